@@ -108,7 +108,7 @@ def test_an_old_option_of_a_trainer_is_the_new_one(old):
 
 
 def test_old_options_of_processes():
-    several = onnxtrain.parallel.Single()
+    several = onnxtrain.distributed.Single()
     with pytest.warns(DeprecationWarning, match="of Trainer is now distributed=") as found:
         made = onnxtrain.Trainer(
             onnxtrain.examples.mlp((4, 3)), loss="mse", parallel=several, shard_states=True, shard_gradients=True

@@ -296,7 +296,7 @@ def test_weights_in_attributes_go_on_learning(tmp_path):
 
 
 def test_another_number_of_classes_is_refused_unless_a_new_head_is_asked_for(iris):
-    with pytest.raises(OptionError, match=r"'logits' of the model tells 5 classes apart, but there are 3; new_head"):
+    with pytest.raises(OptionError, match=r"'logits' of the model is for 5 classes, but there are 3; new_head"):
         OnnxClassifier(mlp((4, 8, 5)), **QUICK).fit(*iris)
     assert OnnxClassifier(mlp((4, 8, 5)), new_head=True, **QUICK).fit(*iris).predict_proba(iris[0]).shape == (150, 3)
     with pytest.raises(OptionError, match=r"'logits' of the model has 5 columns, but y has 1; new_head"):
@@ -317,7 +317,7 @@ def test_what_cannot_be_learned_from_gets_a_sentence(iris):
     with pytest.raises(OptionError, match="classes is None; the first call of partial_fit needs all labels"):
         OnnxClassifier().partial_fit(x, y)
     classifier = OnnxClassifier(**QUICK)
-    with pytest.raises(OptionError, match="is none of the classes"):
+    with pytest.raises(OptionError, match="is not one of the classes"):
         classifier.partial_fit(x, y, classes=np.unique(y)[1:])
     with pytest.raises(ValueError, match=r"only zero weights|at least one non-zero"):  # scikit-learn's own since 1.9
         classifier.partial_fit(x, y, classes=np.unique(y), sample_weight=np.zeros(150))
@@ -325,7 +325,7 @@ def test_what_cannot_be_learned_from_gets_a_sentence(iris):
         classifier.predict(x)
     classifier.partial_fit(x[50:], y[50:], classes=np.unique(y)[1:])
     with pytest.raises(
-        OptionError, match=r"The label 'setosa' in y is none of the classes \['versicolor', 'virginica'\]"
+        OptionError, match=r"The label 'setosa' in y is not one of the classes \['versicolor', 'virginica'\]"
     ):
         classifier.partial_fit(x, y)
     with pytest.raises(OptionError, match=r"classes is \['a', 'b'\], but this classifier was fitted for \['versi"):

@@ -2,6 +2,7 @@ from . import adapters as adapters
 from . import backend as backend
 from . import callbacks as callbacks
 from . import data as data
+from . import distributed as distributed
 from . import errors as errors
 from . import examples as examples
 from . import flower as flower
@@ -52,4 +53,4 @@ from .training.training_model import training_model as training_model
 from .version import __version__ as __version__
 from .weights.ema import EMA as EMA
 from .weights.groups import Group as Group
-from .weights.layer_decay import layer_decay as layer_decay
+from .weights.groups import layer_decay as layer_decay

@@ -12,15 +12,15 @@ import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import Compute, GradientOptions
+from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.gc_pause import gc_paused
-from onnxtrain.losses.base import Loss, TargetKind
-from onnxtrain.losses.joint_loss import Forms, JointLoss
+from onnxtrain.losses.base import Forms, JointLoss, Loss, TargetKind
 from onnxtrain.losses.loss_choice import LossLike, resolve_losses
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.parallel.communicator import Communicator
+from onnxtrain.patterns import Patterns
 from onnxtrain.renamed import warn_renamed
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
@@ -31,8 +31,7 @@ from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.training_info.recipe import Clipping
 from onnxtrain.weights.ema import EMA, choose_ema
 from onnxtrain.weights.groups import Group, listed_groups
-from onnxtrain.weights.parameters import Patterns
-from onnxtrain.weights.untie import untied
+from onnxtrain.weights.ties import untied
 
 
 @checks_arguments
@@ -91,7 +90,7 @@ class Distributed:
 
     Args:
         communicator: The processes that train this model together, each on its part of every batch, such as
-            ``onnxtrain.parallel.MPI()``; ``"mpi"`` makes one.
+            ``onnxtrain.distributed.MPI()``; ``"mpi"`` makes one.
         shard_states: Whether each of N processes keeps an N-th of the optimizer's states, and updates an N-th of the
             weights.
         shard_gradients: Whether each process keeps no more than that share of the gradients, too; with
@@ -111,7 +110,7 @@ class Distributed:
         if isinstance(self.communicator, str):
             if self.communicator != "mpi":
                 raise OptionError(f"distributed is {self.communicator!r}; as text it is 'mpi'.")
-            from onnxtrain.parallel.mpi import MPI
+            from onnxtrain.distributed.mpi import MPI
 
             object.__setattr__(self, "communicator", MPI())
 
@@ -299,7 +298,7 @@ def choose_distributed(given: Distributed | Communicator | str | None) -> Distri
         return given
     if given is not None and not isinstance(given, str) and not hasattr(given, "size"):
         raise OptionError(
-            f"distributed is {given!r}; it needs a communicator such as onnxtrain.parallel.MPI(), "
+            f"distributed is {given!r}; it needs a communicator such as onnxtrain.distributed.MPI(), "
             "onnxtrain.Distributed(...), or 'mpi'."
         )
     return Distributed(given)  # type: ignore[arg-type]
@@ -535,7 +534,7 @@ class TrainingConfig:
     distributed: Distributed = field(
         default_factory=Distributed,
         metadata=_option(
-            "Data-parallel training with other processes: a communicator such as ``onnxtrain.parallel.MPI()``, "
+            "Data-parallel training with other processes: a communicator such as ``onnxtrain.distributed.MPI()``, "
             '``"mpi"``, or :class:`onnxtrain.Distributed`.',
             choose_distributed,
         ),
@@ -557,11 +556,6 @@ class TrainingConfig:
             )
         if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
-        reductions = {part.reduction for _, part in self.loss} if isinstance(self.loss, JointLoss) else set()
-        if len(reductions) > 1 and self.accumulate > 1:
-            raise OptionError(
-                "accumulate adds up micro-batches, but one loss is a mean and another a sum; give them one reduction."
-            )
         _ = self.modes, self.clipping  # which check their own fields
         if self.synchronized and not self.runtime.uses_kernels():
             raise OptionError(

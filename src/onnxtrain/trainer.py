@@ -25,18 +25,17 @@ from onnxtrain.config import (
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.data_names import LABELS, labels_text, names_of_checkpoint, read_names, write_names
 from onnxtrain.data.labels import fewer_labels
+from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, NumericalError, OptionError
+from onnxtrain.executor import Executor
 from onnxtrain.gc_pause import gc_paused
-from onnxtrain.losses.base import TargetKind
+from onnxtrain.losses.base import Forms, TargetKind
 from onnxtrain.losses.heads import Metrics
-from onnxtrain.losses.joint_loss import Forms
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.parallel.communicator import Communicator
-from onnxtrain.parallel.single import Single
 from onnxtrain.renamed import old_attribute
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
@@ -49,7 +48,6 @@ from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.training.formatting import html_facts, plural
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.preparation import prepare
-from onnxtrain.training.steps.steps import Steps
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.weights.ema import EMA
@@ -62,7 +60,7 @@ if TYPE_CHECKING:
     from onnxtrain.callbacks.history import History
     from onnxtrain.callbacks.progress import ProgressLike
     from onnxtrain.data.augmentation import Augment
-    from onnxtrain.metrics.reading import Reading
+    from onnxtrain.metrics.base import MetricInput
     from onnxtrain.schedules.learning_rate import Schedule
     from onnxtrain.training.inference.evaluation import Evaluator
     from onnxtrain.training.run_folder import RunFolder
@@ -111,7 +109,7 @@ class Trainer:
         precision: Number formats of computation, states and weights, :class:`onnxtrain.Precision`, or text:
             ``"bfloat16"``.
         distributed: Data-parallel training with other processes: a communicator such as
-            ``onnxtrain.parallel.MPI()``, ``"mpi"``, or :class:`onnxtrain.Distributed`.
+            ``onnxtrain.distributed.MPI()``, ``"mpi"``, or :class:`onnxtrain.Distributed`.
         runtime: Options of the ONNX Runtime sessions, :class:`onnxtrain.RuntimeOptions`.
         clip_value: Clip every element of the gradients to [-clip_value, clip_value].
         masks: Boolean arrays by parameter name; elements stay zero where a mask is false. See :meth:`set_masks`.
@@ -214,7 +212,7 @@ class Trainer:
             objective = prepare(config, ignoring=False, differentiable=True)
         check_masks(config.masks, objective.shapes, objective.optimizers(config))
         self._hints = objective.hints(config)  # reads weights, which the executor then releases
-        self._executor = _executor(objective, config, values=values)
+        self._executor = _executor_class(config)(objective, config, values)
         self._state = State(self._executor.states, objective, keeps_averages=config.ema is not None)
         for name, average in self._state.averages.items():
             if values is None or average not in values:
@@ -301,10 +299,8 @@ class Trainer:
         The model and the trainable parameters stay the same.
         """
         if config != self.config:
-            before = self._executor
-            objective = before.objective.with_form(config.form).weighting(config.weighted)
-            self._executor = _executor(objective, config, states=self.states)
-            self._executor.go_on_from(before)
+            objective = self._objective.with_form(config.form).weighting(config.weighted)
+            self._executor.change(objective, config)
 
     def _use(self, objective: Objective) -> None:
         """Switch the steps to the targets and weights of an objective."""
@@ -371,7 +367,7 @@ class Trainer:
     @property
     def _prunable(self) -> list[str]:
         """Names of the weights that :func:`onnxtrain.prune` cuts by default: of linear and other such layers."""
-        return self._objective.product_weights
+        return self._objective.matmul_weights
 
     trained = old_attribute("trained", "parameters (live views) or get_weights() (copies)", "_trained")
     weights = old_attribute("weights", "found by onnxtrain.inspect", "_prunable")
@@ -474,7 +470,7 @@ class Trainer:
             raise NumericalError(
                 f"The loss became {loss} at step {step} (learning rate {self.learning_rate:g}); "
                 f"lower the learning rate or clip gradients (clip_norm=1.0). "
-                f"{' '.join(filter(None, (self._executor.origin, hint)))}".strip()
+                f"{' '.join(filter(None, (self._executor.nan_origin, hint)))}".strip()
             )
 
     @checks_arguments
@@ -721,7 +717,7 @@ class Trainer:
             One array per tensor output by name, or the array itself where the model has one output.
 
         Raises:
-            OptionError: `labels` is given, and predictions are neither scores over classes nor yes-or-no logits.
+            OptionError: `labels` is given, and predictions are neither scores over classes nor binary logits.
         """
         if labels:
             from onnxtrain.training.inference.answers import answers
@@ -749,12 +745,12 @@ class Trainer:
             yes [N, 2], as in scikit-learn. By output where several have losses.
 
         Raises:
-            OptionError: Predictions are neither scores over classes nor yes-or-no logits.
+            OptionError: Predictions are neither scores over classes nor binary logits.
         """
         from onnxtrain.training.inference.answers import probabilities
 
-        def found(reading: Reading, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray:
-            return probabilities(reading, scores)
+        def found(metric_input: MetricInput, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray:
+            return probabilities(metric_input, scores)
 
         return self._by_head(data, target, batch_size, ema, "predict_proba", found)
 
@@ -765,7 +761,7 @@ class Trainer:
         batch_size: int,
         ema: bool,
         caller: str,
-        found: Callable[[Reading, np.ndarray, Sequence[str] | None], np.ndarray],
+        found: Callable[[MetricInput, np.ndarray, Sequence[str] | None], np.ndarray],
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
         from onnxtrain.training.inference.answers import check_answers
@@ -777,11 +773,13 @@ class Trainer:
                 f"{caller} needs a loss on targets, which says what predictions are, but the loss is an output."
             )
         for head in heads:
-            check_answers(head.targets.reading, caller)
+            check_answers(head.targets.metric_input, caller)
         dataset = self.open(data, target=target, need_target=False)
         arrays = evaluator.predict(dataset, batch_size, [head.prediction for head in heads])
         labels = self.labels if len(heads) == 1 else None
-        by_head = {head.name: found(head.targets.reading, arrays[str(head.prediction.name)], labels) for head in heads}
+        by_head = {
+            head.name: found(head.targets.metric_input, arrays[str(head.prediction.name)], labels) for head in heads
+        }
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
 
     def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False) -> Evaluator:
@@ -1014,10 +1012,10 @@ class Trainer:
             ModelFile.load(model, folder=self._file.folder).save(path, {})
 
 
-def _executor(objective: Objective, config: TrainingConfig, **given: Any) -> Steps:
-    """Return the steps of one process or of several."""
+def _executor_class(config: TrainingConfig) -> type[Executor]:
+    """Return the executor of one process or of several."""
     if not config.divided:
-        return Steps(objective, config, **given)
-    from onnxtrain.training.steps.choose_steps import steps_of_several  # a process alone does not need them
+        return Executor
+    from onnxtrain.distributed.sharded import executor_class  # one process does not need it
 
-    return steps_of_several(objective, config, **given)
+    return executor_class(config)

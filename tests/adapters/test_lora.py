@@ -235,7 +235,7 @@ def test_rank_stabilized_scale_and_first_values():
         ({"targets": []}, r"targets of Lora is \[\]; it must be a pattern, or a list of some\."),
         (
             {"targets": "nothing"},
-            r"The target 'nothing' matches no layer .* the model has model.embed_tokens, .*adaptable",
+            r"lora_targets='nothing' matches no layer .* the model has model.embed_tokens, .*adaptable",
         ),
         ({"targets": "embed_tokens", "dora": True}, "magnitudes of columns, but 'model.embed_tokens' is a Gather"),
     ],

@@ -1,4 +1,4 @@
-"""Every row of the tables in ``docs/conventions.md`` that is written by hand, operator by operator."""
+"""Every handwritten row of the tables in ``docs/conventions.md``, operator by operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INF, NAN = np.inf, np.nan
 
 @dataclass(frozen=True)
 class Row:
-    """Gradients of one node; the fields are arguments of ``gradients``, and what it has to return."""
+    """Gradients of one node; the fields are arguments of ``gradients``, and its expected result."""
 
     section: str
     operator: str
@@ -160,7 +160,7 @@ ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
     ("Constants", "Attention"): elementwise.test_softmax_of_a_row_that_is_masked_altogether,
     ("Constants", "an x that y does not depend on"): test_what_y_does_not_depend_on_gets_zeros,
 }
-"""Rows that are more than a node and numbers."""
+"""Rows that are more than a node and values."""
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=f"{row.operator}-{i}") for i, row in enumerate(ROWS)])
@@ -173,7 +173,7 @@ def test_gradient_is_as_documented(row: Row) -> None:
 
 
 def documented() -> set[tuple[str, str]]:
-    """(section, operator) of the rows of all tables but the generated one; a row without operators as it is."""
+    """(section, operator) of the rows of all tables but the generated one; a row without operators unchanged."""
     found = set()
     section = ""
     for line in DOCUMENT.read_text(encoding="utf-8").split(BEGIN)[0].splitlines():

@@ -1,4 +1,4 @@
-"""Models that are wrong, or unusual, in ways that ONNX's checker does not see: one sentence, or the right result."""
+"""Invalid or unusual models that pass ONNX's checker: an error of one sentence, or the right result."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def scan_with_an_input_too_few() -> onnx.ModelProto:
 
 
 def scan_without_a_body() -> onnx.ModelProto:
-    """In a function, into which the checker does not look where the format is older than functions are."""
+    """A fault in a function, which the checker ignores in formats older than functions."""
     model = parsed(SCAN)
     model.ir_version = 6  # which has no functions yet
     inner = onnx.helper.make_node("Scan", ["s"], ["z"])

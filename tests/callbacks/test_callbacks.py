@@ -1,4 +1,4 @@
-"""Early stopping as logic, history and log files, and what survives a restart."""
+"""Early stopping, history and log files, and state across restarts."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ from onnxtrain.errors import CheckpointError, OptionError
 
 
 def run(callback, values, name="val_loss", first_epoch=1, weights=None):
-    """Play epochs with these values of one metric; return the state at the end."""
+    """Run epochs with these values of one metric; return the final state."""
     state = TrainingState(epoch=first_epoch, weights={} if weights is None else weights)
     callback.on_fit_begin(state)
     for epoch, value in enumerate(values, first_epoch):
@@ -37,11 +37,11 @@ def test_stops_after_patience_epochs_without_improvement():
     state = run(stopping, [3.0, 2.0, 2.5, 2.0, 1.0])
     assert state.stop
     assert state.epoch == 4
-    assert state.stop_reason == "val_loss has not improved for 2 epochs (best 2 in epoch 2)"  # as people count
+    assert state.stop_reason == "val_loss has not improved for 2 epochs (best 2 in epoch 2)"  # epochs count from 1
     assert (stopping.best, stopping.best_epoch) == (2.0, 2)
 
 
-def test_an_improvement_starts_the_count_again():
+def test_an_improvement_resets_the_count():
     assert not run(EarlyStopping(patience=2), [3.0, 4.0, 2.0, 4.0, 1.0]).stop
 
 
@@ -55,7 +55,7 @@ def test_an_improvement_starts_the_count_again():
         ("score", None, [0.3, 0.2], False),
     ],
 )
-def test_mode_says_which_values_are_good(monitor, mode, values, stops):
+def test_mode_decides_which_values_are_better(monitor, mode, values, stops):
     assert run(EarlyStopping(monitor, patience=1, mode=mode), values, monitor).stop is stops
 
 
@@ -77,7 +77,7 @@ def test_monitors_the_training_loss():
 
 
 @pytest.mark.parametrize("restore_best", [True, False])
-def test_best_weights_come_back(restore_best):
+def test_best_weights_are_restored(restore_best):
     weights = {"w": np.zeros(2)}
     stopping = EarlyStopping(patience=2, restore_best=restore_best)
 
@@ -90,13 +90,13 @@ def test_best_weights_come_back(restore_best):
     assert [array.tolist() for array in stopping.best_weights.values()] == ([[2, 2]] if restore_best else [])
 
 
-def test_what_has_none_of_the_methods_is_no_callback():
+def test_an_object_without_methods_is_refused():
     for wrong, shown in ((print, "not <built-in function print>"), (EarlyStopping, "not the class EarlyStopping")):
         with pytest.raises(OptionError, match=f"one or more of on_fit_begin, .*, {shown}"):
             CallbackList([wrong])
 
 
-def test_a_resumed_early_stopping_goes_on_counting():
+def test_a_resumed_early_stopping_continues_counting():
     first = EarlyStopping(patience=3)
     run(first, [1.0, 2.0, 2.0])
     second = EarlyStopping(patience=3)
@@ -114,17 +114,17 @@ def test_a_resumed_early_stopping_goes_on_counting():
         ({"mode": "low"}, "mode of early stopping is 'low'; it must be 'min', 'max' or None"),
     ],
 )
-def test_arguments_that_cannot_be(arguments, message):
+def test_invalid_arguments(arguments, message):
     with pytest.raises(OptionError, match=message):
         EarlyStopping(**arguments)
 
 
 def test_a_value_that_is_not_measured_is_named():
-    with pytest.raises(OptionError, match="monitors 'f1', but what is measured is loss, val_loss"):
+    with pytest.raises(OptionError, match="monitors 'f1', but the measured values are loss, val_loss"):
         run(EarlyStopping("f1"), [1.0])
 
 
-def test_the_first_reason_to_stop_stays():
+def test_the_first_reason_to_stop_is_kept():
     state = TrainingState()
     state.request_stop("the first")
     state.request_stop("the second")
@@ -147,7 +147,7 @@ def test_callbacks_are_called_in_order():
     assert calls == [(name, hook) for hook in hooks for name in "AB"]
 
 
-def test_records_go_back_to_their_callbacks():
+def test_records_are_restored_to_their_callbacks():
     first = CallbackList([Callback(), History(), EarlyStopping()])
     run(first, [2.0, 3.0])
     record = json.loads(json.dumps(first.record()))

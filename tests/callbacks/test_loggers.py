@@ -1,4 +1,4 @@
-"""Loggers write what a history holds, read back with the packages themselves where these are installed."""
+"""Loggers write the values of a history, read back with their packages where installed."""
 
 import json
 import math
@@ -54,7 +54,7 @@ def test_json_lines_are_complete_after_every_epoch(tmp_path):
     assert seen == [1, 2]
 
 
-def test_json_lines_hold_no_nan_and_go_on_after_a_restart(tmp_path):
+def test_json_lines_hold_no_nan_and_continue_after_a_restart(tmp_path):
     first, state = JsonLinesLogger(tmp_path / "log.jsonl"), TrainingState(epoch=1, loss=math.nan)
     first.on_epoch_end(state)
     second = JsonLinesLogger(tmp_path / "log.jsonl")
@@ -118,7 +118,7 @@ def test_tensorboard(tmp_path):
     assert list(scalars["step/loss"]) == [2, 4, 6, 8]
 
 
-def test_tensorboard_refuses_what_it_cannot_do(tmp_path):
+def test_tensorboard_refuses_invalid_arguments(tmp_path):
     pytest.importorskip("tensorboard", reason="needs onnxtrain[tensorboard]")
     with pytest.raises(OptionError, match="every of TensorBoardLogger is 0; it needs a number of steps of at least 1"):
         TensorBoardLogger(tmp_path, every=0)
@@ -154,14 +154,14 @@ def test_mlflow(mlflow):
     assert mlflow.active_run() is None
 
 
-def test_mlflow_goes_on_with_an_active_run(mlflow):
+def test_mlflow_continues_an_active_run(mlflow):
     logger = MLflowLogger()
     with mlflow.start_run() as run:
         fit(logger)
         assert mlflow.active_run().info.run_id == run.info.run_id == logger.run_id
 
 
-def test_mlflow_says_that_a_training_failed_and_goes_on_with_its_run(mlflow, tmp_path):
+def test_mlflow_marks_a_failed_run_and_continues_it(mlflow, tmp_path):
     logger = MLflowLogger()
     folder = tmp_path / "checkpoints"
     with pytest.raises(RuntimeError, match="broken"):
@@ -184,7 +184,7 @@ def wandb(tmp_path, monkeypatch):
 
 
 def logged(folder):
-    """The values by step in the file of an offline run, which is a log in LevelDB's format of protocol buffers."""
+    """Read the values by step from the file of an offline run: protocol buffers in a LevelDB log."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     (path,) = folder.rglob("run-*.wandb")
@@ -194,7 +194,7 @@ def logged(folder):
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
         place += -place % 32768 if 32768 - place % 32768 < 7 else 0
-        if kind in (1, 4):  # whole, or its last part
+        if kind in (1, 4):  # a whole record, or its last chunk
             record, whole = Record.FromString(whole), b""
             for item in record.history.item:
                 name = item.key or "/".join(item.nested_key)
@@ -220,7 +220,7 @@ def test_wandb(wandb, tmp_path):
     assert list(found["step/loss"]) == [2, 4, 6]
 
 
-def test_wandb_goes_on_with_an_open_run(wandb):
+def test_wandb_continues_an_open_run(wandb):
     run = wandb.init(project="mine")
     logger = WandbLogger()
     fit(logger)

@@ -1,4 +1,4 @@
-"""What a training shows while it runs: in a terminal, in a log, in a notebook, and nothing where nothing is wanted."""
+"""Progress display of a training: in a terminal, in a log, in a notebook, or off."""
 
 import io
 import re
@@ -35,12 +35,12 @@ def test_a_log_gets_a_line_for_every_epoch(asked, capsys):
     assert [bool(re.fullmatch(LINE.format(i), line)) for i, line in enumerate(lines, 1)] == [True, True], lines
 
 
-def test_nothing_is_shown_where_nothing_is_wanted(capsys):
+def test_nothing_is_shown_when_off(capsys):
     fit(epochs=2, progress=False)
     assert capsys.readouterr() == ("", "")
 
 
-def test_something_else_is_refused():
+def test_invalid_options_are_refused():
     with pytest.raises(OptionError, match="progress is 'rich'; it needs 'auto', 'bar', 'notebook', 'lines', True or"):
         fit(progress="rich")
 
@@ -61,10 +61,10 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue())
     assert re.search(r"epoch 2/2 .*━+.* loss [\d.]+  [\d,]+ examples/s  time left 0\.0 s", text)
     assert re.search(LINE.format(2), text)
-    assert "\x1b[?25h" in screen.getvalue()  # the cursor is back
+    assert "\x1b[?25h" in screen.getvalue()  # the cursor is visible again
 
 
-def test_the_bar_is_taken_down_after_an_error(monkeypatch):
+def test_the_bar_is_removed_after_an_error(monkeypatch):
     screen = terminal(monkeypatch)
 
     class Breaks(Callback):
@@ -76,7 +76,7 @@ def test_the_bar_is_taken_down_after_an_error(monkeypatch):
     assert screen.getvalue().rindex("\x1b[?25h") > screen.getvalue().rindex("\x1b[?25l")
 
 
-def test_a_display_of_ones_own_is_the_only_one(capsys):
+def test_a_given_display_replaces_the_default(capsys):
     lines = []
     fit(epochs=3, callbacks=[Progress(Lines(lines.append))])
     assert [line[:9] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
@@ -84,7 +84,7 @@ def test_a_display_of_ones_own_is_the_only_one(capsys):
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])
-def test_a_log_that_is_closed_stops_no_training(error):
+def test_a_closed_log_does_not_stop_training(error):
     def closed(line):
         raise error
 
@@ -97,7 +97,7 @@ def test_without_a_standard_error_nothing_is_shown(monkeypatch):
 
 
 def play(display, monkeypatch, *, epochs, steps, seconds, stop_after=None):
-    """A training without a model, whose steps take some seconds each, and the first one ten times as long."""
+    """Simulate a training whose steps take some seconds each, and the first one ten times as long."""
     clock = [100.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
     shown, state = Progress(display), TrainingState(epochs=epochs, steps_per_epoch=steps)
@@ -118,10 +118,10 @@ def play(display, monkeypatch, *, epochs, steps, seconds, stop_after=None):
     return shown
 
 
-def test_a_long_epoch_says_once_a_minute_how_far_it_is(monkeypatch):
+def test_a_long_epoch_reports_once_a_minute(monkeypatch):
     lines = []
     play(Lines(lines.append), monkeypatch, epochs=2, steps=40, seconds=2.0)
-    # One step was 20 seconds, each of the 79 others takes 2.
+    # The first step took 20 seconds, each of the 79 others takes 2.
     assert lines[0] == "epoch 1/2  step 22 of 80  loss 0.5000  3 examples/s  time left 1 min 56 s"
     assert [line.split("  ")[:2] for line in lines] == [
         ["epoch 1/2", "step 22 of 80"],
@@ -139,13 +139,13 @@ def test_a_long_epoch_says_once_a_minute_how_far_it_is(monkeypatch):
         (1234, None, [*range(1, 101), *range(110, 1001, 10), 1100, 1200, 1234]),
     ],
 )
-def test_of_very_many_epochs_some_get_a_line(epochs, stop_after, numbers, monkeypatch):
+def test_only_some_of_very_many_epochs_get_a_line(epochs, stop_after, numbers, monkeypatch):
     lines = []
     play(Lines(lines.append), monkeypatch, epochs=epochs, steps=1, seconds=0.01, stop_after=stop_after)
     assert [int(re.match(r"epoch +(\d+)/", line).group(1)) for line in lines] == numbers
 
 
-def test_data_without_a_length_have_no_time_left(monkeypatch):
+def test_data_of_unknown_length_show_no_time_left(monkeypatch):
     lines = []
     shown, state = Progress(Lines(lines.append)), TrainingState(epochs=1)
     monkeypatch.setattr(Lines, "interval", 0.0)
@@ -170,7 +170,7 @@ class Handle:
 
 @pytest.fixture
 def handles(monkeypatch):
-    """IPython as far as a notebook's display needs it."""
+    """Fake the parts of IPython that the notebook display uses."""
     found = []
 
     def display(shown, display_id):
@@ -199,12 +199,12 @@ def test_a_notebook_gets_a_bar_and_a_table(handles, monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_notebook_says_why_a_training_stopped(handles, monkeypatch):
+def test_a_notebook_shows_why_a_training_stopped(handles, monkeypatch):
     play(Notebook(), monkeypatch, epochs=5, steps=2, seconds=0.1, stop_after=2)
     assert handles[0].texts[-1] == "2 epochs, 4 steps, 1.3 s, 25 examples/s. Stopped early: loss is good."
 
 
-def test_an_interpreter_that_is_no_notebook_gets_lines(monkeypatch, capsys):
+def test_an_ipython_terminal_gets_lines(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))
     fit(epochs=1)
     assert capsys.readouterr().err.startswith("epoch 1/1  loss ")
@@ -216,7 +216,7 @@ def test_progress_may_differ_when_a_training_is_resumed(tmp_path):
     assert [row["epoch"] for row in rows] == [1, 2]
 
 
-def test_a_display_is_asked_at_its_own_pace(monkeypatch):
+def test_a_display_is_updated_at_its_interval(monkeypatch):
     class Counting(Display):
         interval = 0.5
 
@@ -236,7 +236,7 @@ def test_early_stopping_shows_in_the_last_line(capsys):
     assert [line[:12] for line in capsys.readouterr().err.splitlines()] == ["epoch  1/50 ", "epoch  2/50 "]
 
 
-def test_a_console_of_ones_own_is_used():
+def test_a_given_console_is_used():
     text = io.StringIO()
     fit(epochs=1, callbacks=[Progress(Bar(Console(file=text, width=100)))])
     assert "epoch 1/1  loss" in text.getvalue()

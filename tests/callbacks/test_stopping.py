@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step is finished, a checkpoint written, and the training goes on from there bit for bit."""
+"""Ctrl-C and SIGTERM: the step is finished, a checkpoint written, and the training resumes bit for bit."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ Y = np.arange(20) % 3
 
 
 class Press:
-    """Sends a signal to this process after some steps."""
+    """Send a signal to this process after some steps."""
 
     def __init__(self, step, number=signal.SIGINT):
         self.step, self.number = step, number
@@ -97,7 +97,7 @@ def test_handlers_of_the_program_and_other_threads_are_left_alone():
     def run():
         try:
             trainer().fit(X, Y)
-        except ValueError as error:  # what signal.signal raises outside of the main thread
+        except ValueError as error:  # raised by signal.signal outside the main thread
             failed.append(error)
 
     thread = threading.Thread(target=run)

@@ -1,4 +1,4 @@
-"""Callbacks that watch a value: a lower learning rate against PyTorch's, the best model, resuming."""
+"""Callbacks that monitor a value: the reduced learning rate against PyTorch's, the best model, resuming."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def trainer(rate=0.05):
 
 @pytest.mark.parametrize("delta", [0.0, 0.1])
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_the_rate_falls_where_pytorchs_does(mode, delta):
+def test_the_rate_falls_with_pytorchs(mode, delta):
     torch = pytest.importorskip("torch")
     values = [*RNG.random(30), float("nan"), 0.5, 0.4]
     weight = torch.zeros(1, requires_grad=True)
@@ -71,17 +71,17 @@ def test_the_best_model_is_kept(tmp_path):
     ("options", "message"),
     [
         ({"save_best": "loss"}, "save_best needs the folder of the checkpoints"),
-        ({"save_best": "f1", "checkpoint": "kept"}, "save_best monitors 'f1', but what is measured is loss;"),
+        ({"save_best": "f1", "checkpoint": "kept"}, "save_best monitors 'f1', but the measured values are loss;"),
         ({"callbacks": [ReduceOnPlateau()]}, "reducing on a plateau monitors 'val_loss'"),
     ],
 )
-def test_what_cannot_be_watched(options, message, tmp_path, monkeypatch):
+def test_values_that_cannot_be_monitored(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match=message):
         trainer().fit(X, Y, **options)
 
 
-def test_arguments_of_a_plateau_that_cannot_be():
+def test_invalid_arguments_of_a_plateau():
     for given, message in (
         ({"factor": 1.0}, "factor of reducing on a plateau is 1.0"),
         ({"patience": 0}, "patience of"),
@@ -91,7 +91,7 @@ def test_arguments_of_a_plateau_that_cannot_be():
 
 
 @pytest.mark.parametrize("steps", [10, 37])
-def test_schedules_are_pytorchs(steps):
+def test_schedules_match_pytorch(steps):
     torch = pytest.importorskip("torch")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.2)
     cases = [
@@ -115,7 +115,7 @@ def test_schedules_are_pytorchs(steps):
                 theirs.step()
 
 
-def test_texts_of_the_new_schedules():
+def test_schedules_as_text():
     assert parse_schedule("polynomial(2)", 0.1, total_steps=50) == Polynomial(0.1, 50, 2.0)
     assert parse_schedule("one_cycle", 0.1, total_steps=50) == OneCycle(0.1, 50)
     assert parse_schedule("warmup(0.1)+polynomial", 0.1, total_steps=50) == WarmUp(Polynomial(0.1, 45), 5)

@@ -65,7 +65,7 @@ def test_fit_writes_an_adapter_by_default_and_goes_on_with_one(files, success):
         (("fit", "model.onnx", *LOSS, "--lora", "0"), r"rank of Lora is 0; it must be a whole number"),
         (
             ("fit", "model.onnx", *LOSS, "--lora", "2", "--lora-targets", "q_proj"),
-            r"The target 'q_proj' matches no layer .* model has",
+            r"--lora-targets q_proj matches no layer .* model has",
         ),
         (("fit", "model.onnx", *LOSS, "--lora-alpha", "2"), r"--lora-alpha is for adapters, .* --lora 8"),
         (("fit", "model.onnx", *LOSS, "--dora"), r"--dora is for adapters"),

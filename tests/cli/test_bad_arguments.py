@@ -10,7 +10,7 @@ OPTIONS = [
     Mistake("unknown loss", "no loss 'crossentropy'; use softmax_cross_entropy, .*", fit("--loss", "crossentropy")),
     Mistake(
         "unknown argument of a loss",
-        r"softmax_cross_entropy\(axs.1\)' gives softmax_cross_entropy arguments that it has not; it has class_weights",
+        r"softmax_cross_entropy\(axs.1\)' gives softmax_cross_entropy unknown arguments; it has class_weights",
         fit("--loss", "softmax_cross_entropy(axs=1)"),
     ),
     Mistake(

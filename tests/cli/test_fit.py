@@ -243,7 +243,7 @@ def test_a_logger_without_its_package_is_one_sentence(files, run, monkeypatch, f
 @pytest.mark.parametrize(("flag", "logger"), [("--mlflow", "MLflowLogger"), ("--wandb", "WandbLogger")])
 def test_loggers_are_called(files, success, monkeypatch, flag, logger):
     from onnxtrain import callbacks
-    from onnxtrain.callbacks.loggers import values
+    from onnxtrain.callbacks import loggers
 
     seen = []
 
@@ -253,7 +253,7 @@ def test_loggers_are_called(files, success, monkeypatch, flag, logger):
         def on_epoch_end(self, state):
             seen.append(state.epoch)
 
-    monkeypatch.setattr(values, "needs", lambda *_: None)
+    monkeypatch.setattr(loggers, "needs", lambda *_: None)
     monkeypatch.setattr(callbacks, logger, Fake)
     success(*FIT, "--epochs", "2", flag)
     assert seen == [1, 2]

@@ -13,7 +13,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data import TensorSpec, open_dataset
-from onnxtrain.data.table_columns import in_order
+from onnxtrain.data.naming import in_order
 from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.sklearn import OnnxClassifier
 
@@ -27,7 +27,7 @@ SETTINGS = {"epochs": 2, "batch_size": 7, "progress": False}
 
 
 class Frame:
-    """What pandas and Polars have in common."""
+    """The interface that pandas and Polars share."""
 
     def __init__(self, columns):
         self._columns = {name: np.asarray(values) for name, values in columns.items()}
@@ -362,7 +362,7 @@ def test_estimators_read_frames_by_name(tmp_path):
 
 
 def test_checkpoints_of_other_columns_are_refused(tmp_path):
-    """Where the trainer knows other names already, from the file beside its model."""
+    """The trainer knows other names from the file beside its model."""
     trainer = new_trainer()
     trainer.fit(X, LABELS, checkpoint=tmp_path / "kept", **SETTINGS)
     named = new_trainer()

@@ -11,7 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data import CsvFile, TensorSpec, labels, open_dataset
-from onnxtrain.data import spill_buffer as growing
+from onnxtrain.data import files as array_files
 from onnxtrain.errors import DataError
 from peak_memory import PEAK
 
@@ -134,7 +134,7 @@ def test_columns_go_to_inputs_by_name_and_type(tmp_path):
 
 
 def test_a_file_larger_than_memory_is_mapped(tmp_path, monkeypatch):
-    monkeypatch.setattr(growing, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(array_files, "MEMORY_BYTES", 100)
     monkeypatch.setattr("onnxtrain.data.csv_file._BLOCK_CELLS", 10)
     data = open_dataset(write(tmp_path / "d.csv", table(y=LABELS)), [FEATURES], target="y")
     (batch,) = data.batches(20)
@@ -147,7 +147,7 @@ def test_a_file_larger_than_memory_is_mapped(tmp_path, monkeypatch):
 
 
 def test_texts_of_a_file_larger_than_memory_are_mapped(tmp_path, monkeypatch):
-    monkeypatch.setattr(growing, "MEMORY_BYTES", 30)
+    monkeypatch.setattr(array_files, "MEMORY_BYTES", 30)
     monkeypatch.setattr("onnxtrain.data.csv_file._BLOCK_CELLS", 10)
     monkeypatch.setattr(labels, "_BLOCK", 3)
     names = np.array(["violet", "red", "blue"])[LABELS % 3]
@@ -266,9 +266,9 @@ MEASURE = f"""{PEAK}
 import sys
 import numpy as np
 from onnxtrain.data import TensorSpec, open_dataset
-from onnxtrain.data import spill_buffer as growing
+from onnxtrain.data import files as array_files
 
-growing.MEMORY_BYTES = 2**20
+array_files.MEMORY_BYTES = 2**20
 spec = TensorSpec("input", np.dtype(np.float32), ("N", 100))
 open_dataset(sys.argv[1], [spec], target="y", validate=False)  # imports, blocks
 before = peak()

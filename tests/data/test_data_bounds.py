@@ -64,7 +64,7 @@ IMAGE = TensorSpec("x", np.dtype(np.float32), ("N", 3, 8, 8))
 
 
 def test_pictures_have_a_bound_of_pixels(tmp_path):
-    """What Pillow reads without a word would take 1.9 GB."""
+    """Pillow would read it and take 1.9 GB."""
     for name, size in (("a", (12_000, 12_000)), ("b", (20, 20))):
         (tmp_path / "p" / name).mkdir(parents=True)
         (tmp_path / "p" / name / "1.png").write_bytes(image(size))
@@ -140,7 +140,7 @@ import numpy as np
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data import csv_file
 from onnxtrain.data import files
-from onnxtrain.data import image_folder
+from onnxtrain.data import images
 from onnxtrain.data import parquet_file
 from onnxtrain.data import tar_file
 path, more, target = sys.argv[1], int(sys.argv[2]) * 2**20, sys.argv[3] or None

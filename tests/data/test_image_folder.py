@@ -10,7 +10,7 @@ import pytest
 import onnxtrain
 from onnxtrain import layers
 from onnxtrain.data import ImageFolder, TensorSpec, open_dataset
-from onnxtrain.data import spill_buffer as growing
+from onnxtrain.data import files as array_files
 from onnxtrain.errors import DataError, OptionError
 
 Image = pytest.importorskip("PIL.Image")
@@ -78,7 +78,7 @@ def test_other_sizes_are_stretched_and_turned(folder):
 
 def test_a_folder_larger_than_memory_is_mapped(folder, monkeypatch):
     expected = read(folder, 8, 10, 3).inputs["image"]
-    monkeypatch.setattr(growing, "MEMORY_BYTES", 1000)
+    monkeypatch.setattr(array_files, "MEMORY_BYTES", 1000)
     data = open_dataset(folder, [spec(8, 10, 3)])
     assert isinstance(data._inputs["image"].array.base, np.memmap)
     (batch,) = data.batches(10)
@@ -164,7 +164,7 @@ def test_a_full_disk_is_an_error_of_the_data(folder, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(growing.GrowingArray, "append", full)
+    monkeypatch.setattr(array_files.GrowingArray, "append", full)
     with pytest.raises(DataError, match=r"the folder '.*' cannot be read: No space left on device"):
         read(folder, 8, 10, 3)
 

@@ -9,7 +9,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data import TensorSpec, open_dataset
-from onnxtrain.data import spill_buffer as growing
+from onnxtrain.data import files as array_files
 from onnxtrain.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -43,7 +43,7 @@ def trainer():
 @pytest.mark.parametrize("name", ["d.parquet", "d.arrow"])
 @pytest.mark.parametrize("species", [TEXTS, pa.array(TEXTS).dictionary_encode()], ids=["texts", "categories"])
 def test_training_on_a_file_equals_training_on_its_arrays(tmp_path, name, species, monkeypatch):
-    monkeypatch.setattr(growing, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(array_files, "MEMORY_BYTES", 100)
     path = write(tmp_path / name, **columns(species=species))
     ours, theirs = trainer(), trainer()
     rows = ours.fit(path, target="species", epochs=2, batch_size=5).rows

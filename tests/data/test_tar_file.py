@@ -11,7 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data import TarFile, TensorSpec, open_dataset
-from onnxtrain.data import spill_buffer as growing
+from onnxtrain.data import files as array_files
 from onnxtrain.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -50,7 +50,7 @@ def read(source, spec=SPEC, **options):
 
 @pytest.mark.parametrize("name", ["d.tar", "d.tgz"])
 def test_training_on_a_file_equals_training_on_its_arrays(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(growing, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(array_files, "MEMORY_BYTES", 100)
     path = write(tmp_path / name, arrays())
     ours, theirs = (onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="softmax_cross_entropy") for _ in range(2))
     assert ours.fit(path, epochs=2, batch_size=4).rows == theirs.fit(X, LABELS, epochs=2, batch_size=4).rows

@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-# Messages say which run and which node they are of; Flower's processes are told when they start.
+# Messages name their run and node; Flower's processes get both when they start.
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 

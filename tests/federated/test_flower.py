@@ -296,7 +296,7 @@ def test_a_client_that_diverges_says_so(path):
 
 def test_nothing_learned_is_an_error(path):
     spoil = dict.fromkeys(range(3), BAD["nan"][0])
-    with pytest.raises(DataError, match=r"No client has sent weights that could be averaged in 2 rounds.*NaN"):
+    with pytest.raises(DataError, match=r"No client sent valid weights in 2 rounds.*NaN"):
         _serve(path, LocalGrid(_clients(path), spoil), FedAvg(fraction_evaluate=0))
 
 
@@ -328,7 +328,7 @@ def test_secure_aggregation_gives_the_same_average(path):
 
 
 def test_secure_aggregation_needs_an_average(path):
-    with pytest.raises(OptionError, match=r"secure aggregation hides .* which Krum needs; take FedAvg or FedProx"):
+    with pytest.raises(OptionError, match=r"Secure aggregation hides .* which Krum needs; use FedAvg or FedProx"):
         _serve(path, LocalGrid(_clients(path)), Krum(), secure=True)
 
 
@@ -425,7 +425,7 @@ class TestPrivacy:
     [
         ({"save": "here.onnx"}, "save is 'here.onnx'; it needs an absolute path"),
         ({"rounds": 0}, "rounds is 0; it needs a number of at least 1"),
-        ({"metrics": "accuracy"}, "metrics are measured on validation data"),
+        ({"metrics": "accuracy"}, "Metrics are measured on validation data"),
     ],
 )
 def test_arguments_of_the_server_are_checked(path, arguments, message):

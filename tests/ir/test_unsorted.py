@@ -1,4 +1,4 @@
-"""Graphs whose nodes stand in any order, as some converters write them and ONNX Runtime runs them."""
+"""Graphs with nodes in any order, as some converters write them and ONNX Runtime runs them."""
 
 from __future__ import annotations
 

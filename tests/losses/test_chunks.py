@@ -1,4 +1,4 @@
-"""Losses that compute the logits of many classes a chunk of rows at a time."""
+"""Losses that compute logits of many classes in chunks of rows."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ HEADS = {
     "capped": "p = MatMul(h, head)  q = Div(p, cap)  r = Tanh(q)  logits = Mul(r, cap)",
     "low rank": "p = MatMul(h, head)  a = MatMul(h, a0)  b = MatMul(a, b0)  c = Mul(b, cap)  logits = Add(p, c)",
     "quantized": "w = DequantizeLinear <axis: int = 1> (eight, scale)  logits = MatMul(h, w)",
-    "few bits": f"logits = com.microsoft.MatMulNBits <K: int = {K}, N: int = {V}, bits: int = 4, block_size: int = 16> "
+    "int4": f"logits = com.microsoft.MatMulNBits <K: int = {K}, N: int = {V}, bits: int = 4, block_size: int = 16> "
     "(h, four, of_blocks)",
 }
 
@@ -53,7 +53,7 @@ def model(head, dtype=np.float32, sizes="b, s"):
 
 
 def trained(given, loss, x=X, labels=LABELS, sample_weight=None, steps=2, **options):
-    """The losses of some steps and the parameters after them."""
+    """Return the losses of some steps and the parameters after them."""
     trainer = onnxtrain.Trainer(given, loss=loss, optimizer="sgd(lr=0.5)", **options)
     dtype = np.float64 if given.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.DOUBLE else np.float32
     weights = {} if sample_weight is None else {"sample_weight": sample_weight}
@@ -74,7 +74,7 @@ def assert_same(one, other, **tolerance):
 def test_steps_are_those_of_all_logits_at_once(head, kernels):
     options = onnxtrain.RuntimeOptions(kernels=kernels)
     whole, chunks = (trained(model(head), f"next_token({given})", options=options) for given in ("", "chunk=4"))
-    assert len(whole[1]) >= 1 + (head not in ("quantized", "few bits"))
+    assert len(whole[1]) >= 1 + (head not in ("quantized", "int4"))
     assert_same(chunks, whole, rtol=1e-5, atol=1e-6)
 
 
@@ -116,7 +116,7 @@ def test_weights_of_examples_and_micro_batches():
         assert_same(chunks, whole, rtol=1e-5, atol=1e-6)
 
 
-def test_nothing_counts():
+def test_all_labels_ignored():
     losses, parameters = trained(model("product"), "next_token(chunk=4)", labels=np.full((N, T), -100))
     assert losses == [0.0, 0.0]
     np.testing.assert_array_equal(parameters["head"], trained(model("product"), "next_token", steps=0)[1]["head"])
@@ -142,7 +142,7 @@ def test_adapters_beside_the_head():
 
 
 def dequantized(given):
-    """The model of few bits with its head as a matrix of floats."""
+    """Return the low-bit model with its head dequantized."""
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in given.graph.initializer}
     integers = np.stack([tensors["four"] & 15, tensors["four"] >> 4], -1).reshape(V, 16)
     made = model("product")
@@ -154,21 +154,21 @@ def dequantized(given):
 
 
 @pytest.mark.skipif(not kernels_available(), reason="the native kernels are not installed")
-def test_a_head_of_few_bits_is_read_as_it_is_stored():
-    trainer = onnxtrain.Trainer(model("few bits"), loss="next_token(chunk=4)", optimizer="sgd(lr=0.5)")
+def test_a_low_bit_head_stays_quantized():
+    trainer = onnxtrain.Trainer(model("int4"), loss="next_token(chunk=4)", optimizer="sgd(lr=0.5)")
     trainer.train_step(X.astype(np.float32), LABELS)
     (scan,) = (node for node in trainer._session._steps[0].step.model.graph if node.op_type == "Scan")
-    reading = [node for node in scan.attributes["body"].as_graph() if any(v.name == "four" for v in node.inputs)]
-    assert [(node.domain, node.op_type) for node in reading] == [
+    metric_input = [node for node in scan.attributes["body"].as_graph() if any(v.name == "four" for v in node.inputs)]
+    assert [(node.domain, node.op_type) for node in metric_input] == [
         ("onnxtrain", "MatMulNBits"),
         ("onnxtrain", "MatMulNBitsGradient"),
     ]
-    given = model("few bits")
+    given = model("int4")
     floats, bits = (trained(each, "next_token(chunk=4)", train="w0") for each in (dequantized(given), given))
     assert_same(bits, floats, rtol=1e-5, atol=1e-6)
 
 
-def test_evaluation_and_batches_that_are_filled_up():
+def test_evaluation_and_padded_batches():
     x, labels = np.concatenate([X, X + 1])[:4].astype(np.float32), np.concatenate([LABELS, IDS])[:4]
     for sizes in ("b, s", f"3, {T}"):
         found = []
@@ -186,7 +186,7 @@ import numpy as np, onnxtrain
 from onnx import numpy_helper, parser
 
 def peak():
-    # Not getrusage: what that says begins with the peak of the process that started this one.
+    # Not getrusage: it starts with the peak of the parent process.
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 made = parser.parse_model('<ir_version: 10, opset_import: ["": 18]> f (float[b, s, 16] x) => (float[b, s, 20000] z)'
@@ -203,7 +203,7 @@ print(peak() - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
 def test_memory_falls():
-    """All logits are 41 MB; three times that, without chunks, and a little for 64 rows at once."""
+    """All logits take 41 MB: three times as much without chunks, and little for 64 rows at a time."""
     peaks = []
     for chunk in (None, 64):
         code = MEASURE.format(chunk=chunk)
@@ -213,7 +213,7 @@ def test_memory_falls():
     assert peaks[1] < 0.5 * peaks[0]
 
 
-def test_the_training_model_says_the_same(tmp_path):
+def test_the_training_model_computes_the_same(tmp_path):
     made = onnxtrain.training_model(model("product"), loss="next_token(chunk=4)", optimizer="sgd(lr=0.5)")
     onnx.checker.check_model(made)
     step = onnxtrain.lower(made)
@@ -238,11 +238,11 @@ def test_the_training_model_says_the_same(tmp_path):
         ),
         (
             lambda: onnxtrain.Trainer(_gathered(), loss="next_token(chunk=4)"),
-            "'logits' comes from Gather; it needs a product with a matrix",
+            "'logits' comes from Gather; it needs a linear layer",
         ),
     ],
 )
-def test_what_cannot_be_done_is_said(make, message):
+def test_impossible_chunks_are_refused(make, message):
     with pytest.raises(OptionError, match=message):
         make()
 

@@ -1,4 +1,4 @@
-"""Along which axis labels name classes: what their shape, the model, or data tell of it."""
+"""The class axis of labels: inferred from their shape, the model, or data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FORMS = {
 
 @pytest.mark.parametrize("length", [10, "L"])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_shape_of_the_labels_tells_the_class_axis(form, length):
+def test_the_shape_of_labels_determines_the_class_axis(form, length):
     found = FORMS[form](Trainer(convolution(length=length), loss="softmax_cross_entropy"))
     assert found == pytest.approx(cross_entropy(LOGITS, SEGMENTS, 1), rel=1e-5)
 
@@ -57,14 +57,14 @@ def test_where_both_axes_fit_it_is_the_last_of_rank_3_or_the_one_found_before():
     x, y = SIGNALS[..., :6], SEGMENTS[:, :6]
     declared = Trainer(convolution(), loss="softmax_cross_entropy").train_step(x, y)
     assert declared == pytest.approx(cross_entropy(LOGITS[..., :6], y, 2), rel=1e-5)
-    told = Trainer(convolution(), loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum(0.0))
-    told.train_step(SIGNALS, SEGMENTS)
-    assert told.train_step(x, y) == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
-    assert told.evaluate((x, y))["loss"] == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
+    trainer = Trainer(convolution(), loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum(0.0))
+    trainer.train_step(SIGNALS, SEGMENTS)
+    assert trainer.train_step(x, y) == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
+    assert trainer.evaluate((x, y))["loss"] == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
 
 
-@pytest.mark.parametrize("x", [SIGNALS, SIGNALS[..., :6]], ids=["told", "both fit"])
-def test_a_final_softmax_tells_the_class_axis(x):
+@pytest.mark.parametrize("x", [SIGNALS, SIGNALS[..., :6]], ids=["one axis fits", "both fit"])
+def test_a_final_softmax_determines_the_class_axis(x):
     y = SEGMENTS[:, : x.shape[2]]
     found = evaluate(convolution(final="Softmax<axis = 1>"), (x, y), loss="softmax_cross_entropy")
     assert found["loss"] == pytest.approx(cross_entropy(LOGITS[..., : x.shape[2]], y, 1), rel=1e-5)
@@ -118,7 +118,7 @@ def test_labels_that_fit_no_axis():
         Trainer(convolution(), loss="softmax_cross_entropy").train_step(SIGNALS, SEGMENTS[:, :9])
 
 
-def test_labels_that_are_not_seen_beforehand_need_the_axis():
+def test_labels_of_a_stream_need_the_axis():
     def batches():
         return iter([(SIGNALS, SEGMENTS)])
 
@@ -128,20 +128,20 @@ def test_labels_that_are_not_seen_beforehand_need_the_axis():
     assert found == pytest.approx(cross_entropy(LOGITS, SEGMENTS, 1), rel=1e-5)
 
 
-def test_distributions_along_another_axis_are_told_from_their_sums():
+def test_the_axis_of_distributions_follows_from_their_sums():
     soft = np.moveaxis(RNG.dirichlet(np.ones(6), (4, 10)), -1, 1)
     with pytest.raises(DataError, match="sum to 1 along axis 2; they do along axis 1: give the loss axis=1"):
         Trainer(convolution(), loss="softmax_cross_entropy").fit((SIGNALS, soft))
     Trainer(convolution(), loss="softmax_cross_entropy(axis=1)").fit((SIGNALS, soft))
 
 
-def test_an_axis_that_cannot_be():
+def test_invalid_axes():
     for axis in (0, 3, -3):
         with pytest.raises(OptionError, match=rf"axis is {axis}, but the logits 'y' have rank 3: it is 1 to 2, or"):
             Trainer(convolution(), loss=SoftmaxCrossEntropy(axis=axis))
 
 
-def test_an_output_with_the_time_first_trains_by_steps_and_says_so_otherwise():
+def test_an_output_with_time_first_trains_by_steps_only():
     text = """<ir_version: 8, opset_import: ["": 18]> m (float[N,T,2] x) => (float[T,N,3] y)
         <float[2,3] w = {1, 2, 3, -1, 0.5, 0}> { z = MatMul(x, w)  y = Transpose<perm = [1, 0, 2]>(z) }"""
     x, y = RNG.normal(size=(8, 5, 2)).astype(np.float32), RNG.integers(0, 3, (5, 8))

@@ -1,4 +1,4 @@
-"""Loss functions of one's own: what they are given, what they may return, and which targets they get."""
+"""User-defined loss functions: arguments, results and targets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_a_function_may_write(name):
+def test_valid_functions(name):
     function, expected = FUNCTIONS[name]
     subject = trainer(function, optimizer=onnxtrain.Adam(0.05))
     assert subject.train_step(X, Y) == pytest.approx(expected, rel=1e-5)
@@ -95,13 +95,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_is_no_loss_gets_a_sentence(name):
+def test_invalid_results_are_refused(name):
     function, message = MISTAKES[name]
     with pytest.raises(OnnxTrainError, match=message):
         trainer(function).train_step(X, Y)
 
 
-def test_an_error_of_the_function_comes_through_as_it_is():
+def test_errors_of_the_function_propagate():
     error = LookupError("of my own")
 
     def fails(op, prediction, target):
@@ -125,17 +125,17 @@ COUNTS = RNG.integers(0, 5, (8, 3))
 
 
 def amount(op, prediction, target):
-    """Whose mean the target is: of shape [N]."""
+    """A loss on the mean of each image; targets [N]."""
     return op.ReduceMean((op.ReduceMean(prediction, [1, 2, 3], keepdims=0) - target) ** 2)
 
 
 def corner(op, prediction, target):
-    """The first pixels as numbers of things, of shape [N, 3]."""
+    """A loss on the first pixels as counts; targets [N, 3]."""
     return op.ReduceMean((prediction[:, 0, 0, :3] - op.cast(target, prediction.dtype)) ** 2)
 
 
 def chosen(op, prediction, target):
-    """The images for which the target, of shape [N], is true."""
+    """A loss on the images whose target [N] is true."""
     return op.ReduceMean(op.Where(target[:, None, None, None], prediction**2, 0.0))
 
 
@@ -161,7 +161,7 @@ def test_targets_have_the_shape_and_type_of_the_data(name, way):
     assert WAYS[way](Trainer(MODEL, loss=function), targets) == pytest.approx(expected, rel=1e-5)
 
 
-def test_targets_of_changing_sizes_get_an_open_axis():
+def test_targets_of_changing_sizes_get_a_dynamic_axis():
     builds = []
 
     def counted(op, prediction, target):
@@ -181,7 +181,7 @@ def batches(targets):
     return lambda: iter([(IMAGES, targets)])
 
 
-def test_targets_that_are_not_seen_beforehand_are_declared():
+def test_targets_of_a_stream_are_declared():
     with pytest.raises(DataError, match=r"needs rank 4.* Targets of another shape are declared by CustomLoss\(functio"):
         Trainer(MODEL, loss=lambda op, p, t: op.ReduceMean(p - t)).fit(batches(COUNTS))
     subject = Trainer(MODEL, loss=CustomLoss(corner, shape=("N", 3), dtype="int64"))
@@ -222,7 +222,7 @@ def test_bad_options(options, message):
         trainer(CustomLoss(lambda op, p, t: op.ReduceMean(p), **options))
 
 
-def test_labels_along_the_axis_that_their_shape_tells():
+def test_labels_along_the_inferred_axis():
     text = """<ir_version: 8, opset_import: ["": 18]> m (float[N,2,L] x) => (float[N,6,L] y)
         <float[6,2,1] w = {1, 2, 3, 4, 5, 6, -1, -2, -3, 0, 0.5, 7}> { y = Conv(x, w) }"""
     x, labels = RNG.normal(size=(3, 2, 9)).astype(np.float32), RNG.integers(0, 6, (3, 9))

@@ -24,7 +24,7 @@ RNG = np.random.default_rng(7)
 
 
 def build(loss, prediction: np.ndarray, target: np.ndarray, *, dynamic: bool) -> onnx.ModelProto:
-    """A model of (prediction, target) to (loss, weight)."""
+    """Build a model from (prediction, target) to (loss, weight)."""
     values = []
     for name, array in (("prediction", prediction), ("target", target)):
         shape = [f"{name}_{axis}" if dynamic else size for axis, size in enumerate(array.shape)]
@@ -45,7 +45,7 @@ def log_softmax(z: np.ndarray, axis: int) -> np.ndarray:
 
 
 def cross_entropy(z, t, *, axis=1, weights=None, smoothing=0.0, ignore=None):
-    """The definition, label by label."""
+    """Compute the definition, label by label."""
     z = np.moveaxis(z, axis, -1)
     classes = z.shape[-1]
     weights = np.ones(classes) if weights is None else np.asarray(weights)

@@ -1,4 +1,4 @@
-"""No loss depends on how its data are cut: every loss with every option, by batches and by micro-batches."""
+"""No loss depends on the split of its data: every loss with every option, in batches and micro-batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS, CLASSES, STEPS = 12, 4, 5
 CUTS = (12, 7, 5, 2, 1)
 """Batch sizes; 7 and 5 leave a smaller last batch."""
 
-# The first rows have one class alone, whose weight may be 0, and the next ones are ignored: some batches count nothing.
+# The first rows have a single class, whose weight may be 0; the next ones are ignored. Some batches have weight 0.
 LABELS = np.array([0, 0, 0, 1, 1, 2, 3, 2, 1, 3, 2, 1])
 IGNORED = np.array([0, 0, -100, -100, -100, 2, 3, -100, 1, 3, 2, 1])
 WEIGHTS = np.array([1, 0, 2, 1, 0.5, 3, 1, 1, 0, 1, 2, 1], np.float32)
@@ -87,7 +87,7 @@ NOT_TRIED = {
 
 
 def fits(name, options, targets):
-    """Whether targets go with options: labels to ignore need a loss that ignores them, distributions have none."""
+    """Return whether targets fit options: ignored labels need an ignore_index, distributions have no labels."""
     if targets.dtype.kind == "f":
         return not {"chunk", "ignore_index"} & options.keys()
     if name == "ctc":
@@ -120,7 +120,7 @@ def made(name, options, folder):
     return LOSSES[name](**given)
 
 
-def test_every_loss_and_every_option_is_tried():
+def test_every_loss_and_option_is_covered():
     for name, loss in LOSSES.items():
         assert issubclass(loss, EmbeddingLoss) or name in DATA
         if not issubclass(loss, EmbeddingLoss):
@@ -129,7 +129,7 @@ def test_every_loss_and_every_option_is_tried():
 
 
 def evaluated(name, options, index, weights, folder):
-    """The loss of the whole set, by the size of its batches."""
+    """Return the loss of the whole dataset by batch size."""
     model, x, targets = DATA[name]
     trainer = onnxtrain.Trainer(model(), loss=made(name, options, folder))
     return [trainer.evaluate(x, targets[index], sample_weight=weights, batch_size=size)["loss"] for size in CUTS]
@@ -158,7 +158,7 @@ def stepped(name, options, index, weights, accumulate, folder):
 
 
 def sampled():
-    """Of each loss: nothing given, weights of classes, mixtures, and all options together."""
+    """Return for each loss: defaults, class weights, mixtures, and all options together."""
     wanted = [case for case in cases() if not case.values[1] or len(case.values[1]) > 2]
     return wanted + [
         case for case in cases() if len(case.values[1]) == 1 and {"class_weights", "mix"} & {*case.values[1]}
@@ -183,4 +183,53 @@ def test_micro_batches_of_every_option(tmp_path, name, options, index, weights):
     for accumulate in (2, 3, 5, ROWS):
         found = stepped(name, options, index, weights, accumulate, tmp_path)
         assert found[0] == pytest.approx(value, rel=2e-5)
+        np.testing.assert_allclose(found[1], whole, rtol=2e-5, atol=1e-6)
+
+
+def two_outputs():
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 5, 3] x) => (float[n, 5, 4] words, float[n, 4] kind)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}, int64[1] axis = {1}> {
+            words = MatMul(x, w)  mean = ReduceMean<keepdims=0>(x, axis)  scores = MatMul(mean, w)  kind = Tanh(scores)
+        }""")
+
+
+JOINT = {
+    "labels-ignored": ("next_token", onnxtrain.losses.SoftmaxCrossEntropy(ignore_index=-100, weight=0.5)),
+    "class-weights": (
+        onnxtrain.losses.SoftmaxCrossEntropy(axis=2, ignore_index=-100, class_weights=(1.0, 0.0, 0.5, 3.0)),
+        onnxtrain.losses.Focal(ignore_index=-100, class_weights=(1.0, 2.0, 0.5, 3.0)),
+    ),
+    "sum-beside-mean": (
+        onnxtrain.losses.SoftmaxCrossEntropy(axis=2, ignore_index=-100, reduction="sum", weight=0.1),
+        onnxtrain.losses.SoftmaxCrossEntropy(ignore_index=-100, class_weights={2: 4.0}),
+    ),
+    "sums": (
+        onnxtrain.losses.NextToken(reduction="sum", weight=0.1),
+        onnxtrain.losses.SoftmaxCrossEntropy(ignore_index=-100, reduction="sum"),
+    ),
+    "mean-beside-labels": ("next_token", "mse"),
+}
+
+
+@pytest.mark.parametrize("kind", JOINT)
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighted"])
+def test_micro_batches_of_several_outputs_make_the_step_of_the_whole(kind, weights):
+    words, kinds = JOINT[kind]
+    targets = {"words": WORDS_IGNORED, "kind": NUMBERS if kinds == "mse" else IGNORED}
+
+    def stepped(accumulate):
+        trainer = onnxtrain.Trainer(
+            two_outputs(), loss={"words": words, "kind": kinds}, optimizer="sgd(lr=0.1)", accumulate=accumulate
+        )
+        value = trainer.train_step({"x": SEQUENCES}, targets, weights)
+        history = trainer.fit({"x": SEQUENCES}, targets, batch_size=ROWS, sample_weight=weights, progress=False)
+        return [value, *(history.rows[0][name] for name in ("loss", "words_loss", "kind_loss"))], trainer.get_weights(
+            flat=True
+        )
+
+    value, whole = stepped(1)
+    for accumulate in (2, 3, 5, ROWS):
+        found = stepped(accumulate)
+        np.testing.assert_allclose(found[0], value, rtol=2e-5)
         np.testing.assert_allclose(found[1], whole, rtol=2e-5, atol=1e-6)

@@ -25,7 +25,7 @@ RNG = np.random.default_rng(11)
 
 
 def build(loss, arrays, *, dynamic):
-    """A model of (prediction, target) to the loss, with the gradient for the prediction."""
+    """Build a model from (prediction, target) to the loss and the gradient of the prediction."""
     inputs = []
     for name, array in arrays.items():
         shape = [f"{name}_{axis}" if dynamic else size for axis, size in enumerate(array.shape)]
@@ -100,7 +100,7 @@ def test_focal_on_distributions():
     compare(Focal(1.5, [1.0, 2.0, 1.0]), focal(1.5, [1.0, 2.0, 1.0]), normal(6, 3), target)
 
 
-def test_focal_is_finite_where_all_is_sure():
+def test_focal_is_finite_for_certain_predictions():
     z = np.array([[100.0, -100.0], [-100.0, 100.0]], np.float32)
     for gamma in (0.5, 2.0):
         value, gradient = ours(Focal(gamma), z, np.array([0, 0]))
@@ -168,7 +168,7 @@ def test_triplets(mining, margin):
     compare(Triplet(margin, mining), triplets(margin, mining), normal(7, 4), labels, 1e-4)
 
 
-def test_all_triplets_are_those_of_pytorch():
+def test_all_triplets_match_pytorch():
     z, labels = normal(6, 4), np.array([0, 0, 1, 1, 2, 0])
 
     def of(z, t):
@@ -237,18 +237,18 @@ def test_ctc(reduction, batch_first):
     compare(loss, ctc(reduction, batch_first=batch_first), z, LABELS, 2e-4)
 
 
-def test_ctc_with_another_blank_and_padding_by_it():
+def test_ctc_with_another_blank_as_padding():
     labels = np.where(LABELS < 0, 5, LABELS - 1)
     compare(CTC(blank=5), ctc(blank=5), normal(4, 12, 6), labels, 2e-4)
 
 
-def test_ctc_with_steps_that_do_not_count():
+def test_ctc_with_invalid_steps():
     lengths = np.array([9, 3, 5, 6])
     loss = CTC(input_lengths="lengths")
     compare(loss, ctc(lengths=lengths), normal(4, 9, 5), LABELS, 2e-4, lengths=lengths)
 
 
-def test_ctc_of_what_cannot_be():
+def test_ctc_of_impossible_labels():
     z, labels = normal(2, 3, 4), np.array([[1, 1, 2], [1, 2, -1]])  # the first needs four steps
     assert ours(CTC(), z, labels)[0] == np.inf
     compare(CTC(zero_infinity=True), ctc(zero_infinity=True), z, labels, 2e-4)
@@ -297,7 +297,7 @@ def test_distillation(tmp_path, softmax):
     assert list(student.get_weights()) == ["layer1.weight", "layer1.bias"]
 
 
-def test_distillation_leaves_ignored_labels_out(tmp_path):
+def test_distillation_skips_ignored_labels(tmp_path):
     path = teacher_file(tmp_path)
     x, y = normal(6, 4), np.array([0, 1, 2, -100, -100, 0])
     found = [
@@ -334,7 +334,7 @@ def test_ctc_trains_a_model_that_ends_in_a_softmax(tmp_path):
     assert trainer.train_step(x, LABELS) == pytest.approx(float(expected), rel=1e-4)
     history = trainer.fit(x, LABELS, epochs=20, batch_size=2, validation=(x, LABELS))
     assert history.rows[-1]["val_loss"] < 0.6 * history.rows[0]["val_loss"]
-    step = onnxtrain.lower(trainer.training_model())  # standard operators alone
+    step = onnxtrain.lower(trainer.training_model())  # standard operators only
     assert not {node.domain for node in step.graph.node} - {""}
 
 
@@ -384,7 +384,7 @@ def perceptron(loss, sizes=(4, 3)):
         (
             lambda: recognizing(CTC()).train_step(normal(1, 9, 3), np.array([[1, -1, 2]])),
             DataError,
-            "has a label behind padding at example 0; fill rows up at their end only, with -1 or the blank, 0",
+            "has a label after padding at example 0; pad rows at their end only, with -1 or the blank, 0",
         ),
         (
             lambda: recognizing(CTC()).train_step(normal(1, 9, 3), np.array([[1, 7]])),
@@ -401,7 +401,7 @@ def perceptron(loss, sizes=(4, 3)):
         (lambda: perceptron("distillation(teacher=no.onnx)"), Exception, "no.onnx"),
     ],
 )
-def test_what_does_not_fit(use, error, message):
+def test_mismatches_are_refused(use, error, message):
     with pytest.raises(error, match=message):
         use()
 

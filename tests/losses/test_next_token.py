@@ -1,4 +1,4 @@
-"""The loss of language models: logits at a place are for the word behind it."""
+"""The next-token loss: logits at a position are for the next token."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LABELS = np.where(np.arange(6) < np.array([[6], [4], [2], [6]]), IDS, -100)
 
 
 def model():
-    """Logits that follow from the word itself."""
+    """Return a model whose logits depend on the token itself."""
     made = parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 18]> f (int64[b, s] ids) => (float[b, s, {WORDS}] logits)
         {{ logits = Gather(table, ids) }}"""
@@ -49,7 +49,7 @@ def test_loss_and_metrics(labels, kernels):
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_micro_batches_make_the_step_of_the_whole():
+def test_micro_batches_match_the_whole():
     given, _ = model()
     whole, split = (
         onnxtrain.Trainer(given, loss="next_token", optimizer="sgd(lr=0.5)", accumulate=count) for count in (1, 4)
@@ -58,8 +58,8 @@ def test_micro_batches_make_the_step_of_the_whole():
     np.testing.assert_allclose(split.parameters["table"], whole.parameters["table"], rtol=1e-5, atol=1e-6)
 
 
-def test_predictions_of_no_sequence_are_refused():
-    with pytest.raises(OptionError, match=r"next_token needs logits of shape \[batch, sequence, words\]"):
+def test_predictions_without_a_sequence_axis_are_refused():
+    with pytest.raises(OptionError, match=r"next_token needs logits of shape \[batch, sequence, vocabulary\]"):
         onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="next_token")
     with pytest.raises(OptionError, match="next_token needs an ignore_index"):
         NextToken(ignore_index=None)

@@ -1,4 +1,4 @@
-"""Targets: which values a loss takes, which labels are ignored, and what data decide of it."""
+"""Targets: accepted values, ignored labels, and properties determined by data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ WAYS = {
         ("mean_squared_error", spoilt(SOFT, np.inf), "the target array.* holds inf at example 3"),
     ],
 )
-def test_targets_that_a_loss_has_no_use_for(way, loss, targets, message):
+def test_invalid_targets(way, loss, targets, message):
     with pytest.raises(DataError, match=message):
         WAYS[way](loss, targets)
 
@@ -80,7 +80,7 @@ def test_targets_that_a_loss_has_no_use_for(way, loss, targets, message):
         ("softmax_cross_entropy", np.round(SOFT, 3).astype(np.float16)),
     ],
 )
-def test_targets_that_are_taken(way, loss, targets):
+def test_valid_targets(way, loss, targets):
     WAYS[way](loss, targets)
 
 
@@ -93,7 +93,7 @@ def test_the_binary_loss_of_allowed_targets_is_the_formula():
 
 @pytest.mark.parametrize("bad", [5, -1, -99])
 @pytest.mark.parametrize("way", ["step", "fit", "evaluate", "untrained", "dataset"])
-def test_labels_that_name_no_class(way, bad):
+def test_labels_out_of_range(way, bad):
     labels = np.where(np.arange(12) == 3, bad, LABELS)
     message = rf"label {bad} at example 3, but labels must be 0 to 4 \(5 classes\) or -100, which is ignored"
     with pytest.raises(DataError, match=message):
@@ -106,7 +106,7 @@ def test_labels_of_an_unknown_number_of_classes_are_not_negative():
         check_labels(np.array([0, -2]), None)
 
 
-def test_labels_as_fractions_are_told_to_be_rounded():
+def test_fractional_labels_are_refused_with_advice():
     with pytest.raises(DataError, match=r"has type float64, but the model needs int64: round and convert it first \(a"):
         trainer("softmax_cross_entropy").fit((X, LABELS + 0.5))
 
@@ -118,19 +118,19 @@ def test_targets_of_a_data_set_are_checked_once(monkeypatch):
     assert counted == [12, 5]
 
 
-def test_a_changed_demand_is_checked_again():
+def test_changed_requirements_are_checked_again():
     dataset = ArrayDataset({"input": X}, SOFT * 6)
     dataset.validate()
     with pytest.raises(DataError, match="needs numbers from 0 to 1"):
         dataset.validate(check=DistributionCheck("a loss", 1))
 
 
-def test_a_one_shot_iterator_says_so_for_validation_too():
+def test_a_one_shot_iterator_is_refused_for_validation_too():
     with pytest.raises(DataError, match="one-shot iterator"):
         trainer().fit((X, BINARY), validation=iter([(X, BINARY)]), epochs=2)
 
 
-# --- labels that do not count
+# --- ignored labels
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def _operators(subject: Trainer) -> set[str]:
     return {node.op_type for node in lowered.graph.node}
 
 
-def test_the_text_spends_no_node_on_ignored_labels_that_data_lack():
+def test_the_text_adds_no_nodes_for_ignored_labels_that_data_lack():
     subject = trainer("softmax_cross_entropy", optimizer=onnxtrain.Momentum(0.1))
     subject.fit((X, LABELS))
     assert not {"Equal", "Not"} & _operators(subject)

@@ -1,4 +1,4 @@
-"""Targets as people have them: texts, floats that are whole numbers, one axis too many or too few, tables."""
+"""Targets in users' formats: text, integral floats, one axis too many or too few, tables."""
 
 import copy
 import json
@@ -42,7 +42,7 @@ def trained(y, loss=LOSS, width=3, x=X, **options):
     ],
     ids=["column", "floats", "column of floats", "bytes", "texts", "list", "objects", "column of texts"],
 )
-def test_labels_in_other_forms_are_the_same_labels(y):
+def test_labels_in_other_formats(y):
     expected, rows, _ = trained(LABELS, validation=(X, LABELS), metrics=["accuracy"])
     found, other, _trainer = trained(y, validation=(X, y), metrics=["accuracy"])
     np.testing.assert_array_equal(found, expected)
@@ -54,7 +54,7 @@ def test_labels_in_other_forms_are_the_same_labels(y):
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "huber", "bce"])
-def test_a_column_of_numbers_needs_no_axis_of_its_own(loss):
+def test_a_column_of_values_needs_no_extra_axis(loss):
     y = RNG.random(12).astype(np.float32)
     expected = trained(y[:, None], loss, 1)[0]
     np.testing.assert_array_equal(trained(y, loss, 1)[0], expected)
@@ -66,12 +66,12 @@ def test_a_column_of_numbers_needs_no_axis_of_its_own(loss):
     np.testing.assert_array_equal(one.get_weights(flat=True), two.get_weights(flat=True))
 
 
-def test_fractions_are_no_labels():
+def test_fractions_are_not_labels():
     with pytest.raises(DataError, match="float64"):
         trained(LABELS + 0.5)
 
 
-def test_texts_that_are_no_labels():
+def test_text_that_is_not_a_label():
     trainer = trained(TEXTS)[2]
     assert trainer.labels == ("bird", "cat", "dog")
     with pytest.raises(DataError, match="target 'cow' is none of the labels of this model: 'bird', 'cat', 'dog'"):
@@ -82,8 +82,8 @@ def test_texts_that_are_no_labels():
         trained(TEXTS, loss="mse")
 
 
-def test_labels_that_are_texts_of_numbers_are_numbers_too():
-    """A validation file whose labels all are numbers, beside training data with a word among them."""
+def test_text_labels_of_numbers_match_numbers():
+    """Validate on a file with numbers as labels after training on labels with a word among them."""
     texts = np.array(["7", "n/a", "3"])[LABELS]
     trainer = trained(texts)[2]
     assert trainer.labels == ("3", "7", "n/a")
@@ -94,7 +94,7 @@ def test_labels_that_are_texts_of_numbers_are_numbers_too():
     with pytest.raises(DataError, match=f"target '{LABELS[0]}' is none of the labels of this model: '3', '7', 'n/a'"):
         trainer.evaluate(X, LABELS)
     shares = np.eye(3, dtype=np.float32)[LABELS]
-    assert trainer.train_step(X, shares) > 0  # distributions over the classes stay what they are
+    assert trainer.train_step(X, shares) > 0  # distributions over classes are unchanged
 
 
 def test_texts_after_numbers_are_refused():
@@ -115,7 +115,7 @@ def test_labels_stay_with_the_model_and_the_checkpoint(tmp_path):
     trainer.fit(X, TEXTS, checkpoint=tmp_path / "kept")
     trainer.save(tmp_path / "tuned.onnx")
     assert json.loads((tmp_path / "tuned.labels.json").read_text()) == ["bird", "cat", "dog"]
-    some = TEXTS != "bird"  # of which a map of its own would be another one
+    some = TEXTS != "bird"  # a separate map of these labels would differ
     expected = trainer.evaluate(X[some], LABELS[some], metrics=["accuracy"])
     again = onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS)
     assert again.evaluate(X[some], TEXTS[some], metrics=["accuracy"]) == expected
@@ -130,7 +130,7 @@ def test_labels_stay_with_the_model_and_the_checkpoint(tmp_path):
 
 
 class Frame:
-    """What pandas and Polars have in common."""
+    """The common interface of pandas and Polars."""
 
     def __init__(self, columns):
         self._columns = {name: np.asarray(values) for name, values in columns.items()}
@@ -181,7 +181,7 @@ def test_tables_that_do_not_fit(table, target, message):
         onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS).fit(table, target=target)
 
 
-def test_losses_have_the_names_of_the_field():
+def test_losses_have_common_names():
     for alias, name in ALIASES.items():
         assert resolve_loss(alias) == resolve_loss(name)
         assert name in LOSSES
@@ -190,7 +190,7 @@ def test_losses_have_the_names_of_the_field():
     assert resolve_loss("smooth_l1(delta=2)") == Huber(2.0)
 
 
-def test_class_weights_in_any_form():
+def test_class_weights_in_every_format():
     weights = (1.0, 1.0, 4.0)
     expected = trained(LABELS, SoftmaxCrossEntropy(class_weights=weights))[0]
     assert SoftmaxCrossEntropy(class_weights=np.array(weights)) == SoftmaxCrossEntropy(class_weights=list(weights))
@@ -205,7 +205,7 @@ def test_class_weights_in_any_form():
         SoftmaxCrossEntropy(class_weights={"cat": 1.0})
 
 
-def test_labels_are_in_the_metadata_where_that_is_asked_for(tmp_path):
+def test_labels_are_in_the_metadata_on_request(tmp_path):
     onnx.save(examples.mlp((4, 8, 3)), tmp_path / "model.onnx")
     trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss=LOSS)
     trainer.fit(X, TEXTS)

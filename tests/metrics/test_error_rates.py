@@ -1,4 +1,4 @@
-"""Character and word error rates against a distance that follows its definition, and through trainers."""
+"""Character and word error rates against the definition of the edit distance, and in trainers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def distance(one, other):
-    """Levenshtein's distance by its definition."""
+    """Compute the Levenshtein distance by its definition."""
 
     @functools.cache
     def of(i, j):
@@ -44,7 +44,7 @@ def test_random_distances():
 
 
 def scores(*rows, classes=5):
-    """Scores [N, T, C] whose best classes are these."""
+    """Return scores [N, T, C] with the given best classes."""
     return np.eye(classes, dtype=np.float32)[np.array(rows)] + RANDOM.uniform(0, 0.4, (*np.shape(rows), classes))
 
 
@@ -55,20 +55,20 @@ def rate(metric, *batches):
     return metric.result(state)
 
 
-def test_repetitions_are_merged_and_blanks_left_out():
+def test_repetitions_are_merged_and_blanks_removed():
     assert CharacterErrorRate().decode(scores([0, 1, 1, 0, 1, 2, 2, 0], [3, 3, 3, 3, 3, 3, 3, 3])) == [[1, 1, 2], [3]]
     assert CharacterErrorRate(blank=3).decode(scores([3, 0, 0, 3, 0])) == [[0, 0]]
     assert CharacterErrorRate(time_axis=0).decode(np.moveaxis(scores([0, 1, 2], [2, 2, 0]), 1, 0)) == [[1, 2], [2]]
 
 
-def test_rates_are_of_the_whole_data_set():
+def test_rates_cover_the_whole_dataset():
     first = [[1, 2, 3], [1, 1, -1]], scores([1, 0, 2, 0, 3], [1, 1, 1, 0, 0])  # 0 and 1 edits
     second = [[4, 0, 0]], scores([1, 2, 3, 3, 3])  # 3 edits
     assert rate(CharacterErrorRate(), first, second) == pytest.approx((0 + 1 + 3) / (3 + 2 + 1))
     assert math.isnan(rate(CharacterErrorRate(), ([[-1]], scores([0]))))
 
 
-def test_words_are_what_stands_between_spaces():
+def test_spaces_separate_words():
     truth = [[1, 2, 4, 3, 4, 2, -1]]  # "ab c b"
     found = scores([1, 2, 4, 3, 0, 3, 4, 4, 0, 4, 2])  # "ab cc  b"
     assert rate(WordErrorRate(space=4), (truth, found)) == pytest.approx(1 / 3)
@@ -82,7 +82,7 @@ def test_other_predictions_are_refused():
 
 
 def reader():
-    """Scores [N, 6, 4] of six steps with two numbers each."""
+    """Return a model of scores [N, 6, 4] of six steps with two values each."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
     f (float[n, 6, 2] x) => (float[n, 6, 4] y) { y = MatMul(x, w) }""")
     w = RANDOM.normal(size=(2, 4)).astype(np.float32)
@@ -109,14 +109,14 @@ def test_the_rate_is_measured_by_its_name():
         (
             "cross_entropy",
             "character_error_rate",
-            "for labels in order, as the loss ctc takes them, not for the loss so",
+            "for label sequences, as the loss ctc takes them, not for the loss so",
         ),
         ("ctc", "word_error_rate", r"needs the class of the space .* onnxtrain.metrics.WordErrorRate\(space=1\)"),
         ("ctc", "accuracy", "accuracy needs to know what the predictions are"),
-        ("ctc", "nonsense", "there is no metric 'nonsense': use .*character_error_rate"),
+        ("ctc", "nonsense", "There is no metric 'nonsense': use .*character_error_rate"),
     ],
 )
-def test_what_does_not_fit_is_refused(loss, name, message):
+def test_mismatches_are_refused(loss, name, message):
     trainer = onnxtrain.Trainer(reader(), loss=loss)
     with pytest.raises(OptionError, match=message):
         trainer.evaluate(

@@ -1,4 +1,4 @@
-"""Rules for every metric, found by reflection: scores that are NaN, batches, scikit-learn's values, wrong kinds."""
+"""Rules for every metric, found by reflection: NaN scores, batches, scikit-learn's values, invalid arguments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pytest
 import onnxtrain
 from onnxtrain import examples, losses, metrics
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
-from onnxtrain.metrics.base import NamedMetric
+from onnxtrain.metrics.base import MetricInput, NamedMetric
+from onnxtrain.metrics.choice import metric_for_loss
 from onnxtrain.metrics.error_rates import CharacterErrorRate
 from onnxtrain.metrics.means import BUILT_IN
-from onnxtrain.metrics.reading import Reading
-from onnxtrain.metrics.told import told
 from onnxtrain.metrics.whole_metrics import AVERAGES, WHOLE, WHOLE_NAMES
 from onnxtrain.report.record import large_is_good
 
@@ -36,7 +35,7 @@ PAIRS = [(name, kind) for name in NAMES for kind in reads(name)]
 
 
 def data(kind, seed=0, rows=60):
-    """Targets and scores, with ties."""
+    """Return targets and scores with ties."""
     random = np.random.default_rng(seed)
     scores = random.integers(-3, 4, (rows, 4)).astype(np.float32) / 2
     truth = {
@@ -48,17 +47,17 @@ def data(kind, seed=0, rows=60):
 
 
 def one(name, kind, truth, scores):
-    metric = told(Reading("a loss", kind), name)
+    metric = metric_for_loss(MetricInput("a loss", kind), name)
     return metric.result(metric.update(metric.start(), truth, scores))
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_one_score_that_is_nan_makes_every_metric_nan(name, kind):
+def test_one_nan_score_makes_every_metric_nan(name, kind):
     truth, scores = data(kind)
     assert np.isfinite(one(name, kind, truth, scores)).all()
     scores[41, 2] = np.nan
     assert np.isnan(one(name, kind, truth, scores))
-    metric = told(Reading("a loss", kind), name)
+    metric = metric_for_loss(MetricInput("a loss", kind), name)
     parts = [metric.update(metric.start(), truth[rows], scores[rows]) for rows in np.split(np.arange(60), 4)]
     state = metric.start()
     for part in parts:
@@ -68,9 +67,9 @@ def test_one_score_that_is_nan_makes_every_metric_nan(name, kind):
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 @pytest.mark.parametrize("cuts", [(1,), (30,), (7, 8, 50), tuple(range(1, 60))], ids=["1", "2", "4", "60"])
-def test_every_metric_of_batches_is_that_of_the_whole(name, kind, cuts):
+def test_batches_give_every_metric_of_the_whole(name, kind, cuts):
     truth, scores = data(kind)
-    metric = told(Reading("a loss", kind), name)
+    metric = metric_for_loss(MetricInput("a loss", kind), name)
     state = metric.start()
     for rows in np.split(np.arange(60), cuts):
         part = metric.update(metric.start(), truth[rows], scores[rows])
@@ -79,32 +78,32 @@ def test_every_metric_of_batches_is_that_of_the_whole(name, kind, cuts):
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_no_examples_have_no_value(name, kind):
+def test_no_examples_give_nan(name, kind):
     truth, scores = data(kind)
-    metric = told(Reading("a loss", kind), name)
+    metric = metric_for_loss(MetricInput("a loss", kind), name)
     assert np.isnan(metric.result(metric.start()))
     assert np.all(np.isnan(found := one(name, kind, truth[:0], scores[:0]))) or not np.any(found)
 
 
-def test_nan_at_labels_that_are_ignored_does_not_count():
+def test_nan_at_ignored_labels_is_skipped():
     truth, scores = data("classes")
     truth[5], scores[5] = -100, np.nan
-    reading = Reading("a loss", "classes", ignore_index=-100)
+    metric_input = MetricInput("a loss", "classes", ignore_index=-100)
     for name in ("accuracy", "f1", "top_k(2)", "perplexity"):
-        metric = told(reading, name)
+        metric = metric_for_loss(metric_input, name)
         found = metric.result(metric.update(metric.start(), truth, scores))
         assert found == pytest.approx(one(name, "classes", np.delete(truth, 5), np.delete(scores, 5, 0)))
     words = np.array([[1, -100, 2], [0, 1, 1]])
     logits = np.random.default_rng(0).normal(size=(2, 3, 4))
-    logits[0, 0] = np.nan  # its word is the next one, which is ignored
-    later = told(Reading("next_token", "classes", axis=2, ignore_index=-100, later=1), "accuracy")
+    logits[0, 0] = np.nan  # its target is the next token, which is ignored
+    later = metric_for_loss(MetricInput("next_token", "classes", axis=2, ignore_index=-100, later=1), "accuracy")
     assert np.isfinite(later.result(later.update(later.start(), words, logits)))
     logits[0, 1] = np.nan
     assert np.isnan(later.result(later.update(later.start(), words, logits)))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_functions_of_metrics_know_nan_too(name):
+def test_metric_functions_return_nan_too(name):
     kind = BUILT_IN[name].reads[0]
     truth, scores = data(kind)
     assert np.isfinite(getattr(metrics, name)(truth, scores))
@@ -119,7 +118,7 @@ def nan_model(loss="cross_entropy", **options):
     return trainer
 
 
-def test_a_model_that_gives_nan_has_no_metric_but_nan():
+def test_a_nan_model_has_nan_metrics_only():
     def hits(y_true, y_pred):
         return np.mean(y_pred.argmax(1) == y_true)
 
@@ -178,7 +177,7 @@ CLASSES = {
 
 @pytest.mark.parametrize("case", ["random", "ties", "all alike", "a class is missing", "two classes"])
 @pytest.mark.parametrize("name", CLASSES)
-def test_classes_as_scikit_learn(name, case):
+def test_classes_match_scikit_learn(name, case):
     for seed in range(5):
         random = np.random.default_rng(seed)
         width = 2 if case == "two classes" else 4
@@ -196,12 +195,12 @@ def test_classes_as_scikit_learn(name, case):
         assert found == pytest.approx(CLASSES[name](truth, scores), abs=1e-12), (name, case, seed)
 
 
-def test_equal_scores_are_no_hits_of_top_k():
+def test_ties_are_not_hits_of_top_k():
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 10)), loss="cross_entropy")
     trainer.set_weights({name: np.zeros_like(array) for name, array in trainer.get_weights().items()})
     labels = np.arange(40) % 10
     found = trainer.evaluate(X, labels, metrics="top_k(5),top_k(1)")
-    assert (found["top_5"], found["top_1"]) == (0.5, 0.1)  # as a guess
+    assert (found["top_5"], found["top_1"]) == (0.5, 0.1)  # as guessing
 
 
 QUESTIONS = {
@@ -217,7 +216,7 @@ QUESTIONS = {
 
 @pytest.mark.parametrize("questions", [1, 3])
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_questions_as_scikit_learn(name, questions):
+def test_binary_outputs_match_scikit_learn(name, questions):
     for seed in range(5):
         random = np.random.default_rng(seed)
         truth, scores = random.integers(0, 2, (30, questions)), np.round(random.normal(size=(30, questions)), 1)
@@ -225,7 +224,7 @@ def test_questions_as_scikit_learn(name, questions):
         assert one(name, "binary", truth, scores) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_question_that_nobody_answers_with_yes():
+def test_a_binary_output_without_positives():
     truth, scores = np.zeros((9, 1)), np.arange(9.0)[:, None]
     with pytest.warns(UserWarning, match="No positive class"):
         expected = oracle.average_precision_score(truth, scores)
@@ -245,7 +244,7 @@ NUMBERS = {
 @pytest.mark.parametrize("columns", [0, 1, 2, 5])
 @pytest.mark.parametrize("case", ["random", "scaled", "constant", "constant and right", "one constant column", "zeros"])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_numbers_as_scikit_learn(name, case, columns):
+def test_values_match_scikit_learn(name, case, columns):
     for seed in range(5):
         random = np.random.default_rng(seed)
         shape = (20, columns) if columns else (20,)
@@ -263,7 +262,7 @@ def test_numbers_as_scikit_learn(name, case, columns):
         assert one(name, "numbers", truth, found) == pytest.approx(NUMBERS[name](truth, found), rel=1e-9)
 
 
-def test_r2_of_one_example_is_not_defined_as_in_scikit_learn():
+def test_r2_of_one_example_is_nan_as_in_scikit_learn():
     with pytest.warns(UserWarning, match="R\\^2 score is not well-defined"):
         assert np.isnan(oracle.r2_score([1.0], [2.0]))
     assert np.isnan(one("r2", "numbers", np.ones(1), np.zeros(1)))
@@ -277,7 +276,7 @@ def test_r2_of_several_outputs_is_the_mean_over_them():
 
 
 @pytest.mark.parametrize("bins", [15, 4])
-def test_the_calibration_error_is_that_of_the_calibration_curve(bins):
+def test_the_calibration_error_matches_the_calibration_curve(bins):
     from sklearn.calibration import calibration_curve
 
     random = np.random.default_rng(0)
@@ -295,7 +294,7 @@ def test_the_calibration_error_is_that_of_the_calibration_curve(bins):
     assert one(f"calibration_error({bins})", "classes", labels, several) == pytest.approx(expected)
 
 
-def test_the_confusion_matrix_is_scikit_learns():
+def test_the_confusion_matrix_matches_scikit_learn():
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3), seed=3), loss="cross_entropy")
     said = trainer.predict(X).argmax(1)
     expected = oracle.confusion_matrix(LABELS, said, labels=range(3))
@@ -314,7 +313,7 @@ def test_the_confusion_matrix_is_scikit_learns():
         metrics.confusion_matrix([0], [[np.nan, 1.0]])
 
 
-def test_weights_of_examples_do_not_weigh_metrics():
+def test_sample_weights_do_not_affect_metrics():
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="cross_entropy")
     plain = trainer.evaluate(X, LABELS, metrics="accuracy,f1,auc")
     weighed = trainer.evaluate(X, LABELS, metrics="accuracy,f1,auc", sample_weight=np.arange(40.0))
@@ -343,7 +342,7 @@ def test_probabilities_and_labels_of_classes(ending):
     assert trainer.predict(X, labels=True).tolist() == names[raw.argmax(1)].tolist()
 
 
-def test_probabilities_and_labels_of_questions():
+def test_probabilities_and_labels_of_binary_outputs():
     for width in (1, 3):
         trainer = onnxtrain.Trainer(examples.mlp((4, 8, width)), loss="bce")
         raw = trainer.predict(X).astype(np.float64)
@@ -355,13 +354,13 @@ def test_probabilities_and_labels_of_questions():
 
 
 @pytest.mark.parametrize("ask", [lambda t: t.predict_proba(X), lambda t: t.predict(X, labels=True)])
-def test_numbers_have_no_probabilities(ask):
+def test_values_have_no_probabilities(ask):
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="mse")
-    with pytest.raises(OptionError, match="needs scores over classes, or yes-or-no logits, but with the loss mean_sq"):
+    with pytest.raises(OptionError, match="needs scores over classes, or binary logits, but with the loss mean_sq"):
         ask(trainer)
 
 
-# --- functions of a user's own, names
+# --- user-defined functions, names
 
 
 def test_a_function_sees_all_data_at_once():
@@ -394,13 +393,13 @@ def test_a_function_sees_all_data_at_once():
         ("", []),
     ],
 )
-def test_texts_list_several_metrics(given, expected):
+def test_text_lists_several_metrics(given, expected):
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="cross_entropy")
     assert list(trainer.evaluate(X, LABELS, metrics=given)) == ["loss", *expected]
     assert expected == [] or trainer.fit(X, LABELS, validation=0.2, metrics=given, progress=False).rows
 
 
-def test_the_names_of_other_libraries_are_the_same_metrics():
+def test_names_of_other_libraries_are_aliases():
     for one_name, other in {"mape": "mean_absolute_percentage_error", "mae": "mean_absolute_error"}.items():
         assert one(one_name, "numbers", *data("numbers")) == one(other, "numbers", *data("numbers"))
     for one_name, other in {"ece": "calibration_error", "f1_score": "f1", "roc_auc": "auc", "acc": "accuracy"}.items():
@@ -410,9 +409,9 @@ def test_the_names_of_other_libraries_are_the_same_metrics():
 @pytest.mark.parametrize(
     ("wrong", "right"), [("acuracy", "accuracy"), ("f1-score", "f1_score"), ("AUC", "auc"), ("calibraton", "calib.*")]
 )
-def test_a_wrong_name_is_answered_with_the_nearest_right_one(wrong, right):
+def test_a_wrong_name_suggests_the_nearest_one(wrong, right):
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="cross_entropy")
-    with pytest.raises(OptionError, match=f"there is no metric '{wrong}': use accuracy, .* The nearest is '{right}'"):
+    with pytest.raises(OptionError, match=f"There is no metric '{wrong}': use accuracy, .* The nearest is '{right}'"):
         trainer.evaluate(X, LABELS, metrics=wrong)
 
 
@@ -435,22 +434,22 @@ def test_two_metrics_of_one_name_are_an_error(twice):
         (lambda t: 0.0, r"function '<lambda>' takes the arguments \(t\); it is called with two"),
         (lambda t, p: None, "function '<lambda>' returned None; it needs to return one number"),
         (lambda t, p: p, r"returned an? ndarray of shape .40, 3.; it needs"),
-        (CharacterErrorRate, r"the metric is the class CharacterErrorRate; give an object: CharacterErrorRate\(\)"),
+        (CharacterErrorRate, r"The metric is the class CharacterErrorRate; give an object: CharacterErrorRate\(\)"),
         ("f1(average=samples)", r"average is samples in 'f1\(average=samples\)'; it is macro, micro, weighted"),
-        ("auc(3)", r"'auc\(3\)' gives the metric auc arguments that it has not; it takes no arguments"),
-        ("f1(k=3)", "gives the metric f1 arguments that it has not; it takes average alone"),
+        ("auc(3)", r"'auc\(3\)' gives the metric auc unknown arguments; it takes no arguments"),
+        ("f1(k=3)", "gives the metric f1 unknown arguments; it takes average alone"),
         ("calibration_error(none)", r"needs a number of bins of at least 1, as in 'calibration_error\(15\)'"),
         (3, "metrics is an int 3; give names such as 'accuracy,f1'"),
-        ([[1]], "a metric is a name or a function of .* not a list"),
+        ([[1]], "A metric is a name or a function of .* not a list"),
     ],
 )
-def test_what_is_no_metric_is_refused(given, message):
+def test_invalid_metrics_are_refused(given, message):
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="cross_entropy")
     with pytest.raises(OptionError, match=message):
         trainer.evaluate(X, LABELS, metrics=given)
 
 
-def test_batches_that_do_not_join_are_refused_for_functions_alone():
+def test_batches_of_different_shapes_are_refused_for_functions_only():
     metric = metrics.resolve_metric(lambda t, p: 0.0)
     state = metric.update(metric.start(), np.ones((2, 3)), np.ones((2, 3)))
     state = metric.merge(state, metric.update(metric.start(), np.ones((2, 4)), np.ones((2, 4))))
@@ -458,7 +457,7 @@ def test_batches_that_do_not_join_are_refused_for_functions_alone():
         metric.result(state)
 
 
-# --- wrong kinds
+# --- invalid arguments
 
 KINDS_OF_VALUES = {
     "none": None,
@@ -530,8 +529,8 @@ ARGUMENTS = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("argument", ARGUMENTS)
-def test_wrong_kinds_get_sentences(argument):
-    """Whatever comes in, either works, or ends in an error of this package with a sentence."""
+def test_invalid_arguments_raise_this_package_s_errors(argument):
+    """Any argument either works or raises an error of this package with a sentence."""
     sentences = []
     for kind, value in KINDS_OF_VALUES.items():
         with warnings.catch_warnings():
@@ -540,10 +539,10 @@ def test_wrong_kinds_get_sentences(argument):
                 ARGUMENTS[argument](value)
             except OnnxTrainError as error:
                 sentences.append((kind, str(error)))
-    assert [told for told in sentences if not told[1].endswith((".", ")")) or "defect" in told[1]] == []
+    assert [sentence for sentence in sentences if not sentence[1].endswith((".", ")")) or "defect" in sentence[1]] == []
 
 
-def test_a_metric_object_is_measured_as_it_is():
+def test_a_metric_object_is_used_unchanged():
     metric = metrics.resolve_metric(CharacterErrorRate())
     assert isinstance(metric, NamedMetric)
     assert metric.name == "character_error_rate"
@@ -574,14 +573,14 @@ def test_several_outputs_have_labels_and_probabilities_by_name():
         trainer.evaluate(X, targets, metrics={"kind": loss})
 
 
-def test_save_best_knows_of_every_name_whether_large_is_good():
+def test_save_best_knows_the_direction_of_every_metric():
     small = {"perplexity", "calibration_error", "ece", "expected_calibration_error", "confusion_matrix"}
     small |= BUILT_IN.keys() - {"accuracy"}
     for name in [*WHOLE_NAMES, *BUILT_IN, "acc", "mape", "cer", "wer", "top_5"]:
         assert large_is_good(f"val_{name}") == (name not in small | {"mape", "cer", "wer"}), name
 
 
-def test_labels_may_be_whole_numbers_as_floats():
+def test_labels_may_be_integral_floats():
     truth, scores = data("classes")
     assert one("f1", "classes", truth.astype(np.float32), scores) == one("f1", "classes", truth, scores)
     with pytest.raises(DataError, match="class indices must be integers"):

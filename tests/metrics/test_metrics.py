@@ -1,4 +1,4 @@
-"""Metrics against independent formulas, scikit-learn and PyTorch, and how means of batches combine."""
+"""Metrics against independent formulas, scikit-learn and PyTorch, and combined means of batches."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_accuracy_of_one_column(shape, truth_shape):
     assert metrics.accuracy(truth, np.array([-2.0, 0.1, 0.4, 0.3]).reshape(shape), threshold=0.0) == 0.75
 
 
-def test_accuracy_leaves_ignored_labels_out():
+def test_accuracy_skips_ignored_labels():
     scores = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     assert metrics.accuracy(np.array([0, -1, 0]), scores, ignore_index=-1) == 0.5
     assert math.isnan(metrics.accuracy(np.array([-1, -1, -1]), scores, ignore_index=-1))
@@ -144,11 +144,11 @@ def test_a_column_does_not_broadcast_against_a_vector():
         ),
         (
             lambda: metrics.mean_squared_error(np.zeros(3), np.zeros(4)),
-            r"targets of shape \(3,\) do not fit predictions of shape \(4,\)\.",
+            r"Targets of shape \(3,\) do not fit predictions of shape \(4,\)\.",
         ),
         (
             lambda: metrics.softmax_cross_entropy(np.zeros(3, int), np.zeros(3)),
-            r"predictions of shape \(3,\) have no axis 1 for the classes",
+            r"Predictions of shape \(3,\) have no axis 1 for the classes",
         ),
         (
             lambda: metrics.softmax_cross_entropy(np.array([0, 5]), np.zeros((2, 3))),
@@ -156,11 +156,11 @@ def test_a_column_does_not_broadcast_against_a_vector():
         ),
         (
             lambda: metrics.softmax_cross_entropy(np.array([0]), np.zeros((1, 3)), class_weights=[1, 2]),
-            r"there are 2 class weights for 3 classes",
+            r"There are 2 class weights for 3 classes",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(call, message):
+def test_mismatches_are_refused(call, message):
     with pytest.raises(DataError, match=message):
         call()
 
@@ -198,9 +198,9 @@ def test_any_function_is_a_metric():
     assert metric(np.array([1.0, 2.0]), np.array([1.0, 5.0])) == 3.0
 
 
-def test_a_metric_that_does_not_exist():
+def test_an_unknown_metric():
     with pytest.raises(
-        OptionError, match=r"there is no metric 'accurac': use accuracy, softmax_.*huber.* The nearest is 'accuracy'"
+        OptionError, match=r"There is no metric 'accurac': use accuracy, softmax_.*huber.* The nearest is 'accuracy'"
     ):
         resolve_metric("accurac")
     with pytest.raises(OptionError, match="not an int 3"):
@@ -236,7 +236,7 @@ def test_mean_accumulator():
     assert math.isnan(mean.value)
 
 
-# --- metrics read what the loss says that predictions are
+# --- metrics follow the loss's meaning of predictions
 
 
 def _trainer(loss, columns=5, **options):
@@ -257,7 +257,7 @@ def test_accuracy_of_binary_columns_counts_each_of_them(random, columns, dtype):
         assert trainer.evaluate((x, truth.astype(dtype)), metrics=[metric])["accuracy"] == pytest.approx(expected)
 
 
-def test_accuracy_of_several_columns_by_itself(random):
+def test_accuracy_of_several_columns_alone(random):
     truth, scores = random.random((30, 4)) > 0.4, random.random((30, 4))
     expected = np.mean((scores > 0.5) == truth)
     assert metrics.accuracy(truth, scores) == pytest.approx(expected)
@@ -308,7 +308,7 @@ def _squared(op, prediction, target):
     return op.ReduceMean((prediction - target) ** 2)
 
 
-def test_metrics_of_a_loss_of_ones_own(random):
+def test_metrics_of_a_user_defined_loss(random):
     x, truth = random.normal(size=(6, 4)), (random.random((6, 5)) > 0.5).astype(np.float32)
     scores = _trainer(_squared).predict(x)
     found = _trainer(_squared).evaluate((x, truth), metrics=["mean_squared_error"])

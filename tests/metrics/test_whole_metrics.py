@@ -1,4 +1,4 @@
-"""Metrics of whole data sets against scikit-learn, whatever the batches are."""
+"""Metrics of whole datasets against scikit-learn, for any batches."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ CLASSES = {
 
 @pytest.mark.parametrize("batch_size", [7, 40])
 @pytest.mark.parametrize("metric", CLASSES)
-def test_of_several_classes(metric, batch_size):
+def test_several_classes(metric, batch_size):
     found, z, name = measured(metric, "cross_entropy", LABELS, 3, batch_size)
     assert found == pytest.approx(CLASSES[metric](LABELS, z), abs=1e-6)
     assert name == metric.replace("top_k(2)", "top_2")
@@ -58,13 +58,13 @@ TWO = {
 
 
 @pytest.mark.parametrize("metric", TWO)
-def test_of_two_classes_the_second_is_the_positive_one(metric):
+def test_the_second_of_two_classes_is_positive(metric):
     found, z, _ = measured(metric, "cross_entropy", LABELS % 2, 2)
     assert found == pytest.approx(TWO[metric](LABELS % 2, z), abs=1e-6)
 
 
 def averaged(score):
-    """One question is one number; several are averaged."""
+    """Average the scores of several binary outputs."""
     return lambda t, z: score(t, z > 0, average="macro" if t.shape[1] > 1 else "binary")
 
 
@@ -80,13 +80,13 @@ QUESTIONS = {
 
 @pytest.mark.parametrize("questions", [1, 3])
 @pytest.mark.parametrize("metric", QUESTIONS)
-def test_of_questions_one_by_one(metric, questions):
+def test_binary_outputs(metric, questions):
     y = RNG.integers(0, 2, (40, questions))
     found, z, _ = measured(metric, "bce", y.astype(np.float32), questions)
     assert found == pytest.approx(QUESTIONS[metric](y, z), abs=1e-6)
 
 
-def test_of_numbers():
+def test_values():
     y = RNG.normal(size=40).astype(np.float32)
     found, z, _ = measured("r2", "mse", y, 1)
     assert found == pytest.approx(oracle.r2_score(y, z), abs=1e-6)
@@ -94,7 +94,7 @@ def test_of_numbers():
     assert (found, name) == (pytest.approx(oracle.mean_absolute_error(y, z[:, 0]), abs=1e-6), "mae")
 
 
-def test_ties_and_classes_that_do_not_occur():
+def test_ties_and_absent_classes():
     from onnxtrain.metrics.whole_metrics import WHOLE, Predictions
 
     scores, truth = RNG.integers(0, 3, (30, 1)).astype(float), RNG.integers(0, 2, (30, 1))
@@ -111,7 +111,7 @@ def test_ties_and_classes_that_do_not_occur():
     assert WHOLE["f1"].finish(kept) == pytest.approx(oracle.f1_score(few, z.argmax(1), **ONE))
 
 
-def test_labels_that_are_ignored_do_not_count():
+def test_ignored_labels_are_skipped():
     y = np.where(np.arange(40) % 4 == 0, -100, LABELS)
     for metric in ("f1", "perplexity", "auc"):
         found, z, _ = measured(metric, "cross_entropy", y, 3)
@@ -133,9 +133,9 @@ def test_one_name_needs_no_list():
             "cross_entropy",
             "metric r2 is for numbers, but with the loss softmax_cross_entropy predictions are sco",
         ),
-        ("f1", "mse", "metric f1 is for scores over classes or independent yes-or-no logits, but with the loss mean_s"),
+        ("f1", "mse", "metric f1 is for scores over classes or independent binary logits, but with the loss mean_s"),
         ("top_k(none)", "cross_entropy", r"'top_k\(none\)' needs a number of classes of at least 1"),
-        ("f2", "cross_entropy", r"there is no metric 'f2': use accuracy, .*, f1, .* top_k"),
+        ("f2", "cross_entropy", r"There is no metric 'f2': use accuracy, .*, f1, .* top_k"),
     ],
 )
 def test_metrics_that_do_not_fit(metric, loss, message):

@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.limits import newest_opset
+from onnxtrain.model_file.validity import newest_opset
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 
@@ -382,7 +382,7 @@ ATTRIBUTES = ({}, {"value_float": 0.5}, FLOATS | {"targets": 2}, FLOATS | {"post
 
 @pytest.mark.parametrize("attributes", ATTRIBUTES, ids=["none", "half", "linear", "not UTF-8"])
 def test_nodes_without_inputs_or_outputs(attributes: dict[str, object]) -> None:
-    """What looks for weights runs before the checker, so it takes nodes of every operator as they come."""
+    """The search for weights runs before the checker, so it accepts invalid nodes."""
     operators = sorted({(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas()})
     for domain, operator in operators:
         for inputs, outputs in (([], []), (["x"], []), ([], ["y"])):

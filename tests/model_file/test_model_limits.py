@@ -1,4 +1,4 @@
-"""What a model says about sizes, text and places is looked at before memory is taken: each mistake is one sentence."""
+"""Sizes, text and locations in a model are checked before memory is allocated: each mistake is one sentence."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ print(peak() - before, time.process_time() - began)
 
 
 def measured(path: Path, *flags: str) -> tuple[str, float, float]:
-    """What loading a file says, and the bytes and seconds that it takes."""
+    """The message of loading a file, and the bytes and seconds that it takes."""
     done = subprocess.run(
         [sys.executable, "-c", _MEASURED, str(path), *flags], capture_output=True, text=True, check=False
     )

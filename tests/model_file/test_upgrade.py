@@ -13,7 +13,7 @@ from model_examples import rich_model
 from onnx import ModelProto, helper, numpy_helper, parser
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.skeleton import default_opset
+from onnxtrain.model_file.proto import default_opset
 from onnxtrain.model_file.upgrade import upgrade_opset
 
 TARGET = 18

@@ -307,4 +307,4 @@ def test_a_node_in_a_subgraph():
     )  # fmt: skip
     proto = model("y = Mul(x, x) dx = Identity(y)", "bool c, float[3] x")
     proto.graph.node[1].CopyFrom(helper.make_node("If", ["c"], ["dx"], then_branch=body, else_branch=body))
-    refused(proto, "The Gradient node 'deep' stands in a subgraph or a function")
+    refused(proto, "The Gradient node 'deep' is in a subgraph or a function")

@@ -74,7 +74,7 @@ def test_the_graph_of_a_session_carries_no_description():
 
 
 def test_no_step_graph_and_a_later_version():
-    with pytest.raises(ModelError, match=r"is no step graph: its metadata has no 'onnxtrain.step'"):
+    with pytest.raises(ModelError, match=r"is not a step graph: its metadata has no 'onnxtrain.step'"):
         Description.read({})
     later = json.dumps({"version": 2, "feeds": {}, "states": {}, "loss": None})
     with pytest.raises(ModelError, match="has version 2 and this onnxtrain reads version 1"):

@@ -141,7 +141,7 @@ def test_a_state_that_somebody_reads_is_rounded_beside_the_update():
 def test_browsers_have_no_such_type():
     model = trainer(onnxtrain.Adam(0.01)).training_model()
     with pytest.raises(
-        OptionError, match="states, or weights, are bfloat16, which ONNX Runtime's WebGPU provider has not"
+        OptionError, match="states, or weights, are bfloat16, which ONNX Runtime's WebGPU provider lacks"
     ):
         onnxtrain.passes.lower.lower(model, portable="webgpu")
 

@@ -7,8 +7,8 @@ import pytest
 from onnx import parser
 
 import onnxtrain
+from onnxtrain.distributed import Single
 from onnxtrain.errors import StepError
-from onnxtrain.parallel import Single
 from onnxtrain.runtime.all_reduce import all_reducing
 
 

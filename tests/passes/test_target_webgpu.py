@@ -123,5 +123,5 @@ def test_models_of_float64_are_refused():
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
         g (double[N,2] x) => (double[N,2] y) <double[2,2] w = {1.0, 2.0, 3.0, 4.0}> { y = MatMul(x, w) }""")
     training = onnxtrain.training_model(model, loss="mean_squared_error", optimizer=onnxtrain.Momentum())
-    with pytest.raises(OptionError, match="is float64, which WebGPU has not; convert the model to float32"):
+    with pytest.raises(OptionError, match="is float64, which WebGPU lacks; convert the model to float32"):
         onnxtrain.lower(training, portable="webgpu")

@@ -1,4 +1,4 @@
-"""What is pruned and sparsified by default: what multiplies data, whatever its rank."""
+"""Weights that are pruned and sparsified by default: those that multiply data, of any rank."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.pruning.fresh import fresh_values
-from onnxtrain.weights.of_products import product_weights
-from onnxtrain.weights.rule import PRODUCTS
+from onnxtrain.weights.masks import matmul_weights
+from onnxtrain.weights.readers import LINEAR
 
 # The operator that reads w, the shape of w, and whether it is a weight.
 READERS = {
@@ -93,11 +93,11 @@ def model(text: str, shape: tuple[int, ...]) -> onnx.ModelProto:
 def test_the_operator_decides(reader):
     text, shape, expected = READERS[reader]
     working = infer_shapes(ir.from_proto(model(text, shape)))
-    assert product_weights(working, ["w"]) == (["w"] if expected else [])
+    assert matmul_weights(working, ["w"]) == (["w"] if expected else [])
 
 
 def test_products_are_operators_of_their_domains():
-    for (domain, operator), inputs in PRODUCTS.items():
+    for (domain, operator), inputs in LINEAR.items():
         assert inputs
         if not domain:
             schema = onnx.defs.get_schema(operator)

@@ -74,11 +74,11 @@ EXPONENT = "exponent of Pow"
 OPEN = "neither its use nor its name says that it is learned"
 FILL = "ones, zeros or another single value that an exporter wrote"
 PREPROCESSING = "mean or deviation of preprocessing"
-EVEN = "a table of positions: its values rise evenly"
+EVEN = "a position table: its values are evenly spaced"
 HUGE = "a mask: it holds infinite or huge values"
-NAMED = "a table of positions, by its name"
-COLUMNS = "a table of positions: its columns are sines and cosines"
-ANGLES = "a table of positions: only sines and cosines of it are used"
+NAMED = "a position table, by its name"
+COLUMNS = "a position table: its columns are sines and cosines"
+ANGLES = "a position table: only its sines and cosines are used"
 SCALE, SHIFT = "y = Mul(x, @)", "y = Add(x, @)"
 ATTENTION = "t = Transpose<perm = [0, 2, 1]>(x); s = MatMul(x, t); m = Add(s, @); p = Softmax(m); y = MatMul(p, x)"
 EMBEDDED = "e = Gather(@, ids); y = Add(x, e)"
@@ -86,7 +86,7 @@ TURNED = "c = Gather(@, ids); n = Neg(x); z = Mul(n, c); y = Add(x, z)"
 TURN = "c = Cos(f); s = Sin(f); y = Concat<axis = 2>(c, s)"
 PAIR = "p = Cast<to = 1>(ids); q = Unsqueeze(p, last); f = {product}(q, @); " + TURN
 ROTARY = "y = com.microsoft.RotaryEmbedding<num_heads = 1, rotary_embedding_dim = 8>(x, ids, {caches})"
-HIDING = "a mask: it holds zeros and values that hide places"
+HIDING = "a mask: it holds zeros and values that hide positions"
 CUT = {"a": np.array([0]), "b": np.array([6]), "c": np.array([1])}
 NORM = "n = InstanceNormalization(x, b, b); y = {}(n, @)"
 TANH = "t = Tanh(x); y = {}(t, @)"
@@ -191,7 +191,7 @@ CASES = {
         RNG.normal(size=(POSITIONS, 4)),
         ROTARY.format(caches="@, sines"),
         False,
-        "a table of positions: cosines of RotaryEmbedding",
+        "a position table: cosines of RotaryEmbedding",
         {"sines": RNG.normal(size=(POSITIONS, 4))},
     ),
     "sines of RotaryEmbedding": Case(
@@ -199,7 +199,7 @@ CASES = {
         RNG.normal(size=(POSITIONS, 4)),
         ROTARY.format(caches="cosines, @"),
         False,
-        "a table of positions: sines of RotaryEmbedding",
+        "a position table: sines of RotaryEmbedding",
         {"cosines": RNG.normal(size=(POSITIONS, 4))},
     ),
     # Constants by their use, whatever they are called.
@@ -361,7 +361,7 @@ CASES = {
         np.cos(angles(4, 8)).repeat(2, 1),
         FEW,
         False,
-        "a table of positions: cosines and sines",
+        "a position table: cosines and sines",
         {"slice_2": np.sin(angles(4, 8)).repeat(2, 1)},
     ),
     "matrix that an exporter multiplies by": Case("val_95", RNG.normal(size=(6, 8)), TANH.format("Mul"), False, OPEN),

@@ -1,4 +1,4 @@
-"""Learning-rate schedules against their formulas, against PyTorch, and their text forms."""
+"""Learning-rate schedules: against their formulas, against PyTorch, and as text."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_schedule_follows_its_equation(schedule, expected):
 
 
 @pytest.mark.torch
-def test_schedules_equal_those_that_their_docstrings_name_in_pytorch():
+def test_schedules_match_the_pytorch_equivalents_of_their_docstrings():
     torch = pytest.importorskip("torch")
     of = torch.optim.lr_scheduler
 
@@ -97,34 +97,34 @@ def test_text_form(text, expected):
         ("", r"'' is not a schedule; the forms are constant, linear"),
         ("cosine+warmup(3)", r"'cosine\+warmup\(3\)' is not a schedule"),
         ("warmup(3)+warmup(3)+cosine", r"is not a schedule"),
-        ("sawtooth", r"there is no schedule 'sawtooth' \(in 'sawtooth'\); the forms are constant"),
-        ("step", r"'step' gives step 0 values, which does not fit; forms: constant"),
+        ("sawtooth", r"There is no schedule 'sawtooth' \(in 'sawtooth'\); the forms are constant"),
+        ("step", r"'step' gives step 0 values, which do not fit; the forms are constant"),
         ("cosine(1,2)", r"gives cosine 2 values"),
         ("step(3.5)", r"'3.5' in 'step\(3.5\)' is not a count such as 100"),
-        ("step(0)", r"a stair of a step schedule is 0 steps long; it must be at least 1"),
-        ("warmup(0)+cosine", r"a warm-up is 0 steps long"),
+        ("step(0)", r"A stage of a step schedule is 0 steps long; it needs at least 1"),
+        ("warmup(0)+cosine", r"A warm-up is 0 steps long"),
         ("linear(half)", r"'half' in 'linear\(half\)' is not a number"),
         ("linear(-1)", r"end_factor of the schedule is -1.0; it must be a finite number of at least 0"),
         ("exponential(nan)", r"factor of the schedule is nan"),
         ("warmup(1000)+cosine", r"takes 1000 of 1000 steps; make it shorter"),
     ],
 )
-def test_text_that_is_no_schedule(text, message):
+def test_invalid_text(text, message):
     with pytest.raises(OptionError, match=message):
         parse_schedule(text, 0.1, total_steps=1000, steps_per_epoch=50)
 
 
-def test_text_that_needs_what_the_data_does_not_tell():
-    with pytest.raises(OptionError, match="the cosine schedule needs the number of steps"):
+def test_text_that_needs_an_unknown_number_of_steps():
+    with pytest.raises(OptionError, match="The cosine schedule needs the number of steps"):
         parse_schedule("warmup(3)+cosine", 0.1)
-    with pytest.raises(OptionError, match="counts epochs, but how many steps an epoch has is not known"):
+    with pytest.raises(OptionError, match="counts epochs, but the number of steps per epoch is not known"):
         parse_schedule("step(3 epochs)", 0.1)
     assert parse_schedule("warmup(3)+step(7)", 0.1) == WarmUp(Step(0.1, 7), 3)
 
 
 @pytest.mark.parametrize("rate", [-0.1, math.nan, math.inf, "fast", None])
-def test_learning_rate_that_cannot_be(rate):
-    with pytest.raises(OptionError, match=r"the learning rate is .*; it must be a finite number of at least 0"):
+def test_invalid_learning_rate(rate):
+    with pytest.raises(OptionError, match=r"The learning rate is .*; it must be a finite number of at least 0"):
         Constant(rate)
 
 
@@ -137,14 +137,14 @@ def test_resolve_takes_none_text_and_functions():
         resolve_schedule(3, 0.1)
 
 
-def test_a_function_that_returns_no_learning_rate_is_named_with_its_step():
+def test_an_invalid_rate_of_a_function_is_reported_with_its_step():
     schedule = resolve_schedule(lambda step: 1.0 - step, 0.1)
     assert schedule(1) == 0.0
     with pytest.raises(OptionError, match=r"the schedule returned for step 2 is -1\.0"):
         schedule(2)
 
 
-# --- schedules that end a training early
+# --- schedules that vanish before the training ends
 
 VANISHING = [
     ("step(3, 0.1)", 300, 28),
@@ -158,12 +158,12 @@ VANISHING = [
 
 
 @pytest.mark.parametrize(("schedule", "total", "first"), VANISHING)
-def test_a_schedule_that_vanishes_within_the_training_is_told_of(schedule, total, first):
+def test_a_schedule_that_vanishes_early_gets_a_hint(schedule, total, first):
     rate = resolve_schedule(schedule, 0.1, total_steps=total, steps_per_epoch=10)
     hint = vanishing_hint(schedule, rate, total, 10)
     assert f"is at a billionth of its rate from step {first} of {total} on (epoch {(first - 1) // 10 + 1})" in hint
     if isinstance(schedule, str) and "epoch" not in schedule:
-        assert "it counts steps, of which an epoch has 10: to count epochs write" in hint
+        assert "it counts steps, and an epoch has 10; to count epochs, write" in hint
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_schedule_that_vanishes_within_the_training_is_told_of(schedule, total
         (lambda step: 0.0, 100),
     ],
 )
-def test_a_schedule_that_ends_with_the_training_is_not_told_of(schedule, total):
+def test_a_schedule_that_ends_with_the_training_gets_no_hint(schedule, total):
     rate = resolve_schedule(schedule, 0.1, total_steps=total, steps_per_epoch=10)
     assert vanishing_hint(schedule, rate, total, 10) == ""
 
@@ -185,16 +185,14 @@ def test_a_schedule_that_ends_with_the_training_is_not_told_of(schedule, total):
 def test_fit_warns_of_a_schedule_that_counts_steps():
     x, y = np.ones((40, 4), np.float32), np.arange(40) % 3
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="cross_entropy")
-    with pytest.warns(TrainingHint, match=r"'step\(3, 0.1\)' .* an epoch has 2: .* write step\(3 epochs, 0.1\)"):
+    with pytest.warns(TrainingHint, match=r"'step\(3, 0.1\)' .* an epoch has 2; .* write step\(3 epochs, 0.1\)"):
         trainer.fit(x, y, epochs=20, schedule="step(3, 0.1)", progress=False)
-    trainer.fit(x, y, epochs=20, schedule="step(3 epochs, 0.1)", progress=False)  # a warning would be an error
+    trainer.fit(x, y, epochs=20, schedule="step(3 epochs, 0.1)", progress=False)  # warnings are errors here
 
 
 @pytest.mark.parametrize(("rising", "least"), [(0.3, 4), (0.5, 3), (0.25, 5), (0.9, 2), (0.01, 101)])
 def test_a_cycle_needs_a_step_to_rise_in(rising, least):
     assert all(0 < OneCycle(0.1, least, rising)(step) <= 0.1 for step in range(least + 2))
     for steps in range(max(0, least - 3), least):
-        with pytest.raises(
-            OptionError, match=f"is {steps} steps long, of which it rises {rising}: .* at least {least};"
-        ):
+        with pytest.raises(OptionError, match=f"rising={rising} needs at least {least} steps, but has {steps};"):
             OneCycle(0.1, steps, rising)

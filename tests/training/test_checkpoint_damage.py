@@ -147,7 +147,7 @@ def test_what_a_killed_process_left_is_cleared_when_the_next_begins(trained: Pat
     (folder / "checkpoint-000009-step-12.safetensors").write_bytes(b"no json yet")
     CheckpointStore(folder).prepare()
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in trained.iterdir())
-    (folder / ".writing").write_text("a file in the place of the folder")
+    (folder / ".writing").write_text("a file instead of the folder")
     CheckpointStore(folder).prepare()
     assert not (folder / ".writing").exists()
 

@@ -177,7 +177,7 @@ def test_callbacks_see_every_step_and_epoch() -> None:
         ({"checkpoint_every": 0}, "checkpoint_every is 0"),
         ({"resume": True}, "resume needs the folder of the checkpoints"),
         ({"schedule": "zigzag"}, "zigzag"),
-        ({"metrics": ["beauty"], "validation": data()}, "there is no metric 'beauty'"),
+        ({"metrics": ["beauty"], "validation": data()}, "There is no metric 'beauty'"),
     ],
 )
 def test_bad_options(options, message: str) -> None:

@@ -90,7 +90,7 @@ def data(kind: str, size: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pair(case: str, tmp_path, **options) -> tuple[Trainer, Trainer, tuple[np.ndarray, np.ndarray]]:
-    """The same model at a fixed and at a free batch size, and data."""
+    """The same model with a fixed and with a dynamic batch size, and data."""
     loss, kind = CASES[case]
     build = sequences if kind == "rank 3" else network
     settings = {
@@ -268,7 +268,7 @@ def test_a_loss_inside_the_model_cannot_leave_padding_out() -> None:
     x, y = data("values")
     sentence = (
         r"The model takes batches of 4 examples and computes its loss itself \(output:cost\), so that padding would "
-        r"count in it; \d examples are left for the last batch: give a multiple of 4 or .* a dynamic batch axis\."
+        r"be part of it; \d examples are left for the last batch: give a multiple of 4 or .* a dynamic batch axis\."
     )
     with pytest.raises(DataError, match=sentence):
         subject.evaluate({"x": x, "t": y})
@@ -360,7 +360,7 @@ def without_shape(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def test_an_axis_of_the_examples_that_cannot_be_known_is_refused() -> None:
     arrays = [np.zeros((5, 4, 4)), np.zeros((5, 4, 4))]
-    with pytest.raises(DataError, match=r"output 'y' have the shapes \(5, 4, 4\), in which axes 1 and 2 may be that"):
+    with pytest.raises(DataError, match=r"output 'y' have the shapes \(5, 4, 4\), in which axes 1 and 2 may be the"):
         joined_axis("y", arrays, [4, 4])
     assert joined_axis("y", [*arrays, np.zeros((5, 3, 4))], [4, 4, 3]) == 1
     assert joined_axis("y", [np.zeros((4, 4)), np.zeros((3, 4))], [4, 3]) == 0
@@ -373,7 +373,7 @@ def test_a_batch_that_no_machine_holds_is_not_filled_up(size: int) -> None:
         <float[2] w = {{1, 2}}> {{ y = Mul(x, w) }}""")
     x = np.ones((3, 2), np.float32)
     subject = Trainer(model, loss="mean_squared_error")
-    sentence = rf"takes batches of {size} examples \(input 'x'\), but one has 3: to fill it up takes [\d,]+ GiB"
+    sentence = rf"takes batches of {size} examples \(input 'x'\), but one has 3: padding it takes [\d,]+ GiB"
     for attempt in (
         lambda: subject.predict(x),
         lambda: subject.train_step(x, x),
@@ -393,5 +393,5 @@ def test_batches_of_nothing_are_refused() -> None:
         lambda: Trainer(network(0), loss="mean_squared_error").fit((x, y)),
         lambda: Trainer(network(0), loss="softmax_cross_entropy").train_step(x, np.zeros(6, np.int64)),
     ):
-        with pytest.raises(DataError, match=r"takes batches of 0 examples \(input 'x'\), from which nothing follows"):
+        with pytest.raises(DataError, match=r"takes batches of 0 examples \(input 'x'\), so it cannot be trained"):
             attempt()

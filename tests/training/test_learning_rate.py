@@ -136,9 +136,9 @@ def test_a_resumed_training_goes_on_with_the_rate_that_was_set(through: str, sto
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), "fast", None])
 def test_what_is_no_rate_is_refused(value) -> None:
-    with pytest.raises(OptionError, match=r"the learning rate is .*; it must be a finite number of at least 0"):
+    with pytest.raises(OptionError, match=r"The learning rate is .*; it must be a finite number of at least 0"):
         trainer().learning_rate = value
-    with pytest.raises(OptionError, match=r"the learning rate is .*; it must be a finite number of at least 0"):
+    with pytest.raises(OptionError, match=r"The learning rate is .*; it must be a finite number of at least 0"):
         trainer().fit(data(), callbacks=[Rates(None, {1: value})], **FIT)
 
 

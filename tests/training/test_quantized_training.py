@@ -168,7 +168,7 @@ def test_dynamic_quantization_trains(tmp_path):
 
 
 def test_models_without_integers_are_refused():
-    with pytest.raises(OptionError, match=r"qat=True, but the model has no weight in integers.*onnxtrain.quantize"):
+    with pytest.raises(OptionError, match=r"qat=True, but the model has no integer weight.*onnxtrain.quantize"):
         trainer(onnxtrain.examples.mlp((4, 3)))
 
 

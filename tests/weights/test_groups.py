@@ -140,8 +140,8 @@ def test_a_group_that_loses_settings_to_an_earlier_one_is_told():
     trainer = onnxtrain.Trainer(examples.mlp(SIZES), loss=LOSS, optimizer="adamw", groups=groups)
     (hint,) = [hint for hint in trainer.hints if "Group" in hint]
     assert hint == (
-        "Group('layer1.*', lr_scale=0.1) matches 1 parameters that Group('*.bias', weight_decay=0.0) has already: the "
-        "first group that matches counts alone, so that they do not get its lr_scale."
+        "Group('layer1.*', lr_scale=0.1) matches 1 parameters that Group('*.bias', weight_decay=0.0) has already: "
+        "only the first group that matches applies, so that they do not get its lr_scale."
     )
 
 
@@ -149,7 +149,7 @@ def test_an_alternative_that_matches_nothing_is_told():
     groups = [Group("*.bias|*norm*", weight_decay=0.0)]
     trainer = onnxtrain.Trainer(examples.mlp(SIZES), loss=LOSS, optimizer="adamw", groups=groups)
     (hint,) = [hint for hint in trainer.hints if "Group" in hint]
-    expected = "In Group('*.bias|*norm*', weight_decay=0.0) nothing matches '*norm*', in which capital letters count."
+    expected = "In Group('*.bias|*norm*', weight_decay=0.0) nothing matches '*norm*'; patterns are case-sensitive."
     assert hint == expected
 
 
@@ -229,7 +229,7 @@ def test_checkpoints_know_groups(tmp_path):
         (lambda: trained([Group("*", weight_decay=-1)]), "weight_decay is -1, but must be a finite number, 0 or more"),
         (lambda: trained([{"params": "*"}]), r"groups has \{'params'.*it takes groups such as onnxtrain.Group"),
         (lambda: trained("*.bias"), r"groups has '\*'; it takes groups such as"),
-        (lambda: trained([Group("*", lr=0.1)], "sgd(lr=0)"), "in proportion to the optimizer's, which is 0"),
+        (lambda: trained([Group("*", lr=0.1)], "sgd(lr=0)"), "relative to the optimizer's, which is 0"),
         (lambda: Group("*", lr_scale=-0.5), r"lr_scale is -0.5, but must be a finite number, 0 or more"),
         (lambda: Group("*", lr_scale="0.5"), r"lr_scale is '0.5', but must be a number"),
         (lambda: Group("*", lr_scale=0.5, lr=0.1), "has both a learning rate and lr_scale"),
@@ -246,7 +246,7 @@ def test_what_is_refused(make, message):
 
 
 def named(paths):
-    """A chain of products with weights of these names."""
+    """A chain of linear layers with weights of these names."""
     names = [f"float[2,2] {name} = {{1, 0, 0, 1}}" for name in (f"w{i}" for i in range(len(paths)))]
     nodes = [f"h{i + 1} = MatMul(h{i}, w{i})" for i in range(len(paths))]
     model = onnx.parser.parse_model(

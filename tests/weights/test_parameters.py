@@ -130,7 +130,7 @@ def test_untie_gives_each_reader_its_own() -> None:
     untied.parameters["one"][...] = 2
     untied.train_step(x, 3 * x)
     assert not np.allclose(untied.parameters["one"] - 2, untied.parameters["one_2"] - 1)
-    with pytest.raises(OptionError, match="untie='w' matches no initializer that several nodes share; shared are"):
+    with pytest.raises(OptionError, match="untie='w' matches no initializer that several nodes share; the model has"):
         onnxtrain.Trainer(shared_scale(), untie="w", **options)
 
 

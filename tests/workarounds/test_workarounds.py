@@ -14,7 +14,7 @@ from onnx import parser
 
 import onnxtrain
 from onnxtrain.errors import StepError
-from onnxtrain.ir.nesting import has_body_in_branches
+from onnxtrain.ir.limits import has_body_in_branches
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 from onnxtrain.workarounds import sessions

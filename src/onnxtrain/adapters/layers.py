@@ -11,6 +11,7 @@ from onnxtrain.adapters.names import layer_names, matches
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.patterns import no_match
 from onnxtrain.weights.readers import Functions, chooses_one
 
 ALL_LINEAR = "all-linear"
@@ -156,10 +157,9 @@ def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output:
     for pattern in patterns:
         found = [other for layer in layers if (other := _chosen(layer, pattern, output)) is not None]
         if not found:
-            raise OptionError(
-                f"The target {pattern!r} matches no layer that can have an adapter; the model has {_shown(layers)}. "
-                "`onnxtrain inspect MODEL --adaptable` lists them."
-            )
+            names = [layer.name for layer in layers]
+            advice = "`onnxtrain inspect MODEL --adaptable` lists them."
+            raise OptionError(no_match("lora_targets", pattern, "layer that can have an adapter", names, advice))
         for layer in found:
             before = chosen.get(layer.name)
             if before is not None and before.parts and layer.parts:

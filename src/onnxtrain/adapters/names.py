@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
-import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnxtrain.weights.module_paths import module_paths, node_names
-from onnxtrain.weights.names import Origin, origin_of
+from onnxtrain import patterns
+from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
 from onnxtrain.weights.readers import Functions
 
 _OPERATOR = r"(MatMul|MatMulNBits|Gemm|Conv|Gather)"
@@ -22,8 +20,6 @@ _FAMILIES = (
     (re.compile(r"(?<=^model\.layers\.)(\d+)\.attn\.(?=(q|k|v|o|qkv)_proj$)"), r"\1.self_attn."),
 )
 """Names of layers that exporters of a family of models change."""
-
-_BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = None) -> tuple[str, ...]:
@@ -38,7 +34,7 @@ def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = N
         ('model.layers.0.self_attn.q_proj', 'model.layers.0.attn.q_proj')
     """
     name = weight.name or ""
-    found = [] if origin_of(name) is Origin.EXPORTER else [_WEIGHT.sub("", name)]
+    found = [] if origin_of(name) is NameOrigin.EXPORTER else [_WEIGHT.sub("", name)]
     found += [_WEIGHT.sub("", path) for path in module_paths(weight, functions)]
     found += [_NODE.sub("", other) for other in node_names(weight, functions) if "/" not in other]
     own = (node.name or "").strip("/").replace("/", ".")
@@ -62,25 +58,12 @@ def in_checkpoints(name: str) -> str:
 def matches(pattern: str, names: Iterable[str]) -> bool:
     """Return whether a pattern matches one of a layer's names.
 
-    A pattern without wildcards also matches the end of a path; braces hold alternatives.
+    A pattern without wildcards also matches the end of a path.
 
     Example:
         >>> [matches(pattern, ["a.b.q_proj"]) for pattern in ("*.{q,v}_proj", "q_proj", "proj", "a.*.k_proj")]
         [True, True, False, False]
     """
     found = tuple(names)
-    return any(
-        fnmatch.fnmatchcase(name, one) or name.endswith(f".{one}") for one in alternatives(pattern) for name in found
-    )
-
-
-def alternatives(pattern: str) -> Sequence[str]:
-    """Expand the braces of a pattern.
-
-    Example:
-        >>> alternatives("*.{q,v}_proj")
-        ['*.q_proj', '*.v_proj']
-    """
-    parts = _BRACES.split(pattern)
-    choices = [part.split(",") if place % 2 else [part] for place, part in enumerate(parts)]
-    return ["".join(chosen) for chosen in itertools.product(*choices)]
+    ends = tuple(f".{one}" for one in patterns.alternatives(pattern))
+    return patterns.matches(pattern, *found) or any(name.endswith(ends) for name in found)

@@ -1,4 +1,4 @@
-"""Callbacks: objects that are called at the ends of steps and epochs, and the state that they receive."""
+"""The base of callbacks, which are called at the ends of steps and epochs, and the state that they receive."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from onnxtrain.errors import CheckpointError, OptionError
 
 @dataclass
 class TrainingState:
-    """The progress of a training; callbacks read it, may request a stop, and may set the learning rate.
+    """Progress of a training; callbacks read it, may request a stop, and may set the learning rate.
 
     Attributes:
-        epoch: number of the current epoch, from 1; 0 before the first.
-        step: optimizer steps done since the training began.
-        loss: of the last step; at the end of an epoch the mean over its examples. NaN before the first step.
-        learning_rate: of the last step. Setting it is setting that of the trainer: it decides from the next step on,
-            instead of the schedule, until it is set again or the training ends.
-        batch_size: how many examples the last step had; before the first one how many steps are to have.
-        waited: seconds that steps have waited for data since this training, or its resumption, began.
-        data: what to call the data.
-        batch: these examples, a :class:`~onnxtrain.data.Batch`; None before the first step.
-        metrics: what was measured, by name, at the end of the epoch; empty before.
-        epochs: how many epochs are planned; None when not known.
-        steps_per_epoch: how many steps an epoch has; None when not known.
-        stop: whether to stop after the current step or epoch.
-        stop_reason: why, in words.
-        trainer: who trains: for predictions, evaluations and saving; None outside of `fit`.
-        weights: the live values of what is trained, by name: arrays to read, and to assign to.
-        averages: the moving averages of the parameters in the same way, by ``{parameter}/average``; empty where the
-            trainer keeps none.
-        ema: whether validation measures the moving averages; then a model that is kept for what was measured is that of
+        epoch: Number of the current epoch, from 1; 0 before the first.
+        step: Optimizer steps since the training began.
+        loss: Loss of the last step; at the end of an epoch the mean over its examples. NaN before the first step.
+        learning_rate: Learning rate of the last step. Setting it sets the trainer's: it replaces the schedule from the
+            next step on, until it is set again or the training ends.
+        batch_size: Number of examples of the last step; before the first one, the configured batch size.
+        waited: Seconds spent waiting for data since this training, or its resumption, began.
+        data: Name of the data for messages.
+        batch: The examples of the last step, a :class:`~onnxtrain.data.Batch`; None before the first step.
+        metrics: Metrics of the epoch by name, at its end; empty before.
+        epochs: Number of planned epochs; None when not known.
+        steps_per_epoch: Number of steps of an epoch; None when not known.
+        stop: Whether to stop after the current step or epoch.
+        stop_reason: Reason to stop, in words.
+        trainer: The trainer, for predictions, evaluations and saving; None outside `fit`.
+        weights: Live values of the trainable parameters by name: arrays to read, and to assign to.
+        averages: Moving averages of the parameters in the same way, by ``{parameter}/average``; empty where the trainer
+            keeps none.
+        ema: Whether validation evaluates the moving averages; the evaluated model is then that of
             ``trainer.save(path, ema=True)``.
     """
 
@@ -68,41 +68,41 @@ class TrainingState:
         super().__setattr__(name, value)
 
     def bind_rate(self, choose: Callable[[float], None]) -> None:
-        """Tell what is to be called when a callback sets the learning rate: `fit` does this before the first step."""
+        """Register the function to call when a callback sets the learning rate; `fit` does so before the first step."""
         self._choose_rate = choose
 
     def note_step(self, *, step: int, loss: float, learning_rate: float, batch_size: int) -> None:
-        """Take what a step was."""
+        """Record a finished step."""
         self.step, self.loss, self.batch_size = step, loss, batch_size
         self.__dict__["learning_rate"] = self._step_rate = learning_rate
 
     @property
     def rate_of_last_step(self) -> float:
-        """The learning rate that the last step had, also after a callback has set that of the next."""
+        """Learning rate of the last step, even after a callback has set the next one."""
         return self.learning_rate if self._step_rate is None else self._step_rate
 
     def request_stop(self, reason: str) -> None:
-        """Ask the training to stop; the first reason stays."""
+        """Request a stop; the first reason is kept."""
         if not self.stop:
             self.stop, self.stop_reason = True, reason
 
 
 class Callback:
-    """The base of callbacks: override what you need. Any other object with some of these methods is one, too.
+    """Base of callbacks: override what you need. Any object with some of these methods is a callback, too.
 
-    A callback that must survive a restart returns its memory from `record` and `record_arrays` and takes it back in
-    `resume` and `resume_arrays`. One that changes the numbers of a training, as early stopping does, has a `setting`.
+    A callback that must survive a restart returns its state from `record` and `record_arrays` and restores it in
+    `resume` and `resume_arrays`. One that affects the results of a training, such as early stopping, has a `setting`.
     """
 
     setting: ClassVar[str | None] = None
-    """Name of what :meth:`settings` returns among all that a checkpoint compares; resuming with ``change=`` that name
-    allows another callback of the kind, or none. None where the training goes the same way without the callback."""
+    """Name of :meth:`settings` among the settings that a checkpoint compares; resuming with ``change=`` that name
+    accepts other settings of the callback, or none. None where the callback does not affect the training."""
 
     writes_only: ClassVar[bool] = False
-    """Whether it only shows or writes what happens: of several processes that train together, rank 0 alone calls it."""
+    """Whether the callback only displays or writes: in distributed training, only rank 0 calls it."""
 
     def settings(self) -> dict[str, Any]:
-        """Settings that affect the results of the training."""
+        """Return the settings that affect the results of the training."""
         return {}
 
     def on_fit_begin(self, state: TrainingState) -> None:
@@ -121,38 +121,38 @@ class Callback:
         """Called once, after the last step, also when training was stopped."""
 
     def close(self) -> None:
-        """Called last in any case, also after an error: give back what is held open."""
+        """Called last in any case, also after an error: release resources."""
 
     def record(self) -> dict[str, Any]:
-        """State of this callback for a checkpoint, as values that JSON can hold."""
+        """Return the state of this callback for a checkpoint, as JSON values."""
         return {}
 
     def resume(self, record: dict[str, Any]) -> None:
-        """Take back what `record` returned when the checkpoint was written."""
+        """Restore what `record` returned when the checkpoint was written."""
 
     def record_arrays(self) -> dict[str, np.ndarray]:
-        """Arrays that a checkpoint keeps of this callback."""
+        """Return the arrays of this callback for a checkpoint."""
         return {}
 
     def resume_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take back what `record_arrays` returned, before `resume`."""
+        """Restore what `record_arrays` returned; called before `resume`."""
 
 
 HOOKS = ("on_fit_begin", "on_epoch_begin", "on_step_end", "on_epoch_end", "on_fit_end")
-"""The methods that a training calls; a callback has at least one of them."""
+"""Methods that a training calls; a callback has at least one of them."""
 
 
 class CallbackList(Callback):
-    """Several callbacks as one, called in their order.
+    """A list of callbacks as a single callback; they are called in order.
 
     Args:
-        callbacks: the callbacks: objects with some of the methods of `Callback`.
+        callbacks: Objects with some of the methods of `Callback`.
 
     Attributes:
-        silent: Whether another process shows and writes down what happens.
+        silent: Whether another process displays and writes.
 
     Raises:
-        OptionError: one has none of these methods.
+        OptionError: An object has none of these methods.
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
@@ -161,11 +161,11 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             if isinstance(callback, type) or not any(hasattr(callback, hook) for hook in HOOKS):
                 shown = f"the class {callback.__name__}" if isinstance(callback, type) else repr(callback)
-                raise OptionError(f"a callback is an object with one or more of {', '.join(HOOKS)}, not {shown}.")
+                raise OptionError(f"A callback is an object with one or more of {', '.join(HOOKS)}, not {shown}.")
 
     @property
     def decide_by_step(self) -> bool:
-        """Whether a step may end otherwise in one process than in another: by what a user's callback does."""
+        """True where a user's callback may stop one process after a step but not another."""
         return any(
             hasattr(callback, "on_step_end")
             and getattr(type(callback), "on_step_end", None) is not Callback.on_step_end
@@ -179,38 +179,38 @@ class CallbackList(Callback):
                 getattr(callback, hook)(state)
 
     def on_fit_begin(self, state: TrainingState) -> None:
-        """Pass on to all."""
+        """Call all callbacks."""
         self._call("on_fit_begin", state)
 
     def on_epoch_begin(self, state: TrainingState) -> None:
-        """Pass on to all."""
+        """Call all callbacks."""
         self._call("on_epoch_begin", state)
 
     def on_step_end(self, state: TrainingState) -> None:
-        """Pass on to all."""
+        """Call all callbacks."""
         self._call("on_step_end", state)
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Pass on to all."""
+        """Call all callbacks."""
         self._call("on_epoch_end", state)
 
     def on_fit_end(self, state: TrainingState) -> None:
-        """Pass on to all."""
+        """Call all callbacks."""
         self._call("on_fit_end", state)
 
     def close(self) -> None:
-        """Pass on to all that are of the class `Callback`; what `close` means to others nobody knows."""
+        """Close all instances of `Callback`; `close` may mean something else for other objects."""
         with contextlib.ExitStack() as stack:
             for callback in self.callbacks:
                 if isinstance(callback, Callback):
                     stack.callback(callback.close)
 
     def record(self) -> dict[str, Any]:
-        """The records of all that keep something, by position, class and setting."""
+        """Return the records of all callbacks with state, by position, class and setting."""
         return {key: _returned(callback, "record") for key, callback in self._keys().items()}
 
     def record_arrays(self) -> dict[str, np.ndarray]:
-        """The arrays of all, by position, class and setting."""
+        """Return the arrays of all callbacks, by position, class and setting."""
         return {
             f"{key}/{name}": array
             for key, callback in self._keys().items()
@@ -224,19 +224,19 @@ class CallbackList(Callback):
         *,
         may_differ: Collection[str] = (),
     ) -> None:
-        """Give every callback its record back.
+        """Restore every callback from its record.
 
         Args:
-            record: what `record` returned.
-            arrays: what `record_arrays` returned.
-            may_differ: settings whose callbacks may have come or gone since; one that came has no record.
+            record: The result of `record`.
+            arrays: The result of `record_arrays`.
+            may_differ: Settings whose callbacks may have been added or removed since; an added one has no record.
 
         Raises:
-            CheckpointError: the record was made with other callbacks.
+            CheckpointError: The record is from other callbacks.
         """
 
         def kinds(keys: Iterable[str], *, free: bool) -> list[tuple[str, str]]:
-            """Class and key of the callbacks that may differ, or of the others."""
+            """Return class and key of the callbacks that may differ, or of the others."""
             split = [(key, *key.split(" ")[1:]) for key in keys]
             return [(kind, key) for key, kind, *setting in split if bool({*setting} & {*may_differ}) == free]
 
@@ -244,7 +244,7 @@ class CallbackList(Callback):
         fixed, fixed_here = kinds(record, free=False), kinds(here, free=False)
         if [kind for kind, _ in fixed] != [kind for kind, _ in fixed_here]:
             raise CheckpointError(
-                f"the checkpoint was written with the callbacks {list(record)}, now there are {list(here)}; "
+                f"The checkpoint was written with the callbacks {list(record)}, now there are {list(here)}; "
                 f"resume with the same callbacks in the same order."
             )
         pairs = list(zip(fixed, fixed_here, strict=True))
@@ -258,18 +258,18 @@ class CallbackList(Callback):
                 callback.resume(record[old])
 
     def _keys(self) -> dict[str, Any]:
-        """The callbacks by what a checkpoint calls them; those that keep nothing may come and go."""
+        """Return callbacks with state by their keys in a checkpoint; others may come and go."""
         found = {}
         for index, callback in enumerate(self.callbacks):
-            if not _keeps_something(callback):
+            if not _has_state(callback):
                 continue
             setting = getattr(callback, "setting", None)
             found[" ".join(filter(None, (str(index), type(callback).__name__, setting)))] = callback
         return found
 
 
-def _keeps_something(callback: Any) -> bool:
-    """Whether a checkpoint has something of a callback: it has a `record`, `record_arrays` or `setting` of its own."""
+def _has_state(callback: Any) -> bool:
+    """Return whether a callback defines `record`, `record_arrays` or `setting`."""
     return getattr(callback, "setting", None) is not None or any(
         getattr(type(callback), name, None) not in (None, getattr(Callback, name))
         for name in ("record", "record_arrays")
@@ -281,5 +281,5 @@ def _returned(callback: Any, method: str) -> dict[str, Any]:
 
 
 def settings_of(callbacks: Sequence[Any], setting: str) -> list[dict[str, Any]]:
-    """The settings of the callbacks of a kind."""
+    """Return the settings of the callbacks with this setting name."""
     return [callback.settings() for callback in callbacks if getattr(callback, "setting", None) == setting]

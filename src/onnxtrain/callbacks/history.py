@@ -1,4 +1,4 @@
-"""The course of a training as rows, one per epoch, and as files."""
+"""Training history: one row per epoch, and its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class History(Callback):
     """One row per epoch: epoch (from 1), step, loss, learning rate and all metrics.
 
     Attributes:
-        rows: the rows, oldest first.
+        rows: One mapping per epoch, oldest first.
     """
 
     def __init__(self) -> None:
@@ -34,30 +34,30 @@ class History(Callback):
         self.rows.append(row_of(state))
 
     def record(self) -> dict[str, Any]:
-        """All rows."""
+        """Return all rows."""
         return {"rows": [dict(row) for row in self.rows]}
 
     def resume(self, record: dict[str, Any]) -> None:
-        """Go on with the rows of the checkpoint."""
+        """Continue with the rows of the checkpoint."""
         self.rows = [renamed_metrics(row) for row in record["rows"]]
 
     def __repr__(self) -> str:
-        """A table."""
+        """Return a table."""
         return text_table(self.rows) if self.rows else "History of no epochs"
 
     def _repr_html_(self) -> str:
         return side_by_side(measured(self.rows)) + html_table(self.rows)
 
     def column(self, name: str) -> list[float]:
-        """One value over all epochs; NaN where an epoch has none."""
+        """Return one value over all epochs; NaN where an epoch has none."""
         name = metric_name(name)
         return [row.get(name, math.nan) for row in self.rows]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rows to a ``.json`` or ``.csv`` file. JSON has no NaN and no infinity: they become null.
+        """Write the rows to a ``.json`` or ``.csv`` file. NaN and infinity become null in JSON.
 
         Raises:
-            OptionError: the path has another ending or cannot be written.
+            OptionError: The path has another suffix or cannot be written.
         """
         path = Path(path)
         if path.suffix == ".json":
@@ -66,18 +66,18 @@ class History(Callback):
         elif path.suffix == ".csv":
             write_csv(path, self.rows)
         else:
-            raise OptionError(f"a history is saved as .json or .csv, not as '{path}'.")
+            raise OptionError(f"A history is saved as .json or .csv, not as '{path}'.")
 
 
 def row_of(state: TrainingState) -> dict[str, float]:
-    """The values of an epoch, by name."""
+    """Return the values of an epoch by name."""
     values = {"loss": state.loss, "learning_rate": state.rate_of_last_step, **state.metrics}
     measured = {name: float(value) for name, value in values.items()}
     return MetricValues({"epoch": state.epoch, "step": state.step, **measured})
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:
-    """Write rows as a table; a row that lacks a column leaves it empty."""
+    """Write rows as CSV; missing values are empty."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -88,10 +88,10 @@ def write_csv(path: Path, rows: Sequence[dict[str, float]]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole: who reads it meanwhile sees the old or the new rows."""
+    """Replace a file atomically: readers see the old or the new rows."""
     try:
         with explained(path):
-            path.parent.stat()  # else it would be made
+            path.parent.stat()  # AtomicFiles would create the folder
         with AtomicFiles() as files, files.create(path) as file:
             file.write(text.encode())
     except ModelError as error:

@@ -1,4 +1,4 @@
-"""Progress of a running training: a bar in a terminal, a table in a notebook, lines in a log."""
+"""Progress display of a training: a bar in a terminal, a table in a notebook, lines in a log."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _MINUTE = 60.0
 
 @dataclass(frozen=True)
 class Status:
-    """The position of a training.
+    """Progress of a training, for display.
 
     Attributes:
-        epoch: Which epoch of how many, in words.
-        parts: What else there is to say, in words: loss, speed, time left.
-        steps: How many steps are done.
-        total: How many there will be; None when not known.
+        epoch: Epoch and number of epochs, in words.
+        parts: Loss, speed, time left and the like, in words.
+        steps: Number of finished steps.
+        total: Total number of steps; None when not known.
     """
 
     epoch: str
@@ -47,35 +47,35 @@ class Status:
 
 
 class Display:
-    """The base of progress displays; it shows nothing."""
+    """Base of progress displays; it shows nothing."""
 
     interval = float("inf")
-    """Seconds between two looks at the steps of an epoch."""
+    """Seconds between two updates within an epoch."""
 
     def begin(self, status: Status) -> None:
         """Called before the first step."""
 
     def step(self, status: Status) -> None:
-        """Called after a step, when the interval is over."""
+        """Called after a step, once per interval."""
 
     def epoch(self, status: Status, row: dict[str, object]) -> None:
-        """Called after an epoch with its values, in words and as numbers."""
+        """Called after an epoch, with its values in words and as a row."""
 
     def end(self, summary: str) -> None:
         """Called after the last step."""
 
     def note(self, text: str) -> None:
-        """Called after the last step where something is worth a line of its own."""
+        """Called after the last step with a further line."""
 
     def close(self) -> None:
-        """Give back what was taken; called in any case, also after an error."""
+        """Release the terminal; called in any case, also after an error."""
 
 
 class Bar(Display):
-    """A bar in a terminal, and a line above it for every epoch.
+    """Progress bar in a terminal, with a line above it for every epoch.
 
     Args:
-        console: The terminal; by default the one of the standard error.
+        console: The terminal; by default standard error.
     """
 
     interval = 0.1
@@ -87,7 +87,7 @@ class Bar(Display):
         self._bar: RichBar | None = None
 
     def begin(self, status: Status) -> None:
-        """Put the bar up."""
+        """Show the bar."""
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichBar
 
@@ -98,13 +98,13 @@ class Bar(Display):
             console=self._console,
             transient=True,
             expand=True,
-            auto_refresh=False,  # which would be a thread
+            auto_refresh=False,  # no thread
         )
         self._bar.add_task(status.epoch, total=status.total, completed=status.steps, status="")
         self._bar.start()
 
     def step(self, status: Status) -> None:
-        """Move the bar."""
+        """Update the bar."""
         if self._bar is not None:
             shown = "  ".join(status.parts)
             self._bar.update(
@@ -116,25 +116,25 @@ class Bar(Display):
             )
 
     def epoch(self, status: Status, row: dict[str, object]) -> None:
-        """Add the epoch's line."""
+        """Print the epoch's line."""
         self._console.print(str(status))
 
     def note(self, text: str) -> None:
-        """Add the line."""
+        """Print the line."""
         self._console.print(text)
 
     def close(self) -> None:
-        """Take the bar down."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 class Lines(Display):
-    """A line for every epoch, and one a minute within long ones.
+    """A line for every epoch, and one a minute within long epochs.
 
     Args:
-        write: What takes a line; by default the standard error.
+        write: Function that takes a line; by default it writes to standard error.
     """
 
     interval = _MINUTE
@@ -143,24 +143,24 @@ class Lines(Display):
         self._write = write or _write_line
 
     def step(self, status: Status) -> None:
-        """Say how far it is."""
+        """Print the progress within the epoch."""
         of = "" if status.total is None else f" of {count(status.total)}"
         self._write(f"{status.epoch}  step {count(status.steps)}{of}  {'  '.join(status.parts)}")
 
     def epoch(self, status: Status, row: dict[str, object]) -> None:
-        """Say what came of it."""
+        """Print the epoch's values."""
         self._write(str(status))
 
     def note(self, text: str) -> None:
-        """Add the line."""
+        """Print the line."""
         self._write(text)
 
 
 class StepsOf(Display):
-    """A display for the steps alone: what comes of an epoch is said by somebody else.
+    """A display of steps alone, for callers that report epochs themselves.
 
     Args:
-        display: The display.
+        display: The display of the steps.
     """
 
     def __init__(self, display: Display) -> None:
@@ -169,7 +169,7 @@ class StepsOf(Display):
 
 
 class Notebook(Display):
-    """A bar and a table of the epochs in a notebook, which needs nothing but its own display."""
+    """A bar and a table of epochs in a notebook, without widgets."""
 
     interval = 0.25
 
@@ -187,7 +187,7 @@ class Notebook(Display):
         self._handle = display(self, display_id=True)
 
     def step(self, status: Status) -> None:
-        """Move the bar."""
+        """Update the bar."""
         self._status = status
         self._update()
 
@@ -198,7 +198,7 @@ class Notebook(Display):
         self._update()
 
     def end(self, summary: str) -> None:
-        """Say what it was, instead of the bar."""
+        """Replace the bar by the summary."""
         self._summary = summary
         self._update()
 
@@ -220,10 +220,10 @@ class Notebook(Display):
 
 @checks_arguments
 class Progress(Callback):
-    """Shows a training while it runs.
+    """Display the progress of a training.
 
     Args:
-        display: Where.
+        display: The display.
     """
 
     writes_only = True
@@ -241,18 +241,18 @@ class Progress(Callback):
         """Time spent waiting for data, in words; empty where it was short."""
 
     def on_fit_begin(self, state: TrainingState) -> None:
-        """Put the display up."""
+        """Start the display."""
         self._began = self._looked = time.perf_counter()
         self._first_step, self.examples = state.step, 0
         self._show(lambda: self._display.begin(self._status(state, [])))
 
     def on_epoch_begin(self, state: TrainingState) -> None:
-        """Start counting."""
+        """Reset the counters of the epoch."""
         self._epoch_began = time.perf_counter()
         self._total_loss, self._epoch_steps, self._epoch_examples = 0.0, 0, 0
 
     def on_step_end(self, state: TrainingState) -> None:
-        """Show the step, where the last one was shown some time ago."""
+        """Show the step, at most once per interval."""
         self._total_loss += state.loss
         self._epoch_steps += 1
         self._epoch_examples += state.batch_size
@@ -265,7 +265,7 @@ class Progress(Callback):
             self._show(lambda: self._display.step(self._status(state, parts + self._time_left(state, now))))
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Show what the epoch has brought."""
+        """Show the values of the epoch."""
         now = time.perf_counter()
         self.examples += self._epoch_examples
         self._looked = now
@@ -279,7 +279,7 @@ class Progress(Callback):
         self._show(lambda: self._display.epoch(status, row))
 
     def on_fit_end(self, state: TrainingState) -> None:
-        """Say what it was."""
+        """Show the summary."""
         self.seconds = time.perf_counter() - self._began
         parts = [plural(state.epoch, "epoch"), plural(state.step, "step"), duration(self.seconds)]
         if self.examples and self.seconds:
@@ -293,11 +293,11 @@ class Progress(Callback):
         self.close()
 
     def note_waiting(self) -> None:
-        """Say that the data are slow."""
+        """Show the time spent waiting for data."""
         self._show(lambda: self._display.note(self.waiting))
 
     def close(self) -> None:
-        """Give the terminal back, also after an error."""
+        """Release the terminal, also after an error."""
         self._show(self._display.close)
 
     def _status(self, state: TrainingState, parts: list[str]) -> Status:
@@ -309,7 +309,7 @@ class Progress(Callback):
         return f"{count(self._epoch_examples / max(seconds, 1e-9))} examples/s"
 
     def _time_left(self, state: TrainingState, now: float) -> list[str]:
-        """Of the steps after the first, since that one compiles the session."""
+        """Estimate the time left from the steps after the first, which compiles the session."""
         timed = state.step - self._first_step - 1
         if timed < 1 or state.steps_per_epoch is None or state.epochs is None:
             return []
@@ -317,15 +317,15 @@ class Progress(Callback):
         return [f"time left {duration(left * (now - self._steady_since) / timed)}"]
 
     def _show(self, call: Callable[[], object]) -> None:
-        """A display that cannot be written to any more is no reason to stop a training."""
+        """Call the display; drop it if it cannot be written to, and go on training."""
         try:
             call()
-        except (OSError, ValueError):  # ValueError: somebody has closed the stream
+        except (OSError, ValueError):  # ValueError: the stream is closed
             self._display = Display()
 
 
 def _is_shown(state: TrainingState) -> bool:
-    """Whether an epoch gets a line: the first hundred, then every tenth, after a thousand every hundredth; the last."""
+    """Return whether an epoch gets a line: the first 100, then every 10th, after 1,000 every 100th; and the last."""
     every = 10 ** max(len(str(state.epoch - 1)) - 2, 0)
     return state.epoch % every == 0 or state.epoch == state.epochs or state.stop
 
@@ -343,14 +343,14 @@ def _write_line(text: str) -> None:
 
 
 def display_for(progress: ProgressLike) -> Display | None:
-    """The display that `fit` is asked for; None where nothing is to be shown.
+    """Return the display for the option of `fit`; None for no display.
 
     Args:
-        progress: ``"auto"`` or ``True``: a table in a notebook, a bar in a terminal, otherwise lines on the standard
-            error; ``"bar"``, ``"notebook"``, ``"lines"``: that one; ``False``: nothing.
+        progress: ``"auto"`` or ``True``: a table in a notebook, a bar in a terminal, otherwise lines on standard error;
+            ``"bar"``, ``"notebook"``, ``"lines"``: this display; ``False``: none.
 
     Raises:
-        OptionError: It is something else.
+        OptionError: The option has another value.
     """
     if progress is False:
         return None

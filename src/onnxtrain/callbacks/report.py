@@ -1,4 +1,4 @@
-"""Training curves: a PNG through matplotlib, or characters where that is missing."""
+"""Training curves: a PNG through matplotlib, or a plot in characters."""
 
 from __future__ import annotations
 

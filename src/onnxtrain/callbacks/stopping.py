@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a training runs: the step is finished before anything stops."""
+"""Handle Ctrl-C and SIGTERM during a training: finish the step, then stop."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopping:
-    """Notes a signal instead of being interrupted by it; the second one interrupts at once.
+    """Context that records the first signal instead of raising; a second one interrupts at once.
 
-    Only the main thread gets signals; in others this does nothing. A handler that the program has set itself stays.
+    Only the main thread gets signals; in other threads this does nothing. Handlers set by the program are kept.
 
     Attributes:
-        signal: The signal that came; ``None`` as long as none has.
+        signal: The received signal; ``None`` before the first one.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Stopping:
         self.__exit__(None, None, None)
 
     def exception(self, sentence: str) -> BaseException:
-        """Return the exception that ends the training; after SIGTERM, which ends the process, log the sentence."""
+        """Return the exception that ends the training; after SIGTERM, which ends the process, log the message."""
         if self.signal == signal.SIGTERM:
             _log.warning(sentence)
             return SystemExit(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Callbacks that watch a value over the epochs: early stopping, a lower learning rate, the best model."""
+"""Callbacks that monitor a value over the epochs: early stopping, a lower learning rate, the best model."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ RENAMED = {"minimum_delta": "min_delta", "minimum_rate": "min_lr"}
 
 @checks_arguments(renamed=RENAMED)
 class Watch(Callback):
-    """The base of callbacks that compare a value with the best one so far, epoch by epoch.
+    """Base of callbacks that compare a value with the best one so far, epoch by epoch.
 
     An epoch improves when its value is better than the best one so far by more than `min_delta`. An epoch never
     improves where the value, the validation loss or a weight is NaN.
 
     Args:
-        monitor: the name of a metric, or ``loss`` for the training loss.
-        min_delta: a smaller change is no improvement; not negative.
-        mode: whether small (``min``) or large (``max``) values are good; None: by the name (accuracy: max).
-        what: how messages call the callback.
+        monitor: Name of a metric, or ``loss`` for the training loss.
+        min_delta: Smallest change that is an improvement, at least 0.
+        mode: Whether small (``min``) or large (``max``) values are good; None decides by name (accuracy: max).
+        what: Name of the callback in messages.
 
     Raises:
-        OptionError: an argument has a value that it cannot have.
+        OptionError: An argument is invalid.
     """
 
     minimum_delta = old_attribute("minimum_delta", "min_delta")
@@ -52,15 +52,15 @@ class Watch(Callback):
         self._what = what
 
     def improves(self, state: TrainingState) -> bool:
-        """Compare with the best epoch, which this one is from now on where it is better.
+        """Compare with the best epoch, and remember this one if it is better.
 
         Raises:
-            OptionError: the monitored value does not exist.
+            OptionError: The monitored value does not exist.
         """
         values = {"loss": state.loss, **state.metrics}
         if self.monitor not in values:
             raise OptionError(
-                f"{self._what} monitors '{self.monitor}', but what is measured is {', '.join(values)}; "
+                f"{self._what} monitors '{self.monitor}', but the measured values are {', '.join(values)}; "
                 f"monitor one of these, or add validation data or the metric."
             )
         value = values[self.monitor]
@@ -70,37 +70,59 @@ class Watch(Callback):
             gain = value - self.best if self.mode == "max" else self.best - value
             if not gain > self.min_delta:
                 return False
-        if not all(map(all_finite, state.weights.values())):  # the last update may have made them so
+        if not all(map(all_finite, state.weights.values())):  # the last update may have produced NaN
             return False
         self.best, self.best_epoch = value, state.epoch
         return True
 
     def record(self) -> dict[str, Any]:
-        """The best value and its epoch."""
+        """Return the best value and its epoch."""
         return {"best": self.best, "best_epoch": self.best_epoch}
 
     def resume(self, record: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.best, self.best_epoch = record["best"], record["best_epoch"]
 
 
-@checks_arguments(renamed=RENAMED)
-class EarlyStopping(Watch):
-    """Stop when a value has not improved for some epochs, and go back to the best weights.
+class _PatientWatch(Watch):
+    """Base of callbacks that act after several epochs without improvement."""
 
-    An epoch improves when its value is better than the best one so far by more than `min_delta`; NaN
-    never improves. PyTorch has none; Keras' ``EarlyStopping`` is alike. Where the trainer keeps moving averages of the
-    weights (``ema=``), those of the best epoch are put back, too.
+    def __init__(
+        self, monitor: str, patience: int, min_delta: float, mode: Literal["min", "max"] | None, what: str
+    ) -> None:
+        if patience < 1:
+            raise OptionError(f"patience of {what} is {patience}; it must be at least 1 epoch.")
+        super().__init__(monitor, min_delta, mode, what)
+        self.patience = patience
+        self.waited = 0
+
+    def record(self) -> dict[str, Any]:
+        """Return the best value and the epochs waited."""
+        return {**super().record(), "waited": self.waited}
+
+    def resume(self, record: dict[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
+        super().resume(record)
+        self.waited = record["waited"]
+
+
+@checks_arguments(renamed=RENAMED)
+class EarlyStopping(_PatientWatch):
+    """Stop when a value has not improved for some epochs, and restore the best weights.
+
+    An epoch improves when its value is better than the best one so far by more than `min_delta`; NaN never improves.
+    Similar to Keras' ``EarlyStopping``; PyTorch has none. Where the trainer keeps moving averages of the weights
+    (``ema=``), those of the best epoch are restored, too.
 
     Args:
-        monitor: the name of a metric, or ``loss`` for the training loss.
-        patience: after how many epochs in a row without improvement to stop; at least 1.
-        min_delta: a smaller change is no improvement; not negative.
-        mode: whether small (``min``) or large (``max``) values are good; None: by the name (accuracy: max).
-        restore_best: whether to put the weights of the best epoch back at the end.
+        monitor: Name of a metric, or ``loss`` for the training loss.
+        patience: Number of consecutive epochs without improvement after which to stop, at least 1.
+        min_delta: Smallest change that is an improvement, at least 0.
+        mode: Whether small (``min``) or large (``max``) values are good; None decides by name (accuracy: max).
+        restore_best: Whether to restore the weights of the best epoch at the end.
 
     Raises:
-        OptionError: an argument has a value that it cannot have.
+        OptionError: An argument is invalid.
     """
 
     setting: ClassVar[str | None] = "early_stopping"
@@ -113,16 +135,12 @@ class EarlyStopping(Watch):
         mode: Literal["min", "max"] | None = None,
         restore_best: bool = True,
     ) -> None:
-        if patience < 1:
-            raise OptionError(f"patience of early stopping is {patience}; it must be at least 1 epoch.")
-        super().__init__(monitor, min_delta, mode, "early stopping")
-        self.patience = patience
+        super().__init__(monitor, patience, min_delta, mode, "early stopping")
         self.restore_best = restore_best
         self.best_weights: dict[str, np.ndarray] = {}
-        self.waited = 0
 
     def settings(self) -> dict[str, Any]:
-        """All arguments."""
+        """Return all arguments."""
         watched = ("monitor", "patience", "min_delta", "mode", "restore_best")
         return {name: getattr(self, name) for name in watched}
 
@@ -130,7 +148,7 @@ class EarlyStopping(Watch):
         """Compare with the best epoch.
 
         Raises:
-            OptionError: the monitored value does not exist.
+            OptionError: The monitored value does not exist.
         """
         if self.improves(state):
             self.waited = 0
@@ -144,46 +162,37 @@ class EarlyStopping(Watch):
             state.request_stop(f"{self.monitor} has not improved for {self.waited} epochs{best}")
 
     def on_fit_end(self, state: TrainingState) -> None:
-        """Put the best weights back."""
+        """Restore the best weights."""
         if self.restore_best:
             for live in (state.weights, state.averages):
                 live.update({name: array for name, array in self.best_weights.items() if name in live})
 
-    def record(self) -> dict[str, Any]:
-        """The best value and the epochs waited."""
-        return {**super().record(), "waited": self.waited}
-
     def record_arrays(self) -> dict[str, np.ndarray]:
-        """The best weights."""
+        """Return the best weights."""
         return dict(self.best_weights)
 
     def resume_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take the best weights back."""
+        """Restore the best weights of a checkpoint."""
         self.best_weights = dict(arrays)
-
-    def resume(self, record: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        super().resume(record)
-        self.waited = record["waited"]
 
 
 @checks_arguments(renamed=RENAMED)
-class ReduceOnPlateau(Watch):
+class ReduceOnPlateau(_PatientWatch):
     """Multiply the learning rate by a factor when a value has not improved for some epochs.
 
     PyTorch: ``ReduceLROnPlateau(factor=factor, patience=patience - 1, threshold=min_delta, threshold_mode="abs")``;
-    Keras' callback of that name. What it sets decides instead of a schedule.
+    Keras: the callback of this name. The rate that it sets replaces the schedule.
 
     Args:
-        monitor: the name of a metric, or ``loss`` for the training loss.
-        factor: between 0 and 1.
-        patience: after how many epochs in a row without improvement to reduce the rate; at least 1.
-        min_delta: a smaller change is no improvement; not negative.
-        min_lr: the lowest learning rate that it sets.
-        mode: whether small (``min``) or large (``max``) values are good; None: by the name (accuracy: max).
+        monitor: Name of a metric, or ``loss`` for the training loss.
+        factor: Factor of the learning rate, between 0 and 1.
+        patience: Number of consecutive epochs without improvement after which to reduce the rate, at least 1.
+        min_delta: Smallest change that is an improvement, at least 0.
+        min_lr: Lowest learning rate.
+        mode: Whether small (``min``) or large (``max``) values are good; None decides by name (accuracy: max).
 
     Raises:
-        OptionError: an argument has a value that it cannot have.
+        OptionError: An argument is invalid.
     """
 
     setting: ClassVar[str | None] = "reduce_on_plateau"
@@ -197,16 +206,13 @@ class ReduceOnPlateau(Watch):
         min_lr: float = 0.0,
         mode: Literal["min", "max"] | None = None,
     ) -> None:
-        super().__init__(monitor, min_delta, mode, "reducing on a plateau")
+        super().__init__(monitor, patience, min_delta, mode, "reducing on a plateau")
         if not 0 < factor < 1:
             raise OptionError(f"factor of reducing on a plateau is {factor}; it must be between 0 and 1.")
-        if patience < 1:
-            raise OptionError(f"patience of reducing on a plateau is {patience}; it must be at least 1 epoch.")
-        self.factor, self.patience, self.min_lr = factor, patience, min_lr
-        self.waited = 0
+        self.factor, self.min_lr = factor, min_lr
 
     def settings(self) -> dict[str, Any]:
-        """All arguments."""
+        """Return all arguments."""
         watched = ("monitor", "factor", "patience", "min_delta", "min_lr", "mode")
         return {name: getattr(self, name) for name in watched}
 
@@ -214,33 +220,24 @@ class ReduceOnPlateau(Watch):
         """Compare with the best epoch.
 
         Raises:
-            OptionError: the monitored value does not exist.
+            OptionError: The monitored value does not exist.
         """
         self.waited = 0 if self.improves(state) else self.waited + 1
         if self.waited >= self.patience:
             self.waited = 0
             state.learning_rate = max(state.learning_rate * self.factor, self.min_lr)
 
-    def record(self) -> dict[str, Any]:
-        """The best value and the epochs waited."""
-        return {**super().record(), "waited": self.waited}
-
-    def resume(self, record: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        super().resume(record)
-        self.waited = record["waited"]
-
 
 @checks_arguments
 class SaveBest(Watch):
-    """Write the model whenever a value is the best one so far: what ``fit(save_best=...)`` adds.
+    """Write the model whenever a value is the best one so far; ``fit(save_best=...)`` adds this callback.
 
-    It has the weights that were measured: their moving averages where validation measures these.
+    The file has the evaluated weights: their moving averages where validation evaluates these.
 
     Args:
-        path: the file; what it held before is replaced.
-        monitor: the name of a metric, or ``loss`` for the training loss.
-        mode: whether small (``min``) or large (``max``) values are good; None: by the name (accuracy: max).
+        path: The file, which is replaced.
+        monitor: Name of a metric, or ``loss`` for the training loss.
+        mode: Whether small (``min``) or large (``max``) values are good; None decides by name (accuracy: max).
     """
 
     def __init__(
@@ -253,11 +250,11 @@ class SaveBest(Watch):
         self.path = Path(path)
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Write the model where this epoch is the best so far.
+        """Write the model if this epoch is the best so far.
 
         Raises:
-            OptionError: the monitored value does not exist.
-            ModelError: the file cannot be written.
+            OptionError: The monitored value does not exist.
+            ModelError: The file cannot be written.
         """
         if self.improves(state):
             state.trainer.save(self.path, ema=state.ema)

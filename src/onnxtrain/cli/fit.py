@@ -178,7 +178,7 @@ class LoggerFlags:
         Raises:
             OptionError: A package is not installed.
         """
-        from onnxtrain.callbacks.loggers.values import needs
+        from onnxtrain.callbacks.loggers import needs
 
         for name in ("tensorboard", "mlflow", "wandb"):
             if getattr(self, name):

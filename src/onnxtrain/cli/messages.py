@@ -98,6 +98,7 @@ def _argument_names() -> set[str]:
     names = {name for function in functions for name in inspect.signature(function).parameters} - {"self", "y"}
     return names | {
         "targets",
+        "lora_targets",
         "entry",
         *(field.name for flags in (LossFlags, ReaderFlags) for field in dataclasses.fields(flags)),
     }

@@ -20,7 +20,7 @@ from onnxtrain.data.conversion import (
     convert,
     is_mapped,
 )
-from onnxtrain.data.table_columns import named_array
+from onnxtrain.data.naming import named_array
 from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import DataError, OptionError
 

@@ -1,9 +1,10 @@
-"""Conversion and checks of one array for a model: NumPy, element type, shape, finite values."""
+"""Conversion and checks of one array for a model: NumPy, element type, shape, finite values, numbers in text."""
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -11,10 +12,46 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from onnxtrain.data.rescaled import Rescaled
 from onnxtrain.errors import DataError
 
 Array = npt.NDArray[Any]
+
+
+class Rescaled:
+    """An array whose rows are ``stored * scale + shift`` in float32 once they are read.
+
+    It has as much of an array's interface as a dataset needs.
+
+    Args:
+        stored: [N, ...].
+        scale: broadcasts with a row.
+        shift: likewise.
+
+    >>> array = Rescaled(np.array([[0, 255]], np.uint8), np.array([1 / 255]), np.array([-0.5]))
+    >>> array[:1].tolist(), array.shape
+    ([[-0.5, 0.5]], (1, 2))
+    """
+
+    dtype: Final = np.dtype(np.float32)
+
+    def __init__(self, stored: Array, scale: Array, shift: Array) -> None:
+        self._stored = stored
+        self._scale, self._shift = scale.astype(np.float32), shift.astype(np.float32)
+        self.shape, self.ndim = stored.shape, stored.ndim
+        self.base = stored
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __getitem__(self, rows: Any) -> Array:
+        values = self._stored[rows].astype(np.float32)
+        values *= self._scale
+        values += self._shift
+        return np.asarray(values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:].astype(dtype or self.dtype, copy=False)
+
 
 # Kinds of data that convert into each kind of input. A float never becomes an integer: it would lose its
 # fraction; integers become floats, as images of bytes do.
@@ -278,3 +315,68 @@ def check_possible(shape: Sequence[int], dtype: np.dtype[Any], what: str) -> Non
 def first_row(mask: Array) -> int:
     """The first row with a true element."""
     return int(np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))[0])
+
+
+_GROUPED: Final = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d*)?([eE][+-]?\d+)?")
+_WORDS: Final = {"false": "0", "true": "1"}
+_TRUTH: Final = {"0": False, "1": True, "false": False, "true": True}
+
+
+def are_truth_values(cells: Array) -> bool:
+    """Return whether all cells are one of the texts true and false."""
+    return set(np.char.lower(np.char.strip(np.unique(cells.astype(str)))).tolist()) <= _WORDS.keys()
+
+
+def to_truth_values(cells: Array) -> Array:
+    """Return truth values for the texts true and false."""
+    return np.asarray(np.char.lower(np.char.strip(cells.astype(str))) == "true")
+
+
+def is_truth_word(cell: str) -> bool:
+    """Return whether a cell is true or false."""
+    return cell.strip().lower() in _WORDS
+
+
+def truth_digit(cell: str) -> str:
+    """Return 1 for true and 0 for false."""
+    return _WORDS[cell.strip().lower()]
+
+
+def _with_point(cell: str) -> str:
+    """Return a number that has a decimal comma with a decimal point; points before the comma group thousands.
+
+    Raises:
+        ValueError: A point groups something else.
+    """
+    if "." in cell:
+        if not _GROUPED.fullmatch(cell.strip()):
+            raise ValueError("a point that groups no thousands")
+        cell = cell.replace(".", "")
+    return cell.replace(",", ".")
+
+
+def is_number(cell: str, decimal: str = ".", dtype: np.dtype[Any] | None = None, *, finite: bool = True) -> bool:
+    """Return whether a cell is a number (of a type)."""
+    try:
+        value = convert_cells([[cell]], decimal, dtype or np.dtype(np.float64))
+    except (ValueError, OverflowError, KeyError):
+        return False
+    return bool(np.isfinite(value).all()) or not finite
+
+
+def convert_cells(cells: Sequence[Sequence[str]], decimal: str, dtype: np.dtype[Any]) -> Array:
+    """Cells as numbers; what is too large becomes infinite, or an error where the type has no infinity.
+
+    Raises:
+        ValueError: one is no number of the type.
+        KeyError: one is no truth value, where these are asked for.
+        OverflowError: one is too large for it.
+    """
+    if decimal == ",":
+        cells = [[_with_point(cell) for cell in row] for row in cells]
+    if dtype.kind == "b":
+        return np.array([[_TRUTH[cell.strip().lower()] for cell in row] for row in cells], dtype)
+    if any("_" in "".join(row) for row in cells):
+        raise ValueError("Python takes 2024_11 for a number, tables do not")
+    with np.errstate(over="ignore"):
+        return np.array(cells, dtype)

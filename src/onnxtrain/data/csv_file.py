@@ -15,13 +15,9 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
-from onnxtrain.data.cells import convert_cells, is_number, is_truth_word, truth_digit
-from onnxtrain.data.conversion import Array, TensorSpec, kind_of
-from onnxtrain.data.files import check_regular
-from onnxtrain.data.frames import as_input, check_width, choose_columns, columns_of
-from onnxtrain.data.reader import Reader
-from onnxtrain.data.spill_buffer import GrowingArray, GrowingTexts
-from onnxtrain.data.table_columns import NamedColumns, check_unique
+from onnxtrain.data.conversion import Array, TensorSpec, convert_cells, is_number, is_truth_word, kind_of, truth_digit
+from onnxtrain.data.files import GrowingArray, GrowingTexts, Reader, check_regular
+from onnxtrain.data.naming import NamedColumns, as_input, check_unique, check_width, choose_columns, columns_of
 from onnxtrain.errors import DataError
 from onnxtrain.spelling import checks_arguments
 

@@ -1,4 +1,4 @@
-"""Arrays from ``.npz`` and ``.npy`` files and folders, memory-mapped, so that they may exceed memory."""
+"""Array files, memory-mapped (``.npz``, ``.npy``, ``.safetensors``), and the base of readers of other formats."""
 
 from __future__ import annotations
 
@@ -11,15 +11,79 @@ import stat
 import struct
 import tempfile
 import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 import numpy as np
 from numpy.lib import format as npy_format
 
-from onnxtrain.data.conversion import Array, DeferredArray, check_possible
-from onnxtrain.data.safetensors_file import SAFETENSORS_SUFFIX, map_safetensors
+from onnxtrain.data.conversion import Array, DeferredArray, TensorSpec, check_possible
 from onnxtrain.errors import DataError
+from onnxtrain.model_file.small_files import check_regular_file, parse_json
+
+SAFETENSORS_SUFFIX: Final = ".safetensors"
+
+_TYPES: Final[dict[str, Any]] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+def _type(name: str) -> np.dtype[Any]:
+    if name == "BF16":
+        import ml_dtypes  # onnx brings it along
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    dtype: np.dtype[Any] = np.dtype(_TYPES[name])
+    return dtype
+
+
+def map_safetensors(path: Path, *, may_be_empty: bool = False) -> dict[str, Array]:
+    """The arrays of a safetensors file, by name: read-only, and read when a batch needs them.
+
+    Raises:
+        DataError: it is none, or has a type that NumPy lacks.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        check_regular_file(path)
+        with safe_open(path, "np"):  # which checks lengths, offsets and overlaps
+            pass
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = parse_json(file.read(length))
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
+        raise DataError(f"'{path}' cannot be read as a safetensors file: {reason}.") from error
+    header.pop("__metadata__", None)
+    if not header and not may_be_empty:
+        raise DataError(f"'{path}' holds no arrays.")
+    found = {}
+    for name, entry in header.items():
+        stored = entry["dtype"]
+        if stored not in (*_TYPES, "BF16"):
+            raise DataError(f"'{name}' in '{path}' has the type {stored}, which no data can have; convert it.")
+        dtype, shape = _type(stored), tuple(entry["shape"])
+        check_possible(shape, dtype, f"'{name}' in '{path}'")
+        offset = 8 + length + entry["data_offsets"][0]
+        found[name] = np.memmap(path, dtype, "r", offset, shape) if 0 not in shape else np.empty(shape, dtype)
+    return found
+
 
 _logger = logging.getLogger(__name__)
 
@@ -235,3 +299,119 @@ def _check_length(available: int, shape: tuple[int, ...], dtype: np.dtype[Any], 
 def _reason(error: Exception) -> str:
     """The message of an error in one line of bearable length; NumPy's quote the whole header."""
     return " ".join(str(error).split())[:100]
+
+
+@dataclass(frozen=True)
+class Reader(ABC):
+    """A file or folder of examples.
+
+    Args:
+        path: where it is.
+    """
+
+    path: str | os.PathLike[str]
+
+    @property
+    def name(self) -> str:
+        """Name of the file in error messages."""
+        return f"'{Path(self.path)}'"
+
+    @abstractmethod
+    def read(
+        self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
+    ) -> tuple[dict[str, object], object | None]:
+        """All examples.
+
+        Args:
+            specs: what the model needs of its inputs, in their order.
+            target: the name of the target, where the reader knows several.
+            need_target: whether there must be targets.
+
+        Returns:
+            The inputs by name, and the targets or None.
+
+        Raises:
+            DataError: it cannot be read, or does not fit the model.
+        """
+
+
+MEMORY_BYTES: Final = 64 * 2**20
+"""Up to this size an array stays in memory; a larger one goes to a temporary file."""
+
+# How many rows are changed at a time.
+_ROWS: Final = 2**17
+
+
+class GrowingArray:
+    """An array whose number of rows is not known until all have been read.
+
+    The temporary file has no name in the file system: however the process ends, nothing is left behind.
+
+    Args:
+        row_shape: the shape of one row.
+        dtype: the element type.
+
+    >>> array = GrowingArray((2,), np.dtype(np.float32))
+    >>> array.append(np.zeros((3, 2)))
+    >>> array.finish().shape
+    (3, 2)
+    """
+
+    def __init__(self, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._row_shape, self.dtype = row_shape, dtype
+        self._blocks: list[Array] = []
+        self._bytes = self._rows = 0
+        self._file: IO[bytes] | None = None
+
+    @classmethod
+    def of(cls, array: Array, dtype: np.dtype[Any], change: Callable[[Array], Array] | None = None) -> Self:
+        """The rows of an array in another type, or changed, some at a time."""
+        result = cls(array.shape[1:], dtype)
+        for start in range(0, len(array), _ROWS):
+            block = array[start : start + _ROWS]
+            result.append(block if change is None else change(block))
+        return result
+
+    def append(self, block: Array) -> None:
+        """Add rows at the end.
+
+        Raises:
+            OSError: the temporary file cannot be written.
+        """
+        block = np.ascontiguousarray(block, self.dtype)
+        self._rows += len(block)
+        self._bytes += block.nbytes
+        self._blocks.append(block)
+        if self._bytes > MEMORY_BYTES and self.dtype.kind not in "OT":  # texts lie elsewhere
+            import tempfile  # brings archives and random numbers: for large arrays only
+
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - the array keeps it open
+            for each in self._blocks:
+                self._file.write(each.reshape(-1).view(np.uint8).data)
+            self._blocks = []
+
+    def finish(self) -> Array:
+        """All rows."""
+        shape = (self._rows, *self._row_shape)
+        if self._file is None:
+            return np.concatenate([np.empty((0, *self._row_shape), self.dtype), *self._blocks])
+        self._file.flush()
+        with self._file:
+            return np.memmap(self._file, self.dtype, "r", 0, shape)
+
+
+class GrowingTexts:
+    """Texts that are written block by block, of which few differ: each is kept once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._found = GrowingArray((), np.dtype(np.int32))
+
+    def append(self, block: Iterable[str]) -> None:
+        """Add texts at the end."""
+        self._found.append(np.array([self._numbers.setdefault(text, len(self._numbers)) for text in block], np.int32))
+
+    def finish(self) -> Array:
+        """Return all texts."""
+        texts = np.array(list(self._numbers), str)
+        return GrowingArray.of(self._found.finish(), texts.dtype, texts.__getitem__).finish()

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from onnxtrain.data.cells import are_truth_values, is_number, to_truth_values
-from onnxtrain.data.conversion import Array, kind_of
-from onnxtrain.data.spill_buffer import GrowingArray
+from onnxtrain.data.conversion import Array, are_truth_values, is_number, kind_of, to_truth_values
+from onnxtrain.data.files import GrowingArray
 from onnxtrain.errors import DataError
 from onnxtrain.ir.value import Dimension
 

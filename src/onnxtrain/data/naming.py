@@ -1,13 +1,14 @@
-"""Which array is which: matching what a user gives to the inputs of a model and its target."""
+"""Match arrays, batches and columns of tables to a model's inputs and its target, by name or by position."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.data.conversion import TensorSpec, is_array_like
+from onnxtrain.data.conversion import Array, TensorSpec, is_array_like, kind_of, to_numpy
 from onnxtrain.errors import DataError
 
 
@@ -207,3 +208,286 @@ def _plural(word: str, items: Iterable[object]) -> str:
 def _kinds(parts: Sequence[object]) -> str:
     kinds = [type(part).__name__ for part in parts[:4]] + ["..."] * (len(parts) > 4)
     return f"{len(parts)} ({', '.join(kinds)})"
+
+
+class NamedColumns:
+    """An array whose elements along axis 1 have names.
+
+    It has as much of an array's interface as a dataset needs.
+
+    Args:
+        array: [N, F].
+        names: F names.
+    """
+
+    def __init__(self, array: Array, names: tuple[str, ...]) -> None:
+        self.array, self.names = array, names
+        self.dtype, self.shape, self.ndim = array.dtype, array.shape, array.ndim
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, rows: Any) -> Array:
+        return np.asarray(self.array[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.array if dtype is None else self.array.astype(dtype, copy=False)
+
+
+def is_frame(value: object) -> bool:
+    """Return whether a value is a table with named columns, as of pandas, Polars or PyArrow."""
+    if isinstance(value, np.ndarray):
+        return False
+    if type(value).__module__.partition(".")[0] == "pyarrow":
+        return hasattr(value, "column_names") and hasattr(value, "column")
+    return hasattr(value, "columns") and hasattr(value, "__getitem__") and hasattr(value, "to_numpy")
+
+
+def columns_of_table(frame: Any, what: str) -> dict[str, Any]:
+    """Return the names of a table's columns with the keys under which it has them.
+
+    Raises:
+        DataError: Two have one name.
+    """
+    keys = list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
+    names = [str(key) for key in keys]
+    check_unique(names, what)
+    return dict(zip(names, keys, strict=True))
+
+
+def check_unique(names: Sequence[str], what: str) -> None:
+    """Refuse two columns of one name.
+
+    Raises:
+        DataError: There are such.
+    """
+    if len(set(names)) == len(names):
+        return
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise DataError(f"{what} has two columns '{name}'; give every column a name of its own.")
+        seen.add(name)
+
+
+def column_of(frame: Any, key: object, name: str) -> Array:
+    """Return a column of a table as an array."""
+    return to_numpy(frame[key], f"the column '{name}'")
+
+
+def named_array(value: object, spec: TensorSpec | None, what: str) -> tuple[Array, tuple[str, ...] | None]:
+    """Convert a value to NumPy, with the columns of a table in the order of the model; return their names as well.
+
+    Raises:
+        DataError: It does not convert, or its columns have other names.
+    """
+    if isinstance(value, NamedColumns):
+        array, names = value.array, value.names
+        if spec is None or (order := in_order(names, spec, what)) == list(names):
+            return array, names
+        places = {name: place for place, name in enumerate(names)}
+        return array[:, [places[name] for name in order]], tuple(order)
+    if not is_frame(value) or spec is None or spec.beside:
+        return to_numpy(value, what), None
+    keys = columns_of_table(value, what)
+    order = in_order([*keys], spec, what)
+    if order == [*keys]:
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf" or not order:
+            return array, tuple(order)
+    return np.stack([column_of(value, keys[name], name) for name in order], axis=1), tuple(order)
+
+
+def in_order(found: Sequence[str], spec: TensorSpec, what: str) -> list[str]:
+    """Return names of columns in the order in which an input takes them.
+
+    Names that only count the columns (0, 1, 2, ...) tell nothing, and keep their order.
+
+    Raises:
+        DataError: They are not those that the input has names for.
+    """
+    known = spec.columns
+    if known is None or tuple(found) == known:
+        return list(found)
+    there, wanted = set(found), set(known)
+    missing = [name for name in known if name not in there]
+    extra = [name for name in found if name not in wanted and name not in spec.left_out]
+    if not missing and not extra:
+        return list(known)
+    if list(found) == [str(index) for index in range(len(found))]:
+        return list(found)
+    lacks = f"lacks {some_names(missing)}" if missing else ""
+    has = f"has {some_names(extra)} besides" if extra else ""
+    raise DataError(
+        f"{what} has other columns than those that the input '{spec.name}' was trained on: it "
+        f"{' and '.join(filter(None, (lacks, has)))}; give the columns {some_names(known)}, in any order, or an array, "
+        "whose columns have no names."
+    )
+
+
+def some_names(names: Iterable[str]) -> str:
+    """List names as a message shows them."""
+    listed = list(names)
+    return ", ".join(f"'{name}'" for name in listed[:8]) + (", ..." if len(listed) > 8 else "")
+
+
+class Columns(NamedTuple):
+    """Which columns of a table make the inputs.
+
+    Attributes:
+        features: the columns that the only input takes side by side, in its order; ``None`` where every input is a
+            column.
+        target: the column of targets; ``None`` where none is needed.
+    """
+
+    features: list[str] | None
+    target: str | None
+
+
+def choose_columns(
+    columns: Sequence[str], specs: Sequence[TensorSpec], what: str, *, target: str | None, need_target: bool
+) -> Columns:
+    """Find inputs and target among the columns of a table.
+
+    Columns named like the model's inputs are these. A model with one input takes all columns side by side but the
+    target and what goes beside the inputs: in the order that the input has names for, or else in their own.
+
+    Raises:
+        DataError: there is no such column, or the columns do not make the inputs.
+    """
+    beside = [spec.name for spec in specs if spec.beside]
+    specs = [spec for spec in specs if not spec.beside]
+    check_beside(beside, columns, f"{what} has no column")
+    if target is None and need_target:
+        raise DataError(
+            f"{what} has the columns {some_names(columns)}; say which is the target: target='{columns[-1]}'."
+        )
+    if target is not None and target not in columns:
+        raise DataError(f"{what} has no column '{target}': it has {some_names(columns)}.")
+    held = set(columns)
+    missing = [spec.name for spec in specs if spec.name not in held]
+    if not missing:
+        return Columns(None, target)
+    if len(specs) > 1:
+        raise DataError(f"{what} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}.")
+    features = [name for name in columns if name != target and name not in beside]
+    (spec,) = specs
+    if spec.shape is not None and len(spec.shape) != 2:
+        raise DataError(
+            f"{what} has no column '{spec.name}', and its columns side by side make rank 2, but the input "
+            f"'{spec.name}' has rank {len(spec.shape)}: {spec.describe_shape()}."
+        )
+    return Columns(in_order(features, spec, what), target)
+
+
+def columns_of(spec: TensorSpec, features: list[str] | None) -> list[str]:
+    """The columns that make an array."""
+    return [spec.name] if features is None or spec.beside else features
+
+
+def check_width(columns: Columns, spec: TensorSpec, what: str) -> None:
+    """Check that an input takes as many columns as there are.
+
+    Raises:
+        DataError: it takes more or fewer.
+    """
+    features, target = columns
+    if not features:
+        raise DataError(f"{what} has only the column '{target}', the target; it needs columns for '{spec.name}'.")
+    wanted = None if spec.shape is None else spec.shape[1]
+    if isinstance(wanted, int) and wanted != len(features):
+        count = f"{len(features)} column{'s' if len(features) > 1 else ''}"
+        beside = "" if target is None else f" beside the target '{target}'"
+        hint = (
+            ""
+            if target or len(features) < wanted
+            else f", or leave out the target by its name: target='{features[-1]}'"
+        )
+        raise DataError(
+            f"{what} has {count}{beside} ({some_names(features)}), but the input '{spec.name}' takes "
+            f"{wanted}; give it as many{hint}."
+        )
+
+
+def match_frame(
+    frame: Any, specs: Sequence[TensorSpec], *, target: str | None, need_target: bool
+) -> tuple[dict[str, object], object | None]:
+    """Find inputs and targets in a frame of pandas or Polars; see `choose_columns`.
+
+    Raises:
+        DataError: there is no such column, or columns do not make the inputs.
+    """
+    keys = columns_of_table(frame, "the table")
+    chosen = choose_columns([*keys], specs, "the table", target=target, need_target=need_target)
+    features, target = chosen
+    targets = None if target is None else column_of(frame, keys[target], target)
+    alone = [spec for spec in specs if features is None or spec.beside]
+    found: dict[str, object] = {
+        spec.name: as_input(column_of(frame, keys[spec.name], spec.name), spec) for spec in alone
+    }
+    if features is None:
+        return found, targets
+    arrays = [column_of(frame, keys[name], name) for name in features]
+    for name, array in zip(features, arrays, strict=True):
+        if kind_of(array.dtype) not in ("boolean", "integer", "float"):
+            raise DataError(
+                f"the column '{name}' holds {array.dtype}, not numbers; encode it, or leave it out of the table."
+            )
+    check_width(chosen, specs[0], "the table")
+    joined = np.stack(arrays, axis=1) if arrays else np.empty((len(frame), 0))
+    return {specs[0].name: NamedColumns(joined, tuple(features)), **found}, targets
+
+
+def as_input(column: Array, spec: TensorSpec) -> Array:
+    """A column as an input takes it: as [N, 1] where it has rank 2."""
+    return column[:, None] if spec.shape is not None and len(spec.shape) == 2 and column.ndim == 1 else column
+
+
+def rows_to_inputs(rows: np.ndarray, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """The inputs of a model, cut from a table's columns in their order.
+
+    An input takes as many columns as its shape has elements beside the batch axis; one of unknown size takes one, or
+    all where it is the only input.
+
+    Args:
+        rows: Numbers [N, F].
+        inputs: What the model takes.
+
+    Raises:
+        DataError: Their number is not that of the inputs' elements, or an input of integers gets fractions.
+
+    Example:
+        >>> image = TensorSpec("image", np.dtype(np.float32), ("N", 1, 2, 2))
+        >>> rows_to_inputs(np.zeros((3, 4)), [image])["image"].shape
+        (3, 1, 2, 2)
+    """
+    shapes = {spec.name: _example_shape(spec) for spec in inputs}
+    if len(inputs) == 1 and None in shapes[inputs[0].name]:
+        return {inputs[0].name: _of_kind(rows, inputs[0])}
+    sizes = {name: tuple(1 if size is None else size for size in shape) for name, shape in shapes.items()}
+    wanted = [math.prod(sizes[spec.name]) for spec in inputs]
+    if sum(wanted) != rows.shape[1]:
+        listed = ", ".join(f"{count} for {spec.name!r}" for count, spec in zip(wanted, inputs, strict=True))
+        raise DataError(f"X has {rows.shape[1]} columns, but the model's inputs take {sum(wanted)} ({listed}).")
+    parts = np.split(rows, np.cumsum(wanted)[:-1], axis=1)
+    return {
+        spec.name: _of_kind(part, spec).reshape(len(rows), *sizes[spec.name])
+        for spec, part in zip(inputs, parts, strict=True)
+    }
+
+
+def _example_shape(spec: TensorSpec) -> tuple[int | None, ...]:
+    """The shape of one example; ``None`` where a size is not known."""
+    shape = (None, None) if spec.shape is None else spec.shape
+    return tuple(size if isinstance(size, int) else None for size in shape[1:])
+
+
+def _of_kind(part: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """Integers where the input takes integers, and fractions where it takes these."""
+    if kind_of(part.dtype) == kind_of(spec.dtype):
+        return part  # the exact type is the data set's to convert
+    whole = part.astype(spec.dtype)
+    if kind_of(spec.dtype) != "float" and (whole != part).any():
+        wrong = part[whole != part][0]
+        raise DataError(f"X holds {wrong:g} in a column of the input {spec.name!r}, which takes {spec.dtype}.")
+    return whole

@@ -11,14 +11,26 @@ import numpy as np
 from onnxtrain.data.array_dataset import ArrayDataset
 from onnxtrain.data.base import Dataset
 from onnxtrain.data.conversion import TensorSpec, is_array_like
-from onnxtrain.data.files import open_arrays
-from onnxtrain.data.frames import match_frame
-from onnxtrain.data.hugging_face import HuggingFaceExamples, is_hugging_face, refuse_other_kinds
+from onnxtrain.data.files import Reader, open_arrays
 from onnxtrain.data.iterable_dataset import IterableDataset
-from onnxtrain.data.map_dataset import Examples, IndexedExamples, MapDataset, is_map_style
-from onnxtrain.data.naming import is_batch_list, joined, match_batch, match_names, match_positions
-from onnxtrain.data.reader import Reader
-from onnxtrain.data.table_columns import is_frame
+from onnxtrain.data.map_dataset import (
+    Examples,
+    HuggingFaceExamples,
+    IndexedExamples,
+    MapDataset,
+    is_hugging_face,
+    is_map_style,
+    refuse_other_kinds,
+)
+from onnxtrain.data.naming import (
+    is_batch_list,
+    is_frame,
+    joined,
+    match_batch,
+    match_frame,
+    match_names,
+    match_positions,
+)
 from onnxtrain.errors import DataError
 
 
@@ -172,7 +184,7 @@ def _reader(source: object) -> Reader | None:
         return None
     # Only files need these modules.
     from onnxtrain.data.csv_file import CSV_SUFFIXES, CsvFile
-    from onnxtrain.data.image_folder import ImageFolder, is_image_folder
+    from onnxtrain.data.images import ImageFolder, is_image_folder
     from onnxtrain.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
     from onnxtrain.data.tar_file import TarFile, is_tar
 

@@ -11,11 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec
-from onnxtrain.data.files import check_regular
-from onnxtrain.data.frames import as_input, check_width, choose_columns, columns_of
-from onnxtrain.data.reader import Reader
-from onnxtrain.data.spill_buffer import GrowingArray, GrowingTexts
-from onnxtrain.data.table_columns import NamedColumns, check_unique
+from onnxtrain.data.files import GrowingArray, GrowingTexts, Reader, check_regular
+from onnxtrain.data.naming import NamedColumns, as_input, check_unique, check_width, choose_columns, columns_of
 from onnxtrain.errors import DataError
 from onnxtrain.spelling import checks_arguments
 

@@ -13,10 +13,8 @@ from typing import IO, Final
 import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec
-from onnxtrain.data.files import check_regular, read_npy
+from onnxtrain.data.files import GrowingArray, Reader, check_regular, read_npy
 from onnxtrain.data.images import SUFFIXES, Picture, read_pictures
-from onnxtrain.data.reader import Reader
-from onnxtrain.data.spill_buffer import GrowingArray
 from onnxtrain.errors import DataError
 from onnxtrain.model_file.small_files import parse_json
 from onnxtrain.spelling import checks_arguments

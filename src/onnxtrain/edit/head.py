@@ -158,10 +158,10 @@ def _replace(working: Working, head: ir.Node, classes: int, name: str, random: n
     has_bias = following is not None or (len(head.inputs) > 2 and head.inputs[2] is not None)
     bias = None
     if has_bias:
-        place: tuple[int, ...] = (classes,)
+        bias_shape: tuple[int, ...] = (classes,)
         if following is not None and head.op_type == "Conv":
-            place = (classes, *(1,) * (len(shape) - 2))
-        array = uniform(random, place, fan_in).astype(dtype.numpy())
+            bias_shape = (classes, *(1,) * (len(shape) - 2))
+        array = uniform(random, bias_shape, fan_in).astype(dtype.numpy())
         bias = working.initializer(f"{name}.bias", array, dtype)
     if head.op_type == "Gemm":
         for attribute in ("alpha", "beta"):

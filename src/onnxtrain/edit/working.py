@@ -15,8 +15,7 @@ from onnxtrain.ir.passes import remove_unused
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import is_float
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.order import sort_nodes
-from onnxtrain.model_file.skeleton import unify_default_domain
+from onnxtrain.model_file.proto import sort_nodes, unify_default_domain
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 """The type of an edit's model argument: a path or a loaded model."""

@@ -1,6 +1,6 @@
-"""Federated learning with Flower: the server and the clients of a federation train one ONNX model.
+"""Federated learning with Flower: server and clients train one ONNX model.
 
-The data stay with the clients; weights go to and fro, under the names of the file's own initializers. Flower is an
+The data stay with the clients; weights are exchanged under the names of the file's initializers. Flower is an
 optional extra; see docs/federated.md.
 """
 

@@ -1,4 +1,4 @@
-"""A client of a federation: trains the model that the server sends on data that stay here."""
+"""A federated client: it trains the server's model on local data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Unpack
 from onnxtrain.config import Options
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
-from onnxtrain.flower.messages import answer, refusal, settings_of, weights_of
-from onnxtrain.flower.records import flower
+from onnxtrain.flower.messages import answer, flower, refusal, settings_of, weights_of
 from onnxtrain.losses.heads import check_numbers
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators.optimizer import Optimizer
@@ -20,7 +19,7 @@ from onnxtrain.training.fitting import fit
 from onnxtrain.training.proximal import near
 
 Data = Any
-"""Data in any form that a trainer takes, or a function of Flower's context that returns them."""
+"""Data in any form that a trainer accepts, or a function from Flower's context to such data."""
 
 
 def client_app(
@@ -38,35 +37,35 @@ def client_app(
     mods: Sequence[Any] = (),
     **options: Unpack[Options],
 ) -> Any:
-    """A Flower ``ClientApp`` that trains an ONNX model on the data of this client.
+    """Make a Flower ``ClientApp`` that trains an ONNX model on the data of this client.
 
-    In every round the client takes the server's weights, trains for some epochs with an optimizer that starts anew, and
-    sends its own weights back with the number of its examples. Where the server's strategy is FedProx, the loss has its
-    proximal term, of the weight that the server sends.
+    In every round the client loads the server's weights, trains for some epochs with a new optimizer state, and returns
+    its weights and its number of examples. With the server strategy FedProx, the loss gets the proximal term with the
+    weight that the server sends.
 
     Args:
-        model: A path or a loaded model: the same one as at the server, except for its weights.
-        data: Training data in any form that :meth:`onnxtrain.Trainer.fit` takes, or a function that is given Flower's
-            context and returns them: ``context.node_config`` says which client this is.
-        loss: What to minimise, as for :class:`onnxtrain.Trainer`.
-        optimizer: The update rule of the client, by default ``Adam()``.
-        epochs: How often to go through the data in a round; ``train_config={"epochs": 2}`` at the server wins.
+        model: A path or a loaded model: the server's, except for its weights.
+        data: Training data in any form that :meth:`onnxtrain.Trainer.fit` accepts, or a function from Flower's context
+            to such data: ``context.node_config`` identifies the client.
+        loss: The loss, as for :class:`onnxtrain.Trainer`.
+        optimizer: The optimizer of the client, by default ``Adam()``.
+        epochs: Number of epochs per round; ``train_config={"epochs": 2}`` at the server overrides it.
         batch_size: Examples per step.
-        validation: Data on which the server's weights are measured in every round; without them the client answers
-            with the loss on its training data.
-        metrics: What to measure beside the loss.
-        target: Name of the target in a file with several arrays left.
+        validation: Data for evaluating the server's weights in every round; without them the client answers with the
+            loss on its training data.
+        metrics: Metrics beside the loss.
+        target: Name of the target in a file with several remaining arrays.
         dp: Differential privacy of the client's examples: clipped gradients and noise. The reply has the ``epsilon`` of
             all rounds so far.
-        mods: Flower's own modifiers of training, such as ``secaggplus_mod`` or ``LocalDpMod``.
+        mods: Flower's modifiers of training, such as ``secaggplus_mod`` or ``LocalDpMod``.
         options: All other options of :class:`onnxtrain.Trainer`; ``train``, ``freeze``, ``tie``, ``untie`` and
-            ``batch_norm``, which decide what is trained, as at the server.
+            ``batch_norm``, which determine the trainable parameters, must be the server's.
 
     Returns:
-        A ``flwr.clientapp.ClientApp``. What goes wrong while it trains goes to the server as one sentence.
+        A ``flwr.clientapp.ClientApp``. It reports errors during training to the server as one sentence.
 
     Raises:
-        OptionError: Flower is not installed, or an argument has a value that it cannot have.
+        OptionError: Flower is not installed, or an argument is invalid.
     """
     if epochs < 1:
         raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
@@ -79,7 +78,7 @@ def client_app(
 
 @dataclass(frozen=True)
 class _Client:
-    """What a client does with messages; the fields are the arguments of :func:`client_app`."""
+    """Message handlers of a client; the fields are the arguments of :func:`client_app`."""
 
     model: Model
     data: Data
@@ -94,7 +93,7 @@ class _Client:
     options: Options
 
     def answering(self, work: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """A handler that tells the server what went wrong, in one sentence."""
+        """Wrap a handler so that it reports errors to the server in one sentence."""
 
         def handle(message: Any, context: Any) -> Any:
             try:
@@ -105,13 +104,13 @@ class _Client:
         return handle
 
     def train(self, message: Any, context: Any) -> Any:
-        """The weights after a round of training, the mean loss, and the number of examples."""
+        """Train for a round; answer with the weights, the mean loss and the number of examples."""
         config = settings_of(message)
         trainer = self._trainer(message, round_number=int(config.get("server-round", 0)))
         source = _source(self.data, context)
         size = trainer.open(source, target=self.target).size
         if size is None:
-            raise DataError("A client's weights count by its number of examples; give data of a known size.")
+            raise DataError("A client's weights are averaged by its number of examples; give data of a known size.")
         epochs = int(config.get("epochs", self.epochs))
         trainer = near(trainer, mu) if (mu := float(config.get("proximal-mu", 0.0))) else trainer
         if self.dp is None:
@@ -123,7 +122,7 @@ class _Client:
         return answer(message, measured, size, dict(trainer._trained))
 
     def _privately(self, trainer: Trainer, dp: DP, source: Any, epochs: int, context: Any) -> dict[str, float]:
-        """Train with noise; the steps of all rounds so far count for epsilon. The loss is not private, and stays."""
+        """Train with noise; epsilon covers the steps of all rounds so far. The loss is not private and is not sent."""
         done = fit_privately(trainer, source, dp, target=self.target, epochs=epochs, batch_size=self.batch_size)
         records = context.state.config_records
         steps = done.steps + (int(records[_PRIVACY]["steps"]) if _PRIVACY in records else 0)
@@ -131,7 +130,7 @@ class _Client:
         return {"epsilon": dp.epsilon(steps, done.sampling)}
 
     def evaluate(self, message: Any, context: Any) -> Any:
-        """The loss of the server's weights on the validation data, and their number of examples."""
+        """Evaluate the server's weights; answer with the metrics and the number of examples."""
         trainer = self._trainer(message, round_number=0)
         given = self.data if self.validation is None else self.validation
         evaluator, dataset = trainer._open_for_evaluation(_source(given, context), target=self.target)
@@ -141,7 +140,7 @@ class _Client:
         return answer(message, measured, dataset.size or 0)
 
     def _trainer(self, message: Any, round_number: int) -> Trainer:
-        """A trainer with the server's weights; every round has an order of the data and dropout of its own."""
+        """Make a trainer with the server's weights; every round has its own data order and dropout."""
         options = self.options.copy()
         options["seed"] = options.get("seed", 0) + round_number
         trainer = Trainer(self.model, loss=self.loss, optimizer=self.optimizer, **options)
@@ -150,7 +149,7 @@ class _Client:
 
 
 _PRIVACY = "onnxtrain.privacy"
-"""The record of a client's state that says how many private steps it has taken."""
+"""Record in the client's state that counts its private steps."""
 
 
 def _source(given: Data, context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Losses as graphs: what training minimises, built from a prediction and a target in standard operators."""
+"""Losses, built as graphs of standard operators from a prediction and a target."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Final
 
 from onnxtrain.losses.base import Loss, TargetForm, TargetKind, examples, node_rank
 from onnxtrain.losses.contrastive_losses import InfoNCE, Triplet
-from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
+from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.ctc_loss import CTC
 from onnxtrain.losses.custom_loss import CustomLoss
 from onnxtrain.losses.dice_loss import Dice
 from onnxtrain.losses.distillation import Distillation
 from onnxtrain.losses.elementwise import BinaryCrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
 from onnxtrain.losses.focal_losses import BinaryFocal, Focal
-from onnxtrain.losses.next_token import NextToken
 from onnxtrain.public_names import public_names
 
 __all__ = [
@@ -57,4 +56,4 @@ LOSSES: Final[Mapping[str, type[Loss]]] = {
     "info_nce": InfoNCE,
     "distillation": Distillation,
 }
-"""The losses by the names that the command line takes."""
+"""Losses by their names on the command line."""

@@ -1,12 +1,12 @@
-"""The interface of losses: build the graph, specify targets, interpret predictions.
+"""Base classes of losses: build the graph, specify targets, describe predictions to metrics.
 
-A loss is an average: a sum over examples (or labels, or elements) divided by a weight, their number. Both are
-built, so that several micro-batches can be combined to exactly the average over the large batch.
+A loss is a mean: a sum over examples (or labels, or elements) divided by a weight, their number. Both are built, so
+that several micro-batches combine to exactly the mean over the large batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -14,34 +14,33 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data.conversion import kind_of
-from onnxtrain.data.target_checks import TargetCheck
+from onnxtrain.data.target_checks import DistributionCheck, LabelCheck, TargetCheck, checked_class_weights
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
-from onnxtrain.metrics.base import PredictionKind
-from onnxtrain.metrics.reading import Reading
+from onnxtrain.metrics.base import MetricInput, PredictionKind
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
 TargetKind = Literal["indices", "values"]
-"""Targets are class indices (int64), or numbers of the prediction's type and shape."""
+"""Targets are class indices (int64), or values of the prediction's type and shape."""
 
 
 class IgnoredWherePresent(int):
-    """A label that a loss ignores where data hold it, and spends no node on where they do not."""
+    """An ignored label that costs no nodes as long as no data contain it."""
 
 
 @checks_arguments
 @dataclass(frozen=True)
 class TargetForm:
-    """Properties of targets that only data decide.
+    """Properties of targets that only the data determine.
 
     Attributes:
         kind: Class indices or values.
-        axis: The class axis of the prediction; ``None`` where the loss knows it, or has none.
-        dtype: Element type of targets that may be of any; ``None`` for the loss's own.
-        shape: Shape of targets that may have any, batch first; ``None`` for the loss's own.
-        ignoring: Whether there may be labels of an index that is ignored where it is present.
+        axis: The class axis of the prediction; ``None`` where the loss knows it or has none.
+        dtype: Element type of targets whose type is free; ``None`` for the loss's own.
+        shape: Shape of targets whose shape is free, batch first; ``None`` for the loss's own.
+        ignoring: Whether targets may contain a label that is ignored where present.
     """
 
     kind: TargetKind
@@ -52,45 +51,45 @@ class TargetForm:
 
 
 class Loss:
-    """Base of the losses: builds itself for a prediction and a target."""
+    """Base of all losses: emits the loss of a prediction and a target."""
 
     name: ClassVar[str]
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("values",)
     trains_through: ClassVar[frozenset[str]] = frozenset()
-    """Final activations that the loss contains: it is built on what stands before them."""
+    """Final activations that the loss contains: it is built on their input."""
     predicts: PredictionKind | None = None
-    """The kind of predictions, for metrics: ``"classes"`` (scores along a class axis), ``"binary"``
-    (independent logits) or ``"numbers"``; ``None`` where the loss does not say."""
+    """Meaning of predictions for metrics: ``"classes"`` (scores along a class axis), ``"binary"``
+    (independent logits) or ``"numbers"``; ``None`` where the loss does not define it."""
     text_defaults: ClassVar[Mapping[str, Any]] = {}
-    """Arguments of a loss that is given as text, where they differ from those of the class."""
+    """Defaults of a loss given as text, where they differ from those of the class."""
     weight: float = 1.0
     """Factor of the loss."""
     reduction: str = "mean"
-    """Whether the loss of a batch is the mean of its terms, as :meth:`build` gives it, or their sum."""
+    """``"mean"`` of the terms of a batch, as :meth:`build` returns it, or their ``"sum"``."""
     shape_hint: str = ""
-    """Advice in errors about the shape or type of targets, where the loss accepts another."""
+    """Advice for errors about the shape or type of targets, where the loss accepts others."""
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Emit the loss."""
         raise OptionError(f"{type(self).__name__} does not define build().")
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
-        """The shape of the target for a prediction."""
+        """Return the shape of the targets for a prediction."""
         return prediction.shape
 
     def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
-        """The element type of the target for a prediction."""
+        """Return the element type of the targets for a prediction."""
         return prediction.dtype
 
     def classes(self, prediction: Value) -> int | None:
-        """Return the number of classes, where the loss takes labels and the number is known."""
+        """Return the number of classes of a loss on labels; ``None`` where it is not known."""
         return None
 
     def first_form(self, prediction: Value, kind: TargetKind | None) -> TargetForm:
-        """Return the form of targets to assume before data are seen.
+        """Return the target form to assume before any data are seen.
 
         Raises:
-            OptionError: The loss takes no targets of this kind.
+            OptionError: The loss does not take targets of this kind.
         """
         if kind is not None and kind not in self.target_kinds:
             raise OptionError(f"The loss {self.name} takes targets as {self.target_kinds[0]}, not {kind}.")
@@ -99,14 +98,14 @@ class Loss:
     def form_of(
         self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
     ) -> TargetForm:
-        """Return the form of targets of this type and shape.
+        """Return the target form for data of this type and shape.
 
         Args:
-            prediction: What the loss is built on.
-            dtype: The targets' element type.
-            shape: Their shape, examples first.
-            sizes: What is known of the sizes that symbols stand for.
-            now: What targets were taken for so far; it stays where it fits.
+            prediction: The input of the loss.
+            dtype: Element type of the targets.
+            shape: Shape of the targets, examples first.
+            sizes: Known sizes of symbolic dimensions.
+            now: The form so far; it is kept where it fits.
         """
         if len(self.target_kinds) < 2:
             return now
@@ -114,46 +113,55 @@ class Loss:
         return replace(now, kind="values" if values else "indices")
 
     def with_form(self, form: TargetForm) -> Self:
-        """The loss for targets of a form."""
+        """Return the loss for targets of this form."""
         return self
 
     def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
-        """The check of the targets' values, besides that they are finite; ``None`` where any will do."""
+        """Return the check of the targets' values beyond being finite; ``None`` where any finite value is valid."""
         return None
 
-    def reading(self, prediction: Value, target: Value) -> Reading:
-        """Return how metrics interpret predictions; with labels of one rank less they are scores over classes."""
+    @property
+    def counts_labels(self) -> bool:
+        """True where the weight of a batch depends on which labels it has, not only on their number."""
+        return False
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """Return the weight of a batch of labels, up to a factor common to all batches; see :class:`LossTerms`."""
+        return float(labels.size)
+
+    def metric_input(self, prediction: Value, target: Value) -> MetricInput:
+        """Return the meaning of predictions for metrics; labels of one rank less imply scores over classes."""
         if self.predicts is None and target.dtype.is_integer() and target.rank is not None:
             shape = prediction.shape
             if shape is not None and len(shape) == target.rank + 1:
                 sizes = tuple(size if isinstance(size, int) else -1 for size in target.shape or ())
-                return Reading(self.name, "classes", axis=label_axis(shape, sizes, {}, class_axis(len(shape))))
-        return Reading(self.name, self.predicts)
+                return MetricInput(self.name, "classes", axis=label_axis(shape, sizes, {}, class_axis(len(shape))))
+        return MetricInput(self.name, self.predicts)
 
 
 class LossByExample(Loss):
-    """Base of the losses that are a sum over examples, whose terms may have weights."""
+    """Base of losses that are a sum over examples, whose terms may be weighted."""
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss.
 
         Args:
-            op: Emits nodes.
-            prediction: What the model gives.
-            target: What it should give.
-            weights: Factors of the examples' terms [N].
+            op: The builder.
+            prediction: Output of the model.
+            target: Target of the prediction.
+            weights: Weights of the examples [N].
         """
         return super().build(op, prediction, target)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReducedLoss(LossByExample):
-    """Base of the losses with a factor and a choice of the reduction.
+    """Base of losses with a weight and a reduction.
 
     Args:
-        weight: What the loss is multiplied by, 0 or more: beside other losses, or alone.
-        reduction: ``"mean"``, or ``"sum"`` of the terms of a batch. What :meth:`build` returns is the mean; its weight
-            is the number of terms.
+        weight: Factor of the whole loss, 0 or more.
+        reduction: ``"mean"``, or ``"sum"`` of the terms of a batch. :meth:`build` returns the mean; its weight is the
+            number of terms.
     """
 
     weight: float = 1.0
@@ -171,10 +179,10 @@ class ReducedLoss(LossByExample):
 
 
 def check_weight(name: str, weight: float) -> None:
-    """Refuse a factor that a loss cannot have.
+    """Refuse an invalid weight of a loss.
 
     Raises:
-        OptionError: It is no finite number of at least 0.
+        OptionError: The weight is not a finite number of at least 0.
     """
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not number or not (np.isfinite(weight) and weight >= 0):
@@ -185,25 +193,25 @@ def check_weight(name: str, weight: float) -> None:
 
 
 def reduced(op: Builder, loss: Loss, terms: LossTerms) -> LossTerms:
-    """The terms of a loss that was built as a mean, with its reduction."""
+    """Apply the reduction of a loss to terms that were built as a mean."""
     if loss.reduction == "mean":
         return terms
     return terms._replace(loss=(terms.loss * terms.weight).with_shape(()), sums=True)
 
 
 def class_axis(rank: int) -> int:
-    """The class axis where nothing tells it: the last of rank 3 (batch, sequence, vocabulary), else ONNX's, 1."""
+    """Return the default class axis: the last for rank 3 (batch, sequence, vocabulary), else ONNX's, 1."""
     return 2 if rank == 3 else 1
 
 
 def label_axis(prediction: Sequence[Dimension], labels: Sequence[int], sizes: Mapping[str, int], preferred: int) -> int:
-    """The class axis that labels of a shape tell: without it the prediction has their shape.
+    """Infer the class axis from the shape of labels: without it the prediction has their shape.
 
     Args:
-        prediction: The shape of the prediction.
-        labels: The shape of the labels, examples first; -1 fits every size.
-        sizes: What symbols of the prediction's shape stand for, as far as it is known.
-        preferred: What is taken where it fits, and where none does.
+        prediction: Shape of the prediction.
+        labels: Shape of the labels, examples first; -1 fits every size.
+        sizes: Known sizes of symbolic dimensions of the prediction.
+        preferred: The axis to return where it fits, or where no axis fits.
     """
     fitting = [
         axis
@@ -214,7 +222,7 @@ def label_axis(prediction: Sequence[Dimension], labels: Sequence[int], sizes: Ma
 
 
 def fits_shape(wanted: Sequence[Dimension], found: Sequence[int]) -> bool:
-    """Whether an array has a shape, its first axis, the examples, left out."""
+    """Return whether an array has a shape, apart from its first axis, the examples."""
     return _fits(wanted, found, {})
 
 
@@ -233,16 +241,16 @@ def _fits(wanted: Sequence[Dimension], found: Sequence[int], sizes: Mapping[str,
 
 @checks_arguments
 def examples(op: Builder, batch: Value) -> Value:
-    """The size of the first axis as a 0-d value of the type of ``batch``."""
+    """Emit the size of the first axis as a 0-d value of the type of ``batch``."""
     return size_of(op, batch, 0)
 
 
 @checks_arguments
 def node_rank(value: Value) -> int:
-    """The rank of a prediction, which a loss needs.
+    """Return the rank of a prediction.
 
     Raises:
-        OptionError: It is not known.
+        OptionError: The rank is not known.
     """
     if value.rank is None:
         raise OptionError(f"The rank of {value.name!r} is not known; declare its shape in the model.")
@@ -250,12 +258,12 @@ def node_rank(value: Value) -> int:
 
 
 def size_of(op: Builder, value: Value, axis: int) -> Value:
-    """The size of one axis as a 0-d value of the type of ``value``."""
+    """Emit the size of one axis as a 0-d value of the type of ``value``."""
     return op.cast(op.reshape(op.dimension(value, axis), []), value.dtype).with_shape(())
 
 
 def count_of(op: Builder, counted: Value, like: Value) -> Value:
-    """The number of elements as a 0-d value of the type of ``like``."""
+    """Emit the number of elements as a 0-d value of the type of ``like``."""
     static = counted.static_shape
     if static is not None:
         return op.scalar(int(np.prod(static)), like)
@@ -263,14 +271,172 @@ def count_of(op: Builder, counted: Value, like: Value) -> Value:
 
 
 def weighted(op: Builder, terms: Value, weights: Value) -> Value:
-    """The terms [N, ...] of a loss, each times the weight of its example."""
+    """Multiply the terms [N, ...] of a loss by the weights of their examples."""
     return (terms * op.reshape(weights, [-1] + [1] * (node_rank(terms) - 1))).with_shape(terms.shape)
 
 
 def mean_over(op: Builder, terms: Value, prediction: Value, weights: Value | None = None) -> LossTerms:
-    """The mean of terms, of which there are as many as elements of the prediction; weights do not count in it."""
+    """Emit the mean of elementwise terms; the divisor is the number of elements, with or without weights."""
     if weights is not None:
         terms = weighted(op, terms.with_shape(prediction.shape), weights)
     total = op.ReduceSum(terms, keepdims=0).with_shape(())
     weight = count_of(op, prediction, prediction)
     return LossTerms((total / weight).with_shape(()), weight)
+
+
+class ClassLoss(ReducedLoss):
+    """Base of losses on scores along a class axis, whose targets are labels or distributions.
+
+    Subclasses declare the fields below.
+    """
+
+    target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices", "values")
+    trains_through: ClassVar[frozenset[str]] = frozenset({"Softmax", "LogSoftmax"})
+    predicts = "classes"
+    text_defaults: ClassVar[Mapping[str, Any]] = {"ignore_index": IgnoredWherePresent(-100)}
+
+    class_weights: Sequence[float] | Mapping[int, float] | None
+    ignore_index: int | None
+    axis: int | None
+    check_targets: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_weights is not None:
+            object.__setattr__(self, "class_weights", checked_class_weights(self.class_weights))
+
+    @property
+    def counts_labels(self) -> bool:
+        """True where labels may be ignored."""
+        return self.ignore_index is not None
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """Return the number of labels that are not ignored."""
+        return float(np.count_nonzero(labels != self.ignore_index))
+
+    def label_count(self, op: Builder, prediction: Value, target: Value) -> Value:
+        """Emit the number of labels that are not ignored, in the type of the prediction."""
+        if self.ignore_index is None:
+            return count_of(op, target, prediction)
+        # Integers: a sum of ones in 16-bit floats ends at 2048.
+        counted = op.cast(op.Not(op.Equal(target, op.scalar(self.ignore_index, target))), ir.DataType.INT64)
+        return op.cast(op.ReduceSum(counted, keepdims=0), prediction.dtype).with_shape(())
+
+    def class_axis(self, prediction: Value) -> int:
+        """Return the class axis of the logits, from 1.
+
+        Raises:
+            OptionError: The logits do not have this axis.
+        """
+        rank = node_rank(prediction)
+        if rank < 2:
+            raise OptionError(
+                f"{self.name} needs logits of shape [batch, classes, ...], but {prediction.name!r} has "
+                f"shape {prediction.shape}; for one logit per example use binary_cross_entropy."
+            )
+        axis = class_axis(rank) if self.axis is None else self.axis
+        if not -rank <= axis < rank or axis % rank == 0:
+            raise OptionError(
+                f"axis is {axis}, but the logits {prediction.name!r} have rank {rank}: it is 1 to {rank - 1}, or "
+                f"counts from the end with -1 to {1 - rank}; axis 0 is the batch."
+            )
+        return axis % rank
+
+    def only_class_axis(self, prediction: Value) -> int | None:
+        """Return 1 where logits of rank 2 leave no other class axis; ``None`` where the labels determine it."""
+        return 1 if self.axis is None and prediction.rank == 2 else None
+
+    def weight_by_class(self, prediction: Value, axis: int) -> tuple[float, ...] | None:
+        """Return one weight per class.
+
+        Raises:
+            OptionError: The number of classes differs.
+        """
+        given, size = self.class_weights, None if prediction.shape is None else prediction.shape[axis]
+        if isinstance(given, Mapping):
+            if not isinstance(size, int):
+                raise OptionError("class_weights is a dictionary, but the model does not say how many classes it has.")
+            if max(given) >= size:
+                raise OptionError(f"class_weights has a weight for class {max(given)}, but there are {size} classes.")
+            return tuple(given.get(index, 1.0) for index in range(size))
+        if given is not None and isinstance(size, int) and len(given) != size:
+            raise OptionError(f"class_weights has {len(given)} numbers, but there are {size} classes.")
+        return None if given is None else tuple(given)
+
+    def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
+        """Return the logits' shape, for labels without the class axis."""
+        shape = prediction.shape
+        if kind == "values" or shape is None:
+            return shape
+        axis = self.class_axis(prediction)
+        return tuple(size for index, size in enumerate(shape) if index != axis)
+
+    def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
+        """Return int64 for labels, the type of the logits for distributions."""
+        return ir.DataType.INT64 if kind == "indices" else prediction.dtype
+
+    def classes(self, prediction: Value) -> int | None:
+        """Return the size of the class axis, where it is known."""
+        size = None if prediction.shape is None else prediction.shape[self.class_axis(prediction)]
+        return size if isinstance(size, int) else None
+
+    def form_of(
+        self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
+    ) -> TargetForm:
+        """Return labels, with the class axis inferred, where the rank is one less; else distributions."""
+        rank = node_rank(prediction)
+        labels = len(shape) == rank - 1 or (len(shape) != rank and kind_of(dtype) != "float")
+        form = replace(now, kind="indices" if labels else "values")
+        if self.axis is not None or not labels:
+            return form
+        preferred = class_axis(rank) if now.axis is None else now.axis
+        return replace(form, axis=label_axis(prediction.shape or (), shape, sizes, preferred))
+
+    def with_form(self, form: TargetForm) -> Self:
+        """Set the class axis where none was given, and drop an ignored label that the data do not contain."""
+        axis = form.axis if self.axis is None else self.axis
+        optional = isinstance(self.ignore_index, IgnoredWherePresent) and not form.ignoring
+        given: dict[str, Any] = {"axis": axis, "ignore_index": None if optional else self.ignore_index}
+        return replace(self, **given)
+
+    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
+        """Check that labels are class indices, or that distributions sum to 1."""
+        if kind == "indices":
+            return LabelCheck(self.classes(prediction), self.ignore_index)
+        return DistributionCheck(self.name, self.class_axis(prediction)) if self.check_targets else None
+
+    def metric_input(self, prediction: Value, target: Value) -> MetricInput:
+        """Return scores along the class axis, with the ignored label."""
+        return MetricInput(self.name, "classes", self.class_axis(prediction), self.ignore_index)
+
+
+def classes_second(op: Builder, logits: Value, axis: int) -> Value:
+    """Transpose the class axis to position 1, as SoftmaxCrossEntropyLoss requires."""
+    rank = node_rank(logits)
+    if axis == 1:
+        return logits
+    order = [0, axis, *(index for index in range(1, rank) if index != axis)]
+    return op.Transpose(logits, perm=order)
+
+
+Forms = TargetForm | tuple[TargetForm, ...]
+"""Form of the targets, or of each loss's targets."""
+
+
+@dataclass(frozen=True)
+class JointLoss:
+    """Weighted sum of losses, each on an output of its own.
+
+    Attributes:
+        parts: Pairs of output name and loss.
+    """
+
+    parts: tuple[tuple[str, Loss], ...]
+
+    @property
+    def name(self) -> str:
+        """The name for messages."""
+        return " + ".join(f"{loss.name}({output})" for output, loss in self)
+
+    def __iter__(self) -> Iterator[tuple[str, Loss]]:
+        return iter(self.parts)

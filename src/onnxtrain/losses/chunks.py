@@ -1,10 +1,10 @@
-"""A loss on logits of many classes that are computed a chunk of rows at a time and never held as a whole.
+"""Chunked losses on logits of many classes: logits are computed a chunk of rows at a time, never all at once.
 
-Logits z = x W of S rows (tokens) and V classes (words of a vocabulary), their logarithms of probabilities and their
-gradient take 4 S V bytes each: 131 MB for 1,024 tokens and 32,000 words. Here the product that makes them moves into
-the body of a Scan over chunks of rows, which adds up the loss. Its gradient is a Scan, too, which computes the logits
-of a chunk once more and adds up dW from chunk to chunk (:mod:`onnxtrain.autodiff.rules.loops`). In a step graph the
-two become one (:mod:`onnxtrain.passes.join_scans`): nothing is computed twice.
+Logits z = x W of S rows (tokens) and V classes (vocabulary), their log-probabilities and their gradient take 4 S V
+bytes each: 131 MB for 1,024 tokens and a vocabulary of 32,000. The matmul that computes the logits moves into the body
+of a Scan over chunks of rows, which sums the loss. The gradient is another Scan, which recomputes the logits of a chunk
+and accumulates dW over the chunks (:mod:`onnxtrain.autodiff.rules.loops`). A step graph merges the two Scans
+(:mod:`onnxtrain.passes.join_scans`), so that nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.value import dimensions, is_float
 
 _BY_ELEMENT = frozenset({"Identity", "Tanh", "Neg"})
-"""Operators of one input that compute each logit from itself: Tanh, where logits are capped."""
+"""Elementwise unary operators on logits; Tanh caps them."""
 
 _BY_CLASS = frozenset({"Add", "Sub", "Mul", "Div"})
-"""Operators that join logits with each other, or with one number for each class."""
+"""Elementwise binary operators: logits with logits, or with one value per class."""
 
 _RESHAPING = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
-"""Operators after which rows are still rows, as long as the last axis stays."""
+"""Operators that keep rows intact as long as the last axis stays."""
 
 
 @dataclass(eq=False)
 class LogitHead:
-    """The nodes that make logits of rows, each row by itself.
+    """Nodes that compute logits row by row.
 
     Attributes:
-        logits: What they give [..., V].
-        nodes: In order.
-        rows: What they start from, each [..., K].
+        logits: Their result [..., V].
+        nodes: The nodes in order.
+        rows: Their inputs, each [..., K].
     """
 
     logits: ir.Value
@@ -44,12 +44,12 @@ class LogitHead:
     rows: list[ir.Value] = field(default_factory=list)
 
     def emit(self, op: Builder, values: dict[ir.Value, Value], count: int) -> Value:
-        """Emit the nodes for some rows.
+        """Emit the nodes for a chunk of rows.
 
         Args:
-            op: Where to.
-            values: What stands for ``rows``, each [count, K].
-            count: How many there are.
+            op: The builder.
+            values: Replacements of ``rows``, each [count, K].
+            count: Number of rows.
         """
         shape = (count, (dimensions(self.logits) or (None,))[-1])
         for node in self.nodes:
@@ -68,10 +68,10 @@ class LogitHead:
 
 
 def find_head(logits: ir.Value) -> LogitHead | None:
-    """The nodes that make logits of something narrower; ``None`` where these are others than is known here.
+    """Find the nodes that compute logits from narrower rows; ``None`` where an operator is not supported.
 
-    These are products with a weight (MatMul, Gemm, MatMulNBits), sums of several, as adapters make them, and behind
-    them biases, factors, and caps.
+    Supported are linear layers (MatMul, Gemm, MatMulNBits), sums of several, as of adapters, and after them biases,
+    scales and caps.
     """
     found = LogitHead(logits)
     shape = dimensions(logits)
@@ -80,7 +80,7 @@ def find_head(logits: ir.Value) -> LogitHead | None:
 
 
 def _trace(head: LogitHead, value: ir.Value, classes: int, seen: set[ir.Value]) -> bool:
-    """Add the nodes that make a value [..., V], those that they read first; whether all are known."""
+    """Add the nodes that compute a value [..., V], producers first; return whether all are supported."""
     if value in seen:
         return True
     seen.add(value)
@@ -108,13 +108,13 @@ def _trace_inputs(head: LogitHead, node: ir.Node, classes: int, seen: set[ir.Val
         return is_float(first) and _trace(head, first, classes, seen)
     if node.op_type in _BY_CLASS:
         joined = [value for value in inputs if value is not None and not _is_by_class(value)]
-        alike = len({tuple(dimensions(value) or ()) for value in joined}) == 1  # nothing is repeated for other rows
+        alike = len({tuple(dimensions(value) or ()) for value in joined}) == 1  # no broadcasting over rows
         return alike and all(_trace(head, value, classes, seen) for value in joined)
     return False
 
 
 def _trace_product(head: LogitHead, node: ir.Node, x: ir.Value) -> bool:
-    """A product of rows with one matrix, to which a bias may be added."""
+    """Trace a matmul of rows with one matrix, and perhaps a bias."""
     w, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     if w is None or len(dimensions(w) or ()) != 2 or not (bias is None or _is_by_class(bias)):
         return False
@@ -124,13 +124,13 @@ def _trace_product(head: LogitHead, node: ir.Node, x: ir.Value) -> bool:
     if not _start(head, x):
         return False
     if widening is not None and widening.op_type == "Cast" and widening not in head.nodes:
-        # A weight in half precision is in single precision for one product, not all the time.
+        # Widen a float16 weight within the chunk, not for the whole step.
         head.nodes.append(widening)
     return True
 
 
 def _start(head: LogitHead, rows: ir.Value | None) -> bool:
-    """Whether logits can be made from these rows."""
+    """Add rows as an input of the head; return whether they are valid."""
     shape = None if rows is None else dimensions(rows)
     if rows is None or not shape or len(shape) < 2 or not isinstance(shape[-1], int) or not is_float(rows):
         return False
@@ -140,7 +140,7 @@ def _start(head: LogitHead, rows: ir.Value | None) -> bool:
 
 
 def _is_by_class(value: ir.Value) -> bool:
-    """Whether a value has one number for each class, or one for all."""
+    """Return whether a value has one element per class, or one for all."""
     shape = dimensions(value)
     return shape is not None and all(size == 1 for size in shape[:-1])
 
@@ -148,14 +148,14 @@ def _is_by_class(value: ir.Value) -> bool:
 def sum_in_chunks(
     op: Builder, head: LogitHead, size: int, by_row: Sequence[tuple[Value, float]], term: Callable[..., Value]
 ) -> Value:
-    """The sum over chunks of rows of what a function makes of their logits, 0-d.
+    """Emit the sum over chunks of rows of a function of their logits, 0-d.
 
     Args:
-        op: Emits nodes beside the model.
-        head: What makes logits of rows.
-        size: How many rows a chunk has; the last is filled up.
-        by_row: Vectors [S], such as labels, each with what fills it up.
-        term: Emits the sum of a chunk, 0-d, from a builder, its logits [size, V], and what ``by_row`` has for it.
+        op: The builder of the model's graph.
+        head: The nodes that compute logits.
+        size: Rows per chunk; the last chunk is padded.
+        by_row: Vectors [S], such as labels, each with its padding value.
+        term: Emits the 0-d sum of a chunk from a builder, the logits [size, V] and the chunk's slices of ``by_row``.
     """
     zero = op.constant(0, dtype_of(head.logits))
     body = op.body([], "chunk")
@@ -180,13 +180,13 @@ def sum_in_chunks(
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:
-    """The element type, which inference has found."""
+    """Return the inferred element type."""
     assert value.dtype is not None
     return value.dtype
 
 
 def as_rows(op: Builder, x: Value) -> Value:
-    """All axes but the last as one: [rows, columns]."""
+    """Flatten all axes but the last: [rows, columns]."""
     if x.rank == 2:
         return x
     static = x.static_shape
@@ -195,7 +195,7 @@ def as_rows(op: Builder, x: Value) -> Value:
 
 
 def _in_chunks(op: Builder, rows: Value, size: int, fill: float) -> Value:
-    """Rows [S, ...] as chunks [ceil(S / size), size, ...], filled up."""
+    """Pad and reshape rows [S, ...] into chunks [ceil(S / size), size, ...]."""
     rest = tuple((rows.shape or ())[1:])
     count = None if rows.static_shape is None else -(-rows.static_shape[0] // size)
     if rows.static_shape is None or rows.static_shape[0] % size:

@@ -1,4 +1,4 @@
-"""Losses on embeddings: what has one label belongs together, what has another, apart."""
+"""Contrastive losses on embeddings: pull examples of one label together, push others apart."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _FAR = 1e9
 
 
 class EmbeddingLoss(ReducedLoss):
-    """Base of the losses on embeddings [N, D] with labels [N], which compare the examples of a batch with each other.
+    """Base of losses on embeddings [N, D] with labels [N] that compare the examples of a batch with each other.
 
-    Micro-batches are compared within themselves only.
+    Examples are compared within a micro-batch only.
     """
 
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices",)
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
-        """One label per example."""
+        """Return [N], one label per example."""
         if node_rank(prediction) != 2:
             raise OptionError(
                 f"{self.name} needs embeddings of shape [batch, features], but {prediction.name!r} has shape "
@@ -37,19 +37,19 @@ class EmbeddingLoss(ReducedLoss):
         return (prediction.shape or (None,))[:1]
 
     def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
-        """Int64."""
+        """Return int64."""
         return ir.DataType.INT64
 
     def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
-        """Any labels from 0."""
+        """Check that labels are at least 0."""
         return LabelCheck(None)
 
 
 def _pairs(op: Builder, labels: Value, like: Value) -> tuple[Value, Value]:
-    """Which pairs [N, N] of examples have one label, none with itself, and which have two: 1 there, else 0."""
+    """Emit 0/1 masks [N, N] of pairs of different examples with equal labels, and of pairs with different labels."""
     same = op.Equal(op.Unsqueeze(labels, op.ints(1)), op.Unsqueeze(labels, op.ints(0)))
-    places = op.Range(op.constant(0), op.reshape(op.dimension(labels, 0), []), op.constant(1))
-    itself = op.Equal(op.Unsqueeze(places, op.ints(1)), op.Unsqueeze(places, op.ints(0)))
+    positions = op.Range(op.constant(0), op.reshape(op.dimension(labels, 0), []), op.constant(1))
+    itself = op.Equal(op.Unsqueeze(positions, op.ints(1)), op.Unsqueeze(positions, op.ints(0)))
     positive = op.cast(op.And(same, op.Not(itself)), like.dtype)
     return positive, op.cast(op.Not(same), like.dtype)
 
@@ -59,12 +59,12 @@ def _pairs(op: Builder, labels: Value, like: Value) -> tuple[Value, Value]:
 class Triplet(EmbeddingLoss):
     """Triplet loss: the mean of max(0, d(a, p) - d(a, n) + margin), d the Euclidean distance of embeddings.
 
-    The triplets are found in the batch: p has the label of a, n another. ``"hard"``: for every a with both, the
-    farthest p and the nearest n. ``"all"``: every triplet, as ``torch.nn.TripletMarginLoss`` on all of them. A batch
-    without a triplet has the loss 0; give batches with several examples of a label.
+    Triplets are mined in the batch: p has the label of a, n another. ``"hard"`` takes, for every a with both, the
+    farthest p and the nearest n; ``"all"`` takes every triplet, as ``torch.nn.TripletMarginLoss`` on all of them. A
+    batch without a triplet has loss 0; give batches with several examples per label.
 
     Args:
-        margin: By how much farther n is to be than p, above 0.
+        margin: Required difference of the distances to n and to p, above 0.
         mining: ``"hard"`` or ``"all"``.
 
     Source:
@@ -103,7 +103,7 @@ class Triplet(EmbeddingLoss):
 
 
 def _distances(op: Builder, z: Value) -> Value:
-    """The distances [N, N] of rows. That of rows which are equal is 0, with a gradient of 0, as PyTorch has it."""
+    """Emit the distances [N, N] of rows; equal rows have distance 0 and gradient 0, as in PyTorch."""
     difference = op.Unsqueeze(z, op.ints(1)) - op.Unsqueeze(z, op.ints(0))
     square = op.ReduceSum(difference * difference, op.ints(2), keepdims=0)
     apart = op.binary("Greater", square, 0)
@@ -115,12 +115,12 @@ def _distances(op: Builder, z: Value) -> Value:
 class InfoNCE(EmbeddingLoss):
     """Contrastive loss of similarities s_ij = cos(z_i, z_j) / temperature, in a batch of embeddings.
 
-    The mean, over the examples i that have some p of their own label, of::
+    The mean over the examples i that have a partner p of the same label of::
 
         -1 / |P(i)| sum over p in P(i) of log(exp(s_ip) / sum over j != i of exp(s_ij))
 
-    With two examples per label, two views of each picture for instance, it is the InfoNCE of SimCLR (NT-Xent); with
-    more, the supervised contrastive loss. A batch without such a pair has the loss 0.
+    With two examples per label, such as two views of each image, it is the InfoNCE of SimCLR (NT-Xent); with
+    more, the supervised contrastive loss. A batch without such a pair has loss 0.
 
     Args:
         temperature: Above 0.

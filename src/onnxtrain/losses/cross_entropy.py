@@ -1,17 +1,20 @@
-"""The cross-entropy of logits over classes."""
+"""Softmax cross-entropy of logits over classes, and the next-token loss of language models."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
-from onnxtrain.losses.base import TargetKind, count_of, node_rank, size_of, weighted
+from onnxtrain.losses.base import ClassLoss, TargetKind, classes_second, count_of, node_rank, size_of, weighted
 from onnxtrain.losses.chunks import LogitHead, as_rows, find_head, sum_in_chunks
-from onnxtrain.losses.class_loss import ClassLoss, classes_second
+from onnxtrain.metrics.base import MetricInput
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -22,21 +25,21 @@ class SoftmaxCrossEntropy(ClassLoss):
     """Softmax cross-entropy of logits: mean over labels of -w_t log softmax(z)_t.
 
     With label smoothing e the target distribution is (1 - e) onehot(t) + e / C. With weights and ignored labels
-    the mean is that of PyTorch: the weighted sum divided by the sum of the weights of labels that count.
+    the mean is PyTorch's: the weighted sum divided by the sum of the weights of the labels that are not ignored.
 
     Args:
-        class_weights: One weight w per class, as a list or as a dictionary from class to weight, in which the classes
-            that are left out have 1; ``None`` for all ones.
+        class_weights: One weight w per class, as a list or as a dictionary from class to weight; classes that are
+            missing in it have 1. ``None`` for all ones.
         label_smoothing: e, in [0, 1).
-        ignore_index: Labels of this value do not count; a batch of no others has the loss 0. The text
-            ``"softmax_cross_entropy"`` has -100, as PyTorch.
-        axis: The class axis of the logits. By default the one that the shape of the labels tells: without it the
-            logits have that shape. Where several fit it is the axis of the model's final Softmax, else the last for
-            logits of rank 3 (batch, sequence, vocabulary), and 1, as in ONNX, for others.
-        check_targets: Refuse targets that are no distributions: numbers outside of [0, 1], or that do not sum to
+        ignore_index: Label to ignore; a batch of ignored labels alone has loss 0. The text
+            ``"softmax_cross_entropy"`` has -100, as in PyTorch.
+        axis: The class axis of the logits. By default it is inferred from the shape of the labels: removing it from the
+            logits' shape gives the labels' shape. Where several axes fit, it is the axis of the model's final Softmax,
+            else the last for logits of rank 3 (batch, sequence, vocabulary), and 1, as in ONNX, for others.
+        check_targets: Refuse targets that are no distributions: values outside [0, 1], or that do not sum to
             1 over the classes.
-        chunk: How many rows (tokens) of logits there are at once. The product that makes them is then part of the loss,
-            chunk by chunk; targets are labels, and the class axis is the last. ``None`` for all rows at once.
+        chunk: Rows (tokens) of logits to compute at once. The matmul that computes them becomes part of the loss,
+            chunk by chunk; targets must be labels, and the class axis the last. ``None`` for all rows at once.
     """
 
     name: ClassVar[str] = "softmax_cross_entropy"
@@ -56,7 +59,7 @@ class SoftmaxCrossEntropy(ClassLoss):
             raise OptionError(f"label_smoothing is {self.label_smoothing}; it needs a number in [0, 1).")
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
-        """Without the class axis for labels; as the logits for distributions.
+        """Return the logits' shape, for labels without the class axis.
 
         Raises:
             OptionError: The logits cannot be computed in chunks.
@@ -80,9 +83,9 @@ class SoftmaxCrossEntropy(ClassLoss):
         producer = prediction.ir.producer()
         if producer is not None and find_head(prediction.ir) is None:
             raise OptionError(
-                f"{self.name}: chunk={self.chunk} computes the product that makes logits chunk by chunk, but "
-                f"{prediction.name!r} comes from {producer.op_type}; it needs a product with a matrix (MatMul, Gemm, "
-                "MatMulNBits), with biases, factors and caps; leave chunk out."
+                f"{self.name}: chunk={self.chunk} computes the matmul that yields the logits chunk by chunk, but "
+                f"{prediction.name!r} comes from {producer.op_type}; it needs a linear layer (MatMul, Gemm, "
+                "MatMulNBits), with biases, scales and caps; leave chunk out."
             )
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
@@ -95,14 +98,14 @@ class SoftmaxCrossEntropy(ClassLoss):
         if axis == node_rank(prediction) - 1:
             target, weights = _by_row(op, target, weights)
         head = None if self.chunk is None else find_head(prediction.ir)
-        if head is None:  # or a batch of a model of a fixed size that was filled up: its logits are cut off
+        if head is None:  # also for a padded batch of a fixed size, whose logits are sliced
             total = self._total(op, prediction, target, axis, weights)
         else:
             total = self._total_in_chunks(op, head, target, weights)
         return LossTerms((total / divisor).with_shape(()), weight)
 
     def _total(self, op: Builder, prediction: Value, target: Value, axis: int, weights: Value | None) -> Value:
-        """The sum over labels; where the classes are last, prediction and labels are rows."""
+        """Emit the sum over labels; with the classes on the last axis, prediction and labels are rows."""
         is_last = axis == node_rank(prediction) - 1
         logits = as_rows(op, prediction) if is_last else classes_second(op, prediction, axis)
         of_classes = self._weights(op, prediction, axis)
@@ -122,7 +125,7 @@ class SoftmaxCrossEntropy(ClassLoss):
         return total.with_shape(())
 
     def _total_in_chunks(self, op: Builder, head: LogitHead, labels: Value, weights: Value | None) -> Value:
-        """The same from what the logits are made of, a chunk at a time; what fills up the last is ignored."""
+        """Emit the same sum from the inputs of the logits, a chunk at a time; padding is ignored."""
         assert self.chunk is not None
         ignored = -100 if self.ignore_index is None else int(self.ignore_index)
         of_chunk = replace(self, ignore_index=ignored, chunk=None)
@@ -134,7 +137,6 @@ class SoftmaxCrossEntropy(ClassLoss):
         return sum_in_chunks(op, head, self.chunk, by_row, term)
 
     def _weights(self, op: Builder, prediction: Value, axis: int) -> Value | None:
-        """One weight per class."""
         by_class = self.weight_by_class(prediction, axis)
         return None if by_class is None else op.constant(by_class, prediction.dtype)
 
@@ -147,7 +149,7 @@ class SoftmaxCrossEntropy(ClassLoss):
         of_classes: Value | None,
         weights: Value | None,
     ) -> Value:
-        """(1 - e) sum_i -w_t log p_t + e / C sum_i sum_c -w_c log p_c over the labels that count."""
+        """(1 - e) sum_i -w_t log p_t + e / C sum_i sum_c -w_c log p_c over the labels that are not ignored."""
         terms = log_probability
         if of_classes is not None:
             shape = [1, -1] + [1] * ((log_probability.rank or 2) - 2)
@@ -162,7 +164,7 @@ class SoftmaxCrossEntropy(ClassLoss):
         return total * (1.0 - self.label_smoothing) - spread * self.label_smoothing
 
     def divisor(self, op: Builder, weight: Value) -> Value:
-        """The weight, but 1 where no label counts: that batch has the loss 0, not 0 / 0. A micro-batch may be one."""
+        """Emit the weight, or 1 where every label is ignored: such a (micro-)batch has loss 0, not 0 / 0."""
         if self.class_weights is None:
             return weight if self.ignore_index is None else op.Max(weight, 1.0)
         given = self.class_weights.values() if isinstance(self.class_weights, Mapping) else self.class_weights
@@ -170,15 +172,29 @@ class SoftmaxCrossEntropy(ClassLoss):
             return weight
         return op.Where(op.binary("Equal", weight, 0), 1.0, weight)
 
+    @property
+    def counts_labels(self) -> bool:
+        """True where labels may be ignored, or have weights."""
+        return self.ignore_index is not None or self.class_weights is not None
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """Return the sum of the weights of the labels that are not ignored."""
+        found = zip(*np.unique(labels[labels != self.ignore_index], return_counts=True), strict=True)
+        given = self.class_weights
+        if given is None:
+            return float(sum(count for _, count in found))
+        by_class = given if isinstance(given, Mapping) else dict(enumerate(given))
+        return math.fsum(by_class.get(int(label), 1.0) * count for label, count in found)
+
     def _weight(self, op: Builder, prediction: Value, target: Value) -> Value:
-        """The sum of the weights of the labels that count."""
+        """Emit the sum of the weights of the labels that are not ignored."""
         of_labels = None if self.class_weights is None else self.label_weights(op, prediction, target)
         if of_labels is None:
             return self.label_count(op, prediction, target)
         return op.ReduceSum(of_labels, keepdims=0).with_shape(())
 
     def label_weights(self, op: Builder, prediction: Value, target: Value) -> Value | None:
-        """The weight of every label: that of its class, and 0 where it is ignored; ``None`` where all have 1."""
+        """Emit the weight of each label: its class's, 0 where it is ignored; ``None`` where all weights are 1."""
         by_class = self._weights(op, prediction, self.class_axis(prediction))
         ignored = None if self.ignore_index is None else op.Equal(target, op.scalar(self.ignore_index, target))
         if by_class is None:
@@ -191,7 +207,7 @@ class SoftmaxCrossEntropy(ClassLoss):
     def _on_distributions(
         self, op: Builder, prediction: Value, target: Value, axis: int, weights: Value | None
     ) -> LossTerms:
-        if self.ignore_index is not None and self.ignore_index >= 0:  # below 0 it names no class to leave out
+        if self.ignore_index is not None and self.ignore_index >= 0:  # a negative one is no class
             raise OptionError("ignore_index needs class indices as targets; got a distribution over classes.")
         log_probability = op.LogSoftmax(prediction, axis=axis)
         classes = size_of(op, prediction, axis)
@@ -210,7 +226,7 @@ class SoftmaxCrossEntropy(ClassLoss):
 
 
 def _by_row(op: Builder, target: Value, weights: Value | None) -> tuple[Value, Value | None]:
-    """Labels [N, ...] as a vector, with the weight of its example for each; nothing is copied."""
+    """Reshape labels [N, ...] to a vector, and repeat the weight of each example for its labels."""
     rank = node_rank(target)
     if rank == 1:
         return target, weights
@@ -218,3 +234,64 @@ def _by_row(op: Builder, target: Value, weights: Value | None) -> tuple[Value, V
         spread = op.Expand(op.reshape(weights, [-1] + [1] * (rank - 1)), op.shape_of(target))
         weights = op.reshape(spread, [-1])
     return op.reshape(target, [-1]), weights
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class NextToken(SoftmaxCrossEntropy):
+    """Language-model loss: softmax cross-entropy of logits [batch, sequence, vocabulary] for the next token.
+
+    Targets are token ids at the positions of the inputs, mostly the inputs themselves: the logits at a position are
+    compared with the next token, those at the last position with none. Metrics shift targets in the same way.
+
+    Args:
+        class_weights: As in :class:`SoftmaxCrossEntropy`.
+        label_smoothing: In [0, 1).
+        ignore_index: Token id to ignore: padding, or prompts whose answers are learned.
+        axis: The axis of the vocabulary.
+        check_targets: Unused: targets are token ids.
+        chunk: Rows of logits to compute at once, as in :class:`SoftmaxCrossEntropy`.
+    """
+
+    name: ClassVar[str] = "next_token"
+    target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices",)
+    text_defaults: ClassVar[Mapping[str, Any]] = {}
+
+    ignore_index: int | None = -100
+    axis: int | None = -1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ignore_index is None:
+            raise OptionError(
+                "next_token needs an ignore_index, which is the target of the last position; the default is -100."
+            )
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the loss: shift the labels, which are smaller than the logits."""
+        assert self.ignore_index is not None
+        end = op.Expand(op.scalar(self.ignore_index, target), op.Concat(op.dimension(target, 0), op.ints(1), axis=0))
+        later = op.Slice(target, op.ints(1), op.ints(np.iinfo(np.int64).max), op.ints(1))
+        moved = op.Concat(later, end, axis=1).with_shape(target.shape)
+        return super().build(op, prediction, moved, weights)
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """Return the weight of the labels that are compared: all but the first of each row."""
+        return super().label_weight(labels[:, 1:])
+
+    def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
+        """Return [batch, sequence].
+
+        Raises:
+            OptionError: The logits have another rank.
+        """
+        if node_rank(prediction) != 3 or self.class_axis(prediction) != 2:
+            raise OptionError(
+                f"next_token needs logits of shape [batch, sequence, vocabulary], but {prediction.name!r} has shape "
+                f"{prediction.shape}; name their output with output=, or use softmax_cross_entropy."
+            )
+        return super().target_shape(prediction, kind)
+
+    def metric_input(self, prediction: Value, target: Value) -> MetricInput:
+        """Return scores over the vocabulary, each for the next position."""
+        return super().metric_input(prediction, target)._replace(later=1)

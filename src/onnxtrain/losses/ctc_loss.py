@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: labels in order, without their places, as text recognition has them."""
+"""Connectionist temporal classification: label sequences without alignment, as in text recognition."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
 from onnxtrain.losses.base import ReducedLoss, TargetKind, examples, node_rank
+from onnxtrain.metrics.base import MetricInput
 from onnxtrain.metrics.error_rates import CharacterErrorRate
-from onnxtrain.metrics.reading import Reading
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -26,21 +26,21 @@ from onnxtrain.training_info.recipe import LossTerms
 class CTC(ReducedLoss):
     """Connectionist temporal classification: mean over examples of -log p(labels) / their number.
 
-    p is the sum over all paths of one class per step that become the labels when equal neighbours are merged and blanks
-    are left out; it is computed in log space, by one Scan over the steps forward and one backward. Scores are
+    p is the sum over all paths of one class per step that yield the labels when equal neighbours are merged and blanks
+    removed; it is computed in log space, by one Scan over the steps forward and one backward. Scores are
     [N, T, C], as logits or after a Softmax or LogSoftmax. Targets are labels [N, S] in order, one row per example,
-    filled up at its end with -1 (or any negative number, or the blank).
+    padded at its end with -1 (or any negative number, or the blank).
 
     As ``torch.nn.CTCLoss(blank, reduction, zero_infinity)``, whose target lengths are the numbers of labels before the
     padding.
 
     Args:
-        blank: The class that stands for nothing.
-        zero_infinity: Whether examples with more labels than steps can tell have the loss 0, instead of infinity, which
+        blank: The blank class.
+        zero_infinity: Whether examples with too many labels for their steps have loss 0, instead of infinity, which
             stops the training.
         time_axis: 1 for scores [N, T, C], 0 for [T, N, C].
-        input_lengths: Name of an input or a value of the model that holds how many steps [N] count of each example; by
-            default all.
+        input_lengths: Name of an input or a value of the model that holds the number of valid steps [N] per example; by
+            default all steps.
 
     Source:
         A. Graves, S. Fernández, F. Gomez, J. Schmidhuber, "Connectionist Temporal Classification", ICML 2006.
@@ -64,7 +64,7 @@ class CTC(ReducedLoss):
             raise OptionError(f"blank is {self.blank}; ctc needs the number of a class, 0 or more.")
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
-        """Labels [N, S] for any S."""
+        """Return [N, S] for any S."""
         if node_rank(prediction) != 3:
             form = "[N, T, C]" if self.time_axis else "[T, N, C]"
             raise OptionError(
@@ -77,40 +77,40 @@ class CTC(ReducedLoss):
         return ((prediction.shape or (None, None))[1 - self.time_axis], None)
 
     def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
-        """Int64."""
+        """Return int64."""
         return ir.DataType.INT64
 
     def classes(self, prediction: Value) -> int | None:
-        """The size of the last axis, where it is known."""
+        """Return the size of the last axis, where it is known."""
         size = None if prediction.shape is None else prediction.shape[-1]
         return size if isinstance(size, int) else None
 
     def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
-        """Labels name classes and stand before the padding; there are steps enough for them."""
+        """Check that labels are classes, come before the padding, and fit into the steps."""
         steps = None if prediction.shape is None else prediction.shape[self.time_axis]
         known = isinstance(steps, int) and not self.zero_infinity
         return PathCheck(self.classes(prediction), self.blank, steps if known and isinstance(steps, int) else None)
 
-    def reading(self, prediction: Value, target: Value) -> Reading:
-        """Nothing that a metric of single labels could read; labels in order."""
-        return Reading(self.name, None, sequence=CharacterErrorRate(self.blank, self.time_axis))
+    def metric_input(self, prediction: Value, target: Value) -> MetricInput:
+        """Return label sequences, which only error rates accept."""
+        return MetricInput(self.name, None, sequence=CharacterErrorRate(self.blank, self.time_axis))
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on scores [N, T, C]."""
         log_p = op.LogSoftmax(prediction, axis=-1)
         if self.time_axis == 1:
             log_p = op.Transpose(log_p, perm=[1, 0, 2])
-        never = float(np.finfo(prediction.dtype.numpy()).min) / 8  # a log of zero with which numbers stay numbers
+        never = float(np.finfo(prediction.dtype.numpy()).min) / 8  # log(0) without NaN
         blank = op.scalar(self.blank, target)
         real = op.And(op.binary("GreaterOrEqual", target, 0), op.Not(op.Equal(target, blank)))
         count = op.ReduceSum(op.cast(real, ir.DataType.INT64), op.ints(1), keepdims=1)  # [N, 1]
         states = self._states(op, op.Where(real, target, blank))
         last = self._forward(op, log_p, states, self._active(op, log_p, target), never)
         zero, none = op.scalar(0.0, prediction), op.scalar(never, prediction)
-        place = count * 2  # after the last label, or on it
+        end = count * 2  # the blank after the last label
         ends = [
-            op.GatherElements(last, place, axis=1),
-            op.GatherElements(last, op.Max(place - 1, op.scalar(0, place)), axis=1)
+            op.GatherElements(last, end, axis=1),
+            op.GatherElements(last, op.Max(end - 1, op.scalar(0, end)), axis=1)
             + op.Where(op.binary("Greater", count, 0), zero, none),
         ]
         terms = -op.ReduceLogSumExp(op.Concat(*ends, axis=1), op.ints(1), keepdims=0)  # [N]
@@ -126,14 +126,14 @@ class CTC(ReducedLoss):
         return LossTerms((op.ReduceSum(terms, keepdims=0) / number).with_shape(()), number)
 
     def _states(self, op: Builder, labels: Value) -> Value:
-        """The labels [N, S] with a blank before, between and behind: [N, 2 S + 1]."""
+        """Insert blanks before, between and after labels [N, S]: [N, 2 S + 1]."""
         wide = op.Unsqueeze(labels, op.ints(2))
         filled = op.zeros_like(wide) + self.blank
         pairs = op.Flatten(op.Concat(filled, wide, axis=2), axis=1)
         return op.Concat(pairs, op.Slice(op.Squeeze(filled, op.ints(2)), op.ints(0), op.ints(1), op.ints(1)), axis=1)
 
     def _active(self, op: Builder, log_p: Value, target: Value) -> Value | None:
-        """Which steps [T, N, 1] count; ``None`` where all do."""
+        """Emit the mask [T, N, 1] of valid steps; ``None`` where all are valid."""
         if self.input_lengths is None:
             return None
         named = {value.name: value for value in op.graph.inputs}
@@ -150,10 +150,10 @@ class CTC(ReducedLoss):
         return op.Less(op.Unsqueeze(steps, op.ints(1, 2)), op.Unsqueeze(rows, op.ints(0, 2)))
 
     def _forward(self, op: Builder, log_p: Value, states: Value, active: Value | None, never: float) -> Value:
-        """The log of the probability [N, L] of all paths that end in each state, after the last step.
+        """Emit the log-probability [N, L] of all paths that end in each state after the last step.
 
-        alpha_t(s) = log(exp alpha_t-1(s) + exp alpha_t-1(s-1) + exp alpha_t-1(s-2)) + log p_t(label of s), the third
-        only from one label to another.
+        alpha_t(s) = log(exp alpha_t-1(s) + exp alpha_t-1(s-1) + exp alpha_t-1(s-2)) + log p_t(label of s), with the
+        third term only between different labels.
         """
         none = op.scalar(never, log_p)
         before = op.Slice(
@@ -193,7 +193,7 @@ class CTC(ReducedLoss):
 
 @dataclass(frozen=True)
 class PathCheck:
-    """Labels name classes and stand before the padding, and the steps suffice for them, where their number is known."""
+    """Check that labels are classes, come before the padding, and fit into the steps where their number is known."""
 
     classes: int | None
     blank: int
@@ -205,7 +205,7 @@ class PathCheck:
         late = real[:, 1:] & ~real[:, :-1]
         if late.any():
             raise DataError(
-                f"{what} has a label behind padding at example {int(examples[first_row(late)])}; fill rows up at their "
+                f"{what} has a label after padding at example {int(examples[first_row(late)])}; pad rows at their "
                 f"end only, with -1 or the blank, {self.blank}."
             )
         outside = targets >= self.classes if self.classes is not None else np.zeros(targets.shape, bool)

@@ -1,10 +1,11 @@
-"""A loss of a user's own: a function that emits nodes. What it is given and what it returns is checked here."""
+"""User-defined losses: a function that emits nodes, or an ONNX model of (prediction, target)."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from onnxtrain.data.conversion import kind_of
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.clone import Values, clone_nodes
-from onnxtrain.ir.value import Dimension
+from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.losses.base import (
     Loss,
     TargetForm,
@@ -27,8 +28,7 @@ from onnxtrain.losses.base import (
     label_axis,
     node_rank,
 )
-from onnxtrain.metrics.base import PredictionKind
-from onnxtrain.metrics.reading import Reading
+from onnxtrain.metrics.base import MetricInput, PredictionKind
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -36,22 +36,22 @@ from onnxtrain.training_info.recipe import LossTerms
 @checks_arguments
 @dataclass(frozen=True)
 class CustomLoss(Loss):
-    """A loss of a user's own: a function that emits nodes and returns a 0-d value.
+    """A user-defined loss: a function that emits nodes and returns a 0-d value.
 
-    Targets have the prediction's type and shape where the data fit them, else the shape of the data, and their
-    type: int64 for integers, bool for truth values. Micro-batches are weighted by their number of examples.
+    Targets have the prediction's type and shape where the data fit them, else the shape of the data and their
+    type: int64 for integers, bool for booleans. Micro-batches are weighted by their number of examples.
 
     Args:
-        function: Called with the builder, the prediction and the target. Numbers and NumPy arrays may stand
-            wherever a value may.
+        function: Called with the builder, the prediction and the target. Numbers and NumPy arrays are accepted
+            wherever a value is.
         kind: Whether targets are class indices or values; "values" by default.
-        shape: The shape of targets, batch first, where the data do not tell it beforehand (an iterable of batches,
-            an export): a number, a name or ``None`` per axis. By default as the data.
+        shape: The shape of targets, batch first, where the data do not determine it beforehand (an iterable of batches,
+            an export): a number, a name or ``None`` per axis. By default that of the data.
         dtype: Their element type, such as ``"int64"``.
-        predicts: What the metrics may take predictions for: ``"classes"`` (scores along a class axis),
+        predicts: Meaning of predictions for metrics: ``"classes"`` (scores along a class axis),
             ``"binary"`` (independent logits) or ``"numbers"``.
-        axis: The class axis of predictions; by default what labels tell, as in ``SoftmaxCrossEntropy``.
-        weight: What the loss is multiplied by, 0 or more.
+        axis: The class axis of predictions; by default inferred from labels, as in ``SoftmaxCrossEntropy``.
+        weight: Factor of the loss, 0 or more.
 
     Example:
         >>> loss = CustomLoss(lambda op, prediction, target: op.ReduceMean(abs(prediction - target) ** 1.5))
@@ -81,7 +81,7 @@ class CustomLoss(Loss):
             try:
                 ir.DataType.from_numpy(np.dtype(self.dtype))
             except TypeError as error:
-                raise OptionError(f"dtype is {self.dtype!r}; it needs the name of a NumPy type, as 'int64'.") from error
+                raise OptionError(f"dtype is {self.dtype!r}; it needs the name of a NumPy type.") from error
 
     @property
     def shape_hint(self) -> str:  # type: ignore[override]
@@ -91,7 +91,7 @@ class CustomLoss(Loss):
 
     @property
     def target_kinds(self) -> tuple[TargetKind, ...]:  # type: ignore[override]
-        """The one kind that was given."""
+        """The given kind alone."""
         return (self.kind,)
 
     def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
@@ -111,14 +111,14 @@ class CustomLoss(Loss):
         return tuple(size for index, size in enumerate(shape) if index != axis)
 
     def first_form(self, prediction: Value, kind: TargetKind | None) -> TargetForm:
-        """The prediction's own type and shape; where the function takes no such targets, the first ones that it takes.
+        """Return the prediction's own type and shape, or the first type and shape that the function accepts.
 
-        What it gets in the end the data say. Where it takes none at all, :meth:`build` says why.
+        The data decide in the end. Where the function accepts none, :meth:`build` reports why.
         """
         own = super().first_form(prediction, kind)
         if self.shape is not None or prediction.shape is None or not prediction.shape:
             return own
-        # Labels have one axis less; the others are there for whatever a function may index or reduce.
+        # Labels have one axis less; the other ranks are for functions that index or reduce.
         ranks = dict.fromkeys([max(1, len(prediction.shape) - 1), 1, 2, 3, 4])
         shapes = [*((prediction.shape[0], *[None] * (rank - 1)) for rank in ranks), prediction.shape]
         tried = [own] + [
@@ -129,7 +129,7 @@ class CustomLoss(Loss):
         return next((form for form in tried if self._takes(prediction, form)), own)
 
     def _takes(self, prediction: Value, form: TargetForm) -> bool:
-        """Whether the function makes a loss of targets of a form."""
+        """Return whether the function accepts targets of a form."""
         loss = self.with_form(form)
         inputs = [
             ir.Value(name="prediction", type=prediction.ir.type, shape=prediction.ir.shape),
@@ -149,7 +149,7 @@ class CustomLoss(Loss):
     def form_of(
         self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
     ) -> TargetForm:
-        """The prediction's own form where the data fit it, else that of the data."""
+        """Return the prediction's own form where the data fit it, else the form of the data."""
         own = prediction.shape
         if self.shape is not None or own is None or kind_of(dtype) in ("string", "other"):
             return now
@@ -159,18 +159,18 @@ class CustomLoss(Loss):
             preferred = class_axis(len(own)) if now.axis is None else now.axis
             return replace(now, axis=label_axis(own, shape, sizes, preferred), dtype=None, shape=None)
         if self.kind == "values" and _same_elements(own, shape):
-            # [N] beside [N, 1], too: it would broadcast to [N, N], and the check of shapes refuses it.
+            # Also [N] for [N, 1], which would broadcast to [N, N]: the shape check refuses it.
             return replace(now, axis=None, dtype=None, shape=None)
         found = {"integer": ir.DataType.INT64, "boolean": ir.DataType.BOOL}.get(kind_of(dtype), prediction.dtype)
         sizes_found: Sequence[Dimension] = shape[1:]
         if now.shape is not None and len(now.shape) == len(shape):
-            # An axis of which two sizes have been seen has any.
+            # An axis that was seen with two sizes is dynamic.
             sizes_found = [old if old == new else None for old, new in zip(now.shape[1:], shape[1:], strict=True)]
         sized = (own[0] if own else None, *sizes_found)
         return replace(now, axis=None, dtype=None if self.dtype is not None else found, shape=sized)
 
     def with_form(self, form: TargetForm) -> Self:
-        """The loss for targets of the data's type and shape."""
+        """Return the loss for targets of the data's type and shape."""
         given: dict[str, Any] = {}
         if form.shape is not None and self.shape is None:
             given["shape"] = form.shape
@@ -180,18 +180,18 @@ class CustomLoss(Loss):
             given["axis"] = form.axis
         return replace(self, **given) if given else self
 
-    def reading(self, prediction: Value, target: Value) -> Reading:
-        """Return the declared kind of predictions; with labels they are scores over classes."""
+    def metric_input(self, prediction: Value, target: Value) -> MetricInput:
+        """Return the declared meaning of predictions; labels imply scores over classes."""
         if self.predicts == "classes" or (self.predicts is None and self.kind == "indices"):
-            return Reading(self.name, "classes", self._axis(prediction))
-        return super().reading(prediction, target)
+            return MetricInput(self.name, "classes", self._axis(prediction))
+        return super().metric_input(prediction, target)
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Call the function and check what it returns.
 
         Raises:
-            OptionError: The function takes other arguments, returns something that is no loss, or emits nodes that
-                ONNX refuses. Its own exceptions come through as they are.
+            OptionError: The function takes other arguments, does not return a loss, or emits nodes that ONNX rejects.
+                Its own exceptions propagate.
         """
         name = getattr(self.function, "__name__", type(self.function).__name__)
         _check_arguments(self.function, name)
@@ -211,7 +211,7 @@ class CustomLoss(Loss):
 
 
 def _same_elements(wanted: Sequence[Dimension], found: Sequence[int]) -> bool:
-    """Whether an array has the shape of the prediction, or would but for axes of size 1."""
+    """Return whether an array has the shape of the prediction, apart from axes of size 1."""
     if fits_shape(wanted, found):
         return True
     return fits_shape([0, *(size for size in wanted[1:] if size != 1)], [0, *(size for size in found[1:] if size != 1)])
@@ -220,7 +220,7 @@ def _same_elements(wanted: Sequence[Dimension], found: Sequence[int]) -> bool:
 def _check_arguments(function: Callable[..., Any], name: str) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # built-in functions have none
+    except (TypeError, ValueError):  # built-in functions have no signature
         return
     try:
         signature.bind(None, None, None)
@@ -247,7 +247,7 @@ def _check_result(loss: object, prediction: Value, name: str) -> None:
 
 
 def _depends(value: ir.Value, source: ir.Value) -> bool:
-    """Whether a value is computed from another; bodies of operators may read it by name."""
+    """Return whether a value is computed from another; bodies of operators may read it by name."""
     seen, waiting = {value}, [value]
     while waiting:
         current = waiting.pop()
@@ -265,7 +265,7 @@ def _depends(value: ir.Value, source: ir.Value) -> bool:
 
 
 def _scalar(op: Builder, loss: Value, prediction: Value, name: str) -> Value:
-    """The result as a 0-d value of the prediction's type; a single element in any number of axes is taken, too."""
+    """Reshape and cast a result of one element to a 0-d value of the prediction's type."""
     if loss.ir.dtype is not None and not loss.is_float:
         raise OptionError(
             f"The loss function {name!r} returned a value of type {loss.dtype.name}; a loss is a floating number."
@@ -281,16 +281,16 @@ def _scalar(op: Builder, loss: Value, prediction: Value, name: str) -> Value:
 
 
 def _check_nodes(op: Builder, nodes: Sequence[ir.Node], name: str) -> None:
-    """Have ONNX check the nodes and their types and shapes, which is where its messages still say what is wrong.
+    """Run ONNX's checker and shape inference on the nodes alone, where their messages are still clear.
 
     Raises:
-        OptionError: An operator does not exist, has other inputs or attributes, or does not take such types.
+        OptionError: An operator does not exist, or has wrong inputs, attributes or types.
     """
     made = {output for node in nodes for output in node.outputs}
     outer = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None and value not in made)
     bodies = any(attribute.type == ir.AttributeType.GRAPH for node in nodes for attribute in node.attributes.values())
     if bodies or any(node.domain for node in nodes) or any(value.type is None for value in outer):
-        return  # what is not known here cannot be checked
+        return  # bodies, other domains and unknown types cannot be checked here
     copies: Values = {}
     for value in outer:
         small = value.const_value if value.const_value is not None and value.const_value.size <= 64 else None
@@ -308,3 +308,71 @@ def _check_nodes(op: Builder, nodes: Sequence[ir.Node], name: str) -> None:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = " ".join(str(error).split())
         raise OptionError(f"The loss function {name!r} emits a node that ONNX refuses: {reason}") from error
+
+
+@dataclass(frozen=True)
+class ModelLoss(Loss):
+    """A model with two inputs, the prediction and the target in this order, and one scalar output.
+
+    Micro-batches are weighted by their number of examples.
+
+    Args:
+        path: The model.
+        predicts: Meaning of predictions for metrics: ``"classes"``, ``"binary"`` or ``"numbers"``.
+        weight: Factor of the loss, 0 or more.
+    """
+
+    name: ClassVar[str] = "model"
+    target_kinds: ClassVar[tuple[TargetKind, ...]] = ("values", "indices")
+
+    path: Path
+    predicts: PredictionKind | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_weight(self.name, self.weight)
+
+    def _graph(self) -> ir.Graph:
+        from onnxtrain.model_file.file import ModelFile
+
+        graph: ir.Graph = ModelFile.load(self.path).training_model().graph
+        if len(graph.inputs) != 2 or len(graph.outputs) != 1:
+            raise OptionError(
+                f"The loss {self.path} has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; it needs "
+                "two inputs, the prediction and the target, and one scalar output."
+            )
+        return graph
+
+    def form_of(
+        self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
+    ) -> TargetForm:
+        """Return the current form: the model's second input declares type and shape."""
+        return now
+
+    def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
+        """Return the type of the model's second input."""
+        dtype = self._graph().inputs[1].dtype
+        return prediction.dtype if dtype is None else dtype
+
+    def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
+        """Return the shape of the model's second input."""
+        return dimensions(self._graph().inputs[1])
+
+    def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
+        """Insert copies of the loss model's nodes."""
+        graph = self._graph()
+        version = graph.opset_imports.get("", op.opset)
+        if version > op.opset:
+            raise OptionError(
+                f"The loss {self.path} is written in opset {version}, the model in {op.opset}; convert one of them."
+            )
+        values: Values = {graph.inputs[0]: prediction.ir, graph.inputs[1]: target.ir}
+        for initializer in graph.initializers.values():
+            assert initializer.const_value is not None
+            values[initializer] = op.constant(initializer.const_value.numpy()).ir
+        nodes = clone_nodes(graph, values, rename=lambda name: f"loss/{name}")
+        op.graph.extend(nodes)
+        result = values[graph.outputs[0]]
+        assert result is not None
+        loss = op.wrap(result)
+        return LossTerms(op.reshape(loss, op.ints()).with_shape(()), examples(op, prediction))

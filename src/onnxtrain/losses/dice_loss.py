@@ -1,4 +1,4 @@
-"""The Dice loss of segmentation: how little what is predicted and what is there overlap."""
+"""The Dice loss of segmentation, which measures the overlap of prediction and target."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import numpy as np
 from onnxtrain.data.target_checks import BinaryCheck, DistributionCheck, LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.losses.base import TargetForm, TargetKind, examples, node_rank, size_of
-from onnxtrain.losses.class_loss import ClassLoss, classes_second
-from onnxtrain.metrics.base import PredictionKind
-from onnxtrain.metrics.reading import Reading
+from onnxtrain.losses.base import ClassLoss, TargetForm, TargetKind, classes_second, examples, node_rank, size_of
+from onnxtrain.metrics.base import MetricInput, PredictionKind
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -26,22 +24,21 @@ Activation = Literal["softmax", "sigmoid"]
 class Dice(ClassLoss):
     """Dice loss: the mean over examples and classes of 1 - (2 sum p t + smooth) / (sum p + sum t + smooth).
 
-    The sums go over the positions of an example [N, C, positions...]; logits [N, positions] have one class. For labels,
-    p = softmax(z) and t is one where the label is the class; for targets of the prediction's shape, p = sigmoid(z),
-    each channel a question of its own, and the channels are axis 1. As MONAI's ``DiceLoss`` with
-    ``smooth_nr = smooth_dr = smooth``.
+    The sums run over the positions of an example [N, C, positions...]; logits [N, positions] have one class. For
+    labels, p = softmax(z) and t is one-hot; for targets of the prediction's shape, p = sigmoid(z), and each channel
+    (axis 1) is an independent binary output. As MONAI's ``DiceLoss`` with ``smooth_nr = smooth_dr = smooth``.
 
     Args:
-        smooth: Keeps what is neither predicted nor there from 0 / 0, above 0.
-        activation: ``"softmax"`` or ``"sigmoid"``; by default what the targets say.
-        background: Whether class 0 counts.
-        ignore_index: Positions of this label do not count. The text ``"dice"`` has -100.
-        axis: The class axis of the logits, as of :class:`SoftmaxCrossEntropy`.
-        check_targets: Refuse targets outside of [0, 1].
+        smooth: Smoothing term, above 0, which prevents 0 / 0 for empty classes.
+        activation: ``"softmax"`` or ``"sigmoid"``; by default softmax for labels and sigmoid for values.
+        background: Whether to include class 0.
+        ignore_index: Label whose positions are ignored. The text ``"dice"`` has -100.
+        axis: The class axis of the logits, as in :class:`SoftmaxCrossEntropy`.
+        check_targets: Refuse targets outside [0, 1].
 
     Source:
         F. Milletari, N. Navab, S.-A. Ahmadi, "V-Net: Fully Convolutional Neural Networks for Volumetric Medical Image
-        Segmentation", 3DV 2016 (with squares below the line, which are left out here).
+        Segmentation", 3DV 2016 (with squares in the denominator, which are left out here).
     """
 
     name: ClassVar[str] = "dice"
@@ -68,17 +65,17 @@ class Dice(ClassLoss):
 
     @property
     def predicts(self) -> PredictionKind:  # type: ignore[override]
-        """Scores over classes, or logits of independent questions."""
+        """Scores over classes, or independent binary logits."""
         return "binary" if self.activation == "sigmoid" else "classes"
 
     def with_form(self, form: TargetForm) -> Self:
-        """The loss with the activation that the targets say."""
+        """Return the loss with the activation for the kind of targets."""
         found = super().with_form(form)
         activation: Activation = "softmax" if form.kind == "indices" else "sigmoid"
         return found if self.activation is not None else replace(found, activation=activation)
 
     def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
-        """Labels name classes; numbers are from 0 to 1."""
+        """Check that labels are classes, or values from 0 to 1."""
         if kind == "indices":
             return LabelCheck(self.classes(prediction), self.ignore_index)
         if not self.check_targets:
@@ -87,14 +84,14 @@ class Dice(ClassLoss):
             return DistributionCheck(self.name, self.class_axis(prediction))
         return BinaryCheck(self.name)
 
-    def reading(self, prediction: Value, target: Value) -> Reading:
-        """Scores along the class axis, or logits."""
+    def metric_input(self, prediction: Value, target: Value) -> MetricInput:
+        """Return scores along the class axis, or binary logits."""
         if self.activation == "sigmoid":
-            return Reading(self.name, "binary")
-        return super().reading(prediction, target)
+            return MetricInput(self.name, "binary")
+        return super().metric_input(prediction, target)
 
     def class_axis(self, prediction: Value) -> int:
-        """The axis of the classes; 1 where each is a question of its own."""
+        """Return the class axis; 1 for independent binary outputs."""
         if self.activation == "sigmoid" and self.axis is None:
             return 1
         return super().class_axis(prediction)

@@ -1,4 +1,4 @@
-"""Knowledge distillation: a model learns from labels and from what another model says about the same inputs."""
+"""Knowledge distillation: a model learns from labels and from another model's outputs on the same inputs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.clone import Values, clone_nodes
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions
-from onnxtrain.losses.base import weighted
-from onnxtrain.losses.class_loss import ClassLoss
+from onnxtrain.losses.base import ClassLoss, weighted
 from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
-from onnxtrain.losses.prediction import before_activation, named_output
+from onnxtrain.losses.heads import before_activation, named_output
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.working_copy.training_modes import set_inference
 from onnxtrain.training_info.recipe import LossTerms
@@ -29,29 +28,29 @@ from onnxtrain.training_info.recipe import LossTerms
 @checks_arguments
 @dataclass(frozen=True)
 class Distillation(ClassLoss):
-    """Distillation: mix * K + (1 - mix) * C, with C the cross-entropy on the targets and K what the teacher tells.
+    """Distillation: mix * K + (1 - mix) * C, with C the cross-entropy on targets and K the divergence to a teacher.
 
     ::
 
         K = temperature**2 * mean of sum_c q_c (log q_c - log p_c)
         q = softmax(teacher's logits / temperature), p = softmax(logits / temperature)
 
-    Both are means over the same labels with the same weights, so that the loss of some batches together does not depend
-    on how they are cut.
+    Both are means over the same labels with the same weights, so that the loss of a large batch does not depend on its
+    split into micro-batches.
 
     The teacher runs in the same step on the same inputs, in inference mode, and is never trained. Its inputs have the
-    names of the model's, or there is one of each. A final Softmax of the teacher is left out. Positions whose label is
-    ignored count in neither part.
+    same names as the model's, or both models have a single input. A final Softmax of the teacher is removed. Positions
+    whose label is ignored do not contribute to either part.
 
     Args:
-        teacher: The path of an ONNX model of the same classes.
-        temperature: Above 0; the higher, the more the order of the wrong classes counts.
-        mix: The share of the teacher, in [0, 1].
+        teacher: Path of an ONNX model with the same classes.
+        temperature: Softmax temperature, above 0; a higher one emphasizes the order of the wrong classes.
+        mix: Share of the teacher, in [0, 1].
         output: The teacher's output; by default its first floating one.
-        class_weights: As of :class:`SoftmaxCrossEntropy`: the weight of a label is that of its example in both parts.
-            Where targets are distributions they weigh the targets' part alone.
+        class_weights: As in :class:`SoftmaxCrossEntropy`; the weight of a label applies to both parts.
+            With distributions as targets they apply to the targets' part alone.
         label_smoothing: In [0, 1), for the targets' part.
-        ignore_index: Labels of this value do not count. The text ``"distillation"`` has -100.
+        ignore_index: Label to ignore. The text ``"distillation"`` has -100.
         axis: The class axis of the logits.
         check_targets: Refuse targets that are no distributions.
 
@@ -79,11 +78,24 @@ class Distillation(ClassLoss):
         if not 0.0 <= self.mix <= 1.0:
             raise OptionError(f"mix is {self.mix}; distillation needs a number in [0, 1].")
 
-    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
-        """Emit the teacher and the loss on logits."""
-        cross_entropy = SoftmaxCrossEntropy(
+    @property
+    def _cross_entropy(self) -> SoftmaxCrossEntropy:
+        return SoftmaxCrossEntropy(
             self.class_weights, self.label_smoothing, self.ignore_index, self.axis, self.check_targets
         )
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether labels may be ignored, or have weights."""
+        return self._cross_entropy.counts_labels
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """The sum of the weights of the labels that count."""
+        return self._cross_entropy.label_weight(labels)
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the teacher and the loss on logits."""
+        cross_entropy = self._cross_entropy
         hard = cross_entropy.build(op, prediction, target, weights)
         axis = self.class_axis(prediction)
         taught = self._teacher_logits(op, prediction)
@@ -104,7 +116,7 @@ class Distillation(ClassLoss):
 
         Raises:
             ModelError: The teacher cannot be read.
-            OptionError: It is not one for this model.
+            OptionError: The teacher does not fit the model.
         """
         model = self._teacher(op.opset)
         graph = model.graph
@@ -127,12 +139,12 @@ class Distillation(ClassLoss):
         result = values[found]
         assert result is not None
         logits = op.cast(op.wrap(result), prediction.dtype)
-        if mine is None or theirs is None or mine[0] != theirs[0]:  # of padded examples the loss has only the real ones
+        if mine is None or theirs is None or mine[0] != theirs[0]:  # the loss excludes padded examples
             logits = op.Slice(logits, op.ints(0), op.dimension(prediction, 0), op.ints(0))
         return logits.with_shape(prediction.shape)
 
     def _teacher(self, opset: int) -> ir.Model:
-        """A copy of the teacher in inference mode, at an opset."""
+        """Load the teacher in inference mode, at an opset."""
         from onnxtrain.model_file.file import ModelFile
 
         model = infer_shapes(ModelFile.load(self.teacher).training_model(opset))
@@ -152,7 +164,7 @@ class Distillation(ClassLoss):
         return model
 
     def _inputs(self, op: Builder, teacher: ir.Graph) -> dict[ir.Value, ir.Value]:
-        """The teacher's inputs with those of the graph that they are."""
+        """Map the teacher's inputs to inputs of the graph."""
         own = {str(value.name): value for value in op.graph.inputs}
         given = [value for value in teacher.inputs if value.name not in teacher.initializers]
         if len(given) == len(own) == 1:

@@ -1,4 +1,4 @@
-"""Losses that compare every number of a prediction with its own target."""
+"""Elementwise losses: binary cross-entropy, squared error, absolute error, Huber."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BinaryCrossEntropy(ReducedLoss):
 
     Args:
         positive_weight: Weight of the positive class: mean of w t softplus(-z) + (1 - t) softplus(z).
-        check_targets: Refuse targets outside of [0, 1], for which the loss has no lower bound.
+        check_targets: Refuse targets outside [0, 1], for which the loss has no lower bound.
     """
 
     name: ClassVar[str] = "binary_cross_entropy"
@@ -33,12 +33,12 @@ class BinaryCrossEntropy(ReducedLoss):
     check_targets: bool = True
 
     def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
-        """Targets are from 0 to 1."""
+        """Check that targets are from 0 to 1."""
         return BinaryCheck(self.name) if self.check_targets else None
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on logits."""
-        # softplus(-|z|) + max(z, 0) - t z does not overflow for any z.
+        # softplus(-|z|) + max(z, 0) - t z cannot overflow.
         z = prediction
         base = op.Softplus(-op.Abs(z)) + op.Relu(z)
         if self.positive_weight == 1.0:
@@ -84,7 +84,7 @@ class Huber(ReducedLoss):
     As ``torch.nn.HuberLoss``.
 
     Args:
-        delta: Where the square ends, above 0.
+        delta: Threshold between squared and linear, above 0.
     """
 
     name: ClassVar[str] = "huber"

@@ -1,4 +1,4 @@
-"""Focal losses: cross-entropies that leave what is easy out of account, for classes of very different sizes."""
+"""Focal losses: cross-entropies that down-weight easy examples, for imbalanced classes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,17 @@ import numpy as np
 from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.losses.base import ReducedLoss, TargetKind, count_of, mean_over, node_rank, size_of, weighted
-from onnxtrain.losses.class_loss import ClassLoss, classes_second
+from onnxtrain.losses.base import (
+    ClassLoss,
+    ReducedLoss,
+    TargetKind,
+    classes_second,
+    count_of,
+    mean_over,
+    node_rank,
+    size_of,
+    weighted,
+)
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -22,19 +31,19 @@ from onnxtrain.training_info.recipe import LossTerms
 class Focal(ClassLoss):
     """Focal loss over classes: mean over labels of -w_t (1 - p_t)^gamma log p_t, with p = softmax(z).
 
-    For distributions over classes it is the mean over them of -sum_c w_c t_c (1 - p_c)^gamma log p_c. The mean divides
-    by the number of labels that count, whatever their weights.
+    For distributions over classes it is the mean of -sum_c w_c t_c (1 - p_c)^gamma log p_c. The divisor is the number
+    of labels that are not ignored, whatever their weights.
 
     Args:
-        gamma: How much less what is easy counts, 0 or more; with 0 it is the cross-entropy.
-        class_weights: As of :class:`SoftmaxCrossEntropy`, like the next ones.
-        ignore_index: Labels of this value do not count. The text ``"focal"`` has -100.
+        gamma: Focusing parameter, 0 or more; 0 gives the cross-entropy.
+        class_weights: As in :class:`SoftmaxCrossEntropy`.
+        ignore_index: Label to ignore. The text ``"focal"`` has -100.
         axis: The class axis of the logits.
         check_targets: Refuse targets that are no distributions.
 
     Source:
         T.-Y. Lin, P. Goyal, R. Girshick, K. He, P. Dollár, "Focal Loss for Dense Object Detection", ICCV 2017; Keras:
-        ``CategoricalFocalCrossentropy`` (whose ``alpha`` is ``class_weights``).
+        ``CategoricalFocalCrossentropy``, with ``alpha`` for ``class_weights``.
     """
 
     name: ClassVar[str] = "focal"
@@ -68,7 +77,7 @@ class Focal(ClassLoss):
             terms = _modulated(op, op.Exp(-loss), self.gamma, loss)
             if of_classes is not None:
                 labels = target
-                if ignored is not None:  # what is ignored names no class
+                if ignored is not None:  # an ignored label may be no class
                     skipped = op.Equal(target, op.scalar(ignored, target))
                     labels = op.Where(skipped, op.zeros_like(target), target)
                 terms = terms * op.Gather(of_classes, labels)
@@ -84,15 +93,15 @@ class Focal(ClassLoss):
 @checks_arguments
 @dataclass(frozen=True)
 class BinaryFocal(ReducedLoss):
-    """Focal loss of independent yes-or-no questions: mean of a_t (1 - p_t)^gamma (softplus(z) - t z), p = sigmoid(z).
+    """Focal loss of independent binary outputs: mean of a_t (1 - p_t)^gamma (softplus(z) - t z), p = sigmoid(z).
 
-    p_t is p for t = 1 and 1 - p for t = 0, a_t is alpha and 1 - alpha; between, for targets t in (0, 1), they are in
-    proportion. As ``torchvision.ops.sigmoid_focal_loss`` with ``reduction="mean"``.
+    p_t is p for t = 1 and 1 - p for t = 0, a_t is alpha and 1 - alpha; for targets t in (0, 1) both are interpolated
+    linearly. As ``torchvision.ops.sigmoid_focal_loss`` with ``reduction="mean"``.
 
     Args:
-        gamma: How much less what is easy counts, 0 or more.
-        alpha: The weight of the positive class, in [0, 1]; ``None`` for no weights.
-        check_targets: Refuse targets outside of [0, 1].
+        gamma: Focusing parameter, 0 or more.
+        alpha: Weight of the positive class, in [0, 1]; ``None`` for no weights.
+        check_targets: Refuse targets outside [0, 1].
     """
 
     name: ClassVar[str] = "binary_focal"
@@ -110,7 +119,7 @@ class BinaryFocal(ReducedLoss):
             raise OptionError(f"alpha is {self.alpha}; binary_focal needs a number in [0, 1], or None for no weights.")
 
     def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
-        """Targets are from 0 to 1."""
+        """Check that targets are from 0 to 1."""
         return BinaryCheck(self.name) if self.check_targets else None
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
@@ -118,7 +127,7 @@ class BinaryFocal(ReducedLoss):
         z = prediction
         p = op.Sigmoid(z)
         right = (target * p + (1.0 - target) * (1.0 - p)).with_shape(z.shape)
-        loss = op.Softplus(-op.Abs(z)) + op.Relu(z) - target * z  # which does not overflow for any z
+        loss = op.Softplus(-op.Abs(z)) + op.Relu(z) - target * z  # cannot overflow
         terms = _modulated(op, right, self.gamma, loss)
         if self.alpha is not None:
             terms = terms * (target * (2.0 * self.alpha - 1.0) + (1.0 - self.alpha))
@@ -129,7 +138,7 @@ def _modulated(op: Builder, probability: Value, gamma: float, loss: Value) -> Va
     """(1 - p)^gamma loss."""
     if gamma == 0:
         return loss
-    # A power below 1 has no slope at 0, which is where p rounds to 1.
+    # A power below 1 has an infinite slope at 0, where p rounds to 1.
     rest = op.Max(1.0 - probability, op.scalar(np.finfo(probability.dtype.numpy()).eps, probability))
     return op.Pow(rest, op.scalar(gamma, probability)) * loss
 

@@ -1,34 +1,302 @@
-"""An output of a model with the loss that is built on it; a model may have several."""
+"""Outputs of a model with the losses built on them: prediction, targets, metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.errors import OptionError
+from onnxtrain.data import Dataset, TargetCheck, TensorSpec
+from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
+from onnxtrain.data.target_checks import none_negative_below
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import is_float
-from onnxtrain.losses.base import Loss, LossByExample, TargetForm
-from onnxtrain.losses.class_loss import ClassLoss
-from onnxtrain.losses.prediction import before_activation, sums_to_one
-from onnxtrain.losses.targets import Targets, target_input, wrapped
-from onnxtrain.metrics.base import NamedMetric
+from onnxtrain.ir.value import PASTS, Dimension, dimensions, is_float
+from onnxtrain.losses.base import (
+    ClassLoss,
+    IgnoredWherePresent,
+    Loss,
+    LossByExample,
+    TargetForm,
+    TargetKind,
+    class_axis,
+)
+from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
+from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.training_info.recipe import LossTerms
 
+
+def named_output(graph: ir.Graph, name: str | None) -> ir.Value:
+    """Return the output of the loss: the one of this name, by default the first floating one.
+
+    Raises:
+        OptionError: There is no such output.
+    """
+    outputs = list(graph.outputs)
+    if name is not None:
+        found = [value for value in outputs if value.name == name]
+        if not found:
+            raise OptionError(f"output={name!r}, but the outputs are {', '.join(str(v.name) for v in outputs)}.")
+    else:
+        found = [value for value in outputs if is_float_tensor(value)]
+    if not found or not is_float_tensor(found[0]):
+        raise OptionError("The model has no floating output to build a loss on; name one with output=.")
+    return found[0]
+
+
+def is_float_tensor(value: ir.Value) -> bool:
+    """Return whether a value is a floating tensor, not a sequence or an optional."""
+    return is_float(value) and not isinstance(value.type, ir.SequenceType | ir.OptionalType)
+
+
+def sums_to_one(value: ir.Value) -> bool:
+    """Return whether a classifier's output is built as probabilities: (1 - p, p), or normalized."""
+    producer = value.producer()
+    while producer is not None and producer.op_type in ("Identity", "Cast", "Reshape"):
+        source = producer.inputs[0]
+        producer = None if source is None else source.producer()
+    return producer is not None and producer.op_type in ("Concat", "Normalizer", "Div")
+
+
+def before_activation(value: ir.Value, loss: Loss) -> tuple[ir.Value, int | None]:
+    """Return the logits before a final activation that the loss contains, and that activation's class axis."""
+    producer = value.producer()
+    if producer is None or not producer.inputs or producer.inputs[0] is None or producer.domain:
+        return value, None
+    source = producer.inputs[0]
+    if producer.op_type == "Identity" or (producer.op_type == "Cast" and source.dtype == value.dtype):
+        inner, axis = before_activation(source, loss)
+        return (value, None) if inner is source else (inner, axis)
+    if producer.op_type not in loss.trains_through:
+        return value, None
+    if producer.op_type not in ("Softmax", "LogSoftmax"):
+        return source, None
+    if source.shape is None:
+        return value, None
+    rank = len(source.shape)
+    axis = (producer.attributes["axis"].as_int() if "axis" in producer.attributes else -1) % rank
+    wanted = getattr(loss, "axis", class_axis(rank))  # None where the loss infers it
+    if axis == 0 or (wanted is not None and wanted % rank != axis):
+        return value, None
+    return source, axis
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of a loss on a prediction.
+
+    Attributes:
+        declared: The loss as it was given, for targets of any form.
+        form: Form of the targets.
+        loss: The loss for targets of this form.
+        prediction: The input of the loss.
+        value: The input of the step graph for the targets.
+        inputs: The inputs of the model.
+        from_probabilities: Whether the prediction holds probabilities although the loss takes logits.
+    """
+
+    declared: Loss
+    form: TargetForm
+    loss: Loss
+    prediction: ir.Value
+    value: ir.Value
+    inputs: tuple[ir.Value, ...]
+    from_probabilities: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the targets in the step graph."""
+        return str(self.value.name)
+
+    @cached_property
+    def spec(self) -> TensorSpec:
+        """Type and shape of targets that the loss requires."""
+        spec = tensor_spec(self.value)
+        if hint := self.declared.shape_hint:
+            return replace(spec, hint=hint, size_hint=hint)
+        if len(self.loss.target_kinds) < 2 or spec.dtype.kind == "f":
+            return spec
+        hint = ' For distributions over classes, say targets="values".'
+        return replace(spec, hint=hint, size_hint=self._axis_hint())
+
+    def _axis_hint(self) -> str:
+        """Name the class axis, where the logits leave a choice."""
+        shape, axis = dimensions(self.prediction), self.form.axis
+        if axis is None and isinstance(self.loss, SoftmaxCrossEntropy):
+            axis = self.loss.class_axis(wrapped(self.prediction))
+        if shape is None or len(shape) < 3 or axis is None:
+            return ""
+        logits = ", ".join("any" if size is None else str(size) for size in shape)
+        return (
+            f" Labels have the shape of the logits, ({logits}), without the class axis, here {axis}; for another give "
+            "the loss axis=."
+        )
+
+    def check_batch_axis(self) -> None:
+        """Refuse data sets for a model whose symbolic shapes put the batch of the output on another axis than 0.
+
+        Raises:
+            DataError: The batch axis of the targets is not 0 either.
+        """
+        shapes = [dimensions(value) for value in self.inputs]
+        batches = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
+        axes = dimensions(self.value) or ()
+        axis = next((axis for axis, size in enumerate(axes) if size in batches), 0)
+        if axis and axes[0] not in batches:
+            raise DataError(
+                f"The output {self.prediction.name!r} has the batch on axis {axis}, and so have its targets, but data "
+                "are cut into batches along axis 0; transpose the output in the model, or give whole batches to "
+                "train_step."
+            )
+
+    def adapt(self, targets: np.ndarray, labels: Sequence[str] | None = None) -> np.ndarray:
+        """Convert targets in common other forms to those of the loss; see :mod:`onnxtrain.data.labels`.
+
+        Args:
+            targets: Targets, examples first.
+            labels: The names of the classes, where targets are text.
+        """
+        shape = self._logits
+        if shape is None or not isinstance(self.declared, LossByExample):
+            return targets
+        if len(self.declared.target_kinds) < 2:
+            return as_numbers(targets, shape)
+        targets = as_classes(targets, shape, self._class_axis)
+        if labels is not None and are_labels(targets, labels, len(shape) - 1):
+            return to_indices(targets, labels)
+        return targets
+
+    @cached_property
+    def _logits(self) -> tuple[Dimension, ...] | None:
+        """Shape of the prediction."""
+        return dimensions(self.prediction)
+
+    @cached_property
+    def _class_axis(self) -> int:
+        return self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.value)).axis
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes of targets that are labels; ``None`` where it is not known."""
+        return self.declared.classes(wrapped(self.prediction))
+
+    @property
+    def take_labels(self) -> bool:
+        """True where targets may be class labels."""
+        return "indices" in self.declared.target_kinds
+
+    def form_of(self, targets: np.ndarray, sizes: Mapping[str, int]) -> TargetForm:
+        """Return the form of targets.
+
+        Args:
+            targets: All targets, examples first.
+            sizes: Sizes of the symbolic dimensions of the inputs.
+        """
+        form = self.declared.form_of(wrapped(self.prediction), targets.dtype, targets.shape, sizes, self.form)
+        return replace(form, ignoring=True) if self.hold_ignored(targets) else form
+
+    def form_of_dataset(self, dataset: Dataset, name: str | None = None) -> TargetForm:
+        """Return the form of a dataset's targets, or of a named array, without reading the data."""
+        targets = dataset.targets if name is None else dataset.values(name)
+        form = self.form if targets is None else self.form_of(targets, dataset.sizes)
+        if form.kind != "indices" or dataset.size is not None or self._ignored is None:
+            return form
+        return replace(form, ignoring=True)  # later batches may contain ignored labels
+
+    def are_classes(self, targets: np.ndarray) -> bool:
+        """Return whether all targets are valid class labels: none to ignore, none to refuse."""
+        return self._end is not None and none_negative_below(targets, self._end)
+
+    @cached_property
+    def _end(self) -> int | None:
+        """Number of classes, where targets are labels."""
+        return self.classes if self.form.kind == "indices" else None
+
+    def hold_ignored(self, targets: np.ndarray) -> bool:
+        """Return whether targets contain ignored labels that the current loss does not handle."""
+        if self.form.ignoring or self._ignored is None or targets.dtype.kind not in "iu":
+            return False
+        return bool((targets == np.int64(self._ignored)).any())  # a Python int would have to fit the targets' type
+
+    @property
+    def _ignored(self) -> int | None:
+        """The label that is ignored where present."""
+        index = getattr(self.declared, "ignore_index", None)
+        return index if isinstance(index, IgnoredWherePresent) else None
+
+    @property
+    def _whole_loss(self) -> Loss:
+        """The loss with its ignored label, whether or not the data contain it: for checks and metrics."""
+        return self.declared.with_form(replace(self.form, ignoring=True))
+
+    @cached_property
+    def check(self) -> TargetCheck | None:
+        """Check of the targets' values."""
+        return self._whole_loss.target_check(wrapped(self.prediction), self.form.kind)
+
+    def metrics(self, metrics: Sequence[Any]) -> list[NamedMetric]:
+        """Resolve metrics given by name, as functions or as objects, for the predictions of this loss.
+
+        The loss defines the meaning of predictions; a metric for others is refused. User-defined functions get the
+        model's output.
+
+        Raises:
+            OptionError: A metric does not exist, or is for other predictions.
+        """
+        from onnxtrain.metrics.choice import metric_for_loss  # imports all metrics
+
+        return [metric_for_loss(self.metric_input, metric) for metric in metrics]
+
+    @cached_property
+    def metric_input(self) -> MetricInput:
+        """Meaning of predictions and targets for metrics."""
+        metric_input = self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.value))
+        return metric_input._replace(probabilities=self.from_probabilities)
+
+
+def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir.Value:
+    """Create the input for the targets of a loss.
+
+    Raises:
+        OptionError: The rank of the prediction is not known.
+    """
+    given = wrapped(prediction)
+    shape = loss.target_shape(given, kind)
+    if shape is None:
+        raise OptionError(f"The rank of {prediction.name!r} is not known; declare its shape in the model.")
+    return ir.Value(name=name, type=ir.TensorType(loss.target_dtype(given, kind)), shape=ir.Shape(shape))
+
+
+def tensor_spec(value: ir.Value) -> TensorSpec:
+    """Return the required type and shape of data for an input.
+
+    Raises:
+        OptionError: The input is not a tensor.
+    """
+    if value.dtype is None or not value.name:
+        raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
+    return TensorSpec(value.name, value.dtype.numpy(), dimensions(value), pasts=value.meta.get(PASTS, ()))
+
+
+def wrapped(value: ir.Value, opset: int = 18) -> Value:
+    """Wrap a value for code that reads only its type and shape."""
+    return Builder(ir.Graph([], [], nodes=[]), opset).wrap(value)
+
+
 Metrics = Any
-"""Metrics by name, in a text or a list, or as functions; by output where several have losses."""
+"""Metrics by name, in a text or a list, or as functions; a mapping by output for several losses."""
 
 
 class Head(NamedTuple):
-    """An output with a loss on targets.
+    """An output of the model with its loss.
 
     Attributes:
         output: The model's output.
-        prediction: What the loss is built on: the output, or what a final activation makes it of.
+        prediction: The input of the loss: the output, or the logits before its final activation.
         targets: The loss and its targets.
     """
 
@@ -38,17 +306,23 @@ class Head(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the output."""
+        """Name of the output."""
         return str(self.output.name)
 
+    @property
+    def scaled(self) -> bool:
+        """Whether the weight of a batch is not its number of examples times a constant, among losses that are means."""
+        loss = self.targets.loss
+        return loss.reduction == "sum" or (self.targets.form.kind == "indices" and loss.counts_labels)
+
     def with_form(self, model: ir.Model, form: TargetForm) -> Head:
-        """The same for targets of another form."""
+        """Return the head for targets of another form."""
         if form == self.targets.form:
             return self
         return head_of(model, self.output, self.targets.declared, form, self.targets.name)
 
     def build(self, op: Builder, weights: Value | None) -> LossTerms:
-        """Emit the loss, with the weights of examples where there are any."""
+        """Emit the loss, with weights of examples if given."""
         targets, prediction = self.targets, op.wrap(self.prediction)
         if targets.from_probabilities:
             tiny = op.scalar(np.finfo(prediction.dtype.numpy()).tiny, prediction)
@@ -60,7 +334,7 @@ class Head(NamedTuple):
 
 
 def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm, name: str) -> Head:
-    """An output with a loss for targets of a form, which the step graph calls by this name."""
+    """Build the head of an output for targets of a form; ``name`` is the step graph's input for them."""
     graph = model.graph
     inner, axis = before_activation(output, declared.with_form(form))
     if axis is None and form.kind == "indices" and isinstance(declared, ClassLoss):
@@ -82,15 +356,15 @@ def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm,
 
 
 def are_none(metrics: Metrics) -> bool:
-    """Return whether no metric is asked for."""
+    """Return whether no metric is requested."""
     return metrics is None or (isinstance(metrics, str | list | tuple | Mapping) and not metrics)
 
 
 def check_numbers(metrics: Sequence[HeadMetric]) -> None:
-    """Refuse metrics whose value is no number, where a row of numbers is written.
+    """Refuse metrics whose value is not a number, where a row of numbers is written.
 
     Raises:
-        OptionError: One is a table.
+        OptionError: A metric is a table.
     """
     for name, _, metric in metrics:
         if not metric.number:
@@ -104,8 +378,8 @@ class HeadMetric(NamedTuple):
     """A metric of an output.
 
     Attributes:
-        name: The name of its value in results.
-        head: The output.
+        name: Name of the value in results.
+        head: The output and its loss.
         metric: The metric.
     """
 
@@ -115,11 +389,10 @@ class HeadMetric(NamedTuple):
 
 
 def metrics_of_heads(heads: Sequence[Head], metrics: Metrics) -> list[HeadMetric]:
-    """Metrics by output, told how to read its predictions.
+    """Resolve metrics for the predictions of their outputs.
 
     Raises:
-        OptionError: There is no such metric, it is not said whose it is, there is no such output with a loss, or two
-            values have one name.
+        OptionError: A metric or its output does not exist, the output is ambiguous, or two values have one name.
     """
     from onnxtrain.metrics.choice import listed
 
@@ -130,14 +403,14 @@ def metrics_of_heads(heads: Sequence[Head], metrics: Metrics) -> list[HeadMetric
         metrics = listed(metrics)
         if len(heads) > 1 and metrics:
             raise OptionError(
-                f"metrics is {metrics!r}, but several outputs have losses; say whose they are: "
+                f"metrics is {metrics!r}, but several outputs have losses; give metrics by output: "
                 f"metrics={{{next(iter(known))!r}: {metrics[0]!r}}}."
             )
         metrics = {heads[0].name: metrics}
     found: list[HeadMetric] = []
     for output, given in metrics.items():
         if output not in known:
-            raise OptionError(f"metrics has the output {output!r}, but those with losses are {', '.join(known)}.")
+            raise OptionError(f"metrics has the output {output!r}, but outputs with losses are {', '.join(known)}.")
         head = known[output]
         for metric in head.targets.metrics(listed(given)):
             name = f"{output}_{metric.name}" if len(heads) > 1 else metric.name

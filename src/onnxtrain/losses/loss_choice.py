@@ -1,4 +1,4 @@
-"""The loss that a user means: a name, a text with arguments, a path, a function or an object."""
+"""Resolve a loss given as a name, a text with arguments, a path, a function or an object."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.losses import LOSSES
-from onnxtrain.losses.base import Loss
-from onnxtrain.losses.joint_loss import JointLoss
+from onnxtrain.losses.base import JointLoss, Loss
 from onnxtrain.spelling import suggestion
 from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.call_text import Call, name_of, read_call
@@ -23,10 +22,10 @@ LossLike = OneLoss | Mapping[str, OneLoss]
 
 
 def resolve_losses(loss: LossLike) -> Loss | JointLoss | str:
-    """The loss object for what a user gives; a mapping from outputs to losses gives the sum of them.
+    """Resolve the loss option; a mapping from outputs to losses gives their sum.
 
     Raises:
-        OptionError: There is no such loss, or one of several is an output of the model.
+        OptionError: A loss does not exist, or one of several is an output of the model.
     """
     if not isinstance(loss, Mapping):
         return resolve_loss(loss)
@@ -35,7 +34,7 @@ def resolve_losses(loss: LossLike) -> Loss | JointLoss | str:
         found = resolve_loss(given)
         if isinstance(found, str):
             raise OptionError(
-                f"The loss of {output!r} is {given!r}: an output that is the loss stands alone; give a loss of "
+                f"The loss of {output!r} is {given!r}: an output that is the loss must be the only one; give a loss of "
                 f"{output!r} and its targets."
             )
         parts.append((str(output), found))
@@ -45,16 +44,16 @@ def resolve_losses(loss: LossLike) -> Loss | JointLoss | str:
 
 
 def resolve_loss(loss: OneLoss, **options: Any) -> Loss | str:
-    """The loss object for what a user gives; ``"output:NAME"`` gives the name of the output.
+    """Resolve a single loss; ``"output:NAME"`` gives the name of the output.
 
     A text may have the arguments of the loss's class: ``"softmax_cross_entropy(axis=1, label_smoothing=0.1)"``.
 
     Args:
-        loss: What the user gives.
-        options: Arguments of the loss that replace those that it has.
+        loss: Name, text, path, function or object.
+        options: Arguments of the loss to replace.
 
     Raises:
-        OptionError: There is no such loss, or it has no such argument.
+        OptionError: The loss or an argument of it does not exist.
     """
     resolved = _resolve(loss)
     if not options:
@@ -94,7 +93,7 @@ def _from_text(text: str) -> Loss | str:
     if call is not None and ALIASES.get(call.name, call.name) in LOSSES:
         return _called(LOSSES[ALIASES.get(call.name, call.name)], call, text)
     if text.endswith(".onnx"):
-        from onnxtrain.losses.model_loss import ModelLoss
+        from onnxtrain.losses.custom_loss import ModelLoss
 
         return ModelLoss(Path(text))
     raise OptionError(
@@ -109,7 +108,7 @@ def _called(loss: type[Loss], call: Call, text: str) -> Loss:
     if not call.fits(loss):
         wrong = next((name for name in call.named if name not in names), "")
         near = suggestion(wrong, names)
-        raise OptionError(f"{text!r} gives {call.name} arguments that it has not; it has {_listed(names)}.{near}")
+        raise OptionError(f"{text!r} gives {call.name} unknown arguments; it has {_listed(names)}.{near}")
     positional = [field.name for field in dataclasses.fields(loss) if not field.kw_only]  # type: ignore[arg-type]
     given = dict(zip(positional, call.positional, strict=False)) | call.named
     types = {field.name: str(field.type) for field in dataclasses.fields(loss)}  # type: ignore[arg-type]
@@ -117,12 +116,12 @@ def _called(loss: type[Loss], call: Call, text: str) -> Loss:
     return loss(**{**loss.text_defaults, **values})
 
 
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_KINDS = {"int": "an integer", "float": "a number", "bool": "true or false"}
 _KINDS["Sequence"] = "numbers such as (1, 2.5) or {3: 2.5}"
 
 
 def _value(name: str, text: str, annotation: str, whole: str) -> Any:
-    """An argument of the type that the loss's class declares."""
+    """Parse an argument into the type that the loss's class declares."""
     kind = annotation.split("[")[0].split(" ")[0]
     try:
         value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
@@ -131,7 +130,7 @@ def _value(name: str, text: str, annotation: str, whole: str) -> Any:
     if value is None and "None" in annotation:
         return None
     if kind == "str":
-        return value if isinstance(value, str) else text  # a word, which the loss itself looks at
+        return value if isinstance(value, str) else text  # checked by the loss itself
     if kind == "Sequence" and isinstance(value, (tuple, list)) and all(map(_is_number, value)):
         return tuple(float(item) for item in value)
     if kind == "Sequence" and isinstance(value, dict) and all(map(_is_number, (*value, *value.values()))):

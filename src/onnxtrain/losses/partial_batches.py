@@ -1,7 +1,7 @@
-"""Partial batches for models of a fixed batch size: padded to compute, the padding left out of what is measured.
+"""Partial batches for models of a fixed batch size: pad the inputs, and exclude the padding from the loss.
 
-The model runs on whole batches. What a partial batch lacks, its own examples fill in, in turn, and the loss is built on
-the rows of the real ones: an average over them alone, and so is its gradient.
+The model runs on whole batches. A partial batch is padded with its own examples in turn, and the loss is built on the
+rows of the real ones: it is a mean over them alone, and so is its gradient.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from onnxtrain.ir.declared_shapes import forget_shapes
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
-from onnxtrain.losses.targets import Targets, wrapped
+from onnxtrain.losses.heads import Targets, wrapped
 from onnxtrain.training_info.recipe import LossTerms
 
 LARGEST_PADDED = 4 << 30
-"""Bytes of the largest batch that is filled up; a file may ask for more than there is with one number."""
+"""Bytes of the largest padded batch: a file can declare an absurd batch size."""
 
 _ROWS = "real_examples"
-"""Symbol of the axis that has the real examples only."""
+"""Symbol of the axis of real examples."""
 
 
 class FixedBatch(NamedTuple):
-    """The batch size that a model was exported with.
+    """The fixed batch size of a model.
 
     Attributes:
-        size: How many examples a batch has.
-        input: The first input that says so.
+        size: Number of examples per batch.
+        input: The first input that declares it.
     """
 
     size: int
@@ -46,14 +46,14 @@ class FixedBatch(NamedTuple):
         """Read the fixed batch size of a graph; return ``None`` for a dynamic one.
 
         Raises:
-            DataError: It takes none.
+            DataError: The batch size is 0.
         """
         for value in graph.inputs:
             shape = dimensions(value)
             if shape and isinstance(shape[0], int):
                 if shape[0] == 0:
                     raise DataError(
-                        f"The model takes batches of 0 examples (input {value.name!r}), from which nothing follows; "
+                        f"The model takes batches of 0 examples (input {value.name!r}), so it cannot be trained; "
                         "export it with a dynamic batch axis or another size."
                     )
                 return cls(shape[0], str(value.name))
@@ -64,10 +64,10 @@ class FixedBatch(NamedTuple):
         return len(arrays[self.input])
 
     def filled(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Inputs of a whole batch: their examples again and again, in turn.
+        """Pad inputs to a whole batch by repeating their examples in turn.
 
         Raises:
-            DataError: That would be too much.
+            DataError: The padded batch would be too large.
         """
         rows = self.rows(arrays)
         if rows == self.size:
@@ -75,15 +75,15 @@ class FixedBatch(NamedTuple):
         needed = sum(array.nbytes for array in arrays.values() if array.ndim and len(array) == rows) // rows * self.size
         if needed > LARGEST_PADDED:
             raise DataError(
-                f"The model takes batches of {self.size} examples (input {self.input!r}), but one has {rows}: to fill "
-                f"it up takes {needed / 2**30:,.0f} GiB, where {LARGEST_PADDED >> 30} are the most; give whole batches "
+                f"The model takes batches of {self.size} examples (input {self.input!r}), but one has {rows}: padding "
+                f"it takes {needed / 2**30:,.0f} GiB, and the limit is {LARGEST_PADDED >> 30} GiB; give whole batches "
                 "or export the model with a dynamic batch axis."
             )
         order = np.arange(self.size) % rows
         return {name: array[order] if array.ndim and len(array) == rows else array for name, array in arrays.items()}
 
     def pieces(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Batches of at most this size: larger ones, which an iterable may give, are cut."""
+        """Split batches that are larger than this size, as an iterable may give them."""
         for batch in batches:
             if batch.size <= self.size:
                 yield batch
@@ -95,32 +95,32 @@ class FixedBatch(NamedTuple):
 def on_real_rows(
     model: ir.Model, prediction: ir.Value, targets: Targets | None, fixed: FixedBatch, rows: int
 ) -> Targets:
-    """The same targets with a loss on as many examples as there are of them.
+    """Return the targets with a loss on the real examples alone.
 
     Args:
         model: The model.
-        prediction: What the loss is built on, or the output that is the loss.
+        prediction: The input of the loss, or the output that is the loss.
         targets: The loss and its targets; ``None`` where an output is the loss.
         fixed: The batch size of the model.
-        rows: How many real examples there are, for an error's sentence.
+        rows: Number of real examples, for error messages.
 
     Raises:
-        DataError: Padding cannot be left out of this loss.
+        DataError: Padding cannot be excluded from this loss.
     """
     if targets is None:
         raise DataError(
             f"The model takes batches of {fixed.size} examples and computes its loss itself "
-            f"(output:{prediction.name}), so that padding would count in it; {rows} examples are left for the "
+            f"(output:{prediction.name}), so that padding would be part of it; {rows} examples are left for the "
             f"last batch: give a multiple of {fixed.size} or export the model with a dynamic batch axis."
         )
     axis = batch_axes(model, [prediction])[str(prediction.name)]
     if axis != 0:
         where = "no axis of examples" if axis is None else f"its examples in axis {axis}"
         raise DataError(
-            f"{prediction.name!r} has {where}, where the padding of a batch of {rows} examples cannot be left "
+            f"{prediction.name!r} has {where}, so that the padding of a batch of {rows} examples cannot be left "
             f"out of the loss; give whole batches of {fixed.size} or export the model with a dynamic batch axis."
         )
-    # What the loss itself asks of targets shows whether it takes any number of them.
+    # The target shape for a symbolic batch shows whether the loss takes any number of examples.
     shape = dimensions(prediction)
     free = ir.Value(
         name=prediction.name,
@@ -142,7 +142,7 @@ def on_real_rows(
 
 @dataclass(frozen=True)
 class _LossOnRealRows(LossByExample):
-    """A loss on the first rows of a prediction, as many as there are targets."""
+    """A loss on as many first rows of the prediction as there are targets."""
 
     name: ClassVar[str] = "loss on the real rows"
 
@@ -151,6 +151,11 @@ class _LossOnRealRows(LossByExample):
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight", self.inner.weight)
         object.__setattr__(self, "reduction", self.inner.reduction)
+
+    @property
+    def counts_labels(self) -> bool:
+        """As the loss itself."""
+        return self.inner.counts_labels
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
@@ -164,39 +169,38 @@ class _LossOnRealRows(LossByExample):
 
 
 def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | None]:
-    """Which axis of values has one entry per example; ``None`` where none has.
+    """Find the batch axis of each value; ``None`` where it has none.
 
-    In a model for any batch size, that is where the symbol of the inputs' first axis stands. In one of a fixed batch
-    size the same is found out on a copy with a symbol in that place. Where this tells nothing, an axis of that size
-    counts, the first axis before others.
+    With a dynamic batch size it is the axis with the symbol of the inputs' first axis. With a fixed batch size, shapes
+    are inferred on a copy with a symbolic batch. If neither finds it, it is the first axis of the batch size.
 
     Args:
-        model: A model with shapes; not changed.
-        values: Of its graph.
+        model: A model with shapes, which is not changed.
+        values: Values of its graph.
     """
     fixed = FixedBatch.of(model.graph)
     if fixed is None:
         symbols = {shape[0] for value in model.graph.inputs if (shape := dimensions(value))} - {None}
         return {str(value.name): _axis(dimensions(value), symbols, None) for value in values}
-    freed = _freed(model, fixed)
+    shapes = _symbolic_batch_shapes(model, fixed)
     return {
-        str(value.name): _axis(dimensions(value), {_ROWS}, fixed.size, freed.get(str(value.name))) for value in values
+        str(value.name): _axis(dimensions(value), {_ROWS}, fixed.size, shapes.get(str(value.name))) for value in values
     }
 
 
 def joined_axis(name: str, arrays: Sequence[np.ndarray], rows: Sequence[int]) -> int | None:
-    """Along which axis the results of several batches are put together, where the declared shape says the first.
+    """Find the axis along which to concatenate results of batches, where the declared shape says axis 0.
 
-    That holds where it has one entry per example. Where another axis has, as in an output of unknown shape with time
-    first, it is that one; where none has, as in a list of what was found, parts follow each other.
+    It is the axis with one entry per example: 0, or another one in an output of unknown shape with time first. ``None``
+    where no axis has, as in a list of detections: such parts are concatenated along axis 0.
 
     Args:
-        name: The output, for an error's sentence.
-        arrays: Its values, of at least one axis.
-        rows: The number of examples of each batch.
+        name: Name of the output, for error messages.
+        arrays: Its values per batch, each of at least one axis.
+        rows: Number of examples of each batch.
 
     Raises:
-        DataError: Several axes could be meant.
+        DataError: The axis is ambiguous.
     """
     sizes = [array.shape for array in arrays]
     fitting = [
@@ -207,7 +211,7 @@ def joined_axis(name: str, arrays: Sequence[np.ndarray], rows: Sequence[int]) ->
     if len(fitting) > 1 and fitting[0] != 0:
         raise DataError(
             f"The batches of the output {name!r} have the shapes {', '.join(map(str, dict.fromkeys(sizes)))}, in which "
-            f"axes {' and '.join(map(str, fitting))} may be that of the examples; predict with another batch_size or "
+            f"axes {' and '.join(map(str, fitting))} may be the batch axis; predict with another batch_size or "
             "export the model with names for its axes."
         )
     return fitting[0] if fitting else None
@@ -219,7 +223,7 @@ def _axis(
     size: int | None,
     inferred: tuple[int | str | None, ...] | None = None,
 ) -> int | None:
-    """The first axis with a symbol; else the first of this size; else, where nothing speaks against it, axis 0."""
+    """Return the first axis with a symbol, else the first of this size, else axis 0 unless its size differs."""
     for shape in (inferred, declared):
         if shape is not None and any(axis in symbols for axis in shape):
             return next(index for index, axis in enumerate(shape) if axis in symbols)
@@ -230,8 +234,8 @@ def _axis(
     return 0 if declared and not (size is not None and isinstance(declared[0], int)) else None
 
 
-def _freed(model: ir.Model, fixed: FixedBatch) -> dict[str, tuple[int | str | None, ...] | None]:
-    """The shapes of all values of a model, as far as inference finds them for any number of examples."""
+def _symbolic_batch_shapes(model: ir.Model, fixed: FixedBatch) -> dict[str, tuple[int | str | None, ...] | None]:
+    """Infer the shapes of all values for a symbolic batch size."""
     copy = model.clone()
     for value in copy.graph.inputs:
         shape = dimensions(value)

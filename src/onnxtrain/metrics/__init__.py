@@ -1,4 +1,4 @@
-"""Metrics: what says how well predictions agree with the truth."""
+"""Metrics of predictions against targets."""
 
 from __future__ import annotations
 

@@ -1,38 +1,42 @@
-"""The protocol of metrics, and the rule for scores that are NaN, which holds for every one of them."""
+"""The protocol of metrics: start, update, merge, result; a NaN score makes every metric NaN."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
 from onnxtrain.data.conversion import Array, kind_of, to_numpy
 from onnxtrain.errors import DataError
 
+if TYPE_CHECKING:
+    from onnxtrain.metrics.error_rates import CharacterErrorRate
+
+
 PredictionKind = Literal["classes", "binary", "numbers"]
-"""Kinds of predictions: scores along a class axis, independent logits, or plain values."""
+"""Meaning of predictions: scores along a class axis, independent binary logits, or plain values."""
 
 MetricFunction = Callable[[Array, Array], Any]
 """A metric as a function of all targets and all predictions."""
 
 
 class Metric(Protocol):
-    """A metric of a data set that comes in batches: ``start``, ``update``, ``merge``, ``result``.
+    """A metric of a dataset that is read in batches: ``start``, ``update``, ``merge``, ``result``.
 
-    A state is what a metric knows of some examples, a plain value that can be pickled: other processes send theirs.
-    ``update`` and ``merge`` may change the state that they are given and return it.
+    A state summarizes some examples. It is a plain value that can be pickled, since processes exchange theirs.
+    ``update`` and ``merge`` may modify and return the state that they are given.
     """
 
     @property
     def name(self) -> str:
-        """The name of the value in results."""
+        """Name of the value in results."""
         ...
 
     @property
     def of_output(self) -> bool:
-        """Whether predictions are the model's output, instead of the logits before a final Softmax or Sigmoid."""
+        """True where predictions are the model's output instead of the logits before a final Softmax or Sigmoid."""
         ...
 
     def start(self) -> Any:
@@ -44,21 +48,21 @@ class Metric(Protocol):
         ...
 
     def merge(self, state: Any, other: Any, /) -> Any:
-        """Return the state of the examples of both, those of `state` first."""
+        """Return the state of the examples of both; those of `state` come first."""
         ...
 
     def result(self, state: Any, /) -> Any:
-        """Return the value of the examples of a state."""
+        """Return the value of a state."""
         ...
 
 
 @dataclass(frozen=True)
 class Terms:
-    """A mean in two parts, so that means of batches combine exactly.
+    """Numerator and denominator of a mean, so that means of batches combine exactly.
 
     Attributes:
-        total: the weighted sum.
-        weight: the sum of the weights; 0 when everything was ignored.
+        total: The weighted sum.
+        weight: The sum of the weights; 0 where everything is ignored.
     """
 
     total: float
@@ -66,12 +70,12 @@ class Terms:
 
     @property
     def mean(self) -> float:
-        """The weighted mean, NaN when nothing was counted."""
+        """The weighted mean; NaN where the weight is 0."""
         return self.total / self.weight if self.weight else float("nan")
 
 
 class MeanAccumulator:
-    """The mean of values of batches, each weighted by the size of its batch, in float64.
+    """Weighted mean of the values of batches, in float64.
 
     >>> mean = MeanAccumulator()
     >>> mean.add(1.0, 3)
@@ -85,24 +89,24 @@ class MeanAccumulator:
         self._weight = 0.0
 
     def add(self, value: float, weight: float) -> None:
-        """Add the mean of one batch with its weight; a weight of 0 adds nothing, whatever the value."""
+        """Add the mean of a batch with its weight; a weight of 0 adds nothing, even for NaN."""
         if weight:
             self._total += float(value) * weight
             self._weight += float(weight)
 
     @property
     def value(self) -> float:
-        """The mean so far; NaN before anything was added."""
+        """The mean so far; NaN before the first batch."""
         return Terms(self._total, self._weight).mean
 
 
-class Counted(NamedTuple):
-    """The predictions that a metric counts: of labels that are ignored it counts none.
+class CountedPredictions(NamedTuple):
+    """Selection of the predictions that a metric evaluates: those of ignored labels are excluded.
 
     Attributes:
-        axis: the axis of the classes.
-        ignore_index: a label that does not count.
-        later: how many positions along axis 1 a target stands behind the prediction that is for it.
+        axis: The class axis.
+        ignore_index: A label to ignore.
+        later: Offset along axis 1 from a prediction to its target.
     """
 
     axis: int = 1
@@ -110,7 +114,7 @@ class Counted(NamedTuple):
     later: int = 0
 
     def hold_nan(self, y_true: Array, y_pred: Array) -> bool:
-        """Return whether a prediction that counts is NaN."""
+        """Return whether an evaluated prediction is NaN."""
         if kind_of(y_pred.dtype) != "float":
             return False
         if self.later:
@@ -126,15 +130,15 @@ class Counted(NamedTuple):
         return bool((rows.reshape(-1) & (y_true != self.ignore_index).reshape(-1)).any())
 
 
-EVERY: Final = Counted()
-"""All predictions count."""
+EVERY: Final = CountedPredictions()
+"""All predictions are evaluated."""
 
 
 class _NotANumber:
-    """The state of a metric that has met a score which is NaN."""
+    """State of a metric after a NaN score."""
 
     def __reduce__(self) -> str:
-        return "NOT_A_NUMBER"  # one object, in other processes, too
+        return "NOT_A_NUMBER"  # unpickled as the same object
 
 
 NOT_A_NUMBER: Final = _NotANumber()
@@ -142,17 +146,17 @@ NOT_A_NUMBER: Final = _NotANumber()
 
 @dataclass(frozen=True)
 class NamedMetric:
-    """A metric by its name. Every metric is one of these when it is measured: a score that is NaN makes it NaN.
+    """The implementation of :class:`Metric` that evaluations run: any NaN score makes the value NaN.
 
     Attributes:
-        name: the name of the value in results.
-        measure: (y_true, y_pred) of a batch to its part of the state.
-        join: two parts, the first of which may be changed, to the part of both.
-        finish: the part of all batches to the value.
-        of_output: whether predictions are the model's output itself, instead of what the loss is built on: the
-            logits before a final activation that the loss contains.
-        counted: which predictions count.
-        number: whether the value is one number, which a row of a history can hold.
+        name: The name of the value in results.
+        measure: Maps (y_true, y_pred) of a batch to its state.
+        join: Merges two states; it may modify the first.
+        finish: Maps the state of all batches to the value.
+        of_output: Whether predictions are the model's output, instead of the input of the loss: the logits before a
+            final activation that the loss contains.
+        counted: The evaluated predictions.
+        number: Whether the value is a single number, as rows of a history require.
     """
 
     name: str
@@ -160,7 +164,7 @@ class NamedMetric:
     join: Callable[[Any, Any], Any]
     finish: Callable[[Any], Any]
     of_output: bool = False
-    counted: Counted = EVERY
+    counted: CountedPredictions = EVERY
     number: bool = True
 
     def start(self) -> Any:
@@ -171,37 +175,37 @@ class NamedMetric:
         """Return the state with a batch added."""
         if state is NOT_A_NUMBER or self.counted.hold_nan(y_true, y_pred):
             return NOT_A_NUMBER
-        with np.errstate(invalid="ignore", over="ignore"):  # infinite scores: their differences are NaN
+        with np.errstate(invalid="ignore", over="ignore"):  # differences of infinite scores are NaN
             return self.merge(state, self.measure(y_true, y_pred))
 
     def merge(self, state: Any, other: Any, /) -> Any:
         """Return the state of the examples of both."""
         if state is None or other is None:
             return other if state is None else state
-        nan = state is NOT_A_NUMBER or other is NOT_A_NUMBER  # an array has no single answer to "=="
+        nan = state is NOT_A_NUMBER or other is NOT_A_NUMBER  # "==" on arrays is elementwise
         return NOT_A_NUMBER if nan else self.join(state, other)
 
     def result(self, state: Any, /) -> Any:
-        """Return the value; NaN where there are no examples, or a score is NaN."""
+        """Return the value; NaN without examples or after a NaN score."""
         if state is None or state is NOT_A_NUMBER:
             return float("nan")
         with np.errstate(invalid="ignore", over="ignore"):
             return self.finish(state)
 
     def __call__(self, y_true: Any, y_pred: Any, /) -> Any:
-        """The value for arrays, or what converts to them.
+        """Compute the value for arrays, or data that convert to arrays.
 
         Raises:
-            DataError: they do not convert, or do not fit each other.
+            DataError: The data do not convert, or their shapes do not fit.
         """
         return self.result(self.update(self.start(), *entered(y_true, y_pred)))
 
 
 def entered(y_true: Any, y_pred: Any) -> tuple[Array, Array]:
-    """Targets and predictions as arrays.
+    """Convert targets and predictions to arrays.
 
     Raises:
-        DataError: they do not convert, are a single value each, or hold records.
+        DataError: The data do not convert, are single values, or hold records.
     """
     found = to_numpy(y_true, "y_true"), to_numpy(y_pred, "y_pred")
     for name, array in zip(("y_true", "y_pred"), found, strict=True):
@@ -216,9 +220,9 @@ def mean_metric(
     terms: Callable[[Array, Array], Terms],
     *,
     of_output: bool = False,
-    counted: Counted = EVERY,
+    counted: CountedPredictions = EVERY,
 ) -> NamedMetric:
-    """A metric that is a mean of terms."""
+    """Make a metric that is a mean of terms."""
     return NamedMetric(name, terms, _added, lambda found: found.mean, of_output, counted)
 
 
@@ -231,3 +235,30 @@ def is_metric(value: object) -> TypeGuard[Metric]:
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("start", "update", "merge", "result")
     )
+
+
+class MetricInput(NamedTuple):
+    """Meaning of the predictions and targets of a loss.
+
+    Attributes:
+        loss: Name of the loss.
+        predicts: Meaning of predictions; None where the loss does not define it.
+        axis: The class axis.
+        ignore_index: A label to ignore.
+        probabilities: Whether predictions are class probabilities instead of logits.
+        later: Offset along axis 1 from a prediction to its target.
+        sequence: Decoder of label sequences, for losses on sequences.
+    """
+
+    loss: str
+    predicts: PredictionKind | None
+    axis: int = 1
+    ignore_index: int | None = None
+    probabilities: bool = False
+    later: int = 0
+    sequence: CharacterErrorRate | None = None
+
+    @property
+    def counted(self) -> CountedPredictions:
+        """The evaluated predictions."""
+        return CountedPredictions(self.axis, self.ignore_index, self.later)

@@ -1,21 +1,20 @@
-"""The metric that a user means: a name, a function of targets and predictions, or an object."""
+"""Resolve metrics given as names, functions or objects, and adapt them to the predictions of a loss."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.metrics.base import Metric, MetricFunction, NamedMetric, is_metric
+from onnxtrain.metrics.base import Metric, MetricFunction, MetricInput, NamedMetric, PredictionKind, is_metric
 from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import BUILT_IN, checked_options
-from onnxtrain.metrics.reading import Reading
-from onnxtrain.metrics.whole_metrics import SHOWN, WHOLE_NAMES, Predictions, find_whole_metric
+from onnxtrain.metrics.whole_metrics import SHOWN, WHOLE, WHOLE_NAMES, Predictions, find_whole_metric
 from onnxtrain.spelling import suggestion
 from onnxtrain.training.aliases import ALIASES
 from onnxtrain.training.call_text import name_of, split_list
@@ -32,13 +31,13 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
     """Find a metric by name, or take a function of (y_true, y_pred) or an object with the methods of a metric.
 
     Args:
-        metric: a name such as ``"accuracy"``, ``"f1"`` or ``"mean_squared_error"``; a function of all targets and all
+        metric: A name such as ``"accuracy"``, ``"f1"`` or ``"mean_squared_error"``; a function of all targets and all
             predictions; or a :class:`Metric`.
-        options: further arguments of a metric found by name, such as ``ignore_index``; of a metric of a whole data set
-            also ``predicts``: what predictions are, ``"classes"``, ``"binary"`` or ``"numbers"``.
+        options: Arguments of a metric found by name, such as ``ignore_index``; metrics of a whole dataset also take
+            ``predicts``, the meaning of predictions: ``"classes"``, ``"binary"`` or ``"numbers"``.
 
     Raises:
-        OptionError: there is no such metric, or it has no such argument.
+        OptionError: The metric or an argument of it does not exist.
 
     >>> import numpy as np
     >>> resolve_metric("accuracy", threshold=0.0)(np.array([1, 0]), np.array([2.5, -1.0]))
@@ -60,25 +59,27 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
                 f"{', '.join(known)}."
             )
     found = {**known, **checked_options(metric, options)}
-    reading = Reading("", found["predicts"], found["axis"], found["ignore_index"])
+    metric_input = MetricInput("", found["predicts"], found["axis"], found["ignore_index"])
     if found["predicts"] not in whole.reads:
         raise OptionError(
             f"predicts is {found['predicts']!r}, but the metric {metric} is for {' or '.join(whole.reads)}."
         )
-    read = functools.partial(Predictions.of, found["predicts"], axis=reading.axis, ignore_index=reading.ignore_index)
-    return whole.named(read, reading.counted)
+    read = functools.partial(
+        Predictions.of, found["predicts"], axis=metric_input.axis, ignore_index=metric_input.ignore_index
+    )
+    return whole.named(read, metric_input.counted)
 
 
 def canonical(name: str) -> str:
-    """The name that a metric has here."""
+    """Resolve aliases of a metric's name."""
     return _METRIC_ALIASES.get(name, ALIASES.get(name, name))
 
 
 def listed(metrics: Any) -> list[Any]:
-    """Metrics one by one; texts may list several, with commas between them.
+    """List metrics one by one; a text may hold several, separated by commas.
 
     Raises:
-        OptionError: they are neither metrics nor a list of some.
+        OptionError: The argument is neither a metric nor a list of metrics.
 
     >>> listed("accuracy, top_k(5)")
     ['accuracy', 'top_k(5)']
@@ -103,11 +104,11 @@ def listed(metrics: Any) -> list[Any]:
 
 
 def unknown(name: str) -> OptionError:
-    """The error for a name that no metric has, with the nearest that one has."""
+    """Return the error for an unknown metric, with the nearest name."""
     names = [*BUILT_IN, *WHOLE_NAMES, *_METRIC_ALIASES, *_METRIC_ALIASES.values(), *_loss_aliases()]
     near = suggestion(name_of(name), names)
     shown = ", ".join([*BUILT_IN, *SHOWN, "f1_micro", "top_k(5)", CharacterErrorRate.name])
-    return OptionError(f"there is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}")
+    return OptionError(f"There is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}")
 
 
 def _loss_aliases() -> list[str]:
@@ -115,10 +116,10 @@ def _loss_aliases() -> list[str]:
 
 
 def from_object(metric: Any) -> NamedMetric:
-    """The metric that a function, or an object with the methods of a metric, is.
+    """Wrap a function, or an object with the methods of a metric.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: The object is neither.
     """
     if isinstance(metric, NamedMetric):
         return metric
@@ -132,14 +133,14 @@ def from_object(metric: Any) -> NamedMetric:
             number=bool(getattr(metric, "number", True)),
         )
     if isinstance(metric, type):
-        raise OptionError(f"the metric is the class {metric.__name__}; give an object: {metric.__name__}().")
+        raise OptionError(f"The metric is the class {metric.__name__}; give an object: {metric.__name__}().")
     if not callable(metric):
-        raise OptionError(f"a metric is a name or a function of (y_true, y_pred), not {_shown(metric)}.")
+        raise OptionError(f"A metric is a name or a function of (y_true, y_pred), not {_shown(metric)}.")
     name = getattr(metric, "__name__", None) or type(getattr(metric, "func", metric)).__name__
     _check_arguments(metric, name)
     return NamedMetric(
         name,
-        lambda y_true, y_pred: [(np.array(y_true), np.array(y_pred))],  # the session's buffers have other values later
+        lambda y_true, y_pred: [(np.array(y_true), np.array(y_pred))],  # the session reuses its buffers
         _extended,
         functools.partial(_of_all, metric, name),
         of_output=True,
@@ -152,11 +153,11 @@ def _extended(one: list[Any], other: list[Any]) -> list[Any]:
 
 
 def _of_all(function: MetricFunction, name: str, batches: list[tuple[Array, Array]]) -> float:
-    """The value of a function for all targets and predictions at once.
+    """Evaluate a function on all targets and predictions at once.
 
     Raises:
-        DataError: batches have different shapes, so that they do not join.
-        OptionError: the function returns something else than a number.
+        DataError: Batches have different shapes and cannot be concatenated.
+        OptionError: The function does not return a number.
     """
     arrays = []
     for what, parts in zip(("targets", "predictions"), zip(*batches, strict=True), strict=True):
@@ -164,7 +165,7 @@ def _of_all(function: MetricFunction, name: str, batches: list[tuple[Array, Arra
         if len(shapes) > 1:
             raise DataError(
                 f"The metric {name} sees all data at once, but batches have {what} of the shapes "
-                f"{', '.join(map(str, shapes))} for an example, which do not join; give data of one length, or "
+                f"{', '.join(map(str, shapes))} per example, which cannot be concatenated; give data of one length, or "
                 "an object with start, update, merge and result."
             )
         arrays.append(np.concatenate(parts))
@@ -197,3 +198,121 @@ def _shown(value: object) -> str:
     short = f" {value!r}" if isinstance(value, int | float | str | bytes) and len(repr(value)) < 40 else ""
     kind = type(value).__name__
     return "None" if value is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}{short}{shape}"
+
+
+_DESCRIPTIONS: Final[dict[PredictionKind, str]] = {
+    "classes": "scores over classes",
+    "binary": "independent binary logits",
+    "numbers": "numbers",
+}
+
+
+def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunction) -> NamedMetric:
+    """Adapt a metric to the predictions of a loss; a user-defined one stays as it is.
+
+    Raises:
+        OptionError: The metric does not exist, or is for other predictions.
+    """
+    name = canonical(metric) if isinstance(metric, str) else None
+    if name in (CharacterErrorRate.name, WordErrorRate.name):
+        return from_object(_error_rate(metric_input, str(name)))
+    whole = find_whole_metric(name)
+    if whole is not None:
+        return whole.named(reader(metric_input, whole.name, whole.reads), metric_input.counted)
+    built_in = next((key for key, entry in BUILT_IN.items() if key == name or entry.function is metric), None)
+    if built_in is None and isinstance(metric, str):
+        raise unknown(metric)
+    if built_in is None:
+        return from_object(metric)
+    shown = metric if isinstance(metric, str) else built_in
+    options = _options(metric_input, built_in)
+    found = BUILT_IN[built_in].named(shown, lambda y_true, y_pred: _aligned(metric_input, y_true, y_pred), **options)
+    return _counting(found, metric_input)
+
+
+def _counting(metric: NamedMetric, metric_input: MetricInput) -> NamedMetric:
+    return NamedMetric(metric.name, metric.measure, metric.join, metric.finish, counted=metric_input.counted)
+
+
+def reader(
+    metric_input: MetricInput, name: str, reads: Sequence[PredictionKind]
+) -> Callable[[Array, Array], Predictions]:
+    """Return a function that converts targets and predictions of a loss for a metric.
+
+    Raises:
+        OptionError: The metric is for other predictions.
+    """
+    kind = metric_input.predicts
+    if kind is None or kind not in reads:
+        wanted = " or ".join(_DESCRIPTIONS[each] for each in reads)
+        given = "are not known" if kind is None else f"are {_DESCRIPTIONS[kind]}"
+        raise OptionError(
+            f"The metric {name} is for {wanted}, but with the loss {metric_input.loss} predictions {given}; measure "
+            f"{_fitting(kind)}a function of (y_true, y_pred)."
+        )
+
+    def read(y_true: Array, y_pred: Array) -> Predictions:
+        aligned = _aligned(metric_input, y_true, y_pred)
+        return Predictions.of(kind, *aligned, axis=metric_input.axis, ignore_index=metric_input.ignore_index)
+
+    return read
+
+
+def _fitting(kind: PredictionKind | None) -> str:
+    """List the metrics for predictions of a kind, for error messages."""
+    names = [name for name, entry in BUILT_IN.items() if kind in entry.reads]
+    names += [name for name in SHOWN if kind in WHOLE[name].reads]
+    return "".join(f"{name}, " for name in names) + "or " if names else "another, or "
+
+
+def _aligned(metric_input: MetricInput, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
+    """Align targets with their predictions, and convert probabilities to logits."""
+    given = _log(y_pred) if metric_input.probabilities else y_pred
+    return (y_true[:, metric_input.later :], given[:, : -metric_input.later]) if metric_input.later else (y_true, given)
+
+
+def _error_rate(metric_input: MetricInput, name: str) -> CharacterErrorRate:
+    if name == WordErrorRate.name:
+        raise OptionError(
+            f"The metric {name} needs the class of the space between words; give it as "
+            "onnxtrain.metrics.WordErrorRate(space=1)."
+        )
+    if metric_input.sequence is None:
+        raise OptionError(
+            f"The metric {name} is for label sequences, as the loss ctc takes them, not for the loss "
+            f"{metric_input.loss}; measure another, or a function of (y_true, y_pred)."
+        )
+    return metric_input.sequence
+
+
+def _options(metric_input: MetricInput, name: str) -> dict[str, Any]:
+    """Return the arguments of a built-in metric.
+
+    Raises:
+        OptionError: The metric is for other predictions.
+    """
+    if metric_input.predicts is None:
+        if name != "accuracy":
+            return {}
+        raise OptionError(
+            f"accuracy needs to know what the predictions are, which the loss {metric_input.loss} does not say; give "
+            "it predicts='classes' or predicts='binary', or measure a function of (y_true, y_pred)."
+        )
+    if metric_input.predicts not in BUILT_IN[name].reads:
+        wanted = " or ".join(_DESCRIPTIONS[kind] for kind in BUILT_IN[name].reads)
+        raise OptionError(
+            f"The metric {name} is for {wanted}, but with the loss {metric_input.loss} predictions are "
+            f"{_DESCRIPTIONS[metric_input.predicts]}; measure {_fitting(metric_input.predicts)}a function of (y_true, "
+            "y_pred)."
+        )
+    if metric_input.predicts == "binary":
+        return {"binary": True, "threshold": 0.0} if name == "accuracy" else {}
+    if metric_input.predicts == "numbers":
+        return {}
+    options = {"axis": metric_input.axis, "ignore_index": metric_input.ignore_index}
+    return options | {"binary": False} if name == "accuracy" else options
+
+
+def _log(probabilities: Array) -> Array:
+    values = probabilities.astype(np.float64)
+    return np.log(np.maximum(values, np.finfo(np.float64).tiny))

@@ -1,4 +1,4 @@
-"""Character and word error rates of models that read or listen: how many edits make the answer the truth."""
+"""Character and word error rates of text and speech recognition: edit distance per true character or word."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from onnxtrain.spelling import checks_arguments
 
 
 def edit_distance(one: Sequence[object], other: Sequence[object]) -> int:
-    """The least number of insertions, deletions and replacements that make one sequence the other.
+    """Compute the Levenshtein distance of two sequences: the least number of insertions, deletions and replacements.
 
     >>> edit_distance("kitten", "sitting")
     3
     """
     codes: dict[object, int] = {}
     first, second = (np.array([codes.setdefault(item, len(codes)) for item in items], int) for items in (one, other))
-    places = np.arange(len(second) + 1)
-    row = places.copy()
+    positions = np.arange(len(second) + 1)
+    row = positions.copy()
     for item in first:
         after = np.minimum(row[:-1] + (second != item), row[1:] + 1)
-        # Insertions: from the left, each at the cost of one.
-        row = np.minimum.accumulate(np.concatenate([[row[0] + 1], after]) - places) + places
+        # Insertions propagate from the left at a cost of 1 each.
+        row = np.minimum.accumulate(np.concatenate([[row[0] + 1], after]) - positions) + positions
     return int(row[-1])
 
 
 @checks_arguments
 @dataclass(frozen=True)
 class CharacterErrorRate:
-    """Edits that make the predicted characters the true ones, per true character, over the whole data set.
+    """Edit distance of predicted and true characters, per true character, over the whole dataset.
 
-    Predictions are scores [N, T, C] (or [T, N, C]) of a model trained by connectionist temporal classification: of
-    every step the best class, equal neighbours merged, blanks left out. Targets are labels [N, S], filled up with
-    negative numbers or the blank. It may exceed 1.
+    Predictions are scores [N, T, C] (or [T, N, C]) of a model trained by connectionist temporal classification.
+    Decoding is greedy: the best class of every step, equal neighbours merged, blanks removed. Targets are labels
+    [N, S], padded with negative numbers or the blank. The rate may exceed 1.
 
     Args:
-        blank: the class that stands for nothing.
+        blank: The blank class.
         time_axis: 1 for scores [N, T, C], 0 for [T, N, C].
     """
 
@@ -53,10 +53,10 @@ class CharacterErrorRate:
         return 0, 0
 
     def update(self, state: tuple[int, int], y_true: Array, y_pred: Array, /) -> tuple[int, int]:
-        """Return the edits and the number of true labels with those of a batch.
+        """Return the number of edits and of true labels, with those of a batch added.
 
         Raises:
-            DataError: Predictions are no scores of steps.
+            DataError: The shapes are wrong.
         """
         if y_pred.ndim != 3 or y_true.ndim != 2:
             raise DataError(
@@ -75,7 +75,7 @@ class CharacterErrorRate:
         return state[0] + other[0], state[1] + other[1]
 
     def result(self, state: tuple[int, int], /) -> float:
-        """Return the rate; NaN where there was nothing to read."""
+        """Return the rate; NaN without true labels."""
         return state[0] / state[1] if state[1] else float("nan")
 
     def items(self, labels: list[int]) -> Sequence[object]:
@@ -83,7 +83,7 @@ class CharacterErrorRate:
         return labels
 
     def decode(self, scores: Array) -> list[list[int]]:
-        """The labels that scores say, by the best class of every step."""
+        """Decode scores greedily, by the best class of every step."""
         best = np.moveaxis(scores, self.time_axis, 1).argmax(-1)
         fresh = np.concatenate([np.ones_like(best[:, :1], bool), best[:, 1:] != best[:, :-1]], axis=1)
         kept = fresh & (best != self.blank)
@@ -93,13 +93,13 @@ class CharacterErrorRate:
 @checks_arguments
 @dataclass(frozen=True)
 class WordErrorRate(CharacterErrorRate):
-    """Edits that make the predicted words the true ones, per true word, over the whole data set.
+    """Edit distance of predicted and true words, per true word, over the whole dataset.
 
-    As :class:`CharacterErrorRate`, with the labels between spaces for words.
+    As :class:`CharacterErrorRate`; words are the labels between spaces.
 
     Args:
-        space: the class of the space; it has to be given.
-        blank: the class that stands for nothing.
+        space: The class of the space; required.
+        blank: The blank class.
         time_axis: 1 for scores [N, T, C], 0 for [T, N, C].
 
     Raises:

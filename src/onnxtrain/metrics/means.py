@@ -1,7 +1,7 @@
-"""Metrics over NumPy arrays: accuracy, and the losses that models are trained with.
+"""Metrics that are means: accuracy, and the losses as functions of NumPy arrays.
 
-Every metric has the form ``metric(y_true, y_pred) -> float`` and computes in float64. Logits are the values
-in front of a softmax or sigmoid.
+Every metric has the form ``metric(y_true, y_pred) -> float`` and computes in float64. Logits are the values before a
+softmax or sigmoid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.data.target_checks import check_labels, checked_class_weights
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.metrics.base import Counted, MetricFunction, NamedMetric, PredictionKind, Terms, mean_metric
+from onnxtrain.metrics.base import CountedPredictions, MetricFunction, NamedMetric, PredictionKind, Terms, mean_metric
 from onnxtrain.spelling import checks_arguments
 
 _Values = npt.NDArray[np.float64]
@@ -34,22 +34,21 @@ def accuracy(
     axis: int = 1,
     binary: bool | None = None,
 ) -> float:
-    """The fraction of right predictions.
+    """Fraction of correct predictions.
 
     Args:
-        y_true: class indices [N, ...], one-hot vectors or distributions of `y_pred`'s shape, or 0 and 1 for binary
+        y_true: Class indices [N, ...], one-hot vectors or distributions of `y_pred`'s shape, or 0 and 1 for binary
             predictions.
-        y_pred: logits or probabilities [N, C, ...], whose largest value counts; binary ones, each of which
-            says yes above the threshold; or predicted class indices of `y_true`'s shape.
-        threshold: for binary predictions: 0.5 for probabilities, 0 for logits.
-        ignore_index: a label that is not counted.
-        axis: the axis of the classes.
-        binary: whether every number of `y_pred` answers a question of its own, yes or no, and is counted by
-            itself. By default that is so for one column, [N] or [N, 1], and where `y_true` has zeros and ones of
-            `y_pred`'s shape that are no one-hot vectors.
+        y_pred: Logits or probabilities [N, C, ...], of which the largest is the prediction; binary ones, which are
+            positive above the threshold; or predicted class indices of `y_true`'s shape.
+        threshold: For binary predictions: 0.5 for probabilities, 0 for logits.
+        ignore_index: A label to ignore.
+        axis: The class axis.
+        binary: Whether the elements of `y_pred` are independent binary predictions. By default they are for one column,
+            [N] or [N, 1], and where `y_true` has zeros and ones of `y_pred`'s shape that are not one-hot vectors.
 
     Raises:
-        DataError: the shapes do not fit each other, or `y_true` is none of these.
+        DataError: The shapes do not fit each other, or `y_true` has another form.
 
     >>> accuracy(np.array([0, 2]), np.array([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1]]))
     0.5
@@ -70,7 +69,7 @@ def _accuracy(
 ) -> Terms:
     labels: Array
     if binary is None and kind_of(y_pred.dtype) == "float" and y_true.shape == y_pred.shape:
-        binary = _has_questions(y_true, axis)
+        binary = _is_multilabel(y_true, axis)
     one_column = y_pred.ndim == 1 or (y_pred.ndim > axis and y_pred.shape[axis] == 1)
     if binary:
         truth, scores = _same_shape(y_true, y_pred)
@@ -111,15 +110,15 @@ def softmax_cross_entropy(
     PyTorch: ``torch.nn.functional.cross_entropy``.
 
     Args:
-        y_true: class indices [N, ...], or one-hot vectors or probabilities of `y_pred`'s shape.
-        y_pred: logits [N, C, ...].
-        class_weights: one weight per class, 1 by default.
-        label_smoothing: how much of the truth is spread evenly over all classes, from 0 to 1.
-        ignore_index: a label that is left out.
-        axis: the axis of the classes.
+        y_true: Class indices [N, ...], or one-hot vectors or probabilities of `y_pred`'s shape.
+        y_pred: Logits [N, C, ...].
+        class_weights: One weight per class, 1 by default.
+        label_smoothing: Share of the target that is spread evenly over all classes, from 0 to 1.
+        ignore_index: A label to ignore.
+        axis: The class axis.
 
     Raises:
-        DataError: the shapes do not fit each other, or a label is out of range.
+        DataError: The shapes do not fit each other, or a label is out of range.
     """
     return _value(
         "softmax_cross_entropy",
@@ -142,11 +141,11 @@ def _softmax_cross_entropy(
     axis: int = 1,
 ) -> Terms:
     if y_pred.ndim <= axis:
-        raise DataError(f"predictions of shape {y_pred.shape} have no axis {axis} for the classes.")
+        raise DataError(f"Predictions of shape {y_pred.shape} have no axis {axis} for the classes.")
     classes = y_pred.shape[axis]
     weights = np.ones(classes) if class_weights is None else np.asarray(class_weights, np.float64)
     if weights.shape != (classes,):
-        raise DataError(f"there are {weights.size} class weights for {classes} classes; one each is needed.")
+        raise DataError(f"There are {weights.size} class weights for {classes} classes; one each is needed.")
     log_probabilities = _log_softmax(as_numbers(np.moveaxis(y_pred, axis, -1).reshape(-1, classes), "predictions"))
     if y_true.shape == y_pred.shape:
         truth = as_numbers(np.moveaxis(y_true, axis, -1).reshape(-1, classes), "targets")
@@ -161,7 +160,7 @@ def _softmax_cross_entropy(
         truth = np.eye(classes)[labels.astype(np.intp)]
         counted = weights[labels.astype(np.intp)]
     truth = (1 - label_smoothing) * truth + label_smoothing / classes
-    # Where the truth is 0 the term is 0, also for a probability of 0, whose logarithm is infinite.
+    # A term with target 0 is 0, even where log p is -inf.
     terms = np.multiply(weights * truth, log_probabilities, out=np.zeros_like(truth), where=truth != 0)
     return Terms(-float(terms.sum()), float(counted.sum()))
 
@@ -173,11 +172,11 @@ def binary_cross_entropy(y_true: Array, y_pred: Array) -> float:
     PyTorch: ``torch.nn.functional.binary_cross_entropy_with_logits``.
 
     Args:
-        y_true: truths t from 0 to 1, of `y_pred`'s shape apart from axes of size 1.
-        y_pred: logits x.
+        y_true: Targets t from 0 to 1, of `y_pred`'s shape apart from axes of size 1.
+        y_pred: Logits x.
 
     Raises:
-        DataError: the shapes do not fit each other.
+        DataError: The shapes do not fit each other.
     """
     return _value("binary_cross_entropy", y_true, y_pred)
 
@@ -189,10 +188,10 @@ def _binary_cross_entropy(y_true: Array, y_pred: Array) -> Terms:
 
 @checks_arguments
 def mean_squared_error(y_true: Array, y_pred: Array) -> float:
-    """The mean of ``(y_pred - y_true)²``. PyTorch: ``torch.nn.functional.mse_loss``.
+    """Mean of ``(y_pred - y_true)²``. PyTorch: ``torch.nn.functional.mse_loss``.
 
     Raises:
-        DataError: the shapes do not fit each other.
+        DataError: The shapes do not fit each other.
 
     >>> mean_squared_error(np.array([1.0, 2.0]), np.array([1.0, 4.0]))
     2.0
@@ -207,10 +206,10 @@ def _mean_squared_error(y_true: Array, y_pred: Array) -> Terms:
 
 @checks_arguments
 def mean_absolute_error(y_true: Array, y_pred: Array) -> float:
-    """The mean of ``|y_pred - y_true|``. PyTorch: ``torch.nn.functional.l1_loss``.
+    """Mean of ``|y_pred - y_true|``. PyTorch: ``torch.nn.functional.l1_loss``.
 
     Raises:
-        DataError: the shapes do not fit each other.
+        DataError: The shapes do not fit each other.
     """
     return _value("mean_absolute_error", y_true, y_pred)
 
@@ -222,12 +221,12 @@ def _mean_absolute_error(y_true: Array, y_pred: Array) -> Terms:
 
 @checks_arguments
 def mean_absolute_percentage_error(y_true: Array, y_pred: Array) -> float:
-    """The mean of ``|y_pred - y_true| / |y_true|``; a truth of 0 counts as the smallest step of float64 above 1.
+    """Mean of ``|y_pred - y_true| / |y_true|``; a target of 0 is replaced by float64's epsilon.
 
-    scikit-learn: ``mean_absolute_percentage_error``. 0.1 is ten percent.
+    scikit-learn: ``mean_absolute_percentage_error``. 0.1 means ten percent.
 
     Raises:
-        DataError: the shapes do not fit each other.
+        DataError: The shapes do not fit each other.
 
     >>> mean_absolute_percentage_error(np.array([2.0, 4.0]), np.array([1.0, 4.0]))
     0.25
@@ -242,18 +241,18 @@ def _mean_absolute_percentage_error(y_true: Array, y_pred: Array) -> Terms:
 
 @checks_arguments
 def huber(y_true: Array, y_pred: Array, *, delta: float = 1.0) -> float:
-    """The mean of ``d²/2`` where ``d = |y_pred - y_true| <= delta``, else of ``delta (d - delta/2)``.
+    """Mean of ``d²/2`` where ``d = |y_pred - y_true| <= delta``, else of ``delta (d - delta/2)``.
 
     PyTorch: ``torch.nn.functional.huber_loss``.
 
     Args:
-        y_true: truths.
-        y_pred: predictions of the same shape apart from axes of size 1.
-        delta: where the square becomes a line, above 0.
+        y_true: Targets.
+        y_pred: Predictions of the same shape apart from axes of size 1.
+        delta: Threshold between squared and linear, above 0.
 
     Raises:
-        DataError: the shapes do not fit each other.
-        OptionError: delta is not above 0.
+        DataError: The shapes do not fit each other.
+        OptionError: ``delta`` is not above 0.
     """
     return _value("huber", y_true, y_pred, delta=delta)
 
@@ -276,25 +275,25 @@ _KINDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "label_smoothing": (lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
     "predicts": (lambda value: isinstance(value, str), "'classes', 'binary' or 'numbers'"),
 }
-"""Types of arguments of metrics."""
+"""Checks of the arguments of metrics, with the accepted values in words."""
 
 
 def is_integer(value: object) -> bool:
-    """Return whether a value is an integer, of Python's or NumPy's."""
+    """Return whether a value is an integer of Python or NumPy."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a finite number, of Python's or NumPy's."""
+    """Return whether a value is a finite number of Python or NumPy."""
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     return number and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a metric.
+    """Check the arguments of a metric.
 
     Raises:
-        OptionError: one is of another kind than it needs.
+        OptionError: An argument is invalid.
     """
     found = dict(options)
     for option, value in options.items():
@@ -314,9 +313,9 @@ class BuiltIn:
     """A metric of this module.
 
     Attributes:
-        function: the metric itself.
-        terms: the same as the terms of a mean.
-        reads: for which predictions it is.
+        function: The public function.
+        terms: The same, as terms of a mean.
+        reads: The kinds of predictions that it accepts.
     """
 
     function: MetricFunction
@@ -326,15 +325,15 @@ class BuiltIn:
     def named(
         self, name: str, read: Callable[[Array, Array], tuple[Array, Array]] | None = None, **options: Any
     ) -> NamedMetric:
-        """The metric under a name.
+        """Return the metric under a name.
 
         Args:
-            name: the name.
-            read: brings targets and predictions to the form that it takes.
-            options: its arguments.
+            name: The name.
+            read: Converts targets and predictions for the metric.
+            options: Arguments of the metric.
 
         Raises:
-            OptionError: it has no such argument.
+            OptionError: The metric has no such argument.
         """
         known = self.terms.__kwdefaults__ or {}
         for option in options:
@@ -345,7 +344,7 @@ class BuiltIn:
                 )
         options = checked_options(name, options)
         terms = functools.partial(self.terms, **options)
-        counted = Counted(options.get("axis", 1), options.get("ignore_index"))
+        counted = CountedPredictions(options.get("axis", 1), options.get("ignore_index"))
         return mean_metric(name, terms if read is None else lambda t, p: terms(*read(t, p)), counted=counted)
 
 
@@ -363,15 +362,15 @@ BUILT_IN: Final[dict[str, BuiltIn]] = {
 
 
 def _value(name: str, y_true: Any, y_pred: Any, **options: Any) -> float:
-    """The value of a metric for arrays, or what converts to them."""
+    """Compute a metric for arrays, or data that convert to arrays."""
     return float(BUILT_IN[name].named(name, **options)(y_true, y_pred))
 
 
 def as_numbers(array: Array, what: str) -> _Values:
-    """An array in float64.
+    """Convert an array to float64.
 
     Raises:
-        DataError: it holds texts, dates or the like.
+        DataError: The array holds text, dates or the like.
     """
     if kind_of(array.dtype) not in ("float", "integer", "boolean"):
         raise DataError(f"{what} have the type {array.dtype}, but this metric compares numbers; convert them first.")
@@ -382,8 +381,8 @@ def _sum(values: _Values) -> Terms:
     return Terms(float(values.sum()), float(values.size))
 
 
-def _has_questions(y_true: Array, axis: int) -> bool | None:
-    """Whether targets of the predictions' shape are answers one by one: zeros and ones, not one 1 per row."""
+def _is_multilabel(y_true: Array, axis: int) -> bool | None:
+    """Return True for targets of zeros and ones that are not one-hot, and None for one-hot vectors or distributions."""
     if y_true.ndim <= axis or y_true.shape[axis] == 1:
         return None
     sums = y_true.sum(axis=axis, dtype=np.float64)
@@ -393,7 +392,7 @@ def _has_questions(y_true: Array, axis: int) -> bool | None:
     if np.isin(y_true, (0, 1)).all():
         return True
     raise DataError(
-        f"targets of shape {y_true.shape} are neither one-hot vectors nor distributions nor zeros and ones: one "
+        f"Targets of shape {y_true.shape} are neither one-hot vectors nor distributions nor zeros and ones: one "
         f"sums to {sums[wrong][0]:.4g} along axis {axis}; give binary=True or binary=False."
     )
 
@@ -404,9 +403,9 @@ def _log_softmax(logits: Array) -> _Values:
 
 
 def _same_shape(y_true: Array, y_pred: Array) -> tuple[_Values, _Values]:
-    """Bring both to one shape; axes of size 1 may differ, nothing broadcasts: [N] - [N, 1] is not [N, N]."""
+    """Reshape targets to the predictions; axes of size 1 may differ, but nothing broadcasts [N] - [N, 1] to [N, N]."""
     if [size for size in y_true.shape if size != 1] != [size for size in y_pred.shape if size != 1]:
-        raise DataError(f"targets of shape {y_true.shape} do not fit predictions of shape {y_pred.shape}.")
+        raise DataError(f"Targets of shape {y_true.shape} do not fit predictions of shape {y_pred.shape}.")
     return as_numbers(y_true, "targets").reshape(y_pred.shape), as_numbers(y_pred, "predictions")
 
 
@@ -414,6 +413,6 @@ def _check_index_shape(y_true: Array, y_pred: Array, axis: int) -> None:
     needed = y_pred.shape[:axis] + y_pred.shape[axis + 1 :]
     if y_pred.ndim <= axis or (y_true.shape != needed and y_true.size != np.prod(needed)):
         raise DataError(
-            f"targets of shape {y_true.shape} do not fit predictions of shape {y_pred.shape}: "
+            f"Targets of shape {y_true.shape} do not fit predictions of shape {y_pred.shape}: "
             f"class indices need shape {needed}, one-hot vectors the shape of the predictions."
         )

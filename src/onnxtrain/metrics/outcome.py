@@ -1,4 +1,4 @@
-"""Predictions compared with targets as a report shows them: counts of mistakes, or pairs of numbers."""
+"""Comparison of predictions with targets for a report: a confusion matrix, or pairs of values."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import Final
 import numpy as np
 
 from onnxtrain.data.conversion import Array
-from onnxtrain.metrics.base import NamedMetric
-from onnxtrain.metrics.reading import Reading
-from onnxtrain.metrics.told import reader
+from onnxtrain.metrics.base import MetricInput, NamedMetric
+from onnxtrain.metrics.choice import reader
 from onnxtrain.metrics.whole_metrics import Values
 from onnxtrain.report.record import Confusion, Residuals
 
 MOST_CLASSES: Final = 500
-"""Of more classes no matrix is kept."""
+"""Largest number of classes for which a matrix is kept."""
 
 MOST_PAIRS: Final = 2000
-"""Up to so many pairs of numbers are kept, of more every second, fourth, ..."""
+"""Largest number of pairs that are kept; of more, every second, fourth, ..."""
 
 
 @dataclass
 class Outcome:
-    """Predictions beside targets for a report.
+    """Comparison of predictions with targets for a report.
 
     Attributes:
-        counts: how often each class was taken for each.
-        pairs: targets and predictions [M, 2], every `every`-th of all that were `seen`.
-        too_many: the number of classes, where a matrix of them is too large.
+        counts: Confusion matrix.
+        pairs: Targets and predictions [M, 2]: every `every`-th of the `seen` ones.
+        too_many: The number of classes where their matrix is too large, else 0.
     """
 
     counts: Values | None = None
@@ -40,11 +39,11 @@ class Outcome:
 
     @property
     def note(self) -> str:
-        """Why there is nothing to show, or ""."""
-        return f"Of {self.too_many} classes no matrix is drawn." if self.too_many else ""
+        """Reason for showing nothing, or ""."""
+        return f"A matrix of {self.too_many} classes is not drawn." if self.too_many else ""
 
     def add(self, pairs: Values) -> None:
-        """Add pairs of the next batch, and keep every so many-th, evenly over all that came."""
+        """Add the pairs of the next batch, and thin out evenly."""
         self.pairs = np.concatenate([self.pairs, pairs[-self.seen % self.every :: self.every]])
         self.seen += len(pairs)
         while len(self.pairs) > MOST_PAIRS:
@@ -54,7 +53,7 @@ class Outcome:
         """Return the figures of a report.
 
         Args:
-            labels: the names of the classes, where they have some.
+            labels: The names of the classes, if any.
         """
         if len(self.pairs):
             return [Residuals(self.pairs[:, 0].tolist(), self.pairs[:, 1].tolist())]
@@ -65,18 +64,18 @@ class Outcome:
             return [Confusion(self.counts.tolist(), list(names))]
         several = len(self.counts) > 1
         return [
-            Confusion(counts.tolist(), ["no", "yes"], f"question {index}" if several else "")
+            Confusion(counts.tolist(), ["no", "yes"], f"output {index}" if several else "")
             for index, counts in enumerate(self.counts)
         ]
 
 
-def outcome(reading: Reading) -> NamedMetric:
-    """A metric whose value is an :class:`Outcome`.
+def outcome(metric_input: MetricInput) -> NamedMetric:
+    """Return a metric whose value is an :class:`Outcome`.
 
     Args:
-        reading: how predictions are to be read, of a loss that says what they are.
+        metric_input: The meaning of the predictions, of a loss that declares it.
     """
-    read = reader(reading, "outcome", ("classes", "binary", "numbers"))
+    read = reader(metric_input, "outcome", ("classes", "binary", "numbers"))
 
     def measure(y_true: Array, y_pred: Array) -> Outcome:
         found = read(y_true, y_pred)
@@ -87,7 +86,7 @@ def outcome(reading: Reading) -> NamedMetric:
             return Outcome(too_many=found.scores.shape[1])
         return Outcome(found.confusion())
 
-    return NamedMetric("outcome", measure, _joined, _thinned, counted=reading.counted, number=False)
+    return NamedMetric("outcome", measure, _joined, _thinned, counted=metric_input.counted, number=False)
 
 
 def _joined(one: Outcome, other: Outcome) -> Outcome:

@@ -1,4 +1,4 @@
-"""Metrics that are no means of batches: exact over a whole data set, from sums or from all scores."""
+"""Metrics that are not means of batches: exact over a whole dataset, from sums or from all scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.data.target_checks import check_labels
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.metrics.base import EVERY, Counted, NamedMetric, PredictionKind, entered
+from onnxtrain.metrics.base import EVERY, CountedPredictions, NamedMetric, PredictionKind, entered
 from onnxtrain.metrics.means import as_numbers, checked_options
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.call_text import read_call
@@ -22,17 +22,17 @@ from onnxtrain.training.call_text import read_call
 Values = npt.NDArray[np.float64]
 
 AVERAGES: Final = ("macro", "micro", "weighted")
-"""Averages over classes: macro (mean of classes), micro (all examples together), weighted by class size."""
+"""Averages over classes: macro (mean of classes), micro (all examples together), weighted (by class size)."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Targets and predictions of some examples in one form.
+    """Targets and predictions of some examples in a normalized layout.
 
     Attributes:
-        kind: what they are.
-        truth: classes [M]; answers of 0 and 1 [M, questions]; or numbers [M, columns].
-        scores: logits [M, classes] or [M, questions], or numbers [M, columns].
+        kind: Meaning of the predictions.
+        truth: Classes [M]; zeros and ones [M, outputs]; or values [M, columns].
+        scores: Logits [M, classes] or [M, outputs]; or values [M, columns].
     """
 
     kind: PredictionKind
@@ -43,13 +43,13 @@ class Predictions:
     def of(
         cls, kind: PredictionKind, y_true: Array, y_pred: Array, *, axis: int = 1, ignore_index: int | None = None
     ) -> Predictions:
-        """Bring targets and predictions of any shape to that form.
+        """Normalize targets and predictions of any shape.
 
         Raises:
-            DataError: they do not fit each other.
+            DataError: The shapes do not fit each other.
         """
         scores = as_numbers(y_pred, "predictions")
-        misfit = DataError(f"targets of shape {y_true.shape} do not fit predictions of shape {y_pred.shape}.")
+        misfit = DataError(f"Targets of shape {y_true.shape} do not fit predictions of shape {y_pred.shape}.")
         if kind != "classes":
             if y_true.size != scores.size or len(y_true) != len(scores):
                 raise misfit
@@ -57,7 +57,7 @@ class Predictions:
             rows = scores.size // columns if columns else 0
             return cls(kind, as_numbers(y_true, "targets").reshape(rows, columns), scores.reshape(rows, columns))
         if not 0 < axis < scores.ndim:
-            raise DataError(f"predictions of shape {scores.shape} have no axis {axis} for the classes.")
+            raise DataError(f"Predictions of shape {scores.shape} have no axis {axis} for the classes.")
         truth = y_true.argmax(axis) if y_true.shape == scores.shape else y_true
         labels, flat = truth.reshape(-1), np.moveaxis(scores, axis, -1).reshape(-1, scores.shape[axis])
         if len(labels) != len(flat):
@@ -66,7 +66,7 @@ class Predictions:
             kept = labels != ignore_index
             labels, flat = labels[kept], flat[kept]
         if kind_of(labels.dtype) == "float" and (labels == np.floor(labels)).all():
-            labels = labels.astype(np.int64)  # as a loss of a user's own may have them
+            labels = labels.astype(np.int64)  # as user-defined losses may have them
         check_labels(labels, flat.shape[1])
         return cls(kind, labels.astype(np.int64), flat)
 
@@ -79,7 +79,7 @@ class Predictions:
         return np.asarray(counts, np.float64).transpose(2, 0, 1)
 
     def probabilities(self) -> Values:
-        """Probabilities of classes [M, classes], or of yes [M, questions]."""
+        """Return probabilities of classes [M, classes], or of the positive class [M, outputs]."""
         if self.kind == "binary":
             return sigmoid(self.scores)
         return softmax(self.scores)
@@ -92,7 +92,7 @@ def softmax(scores: Values, axis: int = -1) -> Values:
 
 
 def sigmoid(scores: Values) -> Values:
-    """1 / (1 + exp(-z)), without an overflow."""
+    """1 / (1 + exp(-z)), without overflow."""
     small = np.exp(-np.abs(scores))
     return np.asarray(np.where(scores >= 0, 1 / (1 + small), small / (1 + small)))
 
@@ -104,16 +104,16 @@ def _counted(truth: Array, said: Array, size: int) -> Values:
 
 @dataclass(frozen=True)
 class WholeMetric:
-    """A metric of a whole data set.
+    """A metric of a whole dataset.
 
     Attributes:
-        name: what it is called.
-        reads: for which predictions it is.
-        measure: predictions of a batch to what is kept of them.
-        finish: what was kept of all batches, joined, to the value.
-        summed: whether what is kept is added up, instead of joined along the first axis.
-        doc: what it is, in words.
-        number: whether the value is one number.
+        name: Name of the metric.
+        reads: The kinds of predictions that it accepts.
+        measure: Maps the predictions of a batch to statistics.
+        finish: Maps the merged statistics to the value.
+        summed: Whether statistics are summed, instead of concatenated along axis 0.
+        doc: Description.
+        number: Whether the value is a single number.
     """
 
     name: str
@@ -124,8 +124,8 @@ class WholeMetric:
     doc: str = ""
     number: bool = True
 
-    def named(self, read: Callable[[Array, Array], Predictions], counted: Counted = EVERY) -> NamedMetric:
-        """The metric for predictions that are read so."""
+    def named(self, read: Callable[[Array, Array], Predictions], counted: CountedPredictions = EVERY) -> NamedMetric:
+        """Return the metric for predictions that ``read`` converts."""
         if self.summed:
             return NamedMetric(
                 self.name,
@@ -151,25 +151,25 @@ def _extended(one: list[Any], other: list[Any]) -> list[Any]:
 
 
 def _ratio(part: Any, whole: Any) -> Values:
-    """0 where there is nothing to divide by, as in scikit-learn."""
+    """Divide; 0 / 0 is 0, as in scikit-learn."""
     part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
     return np.asarray(np.divide(part, whole, out=np.zeros_like(part), where=whole != 0))
 
 
 @dataclass(frozen=True)
 class _ByClass:
-    """A metric of every class, brought to one number.
+    """A metric per class, averaged to one number.
 
     Attributes:
-        parts: right, said and true of classes to numerator and denominator.
-        average: one of `AVERAGES`; by default the positive class of two, and ``macro`` of more.
+        parts: Maps true positives, predicted and actual counts per class to numerator and denominator.
+        average: One of `AVERAGES`; by default the positive class of two classes, and ``macro`` for more.
     """
 
     parts: Callable[[Values, Values, Values], tuple[Any, Any]]
     average: str | None = None
 
     def __call__(self, confusion: Values) -> float:
-        """The number for counts [classes, classes] or [questions, 2, 2]."""
+        """Return the metric of a confusion matrix [classes, classes] or [outputs, 2, 2]."""
         if not confusion.sum():
             return float("nan")
         if confusion.ndim == 3 and (self.average is None or len(confusion) > 1):
@@ -188,21 +188,21 @@ class _ByClass:
 
 
 _BY_CLASS: Final[dict[str, tuple[Callable[[Values, Values, Values], tuple[Any, Any]], str]]] = {
-    "precision": (lambda right, said, true: (right, said), "right among what was said"),
-    "recall": (lambda right, said, true: (right, true), "right among what is true"),
+    "precision": (lambda right, said, true: (right, said), "true positives among the predicted"),
+    "recall": (lambda right, said, true: (right, true), "true positives among the actual"),
     "f1": (lambda right, said, true: (2 * right, said + true), "harmonic mean of precision and recall"),
     "iou": (lambda right, said, true: (right, said + true - right), "intersection over union"),
 }
 
 
 def _columns(kept: Values) -> list[tuple[Array, Values]]:
-    """Truths and scores of every question; for several classes each against the rest."""
+    """Split targets and scores by output; several classes are one against the rest."""
     half = kept.shape[1] // 2
     return [(kept[:, index] > 0.5, kept[:, half + index]) for index in range(half)]
 
 
-def _answers(predictions: Predictions) -> Values:
-    """Truths and scores side by side [M, 2 questions]."""
+def _one_against_rest(predictions: Predictions) -> Values:
+    """Concatenate binary targets and scores [M, 2 outputs]."""
     truth, scores = predictions.truth, predictions.scores
     if predictions.kind == "classes":
         size = scores.shape[1]
@@ -216,7 +216,7 @@ def _answers(predictions: Predictions) -> Values:
 def _auc(kept: Values) -> float:
     """The probability that a positive example scores higher than a negative one, ties counted half; macro mean.
 
-    NaN where a class has no example, or all of them.
+    NaN where a class has no examples or all of them.
     """
     areas = []
     for truth, scores in _columns(kept):
@@ -230,7 +230,7 @@ def _auc(kept: Values) -> float:
 
 
 def _average_precision(kept: Values) -> float:
-    """sum over thresholds of (recall_i - recall_(i-1)) precision_i; macro mean. A class without examples has 0."""
+    """sum over thresholds of (recall_i - recall_(i-1)) precision_i; macro mean. A class without examples gives 0."""
     if not len(kept):
         return float("nan")
     areas = []
@@ -248,14 +248,14 @@ def _average_precision(kept: Values) -> float:
 
 
 def _joined(predictions: Predictions) -> Values:
-    """Truths and predictions side by side [M, 2 columns]."""
+    """Concatenate targets and predictions [M, 2 columns]."""
     return np.concatenate([predictions.truth, predictions.scores], axis=1)
 
 
 def _r2(kept: Values) -> float:
-    """The mean over columns of 1 - sum (t - y)^2 / sum (t - mean t)^2.
+    """Mean over columns of 1 - sum (t - y)^2 / sum (t - mean t)^2.
 
-    Targets that are all the same have 1 where every prediction is right, else 0. One example has no value.
+    Constant targets give 1 where every prediction is exact, else 0. A single example gives NaN.
     """
     if len(kept) < 2:
         return float("nan")
@@ -267,14 +267,14 @@ def _r2(kept: Values) -> float:
     return float(values.mean()) if not np.isnan(missed).any() else float("nan")
 
 
-def _surprise(predictions: Predictions) -> Values:
-    """The sum of -log p of the labels, and their number."""
+def _negative_log_likelihood(predictions: Predictions) -> Values:
+    """Return the sum of -log p of the labels, and their number."""
     scores = predictions.scores - predictions.scores.max(1, keepdims=True)
     chosen = np.take_along_axis(scores, predictions.truth[:, None], 1)[:, 0]
     return np.array([(np.log(np.exp(scores).sum(1)) - chosen).sum(), len(chosen)])
 
 
-def _right_in(predictions: Predictions, count: int) -> Values:
+def _top_hits(predictions: Predictions, count: int) -> Values:
     """Count labels among the `count` best classes (on ties the later class first), and all labels."""
     truth, scores = predictions.truth[:, None], predictions.scores
     own = np.take_along_axis(scores, truth, 1)
@@ -283,7 +283,7 @@ def _right_in(predictions: Predictions, count: int) -> Values:
 
 
 def _confidences(predictions: Predictions, bins: int) -> Values:
-    """Examples, sum of confidences and number of right ones by bin [questions, 3, bins]."""
+    """Return examples, sum of confidences and number of correct ones per bin [outputs, 3, bins]."""
     probabilities = predictions.probabilities()
     if predictions.kind == "classes":
         right = probabilities.argmax(1) == predictions.truth
@@ -301,13 +301,13 @@ def _confidences(predictions: Predictions, bins: int) -> Values:
 
 
 def _calibration_error(kept: Values) -> float:
-    """sum over bins of |right - confidence| / examples; mean over questions."""
+    """sum over bins of |correct - confidence| / examples; mean over outputs."""
     examples, confidence, right = kept[:, 0], kept[:, 1], kept[:, 2]
     return float((np.abs(right - confidence).sum(1) / examples.sum(1)).mean()) if examples.sum() else float("nan")
 
 
 def _table(confusion: Values) -> npt.NDArray[np.int64]:
-    """Counts [classes, classes]; [2, 2] of one question, [questions, 2, 2] of several."""
+    """Return counts [classes, classes]; [2, 2] for one binary output, [outputs, 2, 2] for several."""
     counts = confusion.astype(np.int64)
     return counts[0] if counts.ndim == 3 and len(counts) == 1 else counts
 
@@ -321,9 +321,7 @@ _CLASSIFIED: Final[tuple[PredictionKind, ...]] = ("classes", "binary")
 
 def _calibration(bins: int, name: str = "calibration_error") -> WholeMetric:
     measure = functools.partial(_confidences, bins=bins)
-    return WholeMetric(
-        name, _CLASSIFIED, measure, _calibration_error, doc="confidence beside the share of right answers"
-    )
+    return WholeMetric(name, _CLASSIFIED, measure, _calibration_error, doc="gap between confidence and accuracy")
 
 
 def _by_class(name: str, average: str | None = None) -> WholeMetric:
@@ -333,25 +331,25 @@ def _by_class(name: str, average: str | None = None) -> WholeMetric:
 
 
 def _top(count: int) -> WholeMetric:
-    return WholeMetric(f"top_{count}", ("classes",), functools.partial(_right_in, count=count), _mean)
+    return WholeMetric(f"top_{count}", ("classes",), functools.partial(_top_hits, count=count), _mean)
 
 
 WHOLE: Final[dict[str, WholeMetric]] = {
     metric.name: metric
     for metric in (
         *(_by_class(name, average) for name in _BY_CLASS for average in (None, *AVERAGES)),
-        WholeMetric("auc", _CLASSIFIED, _answers, _auc, summed=False, doc="area under the ROC curve"),
-        WholeMetric("average_precision", _CLASSIFIED, _answers, _average_precision, summed=False),
-        WholeMetric("perplexity", ("classes",), _surprise, lambda kept: float(np.exp(_mean(kept)))),
+        WholeMetric("auc", _CLASSIFIED, _one_against_rest, _auc, summed=False, doc="area under the ROC curve"),
+        WholeMetric("average_precision", _CLASSIFIED, _one_against_rest, _average_precision, summed=False),
+        WholeMetric("perplexity", ("classes",), _negative_log_likelihood, lambda kept: float(np.exp(_mean(kept)))),
         _calibration(15),
         WholeMetric("confusion_matrix", _CLASSIFIED, Predictions.confusion, _table, number=False),
         WholeMetric("r2", ("numbers",), _joined, _r2, summed=False, doc="share of the variance that is explained"),
     )
 }
-"""The metrics of whole data sets by their names."""
+"""Metrics of whole datasets by name."""
 
 SHOWN: Final = tuple(name for name in WHOLE if not name.endswith(AVERAGES))
-"""Their names as messages list them: without those of other averages."""
+"""Names for messages, without other averages."""
 
 _ALIASES: Final = {
     "f1_score": "f1",
@@ -365,17 +363,17 @@ _ALIASES: Final = {
     "r2_score": "r2",
     "top_k_accuracy": "top_k",
 }
-"""The names that other libraries have for these metrics."""
+"""Names of these metrics in other libraries."""
 
 WHOLE_NAMES: Final = (*WHOLE, "top_k", *_ALIASES)
-"""All names that :func:`find_whole_metric` knows."""
+"""All names that :func:`find_whole_metric` accepts."""
 
 
 def find_whole_metric(name: object) -> WholeMetric | None:
-    """The metric of a name such as ``"f1"``, ``"f1(average=micro)"`` or ``"top_k(5)"``; ``None`` where it is none.
+    """Find a metric such as ``"f1"``, ``"f1(average=micro)"`` or ``"top_k(5)"``; ``None`` for other names.
 
     Raises:
-        OptionError: an argument has a value that it cannot have, or the metric has no such argument.
+        OptionError: An argument is unknown or invalid.
     """
     call = read_call(name) if isinstance(name, str) else None
     if call is None or not isinstance(name, str):
@@ -389,7 +387,7 @@ def find_whole_metric(name: object) -> WholeMetric | None:
         return None
     if len(given) > (allowed is not None) or any(key != allowed for key in call.named):
         takes = f"takes {allowed} alone" if allowed else "takes no arguments"
-        raise OptionError(f"{name!r} gives the metric {call.name} arguments that it has not; it {takes}.")
+        raise OptionError(f"{name!r} gives the metric {call.name} unknown arguments; it {takes}.")
     if called == "top_k":
         return _top(_at_least_one(name, given or ["5"], "a number of classes", "top_k(5)"))
     if not given:
@@ -417,14 +415,14 @@ def confusion_matrix(
     scikit-learn: ``confusion_matrix(y_true, y_pred, labels=range(classes))``.
 
     Args:
-        y_true: class indices [N, ...].
-        y_pred: scores [N, C, ...], whose largest value counts, or class indices of `y_true`'s shape.
-        classes: how many classes there are; by default as many as scores have, or the largest index says.
-        axis: the axis of the classes in scores.
-        ignore_index: a label that is not counted.
+        y_true: Class indices [N, ...].
+        y_pred: Scores [N, C, ...], of which the largest is the prediction, or class indices of `y_true`'s shape.
+        classes: Number of classes; by default that of the scores, or the largest index plus 1.
+        axis: The class axis of scores.
+        ignore_index: A label to ignore.
 
     Raises:
-        DataError: the shapes do not fit each other, a label is no class, or a score is NaN.
+        DataError: The shapes do not fit each other, a label is not a class, or a score is NaN.
 
     >>> confusion_matrix([0, 1, 1], [0, 1, 0])
     array([[1, 0],
@@ -432,12 +430,12 @@ def confusion_matrix(
     """
     checked_options("confusion_matrix", {"classes": classes, "axis": axis, "ignore_index": ignore_index})
     truth, given = entered(y_true, y_pred)
-    if Counted(axis, ignore_index).hold_nan(truth, given):
-        raise DataError("y_pred holds NaN, which is no class; correct what predicts.")
+    if CountedPredictions(axis, ignore_index).hold_nan(truth, given):
+        raise DataError("y_pred holds NaN, which is not a class; check the model.")
     if kind_of(given.dtype) == "float" and given.ndim != truth.ndim:
         return _table(Predictions.of("classes", truth, given, axis=axis, ignore_index=ignore_index).confusion())
     if truth.shape != given.shape:
-        raise DataError(f"targets of shape {truth.shape} do not fit predictions of shape {given.shape}.")
+        raise DataError(f"Targets of shape {truth.shape} do not fit predictions of shape {given.shape}.")
     kept = slice(None) if ignore_index is None else truth.reshape(-1) != ignore_index
     truth, given = truth.reshape(-1)[kept], given.reshape(-1)[kept]
     for array, what in ((truth, "y_true"), (given, "y_pred")):

@@ -20,8 +20,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from onnxtrain.ir.domains import is_default_domain
 from onnxtrain.model_file.linear_models import attribute_weights, is_normalizer, mirror, put, standard_form
+from onnxtrain.model_file.proto import default_opset, proto_subgraphs
 from onnxtrain.model_file.protobuf_wire import Path, Template
-from onnxtrain.model_file.skeleton import default_opset, proto_subgraphs
 
 _GRAPH, _NODE, _ATTRIBUTE, _TENSOR, _BODY, _BODIES, _INITIALIZER = 7, 1, 5, 5, 6, 11, 5
 

@@ -1,10 +1,10 @@
-"""A serialised model with replaceable initializers: every other byte stays what it was.
+"""A serialized model with replaceable initializers: every other byte stays what it was.
 
-Parsing a model and serialising it again is not the identity. Fields in another order than their numbers', fields
-that this version of ONNX does not know, lists that are packed (.NET, Java) or not (C++, Python), lengths that are
-not written the shortest way: protocol buffers allow all of these and a serialiser normalises them. So a model is
-not reserialised. Its bytes are cut at the data of the initializers and put together again with new data, and the
-lengths of the enclosing messages where those changed (only where numbers of variable length did).
+Parsing a model and serializing it again is not the identity. Fields in another order than their numbers', fields that
+this version of ONNX does not know, lists that are packed (.NET, Java) or not (C++, Python), lengths that are not
+written the shortest way: protocol buffers allow all of these, and a serializer normalizes them. So a model is not
+serialized again. Its bytes are cut at the data of the initializers and joined again with new data, and with new lengths
+of the enclosing messages where those changed (only where integers of variable length did).
 
 The field numbers are those of ``onnx.proto``; the encoding is that of protocol buffers
 (https://protobuf.dev/programming-guides/encoding).
@@ -19,23 +19,135 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
+import onnx_ir as ir
+from onnx import TensorProto, numpy_helper
 
-from onnxtrain.model_file.protobuf_fields import (
-    BYTES,
-    FIXED32,
-    FIXED64,
-    VARINT,
-    Budget,
-    CutOffError,
-    Slice,
-    TooManyFieldsError,
-    WireError,
-    read_fields,
-    read_varint,
-    varints,
-)
-from onnxtrain.model_file.tensor_data import raw_bytes, typed_elements
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types."""
+
+
+class WireError(ValueError):
+    """The bytes are not a sequence of fields."""
+
+
+class CutOffError(WireError):
+    """A field is longer than what is left."""
+
+
+class TooManyFieldsError(WireError):
+    """There are more fields than a model has."""
+
+
+class Budget:
+    """Limit on the number of fields that are read in a message and its submessages.
+
+    Args:
+        most: The number.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+
+class Slice(NamedTuple):
+    """Position of a field: its tag, its payload, its end."""
+
+    number: int
+    wire_type: int
+    start: int
+    payload: int
+    end: int
+
+
+def read_fields(view: memoryview, position: int, end: int, budget: Budget) -> Iterator[Slice]:
+    """The fields of a message, one after the other.
+
+    Raises:
+        CutOffError: One is longer than the message.
+        TooManyFieldsError: The budget is used up.
+        WireError: This is no sequence of fields.
+    """
+    while position < end:
+        start = position
+        tag, position = read_varint(view, position, end)
+        number, wire_type = tag >> 3, tag & 7
+        payload = position
+        if wire_type == VARINT:
+            _, position = read_varint(view, position, end)
+        elif wire_type == BYTES:
+            length, payload = read_varint(view, position, end)
+            position = payload + length
+        elif wire_type in (FIXED32, FIXED64):
+            position += 4 if wire_type == FIXED32 else 8
+        else:
+            raise WireError(f"wire type {wire_type} at byte {start}")
+        if number == 0:
+            raise WireError(f"field number 0 at byte {start}")
+        if position > end:
+            raise CutOffError(f"the field at byte {start} ends at byte {position}, the data at byte {end}")
+        budget.left -= 1
+        if budget.left < 0:
+            raise TooManyFieldsError(f"more fields at byte {start}")
+        yield Slice(number, wire_type, start, payload, position)
+
+
+def read_varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    while True:
+        if position >= end:
+            raise CutOffError(f"the data ends at byte {end} inside a number")
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise WireError(f"a number of more than 64 bits at byte {position}")
+
+
+def varints(values: npt.NDArray[np.uint64], tag: bytes = b"") -> bytes:
+    """Numbers of 7 bits a byte, the lowest first; the high bit says that more follow. Each behind a tag."""
+    groups = values[:, None] >> np.arange(0, 70, 7, dtype=np.uint64)
+    used = np.where(values == 0, 1, 10 - np.argmax(groups[:, ::-1] != 0, axis=1))
+    column = np.arange(10)
+    digits = (groups & np.uint64(0x7F)).astype(np.uint8)
+    digits |= np.where(column[None, :] < used[:, None] - 1, 0x80, 0).astype(np.uint8)
+    chosen = column[None, :] < used[:, None]
+    if tag:
+        tags = np.broadcast_to(np.frombuffer(tag, np.uint8), (len(values), len(tag)))
+        digits, chosen = np.hstack([tags, digits]), np.hstack([np.ones(tags.shape, bool), chosen])
+    return digits[chosen].tobytes()
+
+
+_UNSIZED = (ir.DataType.UNDEFINED, ir.DataType.STRING)
+
+_PACKED = tuple(item.value for item in ir.DataType if item not in _UNSIZED and item.bitwidth < 8)
+"""Element types of which several share a byte."""
+
+
+def raw_bytes(array: npt.NDArray[np.generic], data_type: int) -> bytes | memoryview:
+    """An array as ONNX's raw data: little-endian, rows first, small numbers packed."""
+    if data_type in _PACKED:
+        return numpy_helper.from_array(array).raw_data
+    dtype = array.dtype.newbyteorder("<") if array.dtype.kind in "fciu" else array.dtype
+    return np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data
+
+
+def typed_elements(tensor: TensorProto, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """The numbers that the field for this element type holds (see ``TensorProto.data_type`` in onnx.proto)."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if tensor.data_type in (TensorProto.FLOAT, TensorProto.COMPLEX64):
+        return flat.view(np.float32)
+    if tensor.data_type in (TensorProto.DOUBLE, TensorProto.COMPLEX128):
+        return flat.view(np.float64)
+    if flat.dtype.kind in "iu":
+        return flat.astype(np.int64)  # negative numbers are written with 64 bits
+    if flat.dtype.itemsize == 2:
+        return flat.view(np.uint16)
+    return flat.view(np.uint8)
+
 
 __all__ = ["CutOffError", "Template", "TooManyFieldsError", "WireError"]
 

@@ -24,12 +24,10 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.data_files import DataFiles
 from onnxtrain.model_file.embedded_weights import Hidden
-from onnxtrain.model_file.external import ExternalData
+from onnxtrain.model_file.external import DataFiles, ExternalData
 from onnxtrain.model_file.protobuf_wire import Path as FieldPath
-from onnxtrain.model_file.protobuf_wire import Template
-from onnxtrain.model_file.tensor_data import raw_bytes
+from onnxtrain.model_file.protobuf_wire import Template, raw_bytes
 from onnxtrain.model_file.writing import AtomicFiles, folder_lock, resolve_output, uninterrupted
 
 _PATIENCE = 10.0

@@ -44,7 +44,7 @@ def check_states(graph: ir.Graph) -> None:
             raise OperatorError(
                 f"{node.op_type}: states in 8 bits are decoded and encoded by the native kernels, inside the update of "
                 "their optimizer alone; give Precision(states='bfloat16'), or leave it out, in graphs for any runtime "
-                "and where another node reads a state."
+                "and where something else reads a state."
             )
 
 

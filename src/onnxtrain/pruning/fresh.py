@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.weights.of_products import product_weights
+from onnxtrain.weights.masks import matmul_weights
 from onnxtrain.weights.readers import read_through_identity
 
 
@@ -30,7 +30,7 @@ def fresh_values(model: ir.Model, parameters: Mapping[str, np.ndarray], seed: in
     """
     generator = np.random.default_rng(seed)
     names = [name for name in parameters if name in model.graph.initializers]
-    weights = set(product_weights(model, names))
+    weights = set(matmul_weights(model, names))
     values = {}
     for name, array in parameters.items():
         readers = read_through_identity(model.graph.initializers[name]) if name in names else []

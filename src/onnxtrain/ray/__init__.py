@@ -1,4 +1,4 @@
-"""Clusters of Ray: several workers train one ONNX model on data of Ray Data, and come back when one is lost.
+"""Training on Ray: several workers train one ONNX model on Ray Data, and restart after a failure.
 
 Ray is an optional extra; see docs/ray.md.
 """

@@ -1,4 +1,4 @@
-"""What Ray's workers say to each other: Ray's own collective operations, which gloo carries."""
+"""Communication of Ray's workers by Ray's collective operations over gloo."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import OptionError, ParallelError
-from onnxtrain.parallel.communicator import Communicator
 
 
 def ray(module: str = "ray") -> Any:
-    """A module of Ray.
+    """Import a module of Ray.
 
     Raises:
         OptionError: Ray is not installed, or has no such module.
@@ -26,15 +26,15 @@ def ray(module: str = "ray") -> Any:
 
 
 class Collective(Communicator):
-    """The workers of one training on Ray, through ``ray.util.collective`` on gloo.
+    """Communicator of the workers of one training on Ray, by ``ray.util.collective`` over gloo.
 
-    Gloo is that of PyTorch, which has to be installed where the workers run. Sums are gloo's: the same bits in all
-    workers and in every run of as many workers; of two workers they are those of one process with two micro-batches.
+    Gloo comes with PyTorch, which must be installed where the workers run. Gloo's sums have the same bits in all
+    workers and in every run with as many workers; with two workers they equal one process with two micro-batches.
 
     Args:
-        rank: The number of this worker, from 0.
-        size: How many there are.
-        group: A name that the workers of this training alone have.
+        rank: Index of this worker, from 0.
+        size: Number of workers.
+        group: Name that is unique to the workers of this training.
 
     Raises:
         OptionError: Ray or PyTorch is not installed.
@@ -53,18 +53,18 @@ class Collective(Communicator):
             self._call("allreduce", self._tensor(array), self._group)
 
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
-        """Replace all elements by those that the worker ``root`` has."""
+        """Replace all elements by those of the worker ``root``."""
         if self.size > 1 and array.size:
             self._call("broadcast", self._tensor(_bytes(array)), root, self._group)
 
     def all_gather_(self, array: np.ndarray) -> None:
-        """Fill the rows of an array [size, ...] of which each worker has one."""
+        """Fill the rows of an array [size, ...]; each worker contributes one."""
         if self.size > 1 and array.size:
             rows = [self._tensor(_bytes(row)) for row in array.reshape(self.size, -1)]
             self._call("allgather", rows, rows[self.rank].clone(), self._group)
 
     def _tensor(self, array: np.ndarray) -> Any:
-        """A tensor that has the memory of an array."""
+        """Return a PyTorch tensor that shares the memory of an array."""
         return self._torch.from_numpy(array.reshape(-1))
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -77,5 +77,5 @@ class Collective(Communicator):
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
-    """The memory of an array as uint8, which gloo moves; it does not know uint16 or bfloat16 of NumPy."""
+    """View an array as uint8, since gloo does not support uint16 and ml_dtypes types."""
     return array.reshape(-1).view(np.uint8)

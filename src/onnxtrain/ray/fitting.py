@@ -1,4 +1,4 @@
-"""Fit a model on a cluster of Ray: Ray Train starts the workers and brings them back, Ray Data brings the batches."""
+"""Fit a model on a Ray cluster: Ray Train starts and restarts the workers, Ray Data provides the batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onnxtrain.schedules import Schedule
 from onnxtrain.trainer import Trainer
 
 _MODEL = "model.onnx"
-"""The model in a checkpoint of Ray."""
+"""Name of the model in a Ray checkpoint."""
 
 
 def fit(
@@ -49,28 +49,28 @@ def fit(
     run: Any = None,
     **options: Unpack[Options],
 ) -> Any:
-    """Train a model by several workers of Ray Train.
+    """Train a model with several workers of Ray Train.
 
-    Every worker streams the data, and takes its rows of every batch: the steps are those of one process on whole
-    batches, up to the order of sums. After every epoch the metrics and a checkpoint go to Ray. When a worker is lost,
-    Ray starts all of them anew, and they go on from there, as often as ``run`` allows:
+    Every worker streams the data and takes its rows of every batch: the steps equal those of one process on whole
+    batches, up to the order of sums. After every epoch the metrics and a checkpoint are reported to Ray. When a worker
+    is lost, Ray restarts all of them from the checkpoint, as often as ``run`` allows:
     ``RunConfig(failure_config=FailureConfig(max_failures=3))``.
 
     Args:
         model: A path or a loaded model.
-        dataset: A ``ray.data.Dataset`` with a column for each of the model's inputs, and one with the target. It has to
-            give its rows in the same order every time.
-        loss: What to minimise, as for :class:`onnxtrain.Trainer`.
-        save: Where to write the trained model.
-        optimizer: The update rule, by default ``Adam()``.
-        epochs: How often to go through the data.
+        dataset: A ``ray.data.Dataset`` with a column for each of the model's inputs, and one with the target. Its order
+            of rows must be deterministic.
+        loss: The loss, as for :class:`onnxtrain.Trainer`.
+        save: Path of the trained model.
+        optimizer: The optimizer, by default ``Adam()``.
+        epochs: Number of epochs.
         batch_size: Examples per step, of all workers together.
         schedule: Learning rate by step, as for :meth:`onnxtrain.Trainer.fit`.
-        validation: Data to evaluate on after every epoch, that every worker can read: a path or arrays.
-        metrics: What to measure on the validation data.
-        target: Name of the target, where several columns are left.
-        shuffle: Whether to take the examples of 16 batches at a time in a new order every epoch.
-        callbacks: Called in every worker at the ends of steps and epochs; they are pickled.
+        validation: Data to evaluate on after every epoch, readable by every worker: a path or arrays.
+        metrics: Metrics of the validation data.
+        target: Name of the target, where several columns remain.
+        shuffle: Whether to shuffle every epoch, with a buffer of 16 batches.
+        callbacks: Callbacks of every worker; they are pickled.
         scaling: A ``ray.train.ScalingConfig``; by default one worker.
         run: A ``ray.train.RunConfig``: name, storage, failures.
         options: All other options of :class:`onnxtrain.Trainer`.
@@ -79,8 +79,8 @@ def fit(
         Ray's result: ``metrics`` of the last epoch, ``checkpoint`` with the model as ``model.onnx``.
 
     Raises:
-        OptionError: Ray is not installed, or an argument has a value that it cannot have.
-        ray.train.TrainingFailedError: The workers failed more often than ``run`` allows; it has their errors.
+        OptionError: Ray is not installed, or an argument is invalid.
+        ray.train.TrainingFailedError: The workers failed more often than ``run`` allows; it holds their errors.
     """
     if epochs < 1:
         raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
@@ -93,7 +93,7 @@ def fit(
     task = _Task(
         model=(onnx.load(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model).SerializeToString(),
         settings={"loss": loss, "optimizer": optimizer, **given},
-        course={
+        fit_options={
             "epochs": epochs,
             "batch_size": batch_size,
             "schedule": schedule,
@@ -124,46 +124,51 @@ def fit(
 
 @dataclass(frozen=True)
 class _Task:
-    """What every worker is told."""
+    """The task of every worker."""
 
     model: bytes
     settings: dict[str, Any]
-    course: dict[str, Any]
+    fit_options: dict[str, Any]
     callbacks: Sequence[Callback]
     rows: int
 
 
 def _work(config: Mapping[str, Any]) -> None:
-    """A worker: the same training as everywhere, with Ray's communicator, data and checkpoints."""
+    """Run a worker: an ordinary training with Ray's communicator, data and checkpoints."""
     task: _Task = config["task"]
     train = ray("ray.train")
     context = train.get_context()
     group = ray("ray.train.collective").broadcast_from_rank_zero(uuid.uuid4().hex)
-    together = Collective(context.get_world_rank(), context.get_world_size(), group)
-    distributed = dataclasses.replace(choose_distributed(task.settings.get("distributed")), communicator=together)
+    communicator = Collective(context.get_world_rank(), context.get_world_size(), group)
+    distributed = dataclasses.replace(choose_distributed(task.settings.get("distributed")), communicator=communicator)
     settings = {**task.settings, "distributed": distributed}
     trainer = Trainer(onnx.ModelProto.FromString(task.model), **settings)
-    course = dict(task.course)
-    target = course["target"]
+    fit_options = dict(task.fit_options)
+    target = fit_options["target"]
     specs = trainer._objective.inputs
     data = _RayData(
-        train.get_dataset_shard("train"), course["batch_size"], task.rows, specs, target=target, validate=False
+        train.get_dataset_shard("train"), fit_options["batch_size"], task.rows, specs, target=target, validate=False
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "checkpoints"
         earlier = train.get_checkpoint()
-        if earlier is not None and not together.rank:
+        if earlier is not None and not communicator.rank:
             with earlier.as_directory() as written:
                 shutil.copytree(written, folder)
                 (folder / _MODEL).unlink()
         reports = _Reports(folder, trainer)
         trainer.fit(
-            data, checkpoint=folder, keep=1, resume=earlier is not None, callbacks=[*task.callbacks, reports], **course
+            data,
+            checkpoint=folder,
+            keep=1,
+            resume=earlier is not None,
+            callbacks=[*task.callbacks, reports],
+            **fit_options,
         )
 
 
 class _RayData(IterableDataset):
-    """A dataset of Ray Data, streamed once in every epoch."""
+    """A dataset of Ray Data, streamed once per epoch."""
 
     def __init__(self, shard: Any, batch_size: int, rows: int, *arguments: Any, **options: Any) -> None:
         super().__init__(self._stream, *arguments, **options)
@@ -171,13 +176,13 @@ class _RayData(IterableDataset):
         self._shard, self._rows_of_batch, self._rows = shard, batch_size, rows
 
     def batch_count(self, batch_size: int = 1) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches of an epoch."""
         return -(-self._rows // self._rows_of_batch)
 
     def batches(
         self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
     ) -> Iterator[Batch]:
-        """One epoch, in an order that the seed and the epoch decide."""
+        """Iterate over one epoch, in an order that seed and epoch determine."""
         order: dict[str, Any] = {}
         if shuffle:
             order = {
@@ -188,23 +193,23 @@ class _RayData(IterableDataset):
         return self._read_batches(iter(items), start)
 
     def _stream(self) -> Iterator[Any]:
-        """One epoch in the order of the data; what is read goes through :meth:`batches`."""
+        """Iterate over one epoch in the order of the data; training reads :meth:`batches`."""
         return iter(self._shard.iter_batches(batch_size=self._rows_of_batch, batch_format="numpy"))
 
 
 class _Reports(Callback):
-    """Tells Ray of every epoch: its metrics, and a checkpoint to go on from, with the model."""
+    """Report every epoch to Ray: its metrics, and a checkpoint with the model."""
 
     def __init__(self, folder: Path, trainer: Trainer) -> None:
         self._folder, self._trainer = folder, trainer
         self._measured: dict[str, Any] | None = None
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Remember what was measured: the checkpoint is not written yet."""
+        """Store the metrics: the checkpoint is not written yet."""
         self._measured = {"epoch": state.epoch, "loss": state.loss, **state.metrics}
 
     def on_epoch_begin(self, state: TrainingState) -> None:
-        """Report the epoch before."""
+        """Report the previous epoch."""
         self._report(state)
 
     def on_fit_end(self, state: TrainingState) -> None:

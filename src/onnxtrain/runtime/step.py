@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import DataError, StepError
-from onnxtrain.ir.nesting import has_body_in_branches
+from onnxtrain.ir.limits import has_body_in_branches
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.passes.lower import StepGraph
 from onnxtrain.runtime.frozen import FrozenTensors

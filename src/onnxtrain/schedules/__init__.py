@@ -1,4 +1,4 @@
-"""Learning-rate schedules: from the number of the step, counted from 0, to the learning rate of that step."""
+"""Learning-rate schedules: functions from the index of a step, from 0, to its learning rate."""
 
 from __future__ import annotations
 

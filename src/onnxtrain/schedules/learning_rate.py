@@ -1,4 +1,4 @@
-"""The learning rate of a trainer: the schedule's, until a user sets another; what was set last wins."""
+"""Learning rate of a trainer: the schedule's, until a callback or the user sets another."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from onnxtrain.errors import OptionError
 from onnxtrain.spelling import checks_arguments
 
 Schedule = Callable[[int], float]
-"""From the number of a step, counted from 0, to its learning rate."""
+"""Function from the index of a step, from 0, to its learning rate."""
 
 
 class LearningRate:
-    """The learning rate of the next step, and who decided it.
+    """Learning rate of the next step, from a schedule or set by hand.
 
-    A schedule decides it from the beginning of a training. A rate that is set meanwhile, by a callback, decides from
-    the next step on. A rate that is set between trainings is where the next one starts from.
+    A training starts with its schedule. A rate set during the training, by a callback, replaces the schedule from the
+    next step on. A rate set between trainings is the base of the next one.
 
     Args:
-        value: That of the optimizer.
+        value: The optimizer's learning rate.
 
     Attributes:
-        base: What a training starts from: the highest rate of a schedule given as text.
-        current: The rate of the next step, or of the last one of a training.
-        chosen: What was set while a training runs; ``None`` as long as its schedule decides.
+        base: Base of the next training: the highest rate of a schedule given as text.
+        current: Rate of the next step, or of the last step of a training.
+        chosen: Rate set during a training; ``None`` while its schedule applies.
 
     >>> rate = LearningRate(0.1)
     >>> with rate.training():
@@ -42,10 +42,10 @@ class LearningRate:
         self._training = False
 
     def choose(self, value: float) -> None:
-        """Set the rate of the next step and of those after it.
+        """Set the rate from the next step on.
 
         Raises:
-            OptionError: It is negative, infinite, NaN or no number.
+            OptionError: The rate is negative, infinite, NaN or not a number.
         """
         check_rate(value)
         self.current = float(value)
@@ -55,13 +55,13 @@ class LearningRate:
             self.base = self.current
 
     def follow(self, schedule: Schedule, step: int) -> float:
-        """The rate of a step of a training."""
+        """Return the rate of a step."""
         self.current = float(schedule(step)) if self.chosen is None else self.chosen
         return self.current
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """One training, whose schedule decides first. What was chosen meanwhile is where the next one starts from."""
+        """Run one training: start with its schedule; a rate that is set meanwhile becomes the base of the next one."""
         self._training, self.chosen = True, None
         try:
             yield
@@ -72,11 +72,11 @@ class LearningRate:
 
 
 @checks_arguments
-def check_rate(rate: object, what: str = "the learning rate") -> None:
-    """Refuse what no learning rate can be.
+def check_rate(rate: object, what: str = "The learning rate") -> None:
+    """Refuse an invalid learning rate.
 
     Raises:
-        OptionError: it is negative, infinite, NaN or no number.
+        OptionError: The rate is negative, infinite, NaN or not a number.
     """
     try:
         good = math.isfinite(rate) and rate >= 0  # type: ignore[arg-type, operator]

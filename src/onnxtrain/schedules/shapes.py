@@ -1,4 +1,4 @@
-"""The forms of learning-rate schedules: from the number of the step, counted from 0, to its learning rate."""
+"""Learning-rate schedules: functions from the index of a step, from 0, to its learning rate."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onnxtrain.spelling import checks_arguments
 @checks_arguments
 @dataclass(frozen=True)
 class Constant:
-    """The same learning rate for every step. PyTorch: no scheduler.
+    """Constant learning rate. PyTorch: no scheduler.
 
     Args:
-        learning_rate: not negative.
+        learning_rate: Learning rate, at least 0.
     """
 
     learning_rate: float
@@ -26,23 +26,23 @@ class Constant:
         check_rate(self.learning_rate)
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         return self.learning_rate
 
 
 @checks_arguments
 @dataclass(frozen=True)
 class Linear:
-    """A straight line to a fraction of the learning rate.
+    """Linear decay to a fraction of the learning rate.
 
         rate(t) = learning_rate (1 + (end_factor - 1) min(t, steps) / steps)
 
     PyTorch: ``LinearLR(start_factor=1, end_factor=end_factor, total_iters=steps)``.
 
     Args:
-        learning_rate: at step 0.
-        steps: after how many steps the line ends.
-        end_factor: what is left then, as a fraction.
+        learning_rate: Rate at step 0.
+        steps: Steps until the final rate.
+        end_factor: Final rate as a fraction of the first.
 
     >>> [Linear(1.0, steps=4)(step) for step in (0, 1, 4, 9)]
     [1.0, 0.75, 0.0, 0.0]
@@ -54,28 +54,28 @@ class Linear:
 
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
-        _check_steps(self.steps, "a linear schedule")
+        _check_steps(self.steps, "A linear schedule")
         _check_factor(self.end_factor, "end_factor")
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         return self.learning_rate * (1 + (self.end_factor - 1) * min(step, self.steps) / self.steps)
 
 
 @checks_arguments
 @dataclass(frozen=True)
 class Cosine:
-    """Half a period of a cosine (Loshchilov and Hutter, 2017, without restarts).
+    """Cosine decay (Loshchilov and Hutter, 2017, without restarts).
 
         rate(t) = learning_rate (end_factor + (1 - end_factor) (1 + cos(pi min(t, steps) / steps)) / 2)
 
-    PyTorch: ``CosineAnnealingLR(T_max=steps, eta_min=end_factor * learning_rate)`` up to step `steps`; there
-    PyTorch's rises again, this one stays.
+    PyTorch: ``CosineAnnealingLR(T_max=steps, eta_min=end_factor * learning_rate)`` up to step `steps`; after it
+    PyTorch's rate rises again, this one stays.
 
     Args:
-        learning_rate: at step 0.
-        steps: after how many steps the lowest rate is reached.
-        end_factor: what is left then, as a fraction.
+        learning_rate: Rate at step 0.
+        steps: Steps until the final rate.
+        end_factor: Final rate as a fraction of the first.
     """
 
     learning_rate: float
@@ -84,11 +84,11 @@ class Cosine:
 
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
-        _check_steps(self.steps, "a cosine schedule")
+        _check_steps(self.steps, "A cosine schedule")
         _check_factor(self.end_factor, "end_factor")
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         half_wave = (1 + math.cos(math.pi * min(step, self.steps) / self.steps)) / 2
         return self.learning_rate * (self.end_factor + (1 - self.end_factor) * half_wave)
 
@@ -96,12 +96,12 @@ class Cosine:
 @checks_arguments
 @dataclass(frozen=True)
 class Step:
-    """Stairs: ``rate(t) = learning_rate factor^floor(t / every)``. PyTorch: ``StepLR(every, gamma=factor)``.
+    """Step decay: ``rate(t) = learning_rate factor^floor(t / every)``. PyTorch: ``StepLR(every, gamma=factor)``.
 
     Args:
-        learning_rate: of the first stair.
-        every: how many steps a stair is long.
-        factor: from one stair to the next.
+        learning_rate: Rate of the first stage.
+        every: Steps per stage.
+        factor: Factor from one stage to the next.
     """
 
     learning_rate: float
@@ -110,11 +110,11 @@ class Step:
 
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
-        _check_steps(self.every, "a stair of a step schedule")
+        _check_steps(self.every, "A stage of a step schedule")
         _check_factor(self.factor, "factor")
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         return float(self.learning_rate * self.factor ** (step // self.every))
 
 
@@ -124,9 +124,9 @@ class Exponential:
     """Exponential decay: ``rate(t) = learning_rate factor^(t / every)``. PyTorch: ``ExponentialLR(factor)``.
 
     Args:
-        learning_rate: at step 0.
-        factor: of the learning rate from step t to step t + every.
-        every: how many steps that takes.
+        learning_rate: Rate at step 0.
+        factor: Factor from step t to step t + every.
+        every: Number of steps per factor.
     """
 
     learning_rate: float
@@ -136,24 +136,24 @@ class Exponential:
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
         _check_factor(self.factor, "factor")
-        _check_steps(self.every, "the unit of an exponential schedule")
+        _check_steps(self.every, "The unit of an exponential schedule")
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         return float(self.learning_rate * self.factor ** (step / self.every))
 
 
 @checks_arguments
 @dataclass(frozen=True)
 class Polynomial:
-    """A power of a straight line: ``rate(t) = learning_rate (1 - min(t, steps) / steps)^power``.
+    """Polynomial decay: ``rate(t) = learning_rate (1 - min(t, steps) / steps)^power``.
 
     PyTorch: ``PolynomialLR(total_iters=steps, power=power)``.
 
     Args:
-        learning_rate: at step 0.
-        steps: after how many steps it is 0.
-        power: above 0; 1 is a straight line.
+        learning_rate: Rate at step 0.
+        steps: Steps until the rate is 0.
+        power: Exponent, above 0; 1 is linear.
     """
 
     learning_rate: float
@@ -162,19 +162,19 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
-        _check_steps(self.steps, "a polynomial schedule")
+        _check_steps(self.steps, "A polynomial schedule")
         if not (math.isfinite(self.power) and self.power > 0):
             raise OptionError(f"power of the schedule is {self.power}; it must be a finite number above 0.")
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         return float(self.learning_rate * (1 - min(step, self.steps) / self.steps) ** self.power)
 
 
 @checks_arguments
 @dataclass(frozen=True)
 class OneCycle:
-    """Half a cosine up to the learning rate, and half a cosine down, far below where it began (Smith, 2018).
+    """One-cycle schedule: half a cosine up to the learning rate, and half a cosine down (Smith, 2018).
 
         up    from learning_rate / 25 to learning_rate, up to step peak = rising steps - 1
         down  from there to learning_rate / 250000 at step steps - 1
@@ -182,10 +182,9 @@ class OneCycle:
     PyTorch: ``OneCycleLR(max_lr=learning_rate, total_steps=steps, pct_start=rising, cycle_momentum=False)``.
 
     Args:
-        learning_rate: the highest.
-        steps: how many steps the cycle has; later steps keep the last rate. There must be more than 1 / rising, so that
-            it has one to rise in.
-        rising: which part of them it rises, above 0 and below 1.
+        learning_rate: Highest rate.
+        steps: Steps of the cycle, more than 1 / rising; later steps keep the last rate.
+        rising: Fraction of the steps in which the rate rises, above 0 and below 1.
     """
 
     learning_rate: float
@@ -195,16 +194,16 @@ class OneCycle:
     def __post_init__(self) -> None:
         check_rate(self.learning_rate)
         if not 0 < self.rising < 1:
-            raise OptionError(f"rising of the one-cycle schedule is {self.rising}; it is a part between 0 and 1.")
+            raise OptionError(f"rising of the one-cycle schedule is {self.rising}; it must be between 0 and 1.")
         least = math.floor(1 / self.rising) + 1
         if self.steps < least:
             raise OptionError(
-                f"a one-cycle schedule is {self.steps} steps long, of which it rises {self.rising:g}: it needs at "
-                f"least {least}; train longer, or take another schedule."
+                f"A one-cycle schedule with rising={self.rising:g} needs at least {least} steps, but has {self.steps}; "
+                "train longer, or use another schedule."
             )
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         high, low, last = self.learning_rate, self.learning_rate / 25, self.steps - 1
         peak = self.rising * self.steps - 1
         if step <= peak:
@@ -219,17 +218,17 @@ def _half_wave(start: float, end: float, part: float) -> float:
 @checks_arguments
 @dataclass(frozen=True)
 class WarmUp:
-    """A line up to another schedule, which then starts at its own step 0.
+    """Linear warm-up to another schedule, which then starts at its own step 0.
 
         rate(t) = inner(0) (t + 1) / (steps + 1)    for t < steps
         rate(t) = inner(t - steps)                  from there on
 
-    No step is lost to a learning rate of 0. PyTorch: ``SequentialLR`` of
+    No step has a learning rate of 0. PyTorch: ``SequentialLR`` of
     ``LinearLR(start_factor=1 / (steps + 1), total_iters=steps)`` and the inner one, ``milestones=[steps]``.
 
     Args:
-        inner: the schedule after the warm-up.
-        steps: how many steps the warm-up takes.
+        inner: The schedule after the warm-up.
+        steps: Steps of the warm-up.
 
     >>> [WarmUp(Constant(1.0), steps=3)(step) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
@@ -239,10 +238,10 @@ class WarmUp:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_steps(self.steps, "a warm-up")
+        _check_steps(self.steps, "A warm-up")
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         if step < self.steps:
             return self.inner(0) * (step + 1) / (self.steps + 1)
         return self.inner(step - self.steps)
@@ -251,22 +250,22 @@ class WarmUp:
 @checks_arguments
 @dataclass(frozen=True)
 class Custom:
-    """Any function from the step to the learning rate, its results checked. PyTorch: ``LambdaLR``, roughly.
+    """A function from the step to the learning rate, with checked results. PyTorch: ``LambdaLR``, roughly.
 
     Args:
-        function: the step, counted from 0, to the learning rate itself (PyTorch: to a factor).
+        function: Maps the step, from 0, to the learning rate itself (PyTorch: to a factor).
     """
 
     function: Callable[[int], float]
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step.
+        """Return the learning rate of a step.
 
         Raises:
-            OptionError: the function returned something negative, infinite, NaN or no number.
+            OptionError: The function returned a negative, infinite or NaN value, or no number.
         """
         rate = self.function(step)
-        check_rate(rate, f"the learning rate that the schedule returned for step {step}")
+        check_rate(rate, f"The learning rate that the schedule returned for step {step}")
         return float(rate)
 
 
@@ -277,4 +276,4 @@ def _check_factor(factor: float, name: str) -> None:
 
 def _check_steps(steps: int, what: str) -> None:
     if steps < 1:
-        raise OptionError(f"{what} is {steps} steps long; it must be at least 1.")
+        raise OptionError(f"{what} is {steps} steps long; it needs at least 1.")

@@ -1,4 +1,4 @@
-"""ONNX models as estimators of scikit-learn: in pipelines, in grid searches, wherever its own estimators stand.
+"""ONNX models as scikit-learn estimators, for pipelines, grid searches and the like.
 
 scikit-learn is an optional extra; see docs/sklearn.md.
 """

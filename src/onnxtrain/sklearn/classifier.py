@@ -1,4 +1,4 @@
-"""An ONNX model as a classifier of scikit-learn."""
+"""Scikit-learn classifier of an ONNX model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from onnxtrain.errors import OptionError
-from onnxtrain.sklearn.estimator import OnnxEstimator
-from onnxtrain.sklearn.installed import ClassifierMixin
+from onnxtrain.sklearn.estimator import ClassifierMixin, OnnxEstimator
 
 with contextlib.suppress(ImportError):  # then no estimator can be made
     from sklearn.utils.multiclass import check_classification_targets, unique_labels
@@ -18,44 +17,43 @@ with contextlib.suppress(ImportError):  # then no estimator can be made
 
 
 class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
-    """An ONNX model as a classifier of scikit-learn.
+    """Scikit-learn classifier of an ONNX model.
 
-    The model's output is one number for each class [N, C], logits or probabilities; it may be one number [N, 1] where
-    there are two classes. Class ``k`` of the model is the label ``classes_[k]``: labels of any type, sorted. The loss
-    is the cross-entropy.
+    The model's output is [N, C], logits or probabilities of C classes; [N, 1] is accepted for two classes. Class ``k``
+    of the model is the label ``classes_[k]``: labels of any type, sorted. The loss is the cross-entropy.
 
-    Rows of X fill the model's inputs: columns in the order of the inputs, as many for each as its shape has elements,
-    so that an input [N, 1, 8, 8] takes 64 columns.
+    The columns of X are split into the model's inputs, in the order of the inputs: an input [N, 1, 8, 8] takes 64
+    columns.
 
     Args:
-        model: A path or a loaded model, which is never changed; ``None`` for a new perceptron of the size of the data,
-            in float32 or float64 as X is.
+        model: A path or a loaded model, which is never changed; ``None`` for a new perceptron that fits the data,
+            in float32 or float64 like X.
         hidden_layer_sizes: Widths of the hidden layers of a new perceptron, as in ``MLPClassifier``.
-        epochs: How often ``fit`` goes through the data.
-        learning_rate: By default the optimizer's own.
-        optimizer: Update rule, or its name.
+        epochs: Number of epochs of ``fit``.
+        learning_rate: Learning rate; by default the optimizer's own.
+        optimizer: An optimizer, or its name.
         batch_size: Examples per step.
-        loss: Another loss of logits and class indices; see :class:`onnxtrain.Trainer`.
+        loss: Another loss on logits and class indices; see :class:`onnxtrain.Trainer`.
         train: Glob patterns of the initializers to train; by default all parameters.
-        freeze: Glob patterns of those to keep.
-        output: The output that the loss is built on, by default the first floating one.
-        new_head: Whether to train a fresh last layer, of one output for each class; see
+        freeze: Glob patterns of the initializers to keep.
+        output: The output of the loss, by default the first floating one.
+        new_head: Whether to replace the last layer by a new one with one output per class; see
             :func:`onnxtrain.replace_head`.
         schedule: Learning rate by step, as in :meth:`onnxtrain.Trainer.fit`.
-        shuffle: Whether to take the examples in a new order every epoch.
-        random_state: Seed of new weights, of the order of the data and of dropout.
+        shuffle: Whether to shuffle the examples every epoch.
+        random_state: Seed of new weights, the order of the data and dropout.
         threads: Threads within an operator.
 
     Attributes:
         classes_: The labels in the order of the model's classes.
         n_features_in_: Number of columns of X.
-        feature_names_in_: Their names, where X had some.
-        trainer_: The :class:`onnxtrain.Trainer`; further calls of ``partial_fit`` go on with its states.
+        feature_names_in_: Names of the columns, if X had any.
+        trainer_: The :class:`onnxtrain.Trainer`; further calls of ``partial_fit`` continue with its states.
         history_: One row per epoch of the last call.
 
     Raises:
-        OptionError: scikit-learn is not installed. By ``fit`` and ``partial_fit``: the model's output does not fit the
-            classes, or there is nothing to train; it is a ``ValueError``.
+        OptionError: scikit-learn is not installed. From ``fit`` and ``partial_fit``: the model's output does not fit
+            the classes, or there is nothing to train; it is a ``ValueError``.
 
     Example:
         >>> import numpy as np
@@ -66,43 +64,30 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
 
     classes_: np.ndarray
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train from the model's own weights on.
-
-        Args:
-            X: Numbers [N, F].
-            y: Labels [N].
-            sample_weight: One weight per example, at least 0; only their proportions count.
-
-        Raises:
-            ValueError: The data cannot be learned from; see above for what is raised on the model.
-        """
-        return self._learn(X, y, sample_weight, epochs=self.epochs)
-
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Go through some more data once, with the weights and the optimizer's states as they are.
+        """Train for one epoch on more data, continuing with the current weights and optimizer states.
 
         Args:
-            X: Numbers [N, F].
+            X: Values [N, F].
             y: Labels [N].
-            classes: All labels there are; needed in the first call, where nothing was fitted before.
-            sample_weight: One weight per example, at least 0; only their proportions count.
+            classes: All labels; required in the first call if ``fit`` was not called before.
+            sample_weight: One weight per example, at least 0; only their ratios matter.
 
         Raises:
-            ValueError: A label is none of the classes, or the first call does not name them.
+            ValueError: A label is not one of the classes, or the first call does not give them.
         """
         first = not hasattr(self, "trainer_")
         if first and classes is None:
-            raise OptionError("classes is None; the first call of partial_fit needs all labels there are.")
+            raise OptionError("classes is None; the first call of partial_fit needs all labels.")
         return self._learn(X, y, sample_weight, epochs=1, anew=first, classes=classes)
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable labels [N] for numbers [N, F]."""
+        """Predict the most probable labels [N] for values [N, F]."""
         classes = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[classes])
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities [N, C] of the classes for numbers [N, F]."""
+        """Predict probabilities [N, C] of the classes for values [N, F]."""
         found = self._outputs(X)
         if self._is_binary:
             if not self._gives_probabilities:
@@ -115,7 +100,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model with its trained weights; labels that are texts go beside it.
+        """Write the model with its trained weights; text labels are written beside it.
 
         See :meth:`onnxtrain.Trainer.save`.
         """
@@ -133,7 +118,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
 
     @property
     def _gives_probabilities(self) -> bool:
-        """Whether the output holds probabilities, not logits; those of LogSoftmax are logits, too."""
+        """True where the output holds probabilities; outputs of LogSoftmax count as logits."""
         targets = self.trainer_._objective.targets
         return self._head.activation in ("Softmax", "Sigmoid") or (targets is not None and targets.from_probabilities)
 
@@ -144,8 +129,8 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         found = 2 if self._is_binary else self._head.width
         if found != width:
             raise OptionError(
-                f"The output {self._head.name!r} of the model tells {found} classes apart, but there are {width}; "
-                "new_head=True trains a fresh last layer for them."
+                f"The output {self._head.name!r} of the model is for {found} classes, but there are {width}; "
+                "new_head=True trains a new last layer for them."
             )
 
     def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
@@ -168,10 +153,10 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise OptionError(
-                f"The label {unknown.tolist()[0]!r} in y is none of the classes {self.classes_.tolist()}."
+                f"The label {unknown.tolist()[0]!r} in y is not one of the classes {self.classes_.tolist()}."
             )
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
-        """The model's class numbers of labels."""
+        """Convert labels to class indices."""
         indices = np.searchsorted(self.classes_, y)
         return indices.astype(np.float64)[:, None] if self._is_binary else indices.astype(np.int64)

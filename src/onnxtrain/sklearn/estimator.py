@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: a trainer that is made for the data, its steps and its outputs."""
+"""Shared base of the scikit-learn estimators: builds the trainer for the data, trains, predicts."""
 
 from __future__ import annotations
 
@@ -13,27 +13,49 @@ import numpy as np
 import onnx
 
 from onnxtrain.callbacks import History
-from onnxtrain.data.rows import rows_to_inputs
-from onnxtrain.data.table_columns import in_order
+from onnxtrain.data.naming import in_order, rows_to_inputs
 from onnxtrain.edit.head import replace_head
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import OptionError
 from onnxtrain.examples import mlp
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.patterns import Patterns
 from onnxtrain.schedules import Schedule
-from onnxtrain.sklearn.installed import BaseEstimator
 from onnxtrain.trainer import Trainer
 from onnxtrain.training.inference.head import Head
 from onnxtrain.training.optimizers import choose_optimizer
-from onnxtrain.weights.parameters import Patterns
 
-with contextlib.suppress(ImportError):  # then no estimator can be made
+
+class NotInstalled:
+    """Placeholder for scikit-learn's base class where it is not installed."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Raise the error for the missing package."""
+        raise OptionError(
+            f"onnxtrain.sklearn.{cls.__name__} needs scikit-learn 1.6 or newer, which is not installed; install it "
+            "with pip install 'onnxtrain[sklearn]'."
+        )
+
+
+class Mixin:
+    """Placeholder for scikit-learn's mixins where it is not installed."""
+
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+except ImportError:  # the estimators can be imported, but not instantiated
+    BaseEstimator, ClassifierMixin, RegressorMixin = NotInstalled, Mixin, Mixin
+
+__all__ = ["BaseEstimator", "ClassifierMixin", "RegressorMixin"]
+
+
+with contextlib.suppress(ImportError):  # then no estimator can be instantiated
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_random_state, validate_data
 
 
 class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
-    """What the classifier and the regressor share; its arguments are described there."""
+    """Base of the classifier and the regressor, which document its arguments."""
 
     trainer_: Trainer
 
@@ -77,7 +99,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
 
     @property
     def model_(self) -> onnx.ModelProto:
-        """The model with its trained weights."""
+        """Model with its trained weights."""
         check_is_fitted(self)
         return self.trainer_.model()
 
@@ -86,18 +108,31 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
 
         Raises:
             ModelError: The path cannot be written.
-            NotFittedError: There is nothing to save yet.
+            NotFittedError: The estimator is not fitted yet.
         """
         check_is_fitted(self)
         self.trainer_.save(path)
 
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train, starting from the model's own weights.
+
+        Args:
+            X: Values [N, F].
+            y: Labels [N] of a classifier; values [N] or [N, K] of a regressor.
+            sample_weight: One weight per example, at least 0; only their ratios matter.
+
+        Raises:
+            ValueError: The data are invalid, or the model does not fit them; see the class.
+        """
+        return self._learn(X, y, sample_weight, epochs=self.epochs)
+
     _accepted: ClassVar[dict[str, bool]] = {}
-    """What of y is accepted beyond one column of labels."""
+    """Arguments of scikit-learn's validation of y."""
 
     def _learn(
         self, X: Any, y: Any, sample_weight: Any, *, epochs: int, anew: bool = True, classes: Any = None
     ) -> Self:
-        """Train on some data, with a new trainer or the one that there is; classes are those of all data."""
+        """Train with a new trainer or the current one; ``classes`` are those of all data."""
         X, y = validate_data(self, X, y, reset=anew, **self._accepted)
         weights = check_weights(sample_weight, X)
         width = self._width_of(y, anew, classes)
@@ -109,7 +144,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         return self
 
     def _begin(self, X: np.ndarray, width: int) -> None:
-        """A new trainer, for targets of this many columns or classes."""
+        """Make a trainer for targets of this many columns or classes."""
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         model = self.model
         if model is None:
@@ -133,14 +168,14 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             seed=seed,
             threads=self.threads,
         )
-        self.trainer_.labels = None  # those beside the model's file: it learns from the numbers of classes
-        self._places = self._find_columns()
+        self.trainer_.labels = None  # ignore labels beside the model's file: targets are class indices
+        self._order = self._find_columns()
 
     def _find_columns(self) -> list[int] | None:
-        """Where X has the columns that the model reads, by their names; ``None`` where these tell nothing.
+        """Match the columns of X with the model's inputs by name; ``None`` where names do not decide.
 
         Raises:
-            DataError: X has other columns than those that the model was trained on.
+            DataError: X lacks columns that the model was trained on.
         """
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]
         if not names:
@@ -155,22 +190,22 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             order = own
         else:
             return None
-        places = {name: place for place, name in enumerate(names)}
-        return [places[name] for name in order]
+        positions = {name: index for index, name in enumerate(names)}
+        return [positions[name] for name in order]
 
     def _inputs(self, X: np.ndarray) -> dict[str, np.ndarray]:
-        """The model's inputs for the columns of X."""
-        places = self._places
-        ordered = X if places is None or places == list(range(X.shape[1])) else X[:, places]
+        """Split X into the model's inputs."""
+        order = self._order
+        ordered = X if order is None or order == list(range(X.shape[1])) else X[:, order]
         return rows_to_inputs(ordered, self.trainer_._objective.inputs)
 
     @abc.abstractmethod
     def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
-        """How many columns or classes y stands for; a new training remembers what y is."""
+        """Return the number of columns or classes of y; a new training stores the layout of y."""
 
     @abc.abstractmethod
     def _targets(self, y: np.ndarray) -> np.ndarray:
-        """What the loss takes for y."""
+        """Convert y to targets of the loss."""
 
     @abc.abstractmethod
     def _check_head(self, width: int) -> None: ...
@@ -179,7 +214,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
     def _default_loss(self) -> str: ...
 
     def _steps(self, X: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, epochs: int) -> None:
-        """Train; weights count relative to their mean, so that their scale is no learning rate."""
+        """Train; weights are divided by their mean, so that their scale does not act as a learning rate."""
         if weights is not None:
             kept = weights > 0
             X, targets, weights = X[kept], targets[kept], weights[kept]
@@ -196,7 +231,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         )
 
     def _outputs(self, X: Any) -> np.ndarray:
-        """The output of the model that the loss is for, examples first."""
+        """Predict the output that has the loss, examples first."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False)
         found = self.trainer_.predict(self._inputs(X))
@@ -204,7 +239,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
 
 
 def _to_double(graph: onnx.GraphProto) -> None:
-    """Make a perceptron compute in float64."""
+    """Convert a perceptron to float64."""
     for value in (*graph.input, *graph.output):
         value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
     for tensor in graph.initializer:
@@ -213,10 +248,10 @@ def _to_double(graph: onnx.GraphProto) -> None:
 
 
 def check_weights(given: Any, X: np.ndarray) -> np.ndarray | None:
-    """Weights of examples, where there are some.
+    """Check the weights of examples.
 
     Raises:
-        OptionError: One is negative, or all are zero.
+        OptionError: A weight is negative, or all are zero.
     """
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""An ONNX model as a regressor of scikit-learn."""
+"""Scikit-learn regressor of an ONNX model."""
 
 from __future__ import annotations
 
@@ -7,44 +7,43 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from onnxtrain.errors import OptionError
-from onnxtrain.sklearn.estimator import OnnxEstimator
-from onnxtrain.sklearn.installed import RegressorMixin
+from onnxtrain.sklearn.estimator import OnnxEstimator, RegressorMixin
 
 
 class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
-    """An ONNX model as a regressor of scikit-learn.
+    """Scikit-learn regressor of an ONNX model.
 
-    The model's output is one number for each column of y: [N, K], or [N] for one. The loss is the mean squared error.
+    The model's output has one value per column of y: [N, K], or [N] for one. The loss is the mean squared error.
 
-    Rows of X fill the model's inputs: columns in the order of the inputs, as many for each as its shape has elements.
+    The columns of X are split into the model's inputs, in the order of the inputs.
 
     Args:
-        model: A path or a loaded model, which is never changed; ``None`` for a new perceptron of the size of the data,
-            in float32 or float64 as X is.
+        model: A path or a loaded model, which is never changed; ``None`` for a new perceptron that fits the data,
+            in float32 or float64 like X.
         hidden_layer_sizes: Widths of the hidden layers of a new perceptron, as in ``MLPRegressor``.
-        epochs: How often ``fit`` goes through the data.
-        learning_rate: By default the optimizer's own.
-        optimizer: Update rule, or its name.
+        epochs: Number of epochs of ``fit``.
+        learning_rate: Learning rate; by default the optimizer's own.
+        optimizer: An optimizer, or its name.
         batch_size: Examples per step.
-        loss: Another loss of numbers; see :class:`onnxtrain.Trainer`.
+        loss: Another loss on values; see :class:`onnxtrain.Trainer`.
         train: Glob patterns of the initializers to train; by default all parameters.
-        freeze: Glob patterns of those to keep.
-        output: The output that the loss is built on, by default the first floating one.
-        new_head: Whether to train a fresh last layer, of one output for each column of y; see
+        freeze: Glob patterns of the initializers to keep.
+        output: The output of the loss, by default the first floating one.
+        new_head: Whether to replace the last layer by a new one with one output per column of y; see
             :func:`onnxtrain.replace_head`.
         schedule: Learning rate by step, as in :meth:`onnxtrain.Trainer.fit`.
-        shuffle: Whether to take the examples in a new order every epoch.
-        random_state: Seed of new weights, of the order of the data and of dropout.
+        shuffle: Whether to shuffle the examples every epoch.
+        random_state: Seed of new weights, the order of the data and dropout.
         threads: Threads within an operator.
 
     Attributes:
         n_features_in_: Number of columns of X.
-        feature_names_in_: Their names, where X had some.
-        trainer_: The :class:`onnxtrain.Trainer`; further calls of ``partial_fit`` go on with its states.
+        feature_names_in_: Names of the columns, if X had any.
+        trainer_: The :class:`onnxtrain.Trainer`; further calls of ``partial_fit`` continue with its states.
         history_: One row per epoch of the last call.
 
     Raises:
-        OptionError: scikit-learn is not installed. By ``fit`` and ``partial_fit``: the model's output does not fit y,
+        OptionError: scikit-learn is not installed. From ``fit`` and ``partial_fit``: the model's output does not fit y,
             or there is nothing to train; it is a ``ValueError``.
 
     Example:
@@ -61,34 +60,21 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train from the model's own weights on.
-
-        Args:
-            X: Numbers [N, F].
-            y: Numbers [N] or [N, K].
-            sample_weight: One weight per example, at least 0; only their proportions count.
-
-        Raises:
-            ValueError: The data cannot be learned from; see above for what is raised on the model.
-        """
-        return self._learn(X, y, sample_weight, epochs=self.epochs)
-
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Go through some more data once, with the weights and the optimizer's states as they are.
+        """Train for one epoch on more data, continuing with the current weights and optimizer states.
 
         Args:
-            X: Numbers [N, F].
-            y: Numbers [N] or [N, K].
-            sample_weight: One weight per example, at least 0; only their proportions count.
+            X: Values [N, F].
+            y: Values [N] or [N, K].
+            sample_weight: One weight per example, at least 0; only their ratios matter.
 
         Raises:
-            ValueError: The data does not fit the earlier data.
+            ValueError: The data do not fit the earlier data.
         """
         return self._learn(X, y, sample_weight, epochs=1, anew=not hasattr(self, "trainer_"))
 
     def predict(self, X: Any) -> np.ndarray:
-        """Numbers for numbers [N, F], in the form of the y that was learned: [N] or [N, K]."""
+        """Predict values for values [N, F], in the shape of the training's y: [N] or [N, K]."""
         found = self._outputs(X)
         return found.reshape(len(found)) if self._flat else found.reshape(len(found), self._head.width)
 
@@ -107,5 +93,5 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
         if self._head.width != width:
             raise OptionError(
                 f"The output {self._head.name!r} of the model has {self._head.width} columns, but y has {width}; "
-                "new_head=True trains a fresh last layer for them."
+                "new_head=True trains a new last layer for them."
             )

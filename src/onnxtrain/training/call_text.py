@@ -67,7 +67,7 @@ def read_call(text: str) -> Call | None:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a text between commas outside of brackets, without spaces around them and without empty ones.
+    """Split a text at commas outside brackets and braces, strip the parts, and drop empty ones.
 
     >>> split_list("accuracy, f1(average=micro),")
     ['accuracy', 'f1(average=micro)']
@@ -77,10 +77,10 @@ def split_list(text: str) -> list[str]:
 
 
 def _split(arguments: str) -> list[str] | None:
-    """The arguments between commas outside of brackets; ``None`` where brackets do not match."""
+    """Split at commas outside brackets and braces; return ``None`` where they do not match."""
     parts, depth = [""], 0
     for character in arguments:
-        depth += (character in "([") - (character in ")]")
+        depth += (character in "([{") - (character in ")]}")
         if depth < 0:
             return None
         if character == "," and depth == 0:

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.data.safetensors_file import map_safetensors
+from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.ir.value import HALVES
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.working_copy.widening import rounded_to
-from onnxtrain.weights.ties import choose_copies, with_copies
-from onnxtrain.weights.untie import untied
+from onnxtrain.weights.ties import choose_copies, untied, with_copies
 
 
 @dataclass(frozen=True)

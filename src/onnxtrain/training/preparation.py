@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,11 +16,9 @@ from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.losses.base import Loss
-from onnxtrain.losses.heads import Head, head_of
-from onnxtrain.losses.joint_loss import JointLoss
-from onnxtrain.losses.prediction import named_output
-from onnxtrain.losses.targets import wrapped
+from onnxtrain.losses.base import JointLoss, Loss
+from onnxtrain.losses.heads import Head, head_of, named_output, wrapped
+from onnxtrain.patterns import escape
 from onnxtrain.training.advice.dropped_biases import dropped_biases
 from onnxtrain.training.objective import Objective, graph_values
 from onnxtrain.training.working_copy.adaptation import Adapted
@@ -30,7 +27,7 @@ from onnxtrain.training.working_copy.low_bit import set_accuracy
 from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
 from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 from onnxtrain.training_info.recipe import Names, free_names
-from onnxtrain.weights.module_paths import forget_traces
+from onnxtrain.weights.names import forget_traces
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import Copy, choose_copies, compute_copies
 
@@ -179,7 +176,7 @@ def _table(
 
 def _trained(adapted: Adapted | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """The patterns of what is trained: where something was added to the model, that first."""
-    return train if adapted is None else (*map(glob.escape, adapted.parameters), *(train or ()))
+    return train if adapted is None else (*map(escape, adapted.parameters), *(train or ()))
 
 
 def _copied_row(graph: ir.Graph, copy: Copy) -> Initializer:

@@ -15,8 +15,8 @@ from onnxtrain.data import open_dataset
 from onnxtrain.data.data_names import read_names
 from onnxtrain.errors import DataError, ModelError, OptionError
 from onnxtrain.ir.domains import is_default_domain
+from onnxtrain.losses.heads import tensor_spec
 from onnxtrain.losses.partial_batches import FixedBatch
-from onnxtrain.losses.targets import tensor_spec
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.spelling import checks_arguments
 

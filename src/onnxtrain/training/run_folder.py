@@ -195,11 +195,11 @@ class RunFolder(Callback):
     def _outcome(self, trainer: Any, ema: bool) -> tuple[Outcome | None, str]:
         """Predictions compared with targets, and what to say about them."""
         targets = trainer._objective.targets
-        if self._compared is None or targets is None or targets.reading.predicts is None:
+        if self._compared is None or targets is None or targets.metric_input.predicts is None:
             return None, "Nothing is compared: the loss, or the data, do not say with what."
         data, name = self._compared
         size = max(self._batch_size, 64)
-        found = trainer.evaluate(data, batch_size=size, metrics=[outcome(targets.reading)], ema=ema)["outcome"]
+        found = trainer.evaluate(data, batch_size=size, metrics=[outcome(targets.metric_input)], ema=ema)["outcome"]
         if not isinstance(found, Outcome):
             return None, "Nothing is compared: predictions are NaN, or there are none."
         measured = "the moving averages of the weights" if ema else "the weights"

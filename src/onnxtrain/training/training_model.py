@@ -9,7 +9,7 @@ import onnx
 
 from onnxtrain.config import ModelOptions, TrainingConfig, with_new_names
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.model_file.self_contained import with_external_data
+from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.spelling import checks_arguments

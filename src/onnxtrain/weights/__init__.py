@@ -1,1 +1,1 @@
-"""Which tensors of a model are learned, and how they are named, tied, masked and grouped."""
+"""Trainable parameters of a model: find, name, tie, mask and group them."""

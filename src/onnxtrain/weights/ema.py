@@ -1,4 +1,4 @@
-"""The exponential moving average of the weights: what option a trainer has for it."""
+"""The option for exponential moving averages of the weights."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from onnxtrain.training_info.update import AVERAGE
 @checks_arguments
 @dataclass(frozen=True)
 class EMA(Averaging):
-    """An exponential moving average A of every parameter X, kept beside it: A_new = d A + (1 - d) X_new.
+    """Exponential moving average A of every parameter X: A_new = d A + (1 - d) X_new.
 
     After the first update A is X, as in ``torch.optim.swa_utils.AveragedModel`` with ``get_ema_multi_avg_fn(decay)``.
-    The step graph computes it; it costs its bytes, and the time to read X and A and to write A. Running statistics of
-    batch normalization are not averaged.
+    The step graph computes it, at the cost of the memory of A and the time to read X and A and to write A. Running
+    statistics of batch normalization are not averaged.
 
     Args:
         decay: d, in [0, 1); 0.999 and 0.9999 are usual.
-        start: How many updates A follows X at once (d is 0), before the average begins.
+        start: Number of updates with A = X (d = 0) before the average begins.
         warmup: Whether d is min(decay, (1 + n) / (10 + n)) at update n, counted from 1, so that early weights are
             forgotten sooner (as in TensorFlow with ``num_updates``).
 
     Raises:
-        OptionError: A number is outside its range.
+        OptionError: A value is outside its range.
 
     Example:
         >>> import numpy as np
@@ -48,7 +48,7 @@ class EMA(Averaging):
 
 
 def choose_ema(ema: float | EMA | None) -> EMA | None:
-    """The moving average that is meant: a decay, or an object.
+    """Resolve the option: a decay, or an object.
 
     Raises:
         OptionError: The decay is outside its range.
@@ -57,5 +57,5 @@ def choose_ema(ema: float | EMA | None) -> EMA | None:
 
 
 def average_name(parameter: str) -> str:
-    """The state that holds the moving average of a parameter."""
+    """Return the name of the state that holds the moving average of a parameter."""
     return f"{parameter}/{AVERAGE}"

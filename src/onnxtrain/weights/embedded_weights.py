@@ -1,4 +1,4 @@
-"""Weights that are no initializers: where they are instead, for a model in which there is nothing to train."""
+"""Find weights stored outside initializers, to explain why a model has nothing to train."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _LISTED = 3
 
 
 def hidden_weights(model: ir.Model) -> str:
-    """Say where weights are stored outside initializers, and the next step; "" where there are none.
+    """Return a sentence about weights stored outside initializers, with the next step; "" where there are none.
 
-    Weights are floating tensors of more than one element: of Constant nodes, initializers of branches and loop bodies,
-    and constants of functions. Operators from ``ai.onnx.ml`` that are left have numbers of their own that no gradient
-    changes: trees, support vectors.
+    Weights are floating tensors of more than one element, in Constant nodes, branches, loop bodies and functions.
+    Remaining operators of ``ai.onnx.ml`` (trees, support vectors) hold values that no gradient changes.
 
     Args:
         model: A working copy.
@@ -32,12 +31,12 @@ def hidden_weights(model: ir.Model) -> str:
         >>> hidden_weights(ModelFile.load(model).training_model())
         "its weights are in Constant nodes ('w'); write the model with them as initializers"
     """
-    places: dict[str, list[str]] = {}
-    for place, name in _found(model):
-        places.setdefault(place, []).append(name)
+    locations: dict[str, list[str]] = {}
+    for location, name in _found(model):
+        locations.setdefault(location, []).append(name)
     sentences = []
-    if places:
-        listed = " and ".join(f"{place} ({_listed(names)})" for place, names in places.items())
+    if locations:
+        listed = " and ".join(f"{location} ({_listed(names)})" for location, names in locations.items())
         sentences.append(f"its weights are in {listed}; write the model with them as initializers")
     fitted = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_fitted(node))
     if fitted:
@@ -55,7 +54,7 @@ def hidden_weights(model: ir.Model) -> str:
 
 
 def _found(model: ir.Model) -> Iterator[tuple[str, str]]:
-    """Pairs of the kind of place and the name of what is there."""
+    """Yield pairs of a location and the name of a weight stored there."""
     yield from _in_graph(model.graph, "Constant nodes")
     for graph in model.graph.subgraphs():
         yield from _in_graph(graph, f"Constant nodes of the graph {graph.name!r}")
@@ -66,12 +65,12 @@ def _found(model: ir.Model) -> Iterator[tuple[str, str]]:
         yield from _in_graph(function, f"the function {function.name!r}")
 
 
-def _in_graph(graph: ir.Graph | ir.Function, place: str) -> Iterator[tuple[str, str]]:
+def _in_graph(graph: ir.Graph | ir.Function, location: str) -> Iterator[tuple[str, str]]:
     for node in graph:
         if node.op_type == "Constant" and node.domain == "":
             attribute = next(iter(node.attributes.values()), None)
             if attribute is not None and (_is_list(attribute) or _is_tensor(attribute)):
-                yield place, repr(node.outputs[0].name)
+                yield location, repr(node.outputs[0].name)
 
 
 def _is_integer(node: ir.Node) -> bool:
@@ -80,7 +79,7 @@ def _is_integer(node: ir.Node) -> bool:
 
 
 def _is_fitted(node: ir.Node) -> bool:
-    """Whether a node has lists of numbers that are no parameters."""
+    """Return whether a node holds fitted values that are not parameters."""
     return node.domain == MACHINE_LEARNING_DOMAIN and any(map(_is_list, node.attributes.values()))
 
 

@@ -1,17 +1,95 @@
-"""Masks: which weights of a model stay zero while the others train."""
+"""Weights to prune or sparsify, and masks: weights that stay zero while the others train."""
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
+from onnxtrain.ir.clone import subgraphs
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN
+from onnxtrain.ir.passes import RANDOM
+from onnxtrain.ir.value import dimensions
+from onnxtrain.patterns import matches, no_match, pattern_list
+from onnxtrain.weights.readers import REARRANGING, Functions, Reader, arrivals, is_linear, is_lookup
 
 if TYPE_CHECKING:
     from onnxtrain.operators.optimizer import Optimizer
+
+
+_STANDARD = frozenset({"", MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN})
+
+_REARRANGED = REARRANGING - {"Concat"}
+"""A Concat with data, as of a class token, yields data."""
+
+
+def matmul_weights(model: ir.Model, names: Sequence[str]) -> list[str]:
+    """Find the weights of linear layers, convolutions, recurrent layers and embeddings.
+
+    The readers of a tensor decide, not its rank: a scale of shape [1, C, 1] or a bias of shape [1, C] is not a weight.
+    A weight may be rearranged, normalized, masked or quantized before it is read. For unknown operators, tensors with
+    several elements along at least two axes count as weights.
+
+    Args:
+        model: A working copy with shapes.
+        names: Initializers of its main graph.
+
+    Returns:
+        The names of weights, in the given order.
+    """
+    constant = _constants(model)
+    return [name for name in names if _is_weight(model.graph.initializers[name], model.functions, constant)]
+
+
+def _is_weight(value: ir.Value, functions: Functions, constant: set[ir.Value]) -> bool:
+    if value.shape is not None and len(value.shape) < 2:
+        return False
+    if any(_reads_weight(reader, value) for reader in arrivals(value, functions, _REARRANGED)):
+        return True
+    # After arithmetic with other weights, as in weight normalization, only tensors, not scales.
+    return _axes(value) >= 2 and any(
+        _reads_weight(reader, value) for reader in _behind_arithmetic(value, functions, constant)
+    )
+
+
+def _reads_weight(reader: Reader, value: ir.Value) -> bool:
+    if is_linear(reader) or is_lookup(reader):
+        return True
+    return reader[0].domain not in _STANDARD and _axes(value) >= 2
+
+
+def _axes(value: ir.Value) -> int:
+    """Count the axes with more than one element."""
+    return sum(size != 1 for size in dimensions(value) or ())
+
+
+def _behind_arithmetic(value: ir.Value, functions: Functions, constant: set[ir.Value]) -> list[Reader]:
+    found: list[Reader] = []
+    seen: set[ir.Value] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        for reader in arrivals(value, functions, _REARRANGED):
+            computed = [output for output in reader[0].outputs if output in constant]
+            waiting += computed
+            if not computed:
+                found.append(reader)
+    return found
+
+
+def _constants(model: ir.Model) -> set[ir.Value]:
+    """Return the values of the main graph that depend on initializers only, not on inputs of the model."""
+    found = {value for value in model.graph.initializers.values() if value not in model.graph.inputs}
+    for node in model.graph:
+        if not subgraphs(node) and node.op_type not in RANDOM and all(v is None or v in found for v in node.inputs):
+            found.update(node.outputs)
+    return found
 
 
 def choose_tensors(
@@ -20,14 +98,13 @@ def choose_tensors(
     argument: str,
     weights: Collection[str] | None = None,
 ) -> list[str]:
-    """The parameters that match glob patterns; without patterns the weights: not biases, nor scales.
+    """Return the parameters that match glob patterns; without patterns the weights, not biases or scales.
 
     Args:
         shapes: All parameters.
         patterns: Glob patterns.
-        argument: What the message calls the patterns.
-        weights: Those that are weights, as :func:`onnxtrain.weights.of_products.product_weights` finds them;
-            by default those of rank 2 and more.
+        argument: Name of the option, for error messages.
+        weights: The weights, as :func:`matmul_weights` finds them; by default parameters of rank 2 and more.
 
     Raises:
         OptionError: A pattern matches no parameter.
@@ -40,22 +117,20 @@ def choose_tensors(
         return list(weights)
     if patterns is None:
         return [name for name, shape in shapes.items() if len(shape) >= 2]
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in shapes):
-            raise OptionError(
-                f"{argument}={pattern!r} matches no parameter that is trained; they are {', '.join(list(shapes)[:8])}."
-            )
-    return [name for name in shapes if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    listed = pattern_list(patterns)
+    for pattern in listed:
+        if not matches(pattern, *shapes):
+            raise OptionError(no_match(argument, pattern, "parameter that is trained", shapes))
+    return [name for name in shapes if any(matches(pattern, name) for pattern in listed)]
 
 
 def check_masks(
     masks: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], optimizers: Iterable[Optimizer]
 ) -> None:
-    """Refuse masks that do not fit their parameters, of these shapes, or one of the optimizers.
+    """Refuse masks that do not fit their parameters or one of the optimizers.
 
     Raises:
-        OptionError: A mask fits no parameter, or the optimizer divides 0 by 0 where a mask is false.
+        OptionError: A mask fits no parameter, or the optimizer computes 0 / 0 where a mask is false.
     """
     for name, mask in masks.items():
         if name not in shapes:

@@ -1,15 +1,26 @@
-"""Classify initializers by name: a module's parameter, a known buffer, or an exporter's constant."""
+"""Names of initializers: classify them, and recover the module path of a weight whose name lacks it.
+
+PyTorch's exporters write the weight of a ``Linear`` as ``val_8`` or ``onnx::MatMul_26``. The node that reads it knows
+its module: by metadata (the newer exporter), or by its own name, ``/layer.1/head/MatMul`` (the older one).
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Mapping
 from enum import Enum
 
+import onnx_ir as ir
 
-class Origin(Enum):
-    """Origins of a name."""
+from onnxtrain.ir.clone import all_nodes
+from onnxtrain.weights.readers import Functions, arrivals, role_of
 
-    MODULE = "a path of modules, as of a state dict"
+
+class NameOrigin(Enum):
+    """Author of an initializer's name."""
+
+    MODULE = "a module path, as in a state dict"
     WORD = "a word"
     EXPORTER = "made by an exporter"
 
@@ -35,7 +46,7 @@ _RESULT = (
     r"|reciprocal|repeat|reshape|rsqrt|scalar_tensor|select|sigmoid|sin|slice|softplus|split|sqrt|squeeze|stack|std|sub"
     r"|t|tanh|transpose|tril|triu|type_as|unsafe_view|unsqueeze|view|where|zeros|zeros_like)(_\d+)?$"
 )
-"""Names that torch.fx gives to results of operations: an exporter computed an initializer of such a name."""
+"""Names of operation results in torch.fx: the exporter computed an initializer with such a name."""
 
 _MODULE = r"^\w+(\.\w+)+$"
 
@@ -70,8 +81,8 @@ _LEARNED = (
 )
 
 
-def origin_of(name: str) -> Origin:
-    """Who gave an initializer its name.
+def origin_of(name: str) -> NameOrigin:
+    """Classify the name of an initializer: a module path, a plain word, or an exporter's.
 
     Example:
         >>> [origin_of(name).name for name in ("text.logit_scale", "logit_scale", "onnx::Mul_123")]
@@ -79,25 +90,25 @@ def origin_of(name: str) -> Origin:
     """
     bare = name.removesuffix(":0")
     if re.search(_VARIABLE, bare):
-        return Origin.MODULE
+        return NameOrigin.MODULE
     if re.search(_MADE, bare, re.IGNORECASE) or is_result(bare):
-        return Origin.EXPORTER
-    return Origin.MODULE if re.match(_MODULE, bare) else Origin.WORD
+        return NameOrigin.EXPORTER
+    return NameOrigin.MODULE if re.match(_MODULE, bare) else NameOrigin.WORD
 
 
 def last_word(name: str) -> str:
-    """The last part of a path, in lower case: what its module calls a tensor."""
+    """Return the last part of a path in lower case: the tensor's name within its module."""
     bare = re.sub(r"(/(ReadVariableOp|read)(_\d+)?)?(:0)?$", "", name)
     return re.split(r"[./:]", bare)[-1].lower()
 
 
 def is_literal(name: str) -> bool:
-    """Whether it is the name that an exporter gives to a tensor written in the code, which nobody trained."""
+    """Return whether an exporter gives this name to a literal in the code, which was not trained."""
     return re.search(_LITERAL, name) is not None
 
 
 def is_computed_parameter(name: str) -> bool:
-    """Return whether an exporter gave the name to a tensor that it computed from a module's, not to a literal.
+    """Return whether an exporter gives this name to a tensor computed from a module's, not to a literal.
 
     Example:
         >>> [is_computed_parameter(name) for name in ("onnx::Mul_32", "helper.unsqueeze.0", "helper.constant.0")]
@@ -107,35 +118,132 @@ def is_computed_parameter(name: str) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Whether a tensor is called like a table of positions: cosines, sines, inverse frequencies."""
+    """Return whether a tensor has the name of a position table: cosines, sines, inverse frequencies."""
     return re.match(_TABLE, last_word(name)) is not None
 
 
 def is_mask(name: str) -> bool:
-    """Whether a tensor is called like a mask."""
+    """Return whether a tensor has the name of a mask."""
     return re.match(_MASK, last_word(name)) is not None
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a scalar is called like one that modules hold but do not train: an epsilon, a scale of attention."""
+    """Return whether a scalar has the name of a module's buffer: an epsilon, a scale of attention."""
     return re.match(_BUFFERS, last_word(name)) is not None
 
 
 def is_result(name: str) -> bool:
-    """Return whether PyTorch's newer exporter gave the name of an operation to a tensor that it computed."""
+    """Return whether PyTorch's newer exporter gives this name to a tensor that it computes."""
     return re.match(_RESULT, name) is not None
 
 
 def is_statistic_name(name: str) -> bool:
-    """Return whether a tensor is called like a running statistic."""
+    """Return whether a tensor has the name of a running statistic."""
     return re.match(_STATISTIC, last_word(name)) is not None
 
 
 def is_preprocessing(name: str) -> bool:
-    """Return whether a tensor is called like a mean or a deviation of preprocessing."""
+    """Return whether a tensor has the name of a mean or deviation of preprocessing."""
     return re.match(_PREPROCESSING, last_word(name)) is not None
 
 
 def is_learned(name: str) -> bool:
-    """Whether a scalar is called like one that modules learn: a temperature, a slope, a gate."""
+    """Return whether a scalar has the name of a trainable one: a temperature, a slope, a gate."""
     return re.match(_LEARNED, last_word(name)) is not None
+
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+CALL = "pkg.torch.onnx.fx_node"
+"""Metadata key of a node: its call in the exported program."""
+
+_KEPT = (_SCOPES, CALL)
+
+_BIASES = {("Gemm", 2), ("Conv", 2), ("ConvTranspose", 2), ("Add", 0), ("Add", 1)}
+
+
+def module_paths(value: ir.Value, functions: Functions | None = None) -> tuple[str, ...]:
+    """Return the module paths of an initializer in the exported program; none where its name in the file is its path.
+
+    An initializer of several modules, merged by an exporter or shared by the program, has the paths of all.
+
+    Args:
+        value: An initializer.
+        functions: Model-local functions.
+
+    Example:
+        >>> weight, x = ir.Value(name="onnx::MatMul_26"), ir.Value(name="x")
+        >>> node = ir.Node("", "MatMul", [x, weight], name="/encoder/layer.1/query/MatMul")
+        >>> module_paths(weight)
+        ('encoder.layer.1.query.weight',)
+    """
+    name = value.name or ""
+    is_made = origin_of(name) is NameOrigin.EXPORTER
+    word = "" if is_made else name.rpartition(".")[2]
+    found: dict[str, None] = {}
+    modules: set[str] = set()
+    for node, index in arrivals(value, functions):
+        module = module_of(node.name or "", node.metadata_props)
+        if module:
+            modules.add(module)
+            if is_made:
+                role = "bias" if (node.op_type, index) in _BIASES else role_of(node.op_type, index) or "weight"
+            else:
+                role = role_in_module(node.op_type, index) or word
+            found[f"{module}.{role}"] = None
+    if not is_made and ("." not in name or len(modules) < 2):
+        return ()
+    return tuple(path for path in found if path != name)
+
+
+_IN_MODULES = {"scale": "weight", "bias": "bias", "running mean": "running_mean", "running variance": "running_var"}
+
+
+def role_in_module(operator: str, index: int) -> str:
+    """Return PyTorch's name of the parameter at an input slot of an operator; "" where it has none.
+
+    Example:
+        >>> role_in_module("BatchNormalization", 4), role_in_module("Gemm", 2), role_in_module("Mul", 1)
+        ('running_var', 'bias', '')
+    """
+    role = _IN_MODULES.get(role_of(operator, index), "")
+    return role or ("bias" if (operator, index) in _BIASES and operator != "Add" else "")
+
+
+def forget_traces(model: ir.Model) -> None:
+    """Remove node metadata that :func:`module_paths` does not read from a working copy, in place.
+
+    PyTorch's exporter writes the source lines of each node, which are most of the bytes of a graph.
+    """
+    for part in (model.graph, *model.functions.values()):
+        for node in all_nodes(part):
+            if node.metadata_props:
+                kept = {key: node.metadata_props[key] for key in _KEPT if key in node.metadata_props}
+                if node.op_type not in ("Mul", "Add"):
+                    kept.pop(CALL, None)
+                node.metadata_props.clear()
+                node.metadata_props.update(kept)
+
+
+def node_names(value: ir.Value, functions: Functions | None = None) -> tuple[str, ...]:
+    """Return the names of the nodes that read an initializer, as they are and as module paths."""
+    names = [node.name or "" for node, _ in arrivals(value, functions)]
+    return tuple(dict.fromkeys(other for name in names if name for other in (name, name.strip("/").replace("/", "."))))
+
+
+def module_of(name: str, metadata: Mapping[str, str]) -> str:
+    """Return the module path of a node by its name and metadata; "" where it is not known."""
+    scopes = metadata.get(_SCOPES)
+    if scopes is not None:
+        try:
+            listed = ast.literal_eval(scopes)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return ""
+        named = [scope for scope in listed if isinstance(scope, str)] if isinstance(listed, list) else []
+        return named[-2] if len(named) > 1 else ""
+    path: list[str] = []
+    for part in name.strip("/").split("/")[:-1] if name.startswith("/") else ():
+        if path and part.startswith(f"{path[-1]}."):  # /body/body.2: a call of a Sequential
+            path.pop()
+        path.append(part)
+    return ".".join(path)

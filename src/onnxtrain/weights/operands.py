@@ -1,6 +1,8 @@
-"""Tensors whose readers leave open whether they are learned: operands of Add, Mul and the like, and initial states.
+"""Decide on tensors whose readers leave open whether they are trained, by their values and names.
 
-The values decide, and the name: an author's (a path of modules, a word) or an exporter's (``val_5``, ``onnx::Mul_32``).
+Such tensors are operands of Add, Mul and the like, initial states, and scalars: a logit scale, a temperature or a gate
+as opposed to 1 / sqrt(d), 0.5 or an epsilon. The name is an author's (a module path, a word) or an exporter's
+(``val_5``, ``onnx::Mul_32``).
 """
 
 from __future__ import annotations
@@ -14,20 +16,173 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions
-from onnxtrain.weights.module_paths import CALL
+from onnxtrain.weights.buffers import is_bias, is_operand_of_weight, is_preprocessed, is_weight
 from onnxtrain.weights.names import (
-    Origin,
+    CALL,
+    NameOrigin,
+    is_buffer,
     is_computed_parameter,
+    is_learned,
     is_preprocessing,
     is_statistic_name,
     last_word,
     origin_of,
 )
-from onnxtrain.weights.readers import Reader, arrivals, behind_identity
-from onnxtrain.weights.rule import Use, is_lookup, is_normalization, use_of
-from onnxtrain.weights.tables import is_bias, is_operand_of_weight, is_preprocessed, is_weight
-from onnxtrain.weights.untie import has_one_value
-from onnxtrain.weights.widened import as_stored
+from onnxtrain.weights.readers import (
+    REARRANGING,
+    Functions,
+    Reader,
+    ReaderUse,
+    arrivals,
+    behind_identity,
+    is_lookup,
+    is_normalization,
+    summed_with,
+    use_of,
+)
+from onnxtrain.weights.stored import as_stored
+from onnxtrain.weights.ties import has_one_value
+
+REASON = "a scalar of the computation"
+
+_SPREADING = frozenset({"Expand", "Tile"})
+"""Operators that fill a tensor with a scalar, such as the zeros of an initial state."""
+
+_SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
+"""Functions that bound a trainable scalar; an exporter folds them for constants."""
+
+_SHAPED = r"^(exp|sigmoid|softplus|tanh)(_\d+)?$"
+"""Names of bounded scalars that PyTorch's newer exporter computed."""
+
+_GUARDED = frozenset({"Sqrt", "Log", "Reciprocal", "Pow"})
+"""Functions whose argument an epsilon keeps from zero."""
+
+_LARGEST_EPSILON = 1e-2
+
+_HUGE = 1e4
+"""Magnitude of fill values of masks, which trainable scalars do not reach."""
+
+_KNOWN = (math.pi, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
+"""Constants of formulas that are neither round numbers nor roots."""
+
+_OF_ACTIVATIONS = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi), 0.044715, 1.702)
+"""Constants of GELU, which are no initial values of trainable scalars."""
+
+_LARGEST_ROOT = 1 << 14
+
+
+def is_scalar(value: ir.Value) -> bool:
+    """Return whether a value has one element."""
+    shape = dimensions(value)
+    return shape is not None and all(size == 1 for size in shape)
+
+
+def scalar_readers(value: ir.Value, functions: Functions | None = None) -> list[Reader]:
+    """Return the readers of a one-element value, including operators that fill a tensor with it."""
+    return arrivals(value, functions, REARRANGING - _SPREADING)
+
+
+def scalar_reason(value: ir.Value) -> str:
+    """Return why a one-element initializer is not a parameter; "" for a parameter."""
+    if _is_weight(value):
+        return ""
+    name, readers = value.name or "", scalar_readers(value)
+    number = _number(value)
+    if number is not None and (not math.isfinite(number) or abs(number) >= _HUGE):
+        return REASON
+    origin = origin_of(name)
+    limited = arrivals(value, through=REARRANGING | {"Clip"})
+    shaped = any(node.op_type in _SHAPING and not node.domain for node, _ in limited)
+    if origin is NameOrigin.EXPORTER:
+        learned = shaped or (re.match(_SHAPED, name) is not None and number is not None and not is_common(number))
+    elif any(_is_epsilon(reader, number) for reader in readers) or _is_of_activation(number) or is_buffer(name):
+        learned = False
+    elif origin is NameOrigin.MODULE or is_learned(name) or shaped or any(_is_bias(reader) for reader in readers):
+        learned = True
+    else:
+        learned = number is not None and not is_common(number)
+    return "" if learned else REASON
+
+
+def _number(value: ir.Value) -> float | None:
+    tensor = value.const_value
+    return None if tensor is None else float(np.asarray(tensor.numpy()).reshape(-1)[0])
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """Return whether readers show a weight: a parameter of a layer, or a bias of a linear layer."""
+    readers = scalar_readers(value)
+    weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]
+    # Exporters add a scale and bias to a normalization without them.
+    is_fill = origin_of(value.name or "") is NameOrigin.EXPORTER and _number(value) in (0, 1)
+    weighing = [reader for reader in weighing if not (is_fill and is_normalization(reader))]
+    # jax2onnx writes the third operand of Gemm as a zero where there is no bias.
+    if dimensions(value) == () and _number(value) == 0:
+        weighing = [reader for reader in weighing if reader[0].op_type != "Gemm" or _has_one_output(reader[0])]
+    if weighing:
+        return True
+    biases = [reader for reader in readers if _is_bias(reader)] if dimensions(value) != () else []
+    if origin_of(value.name or "") is NameOrigin.EXPORTER:
+        biases = [reader for reader in biases if _has_one_channel(reader)]
+    return bool(biases)
+
+
+def _has_one_channel(reader: Reader) -> bool:
+    """Return whether the linear layer of a bias has a single output."""
+    layer = summed_with(reader)
+    return layer is not None and _has_one_output(layer)
+
+
+def _has_one_output(layer: ir.Node) -> bool:
+    shape = dimensions(layer.outputs[0])
+    return shape is not None and len(shape) > 1 and shape[1 if layer.op_type.startswith("Conv") else -1] == 1
+
+
+def _is_epsilon(reader: Reader, number: float | None) -> bool:
+    """Return whether a small number keeps the argument of a root, a logarithm or a division from zero."""
+    node, _ = reader
+    if number is None or abs(number) > _LARGEST_EPSILON or node.op_type not in ("Add", "Max") or node.domain:
+        return False
+    return any(
+        not other.domain and (other.op_type in _GUARDED or (other.op_type, index) == ("Div", 1))
+        for other, index in node.outputs[0].uses()
+    )
+
+
+def _is_bias(reader: Reader) -> bool:
+    """Return whether a node adds a value to the result of a linear layer."""
+    producer = summed_with(reader)
+    return producer is not None and producer.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose")
+
+
+def _is_of_activation(number: float | None) -> bool:
+    return number is not None and any(math.isclose(abs(number), one, rel_tol=1e-6) for one in _OF_ACTIVATIONS)
+
+
+def is_common(number: float) -> bool:
+    """Return whether a number is typical of formulas: round, a root of an integer or its inverse, or known.
+
+    Example:
+        >>> [is_common(number) for number in (0.5, 1e-5, 1 / math.sqrt(80), 2.6592)]
+        [True, True, True, False]
+    """
+    return _is_round(number) or _is_root(number) or any(math.isclose(abs(number), k, rel_tol=1e-6) for k in _KNOWN)
+
+
+def _is_round(number: float) -> bool:
+    digits = np.format_float_scientific(np.float32(number), trim="-").partition("e")[0]
+    return len(digits.replace("-", "").replace(".", "")) <= 3 or float(number).is_integer()
+
+
+def _is_root(number: float) -> bool:
+    if number == 0:
+        return True
+    square = number * number
+    candidates: Sequence[float] = (square, 1 / square, 1 / abs(number))
+    return any(
+        math.isclose(c, round(c), rel_tol=1e-6) and 1 <= round(c) <= _LARGEST_ROOT for c in candidates if c < 2**31
+    )
+
 
 _WEIGHT_NAMES = frozenset({"weight", "bias", "gamma", "beta", "kernel"})
 
@@ -37,15 +192,15 @@ _CIRCLE = 1e-3
 """Tolerance of cos² + sin² = 1."""
 
 _LEAST_STEPS = 3
-"""Values rise evenly from this many on."""
+"""Smallest number of values that can be evenly spaced."""
 
 
 class Decision(NamedTuple):
-    """Why a tensor is no parameter.
+    """Reason why a tensor is not a parameter.
 
     Attributes:
         reason: The reason; "" for a parameter.
-        open: Whether neither its use nor its name says so: then a hint does.
+        open: Whether neither use nor name decides: then a hint is given.
     """
 
     reason: str = ""
@@ -56,11 +211,11 @@ LEARNED = Decision()
 OPEN = Decision("neither its use nor its name says that it is learned", open=True)
 FILL = Decision("ones, zeros or another single value that an exporter wrote")
 PREPROCESSING = Decision("mean or deviation of preprocessing")
-_TABLE = Decision("a table of positions: its values rise evenly")
+_TABLE = Decision("a position table: its values are evenly spaced")
 
 
 def operand_decision(value: ir.Value) -> Decision:
-    """Decide on a floating tensor of several elements that is no setting, table or mask."""
+    """Decide on a floating tensor of several elements that is not a setting, table or mask."""
     readers, name = arrivals(value), value.name or ""
     if is_statistic_name(name):
         return Decision("a running statistic, by its name")
@@ -68,9 +223,9 @@ def operand_decision(value: ir.Value) -> Decision:
         return PREPROCESSING
     if _is_filled_state(value, readers):
         return FILL
-    if origin_of(name) is not Origin.EXPORTER:
+    if origin_of(name) is not NameOrigin.EXPORTER:
         return LEARNED
-    weighing = [reader for reader in readers if use_of(reader) is Use.WEIGHT and not is_operand_of_weight(reader)]
+    weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]
     if any(not is_normalization(reader) for reader in weighing):
         return LEARNED
     tensor = value.const_value
@@ -82,7 +237,7 @@ def operand_decision(value: ir.Value) -> Decision:
             return LEARNED
         if any(map(is_bias, readers)):
             return LEARNED
-        # What exporters fill in themselves are ones and zeros.
+        # Exporters fill in ones and zeros.
         return FILL if weighing or array.flat[0] in (0, 1) else OPEN
     if weighing:
         return LEARNED
@@ -94,12 +249,12 @@ def operand_decision(value: ir.Value) -> Decision:
 
 
 def may_be_fresh(value: ir.Value) -> bool:
-    """Return whether a tensor of one value may be a scale or bias that has not been trained yet: no initial state."""
-    return not any(use_of(reader) is Use.STATE for reader in arrivals(value))
+    """Return whether a tensor of one value may be an untrained scale or bias: it is not an initial state."""
+    return not any(use_of(reader) is ReaderUse.STATE for reader in arrivals(value))
 
 
 def preprocesses(value: ir.Value, readers: Sequence[Reader]) -> bool:
-    """Return whether a tensor is a mean or a deviation by which an input of the model is normalized."""
+    """Return whether a tensor is a mean or deviation that normalizes an input of the model."""
     name = value.name or ""
     if last_word(name) not in _WEIGHT_NAMES and any(map(_normalizes, readers)):
         return True
@@ -107,13 +262,13 @@ def preprocesses(value: ir.Value, readers: Sequence[Reader]) -> bool:
 
 
 def _by_values(array: np.ndarray, readers: Sequence[Reader]) -> Decision:
-    """Decide on an operand with an exporter's name by what is in it."""
-    if _rises_evenly(array):
+    """Decide on an operand with an exporter's name by its values."""
+    if _is_evenly_spaced(array):
         return _TABLE
     if any(map(is_preprocessed, readers)):
         return PREPROCESSING if all(map(_is_of_affine, readers)) else OPEN
     operators = {node.op_type for node, _ in readers if not node.domain}
-    if any(use_of(reader) is Use.STATE for reader in readers):
+    if any(use_of(reader) is ReaderUse.STATE for reader in readers):
         return LEARNED if all(_is_one_state(array, node) for node, _ in readers) else OPEN
     axes = sum(size != 1 for size in array.shape)
     if operators & {"Add", "Sub"} or (operators & {"Mul", "Div"} and axes == 1):
@@ -122,7 +277,7 @@ def _by_values(array: np.ndarray, readers: Sequence[Reader]) -> Decision:
 
 
 def rotary_tables(values: Iterable[ir.Value]) -> set[ir.Value]:
-    """Find pairs of cosines and sines: tables of one shape whose squares add up to one number everywhere."""
+    """Find pairs of cosine and sine tables: tensors of one shape with a constant sum of squares."""
     alike: dict[tuple[object, ...], list[tuple[ir.Value, np.ndarray]]] = {}
     for value in values:
         tensor, shape = value.const_value, dimensions(value) or ()
@@ -131,27 +286,27 @@ def rotary_tables(values: Iterable[ir.Value]) -> set[ir.Value]:
             alike.setdefault(tuple(shape), []).append((value, as_stored(tensor)))
     found: set[ir.Value] = set()
     for group in alike.values():
-        for place, (one, cosines) in enumerate(group):
-            found.update(v for two, sines in group[place + 1 :] if _are_circle(cosines, sines) for v in (one, two))
+        for index, (one, cosines) in enumerate(group):
+            found.update(v for two, sines in group[index + 1 :] if _are_circle(cosines, sines) for v in (one, two))
     return found
 
 
 def _may_be_table(reader: Reader) -> bool:
-    return use_of(reader) is Use.OPEN or is_lookup(reader)
+    return use_of(reader) is ReaderUse.OPEN or is_lookup(reader)
 
 
 def _are_circle(cosines: np.ndarray, sines: np.ndarray) -> bool:
-    """Return whether pairs of elements lie on one circle; the ends tell most others apart."""
-    ends = [float(cosines.flat[place]) ** 2 + float(sines.flat[place]) ** 2 for place in (0, -1)]
+    """Return whether pairs of elements lie on a circle; checking the ends rejects most others early."""
+    ends = [float(cosines.flat[index]) ** 2 + float(sines.flat[index]) ** 2 for index in (0, -1)]
     if ends[0] == 0 or not math.isclose(*ends, rel_tol=_CIRCLE) or has_one_value(cosines):
         return False
     return np.allclose(cosines.astype(np.float64) ** 2 + sines.astype(np.float64) ** 2, ends[0], rtol=_CIRCLE)
 
 
 def _normalizes(reader: Reader) -> bool:
-    """Return whether a node is of (x - mean) / deviation, of an input x of the model as it comes.
+    """Return whether a node is part of (x - mean) / deviation of a raw input x of the model.
 
-    Both are tensors, each of which a single node reads.
+    Both are tensors that a single node reads.
     """
     node, index = reader
     if not is_preprocessed(reader) or (node.op_type in ("Sub", "Div") and index != 1):
@@ -168,13 +323,13 @@ def _normalizes(reader: Reader) -> bool:
     pair = [behind_identity(value) for value in (before.inputs[1], after[0].inputs[1])]
     known = [value for value in pair if value is not None and is_weight(value)]
     names = [value.name or "" for value in known]
-    # Other names are those of a layer that learns to normalize.
-    is_named = any(is_preprocessing(name) or origin_of(name) is Origin.EXPORTER for name in names)
+    # Other names belong to a trainable normalization.
+    is_named = any(is_preprocessing(name) or origin_of(name) is NameOrigin.EXPORTER for name in names)
     return len(known) == 2 and is_named and dimensions(known[0]) == dimensions(known[1])
 
 
 def _is_of_affine(reader: Reader) -> bool:
-    """Return whether a node is of x scale + shift, where both are initializers."""
+    """Return whether a node is part of x scale + shift with two initializers."""
     node, index = reader
     other = node.inputs[1 - index]
     before = None if other is None else other.producer()
@@ -191,14 +346,14 @@ def _is_of_affine(reader: Reader) -> bool:
 
 def _is_made(value: ir.Value | None) -> bool:
     """Return whether a value is an initializer with an exporter's name."""
-    return value is not None and is_weight(value) and origin_of(value.name or "") is Origin.EXPORTER
+    return value is not None and is_weight(value) and origin_of(value.name or "") is NameOrigin.EXPORTER
 
 
 def _is_affine(reader: Reader, name: str) -> bool:
-    """Return whether an operand of one value is a scale or bias of a normalization all the same.
+    """Return whether an operand of one value is a scale or bias of a normalization nevertheless.
 
-    PyTorch's newer exporter writes the call that a node was made from, with its parameters. The older one writes what
-    fills a normalization without parameters as Constant nodes; its initializers come from those of the module.
+    PyTorch's newer exporter writes the original call of a node, with its parameters. The older one writes the fill of a
+    normalization without parameters as Constant nodes, and the module's parameters as initializers.
     """
     node, index = reader
     if node.op_type not in ("Mul", "Add") or node.domain:
@@ -219,7 +374,7 @@ def _is_affine(reader: Reader, name: str) -> bool:
 
 def _is_filled_state(value: ir.Value, readers: Sequence[Reader]) -> bool:
     """Return whether a tensor of one value is the initial state of each example of a fixed batch."""
-    nodes = [reader[0] for reader in readers if use_of(reader) is Use.STATE]
+    nodes = [reader[0] for reader in readers if use_of(reader) is ReaderUse.STATE]
     if not nodes or len(nodes) < len(readers) or value.const_value is None:
         return False
     array = as_stored(value.const_value)
@@ -227,20 +382,20 @@ def _is_filled_state(value: ir.Value, readers: Sequence[Reader]) -> bool:
 
 
 def _is_one_state(array: np.ndarray, node: ir.Node) -> bool:
-    """Return whether an initial state is one for all examples of a batch."""
+    """Return whether all examples of a batch share an initial state."""
     layout = node.attributes["layout"].as_int() if "layout" in node.attributes else 0
     return array.ndim == 3 and array.shape[0 if layout else 1] == 1
 
 
 def _is_repeated(array: np.ndarray) -> bool:
-    """Return whether values repeat along an axis: an exporter computed them for each example of a batch, say."""
+    """Return whether values repeat along an axis, such as an exporter's copies for each example of a batch."""
     if sum(size != 1 for size in array.shape) < 2:
         return False
     return any(size > 1 and bool((array == array.take([0], axis)).all()) for axis, size in enumerate(array.shape))
 
 
-def _rises_evenly(array: np.ndarray) -> bool:
-    """Return whether values rise evenly along an axis (grids, distances, anchors), or by a factor (slopes)."""
+def _is_evenly_spaced(array: np.ndarray) -> bool:
+    """Return whether values are evenly spaced along an axis (grids, distances, anchors) or geometric (slopes)."""
     full = array.astype(np.float64)
     if not np.isfinite(full).all():
         return False

@@ -1,8 +1,7 @@
-"""Which initializers of a model are parameters, and why the others are not."""
+"""Sort initializers into trainable parameters and constants, with the reason for each constant."""
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,41 +12,39 @@ from onnxtrain.autodiff.missing import reached
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.weights.module_paths import module_paths, node_names
-from onnxtrain.weights.names import Origin, origin_of
+from onnxtrain.patterns import Patterns, matches, no_match, pattern_list
+from onnxtrain.weights.buffers import mask_reason, table_reason
+from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
 from onnxtrain.weights.operands import (
     FILL,
     PREPROCESSING,
     Decision,
+    is_scalar,
     may_be_fresh,
     operand_decision,
     preprocesses,
     rotary_tables,
+    scalar_readers,
+    scalar_reason,
 )
-from onnxtrain.weights.readers import Functions, Reader, arrivals, read_through_identity, role_of
-from onnxtrain.weights.rule import Use, use_of
-from onnxtrain.weights.scalars import is_scalar, scalar_readers, scalar_reason
-from onnxtrain.weights.tables import mask_reason, table_reason
-
-Patterns = str | Sequence[str]
-"""Glob patterns of names: one, or several."""
+from onnxtrain.weights.readers import Functions, Reader, ReaderUse, arrivals, read_through_identity, role_of, use_of
 
 
 @dataclass(frozen=True)
 class Initializer:
-    """One row of the table that ``inspect`` prints.
+    """One row of the parameter table of ``inspect``.
 
     Attributes:
         name: Name in the model.
         shape: Sizes of its axes.
         dtype: Element type as ONNX names it, in lower case.
         size: Number of elements.
-        trainable: Whether training changes it.
-        reason: Why it is not trainable; "" when it is.
-        uses: The operators that read it.
-        sparsity: The fraction of its elements that are zero, where it was counted.
-        undecided: Whether neither its use nor its name says that it is a parameter: then a hint says so.
-        paths: What it is called in the program that was exported, where its name does not say so: patterns match
+        trainable: Whether it is trained.
+        reason: Why it is not trained; "" for a parameter.
+        uses: Operators that read it.
+        sparsity: Fraction of zeros, where it was counted.
+        undecided: Whether neither use nor name decides that it is a parameter: then a hint is given.
+        paths: Its module paths in the exported program, where its name lacks them: patterns match
             these, too.
     """
 
@@ -67,29 +64,28 @@ def parameter_table(
     model: ir.Model,
     loss: ir.Value | Sequence[ir.Value] | None,
     *,
-    train: str | Sequence[str] | None = None,
-    freeze: str | Sequence[str] | None = None,
+    train: Patterns | None = None,
+    freeze: Patterns | None = None,
     straight_through: bool = False,
     learned: Collection[str] = (),
     copies: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Initializer]:
     """Sort the initializers of a model's main graph into parameters and constants.
 
-    A parameter is a floating weight that the loss depends on through a differentiable path. Which tensor is a weight
-    is decided by what reads it (the table of :mod:`~onnxtrain.weights.rule`), then by its values and its name.
-    What both leave open is no parameter, and marked as undecided.
+    A parameter is a floating weight that the loss depends on through a differentiable path. Its readers decide whether
+    a tensor is a weight (the table of :mod:`~onnxtrain.weights.readers`), then its values and its name. A tensor that
+    they leave open is not a parameter, and is marked as undecided.
 
     Args:
         model: The working copy; shapes are inferred, functions on the path to the loss are expanded in it.
-        loss: The value to train on, or several; ``None`` takes every floating output.
+        loss: The value to train on, or several; ``None`` for every floating output.
         train: Glob patterns: only matching initializers are trained; a constant named here without a wildcard is
             trained, too. A pattern matches the name of an initializer or its module path (``layer.1.query.weight``
-            for ``val_92``), and where it matches none of these, the nodes that read it. ``|`` stands between
-            alternatives.
-        freeze: Glob patterns of what stays as it is; wins over ``train``.
+            for ``val_92``), and where it matches none of these, the nodes that read it.
+        freeze: Glob patterns of initializers to keep; wins over ``train``.
         straight_through: Whether gradients pass through operators that round or quantize.
-        learned: Initializers that are parameters whatever they look like.
-        copies: Names of initializers that are computed from others, by the names of these: patterns match both.
+        learned: Initializers that are parameters whatever their use and name.
+        copies: Names of initializers computed from others, by the names of these: patterns match both.
 
     Raises:
         OptionError: A pattern matches no initializer.
@@ -100,23 +96,23 @@ def parameter_table(
         for name, value in graph.initializers.items()
     }
     chosen = {
-        option: None if given is None else matching(option, _listed(given), paths, model)
+        option: None if given is None else matching(option, pattern_list(given), paths, model)
         for option, given in (("train", train), ("freeze", freeze))
     }
-    named = {*learned, *(() if train is None else _listed(train))}
-    given = list(graph.initializers.items())  # the functions that are expanded bring constants of their own
+    named = {*learned, *pattern_list(train)}
+    given = list(graph.initializers.items())  # expanding functions adds constants
     candidates = [value for _, value in given if is_float(value)]
-    # Before functions are expanded: some operators say what their inputs are, but their bodies do not.
+    # Before functions are expanded: an operator shows the role of its inputs, its body does not.
     roles = {value: _role(value, model.functions) for value in candidates if _is_trained(value)}
     reached = _reached(model, loss, candidates, straight_through)
     rows = []
-    is_nameless = not any(origin_of(name) is Origin.MODULE for name, value in given if value in reached)
-    turning = rotary_tables(value for value in candidates if value in reached and not roles.get(value, ""))
+    is_nameless = not any(origin_of(name) is NameOrigin.MODULE for name, value in given if value in reached)
+    rotary = rotary_tables(value for value in candidates if value in reached and not roles.get(value, ""))
     for name, value in given:
         reason, undecided = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False
         if not reason and name not in named:
-            decision = _decision(value, roles[value], value in turning)
-            # Without names of modules, as in files of jax2onnx, a fresh scale cannot be told from a fill.
+            decision = _decision(value, roles[value], value in rotary)
+            # Without module names, as in jax2onnx files, an untrained scale looks like an exporter's fill.
             reason, undecided = (
                 decision.reason,
                 decision.open or (is_nameless and decision == FILL and may_be_fresh(value)),
@@ -133,25 +129,18 @@ def parameter_table(
 
 _EXPONENT = "exponent of Pow"
 
-_WILDCARDS = frozenset("*?[|")
-"""Characters that make a name a glob pattern."""
-
-
-def _listed(given: str | Sequence[str]) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
-
 
 def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str, ...]], model: ir.Model) -> set[str]:
-    """The names of the initializers that patterns match, by name, by module path, else by the nodes that read them.
+    """Return the initializers that patterns match, by name, by module path, or else by the nodes that read them.
 
     Args:
-        option: What a message calls the patterns.
-        patterns: Glob patterns, each perhaps of several alternatives with ``|`` between them.
-        paths: The names of the initializers, and their module paths.
+        option: Name of the option, for error messages.
+        patterns: Glob patterns.
+        paths: Module paths by the names of initializers.
         model: A working copy whose functions are not expanded.
 
     Raises:
-        OptionError: A pattern matches none.
+        OptionError: A pattern matches nothing.
     """
     found: set[str] = set()
     called: dict[str, set[str]] = {}
@@ -159,25 +148,17 @@ def matching(option: str, patterns: Sequence[str], paths: Mapping[str, tuple[str
         for path in (name, *others):
             called.setdefault(path, set()).add(name)
     for pattern in patterns:
-        if pattern in called and not _WILDCARDS.intersection(pattern):
+        if pattern in called and not {*"*?["} & {*pattern}:  # an exact name, even with `|` or braces
             found |= called[pattern]
             continue
-        alternatives = [pattern] if pattern in paths else pattern.split("|")
-
-        def matches(names: Iterable[str], alternatives: Sequence[str] = alternatives) -> bool:
-            return any(fnmatch.fnmatchcase(name, one) for name in names for one in alternatives)
-
-        matched = {name for name, others in paths.items() if name == pattern or matches((name, *others))}
+        matched = {name for name, others in paths.items() if matches(pattern, name, *others)}
         if not matched:
             nodes = {name: node_names(model.graph.initializers[name], model.functions) for name in paths}
-            matched = {name for name, others in nodes.items() if matches(others)}
+            matched = {name for name, others in nodes.items() if matches(pattern, *others)}
         if not matched:
             known = [others[0] if others else name for name, others in paths.items()]
-            shown = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-            raise OptionError(
-                f"{option}={pattern!r} matches no initializer; the model has {shown or 'none'}. "
-                "`onnxtrain inspect MODEL` lists them."
-            )
+            advice = "`onnxtrain inspect MODEL` lists them."
+            raise OptionError(no_match(option, pattern, "initializer", known, advice))
         found |= matched
     return found
 
@@ -211,47 +192,47 @@ def _reason(name: str, value: ir.Value, reached: set[ir.Value], train: set[str] 
 
 
 def _is_trained(value: ir.Value) -> bool:
-    """Whether the optimizers take its type."""
+    """Return whether the optimizers support its type."""
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
 def _role(value: ir.Value, functions: Functions) -> str:
-    """Return the purpose of a constant, by the operators that read it or by its name; "" for a parameter."""
+    """Return the purpose of a constant, by its readers or its name; "" for a parameter."""
     readers = scalar_readers(value, functions) if is_scalar(value) else arrivals(value, functions)
     uses = {use_of(reader) for reader in readers}
     settings = sorted(use for use in uses if isinstance(use, str))
-    if settings and Use.WEIGHT not in uses:
+    if settings and ReaderUse.WEIGHT not in uses:
         return " and ".join(settings)
     return table_reason(value, functions, readers)
 
 
-def _decision(value: ir.Value, role: str, is_turning: bool) -> Decision:
-    """Decide on a tensor that the loss depends on and nobody named.
+def _decision(value: ir.Value, role: str, is_rotary: bool) -> Decision:
+    """Decide on a tensor that the loss depends on and no option names.
 
     Args:
         value: The tensor.
-        role: What it is as a constant, where its readers or its name said so.
-        is_turning: Whether it is one of a pair of cosines and sines.
+        role: Its purpose as a constant, if its readers or its name show it.
+        is_rotary: Whether it is one of a pair of cosine and sine tables.
     """
     if role:
-        # An author's exponent may be learned, as in pooling by powers.
-        return Decision(role, open=role == _EXPONENT and origin_of(value.name or "") is not Origin.EXPORTER)
+        # An author's exponent may be trained, as in generalized-mean pooling.
+        return Decision(role, open=role == _EXPONENT and origin_of(value.name or "") is not NameOrigin.EXPORTER)
     if is_scalar(value):
         return PREPROCESSING if preprocesses(value, arrivals(value)) else Decision(scalar_reason(value))
     shape = dimensions(value)
     if shape is not None and 0 in shape:
         return Decision("empty")
-    if is_turning:
-        return Decision("a table of positions: cosines and sines")
+    if is_rotary:
+        return Decision("a position table: cosines and sines")
     reason = mask_reason(value)
     return Decision(reason) if reason else operand_decision(value)
 
 
 def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
-    """Parameters that are read in several places, with what reads them: training ties all those uses together.
+    """Return parameters with several readers, and describe these: training ties all their uses.
 
-    An embedding that is also the output projection is tied on purpose; equal fresh weights that an exporter
-    merged are not. A scale of batch normalization that is its running variance, too, is read in two places.
+    An embedding that is also the output projection is tied on purpose; equal untrained weights that an exporter merged
+    are not. A scale of batch normalization that is also its running variance has two readers.
     """
     found = {}
     order = {node: position for position, node in enumerate(model.graph)}

@@ -1,24 +1,164 @@
-"""Weights that a file holds twice: an embedding, and the output projection as a copy of its own, often transposed."""
+"""Shared weights: keep copies tied, or give each reader of a merged initializer its own."""
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
+from onnxtrain.ir.domains import is_default_domain
 from onnxtrain.model_file.file import ModelFile
+from onnxtrain.patterns import matches, no_match, pattern_list
+from onnxtrain.weights.names import module_of, role_in_module
+from onnxtrain.weights.readers import SHAPE_ONLY, is_statistic, role_of
+
+_FLOATING = (
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)
+
+
+def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
+    """Copy shared initializers: the first reader keeps the name, the others' copies are named after their modules.
+
+    Without a known module, a copy gets a number: ``norm_2.bias``, ``val_8_2``.
+
+    Args:
+        file: The user's model.
+        which: ``False`` for no copies, ``True`` for tensors that exporters merge (vectors such as scales, biases and
+            statistics, and tensors of one value; other matrices are tied on purpose), or glob patterns of names.
+
+    Returns:
+        The model with copies, or the given model if nothing is copied.
+
+    Raises:
+        OptionError: A pattern matches no shared initializer.
+    """
+    if which is False:
+        return file
+    shared = _shared(file.proto.graph)
+    if which is True:
+        chosen = {name for name in shared if is_mergeable(file.value(name))}
+    else:
+        patterns = pattern_list(which)
+        chosen = {name for name in shared if any(matches(pattern, name) for pattern in patterns)}
+        for pattern in patterns:
+            if not matches(pattern, *shared):
+                raise OptionError(no_match("untie", pattern, "initializer that several nodes share", shared))
+    if not chosen:
+        return file
+    proto = file.whole()
+    taken = {name for node in proto.graph.node for name in (*node.input, *node.output)}
+    taken |= {item.name for item in (*proto.graph.initializer, *proto.graph.input)}
+    for name in sorted(chosen):
+        _copy(proto.graph, name, shared[name], taken, file.value(name))
+    return file.changed(proto)
+
+
+def is_mergeable(array: np.ndarray) -> bool:
+    """Return whether exporters may have merged an array with equal ones: a vector, or a tensor of one value."""
+    return array.ndim <= 1 or has_one_value(array)
+
+
+def has_one_value(array: np.ndarray) -> bool:
+    """Return whether all elements are equal, as in untrained scales and biases.
+
+    Example:
+        >>> has_one_value(np.ones((1, 4, 1))), has_one_value(np.eye(2))
+        (True, False)
+    """
+    return bool(array.size and array.flat[0] == array.flat[-1] and (array == array.flat[0]).all())
+
+
+def copy_name(name: str, node: onnx.NodeProto, position: int, number: int) -> str:
+    """Name a copy of a shared initializer after the module that reads it, where that is known.
+
+    Otherwise it gets a number before its last word, so that patterns such as ``*.bias`` still match.
+
+    Example:
+        >>> norm = onnx.helper.make_node("Add", ["x", "b"], ["y"], name="/encoder/layer.1/norm/Add")
+        >>> copy_name("layer.0.norm.bias", norm, 1, 2), copy_name("layer.0.norm.bias", onnx.NodeProto(), 1, 2)
+        ('encoder.layer.1.norm.bias', 'layer.0.norm_2.bias')
+    """
+    module = module_of(node.name, {entry.key: entry.value for entry in node.metadata_props})
+    path, _, word = name.rpartition(".")
+    if module:
+        return f"{module}.{role_in_module(node.op_type, position) or (word if path else '') or 'weight'}"
+    return _numbered(name, number)
+
+
+def _numbered(name: str, number: int) -> str:
+    """Insert a number before the last word of a name, so that patterns such as ``*.bias`` still match."""
+    path, _, word = name.rpartition(".")
+    return f"{path}_{number}.{word}" if path else f"{name}_{number}"
+
+
+_ReaderKey = tuple[int, str]
+"""Index of a node, and the role of the input for a normalization."""
+
+
+def _shared(graph: onnx.GraphProto) -> dict[str, list[tuple[int, int]]]:
+    """Map floating initializers with several readers to the (node, input) of each reader.
+
+    Readers after Identity nodes count: an exporter writes ``b = Identity(a)`` for a merged initializer. Nodes that
+    only read the shape do not.
+    """
+    behind = {tensor.name: tensor.name for tensor in graph.initializer if tensor.data_type in _FLOATING}
+    readers: dict[str, list[tuple[int, int]]] = {}
+    for index, node in enumerate(graph.node):
+        if node.op_type == "Identity" and is_default_domain(node.domain) and node.input[0] in behind:
+            behind[node.output[0]] = behind[node.input[0]]
+            continue
+        for position, name in enumerate(node.input):
+            if name in behind and node.op_type not in SHAPE_ONLY:
+                readers.setdefault(behind[name], []).append((index, position))
+    return {name: found for name, found in readers.items() if len({_reader_key(graph, *r) for r in found}) > 1}
+
+
+def _reader_key(graph: onnx.GraphProto, index: int, position: int) -> _ReaderKey:
+    """Return the key of a reader: inputs of a normalization differ, the two operands of a matmul do not."""
+    return index, role_of(graph.node[index].op_type, position)
+
+
+def _is_statistic(graph: onnx.GraphProto, index: int, position: int) -> bool:
+    """Return whether a reader takes running statistics; these come last, so that parameters keep the name."""
+    return is_statistic(graph.node[index].op_type, position)
+
+
+def _copy(
+    graph: onnx.GraphProto, name: str, readers: list[tuple[int, int]], taken: set[str], array: np.ndarray
+) -> None:
+    own_names: dict[_ReaderKey, str] = {}
+    for index, position in sorted(readers, key=lambda reader: _is_statistic(graph, *reader)):
+        slot = _reader_key(graph, index, position)
+        if slot not in own_names:
+            own = name
+            number = len(own_names) + 1
+            if own_names:
+                own = copy_name(name, graph.node[index], position, number)
+                while own in taken:  # an exporter's Identity may have this name
+                    own = _numbered(own, number)
+                    number += 1
+                taken.add(own)
+                # Stored inside the file: two tensors may not share external bytes.
+                graph.initializer.append(onnx.numpy_helper.from_array(array, own))
+            own_names[slot] = own
+        graph.node[index].input[position] = own_names[slot]
+
 
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 _LEAST_VALUES = 8
-"""Copies have at least so many different values among the first ones: what is zero or one is alike by chance."""
+"""Smallest number of distinct leading values of a copy: constant tensors are equal by chance."""
 
 _SAMPLE = 64
-"""Number of diagonal elements compared before all elements are."""
+"""Number of diagonal elements compared first."""
 
 _LOOKED_AT = 1 << 10
 
@@ -30,9 +170,9 @@ class Copy(NamedTuple):
     """An initializer that holds the values of an earlier one.
 
     Attributes:
-        name: Its name.
-        original: The name of the first one.
-        transposed: Whether it holds them transposed.
+        name: Name of the copy.
+        original: Name of the earlier initializer.
+        transposed: Whether the copy is transposed.
     """
 
     name: str
@@ -41,10 +181,10 @@ class Copy(NamedTuple):
 
 
 def find_copies(file: ModelFile, names: Iterable[str]) -> list[Copy]:
-    """The initializers, of those named, whose values another of them holds already, as they are or transposed.
+    """Find named initializers that hold the values of an earlier one, possibly transposed.
 
-    Tensors of one shape are told apart by a few elements of their diagonals; whole tensors are read only where these
-    are the same. Vectors are not looked at.
+    A few diagonal elements distinguish tensors of one shape; whole tensors are read only where these are equal. Vectors
+    are skipped.
     """
     tensors = {tensor.name: tensor for tensor in file.proto.graph.initializer}
     alike: dict[tuple[object, ...], list[str]] = {}
@@ -80,7 +220,7 @@ def _copies_among(file: ModelFile, names: Sequence[str]) -> list[Copy]:
 
 
 def _diagonal(array: np.ndarray) -> bytes:
-    """Some elements of the diagonal, which a transposed copy has, too."""
+    """Return some elements of the diagonal, which transposition keeps."""
     found = array.reshape(len(array), -1).diagonal() if array.size else array
     return found[:: max(1, len(found) // _SAMPLE)].tobytes()
 
@@ -93,37 +233,30 @@ def _are_equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def choose_copies(file: ModelFile, which: bool | str | Sequence[str]) -> list[Copy]:
-    """The copies that are to stay copies.
+    """Select the copies to keep tied.
 
     Args:
         file: The user's model.
         which: ``False`` for none, ``True`` for all, or glob patterns of the names of the copies or their originals.
 
     Raises:
-        OptionError: A pattern matches no initializer that holds the values of another, or is one's original.
+        OptionError: A pattern matches neither a copy nor an original.
     """
     if which is False:
         return []
     copies = find_copies(file, file.names())
     if which is True:
         return copies
-    patterns = [which] if isinstance(which, str) else list(which)
+    patterns = pattern_list(which)
     for pattern in patterns:
-        if not any(_matches(copy, pattern) for copy in copies):
-            listed = ", ".join(f"{copy.name} of {copy.original}" for copy in copies[:8])
-            raise OptionError(
-                f"tie={pattern!r} matches no initializer that holds the values of another; copies are "
-                f"{listed or 'none'}."
-            )
-    return [copy for copy in copies if any(_matches(copy, pattern) for pattern in patterns)]
-
-
-def _matches(copy: Copy, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(copy.name, pattern) or fnmatch.fnmatchcase(copy.original, pattern)
+        if not any(matches(pattern, copy.name, copy.original) for copy in copies):
+            listed = [f"{copy.name} of {copy.original}" for copy in copies]
+            raise OptionError(no_match("tie", pattern, "initializer that holds the values of another", listed))
+    return [copy for copy in copies if any(matches(pattern, copy.name, copy.original) for pattern in patterns)]
 
 
 def with_copies(values: Mapping[str, np.ndarray], copies: Iterable[Copy]) -> dict[str, np.ndarray]:
-    """Values by name, and with those of originals the values of their copies."""
+    """Add the values of copies to those of their originals."""
     found = dict(values)
     for copy in copies:
         if copy.original in found:
@@ -133,7 +266,7 @@ def with_copies(values: Mapping[str, np.ndarray], copies: Iterable[Copy]) -> dic
 
 
 def compute_copies(model: ir.Model, copies: Sequence[Copy]) -> None:
-    """Compute copies from their originals in a working copy, in place, so that both are trained as one."""
+    """Compute copies from their originals in a working copy, in place, so that they are trained as one."""
     graph = model.graph
     nodes = []
     for copy in copies:

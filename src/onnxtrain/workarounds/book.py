@@ -63,7 +63,7 @@ BOOK: tuple[Workaround, ...] = (
         "first. A node with a body that was two branches deep keeps references to what was freed: opening the session "
         "may end the process.",
         "Sessions of graphs with such a node are opened without this optimizer.",
-        ("workarounds/sessions.py", "ir/nesting.py", "runtime/step.py"),
+        ("workarounds/sessions.py", "ir/limits.py", "runtime/step.py"),
     ),
     Workaround(
         "ellipses of different ranks",
@@ -164,7 +164,7 @@ BOOK: tuple[Workaround, ...] = (
         ("1.32.0", "1.32.0"),
         "Models of opset 28 are accepted, but DequantizeLinear of that opset has no kernel.",
         "Models are upgraded at most to the newest opset whose redefined operators have kernels.",
-        ("model_file/limits.py",),
+        ("model_file/validity.py",),
     ),
     Workaround(
         "copies of external initializers",
@@ -198,7 +198,7 @@ BOOK: tuple[Workaround, ...] = (
         "Data propagation takes bounds of a Slice that it does not know for absent ones, and the whole input for the "
         "result: shapes computed from it are wrong.",
         "Inference sees a Compress instead of such a Slice.",
-        ("workarounds/inference.py", "ir/shapes.py"),
+        ("ir/bounded_inference.py",),
     ),
     Workaround(
         "the matrix of Attention",
@@ -206,7 +206,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The fourth output of an Attention of unknown shapes is inferred as a scalar.",
         "This shape is ignored.",
-        ("workarounds/inference.py", "ir/shapes.py"),
+        ("ir/shapes.py",),
     ),
     Workaround(
         "converted Hardmax",
@@ -214,7 +214,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter keeps the axis of a Hardmax below opset 13, which flattened its input there.",
         "The flattening is written out before the conversion.",
-        ("model_file/repairs.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "converted Resize",
@@ -222,7 +222,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter gives an Upsample or Resize below opset 11 another coordinate transformation.",
         "The node is rewritten before the conversion.",
-        ("model_file/repairs.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "converted BatchNormalization",
@@ -230,7 +230,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter refuses a BatchNormalization below opset 14 with the outputs of training mode.",
         "The node is rewritten before the conversion.",
-        ("model_file/repairs.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "functions and metadata of converted models",
@@ -262,7 +262,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The checker does not know that ai.onnx is the default domain, as the specification says.",
         "It is shown a skeleton of the model with one spelling.",
-        ("model_file/skeleton.py",),
+        ("model_file/proto.py",),
     ),
     Workaround(
         "evaluated Scan",
@@ -334,7 +334,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The reference evaluator computes no transposed convolution in groups of several images and filters.",
         "The gradient of a depthwise convolution is written so that its own gradient needs none.",
-        ("autodiff/convolution.py",),
+        ("autodiff/rules/conv.py",),
     ),
     Workaround(
         "dropped training_info",
@@ -350,7 +350,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX_IR,
         "Reading a model drops its sparse initializers.",
         "They are made dense before.",
-        ("model_file/working.py",),
+        ("model_file/working_copy.py",),
     ),
     Workaround(
         "merged random nodes",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from onnxtrain.autodiff.fused import KERNEL_TYPES
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.passes.fuse.patterns import Match, OneOf, Op, Pattern, Var
 from onnxtrain.passes.fuse.transposition import is_identity, order_of
+from onnxtrain.patterns import matches
 
 OPERATOR = "Linear"
 """Operator of the domain ``onnxtrain`` that replaces the nodes."""
@@ -79,4 +79,4 @@ def check_layer(match: Match, patterns: Sequence[str] = ()) -> str | None:
 def _alike(one: ir.Node, other: ir.Node, patterns: Sequence[str]) -> bool:
     """Return whether the same patterns match both names."""
     first, second = one.name or "", other.name or ""
-    return all(fnmatch.fnmatchcase(first, pattern) == fnmatch.fnmatchcase(second, pattern) for pattern in patterns)
+    return all(matches(pattern, first) == matches(pattern, second) for pattern in patterns)

@@ -11,7 +11,6 @@ its parts. A Reshape before the reader keeps ONNX Runtime from fusing: numbers s
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -23,9 +22,10 @@ from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder
 from onnxtrain.ir.clone import Values, captured_values, clone_nodes, subgraphs
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
+from onnxtrain.ir.passes import RANDOM
 from onnxtrain.ir.replace import set_inputs
-from onnxtrain.ir.sharing import RANDOM
 from onnxtrain.ir.value import is_float
+from onnxtrain.patterns import matches, no_match
 
 _ONCE = RANDOM | {"Dropout", "AllReduce"}
 """Operators whose result differs the next time, or for which processes would have to meet again."""
@@ -61,11 +61,8 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
                 "recompute='layers', but no node has a name with a numbered layer, such as 'layers.3'; name nodes by "
                 f"patterns; the model has {', '.join(map(repr, names[:8])) or 'no node with a name'}."
             )
-        if pattern != _LAYERS and not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-            raise GradientError(
-                f"recompute={pattern!r} matches the name of no node; the model has {shown or 'no node with a name'}."
-            )
+        if pattern != _LAYERS and not matches(pattern, *names):
+            raise GradientError(no_match("recompute", pattern, "named node", names))
 
 
 def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> None:
@@ -100,8 +97,7 @@ def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]
     matching = [
         node
         for node in forward
-        if any(fnmatch.fnmatchcase(node.name or "", pattern) for pattern in patterns)
-        or (_LAYERS in patterns and _layer_of(node))
+        if any(matches(pattern, node.name or "") for pattern in patterns) or (_LAYERS in patterns and _layer_of(node))
     ]
     return {node for node in matching if any(map(is_float, node.outputs)) and not _draws(node)}
 

@@ -24,6 +24,6 @@ def write_activation_defaults(model: ir.Model) -> None:
             continue
         given = [list(node.attributes[kind].as_floats()) if kind in node.attributes else [] for kind in _KINDS]
         found = numbers_with_defaults(node.attributes["activations"].as_strings(), *given)
-        for kind, before, numbers in zip(_KINDS, given, found or given, strict=True):
-            if len(numbers) > len(before):
-                node.attributes[kind] = ir.AttrFloat32s(kind, numbers)
+        for kind, before, values in zip(_KINDS, given, found or given, strict=True):
+            if len(values) > len(before):
+                node.attributes[kind] = ir.AttrFloat32s(kind, values)

@@ -7,8 +7,8 @@ import re
 import onnx_ir as ir
 
 from onnxtrain.ir.clone import all_nodes
-from onnxtrain.weights.module_paths import CALL, module_of
-from onnxtrain.weights.tables import is_weight
+from onnxtrain.weights.buffers import is_weight
+from onnxtrain.weights.names import CALL, module_of
 
 _CALLED = r"target=torch\.ops\.aten\.(linear|layer_norm|addmm|conv\w*)\..*%p_\w*bias\b"
 

@@ -16,15 +16,15 @@ from onnxtrain.training.working_copy.kv_cache import cache_hints
 from onnxtrain.training.working_copy.training_modes import Layers
 from onnxtrain.weights.parameters import shared_parameters
 from onnxtrain.weights.readers import (
+    LINEAR,
     Reader,
     behind_identity,
     is_statistic,
     read_through_identity,
     summed_with,
+    use_of,
 )
-from onnxtrain.weights.rule import PRODUCTS, use_of
-from onnxtrain.weights.ties import Copy
-from onnxtrain.weights.untie import has_one_value
+from onnxtrain.weights.ties import Copy, has_one_value
 
 _KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "
@@ -181,7 +181,7 @@ def _matrix(reader: Reader) -> ir.Value | None:
     """The initializer that a product multiplies by: the reader's, or the one that it adds a bias to."""
     product = summed_with(reader) or reader[0]
     for index in (1, 0):
-        if (product.domain, product.op_type) in PRODUCTS and index < len(product.inputs):
+        if (product.domain, product.op_type) in LINEAR and index < len(product.inputs):
             matrix = behind_identity(product.inputs[index])
             if matrix is not None and matrix.is_initializer():
                 return matrix

@@ -18,7 +18,7 @@ from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import Dimension, dimensions, is_float
-from onnxtrain.losses.prediction import is_float_tensor, named_output
+from onnxtrain.losses.heads import is_float_tensor, named_output
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments

@@ -15,9 +15,8 @@ from onnxtrain.data.data_names import read_names
 from onnxtrain.data.labels import learn_labels, no_labels
 from onnxtrain.errors import DataError
 from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.losses.heads import Metrics
+from onnxtrain.losses.heads import Metrics, Targets
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.losses.targets import Targets
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.runtime.device_states import new_states

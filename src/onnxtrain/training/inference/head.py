@@ -11,12 +11,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.data.rows import rows_to_inputs
+from onnxtrain.data.naming import rows_to_inputs
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions
-from onnxtrain.losses.prediction import named_output
-from onnxtrain.losses.targets import tensor_spec
+from onnxtrain.losses.heads import named_output, tensor_spec
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.training.inference.forward import outputs
 

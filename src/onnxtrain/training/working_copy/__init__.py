@@ -1,1 +1,1 @@
-"""The copy of a model that training works on: its modes, types and forms; the file stays as it is."""
+"""The working copy of a model: training changes its modes, types and weights, never the file."""

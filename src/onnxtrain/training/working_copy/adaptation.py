@@ -1,4 +1,4 @@
-"""What is trained beside a model's own weights, which stay as they are; adapters are the one kind so far."""
+"""Interface of adapters: parameters that are added to a model and trained beside its frozen weights."""
 
 from __future__ import annotations
 
@@ -10,77 +10,77 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.lazy_arrays import MadeArrays
+from onnxtrain.model_file.large_data import MadeArrays
 
 Arrays = Mapping[str, np.ndarray]
 
 
 class Adaptation(abc.ABC):
-    """Settings of what is added to a model; a value: equal ones add the same."""
+    """Settings of an adapter; a value object: equal settings add the same parameters."""
 
     @property
     @abc.abstractmethod
     def drops(self) -> bool:
-        """Whether anything drops in training."""
+        """True where the adapter has dropout."""
 
     @abc.abstractmethod
     def attach(self, model: ir.Model, file: ModelFile, *, output: str | None, seed: int, training: bool) -> Adapted:
-        """Add to a working copy, in place, as initializers of its main graph and nodes that read them.
+        """Add initializers and nodes to the main graph of a working copy, in place.
 
         Args:
             model: A copy with types and shapes.
-            file: What it is a copy of.
-            output: The output that is trained on; ``None`` for the first floating one.
-            seed: Of first values, and of dropout.
-            training: Whether dropout drops.
+            file: The user's model.
+            output: The output of the loss; ``None`` for the first floating one.
+            seed: Seed of initial values and dropout.
+            training: Whether dropout is active.
 
         Raises:
-            OptionError: There is nothing to add to.
-            ModelError: First values are in a file that does not fit the model.
+            OptionError: The model has no layer to adapt.
+            ModelError: The file of initial values does not fit the model.
         """
 
 
 class Adapted(abc.ABC):
-    """What was added to a working copy."""
+    """An adapter that was added to a working copy."""
 
     @property
     @abc.abstractmethod
     def parameters(self) -> Sequence[str]:
-        """The names of the initializers that were added."""
+        """Names of the added initializers."""
 
     @abc.abstractmethod
     def writes(self, path: str | os.PathLike[str]) -> bool:
-        """Whether a path names a file of what was added alone, and not one of a model."""
+        """Return whether a path names a file of the adapter alone, not of a model."""
 
     @abc.abstractmethod
     def write(self, path: str | os.PathLike[str], file: ModelFile, values: Arrays) -> None:
-        """Write what was added alone.
+        """Write the adapter alone.
 
         Args:
             path: A file or a folder.
-            file: The model that it was added to.
-            values: The values of what was trained, by name.
+            file: The model that the adapter was added to.
+            values: Trained values by name.
 
         Raises:
-            ModelError: It cannot be written.
+            ModelError: The path cannot be written.
         """
 
     @abc.abstractmethod
     def check_mergeable(self) -> None:
-        """Find out before training whether :meth:`merged` will have an answer.
+        """Check before training whether :meth:`merged` will succeed.
 
         Raises:
-            OptionError: It will not.
+            OptionError: The adapter cannot be merged.
         """
 
     @abc.abstractmethod
     def merged(self, file: ModelFile, values: Arrays) -> MadeArrays:
-        """The weights of the model that make it compute the same without what was added, by name.
+        """Merge the adapter: return new weights, with which the model without the adapter computes the same.
 
         Args:
-            file: The model that it was added to.
-            values: The values of what was trained, by name.
+            file: The model that the adapter was added to.
+            values: Trained values by name.
 
         Raises:
-            OptionError: There are none, since weights are quantized, or shared.
+            OptionError: Weights are quantized or shared.
         """

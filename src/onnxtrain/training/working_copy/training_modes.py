@@ -1,6 +1,6 @@
-"""Layers that behave differently in training: batch normalization and dropout. The user's file stays as it is.
+"""Training modes of batch normalization and dropout in a working copy.
 
-A working copy runs in inference mode, whatever its file says; training mode is what the caller asks for.
+A working copy runs in inference mode, whatever its file declares, unless the caller requests training mode.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from onnxtrain.autodiff.expand import expand
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.clone import subgraphs
+from onnxtrain.ir.passes import RANDOM
 from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.sharing import RANDOM
 from onnxtrain.ir.value import constant_tensor
 from onnxtrain.weights.readers import behind_identity, read_through_identity
 
@@ -27,12 +27,12 @@ _STATISTICS = {3: "mean", 4: "var"}
 
 @dataclass(frozen=True)
 class Modes:
-    """How layers that behave differently in training are run.
+    """Modes of layers that behave differently in training.
 
     Attributes:
-        batch_norm: "frozen" for running statistics as the file has them, "train": batch statistics, running ones
-            written back, or "sync": the same of all processes that train together.
-        dropout: Whether Dropout nodes drop.
+        batch_norm: "frozen" for the file's running statistics, "train" for batch statistics with updated running ones,
+            or "sync" for the same over all processes (SyncBatchNorm).
+        dropout: Whether Dropout nodes are active.
         seed: Seed of the dropout masks.
     """
 
@@ -46,22 +46,22 @@ class Modes:
 
     @property
     def training(self) -> bool:
-        """Whether any layer runs otherwise than in inference."""
+        """True where a layer differs from inference."""
         return self.batch_norm != "frozen" or self.dropout
 
 
 class Layers(NamedTuple):
-    """How many layers of a model behave differently in training, as its file has them.
+    """Counts of layers that behave differently in training, as declared by the file.
 
     Attributes:
-        dropouts: Dropout nodes that can drop (a ratio that is not zero).
-        dropping: Those of them that the file sets to training mode.
-        undecided: Those of them whose mode is computed, or an input of the model.
-        nested_dropouts: Those of them in the bodies of If, Loop and Scan.
+        dropouts: Dropout nodes with a nonzero ratio.
+        dropping: Dropout nodes that the file sets to training mode.
+        undecided: Dropout nodes whose mode is computed or an input of the model.
+        nested_dropouts: Dropout nodes in bodies of If, Loop and Scan.
         batch_norms: BatchNormalization nodes.
-        normalizing_batches: Those of them that the file sets to training mode.
-        nested_batch_norms: Those of them in the bodies of If, Loop and Scan.
-        random: Operators that draw random numbers in inference too, once each.
+        normalizing_batches: BatchNormalization nodes that the file sets to training mode.
+        nested_batch_norms: BatchNormalization nodes in bodies of If, Loop and Scan.
+        random: Types of operators that draw random numbers even in inference.
     """
 
     dropouts: int = 0
@@ -75,7 +75,7 @@ class Layers(NamedTuple):
 
 
 def set_modes(model: ir.Model, modes: Modes) -> dict[str, str]:
-    """Run the layers of a working copy in these modes, in place; returns the statistics and what replaces them."""
+    """Set the modes of a working copy, in place; return running statistics with the values that replace them."""
     nodes = list(model.graph)
     if modes.training:
         expand_calls_of_layers(model)
@@ -89,7 +89,7 @@ def set_modes(model: ir.Model, modes: Modes) -> dict[str, str]:
 
 
 def find_layers(model: ir.Model) -> Layers:
-    """Count the layers of a model, in bodies and functions too; a function counts at every call."""
+    """Count the layers of a model, including bodies and every call of a function."""
     found = list(_applied(model, model.graph, nested=False))
     dropouts = [(node, nested) for node, nested in found if is_dropout(node) and _ratio(node) != 0]
     norms = [(node, nested) for node, nested in found if is_batch_norm(node)]
@@ -106,17 +106,17 @@ def find_layers(model: ir.Model) -> Layers:
 
 
 def is_dropout(node: ir.Node) -> bool:
-    """Whether a node is ONNX's Dropout."""
+    """Return whether a node is ONNX's Dropout."""
     return node.op_type == "Dropout" and not node.domain
 
 
 def is_batch_norm(node: ir.Node) -> bool:
-    """Whether a node is ONNX's BatchNormalization."""
+    """Return whether a node is ONNX's BatchNormalization."""
     return node.op_type == "BatchNormalization" and not node.domain
 
 
 def _applied(model: ir.Model, graph: ir.Graph | ir.Function, *, nested: bool) -> Iterator[tuple[ir.Node, bool]]:
-    """All nodes that run, with whether they lie in a body; the nodes of a function at every call."""
+    """Yield all executed nodes and whether they are in a body; the nodes of a function once per call."""
     for node in graph:
         function = model.functions.get(node.op_identifier())
         if function is not None:
@@ -135,7 +135,7 @@ def _all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
 
 
 def _ratio(node: ir.Node) -> float | None:
-    """The probability to drop; ``None`` where it is not known."""
+    """Return the dropout ratio; ``None`` where it is not known."""
     value = node.inputs[1] if len(node.inputs) > 1 else None
     if value is None:
         return 0.5
@@ -144,7 +144,7 @@ def _ratio(node: ir.Node) -> float | None:
 
 
 def _drops(node: ir.Node) -> bool | None:
-    """Whether the file lets a Dropout node drop; ``None`` where that is not known."""
+    """Return whether the file activates a Dropout node; ``None`` where it is not known."""
     value = node.inputs[2] if len(node.inputs) > 2 else None
     if value is None:
         return False
@@ -160,15 +160,15 @@ def _known(value: ir.Value) -> np.ndarray | None:
 
 def _normalizes_batches(node: ir.Node) -> bool:
     mode = node.attributes.get("training_mode")
-    # In a function the attribute may be that of the call.
+    # In a function the attribute may refer to the call's.
     return mode is not None and (mode.is_ref() or mode.as_int() == 1)
 
 
 def set_inference(model: ir.Model) -> None:
-    """Let no layer of a working copy train, in place: nothing drops, batch normalization uses running statistics.
+    """Set a working copy to inference mode, in place: no dropout, running statistics in batch normalization.
 
-    Bodies and functions are no exception. The mask of such a Dropout is true everywhere; the further outputs of a
-    BatchNormalization are the statistics that came in. An input of the model that only chose the mode is gone.
+    This includes bodies and functions. The mask of a Dropout becomes all true; the further outputs of a
+    BatchNormalization become its input statistics. A model input that only sets the mode is removed.
     """
     graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for graph in graphs:
@@ -176,13 +176,13 @@ def set_inference(model: ir.Model) -> None:
             if is_dropout(node) and len(node.inputs) > 2:
                 mode = node.inputs[2]
                 node.resize_inputs(2)
-                _forget(mode, model.graph)
+                _remove_unused(mode, model.graph)
             elif is_batch_norm(node) and _normalizes_batches(node):
                 _use_running_statistics(node)
 
 
-def _forget(value: ir.Value | None, main: ir.Graph) -> None:
-    """Remove what computed a value, and inputs of the main graph, where nothing else reads them."""
+def _remove_unused(value: ir.Value | None, main: ir.Graph) -> None:
+    """Remove an unused value: its producers, or its input of the main graph."""
     if value is None or value.uses() or value.is_graph_output():
         return
     producer = value.producer()
@@ -196,7 +196,7 @@ def _forget(value: ir.Value | None, main: ir.Graph) -> None:
     assert producer.graph is not None
     producer.graph.remove(producer, safe=True)
     for source in sources:
-        _forget(source, main)
+        _remove_unused(source, main)
 
 
 def _use_running_statistics(node: ir.Node) -> None:
@@ -215,9 +215,9 @@ def _use_running_statistics(node: ir.Node) -> None:
 
 
 def expand_calls_of_layers(model: ir.Model) -> None:
-    """Replace calls of functions with dropout or batch normalization by their bodies, in the main graph, in place.
+    """Inline functions with dropout or batch normalization in the main graph, in place.
 
-    Each call then has layers of its own, with a seed and statistics of their own.
+    Each call then has its own layers, with their own seeds and statistics.
     """
     while True:
         calls = [
@@ -233,13 +233,13 @@ def expand_calls_of_layers(model: ir.Model) -> None:
 
 
 def train_batch_norm(model: ir.Model) -> dict[str, str]:
-    """Let batch normalization use the statistics of the batch and update the running ones, in place.
+    """Set batch normalization to training mode, with batch statistics and updated running ones, in place.
 
     Returns:
-        The initializers of running statistics, to the names of the values that replace them after a step.
+        Maps initializers of running statistics to the values that replace them after a step.
 
     Raises:
-        OptionError: Running statistics are not initializers, or something else reads them too.
+        OptionError: Running statistics are not initializers, or have other readers.
     """
     statistics: dict[str, str] = {}
     for node in model.graph:
@@ -263,7 +263,7 @@ def train_batch_norm(model: ir.Model) -> dict[str, str]:
 
 
 def _check_own(source: ir.Value, node: ir.Node, index: int) -> None:
-    """Refuse running statistics that anything else reads: the update would change that as well."""
+    """Refuse running statistics with other readers, which the update would change, too."""
     others = [(reader, at) for reader, at in read_through_identity(source) if (reader, at) != (node, index)]
     if not others:
         return
@@ -279,9 +279,9 @@ def _check_own(source: ir.Value, node: ir.Node, index: int) -> None:
 
 
 def train_dropout(model: ir.Model, seed: int) -> int:
-    """Let Dropout nodes of the main graph drop, in place, each with a seed of its own; returns how many there are.
+    """Activate the Dropout nodes of the main graph, in place, each with its own seed; return their number.
 
-    Those in bodies of If, Loop and Scan stay as they are: the gradient computes a body again, and would draw anew.
+    Dropout in bodies of If, Loop and Scan stays inactive: gradients recompute the body and would sample another mask.
     """
     graph = model.graph
     nodes = [node for node in graph if is_dropout(node)]
@@ -296,11 +296,11 @@ def train_dropout(model: ir.Model, seed: int) -> int:
 
 
 def seed_of_node(seed: int, position: int) -> int:
-    """The seed of one Dropout node.
+    """Return the seed of one Dropout node.
 
-    ONNX Runtime 1.32 draws with the minimal standard generator, seeded with this number plus the number of the run,
-    modulo 2³¹ - 1, and with 1 in place of 0. Masks of small numbers that follow each other are correlated: two nodes
-    with the seeds 1 and 2 and a ratio of 0.1 drop half of their elements together. So the numbers are spread.
+    ONNX Runtime 1.32 uses the minimal standard generator, seeded with this number plus the index of the run, modulo
+    2³¹ - 1, and 1 instead of 0. Masks of consecutive small seeds are correlated: two nodes with the seeds 1 and 2 and a
+    ratio of 0.1 drop half of their elements together. So seeds are spread.
     """
     drawn = np.random.SeedSequence((seed % (1 << 63), position)).generate_state(1)[0]
     return int(drawn) % ((1 << 31) - 2) + 1

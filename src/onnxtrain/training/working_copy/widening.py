@@ -1,8 +1,8 @@
-"""Models in half precision, whose working copies compute in single precision.
+"""Widen float16 and bfloat16 models: their working copies compute in float32.
 
-Gradients of float16 vanish where they are small, sums of bfloat16 forget small terms, and the processor has
-operators for few of them. Weights that are trained are held in single precision and rounded when they are saved; those
-that are frozen stay as the file has them, and are widened where they are read.
+Small float16 gradients underflow, bfloat16 sums lose small terms, and ONNX Runtime has few CPU kernels for either.
+Trained weights are held in float32 and rounded on saving; frozen weights stay in the file's type and are widened where
+they are read.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.value import HALVES
 from onnxtrain.weights.parameters import Initializer
-from onnxtrain.weights.stored import Stored
-from onnxtrain.weights.widened import WidenedTensor
+from onnxtrain.weights.stored import Stored, WidenedTensor
 
 Halves = dict[str, ir.TensorProtocol]
-"""Tensors in half precision by the names of their initializers."""
+"""Float16 and bfloat16 tensors by the names of their initializers."""
 
 _BLOCK = 1 << 20
-"""How many numbers are rounded at once."""
+"""Number of values to round at once."""
 
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
 def widen(model: ir.Model) -> Halves:
-    """Let a working copy compute in single precision, in place; inputs keep their types, outputs do not.
+    """Widen a working copy to float32, in place; inputs keep their types, outputs do not.
 
-    Requires: types as the file declares them, before inference. Ensures: no value but an input is in half precision.
+    Requires: types as declared by the file, before inference. Ensures: only inputs are in half precision.
 
     Returns:
-        The initializers that were in half precision, as the file has them.
+        The file's tensors of the initializers that were in half precision.
     """
     halves: Halves = {}
     for function in model.functions.values():
@@ -48,7 +47,7 @@ def widen(model: ir.Model) -> Halves:
 
 
 def keep_frozen(model: ir.Model, halves: Halves, trained: Collection[str]) -> None:
-    """Give initializers that are not trained their own type again, in place: they are widened where they are read."""
+    """Restore the type of frozen initializers, in place, and widen them where they are read."""
     for name, tensor in halves.items():
         value = model.graph.initializers.get(name)
         if value is None or name in trained:
@@ -58,17 +57,17 @@ def keep_frozen(model: ir.Model, halves: Halves, trained: Collection[str]) -> No
         gathers = _gathers(model.graph, value)
         for gather in gathers:
             _cast_behind(gather)
-        wide = [(node, place) for node, place in value.uses() if node not in gathers and not _is_cast(node)]
+        wide = [(node, slot) for node, slot in value.uses() if node not in gathers and not _is_cast(node)]
         _cast(model.graph, value, wide)
 
 
 def keep_types(model: ir.Model, halves: Halves, differentiated: Collection[str]) -> None:
-    """Give all initializers their own type again, in place; gradients of those that are named flow in single precision.
+    """Restore the types of all initializers, in place; gradients of the named ones flow in float32.
 
     Args:
-        model: A model that computes in single precision.
-        halves: The initializers that were in half precision.
-        differentiated: Those of which a gradient is asked for: all that read them read one value that is widened.
+        model: A model that computes in float32.
+        halves: Initializers that were in half precision.
+        differentiated: Initializers with a gradient: all their readers read one widened value.
     """
     keep_frozen(model, halves, differentiated)
     for name in differentiated:
@@ -79,15 +78,15 @@ def keep_types(model: ir.Model, halves: Halves, differentiated: Collection[str])
 
 
 def narrow_outputs(model: ir.Model, dtypes: Mapping[str, ir.DataType]) -> None:
-    """Give outputs the types in half precision that the file declares, in place.
+    """Cast outputs to the file's float16 or bfloat16 types, in place.
 
     Args:
-        model: A model that computes in single precision.
-        dtypes: The declared types by the names of outputs; others stay as they are.
+        model: A model that computes in float32.
+        dtypes: Declared types by name; other outputs stay as they are.
     """
     graph = model.graph
     narrowed: dict[ir.Value, ir.Value] = {}
-    for place, value in enumerate(graph.outputs):
+    for index, value in enumerate(graph.outputs):
         dtype = dtypes.get(value.name or "")
         if value not in narrowed and (dtype is None or value.dtype == dtype or value.producer() is None):
             continue
@@ -99,14 +98,14 @@ def narrow_outputs(model: ir.Model, dtypes: Mapping[str, ir.DataType]) -> None:
             made.type, made.shape = ir.TensorType(dtype), value.shape
             graph.append(node)
             narrowed[value] = made
-        graph.outputs[place] = narrowed[value]
+        graph.outputs[index] = narrowed[value]
 
 
 def hold_rounded(model: ir.Model, halves: Halves, trained: Collection[str]) -> dict[str, str]:
-    """Give parameters in bfloat16 their own type again, in place: all read them through one value in float32.
+    """Hold parameters in bfloat16, in place; all their readers read one value in float32.
 
     Returns:
-        The names of these values by those of the parameters.
+        The names of these values by parameter.
 
     Raises:
         OptionError: A parameter is in float16.
@@ -119,37 +118,37 @@ def hold_rounded(model: ir.Model, halves: Halves, trained: Collection[str]) -> d
         if tensor.dtype != ir.DataType.BFLOAT16:
             raise OptionError(
                 f"Precision(master_weights=False) holds trained weights in bfloat16, but {name!r} is "
-                f"{tensor.dtype.name.lower()}, whose range is too small for it; leave master_weights out."
+                f"{tensor.dtype.name.lower()}, whose range is too small; leave master_weights out."
             )
         readers = list(value.uses())
         value.const_value, value.dtype = tensor, tensor.dtype
         cast = _widening(value, [])
-        # Gradients are taken of what a node of its own gives: a cast may go where its reader goes.
+        # The differentiated value has a node of its own: passes may move a cast to its reader.
         own = ir.Node("", "Identity", [cast.outputs[0]], num_outputs=1)
         single = own.outputs[0]
         single.name, single.type, single.shape = f"{name}.trained", cast.outputs[0].type, value.shape
-        for reader, place in readers:
-            reader.replace_input_with(place, single)
+        for reader, slot in readers:
+            reader.replace_input_with(slot, single)
         model.graph.insert_before(next(iter(model.graph)), [cast, own])
         wide[name] = str(single.name)
     return wide
 
 
 def in_file(table: Iterable[Initializer], halves: Halves) -> list[Initializer]:
-    """A table of initializers with the types that the file has."""
+    """Return the table of initializers with the file's types."""
     return [replace(row, dtype=halves[row.name].dtype.name.lower()) if row.name in halves else row for row in table]
 
 
 def rounded(halves: Halves, trained: Collection[str]) -> list[Stored]:
-    """How what was trained in single precision is written: rounded to the nearest number of the file's type."""
+    """Return how trained float32 weights are written: rounded to the nearest value of the file's type."""
     return [Stored(name, (name,), _Rounding(tensor.dtype)) for name, tensor in halves.items() if name in trained]
 
 
 def rounded_to(array: np.ndarray, dtype: ir.DataType) -> np.ndarray:
-    """The nearest numbers of a type; beyond its largest, that."""
+    """Round to the nearest values of a type, clipped to its largest."""
     most, found = float(dtype.max), np.empty(array.shape, dtype.numpy())
     flat, given = found.reshape(-1), array.reshape(-1)
-    for start in range(0, flat.size, _BLOCK):  # what is clipped is a copy
+    for start in range(0, flat.size, _BLOCK):  # clipping copies
         part = given[start : start + _BLOCK]
         flat[start : start + _BLOCK] = np.where(np.isfinite(part), np.clip(part, -most, most), part)
     return found
@@ -188,7 +187,7 @@ def _widen_nodes(graph: ir.Graph | ir.Function) -> None:
             if attribute.is_ref():
                 continue
             names_type = name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT
-            # The value itself: as_tensor() checks it against a protocol, which takes 0.1 ms for every Constant.
+            # Not as_tensor(): its protocol check takes 0.1 ms for every Constant.
             if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in HALVES:
                 array = attribute.value.numpy().astype(np.float32)
                 node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))
@@ -202,8 +201,8 @@ def _widen_value(value: ir.Value) -> None:
 
 
 def _gathers(graph: ir.Graph, table: ir.Value) -> list[ir.Node]:
-    """The nodes that take rows of a table, which can be widened in its place."""
-    found = [node for node, place in table.uses() if (node.domain, node.op_type, place) == ("", "Gather", 0)]
+    """Return the lookups of a table whose results can be widened instead of the table."""
+    found = [node for node, slot in table.uses() if (node.domain, node.op_type, slot) == ("", "Gather", 0)]
     return [node for node in found if node.graph is graph and not node.outputs[0].is_graph_output()]
 
 
@@ -212,7 +211,7 @@ def _is_cast(node: ir.Node) -> bool:
 
 
 def _cast_behind(node: ir.Node) -> None:
-    """Let a node compute in the type of what it reads, and those who read its result in single precision."""
+    """Let a node compute in the type of its input, and widen its result."""
     result, given = node.outputs[0], node.inputs[0]
     assert node.graph is not None
     assert given is not None
@@ -221,17 +220,17 @@ def _cast_behind(node: ir.Node) -> None:
 
 
 def _cast(graph: ir.Graph, value: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> None:
-    """Let some of those who read a value read it in single precision."""
+    """Let some readers of a value read it in float32."""
     if readers:
         graph.insert_before(next(iter(graph)), _widening(value, readers))
 
 
 def _widening(value: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> ir.Node:
-    """The node that gives a value in single precision to some that read it."""
+    """Make the Cast to float32 for some readers of a value."""
     node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(ir.DataType.FLOAT))], num_outputs=1)
     made = node.outputs[0]
     made.name = f"{value.name}.single"
     made.type, made.shape = ir.TensorType(ir.DataType.FLOAT), value.shape
-    for reader, place in readers:
-        reader.replace_input_with(place, made)
+    for reader, slot in readers:
+        reader.replace_input_with(slot, made)
     return node

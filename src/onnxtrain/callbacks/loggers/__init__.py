@@ -1,1 +1,0 @@
-"""Callbacks that keep a log of a training: files, and the packages that people watch trainings with."""
