@@ -174,7 +174,9 @@ def test_other_columns_are_refused_by_name(form, tmp_path):
             lambda data: onnxtrain.evaluate(tmp_path / "tuned.onnx", data, loss=LOSS, target="kind"),
             lambda data: onnxtrain.predict(tmp_path / "tuned.onnx", data),
         ):
-            with pytest.raises(DataError, match=f"has other columns than those that the input 'input'.*{message}"):
+            with pytest.raises(
+                DataError, match=f"has other columns than the training data of the input 'input'.*{message}"
+            ):
                 call(data)
 
 
@@ -299,7 +301,7 @@ def test_names_are_kept_with_the_trainer_the_run_and_the_model(tmp_path):
 def test_names_that_are_none(text, tmp_path):
     onnx.save(examples.mlp((5, 8, 3)), tmp_path / "tuned.onnx")
     (tmp_path / "tuned.labels.json").write_text(text)
-    with pytest.raises(ModelError, match=r"tuned\.labels\.json' needs a JSON list of texts"):
+    with pytest.raises(ModelError, match=r"tuned\.labels\.json' must be a JSON list of strings"):
         onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS)
 
 

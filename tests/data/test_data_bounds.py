@@ -68,7 +68,7 @@ def test_pictures_have_a_bound_of_pixels(tmp_path):
     for name, size in (("a", (12_000, 12_000)), ("b", (20, 20))):
         (tmp_path / "p" / name).mkdir(parents=True)
         (tmp_path / "p" / name / "1.png").write_bytes(image(size))
-    message = r"1\.png' has 12000 x 12000 pixels; pictures are read up to 67 million pixels: make it smaller"
+    message = r"1\.png' has 12000 x 12000 pixels; images are read up to 67 million pixels: make it smaller"
     with pytest.raises(DataError, match=message):
         open_dataset(tmp_path / "p", [IMAGE])
     assert open_dataset(ImageFolder(tmp_path / "p", skip_broken=True), [IMAGE], need_target=False).size == 1
@@ -93,7 +93,7 @@ def test_pictures_of_a_dataset_have_the_bound(monkeypatch):
     monkeypatch.setattr(pictures, "MOST_PIXELS", 400)
     made = [pytest.importorskip("PIL.Image").new("L", (20, 21))]
     data = datasets.Dataset.from_dict({"x": made}, datasets.Features({"x": datasets.Image()}))
-    with pytest.raises(DataError, match="a picture of the dataset has 20 x 21 pixels"):
+    with pytest.raises(DataError, match="an image of the dataset has 20 x 21 pixels"):
         next(open_dataset(data, [IMAGE], need_target=False).batches(1))
 
 

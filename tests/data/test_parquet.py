@@ -74,8 +74,8 @@ def test_columns_go_to_inputs_by_name_and_type(tmp_path):
     ("found", "message"),
     [
         (columns(), r"has no column 'y': it has 'a', 'b', 'c', 'd'"),
-        (columns(y=LABELS, e=LABELS), r"has 5 columns beside the target 'y' .* takes 4"),
-        ({"a": X[:, 0], "y": LABELS}, r"has 1 column beside the target 'y' .* takes 4"),
+        (columns(y=LABELS, e=LABELS), r"has 5 columns besides the target 'y' .* takes 4"),
+        ({"a": X[:, 0], "y": LABELS}, r"has 1 column besides the target 'y' .* takes 4"),
         (columns(y=LABELS, d=TEXTS), r"the column 'd' holds string, not numbers; convert it"),
         (columns(y=LABELS, d=[[1.0]] * 12), r"the column 'd' holds list<.*double>, not numbers"),
         (columns(y=LABELS, d=[datetime.date(2026, 11, 22)] * 12), r"the column 'd' holds date32\[day\], not numbers"),

@@ -21,7 +21,7 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.pruning.sparse import save_sparse
 from onnxtrain.weights.ties import untied
 
-GONE = r"^The first values of 'w' are gone: training released them, and '.*m\.onnx' was changed since it was read; "
+GONE = r"^The initial values of 'w' are gone: training released them, and '.*m\.onnx' was changed since it was read; "
 
 
 def model_of(*tensors: TensorProto) -> ModelProto:

@@ -114,7 +114,7 @@ def test_data_may_have_the_inputs_of_a_past_without_rows() -> None:
     trainer.train_step(empty, y)
     trainer.fit((empty, y), progress=False)
     np.testing.assert_array_equal(onnxtrain.predict(model, empty)["y"], 2 * inputs["x"])
-    sentence = r"past of shape \(2, 2, 5, 4\) in 'past.0.key'.*begin with an empty KV cache.*without rows"
+    sentence = r"KV cache of shape \(2, 2, 5, 4\) in 'past.0.key'.*start with an empty one.*without rows"
     for use in (
         lambda: trainer.evaluate((filled, y)),
         lambda: trainer.evaluate(lambda: iter([(filled, y)])),
@@ -175,7 +175,7 @@ def test_a_merged_decoder_trains_its_branch_without_cache(tmp_path: Path) -> Non
     np.testing.assert_allclose(found["logits"], expected, rtol=1e-5)
     with_flag = {"input_ids": ids, "use_cache_branch": np.zeros((2, 1), bool)}
     assert trainer.evaluate(with_flag, ids) == trainer.evaluate({"input_ids": ids}, ids)
-    with pytest.raises(DataError, match=r"past of shape \(2, 1\) in 'use_cache_branch'"):
+    with pytest.raises(DataError, match=r"KV cache of shape \(2, 1\) in 'use_cache_branch'"):
         trainer.evaluate({"input_ids": ids, "use_cache_branch": np.ones((2, 1), bool)}, ids)
 
 
@@ -285,7 +285,7 @@ def test_a_hugging_face_dataset_may_have_columns_of_pasts_without_rows() -> None
     filled = columns | {"past_key_values_0_key": np.zeros((2, 1, 3, 4)).tolist()}
     expected = trainer.evaluate(_Dataset(columns), target="labels")
     assert trainer.evaluate(_Dataset(empty), target="labels") == expected
-    with pytest.raises(DataError, match=r"dataset has a past of shape \(2, 1, 3, 4\) in 'past_key_values_0_key'"):
+    with pytest.raises(DataError, match=r"dataset has a KV cache of shape \(2, 1, 3, 4\) in 'past_key_values_0_key'"):
         trainer.evaluate(_Dataset(filled), target="labels")
 
 

@@ -32,25 +32,25 @@ from onnxtrain.spelling import checks_arguments
 _FILE_LIMIT: Final = 256 * MEGABYTE
 
 _MEMORY: Final = 4 << 30
-"""Bytes that the process of a tokenizer may map, beside 64 for each byte of its file."""
+"""Bytes that the process of a tokenizer may map, besides 64 for each byte of its file."""
 
 _SECONDS: Final = 20.0
 _BYTES_PER_SECOND: Final = 20_000
-"""The time that a block of texts may take: real tokenizers encode millions of bytes in a second."""
+"""Time limits of a block of texts; tokenizers encode millions of bytes per second."""
 
 _PADDING_NAMES: Final = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
 
 _LARGEST_ID: Final = 2**31 - 1
 
 Rows = list[tuple[Array, Array]]
-"""For each text its token ids and its type ids."""
+"""Token ids and type ids of each text."""
 
 
 class Encoder(Protocol):
-    """Encodes texts."""
+    """Interface of tokenizers."""
 
     padding: int
-    """The id of padding."""
+    """Padding id."""
 
     def encode(self, texts: Sequence[str]) -> Rows:
         """Encode texts.
@@ -61,14 +61,14 @@ class Encoder(Protocol):
 
 
 def open_tokenizer(given: Any) -> Encoder:
-    """A tokenizer with its own padding and truncation switched off.
+    """Open a tokenizer and disable its own padding and truncation.
 
     Args:
-        given: The path of a tokenizer.json, which runs in a process of its own, or a ``tokenizers.Tokenizer``.
+        given: Path of a tokenizer.json, which runs in a process of its own, or a ``tokenizers.Tokenizer``.
 
     Raises:
         DataError: The file cannot be read, or ``tokenizers`` is not installed.
-        OptionError: It is neither.
+        OptionError: The value is neither.
     """
     try:
         import tokenizers
@@ -94,22 +94,22 @@ def _of_file(path: Path) -> Encoder:
         raise DataError(f"There is no file {label}; tokenizer needs a tokenizer.json.") from None
     except (OSError, RefusedFileError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise DataError(f"{label} is no tokenizer.json: {reason}.") from error
+        raise DataError(f"{label} is not a tokenizer.json: {reason}.") from error
     if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
-        raise DataError(f"{label} is no tokenizer.json: it has no model.")
+        raise DataError(f"{label} is not a tokenizer.json: it has no model.")
     padding = _own_padding(settings, label)
     return _Elsewhere(label, json.dumps(settings), padding)
 
 
 def _own_padding(settings: dict[str, Any], label: str) -> int | None:
-    """The padding id that the settings name; its rules of padding and truncation are taken out of them."""
+    """Return the padding id of the settings, and remove padding and truncation from them."""
     padding = settings.get("padding")
     settings["padding"] = settings["truncation"] = None
     if not isinstance(padding, dict) or padding.get("pad_id") is None:
         return None
     found = padding["pad_id"]
     if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= _LARGEST_ID:
-        raise DataError(f"{label} pads with the id {found!r}; it needs an integer of at least 0 and below 2^31.")
+        raise DataError(f"{label} has the padding id {found!r}; it must be an integer of at least 0 and below 2^31.")
     return found
 
 
@@ -120,7 +120,7 @@ def _checked(ids: Array, label: str) -> Array:
 
 
 class _Here:
-    """A tokenizer of the caller's, in this process."""
+    """A tokenizer object of the caller, in this process."""
 
     def __init__(self, tokenizer: Any, padding: int | None) -> None:
         self._tokenizer = tokenizer
@@ -132,7 +132,7 @@ class _Here:
         try:
             found = self._tokenizer.encode_batch(list(texts))
         except BaseException as error:
-            if isinstance(error, Exception) or type(error).__name__ == "PanicException":  # of Rust: no Exception
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":  # of Rust: not an Exception
                 raise DataError(f"the tokenizer cannot encode the texts: {str(error)[:200]}.") from error
             raise
         return [
@@ -142,7 +142,7 @@ class _Here:
 
 
 class _Elsewhere:
-    """A tokenizer of a file, in a process of its own."""
+    """A tokenizer file, in a process of its own."""
 
     def __init__(self, label: str, settings: str, padding: int | None) -> None:
         self._label = label
@@ -154,14 +154,14 @@ class _Elsewhere:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | {"MALLOC_ARENA_MAX": "4"},
-            start_new_session=True,  # Ctrl-C is for this process, which ends that one
+            start_new_session=True,  # Ctrl-C goes to this process only, which ends the other
         )
         weakref.finalize(self, _end, self._process)
         request = {"tokenizer": settings, "memory": self._memory, "names": _PADDING_NAMES}
         try:
             answer = self._ask(request, len(settings))
         except DataError as error:
-            raise DataError(f"{label} is no tokenizer.json that can be used: {error}") from error
+            raise DataError(f"{label} cannot be used as a tokenizer: {error}") from error
         ids = [found for found in answer["ids"] if found is not None]
         self.padding = padding if padding is not None else next(iter(ids), 0)
 
@@ -207,7 +207,7 @@ class _Elsewhere:
                 ready = left > 0
             if not ready:
                 _end(self._process)
-                raise DataError(f"it takes longer than {self._seconds:.0f} s, the limit for these texts.")
+                raise DataError(f"it takes longer than {self._seconds:.0f} s, the time limit for these texts.")
             chunk = os.read(descriptor, min(size - len(parts), 1 << 20))
             if not chunk:
                 raise DataError(self._end_of_process())
@@ -217,10 +217,7 @@ class _Elsewhere:
     def _end_of_process(self) -> str:
         code = self._process.wait()
         end = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return (
-            f"its process ended ({end}): it fails inside, or needs more than {self._memory / 2**30:.1f} GiB, the limit "
-            "for its memory."
-        )
+        return f"its process ended ({end}): it crashed, or exceeded its memory limit of {self._memory / 2**30:.1f} GiB."
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -233,10 +230,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 _BLOCK: Final = 1024
-"""Number of texts that are encoded at a time."""
+"""Texts that are encoded at a time."""
 
 _TEXT_LIMIT: Final = 4 << 30
-"""Bytes of a text file."""
+"""Maximum size of a text file in bytes."""
 
 
 @checks_arguments
@@ -244,16 +241,16 @@ _TEXT_LIMIT: Final = 4 << 30
 class TextFile(Reader):
     """Texts with a tokenizer: a column of a CSV, Parquet or Arrow file, or the lines of a ``.txt`` file.
 
-    Of the model's inputs, one whose name has ``mask`` in it is 1 for tokens and 0 for padding, one with ``type`` or
-    ``segment`` has the tokenizer's type ids, one with ``position`` counts from 0, and the other has the token ids.
-    Texts are cut at, and padded to, one length.
+    The model's inputs are recognized by name: one with ``mask`` is 1 for tokens and 0 for padding, one with ``type`` or
+    ``segment`` has the tokenizer's type ids, one with ``position`` counts from 0, and the remaining one has the token
+    ids. Texts are truncated and padded to one length.
 
     Args:
-        path: the file; the lines of a ``.txt`` file have no targets.
-        tokenizer: a ``tokenizer.json``, which runs in a process of its own with limits of time and memory, or a
+        path: The file; the lines of a ``.txt`` file have no targets.
+        tokenizer: A ``tokenizer.json``, which runs in a process of its own with limits of time and memory, or a
             ``tokenizers.Tokenizer``. Its own truncation and padding are not used.
-        text: the column of texts.
-        length: tokens of a text; by default as many as the model's input has, or the longest text.
+        text: Column of texts.
+        length: Tokens per text; by default the size of the model's input, or the length of the longest text.
     """
 
     tokenizer: Any
@@ -262,20 +259,20 @@ class TextFile(Reader):
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
-            raise OptionError(f"length is {self.length}; it needs a number of tokens of at least 1.")
+            raise OptionError(f"length is {self.length}; it must be a number of tokens of at least 1.")
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
     ) -> tuple[dict[str, object], object | None]:
-        """The inputs by name, and the targets or None.
+        """Return the inputs by name, and the targets or None.
 
         Raises:
-            DataError: the file cannot be read, or the inputs are none of a language model.
+            DataError: The file cannot be read, or the inputs are not those of a language model.
         """
         roles = {spec.name: _role(spec) for spec in specs}
         if list(roles.values()).count("ids") != 1:
             shown = ", ".join(f"'{spec.name}'" for spec in specs)
-            raise DataError(f"{self.name} holds texts, but the inputs {shown} are not one for token ids and its masks.")
+            raise DataError(f"{self.name} holds texts, but the inputs {shown} are not token ids with masks.")
         tokenizer = open_tokenizer(self.tokenizer)
         texts, targets = self._texts(target, need_target)
         if not len(texts):
@@ -315,7 +312,7 @@ class TextFile(Reader):
         wanted = next(iter(fixed), None)
         if isinstance(wanted, int):
             if self.length not in (None, wanted):
-                raise OptionError(f"length is {self.length}, but the model takes {wanted} tokens; leave it out.")
+                raise OptionError(f"length is {self.length}, but the model takes {wanted} tokens; leave out length.")
             return wanted
         if self.length is not None:
             return self.length
@@ -329,7 +326,7 @@ class TextFile(Reader):
 def _role(spec: TensorSpec) -> str:
     if spec.dtype.kind not in "iub" or spec.shape is None or len(spec.shape) != 2:
         raise DataError(
-            f"texts become whole numbers [batch, tokens], but the input '{spec.name}' is {spec.dtype} "
+            f"texts become integers [batch, tokens], but the input '{spec.name}' is {spec.dtype} "
             f"{spec.describe_shape()}."
         )
     name = spec.name.lower()

@@ -41,7 +41,7 @@ _VERSION_3 = b"\x62\x06proto3"
 def is_text(data: bytes) -> bool:
     """Return whether every string field of a serialized model is UTF-8.
 
-    Attributes of the type string are bytes to protocol buffers, and not looked at.
+    String attributes of nodes are bytes in protocol buffers and are not checked.
     """
     try:
         _strict_model().FromString(data)
@@ -52,32 +52,32 @@ def is_text(data: bytes) -> bool:
 
 @functools.cache
 def _strict_model() -> Any:
-    """The message of a model in version 3 of protocol buffers, which reads the same bytes and checks text.
+    """Return the ModelProto class in protobuf syntax 3, which parses the same bytes and checks UTF-8.
 
-    ONNX writes its messages such that they are valid in both versions; that of a description is its field 12.
+    ONNX's messages are valid in both syntaxes; the syntax is field 12 of the file descriptor.
     """
-    pool = descriptor_pool.DescriptorPool()  # beside the usual one, so that names may be the same
+    pool = descriptor_pool.DescriptorPool()  # a pool of its own, where the same names are free
     pool.AddSerializedFile(ModelProto.DESCRIPTOR.file.serialized_pb + _VERSION_3)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(ModelProto.DESCRIPTOR.full_name))
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error of another package says, or its type where it says nothing."""
+    """Return the first line of another package's error, or the error's type if the message is empty."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else f"{type(error).__name__} without a word"
+    return lines[0] if lines else f"{type(error).__name__} without a message"
 
 
 _MOST_BYTES = (1 << 31) - 1
-"""The most bytes of a tensor in a model; ONNX Runtime also makes sparse tensors dense."""
+"""Maximum bytes of a tensor in a model; ONNX Runtime, too, converts sparse tensors to dense ones."""
 
 _INDEX_TYPES = (TensorProto.INT64, TensorProto.INT32, TensorProto.INT16, TensorProto.INT8)
 
 
 def check_sparse(label: str, sparse: SparseTensorProto) -> None:
-    """Check a sparse initializer, the sizes of whose parts are right, without making it dense.
+    """Check a sparse initializer without making it dense.
 
     Raises:
-        ModelError: Its parts do not fit each other, or it is too large.
+        ModelError: Values, indices and shape do not fit each other, or it is too large.
     """
     whose = f"{label} has the sparse initializer {sparse.values.name!r}"
     dims, stored = list(sparse.dims), list(sparse.values.dims)
@@ -86,11 +86,13 @@ def check_sparse(label: str, sparse: SparseTensorProto) -> None:
     dense = TensorProto(name=sparse.values.name, data_type=sparse.values.data_type, dims=dims)
     if data_bytes(dense) > _MOST_BYTES:
         raise ModelError(
-            f"{whose} of shape {dims}, which takes {data_bytes(dense)} bytes dense, as ONNX Runtime makes it; a tensor "
-            "has 2 GiB at most: export the model again."
+            f"{whose} of shape {dims}, which takes {data_bytes(dense)} bytes dense, as ONNX Runtime stores it; a "
+            "tensor has at most 2 GiB: export the model again."
         )
     if len(stored) != 1 or sparse.indices.data_type not in _INDEX_TYPES:
-        raise ModelError(f"{whose}, whose values are no list or whose indices are no integers; export the model again.")
+        raise ModelError(
+            f"{whose}, whose values are not a list or whose indices are not integers; export the model again."
+        )
     count = stored[0]
     if list(sparse.indices.dims) not in ([count], [count, len(dims)]):
         raise ModelError(
@@ -101,12 +103,13 @@ def check_sparse(label: str, sparse: SparseTensorProto) -> None:
     outside = (indices < 0) | (indices >= np.asarray(dims if indices.ndim == 2 else math.prod(dims)))
     if outside.any():
         raise ModelError(
-            f"{whose} of shape {dims} with the index {indices[outside][0]}, which lies outside; export the model again."
+            f"{whose} of shape {dims} with the index {indices[outside][0]}, which is out of range; export the "
+            "model again."
         )
 
 
 def dense_array(sparse: SparseTensorProto) -> npt.NDArray[np.generic]:
-    """The values of a sparse initializer that was checked, with all zeros."""
+    """Return the dense values of a checked sparse initializer."""
     values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
     dense = np.zeros(list(sparse.dims), values.dtype)
     if indices.ndim == 1:
@@ -117,15 +120,15 @@ def dense_array(sparse: SparseTensorProto) -> npt.NDArray[np.generic]:
 
 
 def declared(sparse: SparseTensorProto) -> TensorProto:
-    """The dense initializer, without data."""
+    """Return the dense initializer without data."""
     return TensorProto(name=sparse.values.name, data_type=sparse.values.data_type, dims=sparse.dims)
 
 
 def check_bodies(label: str, proto: ModelProto) -> None:
-    """Check the bodies of a model that ONNX's checker took.
+    """Check the bodies of If, Loop and Scan against their nodes; ONNX's checker looks at each alone.
 
     Raises:
-        ModelError: A body has another number of inputs or outputs than its node needs.
+        ModelError: The number of inputs or outputs of a body does not fit its node.
     """
     for holder in (proto.graph, *proto.functions):
         for node in _nodes(holder):
@@ -148,9 +151,9 @@ def _is_control_flow(node: NodeProto) -> bool:
 
 
 def _misfit(node: NodeProto) -> str | None:
-    """Return the mismatch of a node, as the end of a sentence after its name, or None."""
+    """Return the first mismatch of a node as a relative clause, or None."""
     given = {attribute.name for attribute in node.attribute}
-    missing = [name for name in _REQUIRED[node.op_type] if name not in given]  # the checker looks into no function
+    missing = [name for name in _REQUIRED[node.op_type] if name not in given]  # the checker skips functions
     return f"which has no attribute {missing[0]!r}" if missing else next(_MISFITS[node.op_type](node), None)
 
 
@@ -163,17 +166,17 @@ def _of_if(node: NodeProto) -> Iterator[str]:
     for name in ("then_branch", "else_branch"):
         body = _body_of(node, name)
         if len(body.output) != len(node.output):
-            yield f"whose {name} gives {_count(body.output, 'value')} where the node gives {len(node.output)}"
+            yield f"whose {name} has {_count(body.output, 'output')} where the node has {len(node.output)}"
         if body.input:
-            yield f"whose {name} has inputs, which nobody gives it: a branch reads values of its surroundings"
+            yield f"whose {name} has inputs, but a branch only reads values of the outer graphs"
 
 
 def _of_loop(node: NodeProto) -> Iterator[str]:
     body, states = _body_of(node, "body"), max(len(node.input) - 2, 0)
     if len(body.input) != 2 + states:
         yield (
-            f"whose body has {_count(body.input, 'input')} where {_states(states)} and the number and the condition "
-            f"of a step make {2 + states}"
+            f"whose body has {_count(body.input, 'input')}, but iteration number, condition and {_states(states)} are "
+            f"{2 + states}"
         )
     yield from _outputs(node, body, states, 1)
 
@@ -181,12 +184,12 @@ def _of_loop(node: NodeProto) -> Iterator[str]:
 def _of_scan(node: NodeProto) -> Iterator[str]:
     body = _body_of(node, "body")
     number = next(item for item in node.attribute if item.name == "num_scan_inputs")
-    if number.ref_attr_name:  # an attribute of the function that this node is in
+    if number.ref_attr_name:  # a reference to an attribute of the function
         return
     slices = int(helper.get_attribute_value(number))
     states = len(node.input) - slices
     if slices < 1 or states < 0:
-        yield f"which takes slices of {slices} inputs but has {len(node.input)}"
+        yield f"which scans {slices} inputs but has {len(node.input)}"
         return
     if len(body.input) != len(node.input):
         yield f"whose body has {_count(body.input, 'input')} where the node has {len(node.input)}"
@@ -196,13 +199,13 @@ def _of_scan(node: NodeProto) -> Iterator[str]:
 def _outputs(node: NodeProto, body: GraphProto, states: int, before: int) -> Iterator[str]:
     found = len(body.output) - before
     if found < states:
-        yield f"whose body gives {_count(body.output, 'value')}, too few for {_states(states)}"
+        yield f"whose body has {_count(body.output, 'output')}, too few for {_states(states)}"
     elif len(node.output) != found:
-        yield f"whose body gives {_count(body.output, 'value')} where the node gives {len(node.output)}"
+        yield f"whose body has {_count(body.output, 'output')} where the node has {len(node.output)}"
 
 
 def _states(count: int) -> str:
-    return f"{count} state{'' if count == 1 else 's'}"
+    return f"{count} state variable{'' if count == 1 else 's'}"
 
 
 def _count(values: object, word: str) -> str:
@@ -211,7 +214,7 @@ def _count(values: object, word: str) -> str:
 
 
 _MISFITS: dict[str, Callable[[NodeProto], Iterator[str]]] = {"If": _of_if, "Loop": _of_loop, "Scan": _of_scan}
-"""Functions that describe the mismatches of a node, as the end of a sentence after its name."""
+"""Functions that yield the mismatches of a node, each as a relative clause."""
 
 _REQUIRED = {
     "If": ("then_branch", "else_branch"),
@@ -220,7 +223,7 @@ _REQUIRED = {
 }
 
 MOST_NODES = 1 << 14
-"""Nodes that functions may always become."""
+"""Number of nodes to which functions may always expand."""
 
 MOST_TIMES = 32
 """The factor by which inlining may multiply the nodes of the file, where that exceeds `MOST_NODES`."""
@@ -229,10 +232,10 @@ _Name = tuple[str, str, str]
 
 
 def check_functions(label: str, proto: ModelProto) -> None:
-    """Make sure that the calls of a model's functions do not become too many nodes, nested calls included.
+    """Limit the nodes of a model with its functions inlined: a small file can expand beyond any memory.
 
     Raises:
-        ModelError: They do.
+        ModelError: There are too many.
     """
     if not proto.functions:
         return
@@ -249,19 +252,19 @@ def check_functions(label: str, proto: ModelProto) -> None:
     if made > most:
         found = f"{made:,}" if made < 10**12 else f"more than {10**12:,}"
         raise ModelError(
-            f"{label} has functions that call each other so often that they become {found} nodes, where {most:,} are "
-            "the most for a model of its size; export it without functions."
+            f"{label} has functions that expand to {found} nodes, but the limit for a model of its size is {most:,}; "
+            "export it without functions."
         )
 
 
 def _function_calls(holder: GraphProto | FunctionProto, functions: dict[_Name, FunctionProto]) -> list[_Name]:
-    """The functions that the nodes of a graph or a function call, those in bodies included, as often as they do."""
+    """Return the functions that a graph or function calls, once per call, bodies included."""
     names = ((node.domain, node.op_type, node.overload) for node in all_nodes(holder))
     return [name for name in names if name in functions]
 
 
 def _callees_first(called: list[_Name], calls: dict[_Name, list[_Name]]) -> list[_Name]:
-    """The functions that are reached, each behind those that it calls; of a circle, in any order."""
+    """Return the reachable functions, callees first; in cycles in any order."""
     order: dict[_Name, None] = {}
     entered: set[_Name] = set()
     stack = [(name, False) for name in called]
@@ -282,17 +285,17 @@ def check_model(
     """Check a model without reading its external data.
 
     Args:
-        label: What messages call the model.
+        label: Name of the model in messages.
         proto: The model.
         template: Its bytes.
-        folder: Where its external data is.
-        moved: Where data files are now, by where the model says they are.
+        folder: Folder of its external data.
+        moved: New locations of data files by the locations in the model.
 
     Returns:
-        Where the external initializers of the main graph are by name, and where all external tensors are.
+        External data of the main graph's initializers by name, and external data of all tensors.
 
     Raises:
-        ModelError: The first thing that is wrong.
+        ModelError: The model is invalid; the message names the first problem.
     """
     _check_head(label, proto)
     _check_depth(label, proto)
@@ -314,7 +317,7 @@ def _check_head(label: str, proto: ModelProto) -> None:
     if not proto.HasField("graph"):
         raise ModelError(f"{label} has no graph; export the model again.")
     if not proto.graph.output:
-        raise ModelError(f"{label} has a graph without outputs, so that there is nothing to compute; export it again.")
+        raise ModelError(f"{label} has a graph without outputs; export it again.")
     if not validity.supports_ir_version(proto.ir_version):
         raise ModelError(
             f"{label} has IR version {proto.ir_version}, but ONNX Runtime supports {validity.MINIMUM_IR_VERSION} to "
@@ -335,7 +338,7 @@ def _check_depth(label: str, proto: ModelProto) -> None:
     if found > DEEPEST:
         raise ModelError(
             f"{label} nests the bodies of If, Loop and Scan {found} levels deep, but protocol buffers read {DEEPEST}; "
-            "export it with fewer."
+            "export it with fewer levels."
         )
 
 
@@ -357,18 +360,18 @@ def _check_text(label: str, template: Template) -> None:
 
 
 def _check_ports(label: str, proto: ModelProto) -> None:
-    """Check the rules for inputs and outputs that ONNX Runtime enforces and ONNX's checker does not."""
+    """Check rules for inputs and outputs that ONNX Runtime enforces and ONNX's checker does not."""
     twice = sorted(name for name, count in Counter(value.name for value in proto.graph.output).items() if count > 1)
     if twice:
         raise ModelError(
-            f"{label} has several outputs named {', '.join(map(repr, twice))}; each needs a name of its own: "
+            f"{label} has several outputs named {', '.join(map(repr, twice))}; names must be unique: "
             "export the model again."
         )
-    for what, values in (("input", proto.graph.input), ("output", proto.graph.output)):
+    for kind, values in (("input", proto.graph.input), ("output", proto.graph.output)):
         for value in values:
             if value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.elem_type:
                 raise ModelError(
-                    f"{label} has the {what} {value.name!r} without an element type, which ONNX Runtime needs; "
+                    f"{label} has the {kind} {value.name!r} without an element type, which ONNX Runtime needs; "
                     "export the model again."
                 )
 
@@ -405,13 +408,13 @@ def _check_size(label: str, tensor: TensorProto, storage: str, stored: int) -> N
         )
     if storage == "typed" and stored != _typed_elements(tensor, needed):
         raise ModelError(
-            f"{label} has {stored} numbers for {tensor.name!r}, but its type and shape "
+            f"{label} has {stored} values for {tensor.name!r}, but its type and shape "
             f"{list(tensor.dims)} need {_typed_elements(tensor, needed)}; export it again."
         )
 
 
 def _check_inner_sizes(label: str, proto: ModelProto) -> None:
-    """The sizes of tensors in attributes and bodies, whose data is in the message."""
+    """Check the sizes of inline tensors in attributes and bodies."""
     outside = len(proto.graph.initializer)
     for tensor in itertools.islice(all_tensors(proto), outside, None):
         if tensor.data_location == TensorProto.EXTERNAL or not tensor.data_type:
@@ -424,7 +427,7 @@ def _check_inner_sizes(label: str, proto: ModelProto) -> None:
 
 
 def _typed_elements(tensor: TensorProto, needed: int) -> int:
-    """Return the length of a typed field: one per element, two for complex ones, one per byte where packed."""
+    """Return the length of a typed field: one per element, two per complex element, one per byte where packed."""
     if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
         return 2 * _elements(tensor)
     return min(needed, _elements(tensor))
@@ -439,12 +442,12 @@ def _elements(tensor: TensorProto) -> int:
 
 def _check_specification(label: str, proto: ModelProto) -> None:
     light = skeleton(proto)
-    unify_default_domain(light)  # the checker knows only one spelling
+    unify_default_domain(light)  # the checker knows one spelling only
     import_runtime_domain(light)
     hide_runtime_operators(light)
-    sort_nodes(label, light)  # the runtime runs nodes in any order
+    sort_nodes(label, light)  # ONNX Runtime accepts any order
     for value in (*light.graph.input, *light.graph.output):
-        # The checker wants shapes here; the runtime does not, and exporters leave unknown ones out.
+        # The checker requires shapes here; ONNX Runtime does not, and exporters omit unknown ones.
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.SetInParent()
     try:

@@ -25,14 +25,14 @@ from onnxtrain.model_file.proto import all_tensors
 from onnxtrain.model_file.writing import reason
 
 _LARGEST_ELEMENT = 16
-"""Bytes of the largest element, a complex one."""
+"""Bytes of the largest element, complex128."""
 
 
 class ExternalData(NamedTuple):
     """Location of an external tensor's bytes.
 
     Attributes:
-        location: The file, relative to the model's folder, as the model says it.
+        location: Path of the file relative to the model's folder, as spelled in the model.
         path: The file.
         offset: First byte.
         length: Number of bytes.
@@ -45,12 +45,12 @@ class ExternalData(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The location as each file has only one."""
+        """The normalized location."""
         return posixpath.normpath(self.location)
 
     @property
     def end(self) -> int:
-        """The byte after the last one."""
+        """End of the range."""
         return self.offset + self.length
 
 
@@ -61,14 +61,18 @@ def data_bytes(tensor: TensorProto) -> int:
         ModelError: The element type has no fixed size, or a dimension is negative.
     """
     if any(dim < 0 for dim in tensor.dims):
-        raise ModelError(f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}; sizes must not be negative.")
+        raise ModelError(
+            f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}; dimensions must not be negative."
+        )
     if 0 in tensor.dims and math.prod(dim for dim in tensor.dims if dim) > LARGEST_SHAPE // _LARGEST_ELEMENT:
-        raise ModelError(f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}, which no tensor can have.")
+        raise ModelError(
+            f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}, which is too large for any tensor."
+        )
     try:
         bits = ir.DataType(tensor.data_type).bitwidth
     except (TypeError, ValueError) as error:
         raise ModelError(
-            f"The tensor {tensor.name!r} has the element type {tensor.data_type}, whose size is not known; "
+            f"The tensor {tensor.name!r} has the element type {tensor.data_type}, whose size is unknown; "
             "raw data needs a numeric type."
         ) from error
     elements = 1
@@ -81,13 +85,12 @@ def locate(tensor: TensorProto, folder: Path | None, moved: Mapping[str, str] | 
     """Find an external tensor's bytes.
 
     Args:
-        tensor: Says location, offset and length.
-        folder: Where the model is; ``None`` for a model that was not read from a file.
-        moved: Where data files are now, by where the model says they are.
+        tensor: The tensor, with location, offset and length.
+        folder: Folder of the model; ``None`` for a model that was not read from a file.
+        moved: New locations of data files by the locations in the model.
 
     Raises:
-        ModelError: The file is outside the folder, missing or too short, or the tensor's description is not
-            valid.
+        ModelError: The file is outside the folder, missing or too short, or the tensor's entries are invalid.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -115,7 +118,7 @@ def locate(tensor: TensorProto, folder: Path | None, moved: Mapping[str, str] | 
 
 
 _DIGITS = 19
-"""More than any file's size has."""
+"""Maximum number of digits of an offset; no file size has more."""
 
 
 def _number(label: str, text: str) -> int:
@@ -125,12 +128,12 @@ def _number(label: str, text: str) -> int:
 
 
 def _short(text: str) -> str:
-    """A text of a stranger in quotes, of bearable length."""
+    """Quote untrusted text, shortened."""
     return repr(text if len(text) <= 100 else f"{text[:97]}...")
 
 
 def _contained(label: str, location: str, folder: Path) -> Path:
-    """The data file; reading must not leave the model's folder, whatever a stranger's model says."""
+    """Return the path of a data file, which must be inside the model's folder, since models are untrusted."""
     if not location:
         raise ModelError(f"{label} has no location; export the model again.")
     if os.path.isabs(location) or Path(location).drive:
@@ -140,13 +143,13 @@ def _contained(label: str, location: str, folder: Path) -> Path:
     path = folder / location
     try:
         real = path.resolve()
-        found = os.stat(path)  # not path.is_file(), which says no to any error since Python 3.14
+        found = os.stat(path)  # not path.is_file(), which hides errors since Python 3.14
     except (FileNotFoundError, NotADirectoryError):
         found = None
-    except (OSError, ValueError, RuntimeError) as error:  # too long, no name at all, links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # too long, an invalid name, a cycle of links
         reason = (isinstance(error, OSError) and error.strerror) or str(error)
         raise ModelError(
-            f"{label} is in {_short(location)}, which no file can be: {reason[:100]}; export the model again."
+            f"{label} is in {_short(location)}, which is not a valid path: {reason[:100]}; export the model again."
         ) from error
     if not real.is_relative_to(folder.resolve()):
         raise ModelError(
@@ -156,28 +159,28 @@ def _contained(label: str, location: str, folder: Path) -> Path:
     if found is None or not stat.S_ISREG(found.st_mode):
         raise ModelError(f"{label} is in {location!r}, but there is no such file in {str(folder)!r}; put it there.")
     if found.st_nlink > 1:
-        # onnx and onnx_ir refuse these too: a hard link can name a file from anywhere on the disk.
+        # as onnx and onnx_ir do: a hard link can name a file from anywhere on the disk
         raise ModelError(f"{label} is in {location!r}, which has several hard links; put a copy of the file there.")
     return path
 
 
 def set_folder(model: ir.Model, folder: str | os.PathLike[str]) -> None:
-    """Say where the external data of a working graph is: of initializers and constants, in functions too."""
+    """Set the folder of external data in a working graph: of initializers and constants, in functions too."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         ir.external_data.set_base_dir(graph, folder)
 
 
 _HELD = 16
-"""Number of a model's data files that are held open."""
+"""Data files of a model that are held open."""
 
 _SMALL_FILE = 1 << 20
-"""Data files up to this size are read: each mapping costs a file descriptor, and models may have thousands."""
+"""Maximum size of data files that are read instead of mapped: a mapping costs a file descriptor."""
 
 
 def raw_array(
     tensor: TensorProto, buffer: mmap.mmap | memoryview | bytes, offset: int, length: int
 ) -> npt.NDArray[np.generic]:
-    """The values of a tensor of this type and shape: a view of its raw data, where elements are not packed."""
+    """Return the values of a tensor: a view of its raw data, unless elements are packed."""
     if ir.DataType(tensor.data_type).bitwidth < 8:
         raw = bytes(buffer[offset : offset + length])
         packed = TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=raw)
@@ -187,9 +190,9 @@ def raw_array(
 
 
 class DataFiles:
-    """Reads data files, and maps them, each once, as long as it is the same file.
+    """Reads data files, or maps each once while it is unchanged.
 
-    A few are held open, so that they can still be read after another run has saved over the model and removed them.
+    Some are held open, so that they can be read after another process has saved over the model and removed them.
     """
 
     def __init__(self) -> None:
@@ -198,7 +201,7 @@ class DataFiles:
         weakref.finalize(self, _close, self._held)
 
     def hold(self, paths: Iterable[Path]) -> None:
-        """Open data files, as far as there are not too many, and let go of those before."""
+        """Hold the first data files open, and close those that were held before."""
         _close(self._held)
         for path in list(dict.fromkeys(paths))[:_HELD]:
             with contextlib.suppress(OSError):
@@ -210,10 +213,10 @@ class DataFiles:
 
         Args:
             path: The file.
-            size: How many bytes it has to have.
+            size: Number of bytes that it must have.
 
         Raises:
-            ModelError: It cannot be read, or was cut off.
+            ModelError: It cannot be read, or is truncated.
         """
         label = f"The data file {str(path)!r}"
         try:
@@ -233,30 +236,30 @@ class DataFiles:
             yield file
 
     def array(self, tensor: TensorProto, data: ExternalData) -> npt.NDArray[np.generic]:
-        """The tensor's values, read-only; pages are read when they are used.
+        """Return the tensor's values, read-only and memory-mapped.
 
         Raises:
-            ModelError: The file cannot be read, or was cut off.
+            ModelError: The file cannot be read, or is truncated.
         """
         if data.length == 0:
             return np.empty(list(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
         return raw_array(tensor, self._buffer(data), data.offset, data.length)
 
     def read(self, data: ExternalData) -> bytes:
-        """The bytes of a tensor.
+        """Read the bytes of a tensor.
 
         Raises:
-            ModelError: The file cannot be read, or was cut off.
+            ModelError: The file cannot be read, or is truncated.
         """
         with self.open(data.path, data.end) as file:
             file.seek(data.offset)
             return file.read(data.length)
 
     def raw(self, data: ExternalData) -> npt.NDArray[np.uint8]:
-        """The bytes, read-only; pages are read when they are used.
+        """Return the bytes of a tensor, read-only and memory-mapped.
 
         Raises:
-            ModelError: The file cannot be read, or was cut off.
+            ModelError: The file cannot be read, or is truncated.
         """
         if data.length == 0:
             return np.empty(0, np.uint8)
@@ -288,13 +291,13 @@ def _close(held: dict[Path, int]) -> None:
 
 
 class DataTensor(ir.ExternalTensor):
-    """An external tensor of a working copy, whose values come from wherever its data is when they are read.
+    """An external tensor of a working copy, whose data file may be renamed by a save.
 
     Args:
         tensor: The initializer.
-        data: Where its data is now.
-        read: Gives its values.
-        folder: Where the model is.
+        data: Returns the current location of its data.
+        read: Returns its values.
+        folder: Folder of the model.
     """
 
     __slots__ = ("_read", "_where")
@@ -321,33 +324,32 @@ class DataTensor(ir.ExternalTensor):
 
     @property
     def location(self) -> str:
-        """The data file, relative to the model's folder."""
+        """Path of the data file, relative to the model's folder."""
         return self._where().location
 
     def numpy(self) -> npt.NDArray[np.generic]:
-        """The values; pages are read when they are used."""
+        """Return the values, memory-mapped."""
         return self._read()
 
     def __array__(self, dtype: Any = None) -> npt.NDArray[np.generic]:
         return np.asarray(self._read(), dtype)
 
     def tobytes(self) -> bytes:
-        """The raw data."""
+        """Return the raw data."""
         return bytes(ir.Tensor(self._read(), dtype=self.dtype, name=self.name).tobytes())
 
 
 def with_external_data(
     proto: ModelProto, folder: str | os.PathLike[str] | None, moved: Mapping[str, str] | None = None
 ) -> ModelProto:
-    """Read the data that lies in files beside a model into it, in place, and return it.
+    """Load external data into a model, in place, and return the model.
 
-    Beyond 2 GiB such a model can be held but not written as one file: ``onnx.save(..., save_as_external_data=True)``
-    writes it.
+    A result of more than 2 GiB cannot be written as one file; use ``onnx.save(..., save_as_external_data=True)``.
 
     Args:
         proto: The model.
-        folder: Where its files are; ``None`` where that is not known.
-        moved: Where data files are now, by where the model says they are.
+        folder: Folder of its data files; ``None`` where it is unknown.
+        moved: New locations of data files by the locations in the model.
 
     Raises:
         ModelError: A file is missing, too short or outside the folder.
@@ -364,10 +366,10 @@ def with_external_data(
 def check_external_data(
     proto: ModelProto, folder: str | os.PathLike[str] | None, *, without: Container[str] = ()
 ) -> None:
-    """Make sure that the files beside a model are there, but for those of some tensors.
+    """Check that a model's data files exist, except those of some tensors.
 
     Raises:
-        ModelError: One is missing, too short or outside the folder.
+        ModelError: A file is missing, too short or outside the folder.
     """
     for _ in _external(proto, folder, without):
         pass
@@ -379,8 +381,8 @@ def _external(
     without: Container[str] = (),
     moved: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[TensorProto, ExternalData]]:
-    """The tensors whose data lies in files, and where."""
-    place = None if folder is None else Path(folder)
+    """Yield the external tensors and their data."""
+    base = None if folder is None else Path(folder)
     for tensor in all_tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL and tensor.name not in without:
-            yield tensor, locate(tensor, place, moved)
+            yield tensor, locate(tensor, base, moved)

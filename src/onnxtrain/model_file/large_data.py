@@ -25,15 +25,15 @@ from onnxtrain.errors import ModelError
 from onnxtrain.model_file.writing import reason
 
 ALIGNMENT = 64
-"""Bytes of a cache line, on which memory starts as vector loops like it."""
+"""Bytes of a cache line, the alignment of arrays for vector loops."""
 
 
 def aligned(size: int, *, zero: bool = False) -> np.ndarray:
-    """New memory [size] of bytes that starts on a cache line.
+    """Allocate bytes [size] that start on a cache line.
 
     Args:
-        size: In bytes.
-        zero: Whether all are 0; the system gives such memory only when it is written.
+        size: Number of bytes.
+        zero: Fill with zeros; the system then allocates pages when they are written.
     """
     raw = (np.zeros if zero else np.empty)(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -41,52 +41,52 @@ def aligned(size: int, *, zero: bool = False) -> np.ndarray:
 
 
 Stamp = tuple[int, int, int, int]
-"""Tells whether a file is still the one that it was: device, inode, time of change, size."""
+"""Identifies the content of a file: device, inode, modification time, size."""
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """The stamp of a file's status."""
+    """Return the stamp of a file's status."""
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-class Origin(NamedTuple):
-    """Source file of data, which can be read from it again while the file is unchanged.
+class SourceFile(NamedTuple):
+    """File from which large data was read, and can be read again while the file is unchanged.
 
     Attributes:
         path: The file.
-        stamp: Of the file when it was read.
-        places: Where in it the data of each tensor is.
+        stamp: Stamp of the file when it was read.
+        ranges: Byte range of each tensor's data.
     """
 
     path: Path
     stamp: Stamp
-    places: Mapping[str, slice]
+    ranges: Mapping[str, slice]
 
     def read(self, name: str) -> bytes:
-        """The data of a tensor, from the file.
+        """Read the data of a tensor.
 
         Raises:
             ModelError: The file is gone, or was changed or replaced.
         """
-        place = self.places[name]
+        span = self.ranges[name]
         try:
             with self.path.open("rb") as file:
                 if stamp_of(os.fstat(file.fileno())) == self.stamp:
-                    file.seek(place.start)
-                    return file.read(place.stop - place.start)
+                    file.seek(span.start)
+                    return file.read(span.stop - span.start)
         except OSError:
             pass
         raise ModelError(
-            f"The first values of {name!r} are gone: training released them, and {str(self.path)!r} was changed since "
-            "it was read; load the model from a copy of the file that stays."
+            f"The initial values of {name!r} are gone: training released them, and {str(self.path)!r} was changed "
+            "since it was read; load the model from a copy of the file that nobody changes."
         )
 
 
 _GAP = 1 << 16
-"""Bytes between the data of two initializers up to which both are read in one call, and what lies between with them."""
+"""Maximum gap in bytes between the data of two initializers that are read in one call."""
 
 _MOST_PARTS = 1024
-"""Pieces of memory that one call fills on Linux (``IOV_MAX``)."""
+"""Buffers per read call on Linux (``IOV_MAX``)."""
 
 
 class _Run(NamedTuple):
@@ -97,61 +97,61 @@ class _Run(NamedTuple):
 
 
 class BackgroundRead:
-    """Reads parts of a file in another thread, each to memory of its own.
+    """Read ranges of a file in another thread, each into memory of its own.
 
     Args:
-        origin: The file, and where the parts are.
-        file: The same, open; closed at the end.
+        source: The file and the ranges.
+        file: The same file, open; it is closed at the end.
     """
 
-    def __init__(self, origin: Origin, file: FileIO) -> None:
-        places = origin.places
-        self._memory = {name: aligned(place.stop - place.start) for name, place in places.items()}
+    def __init__(self, source: SourceFile, file: FileIO) -> None:
+        ranges = source.ranges
+        self._memory = {name: aligned(span.stop - span.start) for name, span in ranges.items()}
         self._names = {memory.ctypes.data: name for name, memory in self._memory.items()}
         self._shown = defaultdict[str, list["weakref.ref[np.ndarray]"]](list)
-        self._work: _Work | None = _Work(origin, file, list(_runs(places, self._memory)))
+        self._work: _Work | None = _Work(source, file, list(_runs(ranges, self._memory)))
 
     @classmethod
-    def of(cls, origin: Origin) -> BackgroundRead | None:
-        """A file that has just been looked at, or ``None`` where there is another, or none, in its place by now.
+    def of(cls, source: SourceFile) -> BackgroundRead | None:
+        """Start reading a file; ``None`` if it was replaced or removed since its stamp was taken.
 
         Raises:
-            ModelError: Somebody wrote into it.
+            ModelError: The file was written to.
         """
         try:
-            file = origin.path.open("rb", buffering=0)
+            file = source.path.open("rb", buffering=0)
         except OSError:
             return None
         stamp = stamp_of(os.fstat(file.fileno()))
-        if stamp == origin.stamp:
-            return cls(origin, file)
+        if stamp == source.stamp:
+            return cls(source, file)
         file.close()
-        if stamp[:2] == origin.stamp[:2]:
-            raise ModelError(_changed(origin))
+        if stamp[:2] == source.stamp[:2]:
+            raise ModelError(_changed(source))
         return None
 
     def __contains__(self, name: str) -> bool:
         return name in self._memory
 
     def __getitem__(self, name: str) -> memoryview:
-        """Return the bytes of a part, once all parts have been read.
+        """Return the bytes of a range, after waiting for all ranges.
 
         Raises:
             ModelError: The file could not be read.
         """
         self._wait()
-        shown = self._memory[name].view()  # lives as long as anybody looks at what is handed out here
+        shown = self._memory[name].view()  # lives as long as any view of the returned memory
         self._shown[name] = [*self._still_shown(name), weakref.ref(shown)]
         return shown.data.toreadonly()
 
     def drop(self, name: str) -> None:
-        """Free the memory of a part, as soon as nobody looks at it."""
+        """Free the memory of a range once no view of it is left."""
         self._memory.pop(name, None)
 
     def take(self, array: np.ndarray) -> np.ndarray | None:
-        """Hand over the memory of the part that an array shows, as an array like it which may be written.
+        """Transfer the memory that an array views, as a writable array of the same shape.
 
-        The part is gone then. ``None`` where the array shows no part, or others look at that part, too.
+        ``None`` if the array views none of the ranges, or other views of the range exist.
         """
         name = self._names.get(array.ctypes.data, "")
         memory = self._memory.get(name)
@@ -174,19 +174,19 @@ class BackgroundRead:
 
 
 class _Work:
-    """The reading itself. It does not keep alive who asked for it."""
+    """The reading thread, which does not keep the `BackgroundRead` alive."""
 
-    def __init__(self, origin: Origin, file: FileIO, runs: list[_Run]) -> None:
-        self._origin, self._file, self._runs = origin, file, runs
+    def __init__(self, source: SourceFile, file: FileIO, runs: list[_Run]) -> None:
+        self._source, self._file, self._runs = source, file, runs
         self._done, self._error = False, ""
-        # A process that ends does not wait for it.
+        # a daemon, so that the process does not wait for it at exit
         self._thread = threading.Thread(target=self._read, name="onnxtrain: weights", daemon=True)
         self._thread.start()
 
     def wait(self) -> str:
-        """Wait for the end; returns why it failed, where it did."""
+        """Wait for the end and return the error, or an empty string."""
         self._thread.join()
-        if not self._done:  # this is a copy of the process, made by fork, which has no other thread
+        if not self._done:  # a forked process, which has no such thread
             self._read()
         return self._error
 
@@ -195,36 +195,36 @@ class _Work:
             with self._file as file:
                 for run in self._runs:
                     _fill(file.fileno(), run)
-                if stamp_of(os.fstat(file.fileno())) != self._origin.stamp:
+                if stamp_of(os.fstat(file.fileno())) != self._source.stamp:
                     raise EOFError
         except EOFError:
-            self._error = _changed(self._origin)
+            self._error = _changed(self._source)
         except OSError as error:
-            self._error = f"{str(self._origin.path)!r} cannot be read: {reason(error, 'copy it again')}."
+            self._error = f"{str(self._source.path)!r} cannot be read: {reason(error, 'copy it again')}."
         self._done, self._runs = True, []
 
 
-def _changed(origin: Origin) -> str:
+def _changed(source: SourceFile) -> str:
     return (
-        f"{str(origin.path)!r} was changed while it was read; load the model from a file that nobody writes into, or "
-        "replace files as a whole."
+        f"{str(source.path)!r} was changed while it was read; load the model from a file that nobody writes to, or "
+        "replace files atomically."
     )
 
 
-def _runs(places: Mapping[str, slice], memory: Mapping[str, np.ndarray]) -> Iterator[_Run]:
-    """The parts in the order of the file, those that are near to each other together."""
-    gap = np.empty(_GAP, np.uint8)  # what is between them, which nobody looks at
+def _runs(ranges: Mapping[str, slice], memory: Mapping[str, np.ndarray]) -> Iterator[_Run]:
+    """Group the ranges into read calls, in the order of the file."""
+    gap = np.empty(_GAP, np.uint8)  # receives the bytes between ranges
     run, end = _Run(0, []), 0
-    for name, place in sorted(places.items(), key=lambda item: item[1].start):
-        between = place.start - end
+    for name, span in sorted(ranges.items(), key=lambda item: item[1].start):
+        between = span.start - end
         if not run.parts or not 0 <= between <= _GAP or len(run.parts) > _MOST_PARTS - 2:
             if run.parts:
                 yield run
-            run, between = _Run(place.start, []), 0
+            run, between = _Run(span.start, []), 0
         if between:
             run.parts.append(gap[:between])
         run.parts.append(memory[name])
-        end = place.stop
+        end = span.stop
     if run.parts:
         yield run
 
@@ -233,7 +233,7 @@ def _fill(descriptor: int, run: _Run) -> None:
     """Read one run.
 
     Raises:
-        EOFError: The file ends before.
+        EOFError: The file is too short.
         OSError: It cannot be read.
     """
     parts, offset = [part.data for part in run.parts], run.offset
@@ -252,59 +252,59 @@ class LargeData:
     """Raw data by the names of the initializers.
 
     Args:
-        data: The serialised model; not kept, unless it is lent.
-        places: Where in it the data of each large initializer is.
-        origin: Where some or all of it can be read again.
-        lent: Whether to look at the data where it is, until :meth:`release` is called, instead of copying it.
-        background: Reads the data of all places; then there is none in ``data``.
+        data: The serialized model; not kept, unless it is lent.
+        ranges: Byte range of each large initializer's data.
+        source: File from which the data can be read again.
+        lent: Use views of the data until :meth:`release` is called, instead of copying it.
+        background: Reads all ranges; ``data`` is then not used.
     """
 
     def __init__(
         self,
         data: bytes | mmap.mmap = b"",
-        places: Mapping[str, slice] | None = None,
-        origin: Origin | None = None,
+        ranges: Mapping[str, slice] | None = None,
+        source: SourceFile | None = None,
         *,
         lent: bool = False,
         background: BackgroundRead | None = None,
     ):
-        self.origin = origin
-        source = memoryview(data) if lent else data
+        self.source = source
+        view = memoryview(data) if lent else data
         self._background = background
         self._held: dict[str, bytes | memoryview | None] = {
-            name: source[place] if background is None else None for name, place in (places or {}).items()
+            name: view[span] if background is None else None for name, span in (ranges or {}).items()
         }
 
     def __contains__(self, name: str) -> bool:
         return name in self._held
 
     def read(self, name: str) -> bytes | memoryview:
-        """The data of an initializer, from the file again where it was released.
+        """Return the data of an initializer; data that was released is read from the file again.
 
         Raises:
-            ModelError: It was released, and the file is not what it was; or the file cannot be read.
+            ModelError: The file was changed, or cannot be read.
         """
         if self._background is not None and name in self._background:
             return self._background[name]
         held = self._held[name]
         if held is not None:
             return held
-        assert self.origin is not None  # nothing else is released
-        return self.origin.read(name)
+        assert self.source is not None  # only data with a source is released
+        return self.source.read(name)
 
     def release(self, names: Iterable[str]) -> None:
-        """Free the memory of what can be read from the file again; what stays is not lent any more."""
+        """Free the data that can be read from the file again, and copy the rest of what was lent."""
         for name in names:
             if self._background is not None:
                 self._background.drop(name)
-            if name in self._held and self.origin is not None and name in self.origin.places:
+            if name in self._held and self.source is not None and name in self.source.ranges:
                 self._held[name] = None
         self._held = {name: None if held is None else bytes(held) for name, held in self._held.items()}
 
     def take(self, array: np.ndarray) -> np.ndarray | None:
-        """Release what an array shows, and hand over its memory: an array like it which may be written.
+        """Transfer the memory that an array views; see :meth:`BackgroundRead.take`.
 
-        ``None`` where it shows nothing that can be handed over.
+        ``None`` where it cannot be transferred.
         """
         return None if self._background is None else self._background.take(array)
 
@@ -313,10 +313,10 @@ Array = np.ndarray
 
 
 class MadeArrays(Mapping[str, Array]):
-    """Arrays by name; each is made anew every time that it is asked for.
+    """Arrays by name, created at every access, so that one of many is in memory at a time.
 
     Args:
-        makers: What makes each.
+        makers: Functions that return the arrays.
 
     Example:
         >>> arrays = MadeArrays({"w": lambda: np.ones(2)}) | {"b": np.zeros(3)}
@@ -330,7 +330,7 @@ class MadeArrays(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         return self._makers[name]()
 
-    def __contains__(self, name: object) -> bool:  # without making it
+    def __contains__(self, name: object) -> bool:  # without creating the array
         return name in self._makers
 
     def __iter__(self) -> Iterator[str]:

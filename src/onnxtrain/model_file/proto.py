@@ -17,28 +17,28 @@ from onnxtrain.errors import ModelError
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN, is_default_domain
 
 STAND_IN_DOMAIN = "onnxtrain.stand_in"
-"""The domain of nodes that stand for something that a conversion must leave alone."""
+"""Domain of placeholder nodes, which conversions leave alone."""
 
 RUNTIME_OPERATORS = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
-"""Operators that ONNX Runtime put into ONNX's own domain, and the opset from which ONNX has them, too."""
+"""Operators of ONNX Runtime in the default domain, and the opset from which ONNX defines them, too."""
 
 LARGE = 1024
-"""Tensors above this many bytes are left out; smaller ones may be shapes or axes that a conversion reads."""
+"""Bytes from which tensors are omitted; smaller ones may be shapes or axes that a conversion reads."""
 
 
 def is_large(tensor: TensorProto) -> bool:
-    """Return whether a skeleton omits the tensor's data: above 1 KiB, or in a file of its own."""
-    # Every element type has at most 16 bytes; what matters here is the order of magnitude.
+    """Return whether a skeleton omits the tensor's data: above 1 KiB, or external."""
+    # 4 bytes per element: only the order of magnitude matters
     return tensor.data_location == TensorProto.EXTERNAL or math.prod(tensor.dims) * 4 > LARGE
 
 
 def default_opset(imports: Iterable[OperatorSetIdProto]) -> int | None:
-    """The version of ONNX's own operators that a model or a function imports; ``None`` without an import."""
+    """Return the opset of the default domain; ``None`` without an import."""
     return max((item.version for item in imports if is_default_domain(item.domain)), default=None)
 
 
 def proto_subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    """The graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
+    """Yield the graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -46,7 +46,7 @@ def proto_subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of a model: initializers, attributes, in subgraphs, functions and training information."""
+    """Yield all tensors of a model: initializers first, then attributes, subgraphs, functions, training information."""
     yield from _graph_tensors(proto.graph)
     for function in proto.functions:
         yield from _node_tensors(function)
@@ -74,7 +74,7 @@ def _node_tensors(holder: GraphProto | FunctionProto) -> Iterator[TensorProto]:
 
 
 def unify_default_domain(proto: ModelProto) -> None:
-    """Write ONNX's own domain as "" everywhere (workarounds: two spellings of a domain)."""
+    """Write the default domain as "" everywhere (workarounds: two spellings of a domain)."""
     for holder in (proto, *proto.functions):
         versions = {item.domain: item.version for item in holder.opset_import if not is_default_domain(item.domain)}
         versions[""] = default_opset(holder.opset_import) or 0
@@ -88,7 +88,7 @@ def unify_default_domain(proto: ModelProto) -> None:
 
 
 def import_runtime_domain(proto: ModelProto) -> None:
-    """Import ONNX Runtime's own domain where nodes use it, in place: its transformer optimizer leaves that out."""
+    """Import ONNX Runtime's domain where nodes use it, in place: its transformer optimizer omits the import."""
     for holder in (proto, *proto.functions):
         if any(item.domain == MICROSOFT_DOMAIN for item in holder.opset_import):
             continue
@@ -98,7 +98,7 @@ def import_runtime_domain(proto: ModelProto) -> None:
 
 
 def hide_runtime_operators(proto: ModelProto) -> None:
-    """Let a stand-in domain have the operators that only ONNX Runtime knows in ONNX's own, in place."""
+    """Move operators that only ONNX Runtime has in the default domain to the placeholder domain, in place."""
     for holder in (proto, *proto.functions):
         opset = default_opset(holder.opset_import) or 0
         for node in all_nodes(proto.graph if holder is proto else holder):
@@ -109,7 +109,7 @@ def hide_runtime_operators(proto: ModelProto) -> None:
 
 
 def is_runtime_operator(node: NodeProto, opset: int) -> bool:
-    """Return whether ONNX Runtime, but not ONNX, defines a node's operator in ONNX's own domain."""
+    """Return whether ONNX Runtime, but not ONNX, defines a node's operator in the default domain."""
     if not is_default_domain(node.domain) or node.op_type not in RUNTIME_OPERATORS:
         return False
     since = RUNTIME_OPERATORS[node.op_type]
@@ -117,7 +117,7 @@ def is_runtime_operator(node: NodeProto, opset: int) -> bool:
 
 
 def all_nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
-    """The nodes of a graph or a function, and those in their bodies."""
+    """Yield the nodes of a graph or a function, and those in their bodies."""
     for node in holder.node:
         yield node
         for graph in proto_subgraphs(node):
@@ -125,7 +125,7 @@ def all_nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
 
 
 def without_data(proto: ModelProto) -> ModelProto:
-    """Copy a model; large initializers of its main graph keep their name, type and shape, but have no data."""
+    """Copy a model without the data of large initializers in its main graph."""
     copy = ModelProto()
     for field, value in proto.ListFields():
         if field.name != "graph":
@@ -149,7 +149,7 @@ def _copy_field(target: ModelProto | GraphProto, name: str, value: object) -> No
 
 
 def skeleton(proto: ModelProto) -> ModelProto:
-    """Copy a model with a stand-in node in place of each large tensor, in subgraphs and functions too.
+    """Copy a model with a placeholder node for each large tensor, also in subgraphs and functions.
 
     Ensures:
         Names, types and shapes of all values are known as before; the size does not depend on the weights'.
@@ -173,7 +173,7 @@ def skeleton(proto: ModelProto) -> ModelProto:
 
 
 def graph_skeleton(graph: GraphProto) -> GraphProto:
-    """The graph's part of `skeleton`."""
+    """Return the skeleton of a graph; see `skeleton`."""
     copy = GraphProto(name=graph.name)
     copy.input.extend(graph.input)
     copy.output.extend(graph.output)
@@ -184,7 +184,7 @@ def graph_skeleton(graph: GraphProto) -> GraphProto:
     sparse = [(tensor.values.name, tensor.values.data_type, tensor.dims) for tensor in graph.sparse_initializer]
     for name, element, dims in [(tensor.name, tensor.data_type, tensor.dims) for tensor in absent] + sparse:
         if name in given:
-            continue  # an initializer that is listed as an input too: the input declares it
+            continue  # an initializer that is an input, too, is declared by the input
         copy.node.append(stand_in("Initializer", [name]))
         if name not in typed:
             copy.value_info.append(onnx.helper.make_tensor_value_info(name, element, dims))
@@ -199,7 +199,7 @@ def graph_skeleton(graph: GraphProto) -> GraphProto:
 
 
 def node_skeleton(node: NodeProto) -> NodeProto:
-    """The node's part of `skeleton`: a large Constant becomes a stand-in."""
+    """Return the skeleton of a node: a large Constant becomes a placeholder."""
     if node.op_type == "Constant" and any(is_large(item.t) for item in node.attribute if item.HasField("t")):
         return stand_in("Constant", node.output)
     copy = NodeProto(name=node.name, op_type=node.op_type, domain=node.domain, input=node.input, output=node.output)
@@ -218,19 +218,21 @@ def node_skeleton(node: NodeProto) -> NodeProto:
 
 
 def stand_in(op_type: str, outputs: Sequence[str], inputs: Sequence[str] = ()) -> NodeProto:
-    """A node that ONNX's tools pass over."""
+    """Return a placeholder node, which ONNX's tools skip."""
     return onnx.helper.make_node(op_type, inputs, outputs, domain=STAND_IN_DOMAIN)
 
 
 def sort_nodes(label: str, proto: ModelProto) -> None:
-    """Put the nodes of a model behind what they read, in place, in bodies and functions too; sorted ones stay.
+    """Sort the nodes of a model topologically, in place, also in bodies and functions; sorted nodes stay.
+
+    ONNX requires the order; ONNX Runtime sorts, and its tools write any order.
 
     Args:
-        label: What messages call the model.
+        label: Name of the model in messages.
         proto: The model.
 
     Raises:
-        ModelError: Nodes read each other's results in a circle.
+        ModelError: Nodes form a cycle.
     """
     for holder in (proto.graph, *proto.functions):
         _sort(label, holder)
@@ -241,56 +243,56 @@ def _sort(label: str, holder: GraphProto | FunctionProto) -> None:
         for body in proto_subgraphs(node):
             _sort(label, body)
     nodes = list(holder.node)
-    order = _sorted_places(label, nodes)
+    order = _topological_order(label, nodes)
     if order != list(range(len(nodes))):
-        sorted_nodes = [NodeProto.FromString(nodes[place].SerializeToString()) for place in order]
+        sorted_nodes = [NodeProto.FromString(nodes[index].SerializeToString()) for index in order]
         del holder.node[:]
         holder.node.extend(sorted_nodes)
 
 
-def _sorted_places(label: str, nodes: Sequence[NodeProto]) -> list[int]:
-    """In which order to take the nodes: always the first one of which all is known that it reads."""
-    given = [(name, place) for place, node in enumerate(nodes) for name in node.output if name]
+def _topological_order(label: str, nodes: Sequence[NodeProto]) -> list[int]:
+    """Return the indices of the nodes, always the first one whose inputs are computed."""
+    given = [(name, index) for index, node in enumerate(nodes) for name in node.output if name]
     producer = dict(given)
     read = [[producer[name] for name in _read(node) if name in producer] for node in nodes]
-    in_order = all(source < place for place, sources in enumerate(read) for source in sources)
+    in_order = all(source < index for index, sources in enumerate(read) for source in sources)
     if in_order or len(producer) < len(given):
-        return list(range(len(nodes)))  # names that are given twice are another mistake, which the checker tells
+        return list(range(len(nodes)))  # the checker reports duplicate names
     waiting = [set(sources) for sources in read]
     readers: list[list[int]] = [[] for _ in nodes]
-    for place, sources in enumerate(waiting):
+    for index, sources in enumerate(waiting):
         for source in sources:
-            readers[source].append(place)
-    ready = [place for place, sources in enumerate(waiting) if not sources]
+            readers[source].append(index)
+    ready = [index for index, sources in enumerate(waiting) if not sources]
     order = []
     while ready:
-        place = heapq.heappop(ready)
-        order.append(place)
-        for reader in readers[place]:
-            waiting[reader].discard(place)
+        index = heapq.heappop(ready)
+        order.append(index)
+        for reader in readers[index]:
+            waiting[reader].discard(index)
             if not waiting[reader]:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
-        raise ModelError(f"{label} has {_circle(nodes, waiting)}, so that none can run first; export it again.")
+        raise ModelError(f"{label} has {_cycle(nodes, waiting)}, so that no order exists; export it again.")
     return order
 
 
-def _circle(nodes: Sequence[NodeProto], waiting: Sequence[Collection[int]]) -> str:
-    """The nodes of one circle, in the order in which they wait for each other."""
-    place = next(place for place, sources in enumerate(waiting) if sources)
+def _cycle(nodes: Sequence[NodeProto], waiting: Sequence[Collection[int]]) -> str:
+    """Describe the nodes of a cycle."""
+    index = next(index for index, sources in enumerate(waiting) if sources)
     seen: list[int] = []
-    while place not in seen:
-        seen.append(place)
-        place = min(waiting[place])
-    names = [f"{nodes[at].op_type} (output {nodes[at].output[0]!r})" for at in seen[seen.index(place) :]]
+    while index not in seen:
+        seen.append(index)
+        index = min(waiting[index])
+    names = [f"{nodes[at].op_type} (output {nodes[at].output[0]!r})" for at in seen[seen.index(index) :]]
     if len(names) == 1:
         return f"a node that reads its own result, {names[0]}"
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-    return f"{len(names)} nodes that read each other's results in a circle, {shown}"
+    return f"{len(names)} nodes in a cycle, {shown}"
 
 
 def _read(node: NodeProto) -> set[str]:
-    """Return the outer values that a node reads, those read in its bodies included."""
+    """Return the outer values that a node reads, including those read in its bodies."""
     found = set(node.input)
     if node.op_type != "Constant":
         for body in proto_subgraphs(node):

@@ -42,11 +42,11 @@ from onnxtrain.model_file.proto import (
 
 
 def repair_graph(graph: GraphProto, opset: int) -> None:
-    """Rewrite a graph and its subgraphs in place.
+    """Rewrite operators that the converter gets wrong, in a graph and its subgraphs, in place.
 
     Args:
-        graph: At an opset below the converter's target.
-        opset: The opset of its default domain.
+        graph: A graph below the target opset.
+        opset: Opset of its default domain.
 
     Raises:
         ModelError: An operator has no equivalent at newer opsets.
@@ -77,7 +77,7 @@ def _attributes(node: NodeProto) -> dict[str, object]:
 
 
 def _hardmax(node: NodeProto, graph: GraphProto, read: set[str]) -> list[NodeProto]:
-    """Up to opset 12 the input was a matrix, made by flattening at the axis; say so with nodes."""
+    """Write Hardmax of opset 12 and earlier, which flattens its input at the axis, as explicit nodes."""
     x, y = node.input[0], node.output[0]
     axis = _attributes(node).get("axis", 1)
     shape, matrix, hard = (f"{y}.onnxtrain.{part}" for part in ("shape", "matrix", "hardmax"))
@@ -90,12 +90,11 @@ def _hardmax(node: NodeProto, graph: GraphProto, read: set[str]) -> list[NodePro
 
 
 def _resize(node: NodeProto, graph: GraphProto, read: set[str]) -> list[NodeProto]:
-    """Write the Resize of opset 11 and later that computes what Upsample and Resize did before.
+    """Write Upsample and earlier Resize as the Resize of opset 11.
 
-    They mapped coordinates by ``x / scale`` ("asymmetric"), and nearest neighbours were rounded down where an
-    axis grows and up where it shrinks. No rounding mode does both, so where the scales do both, or are not
-    known, two nodes follow each other: one that grows, one that shrinks. Each is exact, as nearest neighbours
-    are chosen axis by axis.
+    They map coordinates by ``x / scale`` ("asymmetric"), and round nearest neighbours down where an axis grows and up
+    where it shrinks. No rounding mode does both. So if the scales do both, or are unknown, two nodes follow each other:
+    one grows, one shrinks. Each is exact, since nearest neighbours are chosen axis by axis.
     """
     attributes = _attributes(node)
     mode = _text(attributes.get("mode", b"nearest"))
@@ -124,7 +123,7 @@ def _resize(node: NodeProto, graph: GraphProto, read: set[str]) -> list[NodeProt
 
 
 def _asymmetric(name: str, x: str, scales: str, y: str, mode: str, nearest_mode: str) -> NodeProto:
-    # A stand-in, as this form is not valid before opset 13; its domain becomes ONNX's after the conversion.
+    # in the placeholder domain during the conversion, since this form is invalid before opset 13
     return onnx.helper.make_node(
         "Resize",
         [x, "", scales],
@@ -156,7 +155,7 @@ def _constant_value(graph: GraphProto, name: str) -> np.ndarray | None:
 
 
 def _batch_normalization(node: NodeProto, graph: GraphProto, read: set[str]) -> list[NodeProto]:
-    """Up to opset 13 further outputs meant training: batch statistics; opset 14 says so with an attribute."""
+    """Write BatchNormalization before opset 14, where further outputs imply training mode, with the attribute."""
     attributes = _attributes(node)
     if attributes.pop("spatial", 1) != 1:
         raise ModelError(
@@ -166,13 +165,13 @@ def _batch_normalization(node: NodeProto, graph: GraphProto, read: set[str]) -> 
     saved = [name for name in node.output[3:] if name in read]
     if saved:
         raise ModelError(
-            f"BatchNormalization {_label(node)} has outputs that are read, {', '.join(map(repr, saved))}, and that "
+            f"BatchNormalization {_label(node)} has outputs that are read, {', '.join(map(repr, saved))}, but that "
             "opset 14 removed, so that it cannot be upgraded; export the model at opset 14 or newer."
         )
     if not any(node.output[1:]):
         del node.output[1:]
         return [node]
-    # A stand-in, as the converter refuses further outputs.
+    # in the placeholder domain, since the converter refuses further outputs
     return [
         onnx.helper.make_node(
             "BatchNormalization",
@@ -189,7 +188,7 @@ def _batch_normalization(node: NodeProto, graph: GraphProto, read: set[str]) -> 
 
 def _scan(node: NodeProto, graph: GraphProto, read: set[str]) -> list[NodeProto]:
     raise ModelError(
-        f"Scan {_label(node)} is of opset 8, whose batch dimension opset 9 removed, so that it cannot be "
+        f"Scan {_label(node)} has opset 8, whose batch dimension opset 9 removed, so that it cannot be "
         "upgraded; export the model at opset 9 or newer."
     )
 
@@ -206,25 +205,25 @@ _REPAIRS: dict[str, tuple[int, _Repair]] = {
     "BatchNormalization": (14, _batch_normalization),
     "Scan": (9, _scan),
 }
-"""Below which opset an operator is rewritten, and how."""
+"""Opset below which an operator is rewritten, and the function that rewrites it."""
 
 _FAILURES = (RuntimeError, onnx.version_converter.ConvertError, onnx.shape_inference.InferenceError)
-"""Exceptions of the converter: its assertions, its refusals, and errors of its shape inference."""
+"""Exceptions of the converter: assertions, refusals, and errors of its shape inference."""
 
 _GRAPH_TYPES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
-    """Raise a model and its functions to an opset; the results stay the same.
+    """Raise a model and its functions to an opset, with the same results.
 
     Args:
-        proto: The model; it is not changed. External tensors stay external.
-        minimum: The opset of the default domain that the result has at least.
+        proto: The model; it is not modified. External tensors stay external.
+        minimum: Minimum opset of the default domain.
 
     Returns:
-        The same object where nothing is below ``minimum``, else a new model. Values keep their names, and what
-        the conversion does not concern is as it was. A function that passes its attributes on to an operator
-        whose schema changed is inlined, since only a call says what they are.
+        The same object if nothing is below ``minimum``, else a new model. Values keep their names, and unaffected nodes
+        are unchanged. A function that passes its attributes on to an operator whose schema changed is inlined, since
+        only its calls have their values.
 
     Raises:
         ModelError: An operator has no equivalent at the newer opset; the message names it.
@@ -282,7 +281,7 @@ def _inline(proto: ModelProto, functions: Sequence[FunctionProto]) -> ModelProto
     except RuntimeError as error:
         raise ModelError(
             f"The model's functions {', '.join(sorted(repr(name) for _, name in names))} pass attributes on to "
-            "operators that newer opsets define anew and import another opset than the model, so that they "
+            "operators that newer opsets redefine, and import another opset than the model, so that they "
             "cannot be upgraded; export the model without functions or at a newer opset."
         ) from error
     _put_data_back(proto, result)
@@ -308,19 +307,19 @@ def _is_same(node: NodeProto, before: int, after: int) -> bool:
         return True
     try:
         versions = {onnx.defs.get_schema(node.op_type, opset, "").since_version for opset in (before, after)}
-    except onnx.defs.SchemaError:  # not ONNX's: the runtime's own operators live in this domain too
+    except onnx.defs.SchemaError:  # an operator of ONNX Runtime in this domain
         return True
     return len(versions) == 1
 
 
 def _upgrade_function(function: FunctionProto, minimum: int) -> None:
-    """Convert the body as a graph whose inputs have no type."""
+    """Convert the body of a function as a graph with untyped inputs."""
     graph = GraphProto(name=function.name, node=function.node)
     graph.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
     upgraded = _upgrade_graph(graph, function.opset_import, minimum)
     del function.node[:]
-    # A function has no initializers: those that the converter adds become constants.
+    # a function has no initializers, so that those of the converter become constants
     function.node.extend(
         onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in upgraded.initializer
     )
@@ -329,7 +328,7 @@ def _upgrade_function(function: FunctionProto, minimum: int) -> None:
 
 
 def _upgrade_graph(graph: GraphProto, imports: Iterable[OperatorSetIdProto], minimum: int) -> GraphProto:
-    """The graph with converted nodes; its large initializers are absent."""
+    """Return the graph with converted nodes, without its large initializers."""
     opset = default_opset(imports)
     assert opset is not None
     model = ModelProto(ir_version=8, graph=graph_skeleton(graph))
@@ -347,10 +346,10 @@ def _upgrade_graph(graph: GraphProto, imports: Iterable[OperatorSetIdProto], min
 
 
 def _protect(graph: GraphProto, opset: int) -> None:
-    """Put a stand-in for each node that the converter would spoil or refuse.
+    """Replace nodes that the converter would damage or refuse by placeholders.
 
     It drops references to attributes of a function (workarounds: references in converted functions), and does not know
-    operators that only ONNX Runtime has.
+    ONNX Runtime's own operators.
     """
     for node in graph.node:
         if _refers(node) or is_runtime_operator(node, opset):
@@ -360,7 +359,7 @@ def _protect(graph: GraphProto, opset: int) -> None:
 
 
 def _restore(original: GraphProto, converted: GraphProto, before: int, after: int) -> None:
-    """Make everything that did not need conversion what it was, and remove the stand-ins."""
+    """Restore everything that needed no conversion, and remove the placeholders."""
     originals = {_key(node): node for node in original.node}
     nodes = []
     for node in converted.node:
@@ -411,10 +410,10 @@ def _restore_subgraph(source: GraphProto, graph: GraphProto, before: int, after:
 
 
 def _explain(model: ModelProto, minimum: int, reason: str) -> str:
-    """Name the operator that cannot be converted: the one that fails in a model of its own."""
+    """Return the error for the operator that cannot be converted, which is found by converting each alone."""
     opset = default_opset(model.opset_import)
     reason = reason.strip().partition("\n")[0].rsplit("failed: ", 1)[-1]
-    if "no registered schema" in reason:  # an unformatted message, which names nothing
+    if "no registered schema" in reason:  # a message without the operator
         reason = "the ONNX standard does not define it"
     for node in _nodes(model.graph):
         graph = GraphProto(name="single", node=[node])

@@ -28,7 +28,7 @@ from onnx import ModelProto, helper
 from onnxtrain.errors import ModelError, OnnxTrainError
 
 MINIMUM_OPSET = 7
-"""Older operators broadcast by rules of their own, and ONNX Runtime does not support them."""
+"""Older operators have other broadcasting rules, and ONNX Runtime does not support them."""
 
 MINIMUM_IR_VERSION = 3
 """The first version with opset imports."""
@@ -39,23 +39,23 @@ _OPSET_OF_ALL, _IR_VERSION_OF_ALL = 21, 10
 
 @functools.cache
 def newest_opset() -> int:
-    """The newest opset of ONNX's own operators that models may have here."""
+    """Return the newest opset of the default domain that both ONNX and ONNX Runtime support."""
     return _newest(onnx.defs.onnx_opset_version(), _OPSET_OF_ALL, lambda opset: _opens(opset, _IR_VERSION_OF_ALL))
 
 
 @functools.cache
 def newest_ir_version() -> int:
-    """The newest version of the file format that models may have here."""
+    """Return the newest IR version that both ONNX and ONNX Runtime support."""
     return _newest(int(onnx.IR_VERSION), _IR_VERSION_OF_ALL, lambda version: _opens(_OPSET_OF_ALL, version))
 
 
 def supports_opset(opset: int) -> bool:
-    """Return whether models may have this opset; ONNX Runtime is asked only above opset 21."""
+    """Return whether an opset is supported; ONNX Runtime is asked only above opset 21."""
     return opset >= MINIMUM_OPSET and (opset <= _OPSET_OF_ALL or opset <= newest_opset())
 
 
 def supports_ir_version(version: int) -> bool:
-    """Return whether models may have this version of the file format."""
+    """Return whether an IR version is supported."""
     return version >= MINIMUM_IR_VERSION and (version <= _IR_VERSION_OF_ALL or version <= newest_ir_version())
 
 
@@ -81,7 +81,7 @@ def _opens(opset: int, ir_version: int) -> bool:
     options.intra_op_num_threads = 1
     try:
         onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # its own classes have no common ancestor
+    except Exception:  # its exceptions have no common base class
         return False
     return True
 
@@ -91,12 +91,12 @@ R = TypeVar("R")
 
 
 def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function raise ModelError where it fails on a model that ONNX Runtime does not take.
+    """Decorate a function so that it raises ModelError if it fails on a model that ONNX Runtime rejects.
 
-    Errors of our own, of the system and of memory pass; so does whatever happens with a model that is valid.
+    OnnxTrainError, OSError and MemoryError pass, and so do all errors with a valid model.
 
     Args:
-        parameter: The name of the function's parameter that is a path or a model.
+        parameter: Name of the function's parameter that is a path or a model.
 
     Example:
         >>> @refuses_invalid()
@@ -105,7 +105,7 @@ def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Call
         >>> first_axis(ModelProto(ir_version=8))
         Traceback (most recent call last):
             ...
-        onnxtrain.errors.ModelError: The model is none that ONNX Runtime takes: ...
+        onnxtrain.errors.ModelError: The model is rejected by ONNX Runtime: ...
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -121,10 +121,10 @@ def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Call
 
 @contextlib.contextmanager
 def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
-    """Raise ModelError for a block that fails on an invalid model, as :func:`refuses_invalid` does for a function.
+    """Raise ModelError if a block fails on an invalid model; the context manager of :func:`refuses_invalid`.
 
     Args:
-        find: Returns the path or the model, where something has failed.
+        find: Returns the path or the model; called after a failure.
     """
     try:
         yield
@@ -136,13 +136,13 @@ def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
         if reason is None:
             raise
         label = "The model" if isinstance(model, ModelProto) else repr(os.fspath(model))
-        raise ModelError(f"{label} is none that ONNX Runtime takes: {reason}; export it again.") from error
+        raise ModelError(f"{label} is rejected by ONNX Runtime: {reason}; export it again.") from error
 
 
 def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:
-    """Why ONNX Runtime takes no session of a model; ``None`` where it does, or where nobody can know.
+    """Return the reason why ONNX Runtime rejects a model; ``None`` if it accepts the model, or the reason is unclear.
 
-    A model with operators that plain ONNX Runtime does not have may be a good one.
+    A model with custom operators may be valid.
     """
     import onnxruntime
 
@@ -152,11 +152,11 @@ def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:
     options.intra_op_num_threads = 1
     try:
         given = model.SerializeToString() if isinstance(model, ModelProto) else os.fspath(model)
-    except Exception:  # larger than protocol buffers can be
+    except Exception:  # more than 2 GiB
         return None
     try:
         onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # it has many classes of errors, without a common one
+    except Exception as error:  # its exceptions have no common base class
         return _reason(str(error))
     return None
 
@@ -166,6 +166,6 @@ _UNKNOWN = r"not a registered function/op|No opset import for domain|external da
 
 
 def _reason(text: str) -> str | None:
-    """The first sentence of what ONNX Runtime says; ``None`` where it says nothing about the model's validity."""
+    """Return the first sentence of an ONNX Runtime error; ``None`` if it is not about the model's validity."""
     reason = re.sub(_PREFIX, "", " ".join(text.split())).rstrip(". ")
     return None if not reason or re.search(_UNKNOWN, reason) else reason[:400]

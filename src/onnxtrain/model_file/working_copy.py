@@ -26,16 +26,16 @@ from onnxtrain.model_file.proto import (
 from onnxtrain.model_file.upgrade import upgrade_opset
 
 _MADE_UP = "unk__"
-"""Prefix of the symbols that ONNX's shape inference invents for unknown sizes."""
+"""Prefix of the symbols that ONNX's shape inference creates for unknown dimensions."""
 
 
 def forget_made_up_symbols(graph: GraphProto) -> None:
-    """Forget the symbols that inference made up, in place.
+    """Remove symbols that ONNX's shape inference created, in place.
 
-    Models are joined and cut, so that two axes of one such symbol need not be equal. A symbol of which the graph's
-    inputs have a single axis stays there; what follows from it is found out again.
+    After models were merged or cut, two axes with the same such symbol need not be equal. A symbol on a single axis of
+    the inputs stays there; others are inferred again.
     """
-    if _MADE_UP.encode() not in graph.SerializeToString():  # going through all shapes takes long
+    if _MADE_UP.encode() not in graph.SerializeToString():  # visiting all shapes is slow
         return
     inputs = [axis for info in graph.input for axis in _axes(info)]
     counts = Counter(axis.dim_param for axis in inputs)
@@ -56,7 +56,7 @@ def _axes_inside(graph: GraphProto) -> Iterator[TensorShapeProto.Dimension]:
 
 
 def _axes(info: ValueInfoProto) -> list[TensorShapeProto.Dimension]:
-    """The axes of a tensor, of the items of a sequence or of what may be missing."""
+    """Return the dimensions of a tensor, or of the elements of a sequence or an optional."""
     kind = info.type
     while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
         kind = getattr(kind, kind.WhichOneof("value")).elem_type
@@ -64,10 +64,10 @@ def _axes(info: ValueInfoProto) -> list[TensorShapeProto.Dimension]:
 
 
 def maps_to_tensors(graph: onnx.GraphProto) -> None:
-    """Replace every ZipMap by an Identity, in place: the output of its name is the tensor of probabilities.
+    """Replace every ZipMap by an Identity, in place: its output becomes the tensor of probabilities.
 
-    scikit-learn's converters end classifiers in a sequence of maps from label to probability. Nothing can be
-    trained on a map, and onnx-ir cannot hold one.
+    scikit-learn's converters end classifiers in a sequence of maps from label to probability, which has no gradient and
+    cannot be represented by onnx-ir. The user's file keeps the ZipMap.
     """
     outputs = {info.name: info for info in (*graph.output, *graph.value_info)}
     for node in graph.node:
@@ -82,21 +82,21 @@ def maps_to_tensors(graph: onnx.GraphProto) -> None:
 
 
 _TRAINING_IR_VERSION = 8
-"""IR version for the opsets of training."""
+"""Minimum IR version of training models."""
 
 
 @contextmanager
 def understood(label: str) -> Iterator[None]:
-    """Raise a one-sentence ModelError for a model that onnx-ir cannot load.
+    """Convert errors of onnx-ir about a model to a ModelError.
 
     Raises:
-        ModelError: It does not understand something inside.
+        ModelError: onnx-ir cannot load the model.
     """
     try:
         yield
     except (ir.serde.SerdeError, ValueError, TypeError, LookupError) as error:
         cause: BaseException = error
-        while cause.__cause__ is not None:  # onnx_ir says where, its innermost cause says what
+        while cause.__cause__ is not None:  # the innermost cause has the reason
             cause = cause.__cause__
         reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__).rstrip(". ")
         if "got bytes" in reason or isinstance(cause, UnicodeDecodeError):
@@ -109,17 +109,17 @@ def understood(label: str) -> Iterator[None]:
 def working_copy(
     label: str, proto: ModelProto, large: Mapping[str, ir.TensorProtocol], folder: str, minimum_opset: int
 ) -> ir.Model:
-    """Convert a model once: one spelling of domains, sorted nodes, initializers that are no inputs, a newer opset.
+    """Convert a model to onnx-ir: normalized domains, sorted nodes, no initializers among inputs, a newer opset.
 
     Args:
-        label: What messages call the model.
-        proto: The model without the data of large initializers; used up.
-        large: Large initializers by name, with data that is looked up when it is read.
-        folder: Where its data files are.
-        minimum_opset: The opset that the copy has at least.
+        label: Name of the model in messages.
+        proto: The model without the data of large initializers; it is modified.
+        large: Large initializers by name, whose data is read when it is needed.
+        folder: Folder of its data files.
+        minimum_opset: Minimum opset of the copy.
 
     Raises:
-        ModelError: An operator cannot be upgraded, the message names it; or text is damaged.
+        ModelError: An operator cannot be upgraded, or text is not UTF-8.
     """
     unify_default_domain(proto)
     import_runtime_domain(proto)
@@ -145,7 +145,7 @@ def working_copy(
 
 
 def _check_text(label: str, model: ir.Model) -> None:
-    """Protocol buffers take any bytes for text; what is not UTF-8 would fail when the copy is written."""
+    """Refuse text that is not UTF-8: protocol buffers read it, but writing the copy would fail."""
     texts: list[object] = [model.producer_name, model.producer_version, model.domain, model.doc_string]
     texts += [text for pair in model.metadata_props.items() for text in pair]
     texts += [model.graph.doc_string, *(function.doc_string for function in model.functions.values())]
@@ -160,7 +160,7 @@ def _check_text(label: str, model: ir.Model) -> None:
 
 
 def _declare_sparse(graph: GraphProto) -> list[SparseTensorProto]:
-    """Replace sparse initializers (workarounds: dropped sparse initializers); those returned have no data yet."""
+    """Declare sparse initializers as dense ones (workarounds: dropped sparse initializers); return the large ones."""
     large = []
     for sparse in graph.sparse_initializer:
         tensor = declared(sparse)
