@@ -226,7 +226,7 @@ def stepping(mpi: Any, name: str, folder: str, steps: int = 15) -> dict[str, flo
             mpi.broadcast_(array, root)
 
     communicator, model = Timed(), find_model(name)
-    trainer = onnxtrain.Trainer(model.onnx(folder), loss=LOSS, untie=True, threads=1, parallel=communicator)
+    trainer = onnxtrain.Trainer(model.onnx(folder), loss=LOSS, untie=True, threads=1, distributed=communicator)
     inputs, target = model.batch(STEPPED[name] * mpi.size, 0)
     feeds = {**inputs, trainer._objective.names.target: target}
     taken = np.zeros((mpi.size, steps, 2))

@@ -99,7 +99,7 @@ def row(name: str, batch: int, rounds: int, folder: str) -> list[str]:
 
 def trainer(path: Any) -> onnxtrain.Trainer:
     """A single-process training."""
-    return onnxtrain.Trainer(path, loss=LOSS, optimizer=onnxtrain.Adam(LEARNING_RATE), threads=1, parallel=Beside())
+    return onnxtrain.Trainer(path, loss=LOSS, optimizer=onnxtrain.Adam(LEARNING_RATE), threads=1, distributed=Beside())
 
 
 def divided_steps(made: onnxtrain.Trainer) -> DataParallelExecutor:

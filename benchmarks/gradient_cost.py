@@ -121,7 +121,7 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
     build, session, whole = [], [], []
     for _ in range(runs):
         begin = time.perf_counter()
-        trainer = onnxtrain.Trainer(source, **settings, options=options)
+        trainer = onnxtrain.Trainer(source, **settings, runtime=options)
         session_of_steps = trainer._session  # built at its first use
         whole.append(time.perf_counter() - begin)
         model = trainer.training_model()

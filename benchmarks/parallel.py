@@ -263,9 +263,9 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         batch_norm="train",
         untie=True,
         threads=1,
-        parallel=communicator,
-        shard_states=peer in ("sharded", "gradients"),
-        shard_gradients=peer == "gradients",
+        distributed=onnxtrain.Distributed(
+            communicator, shard_states=peer in ("sharded", "gradients"), shard_gradients=peer == "gradients"
+        ),
     )
     size = BATCHES.get(name, 8)
     made = [model.batch(size * communicator.size, seed) for seed in range(4)]

@@ -288,8 +288,8 @@ def onnxtrain_trainer(
         optimizer=onnxtrain.Adam(LEARNING_RATE, epsilon=EPSILON),
         batch_norm="train",
         untie=True,  # exporters merge equal running statistics
-        **({} if state_dtype is None else {"state_dtype": state_dtype}),  # missing in earlier versions
-        options=onnxtrain.RuntimeOptions(
+        **({} if state_dtype is None else {"precision": onnxtrain.Precision(states=state_dtype)}),
+        runtime=onnxtrain.RuntimeOptions(
             threads=task.threads,
             kernels=kernels,
             profile=profile,

@@ -16,6 +16,10 @@ trainer = onnxtrain.Trainer(model, loss="cross_entropy")
 onnxtrain.Trainer("model.onnx", loss="mse", optimizer="adam(lr=0.1)", train="*.weight", seed=3)
 onnxtrain.Trainer(model, loss=losses.Huber(delta=0.5), optimizer=onnxtrain.SGD(lr=0.1, momentum=0.9), clip_norm=1.0)
 onnxtrain.Trainer(model, loss="mse", lora=onnxtrain.Lora(rank=4), ema=0.9)
+onnxtrain.Trainer(model, loss="mse", precision="bfloat16", distributed="mpi", recompute="layers", dynamic_batch=True)
+onnxtrain.Trainer(model, loss="mse", precision=onnxtrain.Precision(states="8bit"), runtime=onnxtrain.RuntimeOptions(2))
+onnxtrain.Trainer(model, loss="mse", compute="bfloat16")  # WRONG
+onnxtrain.Trainer(model, loss="mse", recompute=3)  # WRONG
 onnxtrain.Trainer(model)  # WRONG
 onnxtrain.Trainer(model, los="mse")  # WRONG
 onnxtrain.Trainer(model, loss="mse", clip_norm="1")  # WRONG
@@ -43,6 +47,9 @@ saved: onnx.ModelProto = trainer.model()
 trainer.learning_rate = 0.1
 trainer.set_masks({"layer1.weight": np.ones((4, 8), bool)})
 trainer.set_weights(trainer.get_weights())
+trainer.load_state_dict(trainer.state_dict(), strict=False)
+onnxtrain.training_model(model, loss="mse", optimizer="sgd", accumulate=True, clip_value=1.0)
+onnxtrain.training_model(model, loss="mse", optimizer="sgd", threads=1)  # WRONG
 trainer.save_training_model("training.onnx")
 trainer.parameters["layer1.weight"]
 trainer.hints[0].upper()
@@ -53,6 +60,7 @@ onnxtrain.Adam(lr="fast")  # WRONG
 onnxtrain.Adam(epsylon=1e-8)  # WRONG
 onnxtrain.AdamW(lr=1e-3, eps=1e-8, betas=(0.9, 0.95))
 onnxtrain.AdamW(betas=0.9)  # WRONG
+onnxtrain.AdamW(alpha=0.9, epsilon=1e-8)
 onnxtrain.Momentum(lr=0.1, momentum=0.9, nesterov=True)
 onnxtrain.Adagrad(lr=0.1, lr_decay=0.0, eps=1e-10)
 onnxtrain.RMSprop(alpha=0.9).learning_rate + 1.0

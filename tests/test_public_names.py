@@ -34,7 +34,10 @@ PUBLIC = {
     "errors",
     "evaluate",
     "examples",
+    "dynamic_batch",
     "free_batch",
+    "Precision",
+    "Distributed",
     "gradient",
     "inspect",
     "append",
@@ -72,15 +75,11 @@ SIGNATURES = {
     "register_gradient": "(*operators, domain='', since=1, until=NEWEST, broadcasts=False)",
     "unregister_gradient": "(operator, domain='')",
     "custom_ops_library": "()",
-    "training_model": (
-        "(model, *, loss, optimizer, train=None, freeze=None, output=None, targets=None, batch_norm='frozen', "
-        "dropout=False, seed=0, untie=False, clip_value=None, clip_norm=None, accumulate=False, "
-        "straight_through=False, recompute=())"
-    ),
+    "training_model": "(model, *, loss, optimizer, accumulate=False, **options)",
     "Trainer": (
-        "(model, *, loss, optimizer=None, train=None, freeze=None, output=None, targets=None, batch_norm='frozen', "
-        "dropout=False, untie=False, clip_value=None, clip_norm=None, masks=None, sparsify=None, "
-        "accumulate=1, straight_through=False, recompute=(), seed=0, threads=None, options=None)"
+        "(model, *, loss, optimizer=None, train=None, freeze=None, groups=(), output=None, targets=None, "
+        "batch_norm='frozen', dropout=False, clip_norm=None, accumulate=1, ema=None, lora=None, qat=False, seed=0, "
+        "threads=None, precision=None, distributed=None, runtime=None, **advanced)"
     ),
     "Trainer.train_step": "(self, inputs, targets=None)",
     "Trainer.evaluate": "(self, data, *, target=None, batch_size=256, metrics=())",
@@ -102,6 +101,8 @@ SIGNATURES = {
         "(learning_rate=0.01, measure='log-sum', reweighting='l2', epsilon=0.01, p=0.5, regularization=0.0, alpha=0.0, "
         "norm_coefficient=0.0, max_scale=0.0)"
     ),
+    "Precision": "(compute='float32', states=None, master_weights=True)",
+    "Distributed": "(communicator=None, shard_states=False, shard_gradients=False)",
     "operators.adam": "(R, T, *inputs, **attributes)",
     "operators.adagrad": "(R, T, *inputs, **attributes)",
     "operators.momentum": "(R, T, *inputs, **attributes)",

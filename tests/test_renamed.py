@@ -7,7 +7,8 @@ import pytest
 
 import onnxtrain
 from onnxtrain import callbacks
-from onnxtrain.errors import ArgumentError
+from onnxtrain.config import choose_distributed, choose_precision
+from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.renamed import MetricValues
 
 
@@ -82,3 +83,117 @@ def test_settings_of_an_earlier_version_are_the_same():
     assert not differences(old, new)
     old["early_stopping"][0]["minimum_delta"] = 1.0
     assert "early_stopping" in differences(old, new)
+
+
+OLD_OPTIONS = {
+    "state_dtype": ("8bit", "precision", onnxtrain.Precision(states="8bit")),
+    "compute": ("float32", "precision", onnxtrain.Precision(compute="float32")),
+    "master_weights": (False, "precision", onnxtrain.Precision(master_weights=False)),
+    "options": (onnxtrain.RuntimeOptions(threads=1), "runtime", onnxtrain.RuntimeOptions(threads=1)),
+    "free_batch": (True, "dynamic_batch", True),
+    "shard_states": (True, "distributed", onnxtrain.Distributed(shard_states=True)),
+}
+
+
+@pytest.mark.parametrize("old", OLD_OPTIONS)
+def test_an_old_option_of_a_trainer_is_the_new_one(old):
+    value, new, expected = OLD_OPTIONS[old]
+    model = onnxtrain.examples.mlp((4, 8, 3))
+    with pytest.warns(DeprecationWarning, match=f"The argument '{old}' of Trainer is now .*{new}") as found:
+        made = onnxtrain.Trainer(model, loss="mse", **{old: value})
+    assert getattr(made.config, new) == expected
+    assert found[0].filename == __file__
+    with pytest.raises(ArgumentError, match=f"Trainer has both '{new}' and '{old}', its old name"):
+        onnxtrain.Trainer(model, loss="mse", **{old: value, new: None})
+
+
+def test_old_options_of_processes():
+    several = onnxtrain.distributed.Single()
+    with pytest.warns(DeprecationWarning, match="of Trainer is now distributed=") as found:
+        made = onnxtrain.Trainer(
+            onnxtrain.examples.mlp((4, 3)), loss="mse", parallel=several, shard_states=True, shard_gradients=True
+        )
+    assert len(found) == 3
+    assert made.config.distributed == onnxtrain.Distributed(several, shard_states=True, shard_gradients=True)
+
+
+def test_old_options_of_a_training_model_and_of_pruning(data):
+    model = onnxtrain.examples.mlp((4, 8, 3))
+    with pytest.warns(DeprecationWarning, match="The argument 'compute' of training_model"):
+        onnxtrain.training_model(model, loss="cross_entropy", optimizer="sgd", compute="float32")
+    with pytest.warns(DeprecationWarning, match="The argument 'options'") as found:
+        onnxtrain.prune(
+            model,
+            data,
+            loss="cross_entropy",
+            sparsity=0.5,
+            epochs=1,
+            fine_tune_epochs=0,
+            options=onnxtrain.RuntimeOptions(threads=1),
+        )
+    assert found[0].filename == __file__
+
+
+def test_the_old_name_of_a_dynamic_batch():
+    model = onnxtrain.examples.mlp((4, 8, 3))
+    with pytest.warns(DeprecationWarning, match="onnxtrain.free_batch is now onnxtrain.dynamic_batch"):
+        assert onnxtrain.free_batch(model) == onnxtrain.dynamic_batch(model)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, onnxtrain.Precision()),
+        ("bfloat16", onnxtrain.Precision("bfloat16")),
+        ("states=int8, master_weights=false", onnxtrain.Precision(states="8bit", master_weights=False)),
+        ("compute=bfloat16", onnxtrain.Precision("bfloat16")),
+    ],
+)
+def test_number_formats_as_text(given, expected):
+    assert choose_precision(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: choose_precision(16), "precision is 16; it needs onnxtrain.Precision"),
+        (lambda: choose_precision("bf16, 8bit"), "precision is 'bf16, 8bit'"),
+        (lambda: choose_precision("16-mixed"), "precision is '16-mixed'|compute is '16-mixed'"),
+        (lambda: choose_precision("state=8bit"), "Precision has no argument 'state'; the nearest is 'states'"),
+        (lambda: choose_distributed(2), "distributed is 2; it needs a communicator"),
+        (lambda: choose_distributed("nccl"), "distributed is 'nccl'; as text it is 'mpi'"),
+        (lambda: onnxtrain.Distributed(shard_gradients=True), "give shard_states=True, too"),
+    ],
+)
+def test_formats_and_processes_that_are_refused(call, sentence):
+    with pytest.raises(OptionError, match=sentence):
+        call()
+
+
+def test_old_ways_to_the_weights():
+    made = trainer()
+    with pytest.warns(DeprecationWarning, match=r"Trainer.trained is now parameters \(live views\)"):
+        assert list(made.trained) == list(made.parameters)
+    with pytest.warns(DeprecationWarning, match=r"Trainer.weights is now found by onnxtrain.inspect"):
+        assert made.weights == made._prunable
+
+
+def test_a_state_is_copied_and_loaded(data):
+    one, other = trainer(), trainer()
+    one.train_step(*data)
+    state = one.state_dict()
+    assert {"layer1.weight", "layer1.weight/V", "T"} <= set(state)
+    kept = {name: array.tobytes() for name, array in state.items()}
+    one.train_step(*data)
+    assert {name: array.tobytes() for name, array in state.items()} == kept
+    other.load_state_dict(state)
+    other.train_step(*data)
+    assert {n: a.tobytes() for n, a in other.state_dict().items()} == {
+        n: a.tobytes() for n, a in one.state_dict().items()
+    }
+    del state["T"]
+    with pytest.raises(OptionError, match=r"The state lacks 1 of .* values, such as 'T'; give all, or strict=False"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, strict=False)
+    with pytest.raises(OptionError, match="is not a parameter"):
+        other.load_state_dict({"nothing": np.zeros(1)}, strict=False)

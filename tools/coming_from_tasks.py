@@ -160,7 +160,7 @@ TASKS = {
         ),
         Task(
             "one thread",
-            "trainer = onnxtrain.Trainer(model, loss=loss, options=RuntimeOptions(threads=1))",
+            "trainer = onnxtrain.Trainer(model, loss=loss, runtime=RuntimeOptions(threads=1))",
             "PyTorch",
             "torch.set_num_threads(1)",
         ),

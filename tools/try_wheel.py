@@ -29,7 +29,7 @@ def losses(kernels: bool | None) -> list[float]:
         onnxtrain.examples.digits_cnn(),
         loss="softmax_cross_entropy",
         optimizer=onnxtrain.Adam(learning_rate=0.01),
-        options=onnxtrain.RuntimeOptions(threads=1, kernels=kernels),
+        runtime=onnxtrain.RuntimeOptions(threads=1, kernels=kernels),
     )
     found = [trainer.train_step(images, labels) for _ in range(5)]
     with tempfile.TemporaryDirectory() as folder:

@@ -234,7 +234,7 @@ BFLOAT16 = {
     f"step of a product in bfloat16, {rows} rows": step(
         f"(float[{rows}, 768] x) => (y) {{ h = MatMul(x, v) y = MatMul(h, w) }}",
         weights={"v": (768, 768), "w": (768, 768)},
-        compute="bfloat16",
+        precision="bfloat16",
     )
     for rows in (128, 1024)
 }

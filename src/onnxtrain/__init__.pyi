@@ -21,8 +21,11 @@ from .adapters.lora import Lora as Lora
 from .autodiff import no_gradient as no_gradient
 from .autodiff import register_gradient as register_gradient
 from .autodiff import unregister_gradient as unregister_gradient
+from .config import Distributed as Distributed
+from .config import Precision as Precision
 from .edit.append import append as append
 from .edit.cut import cut as cut
+from .edit.dynamic_batch import dynamic_batch as dynamic_batch
 from .edit.dynamic_batch import free_batch as free_batch
 from .edit.head import replace_head as replace_head
 from .operators import LAMB as LAMB

@@ -6,14 +6,14 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self, TypedDict, Unpack, get_args
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, get_args
 
 import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import Compute, GradientOptions
 from onnxtrain.distributed.communicator import Communicator
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.losses.base import Forms, JointLoss, Loss, TargetKind
 from onnxtrain.losses.loss_choice import LossLike, resolve_losses
@@ -21,7 +21,10 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.patterns import Patterns
+from onnxtrain.renamed import warn_renamed
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.call_text import read_call
 from onnxtrain.training.optimizers import choose_optimizer
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import Modes
@@ -31,11 +34,107 @@ from onnxtrain.weights.groups import Group, listed_groups
 from onnxtrain.weights.ties import untied
 
 
-class Options(TypedDict, total=False):
-    """The options of a training as keyword arguments, with the types that callers may pass.
+@checks_arguments
+@dataclass(frozen=True)
+class Precision:
+    """Number formats of a training: ``Trainer(precision=Precision(compute="bfloat16", states="8bit"))``.
 
-    :class:`TrainingConfig` has the defaults, the documentation and the converted types.
+    As text, ``"bfloat16"`` or ``"bfloat16, states=8bit, master_weights=false"``.
+
+    Args:
+        compute: ``"bfloat16"`` rounds the operands of linear layers to bfloat16, forward and backward, and accumulates
+            in float32: about twice the rate on CPUs with AVX512-BF16; other CPUs refuse it. Linear layers with fewer
+            than 64 rows or columns (adapters), attention, norms, losses and updates stay in float32, as do ``evaluate``
+            and ``predict``, which compute as the saved model does.
+        states: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes; ``"8bit"``, or
+            ``"int8"``, in a quarter, block-wise: 8-bit values with one scale per 256, for parameters of at least 4,096
+            elements, with the native kernels only. Rounding is stochastic and unbiased; its samples follow from the
+            seed, so that a resumed training continues bit for bit. By default states have the type of their parameter.
+        master_weights: Whether trained weights of a file in float16 or bfloat16 are held in float32, and rounded when
+            they are saved. ``False`` keeps bfloat16 weights in bfloat16, half the bytes: every update rounds them
+            stochastically, as ``states`` rounds states.
+
+    Raises:
+        OptionError: A value is not accepted.
+
+    Example:
+        >>> Precision(states="int8")
+        Precision(compute='float32', states='8bit', master_weights=True)
     """
+
+    compute: Compute = "float32"
+    states: str | None = None
+    master_weights: bool = True
+
+    def __post_init__(self) -> None:
+        if self.states in ("int8", "uint8", "8-bit"):  # names of other tools
+            object.__setattr__(self, "states", "8bit")
+        if self.states not in (None, "bfloat16", "8bit"):
+            raise OptionError(
+                f"Precision: states is {self.states!r}; it is 'bfloat16' or '8bit', or None for states of the weights' "
+                "type."
+            )
+        if self.compute not in get_args(Compute):
+            raise OptionError(
+                f"Precision: compute is {self.compute!r}; it is 'float32' or 'bfloat16'. Models in float16 or bfloat16 "
+                "train in float32 as they are."
+            )
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Distributed:
+    """Data-parallel training: ``Trainer(distributed=Distributed("mpi", shard_states=True))``.
+
+    A communicator, or ``"mpi"``, is short for one without sharding.
+
+    Args:
+        communicator: The processes that train this model together, each on its part of every batch, such as
+            ``onnxtrain.distributed.MPI()``; ``"mpi"`` makes one.
+        shard_states: Whether each of N processes keeps an N-th of the optimizer's states, and updates an N-th of the
+            weights.
+        shard_gradients: Whether each process keeps no more than that share of the gradients, too; with
+            ``shard_states`` only.
+
+    Raises:
+        OptionError: A value is not accepted.
+    """
+
+    communicator: Communicator | Literal["mpi"] | None = None
+    shard_states: bool = False
+    shard_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shard_gradients and not self.shard_states:
+            raise OptionError("shard_gradients=True shares gradients beside states; give shard_states=True, too.")
+        if isinstance(self.communicator, str):
+            if self.communicator != "mpi":
+                raise OptionError(f"distributed is {self.communicator!r}; as text it is 'mpi'.")
+            from onnxtrain.distributed.mpi import MPI
+
+            object.__setattr__(self, "communicator", MPI())
+
+    @property
+    def processes(self) -> Communicator | None:
+        """The communicator, if there is one."""
+        return None if isinstance(self.communicator, str) else self.communicator
+
+
+class AdvancedOptions(TypedDict, total=False):
+    """Options of a training that few trainings need; see :class:`TrainingConfig` for all."""
+
+    clip_value: float | None
+    masks: Mapping[str, np.ndarray] | None
+    sparsify: Patterns | None
+    untie: bool | Patterns
+    tie: bool | Patterns
+    straight_through: bool
+    recompute: Patterns
+    dynamic_batch: bool
+
+
+class ModelOptions(AdvancedOptions, total=False):
+    """Options of a training that a training model records."""
 
     train: Patterns | None
     freeze: Patterns | None
@@ -44,28 +143,67 @@ class Options(TypedDict, total=False):
     targets: TargetKind | None
     batch_norm: str
     dropout: bool
-    untie: bool | Patterns
-    tie: bool | Patterns
-    clip_value: float | None
     clip_norm: float | None
-    masks: Mapping[str, np.ndarray] | None
-    sparsify: Patterns | None
-    accumulate: int
     ema: float | EMA | None
-    state_dtype: str | None
-    compute: Compute
-    master_weights: bool
-    straight_through: bool
-    qat: bool
-    recompute: Patterns
-    free_batch: bool
     lora: Adaptation | None
+    qat: bool
     seed: int
+    precision: Precision | str | None
+
+
+class Options(ModelOptions, total=False):
+    """The options of a training as keyword arguments, with the types that callers may pass.
+
+    :class:`TrainingConfig` has the defaults, the documentation and the converted types.
+    """
+
+    accumulate: int
     threads: int | None
-    options: RuntimeOptions | None
-    parallel: Communicator | None
-    shard_states: bool
-    shard_gradients: bool
+    distributed: Distributed | Communicator | Literal["mpi"] | None
+    runtime: RuntimeOptions | None
+
+
+_GROUPED: Final = {
+    "state_dtype": ("precision", "states"),
+    "compute": ("precision", "compute"),
+    "master_weights": ("precision", "master_weights"),
+    "parallel": ("distributed", "communicator"),
+    "shard_states": ("distributed", "shard_states"),
+    "shard_gradients": ("distributed", "shard_gradients"),
+}
+_RENAMED: Final = {"options": "runtime", "free_batch": "dynamic_batch"}
+OLD_OPTIONS: Final = (*_GROUPED, *_RENAMED)
+"""Arguments of the version before; they work, with a DeprecationWarning."""
+
+ADVANCED: Final = tuple(AdvancedOptions.__annotations__)
+
+
+def with_new_names(label: str, given: dict[str, Any]) -> None:
+    """Replace old names of options by the new ones, in place.
+
+    Warns:
+        DeprecationWarning: For each old name.
+
+    Raises:
+        ArgumentError: An option is given by both names.
+    """
+    grouped: dict[str, dict[str, Any]] = {}
+    for old in [name for name in OLD_OPTIONS if name in given]:
+        new, field_name = (_RENAMED[old], "") if old in _RENAMED else _GROUPED[old]
+        if new in given:
+            raise ArgumentError(f"{label} has both {new!r} and {old!r}, its old name; leave {old!r} out.")
+        value = given.pop(old)
+        if field_name:
+            kind = {"precision": "Precision", "distributed": "Distributed"}[new]
+            warn_renamed(f"The argument {old!r} of {label}", f"{new}=onnxtrain.{kind}({field_name}=...)")
+            grouped.setdefault(new, {})[field_name] = value
+        else:
+            warn_renamed(f"The argument {old!r} of {label}", repr(new))
+            given[new] = value
+    if "precision" in grouped:
+        given["precision"] = Precision(**grouped["precision"])
+    if "distributed" in grouped:
+        given["distributed"] = Distributed(**grouped["distributed"])
 
 
 class Masks(Mapping[str, np.ndarray]):
@@ -127,9 +265,43 @@ def _switch_or_patterns(given: bool | Patterns) -> bool | tuple[str, ...]:
     return given if isinstance(given, bool) else _patterns(given)
 
 
-def _state_dtype(name: str | None) -> str | None:
-    """Return "8bit" for the names that other tools give 8-bit states."""
-    return "8bit" if name in ("int8", "uint8", "8-bit") else name
+def choose_precision(given: Precision | str | None) -> Precision:
+    """Return the number formats that an argument describes.
+
+    Raises:
+        OptionError: It describes none.
+
+    >>> choose_precision("bfloat16, states=8bit")
+    Precision(compute='bfloat16', states='8bit', master_weights=True)
+    """
+    if given is None or isinstance(given, Precision):
+        return given or Precision()
+    call = read_call(f"precision({given})") if isinstance(given, str) else None
+    if call is None or len(call.positional) > 1:
+        raise OptionError(
+            f"precision is {given!r}; it needs onnxtrain.Precision(compute='bfloat16'), or text such as 'bfloat16' or "
+            "'bfloat16, states=8bit'."
+        )
+    values = {"true": True, "false": False, "none": None}
+    named: dict[str, Any] = {name: values.get(text.lower(), text.strip("'\"")) for name, text in call.named.items()}
+    compute: Any = call.positional[0] if call.positional else named.pop("compute", "float32")
+    return Precision(compute, **named)
+
+
+def choose_distributed(given: Distributed | Communicator | str | None) -> Distributed:
+    """Return the data-parallel settings that an argument describes.
+
+    Raises:
+        OptionError: It describes none.
+    """
+    if isinstance(given, Distributed):
+        return given
+    if given is not None and not isinstance(given, str) and not hasattr(given, "size"):
+        raise OptionError(
+            f"distributed is {given!r}; it needs a communicator such as onnxtrain.distributed.MPI(), "
+            "onnxtrain.Distributed(...), or 'mpi'."
+        )
+    return Distributed(given)  # type: ignore[arg-type]
 
 
 def _adaptation(given: object) -> Adaptation | None:
@@ -142,9 +314,15 @@ def _runtime_options(given: RuntimeOptions | None) -> RuntimeOptions:
     return given or RuntimeOptions()
 
 
-def _option(doc: str, convert: Callable[[Any], Any] | None = None) -> dict[str, Any]:
-    """Return the metadata of an option's field: its documentation and the conversion of a caller's argument."""
-    return {"doc": doc, "convert": convert}
+def _option(doc: str, convert: Callable[[Any], Any] | None = None, flag: str = "") -> dict[str, Any]:
+    """Return the metadata of an option's field.
+
+    Args:
+        doc: Its documentation.
+        convert: Conversion of a caller's argument.
+        flag: Help of its flag on the command line; empty where it has none.
+    """
+    return {"doc": doc, "convert": convert, "flag": flag}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +346,7 @@ class TrainingConfig:
             "Glob patterns of the initializers to train; by default all parameters (``onnxtrain inspect "
             "MODEL`` lists them).",
             _optional_patterns,
+            flag="Train only matching parameters, such as 'classifier.*'. May be repeated.",
         ),
     )
     freeze: tuple[str, ...] | None = field(
@@ -175,6 +354,7 @@ class TrainingConfig:
         metadata=_option(
             "Glob patterns of initializers to freeze; wins over ``train``.",
             _optional_patterns,
+            flag="Freeze matching parameters. May be repeated.",
         ),
     )
     groups: tuple[Group, ...] = field(
@@ -183,29 +363,40 @@ class TrainingConfig:
             "Parameter groups with settings of their own, :class:`~onnxtrain.Group`. A parameter belongs to "
             "the first group that matches it, as in PyTorch.",
             listed_groups,
+            flag="Other optimizer settings for matching parameters: '*.bias|*norm*, weight_decay=0', or "
+            "lr_scale=0.1. The first matching group counts. May be repeated.",
         ),
     )
     output: str | None = field(
         default=None,
-        metadata=_option("The output that the loss reads, by default the first one of a floating type."),
+        metadata=_option(
+            "The output that the loss reads, by default the first one of a floating type.",
+            flag="Output of the model that the loss reads.  [default: the first floating-point output]",
+        ),
     )
     targets: TargetKind | None = field(
         default=None,
         metadata=_option(
             '``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by '
-            "default decided by the first data."
+            "default decided by the first data.",
+            flag="Targets are class indices or values, where the loss takes both.  [default: by the data]",
         ),
     )
     batch_norm: str = field(
         default="frozen",
         metadata=_option(
             '``"frozen"``: running statistics, whatever mode the file sets; ``"train"``: batch statistics, '
-            'with the running ones written back; ``"sync"``: synchronized over all ranks (SyncBatchNorm).'
+            'with the running ones written back; ``"sync"``: synchronized over all ranks (SyncBatchNorm).',
+            flag="Batch normalization: running statistics of the file; statistics of the batch, with the running "
+            "ones written back; or of the batch over all processes.",
         ),
     )
     dropout: bool = field(
         default=False,
-        metadata=_option("Whether Dropout nodes are active while training, whatever mode the file sets."),
+        metadata=_option(
+            "Whether Dropout nodes are active while training, whatever mode the file sets.",
+            flag="Let Dropout nodes drop while training.",
+        ),
     )
     untie: bool | tuple[str, ...] = field(
         default=False,
@@ -213,6 +404,7 @@ class TrainingConfig:
             "Split shared initializers, so that each node has its own: ``True`` for those that exporters "
             "merge (scales, biases and statistics), or glob patterns.",
             _switch_or_patterns,
+            flag="Give every node its own copy of equal vectors that an exporter merged.",
         ),
     )
     tie: bool | tuple[str, ...] = field(
@@ -221,15 +413,22 @@ class TrainingConfig:
             "Train initializers that hold the same values (an embedding, and the output projection as its "
             "transposed copy) as one: ``True`` for all, or glob patterns.",
             _switch_or_patterns,
+            flag="Train weights that the model holds twice, such as a transposed embedding, as one.",
         ),
     )
     clip_value: float | None = field(
         default=None,
-        metadata=_option("Clip every element of the gradients to [-clip_value, clip_value]."),
+        metadata=_option(
+            "Clip every element of the gradients to [-clip_value, clip_value].",
+            flag="Clip every element of the gradients to [-FLOAT, FLOAT].",
+        ),
     )
     clip_norm: float | None = field(
         default=None,
-        metadata=_option("Scale the gradients so that their global norm is at most this."),
+        metadata=_option(
+            "Scale the gradients so that their global norm is at most this.",
+            flag="Scale the gradients so that their global norm is at most this.",
+        ),
     )
     masks: Masks = field(
         default_factory=Masks,
@@ -260,40 +459,12 @@ class TrainingConfig:
             choose_ema,
         ),
     )
-    state_dtype: str | None = field(
-        default=None,
-        metadata=_option(
-            '``"bfloat16"`` keeps the optimizer\'s states of float32 parameters in half the bytes; ``"8bit"``, '
-            'or ``"int8"``, in a quarter, block-wise: 8-bit values with one scale per 256, for parameters of '
-            "at least 4,096 elements, with the native kernels only. Rounding is stochastic and unbiased; its "
-            "samples follow from ``seed``, so that a resumed training goes on bit for bit. By default states "
-            "have the type of their parameter.",
-            _state_dtype,
-        ),
-    )
-    compute: Compute = field(
-        default="float32",
-        metadata=_option(
-            '``"bfloat16"`` rounds the operands of linear layers to bfloat16, forward and backward, and '
-            "accumulates in float32: about twice the rate on CPUs with AVX512-BF16; other CPUs refuse it. "
-            "Linear layers with fewer than 64 rows or columns (adapters), attention, norms, losses and "
-            "updates stay in float32, as do ``evaluate`` and ``predict``, which compute as the saved model "
-            "does."
-        ),
-    )
-    master_weights: bool = field(
-        default=True,
-        metadata=_option(
-            "Whether trained weights of a file in float16 or bfloat16 are held in float32, and rounded when "
-            "they are saved. ``False`` keeps bfloat16 weights in bfloat16, half the bytes: every update "
-            "rounds them stochastically, as ``state_dtype`` rounds states."
-        ),
-    )
     straight_through: bool = field(
         default=False,
         metadata=_option(
             "Pass gradients unchanged through operators that round or quantize (straight-through estimator); "
-            "see :func:`onnxtrain.gradient`."
+            "see :func:`onnxtrain.gradient`.",
+            flag="Pass gradients unchanged through operators that round or quantize.",
         ),
     )
     qat: bool = field(
@@ -301,7 +472,8 @@ class TrainingConfig:
         metadata=_option(
             "Quantization-aware training of a quantized model: integer weights are trained as floats that "
             "every step rounds, scales are trained, and integers and scales are saved "
-            "([quantization](docs/quantization.md)). Implies ``straight_through``."
+            "([quantization](docs/quantization.md)). Implies ``straight_through``.",
+            flag="Quantization-aware training of a quantized model: integer weights and their scales.",
         ),
     )
     recompute: tuple[str, ...] = field(
@@ -311,13 +483,16 @@ class TrainingConfig:
             'checkpointing): takes time, saves memory, changes no result. ``"layers"`` recomputes every '
             "numbered layer from its input.",
             _patterns,
+            flag="Recompute the outputs of nodes of such names in the backward pass (activation checkpointing): "
+            "saves memory. May be repeated.",
         ),
     )
-    free_batch: bool = field(
+    dynamic_batch: bool = field(
         default=False,
         metadata=_option(
-            "Train a model of a fixed batch size on batches of any size, as :func:`onnxtrain.free_batch` "
-            "makes it; the saved file keeps its own."
+            "Train a model of a fixed batch size on batches of any size, as :func:`onnxtrain.dynamic_batch` "
+            "makes it; the saved file keeps its own.",
+            flag="Train a model of a fixed batch size on batches of --batch-size.",
         ),
     )
     lora: Adaptation | None = field(
@@ -330,36 +505,39 @@ class TrainingConfig:
     )
     seed: int = field(
         default=0,
-        metadata=_option("Seed of shuffling and of dropout."),
+        metadata=_option(
+            "Seed of shuffling and of dropout.",
+            flag="Seed of shuffling and of dropout.",
+        ),
     )
     threads: int | None = field(
         default=None,
         metadata=_option("Threads within an operator; default one per core."),
     )
-    options: RuntimeOptions = field(
+    runtime: RuntimeOptions = field(
         default_factory=RuntimeOptions,
         metadata=_option(
-            "All other options of the ONNX Runtime sessions.",
+            "Options of the ONNX Runtime sessions, :class:`onnxtrain.RuntimeOptions`.",
             _runtime_options,
         ),
     )
-    parallel: Communicator | None = field(
-        default=None,
+    precision: Precision = field(
+        default_factory=Precision,
         metadata=_option(
-            "The processes that train this model together, each on its part of every batch, such as "
-            "``onnxtrain.distributed.MPI()``; by default this one alone."
+            'Number formats of computation, states and weights, :class:`onnxtrain.Precision`, or text: ``"bfloat16"``.',
+            choose_precision,
+            flag="Number formats: bfloat16 rounds the operands of linear layers (faster with AVX512-BF16); "
+            "'states=bfloat16' or 'states=8bit' stores the optimizer's states in fewer bytes, rounded "
+            "stochastically; 'master_weights=false' holds bfloat16 weights as the file does.",
         ),
     )
-    shard_states: bool = field(
-        default=False,
+    distributed: Distributed = field(
+        default_factory=Distributed,
         metadata=_option(
-            "Whether of N such processes each keeps an N-th of the optimizer's states, and updates an N-th of "
-            "the weights."
+            "Data-parallel training with other processes: a communicator such as ``onnxtrain.distributed.MPI()``, "
+            '``"mpi"``, or :class:`onnxtrain.Distributed`.',
+            choose_distributed,
         ),
-    )
-    shard_gradients: bool = field(
-        default=False,
-        metadata=_option("Whether it keeps no more than that share of the gradients, too; with ``shard_states`` only."),
     )
     form: Forms | None = None
     """The kind and shape of targets by loss, as the data show them; ``None`` before any data."""
@@ -371,24 +549,15 @@ class TrainingConfig:
             raise OptionError(f"accumulate is {self.accumulate}; it needs a number of micro-batches of at least 1.")
         if self.targets not in (None, "indices", "values"):
             raise OptionError(f"targets is {self.targets!r}; it is 'indices' or 'values'.")
-        if self.state_dtype not in (None, "bfloat16", "8bit"):
-            raise OptionError(
-                f"state_dtype is {self.state_dtype!r}; it is 'bfloat16' or '8bit', or None for states of the weights' "
-                "type."
-            )
-        if self.compute not in get_args(Compute):
-            raise OptionError(f"compute is {self.compute!r}; it is 'float32' or 'bfloat16'.")
-        if self.ema is not None and not self.master_weights:
+        if self.ema is not None and not self.precision.master_weights:
             raise OptionError(
                 "ema keeps averages of weights in float32, and master_weights=False has none in it; "
                 "leave one of them out."
             )
         if isinstance(self.loss, JointLoss) and (self.output is not None or self.targets is not None):
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
-        if self.shard_gradients and not self.shard_states:
-            raise OptionError("shard_gradients=True shares gradients beside states; give shard_states=True, too.")
         _ = self.modes, self.clipping  # which check their own fields
-        if self.synchronized and not self.options.uses_kernels():
+        if self.synchronized and not self.runtime.uses_kernels():
             raise OptionError(
                 "batch_norm='sync' needs the native kernels, which add up over the processes, and these are not used "
                 "here; take batch_norm='train', which has the statistics of each process's part."
@@ -420,8 +589,13 @@ class TrainingConfig:
         if fields.get("qat"):
             fields["straight_through"] = True
         if (threads := options.get("threads")) is not None:
-            fields["options"] = dataclasses.replace(fields.get("options", RuntimeOptions()), threads=threads)
+            fields["runtime"] = dataclasses.replace(fields.get("runtime", RuntimeOptions()), threads=threads)
         return cls(**fields)
+
+    @property
+    def parallel(self) -> Communicator | None:
+        """The communicator of the processes that train together, if any."""
+        return self.distributed.processes
 
     @property
     def modes(self) -> Modes:
@@ -449,4 +623,4 @@ class TrainingConfig:
     @property
     def gradients(self) -> GradientOptions:
         """How gradients are built."""
-        return GradientOptions(self.straight_through, self.recompute, self.compute)
+        return GradientOptions(self.straight_through, self.recompute, self.precision.compute)

@@ -65,7 +65,7 @@ class Executor:
             {name: given[name] if name in given else first_values[name] for name in first_values}
             if given
             else first_values,  # one after the other
-            config.options,
+            config.runtime,
             None if given else config.model.take,
         )
         # From now on the buffers hold the weights.
@@ -106,7 +106,7 @@ class Executor:
                 entries,
                 first_values,
                 self._writer(),
-                options=config.options,
+                options=config.runtime,
                 folder=str(file.folder or ""),
                 states=self.states,
             )
@@ -314,21 +314,21 @@ def _check_options(config: TrainingConfig) -> None:
     Raises:
         OptionError: It cannot.
     """
-    device = device_of(config.options.provider_list())
-    kernels = config.options.uses_kernels()
-    if config.compute == "bfloat16":
-        config.options.require_bfloat16()
-    if config.state_dtype is not None and device is not None:
+    device = device_of(config.runtime.provider_list())
+    kernels = config.runtime.uses_kernels()
+    if config.precision.compute == "bfloat16":
+        config.runtime.require_bfloat16()
+    if config.precision.states is not None and device is not None:
         raise OptionError(
-            f"state_dtype={config.state_dtype!r} is for states in the processor's memory; "
-            "leave providers or state_dtype out."
+            f"Precision(states={config.precision.states!r}) needs states in the CPU's memory; leave providers or "
+            "states out."
         )
-    if not config.master_weights and device is not None:
+    if not config.precision.master_weights and device is not None:
         raise OptionError(
-            "master_weights=False is for weights in the processor's memory; leave providers or master_weights out."
+            "Precision(master_weights=False) needs weights in the CPU's memory; leave providers or master_weights out."
         )
-    if config.state_dtype == "8bit" and not kernels:
+    if config.precision.states == "8bit" and not kernels:
         raise OptionError(
-            "state_dtype='8bit' needs the native kernels, which decode and encode states inside the update, and "
-            "these are not used here; take state_dtype='bfloat16'."
+            "Precision(states='8bit') needs the native kernels, which decode and encode states inside the update, but "
+            "they are not used here; give states='bfloat16'."
         )

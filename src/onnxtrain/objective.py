@@ -362,7 +362,7 @@ class Objective:
             weights=own.weights,
             rules=self.rules(config),
             averaging=config.ema,
-            rounding=(None if config.state_dtype is None else Rounding(config.state_dtype, config.seed)),
+            rounding=(None if config.precision.states is None else Rounding(config.precision.states, config.seed)),
             wide=self.wide,
             seed=config.seed,
         )
@@ -517,14 +517,14 @@ def prepare(
     leave_out_pasts(model)
     halves = widen(model)
     model = infer_shapes(model)
-    if config.free_batch:
-        from onnxtrain.edit.dynamic_batch import free_batch, free_batch_axis
+    if config.dynamic_batch:
+        from onnxtrain.edit.dynamic_batch import dynamic_batch, free_batch_axis
 
         if table is None:
-            free_batch(file.inlined())  # which finds out whether it can be
+            dynamic_batch(file.inlined())  # which finds out whether it can be
         free_batch_axis(model)
         infer_shapes(model)
-    set_accuracy(model, config.options.accuracy_level)
+    set_accuracy(model, config.runtime.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
@@ -563,7 +563,7 @@ def prepare(
         objective = replace(objective, table=table)
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
-    wide = {} if config.master_weights else hold_rounded(model, halves, objective.parameters)
+    wide = {} if config.precision.master_weights else hold_rounded(model, halves, objective.parameters)
     same = {*wide, *(copy.name for copy in copies if copy.original in wide)}
     stored = rounded(halves, trained - same)
     if quantized is not None:

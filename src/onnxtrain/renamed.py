@@ -68,8 +68,13 @@ def todays_metric(name: str) -> str:
     return VALIDATION + name.removeprefix(_OLD_VALIDATION) if name.startswith(_OLD_VALIDATION) else name
 
 
-def old_attribute(old: str, new: str) -> Any:
+def old_attribute(old: str, new: str, attribute: str | None = None) -> Any:
     """Return a property that reads another attribute, under an old name.
+
+    Args:
+        old: The old name.
+        new: What to use instead.
+        attribute: The attribute to read; by default ``new``.
 
     >>> class Stopping:
     ...     min_delta = 0.5
@@ -82,7 +87,7 @@ def old_attribute(old: str, new: str) -> Any:
 
     def read(self: Any) -> Any:
         warn_renamed(f"{type(self).__name__}.{old}", new)
-        return getattr(self, new)
+        return getattr(self, attribute or new)
 
     read.__doc__ = None
     return property(read)

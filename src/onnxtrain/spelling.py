@@ -17,14 +17,14 @@ _ALIKE = 0.6
 
 _TYPES = "a model in float16 or bfloat16 trains as it is, in float32; leave it out, and give a model of that type"
 _SCALING = "gradients are float32 whatever the type of the model, so that no loss is scaled; leave it out"
-_ROUNDING = "give master_weights=False for weights in bfloat16 that updates round at random"
+_ROUNDING = "give precision=onnxtrain.Precision(master_weights=False), which rounds bfloat16 weights stochastically"
 
 ELSEWHERE = {
-    **dict.fromkeys(("fp16", "bf16", "half", "amp", "use_amp", "autocast", "mixed_precision", "precision"), _TYPES),
+    **dict.fromkeys(("fp16", "bf16", "half", "amp", "use_amp", "autocast", "mixed_precision"), _TYPES),
     **dict.fromkeys(("loss_scale", "loss_scaling", "loss_scaler", "scaler", "grad_scaler"), _SCALING),
     **dict.fromkeys(("stochastic_rounding", "bf16_stochastic_round"), _ROUNDING),
     **dict.fromkeys(("lr", "learning_rate"), "it is a setting of the optimizer: optimizer='adam(lr=0.001)'"),
-    **dict.fromkeys(("device", "gpu"), "choose a device by options=onnxtrain.RuntimeOptions(providers=...)"),
+    **dict.fromkeys(("device", "gpu"), "choose a device by runtime=onnxtrain.RuntimeOptions(providers=...)"),
 }
 """Options of other tools that onnxtrain does not have, and what to write instead."""
 
@@ -53,17 +53,30 @@ def checks_arguments(target: T) -> T: ...
 
 
 @overload
-def checks_arguments(*, renamed: Mapping[str, str]) -> Callable[[T], T]: ...
+def checks_arguments(
+    *,
+    renamed: Mapping[str, str] | None = None,
+    keywords: Iterable[str] = (),
+    convert: Callable[[str, dict[str, Any]], None] | None = None,
+) -> Callable[[T], T]: ...
 
 
-def checks_arguments(target: Any = None, *, renamed: Mapping[str, str] | None = None) -> Any:
+def checks_arguments(
+    target: Any = None,
+    *,
+    renamed: Mapping[str, str] | None = None,
+    keywords: Iterable[str] = (),
+    convert: Callable[[str, dict[str, Any]], None] | None = None,
+) -> Any:
     """Let a function or class name the nearest argument where it is called with an unknown one.
 
-    The signature stays as it is. A function that takes any keyword is left alone.
+    The signature stays as it is. A function that takes any keyword is left alone, unless ``keywords`` lists them.
 
     Args:
         target: The function or class.
         renamed: Old names of arguments, each with the new one; an old name works, with a DeprecationWarning.
+        keywords: Names that a parameter ``**options`` takes.
+        convert: A function of the label and the keyword arguments that replaces old ones in place.
 
     Raises:
         ArgumentError: The function has no such argument.
@@ -78,22 +91,31 @@ def checks_arguments(target: Any = None, *, renamed: Mapping[str, str] | None = 
         onnxtrain.errors.ArgumentError: scaled has no argument 'facter'; the nearest is 'factor'.
     """
     if target is None:
-        return functools.partial(checks_arguments, renamed=renamed)
+        return functools.partial(checks_arguments, renamed=renamed, keywords=tuple(keywords), convert=convert)
     if isinstance(target, type):
-        target.__init__ = _checked(target.__init__, target.__name__, renamed or {})  # type: ignore[misc]
+        target.__init__ = _checked(target.__init__, target.__name__, renamed or {}, keywords, convert)  # type: ignore[misc]
         return target
-    return _checked(target, target.__name__, renamed or {})
+    return _checked(target, target.__name__, renamed or {}, keywords, convert)
 
 
-def _checked(function: T, label: str, renamed: Mapping[str, str]) -> T:
+def _checked(
+    function: T,
+    label: str,
+    renamed: Mapping[str, str],
+    keywords: Iterable[str],
+    convert: Callable[[str, dict[str, Any]], None] | None,
+) -> T:
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or code.co_flags & inspect.CO_VARKEYWORDS:
+    keywords = tuple(keywords)
+    if code is None or (code.co_flags & inspect.CO_VARKEYWORDS and not keywords):
         return function
-    names = code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount]
+    names = (*code.co_varnames[code.co_posonlyargcount : code.co_argcount + code.co_kwonlyargcount], *keywords)
     known = frozenset(names) - {"self", "cls"}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if convert is not None:
+            convert(label, kwargs)
         for old in renamed.keys() & kwargs.keys():
             new = renamed[old]
             if new in kwargs:

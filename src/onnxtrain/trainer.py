@@ -8,13 +8,20 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import numpy as np
 import onnx
 
-from onnxtrain.autodiff.options import Compute
-from onnxtrain.config import Masks, TrainingConfig
+from onnxtrain.config import (
+    ADVANCED,
+    AdvancedOptions,
+    Distributed,
+    Masks,
+    Precision,
+    TrainingConfig,
+    with_new_names,
+)
 from onnxtrain.data import Dataset, split_validation
 from onnxtrain.data.data_names import LABELS, labels_text, names_of_checkpoint, read_names, write_names
 from onnxtrain.data.labels import fewer_labels
@@ -31,6 +38,7 @@ from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.objective import Objective, prepare
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.renamed import old_attribute
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
@@ -63,7 +71,7 @@ Source = Any
 """Data in any form that :func:`onnxtrain.data.open_dataset` takes."""
 
 
-@checks_arguments
+@checks_arguments(keywords=ADVANCED, convert=with_new_names)
 class Trainer:
     """Train an ONNX model on stock ONNX Runtime.
 
@@ -85,55 +93,42 @@ class Trainer:
             group that matches it, as in PyTorch.
         ema: Keep an exponential moving average of the parameters, with this decay, or as an :class:`~onnxtrain.EMA`
             says; ``evaluate``, ``predict``, ``save`` and ``model`` take it with ``ema=True``.
-        state_dtype: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes; ``"8bit"``, or
-            ``"int8"``, in a quarter, block-wise: 8-bit values with one scale per 256, for parameters of at least 4,096
-            elements, with the native kernels only. Rounding is stochastic and unbiased; its samples follow from
-            ``seed``, so that a resumed training goes on bit for bit. By default states have the type of their
-            parameter.
-        compute: ``"bfloat16"`` rounds the operands of linear layers to bfloat16, forward and backward, and accumulates
-            in float32: about twice the rate on CPUs with AVX512-BF16; other CPUs refuse it. Linear layers with fewer
-            than 64 rows or columns (adapters), attention, norms, losses and updates stay in float32, as do
-            ``evaluate`` and ``predict``, which compute as the saved model does.
-        master_weights: Whether trained weights of a file in float16 or bfloat16 are held in float32, and rounded when
-            they are saved. ``False`` keeps bfloat16 weights in bfloat16, half the bytes: every update rounds them
-            stochastically, as ``state_dtype`` rounds states.
         output: The output that the loss reads, by default the first one of a floating type.
         targets: ``"indices"`` or ``"values"`` (distributions over classes), where the loss takes both; by
             default decided by the first data.
         batch_norm: ``"frozen"``: running statistics, whatever mode the file sets; ``"train"``: batch statistics, with
             the running ones written back; ``"sync"``: synchronized over all ranks (SyncBatchNorm).
         dropout: Whether Dropout nodes are active while training, whatever mode the file sets.
-        untie: Split shared initializers, so that each node has its own: ``True`` for those that exporters merge
-            (scales, biases and statistics), or glob patterns.
-        tie: Train initializers that hold the same values (an embedding, and the output projection as its
-            transposed copy) as one: ``True`` for all, or glob patterns.
-        clip_value: Clip every element of the gradients to [-clip_value, clip_value].
         clip_norm: Scale the gradients so that their global norm is at most this.
+        accumulate: Split every batch into this many micro-batches; the step equals that of the whole batch.
+        qat: Quantization-aware training of a quantized model: integer weights are trained as floats that every step
+            rounds, scales are trained, and integers and scales are saved
+            ([quantization](docs/quantization.md)). Implies ``straight_through``.
+        lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names the initializers
+            that are trained in full beside them, by default none.
+        seed: Seed of shuffling and of dropout.
+        threads: Threads within an operator; default one per core.
+        precision: Number formats of computation, states and weights, :class:`onnxtrain.Precision`, or text:
+            ``"bfloat16"``.
+        distributed: Data-parallel training with other processes: a communicator such as
+            ``onnxtrain.distributed.MPI()``, ``"mpi"``, or :class:`onnxtrain.Distributed`.
+        runtime: Options of the ONNX Runtime sessions, :class:`onnxtrain.RuntimeOptions`.
+        clip_value: Clip every element of the gradients to [-clip_value, clip_value].
         masks: Boolean arrays by parameter name; elements stay zero where a mask is false. See :meth:`set_masks`.
         sparsify: Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by
             default the weights of linear layers, convolutions, recurrent layers and embeddings. Other
             parameters take plain steps.
-        accumulate: Split every batch into this many micro-batches; the step equals that of the whole batch.
+        untie: Split shared initializers, so that each node has its own: ``True`` for those that exporters merge
+            (scales, biases and statistics), or glob patterns.
+        tie: Train initializers that hold the same values (an embedding, and the output projection as its
+            transposed copy) as one: ``True`` for all, or glob patterns.
         straight_through: Pass gradients unchanged through operators that round or quantize (straight-through
             estimator); see :func:`onnxtrain.gradient`.
-        qat: Quantization-aware training of a quantized model: integer weights are trained as floats that every step
-            rounds, scales are trained, and integers and scales are saved
-            ([quantization](docs/quantization.md)). Implies ``straight_through``.
         recompute: Glob patterns of names of nodes whose outputs are recomputed in the backward pass (activation
             checkpointing): takes time, saves memory, changes no result. ``"layers"`` recomputes every numbered
             layer from its input.
-        lora: Adapters to train beside frozen weights, :class:`onnxtrain.Lora`. Then ``train`` names the initializers
-            that are trained in full beside them, by default none.
-        free_batch: Train a model of a fixed batch size on batches of any size, as :func:`onnxtrain.free_batch` makes
-            it; the saved file keeps its own.
-        seed: Seed of shuffling and of dropout.
-        threads: Threads within an operator; default one per core.
-        options: All other options of the ONNX Runtime sessions.
-        parallel: The processes that train this model together, each on its part of every batch, such as
-            ``onnxtrain.distributed.MPI()``; by default this one alone.
-        shard_states: Whether of N such processes each keeps an N-th of the optimizer's states, and updates an N-th of
-            the weights.
-        shard_gradients: Whether it keeps no more than that share of the gradients, too; with ``shard_states`` only.
+        dynamic_batch: Train a model of a fixed batch size on batches of any size, by :func:`onnxtrain.dynamic_batch`;
+            the saved file keeps its own.
 
     Raises:
         ModelError: The model cannot be read.
@@ -163,33 +158,22 @@ class Trainer:
         optimizer: Optimizer | str | None = None,
         train: str | Sequence[str] | None = None,
         freeze: str | Sequence[str] | None = None,
+        groups: Sequence[Group] = (),
         output: str | None = None,
         targets: TargetKind | None = None,
         batch_norm: str = "frozen",
         dropout: bool = False,
-        untie: bool | str | Sequence[str] = False,
-        clip_value: float | None = None,
         clip_norm: float | None = None,
-        masks: Mapping[str, np.ndarray] | None = None,
-        sparsify: str | Sequence[str] | None = None,
         accumulate: int = 1,
-        straight_through: bool = False,
-        qat: bool = False,
-        recompute: str | Sequence[str] = (),
+        ema: float | EMA | None = None,
         lora: Adaptation | None = None,
+        qat: bool = False,
         seed: int = 0,
         threads: int | None = None,
-        options: RuntimeOptions | None = None,
-        tie: bool | str | Sequence[str] = False,
-        parallel: Communicator | None = None,
-        shard_states: bool = False,
-        shard_gradients: bool = False,
-        groups: Sequence[Group] = (),
-        ema: float | EMA | None = None,
-        state_dtype: str | None = None,
-        compute: Compute = "float32",
-        master_weights: bool = True,
-        free_batch: bool = False,
+        precision: Precision | str | None = None,
+        distributed: Distributed | Communicator | Literal["mpi"] | None = None,
+        runtime: RuntimeOptions | None = None,
+        **advanced: Unpack[AdvancedOptions],
     ) -> None:
         config = TrainingConfig.of(
             model,
@@ -198,32 +182,21 @@ class Trainer:
             train=train,
             freeze=freeze,
             groups=groups,
-            ema=ema,
-            state_dtype=state_dtype,
-            compute=compute,
-            master_weights=master_weights,
             output=output,
             targets=targets,
             batch_norm=batch_norm,
             dropout=dropout,
-            untie=untie,
-            tie=tie,
-            clip_value=clip_value,
             clip_norm=clip_norm,
-            masks=masks,
-            sparsify=sparsify,
             accumulate=accumulate,
-            straight_through=straight_through,
-            qat=qat,
-            recompute=recompute,
-            free_batch=free_batch,
+            ema=ema,
             lora=lora,
+            qat=qat,
             seed=seed,
             threads=threads,
-            options=options,
-            parallel=parallel,
-            shard_states=shard_states,
-            shard_gradients=shard_gradients,
+            precision=precision,
+            distributed=distributed,
+            runtime=runtime,
+            **advanced,
         )
         with gc_paused():
             self._start(config)
@@ -269,7 +242,7 @@ class Trainer:
     def _again(self, **changes: Any) -> Self:
         """Return a trainer with the current parameters, fresh optimizer states and some other settings."""
         config = dataclasses.replace(self.config, **changes)
-        return self._of(config, self._objective, dict(self.trained), self._data.copy())
+        return self._of(config, self._objective, dict(self._trained), self._data.copy())
 
     def __repr__(self) -> str:
         loss = self._objective.loss
@@ -343,7 +316,7 @@ class Trainer:
         return self._state.parameters
 
     @property
-    def trained(self) -> Parameters:
+    def _trained(self) -> Parameters:
         """Live views of trainable parameters and running statistics by name."""
         return self._state.trained
 
@@ -391,12 +364,15 @@ class Trainer:
     @property
     def options(self) -> RuntimeOptions:
         """The options of the ONNX Runtime sessions."""
-        return self.config.options
+        return self.config.runtime
 
     @property
-    def weights(self) -> list[str]:
-        """Names of the weights of linear, convolutional, recurrent and embedding layers: pruned by default."""
+    def _prunable(self) -> list[str]:
+        """Names of the weights that :func:`onnxtrain.prune` cuts by default: of linear and other such layers."""
         return self._objective.matmul_weights
+
+    trained = old_attribute("trained", "parameters (live views) or get_weights() (copies)", "_trained")
+    weights = old_attribute("weights", "found by onnxtrain.inspect", "_prunable")
 
     @property
     def sparsified(self) -> list[str]:
@@ -997,7 +973,7 @@ class Trainer:
         adapted = self._objective.adapted
         if adapted is None:
             return self._file.filled(self._initializers())
-        return self._file.filled({n: a for n, a in self.trained.items() if n not in adapted.parameters})
+        return self._file.filled({n: a for n, a in self._trained.items() if n not in adapted.parameters})
 
     @overload
     def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...
@@ -1016,8 +992,8 @@ class Trainer:
             Arrays by name, or one array.
         """
         if flat:
-            return np.concatenate([array.reshape(-1) for array in self.trained.values()])
-        return {name: np.array(array) for name, array in self.trained.items()}
+            return np.concatenate([array.reshape(-1) for array in self._trained.values()])
+        return {name: np.array(array) for name, array in self._trained.items()}
 
     @checks_arguments
     def set_weights(self, weights: Mapping[str, Any] | np.ndarray) -> None:
@@ -1029,11 +1005,48 @@ class Trainer:
         Raises:
             OptionError: An array is of another type or shape, or there is no such weight; nothing is changed.
         """
-        given = weights if isinstance(weights, Mapping) else split_flat(np.asarray(weights), self.trained)
+        given = weights if isinstance(weights, Mapping) else split_flat(np.asarray(weights), self._trained)
         arrays = {name: np.asarray(array) for name, array in given.items()}
         for name, array in arrays.items():
-            self.trained.check(name, array)
-        self.trained.update(arrays)
+            self._trained.check(name, array)
+        self._trained.update(arrays)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return copies of all values that steps change.
+
+        Returns:
+            Parameters, running statistics, optimizer states (``{parameter}/V`` ...) and moving averages, by name.
+        """
+        return {name: np.array(array) for name, array in self.states.items()}
+
+    @checks_arguments
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Assign the values of :meth:`state_dict`.
+
+        Args:
+            state: Arrays by name.
+            strict: Whether ``state`` has to hold every value.
+
+        Raises:
+            OptionError: An array is missing, has no counterpart, or is of another type or shape; nothing is changed.
+
+        Example:
+            >>> import onnxtrain
+            >>> model = onnxtrain.examples.mlp((4, 3))
+            >>> one, other = (onnxtrain.Trainer(model, loss="mse", optimizer="adam") for _ in range(2))
+            >>> other.load_state_dict(one.state_dict())
+        """
+        values = Parameters(self.states, list(self.states))
+        arrays = {name: np.asarray(array) for name, array in state.items()}
+        missing = [name for name in values if name not in arrays]
+        if strict and missing:
+            raise OptionError(
+                f"The state lacks {len(missing)} of {len(values)} values, such as {missing[0]!r}; give all, or "
+                "strict=False."
+            )
+        for name, array in arrays.items():
+            values.check(name, array)
+        values.update(arrays)
 
     def __deepcopy__(self, memory: dict[int, Any]) -> Self:
         """Return an independent copy with the current state; both share the immutable file."""
@@ -1075,7 +1088,7 @@ class Trainer:
 
         tensors, metadata = read_checkpoint(path)
         found = {name.removeprefix("state/"): array for name, array in tensors.items() if name.startswith("state/")}
-        for name, own in self.trained.items():
+        for name, own in self._trained.items():
             shape = found[name].shape if name in found else None
             if shape != own.shape:
                 raise CheckpointError(
@@ -1085,7 +1098,7 @@ class Trainer:
         written = metadata.get("fingerprint")
         same = isinstance(written, dict) and written.get("optimizer") == type(self.optimizer).__name__
         for name, array in found.items():
-            if name in self.trained or (same and name in self.states and self.states[name].shape == array.shape):
+            if name in self._trained or (same and name in self.states and self.states[name].shape == array.shape):
                 self.states[name] = array
         set_to_zero(self.states, self.config.masks)
         kept = names_of_checkpoint(metadata)

@@ -122,7 +122,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "append": lambda model: onnxtrain.append(model, onnxtrain.layers.Linear(2)),
     "cut": lambda model: onnxtrain.cut(model, at=onnx.load(model).graph.node[0].output[0] if isinstance(model, Path)
                                        else model.graph.node[0].output[0]),
-    "free_batch": onnxtrain.free_batch,
+    "dynamic_batch": onnxtrain.dynamic_batch,
     "replace_head": lambda model: onnxtrain.replace_head(model, 5),
     "quantize": lambda model: onnxtrain.quantize(model, X),
     "training_model": lambda model: onnxtrain.training_model(model, loss="softmax_cross_entropy",

@@ -194,7 +194,7 @@ def test_a_fixed_batch_is_freed(files, success):
     onnx.save(model, files / "model.onnx")
     fixed = success(*FIT, "--history", "rows.csv").out
     assert column(files, "step") == [60.0]
-    freed = success(*FIT, "--free-batch", "--history", "rows.csv").out
+    freed = success(*FIT, "--dynamic-batch", "--history", "rows.csv").out
     assert column(files, "step") == [2.0]
     assert "model-trained.onnx" in fixed
     assert "model-trained.onnx" in freed
@@ -431,18 +431,18 @@ def test_a_new_head_is_trained(files, success, run):
 
 def test_products_in_bfloat16(files, run, monkeypatch):
     monkeypatch.setattr(native, "multiplies_bfloat16", lambda: True)
-    result = run(*FIT, "--epochs", "2", "--output", "tuned.onnx", "--compute", "bfloat16")
+    result = run(*FIT, "--epochs", "2", "--output", "tuned.onnx", "--precision", "bfloat16")
     assert result.code == 0, result.err
     assert changed(files)
     monkeypatch.setattr(native, "multiplies_bfloat16", lambda: False)
-    result = run(*FIT, "--output", "other.onnx", "--compute", "bfloat16")
+    result = run(*FIT, "--output", "other.onnx", "--precision", "bfloat16")
     assert result.code == 2
-    assert "--compute bfloat16 needs a processor with AVX512-BF16; this one has " in " ".join(result.err.split())
+    assert "--precision bfloat16 needs a CPU with AVX512-BF16; this one has " in " ".join(result.err.split())
     assert not (files / "other.onnx").exists()
 
 
 def test_a_portable_step_graph_has_no_products_in_bfloat16(files, run):
-    result = run(*EXPORT_OF_FIT, "--step-graph", "step.onnx", "--compute", "bfloat16")
+    result = run(*EXPORT_OF_FIT, "--step-graph", "step.onnx", "--precision", "bfloat16")
     assert result.code == 2
-    assert "asks for --compute bfloat16, which the native kernels compute" in " ".join(result.err.split())
+    assert "asks for --precision bfloat16, which the native kernels compute" in " ".join(result.err.split())
     assert not (files / "step.onnx").exists()

@@ -41,13 +41,13 @@ def test_gray_images_are_drawn(files, success):
         Mistake("tied copies", "--tie leaves copies out; export the step graph", (*EXPORT, "--web", "p", "--tie")),
         Mistake(
             "states",
-            "--web keeps states in float32, not in bfloat16; leave --state-dtype out",
-            (*EXPORT, "--web", "p", "--state-dtype", "bfloat16"),
+            "--web keeps states in float32, not in bfloat16; leave it out of --precision",
+            (*EXPORT, "--web", "p", "--precision", "states=bfloat16"),
         ),
         Mistake(
             "weights",
-            "--web keeps weights in float32, not in bfloat16; leave --no-master-weights out",
-            (*EXPORT, "--web", "p", "--no-master-weights"),
+            "--web keeps weights in float32, not in bfloat16; leave it out of --precision",
+            (*EXPORT, "--web", "p", "--precision", "master_weights=false"),
         ),
         Mistake("a file", "'train.npz' cannot be written: .*exists", (*EXPORT, "--web", "train.npz")),
         Mistake(

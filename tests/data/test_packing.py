@@ -94,7 +94,7 @@ def test_a_step_is_that_of_the_sequences_alone(mask, kernels):
     found = []
     for data in (alone(SEQUENCES, mask), pack(SEQUENCES, 11)):
         options = onnxtrain.RuntimeOptions(kernels=kernels)
-        made = onnxtrain.Trainer(attention(mask), loss="next_token", optimizer="sgd(lr=0.5)", options=options, seed=0)
+        made = onnxtrain.Trainer(attention(mask), loss="next_token", optimizer="sgd(lr=0.5)", runtime=options, seed=0)
         before = made.evaluate(data)["loss"]
         history = made.fit(data, epochs=1, batch_size=100, progress=False)
         found.append(([before, history.rows[-1]["loss"]], made.parameters))

@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
                     "kind": "error",
                     "text": traceback.format_exc()[-900:],
                     "model": "",
-                    "options": "",
+                    "runtime": "",
                 }
             done[seed] = outcome
             file.write(json.dumps(outcome) + "\n")

@@ -63,9 +63,9 @@ TRAINER_OPTIONS = (
     "accumulate",
     "recompute",
     "tie",
-    "free_batch",
+    "dynamic_batch",
     "threads",
-    "options",
+    "runtime",
     "seed",
     "targets",
 )
@@ -189,7 +189,7 @@ def _right_in_double(setup: Setup, truth: Result) -> bool:
 def _draw(draw: Draw, model: Model, seed: int) -> Setup:
     options: dict[str, Any] = {"threads": 1, "seed": seed % 1000}
     if draw.chance(0.4):
-        options["options"] = onnxtrain.RuntimeOptions(threads=1, kernels=draw.pick([True, False]))
+        options["runtime"] = onnxtrain.RuntimeOptions(threads=1, kernels=draw.pick([True, False]))
         del options["threads"]
     table = onnxtrain.inspect(model.file).initializers
     held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.file.graph.initializer}
@@ -220,7 +220,7 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
 
     fixed = model.batch
     if fixed is not None and draw.chance(0.3):
-        options["free_batch"], fixed = True, None
+        options["dynamic_batch"], fixed = True, None
     cuts = draw.pick([1, 1, 1, 2, 3])
     size = (fixed or draw.integer(2, 5)) * cuts
     if compares and size // cuts < 4:

@@ -35,12 +35,8 @@ TRAINER = {
     "straight_through": "of quantized models; tests/training has its own comparison",
     "qat": "of quantized models; tests/training has its own comparison",
     "lora": "tests/adapters compares with PEFT",
-    "parallel": "several processes; tests/parallel compares with one",
-    "shard_states": "several processes; tests/parallel compares with one",
-    "shard_gradients": "several processes; tests/parallel compares with one",
-    "state_dtype": "rounds at random; tests/training bounds the error",
-    "compute": "rounds to bfloat16; tests/training bounds the error",
-    "master_weights": "of files in float16 and bfloat16",
+    "distributed": "several processes; tests/parallel compares with one",
+    "precision": "rounds; tests/training bounds the error",
     "dropout": "random numbers differ from PyTorch's: Dropout layers are drawn, and do not drop",
 }
 FIT = {

@@ -31,7 +31,7 @@ def train(model: Model, plan: Plan, options: Mapping[str, Any]) -> dict[str, np.
     """
     taken = inspect.signature(onnxtrain.training_model).parameters
     sizes = {-(-len(target) // plan.cuts) for _, target, _ in plan.steps}
-    padded = model.batch is not None and not options.get("free_batch") and sizes != {model.batch}
+    padded = model.batch is not None and not options.get("dynamic_batch") and sizes != {model.batch}
     if plan.masks or padded or any(weights is not None for _, _, weights in plan.steps):
         return None  # these are of trainers, not of training models
     several = plan.cuts > 1

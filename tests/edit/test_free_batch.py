@@ -154,7 +154,7 @@ def feeds_of(model, examples):
 def test_every_example_gives_what_it_gave(case, batch):
     fixed = case(batch)
     original = fixed.SerializeToString()
-    free = onnxtrain.free_batch(fixed)
+    free = onnxtrain.dynamic_batch(fixed)
     assert fixed.SerializeToString() == original
     for info in (*free.graph.input, *free.graph.output):
         assert info.type.tensor_type.shape.dim[0].dim_param == "batch"
@@ -172,13 +172,13 @@ def test_every_example_gives_what_it_gave(case, batch):
 
 def test_a_free_batch_stays():
     model = parsed("f (float[n, 2] x) => (float[n, 2] y) { y = Relu(x) }")
-    free = onnxtrain.free_batch(model)
+    free = onnxtrain.dynamic_batch(model)
     assert free.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "n"
 
 
 def test_a_symbol_that_is_taken_is_not_taken_again():
     model = parsed("f (float[1, batch] x) => (float[1, batch] y) { y = Relu(x) }")
-    free = onnxtrain.free_batch(model)
+    free = onnxtrain.dynamic_batch(model)
     assert [dim.dim_param for dim in free.graph.input[0].type.tensor_type.shape.dim] == ["batch_size", "batch"]
 
 
@@ -202,15 +202,15 @@ def test_what_cannot_be_freed_is_refused(body, reason):
         body.replace("y2 = MatMul(w, s)  y = Add(x, y2)", "y2 = MatMul(w, s)  y3 = ReduceMax(y2)  y = Add(x, y3)")
     )
     with pytest.raises(OptionError, match=f"^The batch size of the model cannot be freed: {reason}"):
-        onnxtrain.free_batch(model)
+        onnxtrain.dynamic_batch(model)
 
 
 @pytest.mark.parametrize("case", [attention, vision, recurrent], ids=lambda case: case.__name__)
 def test_a_trainer_takes_other_batches_and_saves_the_file_with_new_weights_only(case, tmp_path):
     fixed = case(1)
     onnx.save(fixed, tmp_path / "model.onnx")
-    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="mse", optimizer="sgd(lr=0.01)", free_batch=True)
-    reference = onnxtrain.Trainer(onnxtrain.free_batch(fixed), loss="mse", optimizer="sgd(lr=0.01)")
+    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="mse", optimizer="sgd(lr=0.01)", dynamic_batch=True)
+    reference = onnxtrain.Trainer(onnxtrain.dynamic_batch(fixed), loss="mse", optimizer="sgd(lr=0.01)")
     x = feeds_of(fixed, 5)["x"]
     y = RANDOM.normal(size=(5, *run(fixed, {"x": x[:1]})[0].shape[1:])).astype(np.float32)
     assert trainer._objective.fixed_batch is None
@@ -231,7 +231,7 @@ def test_the_step_is_that_of_padded_examples():
     x, y = feeds_of(fixed, 3)["x"], RANDOM.normal(size=(3, 5, 8)).astype(np.float32)
     weights = []
     for free in (False, True):
-        trainer = onnxtrain.Trainer(fixed, loss="mse", optimizer="sgd(lr=0.1)", free_batch=free)
+        trainer = onnxtrain.Trainer(fixed, loss="mse", optimizer="sgd(lr=0.1)", dynamic_batch=free)
         trainer.train_step(x, y)
         weights.append(trainer.get_weights(flat=True))
     np.testing.assert_allclose(*weights, rtol=1e-4, atol=1e-6)

@@ -38,7 +38,7 @@ def expected(table, labels):
 def test_loss_and_metrics(labels, kernels):
     given, table = model()
     options = onnxtrain.RuntimeOptions(kernels=kernels)
-    made = onnxtrain.Trainer(given, loss="next_token", optimizer="sgd(lr=0.5)", options=options)
+    made = onnxtrain.Trainer(given, loss="next_token", optimizer="sgd(lr=0.5)", runtime=options)
     terms, right = expected(table, labels)
     found = made.evaluate((IDS, labels), metrics=["perplexity", "accuracy"])
     assert found["loss"] == pytest.approx(terms.mean(), rel=1e-5)

@@ -25,11 +25,11 @@ SETUP = """
         return onnxtrain.Trainer(model, loss="softmax_cross_entropy", batch_norm=batch_norm, threads=1,
             **{"optimizer": "sgd(lr=0.05)", **options})
     def close(one, other, tolerance=1e-4):
-        for name, array in one.trained.items():
+        for name, array in one._trained.items():
             scale = tolerance * max(1e-2, np.abs(array).max())
-            np.testing.assert_allclose(other.trained[name], array, rtol=tolerance, atol=scale, err_msg=name)
+            np.testing.assert_allclose(other._trained[name], array, rtol=tolerance, atol=scale, err_msg=name)
     def agree(one):
-        for values in zip(*mpi.gather_objects([one.trained[name].tobytes() for name in one.trained])):
+        for values in zip(*mpi.gather_objects([one._trained[name].tobytes() for name in one._trained])):
             assert len(set(values)) == 1
 """
 
@@ -193,8 +193,8 @@ def test_one_process_trains_as_with_its_own_statistics():
     one, other = resnet(batch_norm="sync"), resnet(batch_norm="train")
     for trainer in (one, other):
         trainer.train_step(x, y)
-    for name in one.trained:
-        np.testing.assert_array_equal(one.trained[name], other.trained[name], err_msg=name)
+    for name in one._trained:
+        np.testing.assert_array_equal(one._trained[name], other._trained[name], err_msg=name)
 
 
 def test_without_kernels_it_is_refused_where_there_are_several_processes():
@@ -202,7 +202,7 @@ def test_without_kernels_it_is_refused_where_there_are_several_processes():
     two.size = 2
     options = onnxtrain.RuntimeOptions(kernels=False)
     with pytest.raises(OptionError, match=r"batch_norm='sync' needs the native kernels, .* take batch_norm='train'"):
-        resnet(batch_norm="sync", parallel=two, options=options)
-    alone = resnet(batch_norm="sync", options=options).config
+        resnet(batch_norm="sync", distributed=two, runtime=options)
+    alone = resnet(batch_norm="sync", runtime=options).config
     with pytest.raises(OptionError, match="needs the native kernels"):
-        dataclasses.replace(alone, parallel=two)
+        dataclasses.replace(alone, distributed=onnxtrain.Distributed(two))

@@ -215,8 +215,8 @@ def test_running_statistics_are_means_and_dropout_differs_by_rank(tmp_path):
     second.train_step(x[4:], y[4:])
     assert together.statistics
     for name in together.statistics:
-        mean = (first.trained[name] + second.trained[name]) / 2
-        np.testing.assert_allclose(together.trained[name], mean, rtol=1e-5, err_msg=name)
+        mean = (first._trained[name] + second._trained[name]) / 2
+        np.testing.assert_allclose(together._trained[name], mean, rtol=1e-5, err_msg=name)
     seeds = mpi.gather_objects(together.config.modes.seed)
     assert seeds[0] == 0 != seeds[1]
     """,

@@ -22,7 +22,7 @@ def trainer(kernels: bool, text: str = MODEL, **options) -> onnxtrain.Trainer:
         loss=lambda op, prediction, target: op.ReduceMean(prediction * prediction, keepdims=0),
         optimizer=onnxtrain.Momentum(0.0, alpha=0.0, norm_coefficient=0.0),
         dropout=True,
-        options=onnxtrain.RuntimeOptions(kernels=kernels),
+        runtime=onnxtrain.RuntimeOptions(kernels=kernels),
         **options,
     )
 

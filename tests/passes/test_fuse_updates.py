@@ -25,7 +25,7 @@ OPTIMIZERS = [
 def trainer(optimizer, *, kernels=True, masked=(), **options):
     model = onnxtrain.examples.mlp((4, 16, 3))
     found = onnxtrain.Trainer(
-        model, loss="softmax_cross_entropy", optimizer=optimizer, options=RuntimeOptions(1, kernels=kernels), **options
+        model, loss="softmax_cross_entropy", optimizer=optimizer, runtime=RuntimeOptions(1, kernels=kernels), **options
     )
     rng = np.random.default_rng(0)
     found.set_masks({name: rng.random(found.parameters[name].shape) < 0.5 for name in masked})

@@ -27,7 +27,7 @@ FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.
 def entry(passed=()):
     """Return the entry that sums gradients, with its groups; gradients that are passed on are no states."""
     made = onnxtrain.Trainer(
-        onnxtrain.examples.mlp((8, 16, 16, 4)), loss="softmax_cross_entropy", accumulate=2, options=RuntimeOptions(1)
+        onnxtrain.examples.mlp((8, 16, 16, 4)), loss="softmax_cross_entropy", accumulate=2, runtime=RuntimeOptions(1)
     )
     (first, _), values = build_entries(made._objective.step_spec(made.config))
     first.announced = [[f"{name}/accumulated" for name in group] for group in GROUPS]

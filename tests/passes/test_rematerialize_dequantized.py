@@ -72,7 +72,7 @@ def test_the_numbers_are_those_of_the_standard_operators(kind):
             loss="mean_squared_error",
             train="gain",
             optimizer=onnxtrain.SGD(0.1),
-            options=RuntimeOptions(kernels=kernels),
+            runtime=RuntimeOptions(kernels=kernels),
         )
         losses.append([learner.train_step(x, y) for _ in range(4)])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)

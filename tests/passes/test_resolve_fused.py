@@ -95,7 +95,7 @@ def test_step_is_the_same_with_kernels_and_without():
     losses = []
     for kernels in (False, True):
         options = onnxtrain.RuntimeOptions(kernels=kernels)
-        trainer = onnxtrain.Trainer(model, loss="softmax_cross_entropy", options=options)
+        trainer = onnxtrain.Trainer(model, loss="softmax_cross_entropy", runtime=options)
         losses.append([trainer.train_step(x, y) for _ in range(5)])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 

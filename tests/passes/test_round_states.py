@@ -78,8 +78,8 @@ def trainer(optimizer, *, kernels=True, masked=False, **options):
         model,
         loss="softmax_cross_entropy",
         optimizer=optimizer,
-        state_dtype="bfloat16",
-        options=RuntimeOptions(1, kernels=kernels),
+        precision=onnxtrain.Precision(states="bfloat16"),
+        runtime=RuntimeOptions(1, kernels=kernels),
         **options,
     )
     if masked:
@@ -151,13 +151,13 @@ def trained_with(state_dtype):
         onnxtrain.examples.mlp((64, 128, 3)),
         loss="softmax_cross_entropy",
         optimizer=onnxtrain.Adam(0.01),
-        state_dtype=state_dtype,
+        precision=onnxtrain.Precision(states=state_dtype),
     )
 
 
 def test_graphs_for_any_runtime_have_none():
     model = trained_with("8bit").training_model()
-    with pytest.raises(OperatorError, match=r"codeBlockwise: states in 8 bits .* use state_dtype='bfloat16'"):
+    with pytest.raises(OperatorError, match=r"codeBlockwise: states in 8 bits .* give Precision.states='bfloat16'"):
         onnxtrain.lower(model)
 
 

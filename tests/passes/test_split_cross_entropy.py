@@ -102,7 +102,7 @@ def test_training_over_many_classes_is_that_of_standard_operators():
             onnxtrain.examples.mlp((4, LEAST_CLASSES)),
             loss="softmax_cross_entropy",
             optimizer="adam(lr=0.01)",
-            options=RuntimeOptions(1, kernels=kernels),
+            runtime=RuntimeOptions(1, kernels=kernels),
         )
         losses.append([learner.train_step(x, y) for _ in range(4)])
         found = Counter(n.op_type for n in onnxtrain.lower(learner.training_model(), kernels=kernels).graph.node)

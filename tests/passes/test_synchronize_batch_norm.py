@@ -26,7 +26,7 @@ class Pretended(Single):
 
 def trainer(batch_norm, parallel=None, **options):
     settings = {"loss": "softmax_cross_entropy", "optimizer": "sgd(lr=0.1)", "threads": 1, **options}
-    return onnxtrain.Trainer(onnxtrain.examples.small_resnet(), batch_norm=batch_norm, parallel=parallel, **settings)
+    return onnxtrain.Trainer(onnxtrain.examples.small_resnet(), batch_norm=batch_norm, distributed=parallel, **settings)
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def test_the_same_part_twice_is_that_part(batch):
     for _ in range(3):
         twice.train_step(np.concatenate([x, x]), np.concatenate([y, y]))
         once.train_step(x, y)
-    for name, array in once.trained.items():
-        np.testing.assert_allclose(twice.trained[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+    for name, array in once._trained.items():
+        np.testing.assert_allclose(twice._trained[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_sums_are_made_on_the_thread_that_runs_the_session(batch):
@@ -76,9 +76,9 @@ def test_a_layer_without_a_gradient_behind_it_still_takes_the_statistics_of_all(
     x, y = batch
     twice = trainer("sync", Pretended(), train="classifier.*")
     assert operators(twice).count("AllReduce") == operators(trainer("sync", Pretended())).count("AllReduce") // 2
-    before = {name: np.array(twice.trained[name]) for name in twice.statistics}
+    before = {name: np.array(twice._trained[name]) for name in twice.statistics}
     twice.train_step(x, y)
-    assert all(np.any(twice.trained[name] != value) for name, value in before.items())
+    assert all(np.any(twice._trained[name] != value) for name, value in before.items())
 
 
 def test_the_file_of_a_training_is_for_one_process():
@@ -109,9 +109,9 @@ f (T[n, 3] x) => (T[n, 3] y) <T[3] s = {1, 2, 3}, T[3] b = {0, 0, 1}, T[3] mean 
 def test_a_large_mean_leaves_the_variance_its_digits(kind):
     """Use a variance of 1 beside a mean of 1000: sums of squares in single precision would lose it."""
     model = parser.parse_model(NORM.replace("T[", f"{kind}["))
-    made = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.0)", batch_norm="sync", parallel=Pretended())
+    made = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.0)", batch_norm="sync", distributed=Pretended())
     dtype = {"float": np.float32, "double": np.float64}[kind]
     x = np.random.default_rng(0).normal(1000, 1, (200, 3)).astype(dtype)
     made.train_step(np.concatenate([x, x]), np.zeros((400, 3), dtype))
-    np.testing.assert_allclose(made.trained["mean"], 0.75 * x.mean(axis=0, dtype=float), rtol=1e-6)
-    np.testing.assert_allclose(made.trained["var"], 0.25 + 0.75 * x.var(axis=0, dtype=float), rtol=1e-5)
+    np.testing.assert_allclose(made._trained["mean"], 0.75 * x.mean(axis=0, dtype=float), rtol=1e-6)
+    np.testing.assert_allclose(made._trained["var"], 0.25 + 0.75 * x.var(axis=0, dtype=float), rtol=1e-5)

@@ -91,7 +91,7 @@ def test_training_with_a_stride_beyond_the_image():
     losses = []
     for kernels in (True, False):
         options = onnxtrain.RuntimeOptions(kernels=kernels)
-        trainer = onnxtrain.Trainer(proto, loss="mean_squared_error", optimizer=onnxtrain.Adam(), options=options)
+        trainer = onnxtrain.Trainer(proto, loss="mean_squared_error", optimizer=onnxtrain.Adam(), runtime=options)
         losses.append([trainer.train_step(inputs, target) for _ in range(3)])
     np.testing.assert_allclose(*losses, rtol=1e-5)
     assert losses[0][2] < losses[0][0]

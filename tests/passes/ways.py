@@ -59,7 +59,7 @@ def trained_both_ways(
             loss="mean_squared_error",
             optimizer=onnxtrain.Momentum(0.05, 0.9),
             train=train,
-            options=onnxtrain.RuntimeOptions(kernels=kernels),
+            runtime=onnxtrain.RuntimeOptions(kernels=kernels),
         )
         trained.append(([trainer.train_step(inputs, targets) for _ in range(10)], trainer))
     return trained
@@ -77,7 +77,7 @@ def recomputed(
     losses = []
     for recompute in ((), pattern):
         trainer = onnxtrain.Trainer(
-            proto, loss="mean_squared_error", train=train, recompute=recompute, options=ONE_THREAD_WITH_KERNELS
+            proto, loss="mean_squared_error", train=train, recompute=recompute, runtime=ONE_THREAD_WITH_KERNELS
         )
         losses.append([trainer.train_step(inputs, targets) for _ in range(3)])
     assert losses[0] == losses[1]

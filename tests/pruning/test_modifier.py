@@ -22,7 +22,7 @@ def one_step(rule, *, kernels=None, steps=1, **options):
         onnxtrain.examples.mlp((5, 8, 3)),
         loss="softmax_cross_entropy",
         optimizer=rule,
-        options=onnxtrain.RuntimeOptions(kernels=kernels),
+        runtime=onnxtrain.RuntimeOptions(kernels=kernels),
         **options,
     )
     before = copied(subject.parameters)

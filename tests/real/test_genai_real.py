@@ -49,7 +49,7 @@ def exact(model):
 @pytest.mark.parametrize("kernels", [False, None])
 def test_the_loss_is_that_of_the_runtime_and_falls(kernels, bits, mask):
     model = language_model(bits=bits)
-    made = trainer(model, optimizer="adam(lr=1e-2)", options=onnxtrain.RuntimeOptions(kernels=kernels))
+    made = trainer(model, optimizer="adam(lr=1e-2)", runtime=onnxtrain.RuntimeOptions(kernels=kernels))
     assert [spec.name for spec in made._objective.inputs] == ["input_ids", "attention_mask"]
     feeds = {"input_ids": IDS, "attention_mask": mask}
     losses = [made.train_step(feeds, TARGETS) for _ in range(10)]

@@ -79,7 +79,7 @@ def use_model(path: Path, operations: Operations, *, loss: str = CROSS_ENTROPY, 
     if "train" in parts:
         optimizer = onnxtrain.Momentum(0.01)
         trainer = operations.run(
-            "Trainer", lambda: onnxtrain.Trainer(path, loss=loss, optimizer=optimizer, options=options)
+            "Trainer", lambda: onnxtrain.Trainer(path, loss=loss, optimizer=optimizer, runtime=options)
         )
         if trainer is not None:
             targets = _targets(predicted, loss) if needs_targets else None

@@ -128,7 +128,7 @@ def trainer(providers, optimizer, model=None, masked=(), **options):
         onnxtrain.examples.mlp((4, 8, 3)) if model is None else model,
         loss="softmax_cross_entropy",
         optimizer=optimizer,
-        options=RuntimeOptions(threads=1, providers=providers, kernels=None if providers == ["cuda"] else False),
+        runtime=RuntimeOptions(threads=1, providers=providers, kernels=None if providers == ["cuda"] else False),
         **options,
     )
     made.set_masks({name: np.random.default_rng(1).random(made.parameters[name].shape) < 0.5 for name in masked})
@@ -209,5 +209,5 @@ options = onnxtrain.RuntimeOptions(threads=1, providers=["cuda"], kernels=True)
     assert ran.returncode == 0, ran.stderr
     x = np.random.default_rng(0).random((4, 1, 28, 28), np.float32)
     options = RuntimeOptions(threads=1, kernels=False)
-    here = onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", options=options)
+    here = onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", runtime=options)
     assert [float(loss) for loss in ran.stdout.split()] == [here.train_step(x, np.arange(4)) for _ in range(5)]

@@ -65,7 +65,7 @@ ON_BODIES = RuntimeOptions(threads=1, kernels=False)
 
 
 def _trainer(model=None, optimizer="adam(lr=0.05)", **options):
-    given = {"loss": "softmax_cross_entropy", "options": ON_BODIES, **options}
+    given = {"loss": "softmax_cross_entropy", "runtime": ON_BODIES, **options}
     return onnxtrain.Trainer(mlp((4, 8, 3)) if model is None else model, optimizer=optimizer, **given)
 
 
@@ -274,7 +274,7 @@ def test_the_processor_does_not_touch_the_memory_of_states():
     assert ran.returncode == 0, ran.stderr
     assert strayed.returncode == -11
     x = np.random.default_rng(0).random((4, 1, 28, 28), np.float32)
-    here = onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", options=ON_BODIES)
+    here = onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", runtime=ON_BODIES)
     assert [float(loss) for loss in ran.stdout.split()] == [here.train_step(x, np.arange(4)) for _ in range(5)]
 
 
@@ -292,7 +292,7 @@ class TestProviders:
 
     def test_one_that_is_missing_is_told_with_those_that_are_there(self):
         with pytest.raises(OptionError, match=r"The provider 'cuda' is not available; this onnxruntime has .*\(.*cpu"):
-            _trainer(options=RuntimeOptions(providers=["cuda"]))
+            _trainer(runtime=RuntimeOptions(providers=["cuda"]))
 
     @pytest.mark.parametrize("given", ["cuda", []])
     def test_a_list_is_needed(self, given):
@@ -311,6 +311,6 @@ class TestProviders:
         """ONNX Runtime goes on without a provider whose libraries are missing, and says so in a log alone."""
         available = [*onnxruntime.get_available_providers(), "ROCMExecutionProvider"]
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
-        trainer = _trainer(options=RuntimeOptions(threads=1, providers=["rocm"]))
+        trainer = _trainer(runtime=RuntimeOptions(threads=1, providers=["rocm"]))
         with pytest.raises(StepError, match="has the provider 'ROCMExecutionProvider' but could not start it here"):
             trainer.train_step(X, Y)

@@ -38,7 +38,7 @@ def _static(model: onnx.ModelProto, shape: tuple[int, ...]) -> onnx.ModelProto:
 
 
 def _trainer(model: onnx.ModelProto, options: RuntimeOptions, **arguments) -> onnxtrain.Trainer:
-    return onnxtrain.Trainer(model, loss="softmax_cross_entropy", options=options, **arguments)
+    return onnxtrain.Trainer(model, loss="softmax_cross_entropy", runtime=options, **arguments)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd(lr=0.01)"])

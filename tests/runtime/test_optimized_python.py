@@ -89,7 +89,7 @@ def test_building_a_training_says_nothing(
                 loss="softmax_cross_entropy",
                 optimizer=optimizer,
                 accumulate=accumulate,
-                options=settings,
+                runtime=settings,
                 **options,
             )
             for entry in range(min(accumulate, 2)):

@@ -31,7 +31,7 @@ def test_failure_in_the_backward_pass_names_the_rule() -> None:
 def test_unknown_provider() -> None:
     options = onnxtrain.RuntimeOptions(providers=["NoExecutionProvider"])
     with pytest.raises(OptionError, match=r"provider 'NoExecutionProvider' is not available; this onnxruntime has \w+"):
-        onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy", options=options)
+        onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy", runtime=options)
 
 
 @pytest.mark.parametrize("options", [{"memory_pattern": True}, {"threads": 1}, {"threads": 2}, {"kernels": False}])
@@ -41,7 +41,7 @@ def test_options_do_not_change_the_result(options: dict[str, object]) -> None:
         trainer = onnxtrain.Trainer(
             onnxtrain.examples.mlp((4, 8, 3)),
             loss="softmax_cross_entropy",
-            options=settings,
+            runtime=settings,
             optimizer=onnxtrain.Adam(0.1),
         )
         losses.append([trainer.train_step(np.eye(4, dtype=np.float32)[:3], np.arange(3)) for _ in range(5)])

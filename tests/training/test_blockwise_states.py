@@ -31,7 +31,9 @@ WAYS = [
 
 def trainer(state_dtype="8bit", **options):
     options = {"optimizer": "adamw(lr=0.005)", "threads": 1, **options}
-    return onnxtrain.Trainer(examples.mlp((64, 128, 3)), loss=LOSS, state_dtype=state_dtype, **options)
+    return onnxtrain.Trainer(
+        examples.mlp((64, 128, 3)), loss=LOSS, precision=onnxtrain.Precision(states=state_dtype), **options
+    )
 
 
 @pytest.mark.parametrize("optimizer", WAYS, ids=repr)
@@ -58,7 +60,9 @@ def test_large_tensors_have_codes_and_scales_and_small_ones_stay(optimizer):
 @pytest.mark.parametrize(("elements", "kept"), [(4095, np.float32), (4096, np.uint8), (4097, np.uint8)])
 def test_the_smallest_tensor_in_8_bits_has_4096_elements(elements, kept):
     model = examples.mlp((elements, 1))
-    learner = onnxtrain.Trainer(model, loss="mse", optimizer="adam", state_dtype="8bit", threads=1)
+    learner = onnxtrain.Trainer(
+        model, loss="mse", optimizer="adam", precision=onnxtrain.Precision(states="8bit"), threads=1
+    )
     learner.train_step(np.ones((2, elements), np.float32), np.ones((2, 1), np.float32))
     states = {name: array for name, array in learner.states.items() if name.endswith("/V") and array.size == elements}
     assert [array.dtype for array in states.values()] == [kept]
@@ -128,7 +132,11 @@ def test_it_trains_as_well_as_with_float32(optimizer):
     losses = []
     for state_dtype in (None, "8bit"):
         learner = onnxtrain.Trainer(
-            examples.mlp((64, 64, 10)), loss=LOSS, optimizer=optimizer, state_dtype=state_dtype, threads=1
+            examples.mlp((64, 64, 10)),
+            loss=LOSS,
+            optimizer=optimizer,
+            precision=onnxtrain.Precision(states=state_dtype),
+            threads=1,
         )
         learner.fit(data, epochs=8, batch_size=32, progress=False)
         losses.append(learner.evaluate(test)["loss"])
@@ -150,7 +158,7 @@ def test_an_average_that_changes_by_a_thousandth_falls():
 
 @pytest.mark.parametrize("name", ["int8", "8-bit", "uint8"])
 def test_names_of_other_tools(name):
-    assert trainer(name).config.state_dtype == "8bit"
+    assert trainer(name).config.precision.states == "8bit"
 
 
 @pytest.mark.parametrize(
@@ -158,19 +166,22 @@ def test_names_of_other_tools(name):
     [
         (
             {"state_dtype": "int4"},
-            r"state_dtype is 'int4'; it is 'bfloat16' or '8bit', or None for",
+            r"states is 'int4'; it is 'bfloat16' or '8bit', or None for",
         ),
-        ({"options": RuntimeOptions(kernels=False)}, r"state_dtype='8bit' needs the native kernels, which decode and"),
         (
-            {"parallel": True, "shard_states": True},
+            {"runtime": RuntimeOptions(kernels=False)},
+            r"Precision\(states='8bit'\) needs the native kernels, which decode",
+        ),
+        (
+            {"distributed": None},
             r"shard_states=True cuts states of the weights' type; leave",
         ),
     ],
     ids=str,
 )
 def test_what_is_refused(options, sentence):
-    if "parallel" in options:
-        options["parallel"] = Two()
+    if "distributed" in options:
+        options["distributed"] = onnxtrain.Distributed(Two(), shard_states=True)
     with pytest.raises(OptionError, match=sentence):
         trainer(**{"threads": None, **options})
 

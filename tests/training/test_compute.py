@@ -21,7 +21,7 @@ def anywhere(monkeypatch):
 
 
 def losses(model, data, compute, **options):
-    trainer = onnxtrain.Trainer(model, optimizer="adamw(lr=2e-3)", compute=compute, threads=1, **options)
+    trainer = onnxtrain.Trainer(model, optimizer="adamw(lr=2e-3)", precision=compute, threads=1, **options)
     return trainer, [trainer.train_step(*data) for _ in range(STEPS)]
 
 
@@ -85,19 +85,19 @@ def test_adapters_learn_alike(anywhere, monkeypatch, stored):
 def test_evaluation_is_that_of_the_saved_model(anywhere):
     model, (x, y) = onnxtrain.examples.mlp((64, 96, 5)), points()
     given = {"loss": "softmax_cross_entropy", "threads": 1}
-    exact, rounded = (onnxtrain.Trainer(model, compute=compute, **given) for compute in ("float32", "bfloat16"))
+    exact, rounded = (onnxtrain.Trainer(model, precision=compute, **given) for compute in ("float32", "bfloat16"))
     np.testing.assert_array_equal(rounded.predict(x), exact.predict(x))
     assert rounded.evaluate((x, y)) == exact.evaluate((x, y))
 
 
 def test_a_training_model_says_it(anywhere):
     model = onnxtrain.examples.mlp((64, 96, 5))
-    written = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer="adam", compute="bfloat16")
+    written = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer="adam", precision="bfloat16")
     assert ("onnxtrain.compute", "bfloat16") in {(entry.key, entry.value) for entry in written.metadata_props}
     onnx.checker.check_model(written)
     step = onnxtrain.lower(written, kernels=True)
     assert any(attribute.name == "compute" for node in step.graph.node for attribute in node.attribute)
-    with pytest.raises(GradientError, match='asks for compute="bfloat16"'):
+    with pytest.raises(GradientError, match=r"asks for precision=.bfloat16."):
         onnxtrain.lower(written)
     default = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer="adam")
     assert all(entry.key != "onnxtrain.compute" for entry in default.metadata_props)
@@ -112,14 +112,17 @@ def refusal(**options):
 def test_a_processor_without_the_instruction_is_told(monkeypatch):
     monkeypatch.setattr(native, "multiplies_bfloat16", lambda: False)
     monkeypatch.setattr(native, "instruction_set", lambda: "avx2")
-    sentence = 'compute="bfloat16" needs a processor with AVX512-BF16; this one has avx2 without it'
-    assert refusal(compute="bfloat16").startswith(sentence)
+    sentence = "precision='bfloat16' needs a CPU with AVX512-BF16; this one has avx2 without it"
+    assert refusal(precision="bfloat16").startswith(sentence)
 
 
 def test_a_session_without_kernels_is_told():
-    found = refusal(compute="bfloat16", options=onnxtrain.RuntimeOptions(kernels=False))
-    assert found == 'compute="bfloat16" needs the native kernels, which are not used here; leave it out.'
+    found = refusal(precision="bfloat16", runtime=onnxtrain.RuntimeOptions(kernels=False))
+    assert found == "precision='bfloat16' needs the native kernels, which are not used here; leave it out."
 
 
 def test_another_type_is_refused():
-    assert refusal(compute="float16") == "compute is 'float16'; it is 'float32' or 'bfloat16'."
+    assert refusal(precision="float16") == (
+        "Precision: compute is 'float16'; it is 'float32' or 'bfloat16'. "
+        "Models in float16 or bfloat16 train in float32 as they are."
+    )

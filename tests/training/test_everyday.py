@@ -234,7 +234,7 @@ def test_weights_that_do_not_fit_change_nothing():
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_goes_on_by_itself(how):
-    name = trainer().weights[0]
+    name = trainer()._prunable[0]
     mask = np.arange(trainer().parameters[name].size).reshape(trainer().parameters[name].shape) % 3 > 0
     one = trainer(masks={name: mask}, clip_norm=0.5, seed=4)
     one.train_step(X, np.eye(3, dtype=np.float32)[LABELS])

@@ -48,7 +48,7 @@ Y = np.random.default_rng(2).normal(size=(32, 3)).astype(np.float32)
 @pytest.mark.parametrize("kernels", [False, None])
 def test_training_lowers_the_loss_and_keeps_the_file(kernels, tmp_path):
     model = network()
-    made = trainer(model, options=onnxtrain.RuntimeOptions(kernels=kernels))
+    made = trainer(model, runtime=onnxtrain.RuntimeOptions(kernels=kernels))
     assert list(made.parameters) == ["a"]
     losses = [made.train_step(X, Y) for _ in range(40)]
     assert losses[-1] < 0.8 * losses[0]
@@ -65,7 +65,7 @@ def test_products_round_their_inputs_only_where_asked():
     """At level 4, ONNX Runtime rounds activations to 8 bits."""
 
     def loss(level):
-        return trainer(network(), options=onnxtrain.RuntimeOptions(accuracy_level=level)).train_step(X, Y)
+        return trainer(network(), runtime=onnxtrain.RuntimeOptions(accuracy_level=level)).train_step(X, Y)
 
     def predicted(level):
         session = onnxruntime.InferenceSession(network(level).SerializeToString(), providers=["CPUExecutionProvider"])

@@ -251,7 +251,7 @@ def test_frozen_batch_normalization_is_exact_and_trained_one_sees_the_repeated_e
         # Two examples, each twice in a batch of four, have the statistics of the two.
         for _ in range(3):
             assert fixed.train_step(x, x) == pytest.approx(free.train_step(x, x), rel=1e-5)
-        found, expected = dict(fixed.trained), dict(free.trained)
+        found, expected = dict(fixed._trained), dict(free._trained)
         assert ("mean" in found) == (mode == "train")
         for name, array in found.items():
             np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-6)

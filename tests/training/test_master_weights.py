@@ -43,7 +43,7 @@ def halved(model, kind="bfloat16"):
 
 
 def trainer(kind="bfloat16", sizes=(4, 8, 3), **options):
-    options = {"optimizer": "adamw(lr=0.05)", "master_weights": False, **options}
+    options = {"optimizer": "adamw(lr=0.05)", "precision": "master_weights=false", **options}
     return onnxtrain.Trainer(halved(examples.mlp(sizes), kind), loss=LOSS, **options)
 
 
@@ -62,9 +62,11 @@ def test_gradients_are_float32_so_that_nothing_scales_losses(kind, master_weight
     if kind == "float16" and not master_weights:
         return
     options = {"lora": onnxtrain.Lora(rank=2), "train": "*lm_head*"} if master_weights else {}
-    decoders = onnxtrain.Trainer(halved(decoder(), kind), loss=LOSS, master_weights=master_weights, **options)
+    decoders = onnxtrain.Trainer(
+        halved(decoder(), kind), loss=LOSS, precision=onnxtrain.Precision(master_weights=master_weights), **options
+    )
     decoders.train_step(*batch())
-    plain = trainer(kind, master_weights=master_weights)
+    plain = trainer(kind, precision=onnxtrain.Precision(master_weights=master_weights))
     plain.train_step(given(kind=kind), Y)
     for learner in (decoders, plain):
         held = set(learner.parameters) if not master_weights else set()
@@ -78,7 +80,7 @@ def test_gradients_are_float32_so_that_nothing_scales_losses(kind, master_weight
 
 
 def test_weights_take_two_bytes_and_the_file_has_them_as_they_are(tmp_path):
-    learner, masters = trainer(), trainer(master_weights=True)
+    learner, masters = trainer(), trainer(precision=onnxtrain.Precision(master_weights=True))
     for one in (learner, masters):
         losses = [one.train_step(given(), Y) for _ in range(30)]
         assert losses[-1] < 0.7 * losses[0]
@@ -106,7 +108,10 @@ def test_steps_that_are_too_small_for_the_nearest_number_are_taken_in_the_mean(s
     count, rate = 40_000, 1e-4
     optimizer = onnxtrain.Momentum(rate * count, alpha=0.0)
     learner = onnxtrain.Trainer(
-        sum_of_products(count), loss="output:y", optimizer=optimizer, master_weights=False, state_dtype=state_dtype
+        sum_of_products(count),
+        loss="output:y",
+        optimizer=optimizer,
+        precision=onnxtrain.Precision(master_weights=False, states=state_dtype),
     )
     x = np.ones((1, count), BFLOAT16)
     for _ in range(200):
@@ -119,7 +124,9 @@ def test_steps_that_are_too_small_for_the_nearest_number_are_taken_in_the_mean(s
     assert w.mean() == pytest.approx(1 - 200 * rate, abs=5 * np.sqrt(200 * 2**-8 * rate / count))
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "clip_norm": 0.5, "state_dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 2, "clip_norm": 0.5, "precision": "states=bfloat16, master_weights=false"}], ids=str
+)
 def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
     whole, first, second = trainer(**options), trainer(**options), trainer(**options)
     data = given(), Y
@@ -128,7 +135,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
     second.fit(data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True)
     assert_same(whole.states, second.states)
     with pytest.raises(CheckpointError, match="master_weights"):
-        trainer(master_weights=True, **options).fit(
+        trainer(**options | {"precision": options.get("precision", "float32").replace("=false", "=true")}).fit(
             data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True
         )
 
@@ -140,7 +147,7 @@ def test_every_optimizer_learns_with_and_without_kernels(optimizer):
     rate = {"SSGD": 0.2, "Momentum": 0.2, "SGD": 0.2, "Adagrad": 0.1}.get(optimizer, 0.02)
     needed = {"SSGD": {"p": 1.0}}.get(optimizer, {})
     learners = [
-        trainer(optimizer=made(rate, **needed), options=RuntimeOptions(kernels=kernels), threads=1)
+        trainer(optimizer=made(rate, **needed), runtime=RuntimeOptions(kernels=kernels), threads=1)
         for kernels in (True, False)
     ]
     for _ in range(2):
@@ -156,7 +163,7 @@ def test_every_optimizer_learns_with_and_without_kernels(optimizer):
 
 
 def test_an_update_widens_weights_part_by_part_and_writes_them_where_they_stand():
-    learner = trainer(sizes=(4, 300, 3), state_dtype="bfloat16")
+    learner = trainer(sizes=(4, 300, 3), precision="states=bfloat16, master_weights=false")
     learner.train_step(given(), Y)
     operators = [node.op_type for node in graph_of(learner)]
     assert "FusedAdamW" in operators
@@ -193,7 +200,9 @@ def test_seeds_differ_and_training_models_go_on():
 def test_language_models_learn(options):
     """All of it: a table of embeddings, products, the head, also where logits are made chunk by chunk."""
     options = {"loss": LOSS, **options}
-    learner = onnxtrain.Trainer(halved(decoder()), optimizer="adamw(lr=0.01)", master_weights=False, **options)
+    learner = onnxtrain.Trainer(
+        halved(decoder()), optimizer="adamw(lr=0.01)", precision=onnxtrain.Precision(master_weights=False), **options
+    )
     before = copied(learner.states)
     x, y = batch()
     losses = [learner.train_step(x, x if options["loss"] != LOSS else y) for _ in range(15)]
@@ -208,21 +217,21 @@ def test_language_models_learn(options):
     [
         (
             {"kind": "float16"},
-            r"master_weights=False holds trained weights in bfloat16, but '.*' is float16, whose range",
+            r"Precision\(master_weights=False\) holds trained weights in bfloat16, but '.*' is float16, whose range",
         ),
         (
             {"ema": 0.9},
             r"ema keeps averages of weights in float32, and master_weights=False has none in it; leave one",
         ),
         (
-            {"shard_states": True},
+            {"distributed": None},
             r"shard_states=True cuts weights in float32; leave shard_states or master_weights out",
         ),
     ],
 )
 def test_what_is_refused(options, sentence):
-    if "shard_states" in options:
-        options = {**options, "parallel": Two()}
+    if "distributed" in options:
+        options = {**options, "distributed": onnxtrain.Distributed(Two(), shard_states=True)}
     with pytest.raises(OptionError, match=sentence):
         trainer(**options)
 
@@ -233,7 +242,7 @@ from pathlib import Path
 import ml_dtypes, numpy as np, onnxtrain
 
 def train(path):
-    trainer = onnxtrain.Trainer(path, loss="softmax_cross_entropy", threads=1, master_weights={master_weights})
+    trainer = onnxtrain.Trainer(path, loss="cross_entropy", threads=1, precision="master_weights={master_weights}")
     for _ in range(2):
         trainer.train_step(np.ones((2, 64), ml_dtypes.bfloat16), np.zeros(2, np.int64))
     own = re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())
@@ -271,7 +280,7 @@ def test_a_weight_takes_two_bytes_less_than_with_a_master(tmp_path):
         ("scaler", "There is no option 'scaler': gradients are float32"),
         (
             "stochastic_rounding",
-            "There is no option 'stochastic_rounding': give master_weights=False for weights in bf",
+            r"There is no option 'stochastic_rounding': give precision=onnxtrain.Precision\(master_weights=False\)",
         ),
     ],
 )

@@ -19,7 +19,7 @@ HERE = RuntimeOptions(threads=1, kernels=False)
 
 
 def _trainer(model, **options):
-    return onnxtrain.Trainer(model, **{"loss": "softmax_cross_entropy", "options": HERE, **options})
+    return onnxtrain.Trainer(model, **{"loss": "softmax_cross_entropy", "runtime": HERE, **options})
 
 
 @pytest.fixture

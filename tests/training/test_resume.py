@@ -167,7 +167,7 @@ def test_what_changes_no_number_is_welcome(case: str, tmp_path) -> None:
     run(({}, {}), checkpoint=tmp_path)
     run(({}, {}), checkpoint=tmp_path, resume=True, **SAME[case])
     options = onnxtrain.RuntimeOptions(threads=1, memory_pattern=True)
-    run(({"options": options, "recompute": "*"}, {}), checkpoint=tmp_path, resume=True, **SAME[case])
+    run(({"runtime": options, "recompute": "*"}, {}), checkpoint=tmp_path, resume=True, **SAME[case])
 
 
 @pytest.mark.parametrize("schedule", ["step(2, 0.5)", "exponential(0.9)", "warmup(2)+constant", Cosine(0.01, 6)])

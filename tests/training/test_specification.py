@@ -11,7 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.cli import flags
-from onnxtrain.config import Masks, Options, TrainingConfig
+from onnxtrain.config import AdvancedOptions, Masks, ModelOptions, Options, TrainingConfig
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.objective import prepare
@@ -21,13 +21,14 @@ from onnxtrain.training_info.build import build_entries
 
 LOSS = "softmax_cross_entropy"
 OPTIONS = set(typing.get_type_hints(Options))
-NO_DATA_OPTIONS = {"masks", "threads", "options", "parallel", "shard_states", "shard_gradients"}
-"""What a training model that is written down has no use for."""
+ADVANCED = set(typing.get_type_hints(AdvancedOptions))
+FIRST = OPTIONS - ADVANCED
 
 
 def parameters(function):
     given = inspect.signature(function).parameters
-    return {name: given[name].default for name in given if name not in ("self", "model", "loss", "optimizer")}
+    names = (name for name in given if name not in ("self", "model", "loss", "optimizer", "advanced"))
+    return {name: given[name].default for name in names}
 
 
 def defaults():
@@ -39,34 +40,37 @@ def defaults():
     }
 
 
+def passed_on(function, name):
+    (options,) = typing.get_args(typing.get_type_hints(function)[name])
+    return options
+
+
 def test_the_fields_are_the_options():
-    assert set(defaults()) | {"threads"} == OPTIONS
+    assert set(defaults()) == OPTIONS
+    for field in dataclasses.fields(TrainingConfig):
+        if field.name in OPTIONS:
+            assert field.metadata["doc"].endswith("."), field.name
 
 
-def test_the_trainer_has_the_options_and_their_defaults():
+def test_the_trainer_has_at_most_twenty_arguments_and_the_rest_by_name():
     own = parameters(onnxtrain.Trainer.__init__)
-    assert set(own) == OPTIONS
-    empty = {"masks": None, "options": None, "threads": None}  # built anew for every config
-    assert own == {**defaults(), **empty}
+    assert set(own) == FIRST
+    assert len(own) + 3 <= 20
+    assert passed_on(onnxtrain.Trainer.__init__, "advanced") is AdvancedOptions
+    empty = {"runtime": None, "precision": None, "distributed": None}  # built anew for every config
+    assert own == {name: value for name, value in (defaults() | empty).items() if name in own}
 
 
-def test_training_model_has_the_options_and_their_defaults():
-    own = parameters(onnxtrain.training_model)
-    assert set(own) == OPTIONS - NO_DATA_OPTIONS
-    expected = {name: value for name, value in defaults().items() if name in own}
-    assert own == {**expected, "accumulate": False}  # there any number makes the same model
-
-
-def test_prune_passes_the_options_on():
-    hints = typing.get_type_hints(onnxtrain.prune)
-    assert typing.get_args(hints["options"]) == (Options,)
+def test_others_pass_the_options_on():
+    assert passed_on(onnxtrain.prune, "options") is Options
+    assert passed_on(onnxtrain.training_model, "options") is ModelOptions
+    assert OPTIONS - set(typing.get_type_hints(ModelOptions)) == {"accumulate", "threads", "distributed", "runtime"}
     assert not OPTIONS & (set(parameters(onnxtrain.prune)) - {"options"})
 
 
 def test_the_command_line_has_the_options_and_their_defaults():
     given = flags.Training().arguments()
-    elsewhere = {"accumulate", "threads", "masks", "sparsify", "options", "lora", "ema"}
-    elsewhere |= {"parallel", "shard_states", "shard_gradients"}
+    elsewhere = {"accumulate", "threads", "masks", "sparsify", "runtime", "lora", "ema", "distributed"}
     assert set(given) == OPTIONS - elsewhere
     assert given == {name: value for name, value in defaults().items() if name in given}
 
@@ -151,7 +155,7 @@ def test_one_session_is_built_when_a_step_needs_it(built):
 def test_the_session_stays_as_long_as_the_specification_is_equal(built):
     x, y = batch()
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS, optimizer=onnxtrain.Momentum(0.1))
-    name = trainer.weights[0]
+    name = trainer._prunable[0]
     mask = np.arange(trainer.parameters[name].size).reshape(trainer.parameters[name].shape) % 2 == 0
     trainer.train_step(x, y)
     trainer.set_masks({})

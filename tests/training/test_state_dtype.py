@@ -22,7 +22,9 @@ BFLOAT16 = ml_dtypes.bfloat16
 
 def trainer(state_dtype="bfloat16", **options):
     options = {"optimizer": "adamw(lr=0.05)", **options}
-    return onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS, state_dtype=state_dtype, **options)
+    return onnxtrain.Trainer(
+        examples.mlp((4, 8, 3)), loss=LOSS, precision=onnxtrain.Precision(states=state_dtype), **options
+    )
 
 
 def test_states_take_two_bytes_and_weights_four():
@@ -68,7 +70,9 @@ def test_the_training_model_is_a_file_that_goes_on():
 def test_groups_and_wide_weights():
     model = examples.mlp((4, 8, 3))
     groups = (onnxtrain.Group("*bias", weight_decay=0.0, lr_scale=0.1),)
-    learner = onnxtrain.Trainer(model, loss=LOSS, optimizer="adamw", state_dtype="bfloat16", groups=groups)
+    learner = onnxtrain.Trainer(
+        model, loss=LOSS, optimizer="adamw", precision=onnxtrain.Precision(states="bfloat16"), groups=groups
+    )
     before = copied(learner.states)
     learner.train_step(X, Y)
     assert all(np.any(before[name] != array) for name, array in learner.parameters.items())
@@ -81,7 +85,11 @@ def test_it_trains_as_well_as_with_float32(optimizer):
     losses = []
     for state_dtype in (None, "bfloat16"):
         learner = onnxtrain.Trainer(
-            examples.mlp((64, 32, 10)), loss=LOSS, optimizer=optimizer, state_dtype=state_dtype, threads=1
+            examples.mlp((64, 32, 10)),
+            loss=LOSS,
+            optimizer=optimizer,
+            precision=onnxtrain.Precision(states=state_dtype),
+            threads=1,
         )
         learner.fit(data, epochs=8, batch_size=32, progress=False)
         losses.append(learner.evaluate(test)["loss"])
@@ -104,14 +112,14 @@ def test_an_average_that_changes_by_a_thousandth_falls():
     [
         (
             {"state_dtype": "float16"},
-            r"state_dtype is 'float16'; it is 'bfloat16' or '8bit', or None for",
+            r"states is 'float16'; it is 'bfloat16' or '8bit', or None for",
         ),
-        ({"shard_states": True}, r"shard_states=True cuts states of the weights' type; leave shard_states or"),
+        ({"distributed": None}, r"shard_states=True cuts states of the weights' type; leave shard_states or"),
     ],
 )
 def test_what_is_refused(options, sentence):
-    if "shard_states" in options:
-        options["parallel"] = Two()
+    if "distributed" in options:
+        options["distributed"] = onnxtrain.Distributed(Two(), shard_states=True)
     with pytest.raises(OptionError, match=sentence):
         trainer(**options)
 

@@ -44,7 +44,7 @@ def test_train_step_returns_the_loss_before_the_update() -> None:
 
 def test_kernels_and_bodies_take_the_same_steps() -> None:
     x, y = data()
-    subjects = [trainer(options=onnxtrain.RuntimeOptions(kernels=kernels)) for kernels in (None, False)]
+    subjects = [trainer(runtime=onnxtrain.RuntimeOptions(kernels=kernels)) for kernels in (None, False)]
     for _ in range(10):
         losses = [subject.train_step(x, y) for subject in subjects]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -183,7 +183,7 @@ def test_saved_model_differs_in_the_trained_initializers_only(tmp_path) -> None:
     subject.fit((x, y), epochs=1, batch_size=8)
     subject.save(tmp_path / "out.onnx")
     saved, original = onnx.load(tmp_path / "out.onnx"), mlp()
-    trained = dict(subject.trained)
+    trained = dict(subject._trained)
     for ours, theirs in zip(saved.graph.initializer, original.graph.initializer, strict=True):
         if ours.name in trained:
             np.testing.assert_array_equal(onnx.numpy_helper.to_array(ours), trained[ours.name])

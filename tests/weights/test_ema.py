@@ -32,7 +32,7 @@ def averages(learner):
 @pytest.mark.parametrize("kernels", [True, False])
 def test_a_hundred_steps_as_pytorch_averages_them(kernels):
     torch = pytest.importorskip("torch")
-    learner = trainer(0.95, options=onnxtrain.RuntimeOptions(kernels=kernels))
+    learner = trainer(0.95, runtime=onnxtrain.RuntimeOptions(kernels=kernels))
     module = torch.nn.ParameterList([torch.from_numpy(np.array(array)) for array in learner.parameters.values()])
     average = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.95))
     for _ in range(100):
@@ -139,7 +139,7 @@ def test_training_models_have_it():
 
 def test_masked_weights_stay_zero_in_the_average():
     learner = trainer()
-    name = learner.weights[0]
+    name = learner._prunable[0]
     mask = np.arange(learner.parameters[name].size).reshape(learner.parameters[name].shape) % 2 == 0
     learner.train_step(X, Y)
     learner.set_masks({name: mask})

@@ -43,7 +43,7 @@ def trainer(rule, *, kernels=None, **options):
         onnxtrain.examples.mlp((5, 8, 3)),
         loss="softmax_cross_entropy",
         optimizer=rule,
-        options=onnxtrain.RuntimeOptions(kernels=kernels),
+        runtime=onnxtrain.RuntimeOptions(kernels=kernels),
         **options,
     )
 

@@ -70,7 +70,7 @@ def command(
         model,
         loss=loss_flags.of(loss),
         optimizer=settings.build(),
-        options=RuntimeOptions(threads=threads, kernels=False),
+        runtime=RuntimeOptions(threads=threads, kernels=False),
         **training.arguments(),
     )
     sizes = sizes_of(static)

@@ -15,6 +15,7 @@ from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config
 from onnxtrain.cli.flags import LOSS, RESULTS, SWITCH, TRAINED, OptimizerSettings, Training
 from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
+from onnxtrain.config import Precision
 from onnxtrain.errors import OptionError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Written:
         """Return whether any flag needs the step graph."""
         return self.step_graph is not None or self.describe or self.web is not None
 
-    def paths(self, *, tie: bool, state_dtype: str | None, master_weights: bool) -> dict[str, Path]:
+    def paths(self, *, tie: bool, precision: Precision) -> dict[str, Path]:
         """Return the output files by content.
 
         Raises:
@@ -118,10 +119,10 @@ class Written:
                 "--web writes a page that saves every weight by its own name, and --tie leaves copies out; export the "
                 "step graph with --tie, and import its states with import-states --tie."
             )
-        if self.web is not None and state_dtype is not None:
-            raise OptionError(f"--web keeps states in float32, not in {state_dtype}; leave --state-dtype out.")
-        if self.web is not None and not master_weights:
-            raise OptionError("--web keeps weights in float32, not in bfloat16; leave --no-master-weights out.")
+        if self.web is not None and precision.states is not None:
+            raise OptionError(f"--web keeps states in float32, not in {precision.states}; leave it out of --precision.")
+        if self.web is not None and not precision.master_weights:
+            raise OptionError("--web keeps weights in float32, not in bfloat16; leave it out of --precision.")
         return found
 
 
@@ -168,7 +169,7 @@ def command(
     from onnxtrain.model_file.file import ModelFile, check_writable
     from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
 
-    files = written.paths(tie=training.tie, state_dtype=training.state_dtype, master_weights=training.master_weights)
+    files = written.paths(tie=training.tie, precision=training.formats())
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),

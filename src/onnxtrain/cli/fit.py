@@ -253,6 +253,7 @@ def command(
     """Run ``onnxtrain fit``."""
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
+    from onnxtrain.config import Distributed
     from onnxtrain.model_file.rescue import save_or_rescue
     from onnxtrain.trainer import Trainer
 
@@ -293,10 +294,8 @@ def command(
             accumulate=accumulate,
             ema=ema,
             lora=lora,
-            options=flags.runtime(threads, provider),
-            parallel=parallel,
-            shard_states=distributed.shard_states,
-            shard_gradients=distributed.shard_gradients,
+            runtime=flags.runtime(threads, provider),
+            distributed=Distributed(parallel, distributed.shard_states, distributed.shard_gradients),
             **training.arguments(),
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=loop.resume)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, Token
 
+from onnxtrain.config import Options, Precision, TrainingConfig, choose_precision
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
+from onnxtrain.renamed import warn_renamed
 from onnxtrain.training.optimizers import optimizers_by_name, read_optimizer
+from onnxtrain.weights.groups import read_group
 
 if TYPE_CHECKING:
     from onnxtrain.adapters.lora import Lora
@@ -37,7 +41,6 @@ RESULTS = Group("Results", sort_key=6)
 RUNNING = Group("Running", sort_key=7)
 
 SWITCH = Parameter(negative=(), show_default=False)
-_PATTERNS = Parameter(negative=(), metavar="PATTERN")
 
 ModelPath = Annotated[Path, Parameter(group=MODEL, help="The ONNX model. It is never changed.")]
 TunedModelPath = Annotated[
@@ -130,7 +133,7 @@ Prediction = Annotated[
     Parameter(
         group=LOSS,
         metavar="NAME",
-        help="Output of the model that the loss reads.  [default: the first floating-point output]",
+        help=TrainingConfig.__dataclass_fields__["output"].metadata["flag"],
     ),
 ]
 Metrics = Annotated[
@@ -180,110 +183,82 @@ def runtime(threads: int | None, provider: list[str] | None) -> RuntimeOptions:
     return options
 
 
-@Parameter(name="*", group=TRAINED)
-@dataclass(frozen=True)
-class Training:
-    """Trainable parameters and the training mode of layers: arguments of :class:`onnxtrain.Trainer`."""
+class TrainingFlags:
+    """Flags of the options of a training: those fields of the configuration that document one."""
 
-    prediction: Prediction = None
-    targets: Annotated[
-        Literal["indices", "values"] | None,
-        Parameter(
-            group=LOSS, help="Targets are class indices or values, where the loss takes both.  [default: as the data]"
-        ),
-    ] = None
-    train: Annotated[
-        list[str] | None, _PATTERNS, Parameter(help="Train only what matches, such as 'classifier.*'. May be repeated.")
-    ] = None
-    freeze: Annotated[list[str] | None, _PATTERNS, Parameter(help="Keep what matches as it is. May be repeated.")] = (
-        None
-    )
-    groups: Annotated[
-        list[str] | None,
-        Parameter(
-            negative=(),
-            metavar="GROUP",
-            help="Other settings of the optimizer for what matches: '*.bias|*norm*, weight_decay=0', or lr_scale=0.1. "
-            "The first group that matches counts. May be repeated.",
-        ),
-    ] = None
-    batch_norm: Annotated[
-        Literal["frozen", "train", "sync"],
-        Parameter(
-            help="Batch normalization: statistics as the file has them, or of the batch, then written back, or of the "
-            "batch over all processes."
-        ),
-    ] = "frozen"
-    dropout: Annotated[bool, SWITCH, Parameter(help="Let Dropout nodes drop while training.")] = False
-    untie: Annotated[
-        bool,
-        SWITCH,
-        Parameter(help="Give every node its own copy of vectors that an exporter merged because they were equal."),
-    ] = False
-    tie: Annotated[
-        bool,
-        SWITCH,
-        Parameter(help="Train weights that the model holds twice, such as a transposed embedding, as one."),
-    ] = False
-    clip_value: Annotated[float | None, Parameter(help="Clip every element of the gradients to [-FLOAT, FLOAT].")] = (
-        None
-    )
-    clip_norm: Annotated[
-        float | None, Parameter(help="Scale the gradients so that their global norm is at most this.")
-    ] = None
-    state_dtype: Annotated[
-        Literal["bfloat16", "8bit"] | None,
-        Parameter(
-            help="Keep the optimizer's states in fewer bits, rounded at random: half the bytes of float32 with "
-            "bfloat16, a quarter with 8bit."
-        ),
-    ] = None
-    compute: Annotated[
-        Literal["float32", "bfloat16"],
-        Parameter(help="Round the factors of products with weights to bfloat16: faster with AVX512-BF16."),
-    ] = "float32"
-    master_weights: Annotated[
-        bool,
-        Parameter(
-            negative="--no-master-weights",
-            help="Hold trained weights of 16 bits in float32, rounded when they are saved; --no-master-weights holds "
-            "those in bfloat16 as the file does, rounded at random in every update.",
-        ),
-    ] = True
-    straight_through: Annotated[
-        bool,
-        SWITCH,
-        Parameter(help="Train through operators that round or quantize as if they did not."),
-    ] = False
-    qat: Annotated[
-        bool,
-        SWITCH,
-        Parameter(help="Train a quantized model as it is quantized: weights in integers, and their scales."),
-    ] = False
-    recompute: Annotated[
-        list[str] | None,
-        _PATTERNS,
-        Parameter(
-            help="Compute what nodes of such names give again in the backward pass: saves memory. May be repeated."
-        ),
-    ] = None
-    free_batch: Annotated[
-        bool, SWITCH, Parameter(help="Train a model of a fixed batch size on batches of --batch-size.")
-    ] = False
-    seed: Annotated[int, Parameter(help="Seed of the order of the data and of dropout.")] = 0
+    prediction: str | None
+    seed: int
+    tie: bool
+    precision: str | None
+
+    def formats(self) -> Precision:
+        """Return the number formats.
+
+        Warns:
+            DeprecationWarning: A flag of the version before gives one.
+        """
+        old = {name: getattr(self, name) for name in ("compute", "state_dtype", "master_weights")}
+        given = {name: value for name, value in old.items() if value is not None}
+        if not given:
+            return choose_precision(self.precision)
+        if self.precision is not None:
+            raise OptionError(f"{_flag(next(iter(given)))} is an old name for a part of --precision; leave it out.")
+        text = ", ".join(f"{'states' if name == 'state_dtype' else name}={value}" for name, value in given.items())
+        for name in given:
+            warn_renamed(_flag(name), f"--precision '{text}'")
+        return choose_precision(text)
 
     def arguments(self) -> dict[str, Any]:
-        """These flags as arguments of :class:`onnxtrain.Trainer`."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given["output"] = given.pop("prediction")
-        given["recompute"] = given["recompute"] or ()
-        if given["groups"]:
-            from onnxtrain.weights.groups import read_group
-
-            given["groups"] = tuple(map(read_group, given["groups"]))
-        else:
-            given["groups"] = ()
+        """Return these flags as arguments of :class:`onnxtrain.Trainer`."""
+        given = {name: getattr(self, name) for name in _training_options() if name != "output"}
+        given |= {"output": self.prediction, "precision": self.formats(), "recompute": given["recompute"] or ()}
+        given["groups"] = tuple(map(read_group, given["groups"] or ()))
+        if getattr(self, "free_batch", False):
+            warn_renamed("--free-batch", "--dynamic-batch")
+            given["dynamic_batch"] = True
         return given
+
+
+def _training_options() -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields of the configuration that have flags."""
+    return {field.name: field for field in dataclasses.fields(TrainingConfig) if field.metadata.get("flag")}
+
+
+def _training_flags() -> type[TrainingFlags]:
+    """Return the class of the flags: an option becomes one by the ``flag`` text of its field."""
+    hints = typing.get_type_hints(Options)
+    special: dict[str, Any] = {
+        "batch_norm": Literal["frozen", "train", "sync"],
+        "groups": list[str] | None,
+        "precision": str | None,
+    }
+    fields: list[tuple[str, Any, Any]] = []
+    for name, field in _training_options().items():
+        kinds = {*typing.get_args(hints[name]), hints[name]}
+        kind = special.get(name) or (bool if bool in kinds else list[str] | None if str in kinds else hints[name])
+        if name == "output":
+            fields.append(("prediction", Prediction, dataclasses.field(default=None)))
+            continue
+        parameter = Parameter(
+            group=LOSS if name == "targets" else TRAINED,
+            negative=(),
+            show_default=False if kind is bool else None,
+            metavar={"groups": "GROUP", "precision": "FORMATS"}.get(
+                name, "PATTERN" if kind == list[str] | None else None
+            ),
+            help=field.metadata["flag"],
+        )
+        default = None if name in special and name != "batch_norm" else field.default
+        default = None if default == () else default
+        fields.append((name, Annotated[kind, parameter], dataclasses.field(default=default)))
+    hidden = Parameter(show=False)
+    for name, kind in (("state_dtype", str | None), ("compute", str | None), ("master_weights", bool | None)):
+        fields.append((name, Annotated[kind, hidden], dataclasses.field(default=None)))
+    fields.append(("free_batch", Annotated[bool, SWITCH, hidden], dataclasses.field(default=False)))
+    made = dataclasses.make_dataclass("Training", fields, bases=(TrainingFlags,), frozen=True)
+    made.__module__ = __name__  # cyclopts looks for the annotations there
+    result: type[TrainingFlags] = Parameter(name="*", group=TRAINED)(made)
+    return result
 
 
 @Parameter(name="*", group=READING)
@@ -560,7 +535,9 @@ def _optimizer_flags(default: str) -> type[OptimizerFlags]:
 
 
 if TYPE_CHECKING:
+    Training = TrainingFlags
     OptimizerSettings = OptimizerFlags
     PruningOptimizer = OptimizerFlags
 else:
+    Training = _training_flags()
     OptimizerSettings, PruningOptimizer = _optimizer_flags("adam"), _optimizer_flags("ssgd")

@@ -170,7 +170,7 @@ def command(
         save=path,
         report=report,
         progress=None if json_output else _display(console),
-        options=flags.runtime(threads, provider),
+        runtime=flags.runtime(threads, provider),
         **arguments,
         **training.arguments(),
     )

@@ -171,7 +171,7 @@ class DataParallelExecutor(Executor):
             "numpy": np.__version__,
             "processes": self.communicator.size,
             "kernels": kernels_available(),
-            "shared": [config.shard_states, config.shard_gradients],
+            "shared": [config.distributed.shard_states, config.distributed.shard_gradients],
             "compression": repr(self.communicator.compress),
             "model": describe_model(config.model)["model"],
             "frozen weights": describe_weights(config.model, without=trained),

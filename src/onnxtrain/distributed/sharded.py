@@ -82,11 +82,11 @@ class ShardedExecutor(DataParallelExecutor):
             raise OptionError(
                 "shard_states=True keeps no moving average of the weights; leave shard_states or ema out."
             )
-        if config.state_dtype is not None:
+        if config.precision.states is not None:
             raise OptionError(
-                "shard_states=True cuts states of the weights' type; leave shard_states or state_dtype out."
+                "shard_states=True cuts states of the weights' type; leave shard_states or Precision(states=...) out."
             )
-        if not config.master_weights:
+        if not config.precision.master_weights:
             raise OptionError("shard_states=True cuts weights in float32; leave shard_states or master_weights out.")
         super().__init__(objective, config, values)
         self._parameters = [self.states.join(names, parts=self.communicator.size) for names in self._buckets]
@@ -177,7 +177,7 @@ class ShardedExecutor(DataParallelExecutor):
         )
 
     def _session_of(self, entry: StepEntry) -> StepSession:
-        options = self.config.options
+        options = self.config.runtime
         kernels = options.uses_kernels()
         return StepSession(lower_entry(entry, kernels=kernels), self._share, options, kernels=kernels)
 
@@ -285,7 +285,7 @@ class ShardedGradientExecutor(ShardedExecutor):
                 "shard_gradients=True keeps no whole gradients, but compress keeps what was not sent of each; leave "
                 "one of them out."
             )
-        if not config.options.uses_kernels():
+        if not config.runtime.uses_kernels():
             raise OptionError("shard_gradients=True needs the native kernels, which announce gradients; leave it out.")
         self._send_buffers: list[np.ndarray] = []
         self._free: list[np.ndarray] = []
@@ -359,7 +359,7 @@ def executor_class(config: TrainingConfig) -> type[DataParallelExecutor]:
     Raises:
         OptionError: Two options exclude each other.
     """
-    if config.shard_gradients:
+    if config.distributed.shard_gradients:
         if config.synchronized:
             raise OptionError(
                 'batch_norm="sync" lets processes wait for each other within the backward pass, in which '
@@ -367,5 +367,5 @@ def executor_class(config: TrainingConfig) -> type[DataParallelExecutor]:
             )
         return ShardedGradientExecutor
     if config.synchronized:
-        return ShardedSyncBatchNormExecutor if config.shard_states else SyncBatchNormExecutor
-    return ShardedExecutor if config.shard_states else DataParallelExecutor
+        return ShardedSyncBatchNormExecutor if config.distributed.shard_states else SyncBatchNormExecutor
+    return ShardedExecutor if config.distributed.shard_states else DataParallelExecutor

@@ -20,6 +20,7 @@ from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.declared_shapes import forget_shapes
 from onnxtrain.ir.value import constant_tensor
 from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.renamed import old_function
 from onnxtrain.spelling import checks_arguments
 
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Less", "Greater"})
@@ -30,7 +31,7 @@ _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 
 @checks_arguments
 @refuses_invalid()
-def free_batch(model: Model) -> onnx.ModelProto:
+def dynamic_batch(model: Model) -> onnx.ModelProto:
     """Return a model with a dynamic batch size instead of a fixed one.
 
     The first axis of the inputs becomes a symbol, and constants that hold the size (of Reshape, Expand, Resize, first
@@ -45,14 +46,14 @@ def free_batch(model: Model) -> onnx.ModelProto:
 
     Raises:
         ModelError: The model cannot be read.
-        OptionError: The batch size cannot be freed, since the model would compute something else.
+        OptionError: The model would compute something else with another batch size.
 
     Example:
         >>> fixed = onnx.parser.parse_model('''
         ... <ir_version: 8, opset_import: ["": 18]>
         ... f (float[1, 2, 2] x) => (float[1, 4] y) <int64[2] shape = {1, 4}> { y = Reshape(x, shape) }''')
-        >>> free = free_batch(fixed)
-        >>> [axis.dim_param or axis.dim_value for axis in free.graph.output[0].type.tensor_type.shape.dim]
+        >>> dynamic = dynamic_batch(fixed)
+        >>> [axis.dim_param or axis.dim_value for axis in dynamic.graph.output[0].type.tensor_type.shape.dim]
         ['batch', 4]
     """
     working = Working(model)
@@ -383,3 +384,6 @@ def _constant(value: ir.Value | None) -> np.ndarray | None:
         return None
     tensor = constant_tensor(value)
     return None if tensor is None else np.asarray(tensor.numpy())
+
+
+free_batch = old_function("onnxtrain.free_batch", "onnxtrain.dynamic_batch", dynamic_batch)

@@ -118,7 +118,7 @@ class _Client:
         else:
             trainer = in_micro_batches(trainer)
             measured = self._privately(trainer, self.dp, source, epochs, context)
-        return answer(message, measured, size, dict(trainer.trained))
+        return answer(message, measured, size, dict(trainer._trained))
 
     def _privately(self, trainer: Trainer, dp: DP, source: Any, epochs: int, context: Any) -> dict[str, float]:
         """Train with noise; epsilon covers the steps of all rounds so far. The loss is not private and is not sent."""
@@ -143,7 +143,7 @@ class _Client:
         options = self.options.copy()
         options["seed"] = options.get("seed", 0) + round_number
         trainer = Trainer(self.model, loss=self.loss, optimizer=self.optimizer, **options)
-        trainer.set_weights(weights_of(message, dict(trainer.trained)))
+        trainer.set_weights(weights_of(message, dict(trainer._trained)))
         return trainer
 
 

@@ -112,13 +112,13 @@ class Federation:
 
     def take_record(self, round_number: int, record: Any) -> Any:
         """Load the weights of a round from Flower's record; return the metrics as a record, if there are any."""
-        own = dict(self.trainer.trained)
+        own = dict(self.trainer._trained)
         measured = self.take(round_number, from_record(record, own, "The strategy", averaged=True))
         return flower("flwr.app").MetricRecord(measured) if measured else None
 
     def take(self, round_number: int, weights: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Load the weights of a round, evaluate them, and write the model and the history."""
-        own = dict(self.trainer.trained)
+        own = dict(self.trainer._trained)
         changed = any(not np.array_equal(own[name], value) for name, value in weights.items())
         self._trained = self._trained or changed
         self.trainer.set_weights(weights)
@@ -176,10 +176,10 @@ def run_securely(
         OptionError: The strategy needs the weights of single clients.
     """
     server, workflow = flower("flwr.server"), flower("flwr.server.workflow")
-    names = list(federation.trainer.trained)
+    names = list(federation.trainer._trained)
 
     def take(round_number: int, arrays: Sequence[np.ndarray], _: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
-        own = dict(federation.trainer.trained)
+        own = dict(federation.trainer._trained)
         given = dict(zip(names, arrays, strict=True))
         weights = {name: given[name].astype(own[name].dtype).reshape(own[name].shape) for name in names}
         measured = federation.take(round_number, weights)
@@ -192,7 +192,7 @@ def run_securely(
     older = server.strategy.FedAvg(
         **older_arguments,
         initial_parameters=flower("flwr.common").ndarrays_to_parameters(
-            [np.array(value) for value in federation.trainer.trained.values()]
+            [np.array(value) for value in federation.trainer._trained.values()]
         ),
         evaluate_fn=take,
     )
@@ -291,7 +291,7 @@ def server_app(
         else:
             chosen.start(
                 grid=checked,
-                initial_arrays=to_record(dict(trainer.trained)),
+                initial_arrays=to_record(dict(trainer._trained)),
                 num_rounds=rounds,
                 timeout=timeout,
                 train_config=flower("flwr.app").ConfigRecord(settings),

@@ -74,7 +74,7 @@ def lower_graph(
     rounds = options.compute == "bfloat16"
     if rounds and not kernels:
         raise GradientError(
-            'The training asks for compute="bfloat16", which the native kernels compute and a graph of standard '
+            "The training asks for precision='bfloat16', which the native kernels compute and a graph of standard "
             "operators does not; leave compute out for a graph that any runtime runs."
         )
     check_patterns(graph, options.recompute)

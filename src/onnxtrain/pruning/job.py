@@ -117,7 +117,7 @@ class Job:
         self.shown = Progress(StepsOf(display))
         self.plan, self.target, self.say = plan, target, say
         self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
-        self.names = choose_tensors(self.trainer._objective.shapes, plan.tensors, "tensors", self.trainer.weights)
+        self.names = choose_tensors(self.trainer._objective.shapes, plan.tensors, "tensors", self.trainer._prunable)
         if plan.tensors is not None and "sparsify" not in options:
             # What is pruned is what is sparsified.
             self.trainer._change(replace(self.trainer.config, sparsify=tuple(self.names)))

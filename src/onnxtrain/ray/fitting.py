@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any, Unpack
 import onnx
 
 from onnxtrain.callbacks.base import Callback, TrainingState
-from onnxtrain.config import Options
+from onnxtrain.config import Options, choose_distributed, with_new_names
 from onnxtrain.data import Batch, IterableDataset
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import OptionError
@@ -85,11 +86,13 @@ def fit(
         raise OptionError(f"epochs is {epochs}; it needs a number of at least 1.")
     if save is not None:
         check_writable(save)
+    given: dict[str, Any] = dict(options)
+    with_new_names("fit", given)
     train, data = ray("ray.train"), ray("ray.data")
     api = ray("ray.train.v2.api.data_parallel_trainer")
     task = _Task(
         model=(onnx.load(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model).SerializeToString(),
-        settings={"loss": loss, "optimizer": optimizer, **options},
+        settings={"loss": loss, "optimizer": optimizer, **given},
         fit_options={
             "epochs": epochs,
             "batch_size": batch_size,
@@ -137,7 +140,9 @@ def _work(config: Mapping[str, Any]) -> None:
     context = train.get_context()
     group = ray("ray.train.collective").broadcast_from_rank_zero(uuid.uuid4().hex)
     communicator = Collective(context.get_world_rank(), context.get_world_size(), group)
-    trainer = Trainer(onnx.ModelProto.FromString(task.model), parallel=communicator, **task.settings)
+    distributed = dataclasses.replace(choose_distributed(task.settings.get("distributed")), communicator=communicator)
+    settings = {**task.settings, "distributed": distributed}
+    trainer = Trainer(onnx.ModelProto.FromString(task.model), **settings)
     fit_options = dict(task.fit_options)
     target = fit_options["target"]
     specs = trainer._objective.inputs

@@ -174,10 +174,10 @@ class RuntimeOptions:
         from onnxtrain.runtime import native
 
         if not self.uses_kernels():
-            raise OptionError('compute="bfloat16" needs the native kernels, which are not used here; leave it out.')
+            raise OptionError("precision='bfloat16' needs the native kernels, which are not used here; leave it out.")
         if not native.multiplies_bfloat16():
             raise OptionError(
-                'compute="bfloat16" needs a processor with AVX512-BF16; this one has '
+                "precision='bfloat16' needs a CPU with AVX512-BF16; this one has "
                 f"{native.instruction_set()} without it, which would take longer than in float32: leave it out."
             )
 

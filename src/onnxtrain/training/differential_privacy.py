@@ -186,4 +186,4 @@ class _Step:
 def in_micro_batches(trainer: Trainer) -> Trainer:
     """A trainer of the same weights whose gradients are summed apart from their update."""
     config = dataclasses.replace(trainer.config, accumulate=max(2, trainer.accumulate))
-    return Trainer._of(config, trainer._objective, dict(trainer.trained))
+    return Trainer._of(config, trainer._objective, dict(trainer._trained))

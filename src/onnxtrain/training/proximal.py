@@ -68,4 +68,4 @@ def near(trainer: Trainer, mu: float) -> Trainer:
     anchors = {name: np.array(value) for name, value in trainer.parameters.items()}
     objective = ProximalObjective(**fields, mu=mu, anchors=anchors)
     config: TrainingConfig = trainer.config
-    return Trainer._of(config, objective, dict(trainer.trained))
+    return Trainer._of(config, objective, dict(trainer._trained))

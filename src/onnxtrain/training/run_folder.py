@@ -208,7 +208,7 @@ class RunFolder(Callback):
     def _parameters(self, trainer: Any) -> list[ParameterRow]:
         last = self._norms[-1] if self._norms else {}
         rows = []
-        for name, array in trainer.trained.items():
+        for name, array in trainer._trained.items():
             values = array.astype(np.float64)
             change = None if name not in self._before else _norm(values - self._before[name].astype(np.float64))
             zeros = float(np.mean(values == 0)) if values.size else 0.0
@@ -261,7 +261,7 @@ class GradientNorms:
     def measure(self, weights: Mapping[str, np.ndarray], batch: Batch) -> dict[str, float]:
         """The norm of the gradient of each parameter, with these weights on this batch."""
         learner = self._learner
-        learner.trained.update(weights)
+        learner._trained.update(weights)
         momenta = {name: f"{name}/V" for name in learner.parameters}
         for name in momenta.values():  # 0 times infinity of an earlier step would be NaN
             learner.states[name] = np.zeros_like(learner.states[name])

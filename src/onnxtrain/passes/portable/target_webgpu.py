@@ -29,7 +29,7 @@ def target_webgpu(model: ir.Model) -> None:
     if any(value.dtype == ir.DataType.BFLOAT16 for value in model.graph.inputs):
         raise OptionError(
             "The optimizer's states, or weights, are bfloat16, which ONNX Runtime's WebGPU provider lacks; "
-            "leave state_dtype and master_weights out."
+            "leave precision out."
         )
     for part in [model.graph, *model.graph.subgraphs()]:
         for node in part:

@@ -161,7 +161,7 @@ def _fixed_batch(found: Inspection) -> Iterator[Finding]:
                 Severity.NOTE,
                 f"The batch size is fixed: {port.name!r} takes {size} example{'' if size == 1 else 's'} a step. Other "
                 "numbers are padded, which is exact but slow.",
-                f"Train with free_batch=True, or export with a free one: {_FREE_BATCH}.",
+                f"Train with dynamic_batch=True, or export with a dynamic one: {_FREE_BATCH}.",
             )
             return
 

@@ -68,7 +68,7 @@ def evaluate(
         DataError: The data does not fit the model.
         OptionError: An unknown loss, metric or output.
     """
-    config = TrainingConfig.of(model, loss, output=output, options=options)
+    config = TrainingConfig.of(model, loss, output=output, runtime=options)
     objective = prepare(config, table=())
     names = read_names(config.model)
     labels, inputs = names.labels, names.specs(objective.inputs)
@@ -87,7 +87,7 @@ def evaluate(
     else:
         dataset = open_dataset(data, inputs, target=target, need_target=False, validate=False)
     objective.validate(dataset, labels=wanted)
-    options = config.options
+    options = config.runtime
     return Evaluator(objective, new_states({}, options), options).evaluate(dataset, batch_size, metrics)
 
 

@@ -117,8 +117,8 @@ def hold_rounded(model: ir.Model, halves: Halves, trained: Collection[str]) -> d
         tensor, value = halves[name], model.graph.initializers[name]
         if tensor.dtype != ir.DataType.BFLOAT16:
             raise OptionError(
-                f"master_weights=False holds trained weights in bfloat16, but {name!r} is {tensor.dtype.name.lower()}, "
-                "whose range is too small; leave master_weights out."
+                f"Precision(master_weights=False) holds trained weights in bfloat16, but {name!r} is "
+                f"{tensor.dtype.name.lower()}, whose range is too small; leave master_weights out."
             )
         readers = list(value.uses())
         value.const_value, value.dtype = tensor, tensor.dtype
