@@ -1,4 +1,4 @@
-"""Language models of random weights for benchmarks of adapters, in the forms that they are shipped in."""
+"""Random-weight language models for adapter benchmarks, in the file formats in which they are shipped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ torch.onnx.export(Logits(), (torch.ones(2, 64, dtype=torch.int64),), sys.argv[2]
 """
 
 FORMS = {"float16": ("fp16", "cuda"), "bfloat16": ("bf16", "cuda"), "int4": ("int4", "cpu")}
-"""What onnxruntime-genai's builder calls types of weights, and a provider that it writes them for."""
+"""Weight types of onnxruntime-genai's builder, with a provider that supports them."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Sizes:
     """A Llama.
 
     Attributes:
-        layers: Its layers.
-        width: Features of a token.
-        inner: Features inside a layer's second part.
-        heads: Heads of queries.
-        pairs: Heads of keys and values.
-        vocabulary: Tokens that there are.
-        dtype: What its checkpoint holds.
+        layers: Number of layers.
+        width: Hidden size.
+        inner: Intermediate size of the MLP.
+        heads: Query heads.
+        pairs: Key and value heads.
+        vocabulary: Vocabulary size.
+        dtype: Element type of the checkpoint.
     """
 
     layers: int
@@ -82,7 +82,7 @@ class Sizes:
 
     @property
     def parameters(self) -> int:
-        """How many numbers its weights are."""
+        """Number of weights."""
         attention = 2 * self.width**2 * (1 + self.pairs / self.heads)
         layer = int(attention) + 3 * self.width * self.inner + 2 * self.width
         return self.layers * layer + 2 * self.vocabulary * self.width + self.width
@@ -95,12 +95,12 @@ class Sizes:
 
 
 class Models:
-    """A model's checkpoint and its ONNX files, in a folder; each is made when it is asked for the first time.
+    """The checkpoint and ONNX files of a model, in a folder; each is created at its first use.
 
     Args:
-        folder: Where they are kept.
-        sizes: The model's.
-        python: Has PyTorch, transformers and onnxruntime-genai.
+        folder: Folder of the files.
+        sizes: Sizes of the model.
+        python: An interpreter with PyTorch, transformers and onnxruntime-genai.
     """
 
     def __init__(self, folder: Path, sizes: Sizes, python: str) -> None:
@@ -113,7 +113,7 @@ class Models:
         return self._made("checkpoint", lambda place: self._run("-c", CHECKPOINT, str(place), json.dumps(values)))
 
     def onnx(self, form: str) -> Path:
-        """The folder of the model with weights of a type: PyTorch's export, else what the builder writes."""
+        """The folder of the model with weights of a type: PyTorch's export, or the builder's output."""
         checkpoint = self.checkpoint
         if form == "float32":
             return self._made(form, lambda place: self._run("-c", EXPORT, str(checkpoint), str(place)))
@@ -124,7 +124,7 @@ class Models:
 
     @property
     def dequantized(self) -> Path:
-        """The checkpoint with the weights that the model of 4 bits has."""
+        """The checkpoint with the dequantized weights of the int4 model."""
         model, checkpoint = self.onnx("int4") / "model.onnx", self.checkpoint
         return self._made("dequantized", lambda place: dequantize(model, checkpoint, place))
 
@@ -143,7 +143,7 @@ class Models:
 
 
 def dequantize(model: Path, checkpoint: Path, place: Path) -> None:
-    """Write a checkpoint whose products have the weights of a quantized model."""
+    """Write a checkpoint whose linear layers have the dequantized weights of a quantized model."""
     from safetensors.numpy import load_file, save_file
 
     from onnxtrain.adapters.layers import find_layers

@@ -6,8 +6,8 @@
 
 A Llama of random weights is exported by PyTorch, and written by onnxruntime-genai's builder in 16 and 4 bits.
 Each run is a fresh process, the frameworks take turns, and the figures are medians. All train the projections of
-attention, rank 8, by AdamW, with the same data. What onnxtrain computes in bfloat16 needs a processor with AVX512-BF16.
-With ``--billion`` a model of 1.1 billion parameters in 4 bits takes ten steps. What PEFT's environment needs: PyTorch,
+attention, rank 8, by AdamW, with the same data. Rows in bfloat16 need a CPU with AVX512-BF16.
+With ``--billion`` an int4 model of 1.1 billion parameters takes ten steps. PEFT's environment needs PyTorch,
 transformers, peft, onnxruntime-genai, tokenizers, safetensors.
 """
 
@@ -34,7 +34,7 @@ import onnxtrain
 SIZES = {"quick": Sizes(2, 64, 160, 2, 2, 512), "full": Sizes(12, 768, 2048, 24, 24, 16000)}
 BILLION = Sizes(16, 2048, 8192, 32, 8, 32000, "bfloat16")
 
-# What a user would write; then each prints when the first step ended, how long later ones took, and the losses.
+# User code; each then prints the end of the first step, the duration of later ones, and the losses.
 ONNXTRAIN = """
 import json, sys, time
 import numpy as np
@@ -84,14 +84,14 @@ print(json.dumps({"first": first, "steps": times, "peak": peak / 1024, "file": f
 
 @dataclass(frozen=True)
 class Case:
-    """A framework on a form of the model, and what it computes in; PEFT has one checkpoint for all types."""
+    """A framework, a form of the model, and a compute type; PEFT uses one checkpoint for all types."""
 
     program: str
     form: str
     compute: str = "float32"
 
     def folder(self, models: Models) -> Path:
-        """What it reads."""
+        """Folder of its model."""
         if self.program == ONNXTRAIN:
             return models.onnx(self.form)
         return models.dequantized if self.form == "int4" else models.checkpoint
@@ -147,8 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(python: str, case: Case, folder: Path, vocabulary: int, threads: int, steps: int) -> dict[str, Any] | None:
-    """One process: seconds by clock and processor to the end of the first step and of each step, MiB, losses."""
-    start = time.monotonic()  # before Python starts; the clock is the same in all processes
+    """Run one process: wall and CPU seconds to the end of the first step and of each step, MiB, losses."""
+    start = time.monotonic()  # before Python starts; all processes share the clock
     numbers = map(str, (vocabulary, threads, steps))
     command = [python, "-c", case.program + ENDING, str(folder), *numbers, case.form, case.compute]
     result = subprocess.run(command, env=environment(threads), capture_output=True, text=True)
@@ -161,7 +161,7 @@ def run(python: str, case: Case, folder: Path, vocabulary: int, threads: int, st
 
 
 def report(found: dict[str, list[dict[str, Any]]]) -> str:
-    """The table; figures in brackets are shares of those of PEFT in float32."""
+    """Format the table; figures in brackets are relative to PEFT in float32."""
     rows = []
     reference = figures(found["PEFT"]) if found.get("PEFT") else None
     for name, results in found.items():
@@ -178,7 +178,7 @@ def report(found: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def figures(results: Sequence[dict[str, Any]]) -> tuple[float, ...]:
-    """Medians: milliseconds of a step by clock and by processor, seconds to the end of the first by both, MiB."""
+    """Medians: wall and CPU milliseconds of a step, wall and CPU seconds to the end of the first, MiB."""
     steps = [[1000 * step[place] for result in results for step in result["steps"]] for place in (0, 1)]
     firsts = [[result["first"][place] for result in results] for place in (0, 1)]
     peaks = [result["peak"] for result in results]

@@ -1,4 +1,4 @@
-"""The arithmetic limit of a training step: what its matrix products would take at the fastest rate of the machine."""
+"""The arithmetic limit of a training step: the time of its matrix multiplications at the machine's peak rate."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import onnx
 from onnx import TensorProto, helper
 
 PASSES = 3
-"""A product of the forward pass comes back twice: for the gradient of either factor."""
+"""Each matrix multiplication of the forward pass recurs twice in the backward pass, once per operand."""
 
-_PRODUCT = (512, 512, 4608)  # the fastest of those tried: larger ones leave the cache
+_PRODUCT = (512, 512, 4608)  # the fastest of those tried: larger ones exceed the cache
 _REPEATS = 100
 
 
 def forward_operations(path: Path, inputs: Mapping[str, np.ndarray]) -> float:
-    """Multiplications and additions of the matrix products and convolutions of one forward pass.
+    """Count multiplications and additions of the matrix multiplications and convolutions of one forward pass.
 
     Args:
         path: The model.
-        inputs: A batch, whose shapes the count is for.
+        inputs: A batch; the count is for its shapes.
     """
     model = onnx.load(path)
     initializers = {tensor.name for tensor in model.graph.initializer}
@@ -53,7 +53,7 @@ def _multiplications(node: onnx.NodeProto, shapes: Mapping[str, list[int]]) -> i
 
 
 def fastest_rate(threads: int) -> float:
-    """Operations per second of a large float32 product by onnxruntime, the best of several."""
+    """Operations per second of a large float32 matrix multiplication in onnxruntime, best of several."""
     import onnxruntime
 
     rows, columns, inner = _PRODUCT

@@ -1,4 +1,4 @@
-"""What a network of the benchmarks is: a torch module and the ONNX file that is exported from it."""
+"""A network of the benchmarks: a torch module and its ONNX export."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BenchmarkModel:
         """``LOSS`` as torch computes it."""
         from torch.nn import functional
 
-        # Of tokens, [size, length, classes], torch wants the classes in second place.
+        # torch expects [size, classes, length] for token logits.
         return functional.cross_entropy(logits.movedim(-1, 1) if logits.dim() == 3 else logits, target)
 
     def onnx(self, folder: str | os.PathLike[str], seed: int = 0) -> Path:
@@ -116,7 +116,7 @@ class BenchmarkModel:
 
 
 def architecture(name: str, *arguments: Any, **keywords: Any) -> Callable[[], torch.nn.Module]:
-    """Builds a module of tests/zoo/architectures.py, which the tests and the benchmarks share."""
+    """Build a module of tests/zoo/architectures.py, which tests and benchmarks share."""
 
     def build() -> torch.nn.Module:
         tests = str(Path(__file__).resolve().parent.parent / "tests")

@@ -1,8 +1,8 @@
-"""Everyday tasks here and with the tools that people know: how many lines each takes, and whether the results agree.
+"""Everyday tasks in onnxtrain and in other tools: lines of code, and whether the results agree.
 
 Every folder of `tasks/` has a script of ours and one of a peer's. Both read the same data and print what they measured,
 a name and a number on a line. The peers run with the Python of an environment of their own, so that what they need does
-not mix with anything:
+not mix with ours:
 
     python -m venv peers
     peers/bin/pip install keras torch transformers accelerate lightning scikit-learn pandas
@@ -22,16 +22,16 @@ from pathlib import Path
 TASKS = Path(__file__).parent / "tasks"
 
 PEERS = {"keras": "Keras", "lightning": "Lightning", "sklearn": "scikit-learn", "transformers": "Hugging Face"}
-"""By what follows ``with_`` in the names of their scripts."""
+"""Peers by the suffix of their scripts, ``with_NAME.py``."""
 
 TOLERANCE = {"loss": 0.12, "best": 0.12, "perplexity": 0.3}
-"""By how much two results may differ; both train from random weights, on examples in a random order."""
+"""Allowed difference of two results; both train from random weights on shuffled examples."""
 
 _TOLERANCE = 0.06
 
 
 def line_count(path: Path) -> int:
-    """The lines of a script, but blank ones, comments and the docstring."""
+    """Count the lines of a script without blank lines, comments and the docstring."""
     text = path.read_text(encoding="utf-8")
     first = ast.parse(text).body[0]
     lines = text.splitlines()[first.end_lineno :]
@@ -39,10 +39,10 @@ def line_count(path: Path) -> int:
 
 
 def results(script: Path, python: str) -> dict[str, float]:
-    """What a script prints: names with numbers.
+    """Return the results that a script prints, by name.
 
     Raises:
-        RuntimeError: It fails; the message ends with what it said.
+        RuntimeError: The script fails; the message ends with its output.
     """
     environment = os.environ | {"KERAS_BACKEND": "torch", "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.TemporaryDirectory() as folder:
@@ -64,19 +64,19 @@ def _is_number(text: str) -> bool:
 
 
 def agree(ours: dict[str, float], theirs: dict[str, float]) -> bool:
-    """Whether all results are close."""
+    """Return whether all results are close."""
     return ours.keys() == theirs.keys() and all(
         abs(value - theirs[name]) <= TOLERANCE.get(name, _TOLERANCE) for name, value in ours.items()
     )
 
 
 def shown(values: dict[str, float]) -> str:
-    """Results in a cell of a table."""
+    """Format results as a table cell."""
     return ", ".join(f"{name} {value:.3g}" for name, value in values.items())
 
 
 def main() -> int:
-    """Run what is asked for, and print a table."""
+    """Run the chosen tasks and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", help="folders of tasks/; by default all")
     parser.add_argument("--peers", help="the Python of the peers' environment; without it they are counted only")

@@ -1,9 +1,9 @@
-"""What a step costs on machines with a network between them: measured on slow networks, fitted, predicted, compared.
+"""Cost of a step on networked machines: measured on slow networks, fitted, predicted, compared.
 
     python benchmarks/cost_model.py --output build/benchmarks/machines.md      # as root, on Linux: see slow_network.py
     python benchmarks/cost_model.py --quick
 
-The model of the costs, and what it is fitted to, stands in `network_costs.py`. Everything else is predicted: sums and
+The cost model and its fit are in `network_costs.py`. Everything else is predicted: sums and
 steps on other delays, rates and numbers of machines. What a machine computes in a step is measured there. The largest
 sum goes first, so that connections have wide windows, as in a training, which begins with all of its weights.
 """
@@ -39,35 +39,35 @@ from network_costs import (
 from slow_network import SlowNetwork
 
 DELAYED = ((2, 0.02, 12.5e6), (4, 0.02, 12.5e6))
-"""Machines, delay [s] and rate [bytes/s] of the networks that latency and trips are fitted to."""
+"""Machines, delay [s] and rate [bytes/s] of the networks to which latency and trips are fitted."""
 
 MESSAGES = 64
-"""Messages to one process in one go, from which the overhead of one is found."""
+"""Messages per burst, for measuring the overhead of one."""
 
 PREDICTED = (
     *((2, 0.01, 2.5e6), (2, 0.04, 12.5e6), (2, 0.005, 6.25e6)),
     *((3, 0.02, 6.25e6), (4, 0.01, 12.5e6), (4, 0.04, 6.25e6)),
 )
-"""Networks that are predicted. They are slow, so that it counts little how this machine divides its processors."""
+"""Networks for the predictions; slow ones, so that contention for this machine's cores matters little."""
 
 SUMS = (1 << 6, 1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22)
-"""Bytes of the sums that are measured."""
+"""Bytes of the measured all-reduces."""
 
 STEPPED = {"lenet5": 64, "mlp": 64}
-"""Models whose steps are measured, and the examples that each machine has in one."""
+"""Models whose steps are measured, with the examples per machine and step."""
 
 CLUSTER = (8, 16, 32, 64, 128, 256, 512, 1024)
 NETWORKS = {"10 Gbit/s": (30e-6, 10e9 / 8), "100 Gbit/s": (10e-6, 100e9 / 8)}
-"""One-way latency [s] and bandwidth [bytes/s] that are taken for the table."""
+"""One-way latency [s] and bandwidth [bytes/s] assumed in the table."""
 
 RATE = 1e12
-"""Operations per second that are taken for a machine of the table."""
+"""Operations per second of a machine assumed in the table."""
 
 BESIDE = 2 / 3
-"""The share of the computation that is the backward pass, beside which gradients are added up."""
+"""Fraction of the computation in the backward pass, which overlaps with the all-reduce."""
 
 SHOWN = {"resnet18": 32, "bert_mini": 32}
-"""The models of the table, and the examples that each machine has in a step."""
+"""Models of the table, with the examples per machine and step."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,7 +134,7 @@ def _answer(name: str, done: subprocess.CompletedProcess[str]) -> Found:
 
 
 def _least(runs: Sequence[Found]) -> Found:
-    """Of every number the least of the rounds; of steps those of the round in which they took least."""
+    """Minimum of each figure over the rounds; steps are those of the fastest round."""
     steps = {
         name: min((run["steps"][name] for run in runs), key=lambda step: step["seconds"]) for name in runs[0]["steps"]
     }
@@ -163,7 +163,7 @@ def work(stepped: Sequence[str], folder: str) -> None:
 
 
 def message(mpi: Any) -> float:
-    """Seconds that one more small message to the next process takes, and one from the process before."""
+    """Seconds of one more small message to the next rank, and of one from the previous rank."""
     from mpi4py import MPI as library  # noqa: N811 - a module with the name of a class
 
     world, sent, received = library.COMM_WORLD, bytearray(TABLE_BYTES), [bytearray(TABLE_BYTES)] * MESSAGES
@@ -179,9 +179,9 @@ def message(mpi: Any) -> float:
 
 
 def timed(mpi: Any, action: Callable[[], None], seconds: float = 0.5) -> float:
-    """Seconds of an operation of all processes: of means over a few in a row, of the slowest process each, the least.
+    """Seconds of a collective operation: the minimum over short runs of the mean time of the slowest rank.
 
-    What other programs take is no cost of ours; a process that they have held up finds that all has come already.
+    The minimum excludes the load of other programs.
     """
 
     def mean(count: int) -> float:
@@ -202,7 +202,7 @@ def timed(mpi: Any, action: Callable[[], None], seconds: float = 0.5) -> float:
 
 
 def stepping(mpi: Any, name: str, folder: str, steps: int = 15) -> dict[str, float]:
-    """Medians over steps: of their seconds, and of what the slowest process computed in each of them."""
+    """Median step time, and median compute time of the slowest rank."""
     import onnxtrain
     from onnxtrain.parallel import Communicator
 
@@ -228,12 +228,12 @@ def stepping(mpi: Any, name: str, folder: str, steps: int = 15) -> dict[str, flo
     communicator, model = Timed(), find_model(name)
     trainer = onnxtrain.Trainer(model.onnx(folder), loss=LOSS, untie=True, threads=1, parallel=communicator)
     inputs, target = model.batch(STEPPED[name] * mpi.size, 0)
-    feeds = {**inputs, trainer.objective.names.target: target}
+    feeds = {**inputs, trainer._objective.names.target: target}
     taken = np.zeros((mpi.size, steps, 2))
     for index in range(-3, steps):
         communicator.seconds = 0.0
         began = time.perf_counter()
-        trainer.steps.step(feeds, 1e-3)
+        trainer._executor.step(feeds, 1e-3)
         whole = time.perf_counter() - began
         if index >= 0:
             taken[mpi.rank, index] = whole, whole - communicator.seconds
@@ -249,7 +249,7 @@ def stepping(mpi: Any, name: str, folder: str, steps: int = 15) -> dict[str, flo
 def points(
     found: dict[Setting, Found], software: Software, base: Latencies, settings: Sequence[Setting]
 ) -> Iterator[tuple[str, Setting, float, float]]:
-    """What was measured and what is predicted: a name, the network, and seconds of both."""
+    """Name, network, measured and predicted seconds."""
     for setting in settings:
         machines = setting[0]
         network, values = network_of(setting, base), found[setting]
@@ -262,7 +262,7 @@ def points(
 
 
 def size_text(size: int) -> str:
-    """A number of bytes in words."""
+    """Format a number of bytes."""
     return f"{size} bytes" if size < 1 << 10 else f"{size >> 10} KiB"
 
 
@@ -304,7 +304,7 @@ def report(
 
 
 def cluster(software: Software, folder: str) -> Iterator[str]:
-    """The table of clusters, and what it takes for granted."""
+    """The table of clusters, and its assumptions."""
     from arithmetic import PASSES, forward_operations
 
     from onnxtrain.training.steps.buckets import bucket_bytes

@@ -1,13 +1,13 @@
-"""What it costs to divide a training step: gradient and update apart, and the backward pass in several sessions.
+"""Cost of splitting a training step: gradient and update apart, and the backward pass in several sessions.
 
     python benchmarks/divided_step.py --output build/benchmarks/divided_step.md
     python benchmarks/divided_step.py --models lenet5 --batch 8 --quick
 
-Several processes add gradients up between gradient and update, so that these are two sessions ("divided"). To add some
-of them up while the backward pass goes on, a native operator announces them. The other way is to end a session where a
-bucket of gradients is there, and to let the next one go on ("2", "3", "4" sessions for the gradient, and one for the
-update): what both need goes from one to the other by address. Here both run in one process that sends nothing, on one
-thread. They take turns, a few steps in a row each. What is counted is processor time, since other programs run, too.
+Ranks sum gradients between the gradient and the update, so these are two sessions ("divided"). To overlap communication
+with the backward pass, a native operator signals ready gradients. The alternative ends a session after each bucket of
+gradients and continues with the next one ("2", "3", "4" sessions for the gradient, one for the update); values needed
+later are passed by address. Both run here in a single process that sends nothing, on one thread, alternating every few
+steps. The figure is CPU time, since other programs run as well.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from onnxtrain.training.steps.parallel_steps import ParallelSteps
 
 SESSIONS = (2, 3, 4)
 TURN = 8
-"""Steps in a row; the first two of them find memory cold and do not count."""
+"""Consecutive steps; the first two run with cold memory and do not count."""
 
 LEARNING_RATE = 1e-4
 
 
 class Beside(Single):
-    """One process in whose step gradients are announced, as in several."""
+    """A single process whose step signals ready gradients, as in distributed training."""
 
     overlap = True
 
@@ -80,10 +80,10 @@ def row(name: str, batch: int, rounds: int, folder: str) -> list[str]:
     model = find_model(name)
     whole, divided = trainer(model.onnx(folder)), trainer(model.onnx(folder))
     inputs, target = model.batch(batch, 0)
-    feeds = {**inputs, whole.objective.names.target: target}
+    feeds = {**inputs, whole._objective.names.target: target}
     steps = divided_steps(divided)
     ways: dict[str, Callable[[], float]] = {
-        "whole": lambda: whole.steps.step(feeds, LEARNING_RATE),
+        "whole": lambda: whole._executor.step(feeds, LEARNING_RATE),
         "divided": lambda: steps.step(feeds, LEARNING_RATE),
     }
     buckets = len(steps._buckets)
@@ -98,17 +98,17 @@ def row(name: str, batch: int, rounds: int, folder: str) -> list[str]:
 
 
 def trainer(path: Any) -> onnxtrain.Trainer:
-    """A training of one process."""
+    """A single-process training."""
     return onnxtrain.Trainer(path, loss=LOSS, optimizer=onnxtrain.Adam(LEARNING_RATE), threads=1, parallel=Beside())
 
 
 def divided_steps(made: onnxtrain.Trainer) -> ParallelSteps:
-    """The steps of a process of several, of one that is alone."""
-    kind: Any = type(made.specification)
+    """The executor of a distributed rank, in a single process."""
+    kind: Any = type(made.config)
     alone = kind.divided
     kind.divided = property(lambda self: True)
     try:
-        steps = ParallelSteps(made.objective, made.specification)
+        steps = ParallelSteps(made._objective, made.config)
         steps.session  # noqa: B018 - it is built now
     finally:
         kind.divided = alone
@@ -116,10 +116,10 @@ def divided_steps(made: onnxtrain.Trainer) -> ParallelSteps:
 
 
 def measured(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The least seconds of a step, by way.
+    """Return the minimum seconds of a step for each variant.
 
     Raises:
-        SystemExit: They do not compute the same.
+        SystemExit: Their results differ.
     """
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     losses: dict[str, list[float]] = {way: [] for way in ways}
@@ -142,14 +142,14 @@ class CutStep:
     """A step whose gradient is computed in several sessions.
 
     Attributes:
-        bytes_between: What one hands to another, in bytes.
+        bytes_between: Bytes passed between sessions.
     """
 
     def __init__(self, made: onnxtrain.Trainer, count: int) -> None:
         self._steps = divided_steps(made)
         first, self._update = self._steps.session._steps
         self._states, self._written = self._steps.states, first.step.states
-        options = made.specification.options
+        options = made.config.options
         self._pieces = []
         for model in pieces(first.step.model, count):
             session = create_session(model, options, kernels=True)
@@ -162,7 +162,7 @@ class CutStep:
             yield session._session
 
     def step(self, feeds: dict[str, np.ndarray]) -> float:
-        """One step; returns the loss before it."""
+        """Run one step; return the loss before it."""
         new_names = {f"{name}_new": name for name in self._states}
         between: dict[str, Any] = {}
         for (binding, session, inputs), outputs in zip(self._pieces, self._outputs, strict=True):
@@ -191,9 +191,10 @@ class CutStep:
 
 
 def pieces(model: ir.Model, count: int) -> Iterator[ir.Model]:
-    """Cut a step graph behind announcements into so many graphs, without these.
+    """Split a step graph at its gradient-ready notifications into this many graphs, without notifications.
 
-    A value that a later one reads is an output of the one that computes it.
+    A value that a later graph reads is an output of the graph that computes it.
+    Sizes are those of layers in the benchmark models. The three take turns; a figure is the median over the rounds. The
     """
     parts: list[list[ir.Node]] = [[]]
     nodes = list(model.graph)

@@ -2,8 +2,8 @@
 
     python benchmarks/fused.py [--only ReluGradient,ConvWeightGradient]
 
-Sizes are those of layers in the benchmark models. The three take turns; a figure is the median over the rounds. The
-body runs as ONNX Runtime optimizes it. PyTorch's kernels are called directly, without its autograd.
+Sizes are those of layers in the benchmark models. The three alternate; a figure is the median over the rounds. The body
+runs with ONNX Runtime's optimizations. PyTorch's kernels are called directly, without autograd.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def row(case: Case, threads: int, rounds: int) -> list[str]:
 
 
 def calls_in_a_round(run: Run) -> int:
-    """How many calls fill a round, after two to warm up."""
+    """Number of calls per round, after two warm-up calls."""
     run()
     begin = time.perf_counter()
     run()

@@ -1,4 +1,4 @@
-"""The layers on which fused operators are measured, each with PyTorch's kernel for the same thing."""
+"""Layers for measuring fused operators, each with PyTorch's kernel for the same computation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Case:
 
     Attributes:
         operator: The fused operator.
-        layer: What it is the gradient of, for the table.
+        layer: The layer, for the table.
         inputs: Its inputs.
-        like: Per output, the index of the input whose type and shape it has, or a shape.
+        like: Per output, the index of the input with its type and shape, or a shape.
         torch: Makes PyTorch's call from the inputs as tensors.
         attributes: Its attributes.
         constants: Indices of the inputs that a model would have as constants.
@@ -35,12 +35,12 @@ class Case:
 
 
 def normal(*shape: int) -> np.ndarray:
-    """Seeded normal numbers."""
+    """Seeded samples of the normal distribution."""
     return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
 
 
 def cases() -> list[Case]:
-    """The layers that are measured."""
+    """The measured layers."""
     import torch
     from torch.nn import functional
 
@@ -169,7 +169,7 @@ ATTENTIONS = (
 
 
 def attentions(aten: Any) -> list[Case]:
-    """Self-attention as in BERT-mini, under a mask by key, and in a small vision transformer, and its gradient."""
+    """Self-attention as in BERT-mini (with a key mask) and in a small vision transformer, and its gradient."""
     found = []
     for batch, rows, heads, size, masked in ATTENTIONS:
         shape = (batch, rows, heads, size)
@@ -216,7 +216,7 @@ def attentions(aten: Any) -> list[Case]:
 def attention_of(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray, scale: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """y and the logarithms of the sums that the gradient gets."""
+    """y and the log-sums that the gradient reads."""
     scores = scale * np.einsum("bshd,bthd->bhst", q, k) + bias
     largest = scores.max(-1, keepdims=True)
     e = np.exp(scores - largest)
@@ -235,7 +235,7 @@ LINEARS = (
 
 
 def linears() -> list[Case]:
-    """Layers as in BERT-mini and in the MLP: y, the gradient by x, those by weight and bias, and all behind a Relu."""
+    """Linear layers as in BERT-mini and the MLP: y, dx, dw and db, and all of them behind a Relu."""
     import torch
     from torch.nn import functional
 
@@ -285,7 +285,7 @@ def linears() -> list[Case]:
 
 
 def few_bits() -> list[Case]:
-    """Products with weights of 4 bits and their gradient, beside PyTorch's with the weight in single precision."""
+    """Linear layers with int4 weights and their gradient, against PyTorch with float32 weights."""
     import torch
 
     def numbers(integers: Any, scales: Any) -> Any:
@@ -331,7 +331,7 @@ CONVOLUTIONS = (
 
 
 def convolutions(aten: Any) -> list[Case]:
-    """Both gradients of convolutions as in LeNet-5, ResNet-18 and MobileNetV2."""
+    """Input and weight gradients of convolutions as in LeNet-5, ResNet-18 and MobileNetV2."""
     found = []
     for batch, channels, size, filters, kernel, stride, pad, groups in CONVOLUTIONS:
         x, weight = normal(batch, channels, size, size), normal(filters, channels // groups, kernel, kernel)
@@ -370,7 +370,7 @@ RECURRENT = (("LSTM", 4, "Sigmoid Tanh Tanh"), ("GRU", 3, "Sigmoid Tanh"), ("RNN
 
 
 def recurrent() -> list[Case]:
-    """LSTM, GRU and RNN of 100 steps, 256 wide, batch 8: with what they keep, and their gradients."""
+    """LSTM, GRU and RNN of 100 steps, 256 units, batch 8, with saved activations, and their gradients."""
     import torch
 
     steps, batch, width = 100, 8, 256
@@ -410,5 +410,5 @@ def recurrent() -> list[Case]:
 
 
 def text(shape: Sequence[int]) -> str:
-    """A shape as people write it."""
+    """Format a shape."""
     return " x ".join(map(str, shape))

@@ -1,10 +1,10 @@
-"""Training steps on a GPU by CUDA's provider, against PyTorch eager with fused Adam on the same GPU.
+"""Training steps on a GPU with the CUDA provider, against PyTorch eager with fused Adam on the same GPU.
 
     python benchmarks/gpu.py --output build/benchmarks/gpu.md
 
 Needs a GPU, onnxruntime-gpu, a build of PyTorch for CUDA, and for the updates by kernels the library for CUDA
-(docs/devices.md). `--device cpu --quick` tries the script itself on the processor. Three tables: time of a step, the
-difference to the processor's losses, and the speed of Adam's update beside that of a copy on the device.
+(docs/devices.md). `--device cpu --quick` tries the script on the CPU. Three tables: time of a step, difference to the
+losses on the CPU, and bandwidth of Adam's update and of a copy on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from step import listed
 
 MODELS = {"lenet5": 256, "resnet18": 128, "bert_base": 32, "vit_b16": 32}
 WARMUP, AGREEING_STEPS = 3, 20
-PARAMETERS = [1 << 20] * 24 + [1000] * 100  # elements of the tensors whose update is timed
+PARAMETERS = [1 << 20] * 24 + [1000] * 100  # elements per timed tensor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def what_is_missing(device: str) -> str:
-    """Why nothing can be measured here; empty where all is there."""
+    """Return what is missing for the measurement, or ""."""
     if device == "cpu":
         return ""
     import onnxruntime
@@ -75,7 +75,7 @@ def what_is_missing(device: str) -> str:
 
 
 class TorchOnDevice(Torch):
-    """PyTorch eager with its fused Adam, on a device; a batch goes there with its step."""
+    """PyTorch eager with fused Adam on a device; each step copies its batch there."""
 
     def __init__(self, task: Task, device: str) -> None:
         import torch
@@ -86,17 +86,17 @@ class TorchOnDevice(Torch):
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, eps=EPSILON, fused=True)
 
     def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
-        """One step; returns the loss before it."""
+        """Run one step; return the loss before it."""
         there = [self.torch.from_numpy(array).to(self.device) for array in (*inputs.values(), target)]
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.model.torch_loss(self.module(*there[:-1]), there[-1])
         loss.backward()
         self.optimizer.step()
-        return float(loss.item())  # which waits for the device
+        return float(loss.item())  # synchronizes with the device
 
 
 def times(tasks: Sequence[Task], device: str, rounds: int) -> str:
-    """A step of both sides in turns; each ends with the loss as a Python number."""
+    """Time the steps of both sides in turns; each ends with the loss as a Python float."""
     rows = []
     for task in tasks:
         ours, theirs, batch = onnxtrain_trainer(task, providers=[device]), TorchOnDevice(task, device), batches(task)
@@ -117,7 +117,7 @@ def times(tasks: Sequence[Task], device: str, rounds: int) -> str:
 
 
 def agreement(tasks: Sequence[Task], device: str, steps: int) -> str:
-    """The largest relative difference of a loss to the processor's, over some steps from the same weights."""
+    """The largest relative difference to the CPU's losses over some steps from the same weights."""
     rows = []
     for task in tasks:
         few = Task(task.peer, task.model, 4, task.threads, task.folder)
@@ -130,7 +130,7 @@ def agreement(tasks: Sequence[Task], device: str, steps: int) -> str:
 
 
 def update_speed(device: str, sizes: Sequence[int], rounds: int) -> str:
-    """Bytes in a second that an update by Adam reads and writes, and that a copy on the device does."""
+    """Bandwidth in bytes per second of Adam's update, and of a copy on the device."""
     import onnxruntime
     import torch
     from onnx import TensorProto, helper

@@ -1,10 +1,10 @@
-"""What a gradient costs before the first step: nodes, and the time to build it and to create the session.
+"""Cost of a gradient before the first step: nodes, build time and session creation.
 
     python benchmarks/gradient_cost.py
     python benchmarks/gradient_cost.py --environment earlier=PYTHON    # in turns with another version of onnxtrain
 
 Building is everything from the loaded file to the step graph: reading, shapes, loss, gradient rules, optimizer
-and clean-up. The deep model of 2,000 nodes is there for how this grows; its goal is below 3 seconds, to its session.
+and clean-up. The deep model of 2,000 nodes shows the scaling; its goal is a session in less than 3 seconds.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def load(name: str, options: argparse.Namespace) -> tuple[str, Any]:
-    """A title, and what a Trainer takes."""
+    """A title, and the arguments of a Trainer."""
     if name == DEEP:
         # A linear layer and an activation are two nodes; the last layer has no activation.
         return f"perceptron of {DEEP_NODES} nodes", onnxtrain.examples.mlp([8] * (DEEP_NODES // 2) + [8, 10])
@@ -109,7 +109,7 @@ def load(name: str, options: argparse.Namespace) -> tuple[str, Any]:
 
 
 def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
-    """Numbers of nodes and seconds, as cells; and the seconds of the whole."""
+    """Node counts and seconds as table cells, and the total seconds."""
     settings: dict[str, Any] = {
         "loss": LOSS,
         "optimizer": onnxtrain.Adam(),
@@ -122,7 +122,7 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
     for _ in range(runs):
         begin = time.perf_counter()
         trainer = onnxtrain.Trainer(source, **settings, options=options)
-        session_of_steps = trainer.session  # built when it is first asked for
+        session_of_steps = trainer._session  # built at its first use
         whole.append(time.perf_counter() - begin)
         model = trainer.training_model()
         kernels = trainer.options.uses_kernels()
@@ -138,8 +138,7 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
     return [*cells, *map(significant, seconds)], seconds[-1]
 
 
-# What a user would write, in a process of its own. Prints seconds by the clock and of the processor, each the least of
-# several times.
+# User code in a separate process. Prints wall and CPU seconds, each the minimum of several runs.
 PROGRAM = """
 import gc, sys, time, warnings
 import onnxtrain
@@ -149,7 +148,7 @@ clock, processor = [], []
 for _ in range(int(sys.argv[3])):
     begin = time.perf_counter(), time.process_time()
     trainer = onnxtrain.Trainer(sys.argv[1], **settings)
-    trainer.session
+    trainer._session
     clock.append(time.perf_counter() - begin[0])
     processor.append(time.process_time() - begin[1])
     del trainer

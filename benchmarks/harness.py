@@ -1,4 +1,4 @@
-"""Runs peers side by side: a process each, that take turns in rounds, so that all meet the same conditions."""
+"""Run peers side by side: one process each, alternating in rounds so that all meet the same conditions."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from typing import Any
 from peers import PEERS, Peer, Task
 
 FOLDER = Path(__file__).resolve().parent
-# Idle workers of a thread pool spin for a while after a step; the next peer waits until they sleep.
+# Idle pool threads spin for a while after a step; the next peer waits until they sleep.
 SETTLE_SECONDS = 0.05
 BUSY_CORES = 0.1
-# How far losses may be apart, relatively: before the first update they are the same sum, after it Adam has
-# turned the sign of every gradient, rounding noise included, into a whole step. With batch normalization over
-# few examples PyTorch in float32 is 0.5 % from itself in float64 by the third step.
+# Relative tolerance of losses: before the first update they are the same sum; afterwards Adam has turned the sign of
+# every gradient, rounding noise included, into a whole step. With batch normalization over few examples PyTorch in
+# float32 differs from itself in float64 by 0.5 % at the third step.
 FIRST_TOLERANCE = 1e-4
 LATER_TOLERANCE = 2e-2
 
 
 class PeerError(Exception):
-    """A peer could not be built, or failed in a step."""
+    """A peer failed to build or to run a step."""
 
 
 @dataclass(frozen=True)
 class Interpreters:
-    """Which Python runs a peer: this one, unless the peer lives in an environment of its own."""
+    """The Python interpreter of each peer: this one, or that of the peer's own environment."""
 
     paths: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, peer: str) -> str:
-        """The path of a Python.
+        """Return the path of an interpreter.
 
         Raises:
-            PeerError: The peer's environment was not given.
+            PeerError: The peer's environment is missing.
         """
         name = PEERS[peer].interpreter
         if name == "own":
@@ -56,13 +56,13 @@ class Interpreters:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Variables of a worker: as many threads as asked, in every library that has a pool."""
+    """Environment variables of a worker: the thread count of every library with a pool."""
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     return {**os.environ, **counts}
 
 
 def prepare(tasks: Sequence[Task], interpreters: Interpreters) -> dict[str, str]:
-    """Let every peer write what it needs; returns why a peer cannot take part, by peer."""
+    """Let every peer write its files; return the reasons of those that cannot take part."""
     missing: dict[str, str] = {}
     for task in tasks:
         try:
@@ -109,7 +109,7 @@ class Worker:
             raise
 
     def steps(self, count: int) -> dict[str, list[float]]:
-        """Do steps; returns ``seconds``, those of the ``processor`` and ``losses`` of each."""
+        """Run steps; return ``seconds``, CPU seconds (``processor``) and ``losses`` of each."""
         return self._ask({"steps": count})
 
     def memory(self) -> dict[str, int]:
@@ -144,14 +144,14 @@ class Worker:
 
 @dataclass
 class Measurement:
-    """What was measured of one peer at one task.
+    """Results of one peer at one task.
 
     Attributes:
         rounds: Median seconds per step, one for each round.
-        losses: Of the first steps.
+        losses: Losses of the first steps.
         build_seconds: From the start of Python to the first step.
         peak: Peak resident memory in bytes.
-        problem: Why there is nothing more, or "".
+        problem: Why there are no results, or "".
     """
 
     rounds: list[float] = field(default_factory=list)
@@ -162,7 +162,7 @@ class Measurement:
 
     @property
     def seconds(self) -> float:
-        """Of a step: the median over rounds."""
+        """Seconds of a step: the median over rounds."""
         return statistics.median(self.rounds)
 
     def ratio_to(self, other: Measurement) -> float:
@@ -178,7 +178,7 @@ def measure(
     round_seconds: float,
     first_steps: int = 3,
 ) -> dict[str, Measurement]:
-    """Measure peers at one task in turns; a peer that fails has a ``problem`` instead of figures."""
+    """Measure peers at one task in turns; a failed peer has a ``problem`` instead of figures."""
     results = {task.peer: Measurement() for task in tasks}
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
@@ -200,14 +200,14 @@ def measure(
             for peer in order:
                 time.sleep(SETTLE_SECONDS)
                 results[peer].rounds.append(statistics.median(workers[peer].steps(counts[peer])["seconds"]))
-            order.reverse()  # nobody always follows the same other
+            order.reverse()  # vary the order
         for peer, worker in workers.items():
             results[peer].peak = worker.memory()["peak"]
     return results
 
 
 def losses_differ(found: Measurement, reference: Measurement) -> str:
-    """A sentence where the first losses of two peers disagree, else ""."""
+    """Return a sentence if the first losses of two peers disagree, else ""."""
     for step, (mine, theirs) in enumerate(zip(found.losses, reference.losses, strict=True)):
         tolerance = LATER_TOLERANCE if step else FIRST_TOLERANCE
         if not abs(mine - theirs) <= tolerance * abs(theirs):
@@ -216,7 +216,7 @@ def losses_differ(found: Measurement, reference: Measurement) -> str:
 
 
 class ForeignLoad:
-    """How many cores other programs used meanwhile: all processor time, less that of this process and its children."""
+    """Cores used by other programs: all CPU time except that of this process and its children."""
 
     def __enter__(self) -> ForeignLoad:
         self._begin = self._now()
@@ -233,14 +233,14 @@ class ForeignLoad:
         own = times.user + times.system + times.children_user + times.children_system
         try:
             fields = [int(number) for number in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        except OSError:  # no Linux: not known
+        except OSError:  # unknown outside Linux
             return own, own, time.monotonic()
         idle = fields[3] + fields[4]
         return (sum(fields) - idle) / os.sysconf("SC_CLK_TCK"), own, time.monotonic()
 
 
 def load_line(foreign: ForeignLoad) -> str:
-    """A line for reports: what else ran."""
+    """A report line: the load of other programs."""
     one, five, _ = os.getloadavg()
     line = (
         f"Load average at the end {one:.2f} (1 minute), {five:.2f} (5 minutes); other programs used "
@@ -252,7 +252,7 @@ def load_line(foreign: ForeignLoad) -> str:
 
 
 def warn_when_busy() -> None:
-    """Say so where other programs run: one competing process slows OpenMP many times."""
+    """Warn about other running programs: one competing process slows OpenMP many times."""
     with ForeignLoad() as foreign:
         time.sleep(0.5)
     if foreign.cores > BUSY_CORES:
@@ -263,7 +263,7 @@ def warn_when_busy() -> None:
 
 
 def machine_line() -> str:
-    """A line for reports: processor, system, versions."""
+    """A report line: CPU, system, versions."""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -299,7 +299,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def significant(value: float) -> str:
-    """Three significant digits: a short time on a fast machine is small, never zero."""
+    """Format with three significant digits: a short time is small, never zero."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -308,7 +308,7 @@ def megabytes(size: float) -> str:
 
 
 def write_report(text: str, output: str | None) -> None:
-    """Print a report, and write it to a file where one is wanted."""
+    """Print a report and optionally write it to a file."""
     print(text)
     if output is not None:
         path = Path(output)

@@ -1,4 +1,4 @@
-"""Reads the IDX files in which MNIST and its relatives are distributed."""
+"""Read IDX files, the format of MNIST and related data sets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array of an IDX file, gzipped or not, in native byte order.
+    """Read the array of an IDX file, gzipped or not, in native byte order.
 
     Raises:
-        ValueError: The file is no IDX file, or holds fewer or more elements than its header says.
+        ValueError: The file is not an IDX file, or its size does not match its header.
     """
     data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":

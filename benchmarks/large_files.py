@@ -1,11 +1,10 @@
-"""Adapters and a head of language models whose weights are 2.5 GB and more: what a process holds beside the file.
+"""Adapters and heads of language models of 2.5 GB and more: memory of a process beside the mapped file.
 
     python benchmarks/large_files.py
     python benchmarks/large_files.py --models bfloat16 --folder FOLDER
 
-A Llama of random weights is written a piece at a time, with a data file beside it, and trained in a process that may
-have little memory of its own: the system refuses more than ``--limit``. Anonymous memory is the process's own; mapped
-files are memory that the system takes back when it is short. A model is removed after its runs.
+A random-weight Llama is written piecewise, with external data, and trained in a process with limited anonymous memory
+(``--limit``); mapped files do not count, since the system can reclaim them. A model is removed after its runs.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from onnx import TensorProto, helper
 
 OPSET = 24
 PIECE = 1 << 22
-"""How many numbers are drawn and written at once."""
+"""Number of values generated and written at once."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,14 @@ class Llama:
     """A decoder of random weights.
 
     Attributes:
-        layers: Its layers.
-        width: Features of a token.
-        inner: Features inside a layer's second part.
-        heads: Of attention.
-        vocabulary: Tokens that there are.
-        dtype: Of its weights.
-        begins: The first byte of the weights in the data file, after a hole.
-        drawn: Whether weights are random; else they are holes of the file, that cost no disk.
+        layers: Number of layers.
+        width: Hidden size.
+        inner: Intermediate size of the MLP.
+        heads: Attention heads.
+        vocabulary: Vocabulary size.
+        dtype: Element type of the weights.
+        begins: Offset of the weights in the data file, after a hole.
+        drawn: Whether weights are random; otherwise they are holes of a sparse file.
     """
 
     layers: int
@@ -56,7 +55,7 @@ class Llama:
     drawn: bool = True
 
     def write(self, path: Path) -> int:
-        """Write the model and its data file, ``NAME.data``; returns how many bytes the weights are."""
+        """Write the model and its data file, ``NAME.data``; return the bytes of the weights."""
         with path.with_suffix(".data").open("wb") as data:
             graph = _Graph(self, data)
             graph.emit()
@@ -148,7 +147,7 @@ GIGABYTES = {
     "weights behind byte 2^32": Llama(8, 2048, 5632, 16, 65536, begins=(1 << 32) - 4096),
 }
 MOST = 1 << 30
-"""Bytes of the largest head that is trained whole; with states and gradients it takes four times as much memory."""
+"""Bytes of the largest head trained in full; with states and gradients it takes four times as much memory."""
 
 QUICK = Llama(2, 64, 160, 4, 512)
 
@@ -156,7 +155,7 @@ RUN = """
 import json, resource, sys, threading, time
 from pathlib import Path
 path, what, limit, steps, vocabulary = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
-resource.setrlimit(resource.RLIMIT_DATA, (limit << 20, limit << 20))  # what is private to the process, and written
+resource.setrlimit(resource.RLIMIT_DATA, (limit << 20, limit << 20))  # private dirty memory of the process
 import numpy as np
 import onnxtrain
 def status(*names):
@@ -227,16 +226,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def limit_of(sizes: Llama, what: str) -> int:
-    """MiB that a process may have of its own: 900, and weights, two states and gradients of a head that is trained.
+    """Limit on anonymous memory in MiB: 900, plus weights, two states and gradients of a trained head.
 
-    Weights of 16 bits become floats one after the other, for which ONNX Runtime's arena asks for up to twice as much.
+    16-bit weights are converted to float one after the other, for which ONNX Runtime's arena may request twice as much.
     """
     head = 4 * sizes.width * sizes.vocabulary >> 20
     return 900 + head * (4 * (what == "head") + 2 * (sizes.dtype != "float32"))
 
 
 def run(path: Path, what: str, sizes: Llama, limit: int, steps: int) -> list[str]:
-    """The cells of one training in a process of its own."""
+    """Run one training in a separate process and return its table cells."""
     command = [sys.executable, "-c", RUN, str(path), what, str(limit), str(steps), str(sizes.vocabulary)]
     result = subprocess.run(command, env=environment(1), capture_output=True, text=True)
     for file in (path.parent / "tuned").glob("*"):

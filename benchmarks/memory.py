@@ -1,14 +1,14 @@
-"""Where the memory of a training step with Adam goes, in bytes per parameter, beside PyTorch's, and how long it takes.
+"""Memory of a training step with Adam, in bytes per parameter, and its time, against PyTorch.
 
     python benchmarks/memory.py --output build/benchmarks/memory.md
     python benchmarks/memory.py --models bert_base --batches 2,8 --threads 1
 
-Peak resident memory of a process of its own is measured at a smaller and at a larger batch. What grows from the one to
-the other belongs to examples (activations); weights and Adam's two states are 4 and 8 bytes a parameter, 4 and 4 with
-states in bfloat16, 4 and 2 with those in 8 bits; the program is what Python has after its imports. What is left are
-gradients, as far as they are there at the same time, and whatever else the framework keeps.
+Peak resident memory of a separate process is measured at a smaller and at a larger batch. The difference is due to
+examples (activations); weights and Adam's two states take 4 and 8 bytes a parameter, 4 and 4 with bfloat16 states, 4
+and 2 with 8-bit states; the program is the memory of Python after its imports. The rest are gradients that exist at the
+same time, and everything else that the framework keeps.
 
-Time is the processor's, which other programs on the machine do not change much: with one thread it is that of a step.
+Time is CPU time, which depends little on other programs; with one thread it is that of a step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from peers import PEERS, Task
 from real_models import REAL
 from step import listed
 
-_OURS = "import onnxruntime, onnxtrain.training.trainer"
+_OURS = "import onnxruntime, onnxtrain.trainer"
 IMPORTS = {
     "torch": "import torch",
     "onnxtrain": _OURS,
@@ -36,7 +36,7 @@ IMPORTS = {
     "onnxtrain-8bit": _OURS,
 }
 STATES = {"torch": 8.0, "onnxtrain": 8.0, "onnxtrain-bfloat16": 4.0, "onnxtrain-8bit": 2.0 + 2 * 4 / 256}
-"""Bytes a parameter of Adam's two states."""
+"""Bytes per parameter of Adam's two states."""
 STEPS = 3
 _OWN = "; print(next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmRSS')) * 1024)"
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def two_batches(text: str) -> tuple[int, int]:
-    """Two sizes of batches, the smaller one first."""
+    """Parse two batch sizes, the smaller one first."""
     smaller, larger = sorted(int(size) for size in text.split(","))
     if not 0 < smaller < larger:
         raise argparse.ArgumentTypeError("needs two sizes of batches, such as 2,8")
@@ -80,21 +80,21 @@ def two_batches(text: str) -> tuple[int, int]:
 
 
 def program(peer: str) -> int:
-    """Resident bytes of a process that has imported a framework."""
+    """Resident bytes of a process after importing a framework."""
     found = subprocess.run([sys.executable, "-c", IMPORTS[peer] + _OWN], capture_output=True, text=True, check=True)
     return int(found.stdout)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What steps of one peer at one batch cost: peak resident bytes, and processor seconds of one."""
+    """Cost of one peer at one batch size: peak resident bytes, and CPU seconds per step."""
 
     peak: int
     seconds: float
 
 
 def measured(model: str, options: argparse.Namespace, own: dict[str, int]) -> list[list[str]]:
-    """A row for each framework; ratios are to the first of them, PyTorch where it is measured."""
+    """A row per framework; ratios are relative to the first one, PyTorch where it is measured."""
     rows: list[list[str]] = []
     first: dict[int, Cost] = {}
     smaller, larger = options.batches
@@ -122,7 +122,7 @@ def measured(model: str, options: argparse.Namespace, own: dict[str, int]) -> li
 
 
 def cost(task: Task) -> Cost:
-    """What some steps in a process of their own need."""
+    """Measure some steps in a separate process."""
     worker = Worker(task, Interpreters())
     try:
         seconds = worker.steps(STEPS)["processor"]
@@ -134,7 +134,7 @@ def cost(task: Task) -> Cost:
 
 
 def parameters(path: object) -> int:
-    """How many floating numbers the initializers of a model have."""
+    """Number of floating-point elements of a model's initializers."""
     graph = onnx.load(str(path), load_external_data=False).graph
     return sum(math.prod(tensor.dims) for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT)
 

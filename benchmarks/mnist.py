@@ -1,4 +1,4 @@
-"""Trains LeNet-5 from random weights on MNIST and checks the file it writes with plain onnxruntime.
+"""Train LeNet-5 from random weights on MNIST and check the saved file with plain onnxruntime.
 
     python benchmarks/mnist.py FOLDER
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Progress(Callback):
-    """Prints the test accuracy after every epoch, and keeps it with the time the epoch took."""
+    """Print and record the test accuracy and time of every epoch."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -90,7 +90,7 @@ class Progress(Callback):
 def run(
     train: tuple[np.ndarray, ...], test: tuple[np.ndarray, ...], seed: int, options: argparse.Namespace
 ) -> tuple[list[float], list[float]]:
-    """Train once and save; returns test accuracy and seconds (evaluation included) of every epoch."""
+    """Train once and save; return test accuracy and seconds (evaluation included) of every epoch."""
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.lenet5(seed=seed),
         loss="softmax_cross_entropy",
@@ -114,7 +114,7 @@ def run(
 
 
 def accuracy_of_file(path: Path, images: np.ndarray, labels: np.ndarray) -> float:
-    """Accuracy of a model file with nothing but onnxruntime."""
+    """Accuracy of a model file in plain onnxruntime."""
     onnx.checker.check_model(str(path), full_check=True)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name

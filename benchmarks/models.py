@@ -1,4 +1,4 @@
-"""The models that the benchmarks train: the same network as a torch module and as an ONNX file.
+"""Models of the benchmarks: the same network as a torch module and as an ONNX file.
 
     name = "resnet18"
     model = MODELS[name]
@@ -22,7 +22,7 @@ from recurrent_models import RECURRENT
 if TYPE_CHECKING:
     import torch
 
-# The loss that every model is trained with, by onnxtrain's name.
+# The loss of every model, by its name in onnxtrain.
 LOSS = "softmax_cross_entropy"
 
 

@@ -1,4 +1,4 @@
-"""A model in the form that onnxsim 0.8.1 trains: opset 17, static shapes, the loss as an output."""
+"""A model in the form required by onnxsim 0.8.1: opset 17, static shapes, the loss as an output."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ OPSET = 17
 
 
 def with_loss(model: onnx.ModelProto, batch: int, classes: int, parameters: Sequence[str]) -> onnx.ModelProto:
-    """The model simplified at a fixed batch, with softmax cross-entropy against the input ``one_hot``.
+    """Simplify the model at a fixed batch size and add softmax cross-entropy with the input ``one_hot``.
 
     Args:
         model: The exported model, whose first axis is the batch.
         batch: Examples per step.
         classes: The number of logits.
-        parameters: What is trained: these stay initializers.
+        parameters: Trained initializers, which must not be folded.
 
     Raises:
         ValueError: A node needs opset 18.
@@ -63,7 +63,7 @@ def with_loss(model: onnx.ModelProto, batch: int, classes: int, parameters: Sequ
 
 
 def _lower_opset(model: onnx.ModelProto) -> None:
-    """From opset 18 to 17 in place: axes of reductions become attributes, as they were."""
+    """Convert opset 18 to 17 in place: axes of reductions become attributes."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         if onnx.defs.get_schema(node.op_type, 18).since_version < 18:
@@ -79,7 +79,7 @@ def _lower_opset(model: onnx.ModelProto) -> None:
 
 
 def _flatten_by_reshape(model: onnx.ModelProto, batch: int) -> None:
-    """Flatten(axis=1), which onnxsim does not differentiate, as the Reshape that it is at a fixed batch."""
+    """Replace Flatten(axis=1), which onnxsim does not differentiate, by the equivalent Reshape at a fixed batch."""
     model.graph.initializer.append(helper.make_tensor("flat_shape", TensorProto.INT64, [2], [batch, -1]))
     for node in model.graph.node:
         if node.op_type == "Flatten" and all(a.i == 1 for a in node.attribute if a.name == "axis"):

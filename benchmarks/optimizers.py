@@ -3,9 +3,9 @@
     python benchmarks/optimizers.py [--quick] [--threads N] [--output docs/benchmarks/optimizers.md]
 
 Every case is a number of float32 parameters in a number of equal tensors. The limit is measured beside the peers: a
-plain vectorised loop that reads and writes the same bytes with the same threads. The peers take turns, with a pause in
-between in which idle threads fall asleep; a figure is the median over the rounds of each round's median. Differences
-below 10 % mean nothing.
+plain vectorized loop that reads and writes the same bytes with the same threads. The peers alternate, with pauses in
+which idle threads fall asleep; a figure is the median over the rounds of each round's median. Differences below 10 %
+are noise.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ Step = Callable[[], object]
 
 Arrays = dict[str, list[np.ndarray]]  # X, G and states by letter
 
-EPSILON, COUNT = 1e-6, 10  # COUNT steps were done before
+EPSILON, COUNT = 1e-6, 10  # after COUNT steps
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """How one optimizer is called everywhere."""
+    """The calls of one optimizer in every peer."""
 
     name: str
-    letters: str  # of the inputs after R and T
+    letters: str  # letters of the inputs after R and T
     attributes: dict[str, float | str]
-    bytes: int  # moved for each parameter
-    streams: int  # arrays that the limit's loop reads and writes, beside the one that it only reads
+    bytes: int  # bytes moved per parameter
+    streams: int  # arrays that the limit's loop reads and writes, plus one that it only reads
     passes: float = 1.0  # bytes of the optimizer over bytes of that loop
 
 
@@ -77,7 +77,7 @@ class Case:
     parameters: int
     tensors: int
     threads: int
-    rate: float = 1e-9  # so small that values stay what they are over thousands of steps
+    rate: float = 1e-9  # small enough to keep values nearly constant over thousands of steps
 
     def arrays(self) -> Arrays:
         """Random values for the optimizer's inputs."""
@@ -93,9 +93,9 @@ class Case:
 
 
 def limit(case: Case, _: Arrays) -> Step:
-    """The plain loop over the same bytes; it times itself, without the start of its threads."""
+    """The plain loop over the same bytes; it times itself, excluding thread creation."""
     count, streams = case.parameters, case.optimizer.streams
-    # Written once: pages that nobody wrote are all the same page of zeros, which is read from the first cache.
+    # Written once: untouched pages all map to one zero page, which is read from the L1 cache.
     arrays = [np.full(count, 1e-9, np.float32) for _ in range(streams + 1)]
     outputs = (ctypes.c_void_p * streams)(*(array.ctypes.data for array in arrays[1:]))
     passes = max(1, int(2e7 / count))
@@ -110,7 +110,7 @@ def limit(case: Case, _: Arrays) -> Step:
 
 
 def model(case: Case, groups: int = 1, averaged: bool = False) -> onnx.ModelProto:
-    """One node of the optimizer over all tensors, or one for each group of them, and perhaps a moving average."""
+    """One optimizer node over all tensors, or one per group of tensors, optionally with a moving average."""
     optimizer, count = case.optimizer, case.parameters // case.tensors
     outputs = optimizer.letters.replace("G", "")
 
@@ -119,7 +119,7 @@ def model(case: Case, groups: int = 1, averaged: bool = False) -> onnx.ModelProt
 
     names, new_names = listed(optimizer.letters), listed(outputs, "_new")
     average: list[onnx.NodeProto] = []
-    if averaged:  # as Trainer(ema=...) has it
+    if averaged:  # as with Trainer(ema=...)
         average = [
             helper.make_node(
                 "SGD",
@@ -166,7 +166,7 @@ def inputs(case: Case, arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def operator_in_onnxruntime(case: Case, arrays: Arrays, groups: int = 1, averaged: bool = False) -> Step | None:
-    """The native operator in a session, in place; with groups of parameters where there are as many tensors."""
+    """The native operator in a session, in place; with parameter groups where there are enough tensors."""
     if groups > case.tensors:
         return None
     options = onnxruntime.SessionOptions()
@@ -185,7 +185,7 @@ def operator_in_onnxruntime(case: Case, arrays: Arrays, groups: int = 1, average
 
     def step() -> None:
         session.run_with_iobinding(binding)
-        assert feeds  # the memory that is bound
+        assert feeds  # bound memory
 
     return step
 
@@ -200,7 +200,7 @@ def bound_kernels(case: Case, arrays: Arrays) -> Step:
 
 
 def pytorch(case: Case, arrays: Arrays, form: str) -> Step | None:
-    """PyTorch's optimizer: form is fused, foreach or loop. SSGD, which it lacks, as a loop of tensor operations."""
+    """PyTorch's optimizer in the form fused, foreach or loop; SSGD, which it lacks, as a loop of tensor operations."""
     try:
         import torch
     except ImportError:
@@ -265,7 +265,7 @@ def numpy_step(case: Case, arrays: Arrays) -> Step:
 
 
 def onnx_reference(case: Case, arrays: Arrays) -> Step | None:
-    """ONNX's reference evaluator; for small cases of the operators that it knows."""
+    """ONNX's reference evaluator, for small cases of the operators that it implements."""
     if (
         OPERATORS[case.optimizer.name].schema.domain == ONNXTRAIN_DOMAIN
         or case.parameters > 1_000_000
@@ -298,8 +298,8 @@ ALWAYS = tuple(PEERS)[:3]  # the limit, and what is compared with it
 
 
 def turn(step: Step, seconds: float) -> float:
-    """The median time of a step over about so many seconds, at least one step after two to warm up."""
-    time.sleep(0.02)  # threads of the peer before stop spinning
+    """The median time of a step over about this many seconds, at least one after two warm-up steps."""
+    time.sleep(0.02)  # threads of the previous peer stop spinning
     step()
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -311,7 +311,7 @@ def turn(step: Step, seconds: float) -> float:
 
 
 def measure(case: Case, peers: Sequence[str], rounds: int, seconds: float) -> dict[str, float]:
-    """Seconds a step by peer; the peers take turns, each round in another order."""
+    """Seconds per step by peer; the peers alternate, each round in another order."""
     steps = {name: step for name in peers if (step := PEERS[name](case, case.arrays())) is not None}
     names, times = list(steps), {name: [] for name in steps}
     for round_number in range(rounds):
@@ -322,7 +322,7 @@ def measure(case: Case, peers: Sequence[str], rounds: int, seconds: float) -> di
 
 
 def check(threads: int) -> None:
-    """The native forms do what NumPy does: a wrong kernel may be as fast as it likes."""
+    """Check the native forms against NumPy before timing them."""
     for optimizer in OPTIMIZERS.values():
         case = Case(optimizer, 100_000, 10, threads, rate=0.1)
         in_session, bound, by_numpy = case.arrays(), case.arrays(), case.arrays()
@@ -340,7 +340,7 @@ def check(threads: int) -> None:
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[Case]:
-    """Every optimizer in every size and number of tensors that make sense."""
+    """Every optimizer in every useful combination of size and number of tensors."""
     sizes = [10_000, 1_000_000] if arguments.quick else [10_000, 100_000, 1_000_000, 10_000_000, 50_000_000]
     for name in arguments.optimizers:
         for parameters in sizes:
@@ -350,7 +350,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
 
 
 def processor() -> str:
-    """The processor's name, as the system tells it."""
+    """The CPU's name as reported by the system."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -359,7 +359,7 @@ def processor() -> str:
 
 
 def conditions(arguments: argparse.Namespace) -> str:
-    """What the figures depend on, in a sentence."""
+    """The measuring conditions in one sentence."""
     versions = [f"onnxruntime {onnxruntime.__version__}", f"NumPy {np.__version__}"]
     try:
         import torch
@@ -375,12 +375,12 @@ def conditions(arguments: argparse.Namespace) -> str:
 
 
 def microseconds(seconds: float) -> str:
-    """Two or more significant digits."""
+    """Format with two or more significant digits."""
     return f"{seconds * 1e6:,.{0 if seconds >= 1e-5 else 1 if seconds >= 1e-6 else 2}f}"
 
 
 def table(rows: list[tuple[Case, dict[str, float]]]) -> str:
-    """The figures as a Markdown table: microseconds, and the two ratios that matter."""
+    """Format the figures as a Markdown table: microseconds, and two ratios."""
     peers = [name for name in PEERS if any(name in times for _, times in rows)]
     head = ["optimizer", "parameters", "tensors", *(f"{name}, µs" for name in peers)]
     head += ["ORT: of the limit", "bound: of the limit", "ORT: 10 groups / 1", "PyTorch fused / ORT"]

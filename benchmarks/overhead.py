@@ -1,9 +1,9 @@
-"""What Python adds to a training step: ``Trainer.train_step`` less the run of the same session alone.
+"""Python overhead of a training step: ``Trainer.train_step`` minus a run of the same session.
 
     python benchmarks/overhead.py
 
-Both run the same onnxruntime session on the same bound buffers in turns. What is between them is everything
-that onnxtrain does in Python: checking the arrays, binding them, reading the loss. Goal: below 100 microseconds.
+Both run the same onnxruntime session on the same bound buffers in turns. The difference is onnxtrain's work in Python:
+checking the arrays, binding them, reading the loss. Goal: below 100 microseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import onnxtrain
 
 GOAL_MICROSECONDS = 100
 
-# Small batches and narrow layers: what is measured is per step, and arithmetic only adds noise to it.
+# Small batches and narrow layers: the overhead is per step, and arithmetic only adds noise.
 MODELS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "MLP 784-512-512-10, 6 parameters": (onnxtrain.examples.mlp, (784,)),
     "LeNet-5, 10 parameters": (onnxtrain.examples.lenet5, (1, 28, 28)),
@@ -65,8 +65,8 @@ def measure(model: Any, shape: tuple[int, ...], batch: int, threads: int, steps:
     target = generator.integers(0, 10, batch)
     for _ in range(20):
         trainer.train_step(inputs, target)
-    # The session with everything bound as train_step left it: what is run alone is exactly its last step.
-    step = trainer.session._steps[0]
+    # The session as train_step left it: running it repeats the last step.
+    step = trainer._session._steps[0]
     binding = next(iter(step._bindings.values()))
     run_session = step._session.run_with_iobinding
     whole, bare = [], []

@@ -1,16 +1,16 @@
-"""Data parallel training by MPI against PyTorch's DistributedDataParallel on gloo, processes of one thread each.
+"""Data-parallel training with MPI against PyTorch's DistributedDataParallel on gloo, one thread per rank.
 
     python benchmarks/parallel.py --output build/benchmarks/parallel.md
     python benchmarks/parallel.py --models lenet5 --ranks 1 2 --quick
 
-Every process has its own batch of the same size; so twice the processes see twice the examples. The peers take turns:
-in each round each of them is started, warmed up, measured and ended. "split" is one process whose gradient and update
-are two sessions, as they are in several processes, over the whole step of one process alone.
-"sharded" keeps shares of states, "gradients" of gradients, too. "afterwards" adds gradients up when the backward pass
-has ended, instead of beside it.
+Every rank has its own batch of the same size, so twice the ranks see twice the examples (weak scaling). The peers
+alternate: in each round each is started, warmed up, measured and ended. "split" is the time of one process with
+gradient and update in two sessions, as in distributed training, relative to its undivided step. "sharded" shards
+states, "gradients" also gradients. "afterwards" runs the all-reduce after the backward pass instead of overlapping
+them.
 
-All processes run on this machine. With more of them than cores the times say what several processes cost that share
-cores, and nothing about a cluster.
+All ranks run on this machine. With more ranks than cores the times show the cost of sharing cores, and nothing about a
+cluster.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def compare(given: argparse.Namespace) -> None:
 
 
 def measured(name: str, ranks: int, given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """What every peer measured, by round."""
+    """The measurements of every peer, by round."""
     peers = [peer for peer in PEERS if (ranks == 1) == (peer in ("alone", "split")) or peer == "ddp"]
     found: dict[str, list[dict[str, Any]]] = {peer: [] for peer in peers}
     for turn in range(given.rounds):
@@ -103,7 +103,7 @@ def measured(name: str, ranks: int, given: argparse.Namespace) -> dict[str, list
 
 
 def run(peer: str, name: str, ranks: int, steps: int, folder: str) -> dict[str, Any]:
-    """Start a peer's processes; returns what rank 0 measured."""
+    """Start a peer's ranks; return the measurements of rank 0."""
     task = {"peer": peer, "name": name, "steps": steps, "folder": folder}
     command = [sys.executable, str(FOLDER / "parallel.py"), "--worker", json.dumps(task)]
     single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -135,7 +135,7 @@ def run(peer: str, name: str, ranks: int, steps: int, folder: str) -> dict[str, 
 
 
 def answer(peer: str, code: int, out: str, errors: str) -> dict[str, Any]:
-    """What a peer's rank 0 printed last."""
+    """The last line that a peer's rank 0 printed."""
     if code:
         raise SystemExit(f"{peer} failed: {errors.strip().splitlines()[-1:]}")
     found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
@@ -173,7 +173,7 @@ def row(name: str, ranks: int, found: dict[str, list[dict[str, Any]]]) -> list[s
 
 
 def work(peer: str, name: str, steps: int, folder: str) -> None:
-    """One process of a peer."""
+    """Run one rank of a peer."""
     step, communicator = (ddp if peer == "ddp" else onnxtrain)(peer, name, folder)
     waited = (lambda: 0.0) if communicator is None else communicator.waited
     first = step(0)
@@ -198,9 +198,9 @@ def work(peer: str, name: str, steps: int, folder: str) -> None:
 
 
 def tail(communicator: Any, spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds from the end of the slowest process's backward pass until sums are there: the median over steps.
+    """Median seconds from the end of the slowest rank's backward pass to the end of the all-reduce.
 
-    Processes of one machine have one clock.
+    Ranks on one machine share a clock.
     """
     table = np.zeros((communicator.size, len(spans), 2))
     table[communicator.rank] = spans
@@ -210,7 +210,7 @@ def tail(communicator: Any, spans: Sequence[tuple[float, float]]) -> float:
 
 
 def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float], Any]:
-    """A step of onnxtrain, and what counts its communication."""
+    """A step of onnxtrain, and its communication counter."""
     import onnxtrain
     from onnxtrain.parallel import MPI, Communicator, Single
     from onnxtrain.training.steps.parallel_steps import ParallelSteps
@@ -222,8 +222,8 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
             self._inner, self.rank, self.size = inner, inner.rank, inner.size
             self.seconds = self.bytes = 0.0
             self.overlap = inner.overlap
-            self.beside = lambda: 0.0  # seconds that steps have waited for sums
-            self.last = lambda: (0.0, 0.0)  # when the computation of the last step ended, and its sums
+            self.beside = lambda: 0.0  # seconds that steps waited for all-reduces
+            self.last = lambda: (0.0, 0.0)  # end of the last step's computation, and of its all-reduce
 
         def waited(self) -> float:
             return self.seconds + self.beside()
@@ -237,7 +237,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         def _measure(self, operation: str, array: np.ndarray, share: float) -> None:
             began = time.perf_counter()
             getattr(self._inner, operation)(array)
-            if operation == "all_gather_":  # sums are in `beside`, in whatever thread they are taken
+            if operation == "all_gather_":  # all-reduces count as `beside`, in whatever thread they run
                 self.seconds += time.perf_counter() - began
             self.bytes += array.nbytes * share * (self.size - 1) / self.size
 
@@ -269,12 +269,12 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
     )
     size = BATCHES.get(name, 8)
     made = [model.batch(size * communicator.size, seed) for seed in range(4)]
-    steps: Any = trainer.steps
+    steps: Any = trainer._executor
     if peer == "split":
         # In several processes the two halves are a specification's; here one process has them without need.
-        type(trainer.specification).divided = property(lambda self: True)
-        steps = ParallelSteps(trainer.objective, trainer.specification)
-    names = trainer.objective.names
+        type(trainer.config).divided = property(lambda self: True)
+        steps = ParallelSteps(trainer._objective, trainer.config)
+    names = trainer._objective.names
     if several:
         communicator.beside = lambda: steps._reduction.waited
         communicator.last = lambda: steps._reduction.last
@@ -287,7 +287,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
 
 
 def ddp(peer: str, name: str, folder: str) -> tuple[Callable[[int], float], None]:
-    """A step of PyTorch in as many processes, and nothing that counts."""
+    """A step of PyTorch with as many ranks, without a communication counter."""
     import torch
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
@@ -315,7 +315,7 @@ def ddp(peer: str, name: str, folder: str) -> tuple[Callable[[int], float], None
         loss.backward()
         optimizer.step()
         value = loss.detach()
-        if first:  # the mean over all, to compare; later ones only read their own, as scripts do
+        if first:  # the mean over all ranks, to compare; later losses are the rank's own, as in scripts
             first = False
             distributed.all_reduce(value)
             value = value / ranks
@@ -325,7 +325,7 @@ def ddp(peer: str, name: str, folder: str) -> tuple[Callable[[int], float], None
 
 
 def peak() -> float:
-    """The most memory that this process has had at a time, in bytes."""
+    """Peak memory of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return 1024.0 * int(line.split()[1])

@@ -1,8 +1,8 @@
-"""The frameworks that the benchmarks compare: each builds one training task and then does steps.
+"""The compared frameworks: each builds one training task and then runs steps.
 
-A peer is built inside a process of its own (``worker.py``), so that its imports, threads and memory are its
-own. What needs another framework (exporting the model, other peers' artifacts) is done before, by ``prepare``,
-in a process that is not measured.
+A peer is built in a separate process (``worker.py``), so that its imports, threads and memory are its own. Work that
+needs another framework (exporting the model, other peers' artifacts) is done earlier by ``prepare``, in a process that
+is not measured.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy as np
 from models import LOSS, find_model
 
 LEARNING_RATE = 1e-3
-# The same in all peers. ONNX adds it before the bias correction and PyTorch after, so a small one keeps the
-# losses comparable for a few steps.
+# The same in all peers. ONNX adds epsilon before the bias correction, PyTorch after it; a small one keeps the losses
+# comparable for a few steps.
 EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one worker trains.
+    """The training task of one worker.
 
     Attributes:
         peer: A key of ``PEERS``.
-        model: A name that ``find_model`` knows.
+        model: A name known to ``find_model``.
         batch: Examples per step.
-        threads: Threads of the peer's one pool.
-        folder: Where exported models and artifacts are kept.
+        threads: Threads of the peer's pool.
+        folder: Folder of exported models and artifacts.
     """
 
     peer: str
@@ -41,17 +41,17 @@ class Task:
     folder: str
 
     def to_json(self) -> str:
-        """The task as a worker takes it on its command line."""
+        """Encode the task for a worker's command line."""
         return json.dumps(asdict(self))
 
     @property
     def model_path(self) -> Path:
-        """The exported model, which is exported now where it is not there yet."""
+        """Path of the exported model, exported at the first use."""
         return find_model(self.model).onnx(self.folder)
 
     @property
     def parameters_path(self) -> Path:
-        """Names of the trained initializers as JSON, for peers that must be told."""
+        """Path of the names of the trained initializers as JSON, for peers that need them."""
         return Path(self.folder) / f"{self.model}.parameters.json"
 
 
@@ -60,8 +60,7 @@ class Peer:
 
     Attributes:
         title: Its name in tables.
-        interpreter: Which Python runs it: ``"own"`` for the one that runs the benchmark, else the name of an
-            environment of its own.
+        interpreter: The Python that runs it: ``"own"`` for the benchmark's, else the name of an environment.
     """
 
     title: ClassVar[str]
@@ -72,15 +71,15 @@ class Peer:
 
     @staticmethod
     def prepare(task: Task) -> None:
-        """Write what the peer reads, in a process that is not measured."""
+        """Write the peer's input files, in a process that is not measured."""
 
     def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:
-        """One step: forward, backward, update; returns the loss before it."""
+        """Run one step: forward, backward, update; return the loss before it."""
         raise NotImplementedError
 
 
 class OnnxTrain(Peer):
-    """This project, with native kernels where they can be loaded."""
+    """onnxtrain, with native kernels where available."""
 
     title = "onnxtrain"
     kernels: ClassVar[bool | None] = None
@@ -91,7 +90,7 @@ class OnnxTrain(Peer):
 
     @staticmethod
     def prepare(task: Task) -> None:  # noqa: D102
-        # Exporting imports torch: it must not happen in the process that is measured.
+        # Exporting imports torch, which must not happen in the measured process.
         path = task.model_path
         if not task.parameters_path.exists():
             from onnxtrain import inspect
@@ -104,35 +103,35 @@ class OnnxTrain(Peer):
 
 
 class Earlier(OnnxTrain):
-    """An earlier version of this project, in an environment of its own: what a change costs or saves."""
+    """An earlier version of onnxtrain, in its own environment."""
 
     title = "earlier onnxtrain"
     interpreter = "earlier"
 
 
 class OnnxTrainBfloat16(OnnxTrain):
-    """This project with Adam's states in bfloat16."""
+    """onnxtrain with bfloat16 states."""
 
     title = "onnxtrain, states in bfloat16"
     state_dtype = "bfloat16"
 
 
 class OnnxTrain8Bit(OnnxTrain):
-    """This project with Adam's states in 8 bits."""
+    """onnxtrain with 8-bit states."""
 
     title = "onnxtrain, states in 8 bits"
     state_dtype = "8bit"
 
 
 class OnnxTrainBodies(OnnxTrain):
-    """This project on standard operators only."""
+    """onnxtrain on standard operators only."""
 
     title = "onnxtrain without kernels"
     kernels = False
 
 
 class Torch(Peer):
-    """PyTorch eager with its fused Adam."""
+    """PyTorch eager with fused Adam."""
 
     title = "PyTorch"
 
@@ -146,7 +145,7 @@ class Torch(Peer):
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, eps=EPSILON, fused=True)
 
     def compiled(self, module: Any) -> Any:
-        """What is called in a step."""
+        """The callable of a step."""
         return module
 
     def step(self, inputs: dict[str, np.ndarray], target: np.ndarray) -> float:  # noqa: D102
@@ -160,7 +159,7 @@ class Torch(Peer):
 
 
 class TorchCompile(Torch):
-    """PyTorch with the model compiled; the optimizer is fused already."""
+    """PyTorch with torch.compile and fused Adam."""
 
     title = "PyTorch, torch.compile"
 
@@ -189,7 +188,7 @@ class OnnxRuntimeTraining(Peer):
 
     @staticmethod
     def folder(task: Task) -> Path:
-        """Where the artifacts are: gradient and optimizer graphs and the first weights."""
+        """Folder of the artifacts: gradient and optimizer graphs and initial weights."""
         return Path(task.folder) / f"{task.model}.onnxruntime-training"
 
     @staticmethod
@@ -241,7 +240,7 @@ class OnnxSim(Peer):
 
     @staticmethod
     def path(task: Task) -> Path:
-        """The model with its loss, at this batch."""
+        """Path of the model with its loss, at this batch size."""
         return Path(task.folder) / f"{task.model}.onnxsim-{task.batch}.onnx"
 
     @staticmethod
@@ -280,7 +279,7 @@ def onnxtrain_trainer(
     state_dtype: str | None = None,
     providers: Sequence[str] | None = None,
 ) -> Any:
-    """The trainer of onnxtrain for a task, whose model has been exported before."""
+    """The onnxtrain trainer for a task whose model is already exported."""
     import onnxtrain
 
     return onnxtrain.Trainer(
@@ -289,7 +288,7 @@ def onnxtrain_trainer(
         optimizer=onnxtrain.Adam(LEARNING_RATE, epsilon=EPSILON),
         batch_norm="train",
         untie=True,  # exporters merge equal running statistics
-        **({} if state_dtype is None else {"state_dtype": state_dtype}),  # which an earlier one may not know
+        **({} if state_dtype is None else {"state_dtype": state_dtype}),  # missing in earlier versions
         options=onnxtrain.RuntimeOptions(
             threads=task.threads,
             kernels=kernels,
@@ -300,6 +299,6 @@ def onnxtrain_trainer(
 
 
 def batches(task: Task, count: int = 4) -> Callable[[int], tuple[dict[str, np.ndarray], np.ndarray]]:
-    """The batch of step i: a few seeded ones that take turns, the same for every peer."""
+    """The batch of step i: a few seeded ones in rotation, the same for every peer."""
     made = [find_model(task.model).batch(task.batch, seed) for seed in range(count)]
     return lambda step: made[step % count]

@@ -1,9 +1,9 @@
-"""Processor time of training steps, the peers in turns in one process, each on one thread.
+"""CPU time of training steps, with the peers alternating in one process on one thread each.
 
     python benchmarks/processor_time.py --models lstm-256-1 --batch 8,32 --output build/benchmarks/processor_time.md
 
-For machines on which other programs run: time on the clock then says more about those. What is counted is the time that
-this process spent, in programs and in the system, the least of several steps. Nothing is said about several threads.
+For machines shared with other programs, on which wall time is unreliable. The figure is the user and system time of
+this process, the minimum over several steps. Multi-threaded steps are not measured.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Products with weights in float32 and in bfloat16: how many operations a second of the processor.
+"""Linear layers in float32 and bfloat16: operations per CPU second.
 
     python benchmarks/products.py
 
-y = x w of the native kernels on one thread, of weights that are stored in float32, bfloat16 and 4 bits; 2 operations
-for each multiplication. The ways take turns; a figure is that of the fastest call in processor time, so that other
-programs matter little. In bfloat16 it needs a processor with AVX512-BF16 to mean anything.
+y = x w of the native kernels on one thread, with weights stored in float32, bfloat16 and int4, at 2 operations per
+multiplication. The variants alternate; a figure is that of the fastest call in CPU time, so that other programs matter
+little. bfloat16 rows are meaningful only on a CPU with AVX512-BF16.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WAYS = {
     "float32 of 4 bits": ("4 bits", "float32"),
     "bfloat16 of 4 bits": ("4 bits", "bfloat16"),
 }
-"""What the weight is stored in, and what is computed in."""
+"""Storage type of the weight, and compute type."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Of the processor, for one call."""
+    """CPU seconds of one call."""
     start = time.process_time()
     call()
     return max(time.process_time() - start, 1e-9)

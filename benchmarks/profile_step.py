@@ -1,10 +1,10 @@
-"""Where the time of a training step goes: onnxruntime's profile by operator and by part of the step.
+"""Time of a training step by operator and by part of the step, from onnxruntime's profile.
 
     python benchmarks/profile_step.py --models lenet5,resnet18,bert_mini --against-torch
 
-"Part" is who wrote the node: the model's forward pass, the gradient of one kind of operator, the loss, the
-update. The limit is what the matrix products of the step would take at the rate of a large one. PyTorch's time by
-operator, from its own profiler, stands beside it for comparison. Profiling adds a few microseconds to every node.
+"Part" is the origin of a node: the model's forward pass, the gradient of an operator type, the loss, the update. The
+limit is the time of the step's matrix multiplications at the rate of a large one. PyTorch's time by operator, from its
+own profiler, is listed for comparison. Profiling adds a few microseconds to every node.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def profile_onnxtrain(task: Task, steps: int, *, kernels: bool | None) -> Profil
         trainer = onnxtrain_trainer(task, kernels=kernels, profile=str(Path(folder) / "profile"))
         for step in range(WARM_UP + steps):
             trainer.train_step(*batch(step))
-        step_session = trainer.session._steps[0]
+        step_session = trainer._session._steps[0]
         events = json.loads(Path(step_session._session.end_profiling()).read_text())
     own = {str(node.name) for node in step_session.step.model.graph}
     return Profile(step_seconds, node_times(events, WARM_UP + steps, own))
@@ -118,12 +118,12 @@ def timed(step: Any, batch: Any, steps: int) -> float:
 
 
 def node_times(events: Iterable[dict[str, Any]], steps: int, own: Collection[str]) -> list[NodeTime]:
-    """Median seconds per step of every node of a profile of ``steps`` steps, the first of which warm up.
+    """Median seconds per step of every node in a profile of ``steps`` steps, the first ones for warm-up.
 
     Args:
-        events: What onnxruntime recorded.
-        steps: How many steps were recorded.
-        own: Names of the nodes of the step graph; onnxruntime adds others when it optimizes.
+        events: Events recorded by onnxruntime.
+        steps: Number of recorded steps.
+        own: Names of the nodes of the step graph; onnxruntime's optimizer adds others.
     """
     runs: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in events:
@@ -140,7 +140,7 @@ def node_times(events: Iterable[dict[str, Any]], steps: int, own: Collection[str
 
 
 def part_of(node: str, operator: str, own: Collection[str]) -> str:
-    """Which part of the step wrote a node, from its name."""
+    """The part of the step that a node belongs to, from its name."""
     gradient = re.match(r"gradient of (.*?)/[A-Za-z]+Gradient_\d+/", node)  # in the body of a fused operator
     gradient = gradient or re.match(r"gradient of (.*)/([A-Za-z]+)_\d+", node)
     if gradient:
@@ -170,7 +170,7 @@ def describe(profile: Profile, longest: int, *, single_nodes: bool) -> list[str]
 
 
 def limit_line(task: Task, profile: Profile, rate: float) -> str:
-    """How far a step is from the time that its matrix products need."""
+    """The time of a step relative to the limit of its matrix multiplications."""
     operations = PASSES * forward_operations(task.model_path, batches(task)(0)[0])
     limit = operations / rate
     return (
@@ -181,7 +181,7 @@ def limit_line(task: Task, profile: Profile, rate: float) -> str:
 
 
 def ranked(title: str, entries: Iterable[tuple[str, float]], longest: int) -> str:
-    """A table of the slowest groups with how many entries each has."""
+    """A table of the slowest groups, with their numbers of entries."""
     groups: dict[str, list[float]] = defaultdict(list)
     for key, seconds in entries:
         groups[key].append(seconds)
@@ -195,7 +195,7 @@ def ranked(title: str, entries: Iterable[tuple[str, float]], longest: int) -> st
 
 
 def profile_torch(task: Task, steps: int, longest: int) -> str:
-    """PyTorch's own time by operator, the median over steps that are profiled one by one."""
+    """PyTorch's own time by operator, the median over individually profiled steps."""
     from torch.profiler import ProfilerActivity, profile
 
     peer = PEERS["torch"](task)

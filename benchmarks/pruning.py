@@ -10,10 +10,10 @@ LeNet-300-100 with a fresh one. Errors are those on the test images after a stag
 onnxruntime alone; no epoch is chosen by its error. The exit code is 1 where the goal is missed on MNIST: LeNet-300-100
 at 68x with at most 1.92 % error, LeNet-5 at 280x with at most 0.75 % (means over the seeds).
 
-All of it takes about two hours on two quiet cores; with --log FILE, results are kept as they come, and those that are
-there already are not computed again. --held-out 10000 is how settings are chosen: it trains on all training images but
-the last 10,000, and measures on these; no test image is read. --quick runs one seed, one stage, and fewer epochs;
-LeNet-5 on a tenth of the images. Neither says anything about the goal.
+The whole run takes about two hours on two quiet cores; with --log FILE, results are saved as they come, and those
+already there are not computed again. --held-out 10000 is for choosing settings: it trains on all training images except
+the last 10,000 and measures on those; no test image is read. --quick runs one seed, one stage and fewer epochs, LeNet-5
+on a tenth of the images. Neither measures the goal.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Stage:
     """A part of a pruning.
 
     Attributes:
-        compression: All weights over those that stay.
+        compression: All weights over remaining weights.
         epochs: Epochs, with a cut after each.
-        fine_tune_epochs: Epochs under the last mask.
+        fine_tune_epochs: Epochs with the final mask.
     """
 
     compression: int
@@ -59,22 +59,22 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained and pruned, and the published result to reach.
+    """Training and pruning settings of a model, and the published result to reach.
 
     Attributes:
         model: The function of ``onnxtrain.examples``.
-        weights: How many it has, without biases.
+        weights: Number of weights, without biases.
         ssgd: Update rule of SSGD.
         magnitude: Update rule of the baseline, and of the dense training.
         fine_tune: Update rule after the last cut of a stage.
-        stages: Of a pruning.
+        stages: Stages of the pruning.
         dense_epochs: Epochs of the dense training, then of its fine-tuning.
-        goal: Compression and error in percent.
-        from_dense: Whether what is pruned is the model that the dense training of its seed ended with, in place of a
-            fresh one.
+        goal: Compression, and error in percent.
+        from_dense: Whether pruning starts from the result of the dense training with the same seed instead of a fresh
+            model.
         batch_size: Images per step.
-        shift: By how many pixels training images move at most.
-        examples: How many training images are used; all by default.
+        shift: Maximum shift of training images in pixels.
+        examples: Number of training images; all by default.
     """
 
     model: str
@@ -91,7 +91,7 @@ class Recipe:
     examples: int | None = None
 
     def stages_of(self, method: str) -> tuple[Stage, ...]:
-        """What a method goes through."""
+        """The stages of a method."""
         return (Stage(1, *self.dense_epochs),) if method == DENSE else self.stages
 
     def optimizer_of(self, method: str) -> Optimizer:
@@ -99,7 +99,7 @@ class Recipe:
         return self.ssgd if method == "ssgd" else self.magnitude
 
     def begins_dense(self, method: str) -> bool:
-        """Whether a method begins with the model that the dense training ended with."""
+        """Return whether a method starts from the result of the dense training."""
         return self.from_dense and method != DENSE
 
 
@@ -139,19 +139,19 @@ class Task:
     method: str
     seed: int
     held_out: int = 0
-    file: Path | None = None  # where the model of the goal's compression is written
-    folder: Path = Path()  # where models of dense trainings are kept
+    file: Path | None = None  # output path of the model at the goal's compression
+    folder: Path = Path()  # folder of dense models
 
     def dense(self) -> Task:
         """The dense training of the same seed."""
         return replace(self, method=DENSE, file=None)
 
     def dense_file(self) -> Path:
-        """Where its model is kept."""
+        """Path of its model."""
         return self.folder / f"dense_{zlib.crc32(self.dense().key().encode()):08x}.onnx"
 
     def key(self) -> str:
-        """What its results are kept under; the settings that they depend on are a part of it."""
+        """Key of its results, which includes the settings that they depend on."""
         recipe, method = self.recipe, self.method
         settings = [recipe.optimizer_of(method), recipe.fine_tune, recipe.stages_of(method)]
         if recipe.begins_dense(method):
@@ -249,7 +249,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def quick(recipe: Recipe) -> Recipe:
-    """A recipe that takes a minute or two."""
+    """Shorten a recipe to a minute or two."""
     if recipe.model == "lenet5_caffe":
         return replace(recipe, stages=(Stage(50, 6, 3),), dense_epochs=(6, 3), examples=6000)
     return replace(recipe, stages=(Stage(68, 12, 6),), dense_epochs=(12, 6))
@@ -307,7 +307,7 @@ def run_all(tasks: Sequence[Task], workers: int, log: Path | None) -> list[Outco
 
 
 def run(task: Task) -> list[Outcome]:
-    """Train, prune, write, and measure the files: one for each stage."""
+    """Train, prune, save, and measure the file of each stage."""
     return list(stages_of(task))
 
 
@@ -321,12 +321,12 @@ def stages_of(task: Task) -> Iterator[Outcome]:
     for stage in recipe.stages_of(task.method):
         begin = time.perf_counter()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # at 150x little may be left of a layer: the error shows it
+            warnings.simplefilter("ignore", UserWarning)  # at 150x a layer may become nearly empty: the error shows it
             result = onnxtrain.prune(
                 model,
                 images,
                 loss="softmax_cross_entropy",
-                validation=tuple(array[:256] for array in test),  # what prune itself prints; nothing depends on it
+                validation=tuple(array[:256] for array in test),  # prune's own output, which is not needed
                 method="ssgd" if task.method == "ssgd" else "magnitude",
                 sparsity=1 - 1 / stage.compression,
                 optimizer=recipe.optimizer_of(task.method),
@@ -366,7 +366,7 @@ def warm_up(steps: int, most: int) -> int:
 
 
 def parts_of(task: Task) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """What is trained and what is measured on."""
+    """The training and the test set."""
     images, labels = read_digits(task.data, "train")
     count = len(labels) - task.held_out
     train = images[:count][: task.recipe.examples], labels[:count][: task.recipe.examples]
@@ -374,7 +374,7 @@ def parts_of(task: Task) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarra
 
 
 def error_of_file(path: Path, images: np.ndarray, labels: np.ndarray) -> float:
-    """Error in percent with nothing but onnxruntime."""
+    """Error in percent in plain onnxruntime."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     parts = [session.run(None, {name: images[i : i + 500]})[0].argmax(axis=1) for i in range(0, len(images), 500)]

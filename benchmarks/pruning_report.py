@@ -1,4 +1,4 @@
-"""Tables and picture of the pruning benchmark."""
+"""Tables and figure of the pruning benchmark."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ PUBLISHED = [
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one stage of a training.
+    """Result of one stage of a training.
 
     Attributes:
         data: Name of the data.
         model: Name of the architecture.
         method: One of ``METHODS``.
-        seed: Of the training.
-        wanted: The compression that was asked for.
-        compression: The compression that came of it.
-        error: In percent.
-        seconds: That the stage took.
+        seed: Seed of the training.
+        wanted: Target compression.
+        compression: Achieved compression.
+        error: Error in percent.
+        seconds: Duration of the stage.
     """
 
     data: str
@@ -79,13 +79,13 @@ def results(title: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def published() -> str:
-    """What others reached."""
+    """Published results."""
     header = ["published", "LeNet-300-100 error, %", "weights", "LeNet-5 error, %", "weights"]
     return "Published on MNIST\n\n" + table(header, PUBLISHED)
 
 
 def verdict_of(model: str, goal: tuple[int, float], outcomes: Sequence[Outcome]) -> tuple[str, bool]:
-    """Whether SSGD reached a published compression and error, in a sentence and as a truth value."""
+    """Return whether SSGD reached a published compression and error, with a sentence."""
     compression, bound = goal
     means = {
         wanted: np.mean([outcome.error for outcome in group])
@@ -100,7 +100,7 @@ def verdict_of(model: str, goal: tuple[int, float], outcomes: Sequence[Outcome])
 
 
 def storage(path: Path, title: str) -> str:
-    """Bytes and times of a pruned model in the forms that it can be written in."""
+    """File sizes and run times of a pruned model in each storage format."""
     sparse = path.with_suffix(".sparse.onnx")
     onnxtrain.pruning.save_sparse(path, sparse)
     packed = path.with_suffix(".onnx.gz")
@@ -127,7 +127,7 @@ def storage(path: Path, title: str) -> str:
 
 
 def draw(outcomes: Sequence[Outcome], goals: Mapping[str, tuple[int, float]], path: Path) -> None:
-    """Error over compression: a column for each model, a row for each set of data."""
+    """Plot error over compression: a column per model, a row per data set."""
     from matplotlib.figure import Figure
 
     data = list(dict.fromkeys(outcome.data for outcome in outcomes))

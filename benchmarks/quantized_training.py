@@ -4,9 +4,9 @@
 
 FOLDER holds the four original files of MNIST. Each trial trains a model in single precision, quantizes it with
 onnxtrain.quantize on 512 training examples, and trains the quantized model for one epoch more at a tenth of the
-learning rate. What is measured is the saved file in plain onnxruntime. The exit code is 1 where a scale is not
-positive, where quantization-aware training is below quantization alone, or where it is, at 8 bits, more than half a
-point below single precision.
+learning rate. Accuracies are those of the saved file in plain onnxruntime. The exit code is 1 if a scale is not
+positive, if quantization-aware training is worse than quantization alone, or if it is, at 8 bits, more than half a
+point worse than single precision.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ WAYS = ("single precision", "8 bits", "8 bits, trained", "4 bits", "4 bits, trai
 
 
 def holds(found: dict[str, float]) -> bool:
-    """Whether a trial is as it should be."""
+    """Return whether a trial passes."""
     no_worse = all(found[f"{bits} bits, trained"] >= found[f"{bits} bits"] for bits in (8, 4))
     near = found["8 bits, trained"] >= found["single precision"] - MOST_LOST
     return no_worse and near and found["smallest scale"] > 0
 
 
 def trial(model: onnx.ModelProto, train: Examples, test: Examples, seed: int, options: Any) -> dict[str, float]:
-    """Accuracies by way."""
+    """Accuracy of each method."""
     common: dict[str, Any] = {"loss": "softmax_cross_entropy", "seed": seed, "threads": options.threads}
     trainer = onnxtrain.Trainer(model, optimizer="adam(lr=2e-3)", **common)
     trainer.fit(train, epochs=options.epochs, batch_size=64, schedule="cosine")
@@ -97,7 +97,7 @@ def trial(model: onnx.ModelProto, train: Examples, test: Examples, seed: int, op
 
 
 def accuracy(model: onnx.ModelProto, test: Examples) -> float:
-    """The share of right answers of a model in onnxruntime."""
+    """Accuracy of a model in onnxruntime."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     inputs, labels = test
     feeds = inputs if isinstance(inputs, dict) else {session.get_inputs()[0].name: inputs}
@@ -109,7 +109,7 @@ def accuracy(model: onnx.ModelProto, test: Examples) -> float:
 
 
 def sequences(seed: int, count: int) -> Examples:
-    """Words, and which of four kinds of them there are most of: a fraction of the labels is noise."""
+    """Token sequences, labelled by the most frequent of four token classes, with some label noise."""
     random = np.random.default_rng(seed)
     tokens = random.integers(0, WORDS, (count, LENGTH))
     kinds = np.stack([(tokens % 4 == kind).sum(1) for kind in range(4)], axis=1)

@@ -1,12 +1,12 @@
-"""How long a training waits for its data: LeNet-5 on pictures and on a CSV file, against PyTorch's DataLoader.
+"""Time that a training waits for data: LeNet-5 on images and on a CSV file, against PyTorch's DataLoader.
 
     python benchmarks/reading.py
     python benchmarks/reading.py --examples 20000 --epochs 5
 
-Pictures are JPEG files of 64 x 64 pixels in one folder per class; PyTorch reads them with Pillow, in the training's
-process and in two others. The CSV file has 784 columns of numbers and one of labels; PyTorch gets it from pandas. Every
-peer trains in a process of its own, and the peers take turns. Opening is everything before the first step but building
-the model; waiting is what a step waits for its batch.
+Images are JPEG files of 64 x 64 pixels in one folder per class; PyTorch reads them with Pillow, in the training process
+and in two workers. The CSV file has 784 numeric columns and one label column; PyTorch reads it with pandas. Every peer
+trains in a separate process, and the peers alternate. Opening is everything before the first step except building the
+model; waiting is the time that a step waits for its batch.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def summary(results: Sequence[dict[str, list[list[float]]]]) -> list[str]:
-    """Opening, the first epoch, a later one, and the share of later ones that went by waiting."""
+    """Opening, the first epoch, a later one, and the fraction of later ones spent waiting."""
     opening = statistics.median(result["opening"] for result in results)
     first = statistics.median(result["epochs"][0][0] for result in results)
     later = statistics.median(seconds for result in results for seconds, _ in result["epochs"][1:])
@@ -191,7 +191,7 @@ def summary(results: Sequence[dict[str, list[list[float]]]]) -> list[str]:
 
 
 def write_data(folder: Path, examples: int) -> None:
-    """Smooth random pictures, the same as a table, and the two models."""
+    """Write smooth random images, the same as a table, and the two models."""
     if (folder / "csv.onnx").exists():
         return
     import numpy as np
@@ -224,7 +224,7 @@ def write_data(folder: Path, examples: int) -> None:
 
 
 def run(peer: str, kind: str, folder: Path, options: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """A training in a process of its own."""
+    """Run one training in a separate process."""
     program, more = PEERS[peer]
     arguments = [kind, str(folder), str(options.batch), str(options.epochs), str(options.threads), *more]
     found = environment(options.threads)

@@ -3,7 +3,7 @@
     python benchmarks/recurrent.py --output build/benchmarks/recurrent.md
     python benchmarks/recurrent.py --models lstm-256-1 --batch 8 --quick
 
-Networks are those of ``recurrent_models.py``; all else, and the options, are as in ``step.py``.
+The networks are those of ``recurrent_models.py``; everything else, options included, is as in ``step.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def what_is_compiled() -> str:
-    """What torch.compile does with recurrent layers, in one sentence."""
+    """One sentence on torch.compile's treatment of recurrent layers."""
     try:
         config = importlib.import_module("torch._dynamo.config")
     except ImportError:

@@ -1,4 +1,4 @@
-"""Recurrent networks for ``recurrent.py``: one or two layers over sequences of 100, and logits of the last state."""
+"""Recurrent networks for ``recurrent.py``: one or two layers over 100 time steps, and logits of the last state."""
 
 from __future__ import annotations
 

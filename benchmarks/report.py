@@ -1,11 +1,11 @@
-"""Runs the benchmarks and writes their tables into docs/benchmarks/: one command for a quiet machine.
+"""Run the benchmarks and write their tables into docs/benchmarks/: one command for a quiet machine.
 
     python benchmarks/report.py                                # everything that needs no data, about 45 minutes
     python benchmarks/report.py --mnist FOLDER                 # MNIST too
     python benchmarks/report.py --only step,startup            # some sections
     python benchmarks/report.py --environment onnxsim=.../python --environment onnxruntime-training=.../python
 
-Each has a page of its name; what is written is what stands there between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+Each has a page of its name; the section between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 
 from __future__ import annotations
@@ -83,19 +83,19 @@ def page_of(name: str, pages: Path = PAGES) -> Path:
 
 
 def run(command: Sequence[str], *, quick: bool) -> str | None:
-    """What a benchmark reports, or None where it failed."""
+    """Return a benchmark's report, or None if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "report.md"
         script, *rest = command
         extra = ["--quick"] if quick else []
         words = [sys.executable, str(FOLDER / script), *rest, *extra, "--output", str(output)]
         subprocess.run(words, check=False)
-        # A missed goal is an exit code too: its report counts.
+        # A missed goal also exits with an error: its report counts.
         return output.read_text().strip() if output.exists() else None
 
 
 def replaced(page: str, name: str, text: str) -> str:
-    """The page with the text in a section.
+    """Replace the text of a section of the page.
 
     Raises:
         ValueError: The page has no such section.

@@ -1,4 +1,4 @@
-"""Training images that every epoch sees moved by a few pixels."""
+"""Training images, shifted by a few pixels in every epoch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 
 
 class ShiftedImages:
-    """Batches of images in a new order every epoch, each moved by up to ``reach`` pixels along both axes.
+    """Shuffled batches of images, each image shifted by up to ``reach`` pixels along both axes.
 
-    What comes in at the edges is zero. Fits wherever onnxtrain takes an iterable of batches.
+    The shifted edges are zero. Usable wherever onnxtrain accepts an iterable of batches.
 
     Args:
         images: float32 [N, C, H, W].
         labels: [N].
-        batch_size: Images of a batch; the last may be smaller.
-        reach: The largest shift in pixels; 0 leaves the images as they are.
-        seed: Of the order and of the shifts.
+        batch_size: Images per batch; the last one may be smaller.
+        reach: Maximum shift in pixels; 0 disables shifting.
+        seed: Seed of the order and of the shifts.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, *, batch_size: int, reach: int, seed: int) -> None:

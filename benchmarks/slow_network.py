@@ -1,11 +1,11 @@
-"""Several machines with a slow network between them, all of them on this one: a namespace each, as root, on Linux.
+"""Simulated machines with a slow network: one network namespace each, as root, on Linux.
 
     with SlowNetwork(4, delay=0.002, rate=25e6) as network:
         network.mpiexec([sys.executable, "script.py"])
 
-Each machine is a network namespace with one device, whose rate `tc` limits (a token bucket: `tbf`). What they send goes
-through a switch, a process of its own that holds every packet back for the delay: kernels without `netem`, whose part
-that is, do as well. MPI sees different hosts and goes through TCP.
+Each machine is a network namespace with one device, rate-limited by `tc` (token bucket: `tbf`). All packets pass
+through a switch, a separate process that delays each one, so kernels without `netem` work too. MPI sees different hosts
+and uses TCP.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKET = 4500
 """Bytes of the largest packet."""
 
 LATE = 1e-3
-"""Seconds that the timer of a busy machine may be late without the link losing of its rate meanwhile."""
+"""Timer delay in seconds, on a busy machine, that does not reduce the rate of a link."""
 
 _SUBNET = (10, 77, 0)
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
@@ -39,15 +39,15 @@ _TUN_DEVICE, _SET_DEVICE = 0x0001 | 0x1000, 0x400454CA  # IFF_TUN | IFF_NO_PI, T
 
 
 class SlowNetwork:
-    """Machines on one switch, while the block lasts.
+    """Machines on one switch, within a ``with`` block.
 
     Args:
-        machines: How many.
-        delay: Seconds that a packet takes from one to another, beside what the switch itself takes.
-        rate: Bytes per second that each can send; ``None`` for as many as this machine can.
+        machines: Number of machines.
+        delay: One-way delay of a packet in seconds, beside the switch's own latency.
+        rate: Bytes per second that each machine can send; ``None`` for no limit.
 
     Raises:
-        SystemExit: This process may not make namespaces and devices, or a program is missing.
+        SystemExit: No permission for namespaces and devices, or a program is missing.
     """
 
     def __init__(self, machines: int, delay: float = 0.0, rate: float | None = None) -> None:
@@ -79,7 +79,7 @@ class SlowNetwork:
             self._launcher.write_text(_LAUNCHER.format(names=" ".join(self._names)))
             self._launcher.chmod(0o755)
             self._stack = stack.pop_all()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no namespace is left behind
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # remove leftover namespaces
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,7 +88,7 @@ class SlowNetwork:
     def mpiexec(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None, timeout: float = 600
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on every machine, as one process of MPI each."""
+        """Run a command on every machine, one MPI rank each."""
         place = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         mpiexec = shutil.which("mpiexec", path=place)
         if mpiexec is None:
@@ -110,7 +110,7 @@ class SlowNetwork:
         _command(*inside, "ip", "link", "set", "lo", "up")
         _command(*inside, "ip", "address", "add", f"{_address(index)}/24", "dev", "net0")
         _command(*inside, "ip", "link", "set", "net0", "mtu", str(PACKET), "txqueuelen", "10000", "up")
-        # Steps are pauses for a connection, after which it would try out again how much the network takes.
+        # Between steps a connection is idle; TCP would restart its congestion window.
         _command(*inside, "sysctl", "-qw", "net.ipv4.tcp_slow_start_after_idle=0")
         if self.rate is not None:
             burst = max(PACKET + 100, int(LATE * self.rate))
@@ -119,7 +119,7 @@ class SlowNetwork:
 
 
 _LAUNCHER = """#!/bin/bash
-# What mpiexec starts instead of ssh: options, an address, a command.
+# Replaces ssh for mpiexec: options, an address, a command.
 while [[ $1 == -* ]]; do shift; done
 names=({names})
 name=${{names[${{1##*.}} - 1]}}
@@ -139,10 +139,10 @@ def _command(*words: str) -> None:
 
 
 def switch(delay: float, names: Sequence[str]) -> None:
-    """Hand packets from device to device, each after the delay, until this process or what has started it ends."""
+    """Forward packets between devices, each after the delay, until this process or its parent ends."""
     devices = [_device(name) for name in names]
     by_address = {bytes((*_SUBNET, index + 1)): device for index, device in enumerate(devices)}
-    with contextlib.suppress(OSError):  # a switch has a processor of its own
+    with contextlib.suppress(OSError):  # a real switch has its own CPU
         os.nice(-10)
     print("ready", flush=True)
     waiting: list[tuple[float, int, int, bytes]] = []
@@ -170,7 +170,7 @@ def _arrived(device: int) -> Iterator[bytes]:
 
 
 def _device(name: str) -> int:
-    """A device `net0` in a namespace, whose packets this process reads and writes."""
+    """Open a device `net0` in a namespace, whose packets this process reads and writes."""
     system = ctypes.CDLL(None, use_errno=True)
     here = os.open("/proc/self/ns/net", os.O_RDONLY)
     there = os.open(f"/run/netns/{name}", os.O_RDONLY)

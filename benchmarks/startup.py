@@ -32,8 +32,8 @@ from harness import (
     write_report,
 )
 
-# What a user would write. Each prints the clock after its imports, after building, and after the first step;
-# the clock counts from the system's start, so that the parent can compare it with its own.
+# User code. Each prints the clock after its imports, after building, and after the first step; the clock counts from
+# system start, so that the parent can compare it with its own.
 ONNXTRAIN = """
 import sys, time
 import numpy as np
@@ -119,7 +119,7 @@ def lenet5(folder: Path) -> Path:
 
 
 def run(peer: str, path: Path, threads: int, pythons: Mapping[str, str]) -> list[float]:
-    """Seconds of imports (with Python's own start), building and first step, and of all together."""
+    """Seconds of imports (including Python's start), building and first step, and their sum."""
     begin = time.monotonic()
     result = subprocess.run(
         [pythons.get(peer, sys.executable), *command(peer, path, threads)],
@@ -138,7 +138,7 @@ def command(peer: str, path: Path, threads: int, *options: str) -> list[str]:
 
 
 def variables(threads: int, *, own: bool = True) -> dict[str, str]:
-    """The environment of a run: torch's model is in tests/; an installed package has its bytecode cached."""
+    """Environment of a run: torch's model is in tests/; bytecode is cached, as in an installed package."""
     found = environment(threads)
     found.pop("PYTHONDONTWRITEBYTECODE", None)
     paths = [str(REPOSITORY / "tests"), *([found["PYTHONPATH"]] if own and "PYTHONPATH" in found else [])]

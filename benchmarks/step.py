@@ -39,7 +39,7 @@ from peers import PEERS, Task
 from real_models import REAL
 
 REFERENCE = "torch"
-BATCHES = (8, 32)  # where the overhead of a step weighs, and where arithmetic does
+BATCHES = (8, 32)  # dominated by overhead, and by arithmetic
 
 
 def main(
@@ -50,7 +50,7 @@ def main(
     batches: Sequence[int] = BATCHES,
     description: str | None = __doc__,
 ) -> int:
-    """Measure, print the report and write it; the keywords are what another set of models has of its own."""
+    """Measure, print the report and write it; the keywords override settings for another set of models."""
     options = parse(arguments, known, peers, description)
     warn_when_busy()
     interpreters = Interpreters(dict(entry.split("=", 1) for entry in options.environment))
@@ -96,7 +96,7 @@ def parse(
 
 
 def listed(known: Mapping[str, object]) -> Callable[[str], list[str]]:
-    """A parser of comma-separated keys."""
+    """Make a parser of comma-separated keys."""
 
     def parse_list(text: str) -> list[str]:
         chosen = text.split(",")
@@ -111,9 +111,9 @@ def listed(known: Mapping[str, object]) -> Callable[[str], list[str]]:
 def compare(
     tasks: Sequence[Task], interpreters: Interpreters, rounds: int, round_seconds: float, against: str = REFERENCE
 ) -> dict[str, Measurement]:
-    """Measure all peers at one task; those that cannot be had or do something else have a ``problem``."""
+    """Measure all peers at one task; unavailable or disagreeing ones have a ``problem``."""
     by_peer = {task.peer: task for task in tasks}
-    # onnxtrain's preparation exports the model that the others read.
+    # onnxtrain's preparation exports the model for all peers.
     first = Task("onnxtrain", tasks[0].model, tasks[0].batch, tasks[0].threads, tasks[0].folder)
     missing = prepare([first, *(task for task in tasks if task.peer != "onnxtrain")], interpreters)
     present = [task for task in tasks if task.peer not in missing]

@@ -4,8 +4,8 @@
     npm install --prefix benchmarks/web --ignore-scripts
     python benchmarks/web.py --artifacts-python PYTHON --write
 
-PYTHON has onnxruntime-training-cpu 1.19.2, onnx 1.17 and PyTorch, which write what onnxruntime-web/training reads;
-without it that peer is left out. All peers run with one thread.
+PYTHON has onnxruntime-training-cpu 1.19.2, onnx 1.17 and PyTorch, which write the files of onnxruntime-web/training;
+without it that peer is skipped. All peers run with one thread.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CASES = {
 
 
 def prepare(name: str, folder: Path, python: str | None) -> str | None:
-    """Write the files of a case; returns why there are no artifacts, where there are none."""
+    """Write the files of a case; return why artifacts are missing, if they are."""
     _, build, inputs, classes = CASES[name]
     model = build()
     training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam())
@@ -78,7 +78,7 @@ def measure(browser: str, folder: Path, name: str, rounds: int) -> dict:
 
 
 def start(browser: str, folder: Path, pages: int) -> str:
-    """How long a training takes to start in fresh pages."""
+    """Start-up time of a training in fresh pages."""
     program = ROOT / "web" / "test" / "start.mjs"
     command = ["node", str(program), browser, str(folder), str(pages), "plain", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -96,7 +96,7 @@ def start(browser: str, folder: Path, pages: int) -> str:
 
 
 def row(title: str, times: dict[str, list[float]]) -> str:
-    """Medians, and in brackets the median over rounds of how many times as long as onnxtrain's steps they are."""
+    """Medians, and in brackets the median ratio to onnxtrain's steps."""
     cells = [title]
     for peer in PEERS:
         if peer not in times:

@@ -1,10 +1,9 @@
-"""The process of one peer: builds a task, then waits for commands on standard input, one JSON object each.
+"""The process of one peer: build a task, then wait for commands on standard input, one JSON object per line.
 
-    {"steps": 20}   do 20 steps: answers {"seconds": [...], "processor": [...], "losses": [...]}
+    {"steps": 20}   run 20 steps: answers {"seconds": [...], "processor": [...], "losses": [...]}
     {"memory": 1}   answers {"peak": bytes, "resident": bytes}
 
-``python worker.py prepare TASK`` writes what the peer needs and ends. Not meant to be started by hand:
-``harness.py`` does.
+``python worker.py prepare TASK`` writes the peer's files and exits. Started by ``harness.py``, not by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def memory() -> dict[str, int]:
     """Peak and current resident memory of this process in bytes."""
     try:
         status = Path("/proc/self/status").read_text()
-    except OSError:  # no Linux: the peak only
+    except OSError:  # outside Linux: the peak only
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"peak": peak, "resident": peak}
     sizes = {key: 1024 * int(kib) for key, kib in re.findall(r"(VmHWM|VmRSS):\s*(\d+) kB", status)}
@@ -31,7 +30,7 @@ def memory() -> dict[str, int]:
 
 
 def main() -> None:
-    # What libraries print must not get between the answers.
+    # Keep the output of libraries out of the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     start = time.perf_counter()
@@ -53,7 +52,7 @@ def main() -> None:
             continue
         seconds, processor, losses = [], [], []
         gc.collect()
-        gc.disable()  # a collection in the middle of a step is nobody's step time
+        gc.disable()  # no garbage collection within a measured step
         for step in range(done, done + command["steps"]):
             inputs, target = batch(step)
             begin, used = time.perf_counter(), time.process_time()

@@ -1,4 +1,4 @@
-// Marks functions that run on the processor and, where they are compiled for a GPU, there too.
+// Marks functions that run on the CPU and, where compiled for CUDA, on the GPU too.
 #pragma once
 
 #if defined(__CUDACC__)

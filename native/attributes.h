@@ -1,4 +1,4 @@
-// Attributes by name, wherever they come from: a node of a model, or a call from C.
+// Attributes by name, from a model's node or from a C call.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@ class AttributeSource {
  public:
   virtual ~AttributeSource() = default;
 
-  // The attribute; without one what `otherwise` says; a std::invalid_argument where there is neither.
+  // Returns the attribute or the given default; throws std::invalid_argument if there is neither.
   virtual double number(const char* name, std::optional<double> otherwise = std::nullopt) const = 0;
   virtual std::string text(const char* name, std::optional<std::string> otherwise = std::nullopt) const = 0;
 };

@@ -1,8 +1,8 @@
-// The kernels as C functions over pointers, updating parameters and states in place. The caller vouches for the
-// pointers; `onnxtrain.kernels` in Python checks them.
+// The kernels as C functions that update parameters and states in place. The caller is responsible for the pointers;
+// `onnxtrain.kernels` in Python checks them.
 //
-// Attributes are float32, as ONNX stores them: the operators and these functions give the same bits. A function
-// returns null, or a sentence that says what is wrong; the text lives until the thread's next call.
+// Attributes are float32, as ONNX stores them, so operators and these functions give the same bits. A function returns
+// null on success, or an error message that is valid until the thread's next call.
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -15,10 +15,10 @@
 
 #include "exported.h"
 #include "optimizers/optimizers.h"
-#include "products/bfloat16_table.h"
+#include "matmul/bfloat16_table.h"
 #include "threads.h"
 
-// One parameter with its gradient and states, all of `count` contiguous elements of one type.
+// One parameter with its gradient and states, each `count` contiguous elements of one type.
 struct OnnxtrainTensors {
   std::int64_t type;  // 0 float, 1 double
   std::int64_t count;
@@ -27,7 +27,7 @@ struct OnnxtrainTensors {
   void* states[2];  // in the operator's order
 };
 
-// One attribute of an optimizer: a number, or, where it is not null, a text.
+// One attribute of an optimizer: a string if `text` is not null, else a number.
 struct OnnxtrainAttribute {
   const char* name;
   const char* text;
@@ -41,7 +41,7 @@ using onnxtrain::Variable;
 
 thread_local std::string last_error;
 
-constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max() / 16;  // of 8 bytes, and offsets to them
+constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max() / 16;  // 8 bytes each, with their offsets
 
 void require(bool fits, const char* what) {
   if (!fits) throw std::invalid_argument(std::string(what) + ".");
@@ -59,7 +59,7 @@ std::vector<Variable> variables_of(const OnnxtrainTensors* tensors, std::size_t 
   std::vector<Variable> variables(count);
   for (std::size_t i = 0; i < count; ++i) {
     require(tensors[i].type == 0 || tensors[i].type == 1, "a type is neither 0 (float) nor 1 (double)");
-    require(tensors[i].count >= 0 && tensors[i].count <= kMostElements, "a number of elements is negative or too large");
+    require(tensors[i].count >= 0 && tensors[i].count <= kMostElements, "an element count is negative or too large");
     require(tensors[i].count == 0 || has_buffers(tensors[i], states), "a buffer is null");
     Variable& variable = variables[i];
     variable.type = tensors[i].type == 0 ? onnxtrain::kFloat : onnxtrain::kDouble;
@@ -81,7 +81,7 @@ class GivenAttributes final : public onnxtrain::AttributeSource {
   double number(const char* name, std::optional<double> otherwise) const override {
     const OnnxtrainAttribute* const found = find(name);
     if (found == nullptr) return otherwise ? *otherwise : missing(name);
-    if (found->text != nullptr) throw std::invalid_argument(std::string(name) + " is a text: it must be a number.");
+    if (found->text != nullptr) throw std::invalid_argument(std::string(name) + " is a string: it must be a number.");
     return found->number;
   }
 
@@ -89,11 +89,11 @@ class GivenAttributes final : public onnxtrain::AttributeSource {
     const OnnxtrainAttribute* const found = find(name);
     if (found == nullptr && !otherwise) missing(name);
     if (found == nullptr) return *otherwise;
-    if (found->text == nullptr) throw std::invalid_argument(std::string(name) + " is a number: it must be a text.");
+    if (found->text == nullptr) throw std::invalid_argument(std::string(name) + " is a number: it must be a string.");
     return found->text;
   }
 
-  // Refuses attributes that the optimizer did not ask for.
+  // Rejects attributes that the optimizer did not ask for.
   void require_all_read() const {
     for (std::size_t i = 0; i < attributes_.size(); ++i) {
       if (!read_[i]) throw std::invalid_argument("there is no attribute '" + std::string(attributes_[i].name) + "'.");
@@ -133,22 +133,22 @@ const char* guarded(int threads, Work work) {
 
 }  // namespace
 
-// The instruction set in use, or null where `onnxtrain_error` says what is wrong.
+// Returns the instruction set in use, or null; `onnxtrain_error` has the message.
 ONNXTRAIN_API const char* onnxtrain_instruction_set() {
   const onnxtrain::KernelTable* table = onnxtrain::kernels();
   return table == nullptr ? nullptr : table->instruction_set;
 }
 
-// Whether the instruction set in use has products of bfloat16: without, they take longer than those of float. 0 where
-// `onnxtrain_error` says what is wrong.
+// Returns 1 if the instruction set in use has bfloat16 multiplication (without it, bfloat16 is slower than float), else
+// 0; on an error 0, with the message in `onnxtrain_error`.
 ONNXTRAIN_API int onnxtrain_multiplies_bfloat16() {
   return onnxtrain::kernels() != nullptr && onnxtrain::bfloat16_kernels().by_processor ? 1 : 0;
 }
 
 ONNXTRAIN_API const char* onnxtrain_error() { return onnxtrain::kernels_error(); }
 
-// One step of an optimizer, by the name of its operator, over `count` variables. `R` is the learning rate, `T` the update
-// count. Attributes that are not given have their defaults.
+// Runs one step of the named optimizer over `count` variables. `R` is the learning rate, `T` the update count. Missing
+// attributes have their defaults.
 ONNXTRAIN_API const char* onnxtrain_update(const char* optimizer, const OnnxtrainTensors* tensors, std::size_t count,
                                            int threads, double R, std::int64_t T,
                                            const OnnxtrainAttribute* attributes, std::size_t attribute_count) {
@@ -163,9 +163,9 @@ ONNXTRAIN_API const char* onnxtrain_update(const char* optimizer, const Onnxtrai
   });
 }
 
-// The seconds that one pass of plain reading and writing takes, the limit for the optimizers: `arrays` (1 to 3) outputs
-// are read and written, one input is read. Each thread goes `passes` times over its own part. -1 where an argument
-// cannot be, or threads cannot be had.
+// Measures the seconds of one pass of plain memory traffic, the lower bound for optimizers: reads and writes `arrays`
+// (1 to 3) outputs and reads one input. Each thread makes `passes` passes over its own share. Returns -1 for an invalid
+// argument or if no threads can be started.
 ONNXTRAIN_API double onnxtrain_stream(const float* input, float* const* outputs, std::size_t arrays, std::size_t count,
                                       int threads, int passes) {
   const onnxtrain::KernelTable* table = onnxtrain::kernels();
@@ -177,7 +177,7 @@ ONNXTRAIN_API double onnxtrain_stream(const float* input, float* const* outputs,
     float* parts[3] = {};
     for (std::size_t a = 0; a < arrays; ++a) parts[a] = outputs[a] + begin;
     --waiting;
-    while (waiting.load() > 0) std::this_thread::yield();  // all start together
+    while (waiting.load() > 0) std::this_thread::yield();  // barrier: all threads start together
     for (int pass = 0; pass < passes; ++pass) table->stream(arrays, end - begin, input + begin, parts);
   };
   std::vector<std::thread> helpers;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kDefault = std::size_t{1} << 20, kLeast = std::size_t{1} << 17, kMost = std::size_t{1} << 23;
 
-// As the C library knows it from the processor; 0 where it does not.
+// As reported by the C library; 0 if unknown.
 std::size_t from_library() {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
   const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -24,7 +24,7 @@ std::size_t from_library() {
 #endif
 }
 
-// As Linux lists it, "1024K"; 0 where it does not.
+// As reported by Linux, e.g. "1024K"; 0 if unknown.
 std::size_t from_system() {
   for (const char* index : {"1", "2", "3"}) {
     const std::string folder = std::string("/sys/devices/system/cpu/cpu0/cache/index").append(index);

@@ -1,5 +1,5 @@
-// Arithmetic on sizes that never wraps. Shapes and attributes come from files, and a product of them may be anything: a
-// wrapped one would pass every limit, and the kernel would write behind its buffers.
+// Overflow-checked size arithmetic. Shapes and attributes come from untrusted files; a wrapped result would pass every
+// limit and the kernel would write out of bounds.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ template <typename Integer>
                               ", does not fit into 64 bits: its shapes or attributes are too large.");
 }
 
-// a + b + ...; a std::invalid_argument where it does not fit.
+// a + b + ...; throws std::invalid_argument on overflow.
 template <typename Integer>
 Integer checked_sum(Integer a, Integer b) {
   Integer result;
@@ -24,7 +24,7 @@ Integer checked_sum(Integer a, Integer b) {
   return result;
 }
 
-// a * b * ..., likewise.
+// a * b * ...; throws std::invalid_argument on overflow.
 template <typename Integer>
 Integer checked_product(Integer a, Integer b) {
   Integer result;
@@ -32,7 +32,7 @@ Integer checked_product(Integer a, Integer b) {
   return result;
 }
 
-// a + b + ...; the largest number where it does not fit: for costs, and for what is compared with a limit.
+// a + b + ..., saturating: for cost estimates and for comparison with a limit.
 template <typename Integer>
 Integer saturating_sum(Integer a, Integer b) {
   static_assert(std::is_unsigned_v<Integer>);
@@ -40,7 +40,7 @@ Integer saturating_sum(Integer a, Integer b) {
   return __builtin_add_overflow(a, b, &result) ? std::numeric_limits<Integer>::max() : result;
 }
 
-// a * b * ..., likewise.
+// a * b * ..., saturating.
 template <typename Integer>
 Integer saturating_product(Integer a, Integer b) {
   static_assert(std::is_unsigned_v<Integer>);
@@ -53,7 +53,7 @@ Integer checked_sum(Integer a, Integer b, Integer c, Rest... rest) {
   return checked_sum(checked_sum(a, b), c, rest...);
 }
 
-// A factor of 0 makes 0 of the product, wherever it stands: tensors without elements have shapes like [0, 2^40, 2^40].
+// A zero operand gives zero whatever the others are: empty tensors may have shapes such as [0, 2^40, 2^40].
 template <typename Integer, typename... Rest>
 Integer checked_product(Integer a, Integer b, Integer c, Rest... rest) {
   if (a == 0 || b == 0 || c == 0 || ((rest == 0) || ...)) return 0;

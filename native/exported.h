@@ -1,4 +1,4 @@
-// How a function is seen from outside of the library; everything else is hidden.
+// Marks functions that the library exports; everything else is hidden.
 #pragma once
 
 #if defined(_WIN32)

@@ -1,8 +1,8 @@
-// The few entries of ONNX Runtime's C interface that this library uses.
+// The entries of ONNX Runtime's C API that this library uses.
 //
-// ONNX Runtime hands a custom-operator library one table of function pointers. The table only ever grows, so the
-// place of a function in it is stable for good; this header names the places we use and the signatures there. Nothing
-// of ONNX Runtime is needed to build or to link.
+// ONNX Runtime passes a custom-operator library one table of function pointers. The table only grows, so the index of a
+// function never changes; this header lists the indices and signatures. No file of ONNX Runtime is needed to build or
+// link.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 extern "C" {
 
-// Handles: only ever seen through pointers.
+// Opaque handles.
 struct OrtStatus;
 struct OrtSessionOptions;
 struct OrtCustomOpDomain;
@@ -27,11 +27,11 @@ struct OrtApi {
 };
 
 struct OrtApiBase {
-  const OrtApi* (*GetApi)(std::uint32_t version);  // null where the runtime is older than `version`
+  const OrtApi* (*GetApi)(std::uint32_t version);  // null if the runtime is older than `version`
   const char* (*GetVersionString)();
 };
 
-// What describes one custom operator. The runtime reads the fields that `version` promises.
+// Describes one custom operator. The runtime reads the fields that `version` implies.
 struct OrtCustomOp {
   std::uint32_t version;
   void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
@@ -84,8 +84,8 @@ static_assert(sizeof(void*) != 8 ||
 
 namespace onnxtrain::ort {
 
-// The first version that asks an operator which outputs may lie where an input does (GetMayInplace); of a lower one it
-// does not. A library that asks for more than the runtime has does not load.
+// The first version in which the runtime asks an operator which outputs may reuse an input's buffer (GetMayInplace). A
+// library that requires a newer version than the runtime's does not load.
 inline constexpr std::uint32_t kApiVersion = 18;
 
 inline constexpr int kStatusFail = 1;
@@ -105,7 +105,7 @@ inline constexpr int kRequired = 0;
 inline constexpr int kOptional = 1;
 inline constexpr int kVariadic = 2;
 inline constexpr int kMemoryDefault = 0;
-inline constexpr int kMemoryOfProcessor = -2;  // of an input that a provider with memory of its own wants there
+inline constexpr int kMemoryOfProcessor = -2;  // an input that a provider with its own memory wants in CPU memory
 
 // One function of the table: `Function<slot, Signature>::call(api, arguments...)`.
 template <std::size_t slot, typename Signature>
@@ -145,7 +145,7 @@ using KernelContext_GetGPUComputeStream = Function<193, OrtStatus*(const OrtKern
 using KernelContext_ParallelFor = Function<274, OrtStatus*(const OrtKernelContext*, void (*)(void*, std::size_t),
                                                            std::size_t total, std::size_t batches, void* data)>;
 
-// The allocator of a kernel's provider, which belongs to who asked for it.
+// The allocator of a kernel's provider; the caller owns it.
 using KernelInfoGetAllocator = Function<278, OrtStatus*(const OrtKernelInfo*, int memory_type, OrtAllocator**)>;
 using ReleaseAllocator = Function<132, void(OrtAllocator*)>;
 using AllocatorAlloc = Function<75, OrtStatus*(OrtAllocator*, std::size_t bytes, void**)>;
@@ -158,7 +158,7 @@ using GetDimensionsCount = Function<61, OrtStatus*(const OrtTensorTypeAndShapeIn
 using GetDimensions = Function<62, OrtStatus*(const OrtTensorTypeAndShapeInfo*, std::int64_t*, std::size_t)>;
 using GetSymbolicDimensions = Function<63, OrtStatus*(const OrtTensorTypeAndShapeInfo*, const char**, std::size_t)>;
 using ReleaseTensorTypeAndShapeInfo = Function<99, void(OrtTensorTypeAndShapeInfo*)>;
-// From version 24 on: all that the five above tell of a value, without allocating anything; the shape stays the value's.
+// From version 24 on: the results of the five calls above, without allocations; the shape stays owned by the value.
 using GetTensorElementTypeAndShapeDataReference =
     Function<414, OrtStatus*(const OrtValue*, int* type, const std::int64_t** shape, std::size_t* rank)>;
 inline constexpr int kVersionOfShapeReferences = 24;  // ONNX Runtime 1.24

@@ -1,4 +1,4 @@
-// How the kernels are handed threads.
+// How kernels receive threads.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Work on many equal items, cut into tasks.
+// Splits work on many equal items into tasks.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,12 @@
 
 namespace onnxtrain {
 
-// Items of `size` elements each that make up a task: large enough that handing it to a thread costs nothing beside it.
+// Items of `size` elements each per task: enough that the cost of scheduling is negligible.
 inline std::size_t items_per_task(std::size_t size) {
   return std::max<std::size_t>(1, tuning::kTaskElements / std::max<std::size_t>(1, size));
 }
 
-// Calls work(first, last) for ranges that cover [0, count). Nothing depends on the number of threads.
+// Calls work(first, last) for ranges that cover [0, count). Independent of the number of threads.
 inline void for_each_range(const ParallelFor& parallel_for, std::size_t count, std::size_t items,
                            const std::function<void(std::size_t first, std::size_t last)>& work) {
   const std::size_t tasks = divided_up(count, items);

@@ -1,4 +1,4 @@
-// Buffers of one call.
+// Temporary buffers of one call.
 #pragma once
 
 #include <cstddef>
@@ -14,24 +14,24 @@
 
 namespace onnxtrain {
 
-// Where memory comes from.
+// Source of memory.
 class Memory {
  public:
   virtual ~Memory() = default;
-  virtual void* take(std::size_t bytes) const = 0;  // null, or throws, where it cannot be had
+  virtual void* take(std::size_t bytes) const = 0;  // null, or throws, if out of memory
   virtual void give_back(void* data) const = 0;
 };
 
-// Memory that begins at a cache line, not initialized.
+// Memory aligned to a cache line, uninitialized.
 class Buffer {
  public:
-  // Aligned here, not by the allocator: that of glibc (before 2.38) does not find what it aligned and freed for the next
-  // buffer of the same size, and grows. Without `memory` from the heap.
+  // Aligned here rather than by the allocator: glibc before 2.38 does not reuse freed aligned blocks for the next
+  // buffer of the same size, and grows. From the heap if `memory` is null.
   explicit Buffer(std::size_t bytes, const Memory* memory = nullptr)
       : data_(taken(checked_sum(bytes, kAlignment), memory), Free{memory}) {
     if (data_ == nullptr) {
       throw std::runtime_error("its " + std::to_string(bytes) +
-                               " bytes of scratch memory cannot be had: free memory, or use smaller tensors.");
+                               " bytes of scratch memory cannot be allocated: free memory, or use smaller tensors.");
     }
   }
 
@@ -53,7 +53,7 @@ class Buffer {
   std::unique_ptr<void, Free> data_;
 };
 
-// Buffers of one size that tasks borrow: as many as run at a time.
+// A pool of equal buffers that tasks borrow: as many as run concurrently.
 class BufferPool {
  public:
   explicit BufferPool(std::size_t bytes) : bytes_(bytes) {}

@@ -18,7 +18,7 @@
 namespace onnxtrain {
 namespace {
 
-// More than the machine has cores of are of no use, however many a caller asks for.
+// More threads than cores are never used, however many a caller requests.
 std::size_t most_threads() {
   static const std::size_t most = std::max(1u, std::thread::hardware_concurrency()) * std::size_t{4};
   return most;
@@ -30,7 +30,7 @@ inline void pause() {
 #endif
 }
 
-// Windows has no fork: there a process is the same one for as long as the library is loaded.
+// Windows has no fork: the process is the same for as long as the library is loaded.
 inline long this_process() {
 #if defined(_WIN32)
   return 0;
@@ -41,7 +41,7 @@ inline long this_process() {
 
 class Helpers {
  public:
-  // Those of this process: a fork has none of its parent's threads, so that it starts with new ones.
+  // The helpers of this process: a fork has none of its parent's threads and starts new ones.
   static Helpers& of_process() {
     static std::mutex guard;
     static Helpers* helpers = nullptr;
@@ -71,7 +71,7 @@ class Helpers {
     if (sleeping_ > 0) wake_.notify_all();
     job.work();
     std::unique_lock<std::mutex> lock(state_);
-    job_ = nullptr;  // who comes now comes too late
+    job_ = nullptr;  // late helpers find no job
     done_.wait(lock, [&] { return working_ == 0; });
   }
 
@@ -91,7 +91,7 @@ class Helpers {
       try {
         std::thread([this] { help(); }).detach();
       } catch (const std::system_error&) {
-        return;  // no more threads to be had: those there are do the work
+        return;  // no more threads available: the existing ones do the work
       }
     }
   }

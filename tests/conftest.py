@@ -1,4 +1,4 @@
-"""What all tests share. ``tests`` is on the import path: ``from zoo.trained import ...`` works in every folder."""
+"""Fixtures of all tests. ``tests`` is on the import path: ``from zoo.trained import ...`` works in every folder."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays to the end: no collection of garbage need look at it again, which takes a second."""
+    """Exclude collected tests from garbage collection, which would scan them for a second each time."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What is marked as needing PyTorch is skipped without it, whatever it does with it: the core suite needs none."""
+    """Skip tests marked ``torch`` where PyTorch is missing: the core suite does not need it."""
     if item.get_closest_marker("torch") is not None and importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")

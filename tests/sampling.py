@@ -1,4 +1,4 @@
-"""Which cases of a wide sweep the first look at a change runs; the others are marked thorough.
+"""Sampling of wide sweeps: the default run takes a sample of the cases, the others are marked thorough.
 
 ``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
 ``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three.
@@ -12,7 +12,7 @@ import pytest
 
 
 def places(cases: Sequence[dict[str, object]], kind: str | int) -> list[bool]:
-    """Which of a test's cases, given by the objects that are their parameters, belong to the sample."""
+    """Select the cases in the sample, given the parameter objects of all cases."""
     if isinstance(kind, int):
         return [_turn(place, kind) == 0 for place in range(len(cases))]
     groups: dict[tuple[int, ...], list[int]] = {}

@@ -1,4 +1,4 @@
-"""What is promised to a stranger: the commands that begin with a model and data, run as the page has them."""
+"""The commands of the documentation that start from a model and data, run literally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the models of tests of datasets take: one input, or two of which the second has an axis of any length."""
+"""Input specifications for tests of datasets: one input, or two, the second with a dynamic axis."""
 
 import numpy as np
 

@@ -75,7 +75,7 @@ def chosen_tests() -> dict[str, TestCase]:
 
 
 def is_redefined(case: TestCase) -> bool:
-    """Whether an operator was defined anew after the newest opset that ONNX Runtime has: it emits the older one."""
+    """Return whether an operator is newer than ONNX Runtime's newest opset, so that the older one is emitted."""
     opset = next((entry.version for entry in case.model.opset_import if not entry.domain), 0)
     nodes = [node for node in case.model.graph.node if not node.domain]
     return any(_meaning(node, opset) != _meaning(node, min(opset, newest_opset())) for node in nodes)

@@ -23,7 +23,7 @@ def test_a_sum_is_the_exchanges_that_the_communicator_makes():
 
 
 def test_the_communicator_makes_these_exchanges(monkeypatch):
-    """What it hands to MPI, by the bytes of a message to each of the others."""
+    """The messages passed to MPI, as bytes to each other rank."""
     import numpy as np
 
     from onnxtrain.parallel import MPI

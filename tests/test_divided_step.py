@@ -22,7 +22,7 @@ def test_several_sessions_compute_what_one_does(monkeypatch, count):
     model = onnxtrain.examples.mlp((8, 16, 16, 16, 4))
     rng = np.random.default_rng(0)
     whole, cut = divided_step.trainer(model), divided_step.trainer(model)
-    feeds = {"input": rng.normal(size=(6, 8)).astype(np.float32), whole.objective.names.target: np.arange(6) % 4}
+    feeds = {"input": rng.normal(size=(6, 8)).astype(np.float32), whole._objective.names.target: np.arange(6) % 4}
     steps, pieces = divided_step.divided_steps(whole), divided_step.CutStep(cut, count)
     assert len(pieces._pieces) == count
     for _ in range(3):

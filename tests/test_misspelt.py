@@ -89,7 +89,7 @@ def test_the_learning_rate_belongs_to_the_optimizer():
     [
         (["--lernrate", "3"], "Did you mean --learning-rate"),
         (["--batchsize", "3"], "Did you mean --batch-size"),
-        (["--optimizer", "adm"], 'Did you mean "adam"'),
+        (["--optimizer", "adm"], "The nearest is 'adam'"),
         (["--verbose"], "Unknown option: --verbose; see"),
     ],
 )

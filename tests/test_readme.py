@@ -85,7 +85,7 @@ def test_command_lines_parse(page):
 @pytest.mark.thorough
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "transfer_learning.md"], ids=name)
 def test_commands_with_files_of_the_repository_run(page, tmp_path, monkeypatch):
-    """What a newcomer copies first: two trainings, each to a model that is right about what it did not see."""
+    """The first two programs of the README train models that generalize to held-out data."""
     pytest.importorskip("PIL")
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples" / "data", tmp_path / "examples" / "data")

@@ -1,4 +1,4 @@
-"""What is published: versions, the changelog, names of the library, wheels, and an installation without a compiler."""
+"""Releases: versions, the changelog, library names, wheels, and an installation without a compiler."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ import onnxtrain
 def test_labels_for_rows_of_scores_build_nothing_again():
     """The axis of the classes is known before the first labels come."""
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
-    steps = trainer._steps
+    steps = trainer._executor
     trainer.train_step(np.eye(4, dtype=np.float32)[:3], np.arange(3))
-    assert trainer._steps is steps
+    assert trainer._executor is steps
     trainer.train_step(np.eye(4, dtype=np.float32)[:3], np.eye(3, dtype=np.float32))
-    assert trainer._steps is not steps  # distributions make another loss
+    assert trainer._executor is not steps  # distributions make another loss

@@ -67,7 +67,7 @@ scores = rng.dirichlet(np.ones(3), 60)
 
 @dataclass(frozen=True)
 class Task:
-    """What somebody wants to do.
+    """A task.
 
     Attributes:
         title: The task.

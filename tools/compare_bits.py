@@ -1,77 +1,91 @@
-"""Whether two versions of onnxtrain train the benchmark models to the same bits.
+"""Compare two versions of onnxtrain bit for bit: gradients, training, predictions, resume, LoRA, int4, two ranks.
 
-    python tools/compare_bits.py EARLIER_PYTHON [--steps 100] [--models mlp,lenet5]
+    python tools/compare_bits.py EARLIER_PYTHON [--steps 3] [--models mlp,lenet5] [--extras resume,lora]
 
-EARLIER_PYTHON is that of an environment with the other version; this one is what runs the script. Each version trains
-each model from the same file on the same batches, with native kernels and on standard operators alone, and the
-parameters after the last step are compared. The exit status is 1 where one differs.
+EARLIER_PYTHON is the interpreter of an environment with the other version; the interpreter that runs the script has
+this one. Each version runs ``compare_bits_driver.py`` in a process of its own, on the same files and batches, with
+native kernels and on standard operators alone. The last case resumes, here, a checkpoint of the earlier version. A line
+is printed for every case that differs, and a summary; the exit status is 1 where a case differs or fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
-sys.path.insert(0, str(FOLDER))
+import numpy as np
 
-
-def trained(model: str, steps: int, folder: str, *, kernels: bool) -> str:
-    """The hash of all parameters of a model after some steps."""
-    from peers import Task, batches, onnxtrain_trainer
-
-    task = Task("onnxtrain", model, 8, 1, folder)
-    trainer, batch = onnxtrain_trainer(task, kernels=None if kernels else False), batches(task)
-    for step in range(steps):
-        trainer.train_step(*batch(step))
-    digest = hashlib.sha256()
-    for name in sorted(trainer.parameters):
-        digest.update(name.encode())
-        digest.update(trainer.parameters[name].tobytes())
-    return digest.hexdigest()
+ROOT = Path(__file__).resolve().parent.parent
+DRIVER = ROOT / "tools" / "compare_bits_driver.py"
+EXTRAS = ("resume", "optimizers", "lora", "int4", "ranks")
+BATCHES, EXAMPLES = 4, 8
 
 
 def main() -> int:
-    """Compare, and print a line a model; 1 where bits differ."""
+    """Compare, and return 1 where bits differ."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
     from models import MODELS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("earlier", help="the Python of the other version, or - to train one model here")
-    parser.add_argument("--steps", type=int, default=100, help="steps (100)")
-    parser.add_argument("--models", default=",".join(MODELS), help=", ".join(MODELS))
-    parser.add_argument("--folder", default="build/benchmarks/models", help="where exported models are kept")
-    parser.add_argument("--portable", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("earlier", help="the Python of the other version")
+    parser.add_argument("--steps", type=int, default=100, help="steps of each training (100)")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"models ({','.join(MODELS)})")
+    parser.add_argument("--extras", default=",".join(EXTRAS), help=f"further trainings ({','.join(EXTRAS)})")
+    parser.add_argument("--folder", type=Path, default=Path("build/benchmarks/models"), help="exported models")
     options = parser.parse_args()
-    if options.earlier == "-":
-        print(trained(options.models, options.steps, options.folder, kernels=not options.portable))
-        return 0
-    differ = 0
-    for model in options.models.split(","):
-        MODELS[model].onnx(options.folder)
-        for flags in ([], ["--portable"]):
-            hashes = [
-                _run(sys.executable, model, flags, options),
-                _run(options.earlier, model, flags, options, own=False),
-            ]
-            same = hashes[0] == hashes[1]
-            differ += not same
-            print(json.dumps({"model": model, "kernels": not flags, "same": same}), flush=True)
-    return 1 if differ else 0
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        for name in filter(None, options.models.split(",")):
+            os.symlink(MODELS[name].onnx(options.folder).resolve(), folder / f"{name}.onnx")
+            batches = [MODELS[name].batch(EXAMPLES, seed) for seed in range(BATCHES)]
+            inputs = {f"input:{key}": np.stack([inputs[key] for inputs, _ in batches]) for key in MODELS[name].inputs}
+            np.savez(folder / f"{name}.npz", target=np.stack([target for _, target in batches]), **inputs)
+        common = [str(folder), "--models", options.models, "--steps", str(options.steps), "--extras", options.extras]
+        kept = [folder / "this version", folder / "earlier version"]
+        running = [
+            start([sys.executable], [*common, "--work", str(kept[0])]),
+            start([options.earlier], [*common, "--work", str(kept[1])], other=True),
+        ]
+        here, earlier = (read(process) for process in running)
+        if "resume" in options.extras.split(","):
+            continued = [str(folder), "--extras", "continue", "--work", str(kept[1])]
+            here |= read(start([sys.executable], continued))
+            earlier["continue: resumed"] = earlier.get("resume: resumed", "missing")
+    found = differences(here, earlier)
+    for line in found:
+        print(line)
+    print(f"{len(earlier | here)} results compared, {len(found)} differ.")
+    return 1 if found else 0
 
 
-def _run(python: str, model: str, flags: list[str], options: argparse.Namespace, *, own: bool = True) -> str:
-    """A version in a process of its own; the other one is what its environment has, not what PYTHONPATH names."""
-    command = [python, __file__, "-", "--models", model, "--steps", str(options.steps), "--folder", options.folder]
-    variables = {name: value for name, value in os.environ.items() if own or name != "PYTHONPATH"}
-    result = subprocess.run([*command, *flags], capture_output=True, text=True, check=False, env=variables)
-    if result.returncode:
-        raise SystemExit(f"{python} failed on {model}:\n{result.stderr}")
-    return result.stdout.split()[-1]
+def start(python: Sequence[str], arguments: Sequence[str], *, other: bool = False) -> subprocess.Popen[str]:
+    """Start the driver; the other version is what its environment has, not what PYTHONPATH names."""
+    variables = {name: value for name, value in os.environ.items() if not other or name != "PYTHONPATH"}
+    return subprocess.Popen([*python, str(DRIVER), *arguments], stdout=subprocess.PIPE, text=True, env=variables)
+
+
+def read(process: subprocess.Popen[str]) -> dict[str, str]:
+    """Return the result of each case: a hash, or an error."""
+    output, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{process.args} ended with {process.returncode}.")
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return {line["case"]: line["hash"] if "hash" in line else f"error: {line['error']}" for line in lines}
+
+
+def differences(here: dict[str, str], earlier: dict[str, str]) -> list[str]:
+    """Return a line for each case that differs, that one version lacks, or that failed."""
+    return [
+        f"{case}: {here.get(case, 'missing')} here, {earlier.get(case, 'missing')} in the earlier version"
+        for case in sorted(here.keys() | earlier.keys())
+        if here.get(case) != earlier.get(case) or here[case].startswith("error")
+    ]
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def rows(entries: list[tuple[str, Any]]) -> str:
 
 
 def is_described(value: Any) -> bool:
-    """Whether a docstring of this value is its own, and not that of its type, as a constant's is."""
+    """Return whether a value has a docstring of its own rather than that of its type, as constants do."""
     return isinstance(value, property) or inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)
 
 

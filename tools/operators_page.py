@@ -175,7 +175,7 @@ def _other_domains(rows: Counter[tuple[str, str]]) -> list[str]:
 
 
 def no_gradient_table() -> str:
-    """What is listed as without a gradient, by reason."""
+    """Format the operators without a gradient by reason."""
     reasons: dict[str, list[str]] = {}
     for entry in registry.entries():
         if entry.function is None:

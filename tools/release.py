@@ -66,7 +66,7 @@ def releases(changelog: str) -> list[Release]:
 
 
 def problems(version: str, web_version: str, changelog: str, tag: str = "") -> list[str]:
-    """What breaks the rules, one sentence each."""
+    """Return the violations of the rules, one sentence each."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         return [f"The version {version!r} is not of the form 1.2.3."]
     try:

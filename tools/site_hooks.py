@@ -45,7 +45,7 @@ def without_outer_links(markdown: str, folder: Path) -> str:
 
 
 def _inside(target: str) -> str:
-    """Where a link of the README leads from docs/."""
+    """Resolve a link of the README from docs/."""
     if "://" in target:
         return target
     return target.removeprefix("docs/") if target.startswith("docs/") else f"../{target}"

@@ -1,4 +1,4 @@
-"""Whether an installed onnxtrain trains here: a few steps with native kernels and a few without give the same losses.
+"""Check that an installed onnxtrain trains: a few steps with native kernels and a few without give the same losses.
 
     python tools/try_wheel.py            # the kernels must be there
     python tools/try_wheel.py --bodies   # they must not: an installation without a C++ compiler

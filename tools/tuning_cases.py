@@ -1,4 +1,4 @@
-"""What each figure of native/tuning.h is measured by: single nodes, and steps of trainings of a layer or two."""
+"""Cases that measure each constant of native/tuning.h: single nodes, and training steps of one or two layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class Work(NamedTuple):
-    """What a session runs.
+    """The graph of a session.
 
     Attributes:
         model: Its graph.
@@ -68,7 +68,7 @@ def step(text: str, *, threads: int = 1, weights: Mapping[str, Shape], **options
             **{"optimizer": onnxtrain.Momentum(0.01), **options},
         )
         lowered = onnxtrain.lower(trainer.training_model(), kernels=True)
-        states = trainer.session.state
+        states = trainer._session.state
         feeds = {}
         for value in lowered.graph.input:
             kind = value.type.tensor_type

@@ -1,4 +1,4 @@
-/** Compile the package into dist, and what `onnxtrain export --web` writes into src/onnxtrain/web. */
+/** Compile the package into dist, and the bundle for `onnxtrain export --web` into src/onnxtrain/web. */
 
 import { execFileSync } from "node:child_process";
 import { build } from "esbuild";
@@ -6,10 +6,10 @@ import { build } from "esbuild";
 const pages = new URL("../src/onnxtrain/web/", import.meta.url).pathname;
 
 execFileSync("node_modules/.bin/tsc", { stdio: "inherit" });
-/** Private members of classes: their names are nobody's business, so pages get shorter ones. */
+/** Private members of classes, renamed by the minifier. */
 const PRIVATE = [
   ...["checkLabels", "closed", "converted", "description", "engine", "fixedRows", "held", "info", "make", "modelInfo", "module"],
-  ...["names", "opened", "place", "port", "rates", "session", "shapes", "stale", "stepTensors", "taken", "tensors", "turn"],
+  ...["names", "opened", "address", "port", "rates", "session", "shapes", "stale", "stepTensors", "taken", "tensors", "turn"],
   ...["weightNames", "word", "words"],
 ].join("|");
 

@@ -1,4 +1,4 @@
-"""Write what onnxruntime-web/training 1.18 trains; runs where onnxruntime-training-cpu 1.19.2 and PyTorch are.
+"""Write the files for onnxruntime-web/training 1.18; needs onnxruntime-training-cpu 1.19.2 and PyTorch.
 
 python artifacts.py MODEL FOLDER
 """

@@ -81,7 +81,7 @@ class Processes:
         return process
 
     def log(self, name: str) -> str:
-        """What a process has said so far: "server", "client0" and so on, or "run"."""
+        """Return the log of a process so far: "server", "client0" and so on, or "run"."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def run(self) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-// The little of JSON that step graphs and safetensors need: texts, whole numbers, lists and objects, read only.
+// A read-only JSON parser for step graphs and safetensors: strings, integers, lists and objects.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace onnxtrain::json {
 
-// A value: its kind says which of the members it has.
+// A JSON value; `kind` selects the member that holds it.
 struct Value {
   enum class Kind { kNull, kBoolean, kNumber, kText, kList, kObject };
 
@@ -21,9 +21,9 @@ struct Value {
   double number = 0;
   std::string text;
   std::vector<Value> items;                             // of a list
-  std::vector<std::pair<std::string, Value>> members;   // of an object, in order
+  std::vector<std::pair<std::string, Value>> members;   // of an object, in file order
 
-  // The member of an object by name; null where there is none.
+  // Returns the member of an object by name, or null if it is missing.
   const Value* find(std::string_view name) const {
     for (const auto& [key, value] : members) {
       if (key == name) return &value;
@@ -32,7 +32,7 @@ struct Value {
   }
 };
 
-// Reads one value from a text. Throws std::runtime_error where it is no JSON.
+// Parses one value. Throws std::runtime_error if the text is not JSON.
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text) {}
@@ -40,7 +40,7 @@ class Reader {
   Value read() {
     Value result = value(0);
     skip_space();
-    if (place_ != text_.size()) fail("has something behind its end");
+    if (place_ != text_.size()) fail("has trailing characters");
     return result;
   }
 
@@ -57,7 +57,7 @@ class Reader {
 
   char peek() {
     skip_space();
-    if (place_ == text_.size()) fail("ends too early");
+    if (place_ == text_.size()) fail("ends prematurely");
     return text_[place_];
   }
 
@@ -103,7 +103,7 @@ class Reader {
     expect('{');
     if (accept('}')) return;
     do {
-      if (peek() != '"') fail("has a key that is no text");
+      if (peek() != '"') fail("has a key that is not a string");
       std::string key = text();
       expect(':');
       result.members.emplace_back(std::move(key), value(depth + 1));
@@ -132,7 +132,7 @@ class Reader {
     char* stop = nullptr;
     result.kind = Value::Kind::kNumber;
     result.number = std::strtod(digits.c_str(), &stop);
-    if (digits.empty() || *stop != '\0') fail("has something that is no value");
+    if (digits.empty() || *stop != '\0') fail("has an invalid value");
     place_ += digits.size();
   }
 
@@ -140,7 +140,7 @@ class Reader {
     expect('"');
     std::string result;
     while (true) {
-      if (place_ == text_.size()) fail("has a text without an end");
+      if (place_ == text_.size()) fail("has an unterminated string");
       const char letter = text_[place_++];
       if (letter == '"') return result;
       if (letter == '\\') {
@@ -152,7 +152,7 @@ class Reader {
   }
 
   void escape(std::string& result) {
-    if (place_ == text_.size()) fail("has a text without an end");
+    if (place_ == text_.size()) fail("has an unterminated string");
     constexpr std::string_view kNames = "\"\\/bfnrt", kMeanings = "\"\\/\b\f\n\r\t";
     const char name = text_[place_++];
     if (name == 'u') {
@@ -162,7 +162,7 @@ class Reader {
       return;
     }
     const std::size_t index = kNames.find(name);
-    if (index == std::string_view::npos) fail("has an escape that does not exist");
+    if (index == std::string_view::npos) fail("has an unknown escape sequence");
     result += kMeanings[index];
   }
 
@@ -170,7 +170,7 @@ class Reader {
     const std::string digits(text_.substr(place_, 4));
     char* stop = nullptr;
     const unsigned long code = std::strtoul(digits.c_str(), &stop, 16);
-    if (digits.size() != 4 || *stop != '\0') fail("has an escape that is not four digits");
+    if (digits.size() != 4 || *stop != '\0') fail("has a \\u escape without four hexadecimal digits");
     place_ += 4;
     return static_cast<std::uint32_t>(code);
   }
@@ -192,7 +192,7 @@ class Reader {
 
 inline Value read(std::string_view text) { return Reader(text).read(); }
 
-// A text as JSON.
+// Formats a string as JSON.
 inline std::string quoted(std::string_view text) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string result = "\"";

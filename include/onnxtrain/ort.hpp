@@ -1,9 +1,9 @@
-// The functions of ONNX Runtime's C interface that stepping needs.
+// The functions of ONNX Runtime's C API that a training step needs.
 //
-// The interface is one table of function pointers that only ever grows, so the place of a function in it is stable
-// for good, and this header names the places and the signatures. So it needs no header of ONNX Runtime, which
-// its Python wheel does not have; and since the handles are declared as ONNX Runtime's own headers declare them, it can be
-// included together with onnxruntime_c_api.h or onnxruntime_cxx_api.h, before or behind it.
+// The API is one table of function pointers that only grows, so the index of a function never changes. This header
+// lists the indices and signatures and therefore needs no header of ONNX Runtime, which the Python wheel does not ship.
+// The handles are declared exactly as in ONNX Runtime's headers, so this file can be included before or after
+// onnxruntime_c_api.h and onnxruntime_cxx_api.h.
 #pragma once
 
 #include <cstddef>
@@ -27,16 +27,16 @@ struct OrtTensorTypeAndShapeInfo;
 struct OrtTypeInfo;
 struct OrtValue;
 
-// What the library of ONNX Runtime exports.
+// Exported by the ONNX Runtime library.
 extern "C" const OrtApiBase* OrtGetApiBase(void) noexcept;
 
 namespace onnxtrain::ort {
 
 using Path = std::filesystem::path::value_type;
 
-inline constexpr std::uint32_t kApiVersion = 17;  // ONNX Runtime 1.17 and everything later
+inline constexpr std::uint32_t kApiVersion = 17;  // ONNX Runtime 1.17 and later
 
-// One function of the table, by its place there.
+// One function of the API table, by its index.
 template <std::size_t slot, typename Signature>
 struct Function;
 
@@ -88,7 +88,7 @@ using BindInput = Function<136, OrtStatus*(OrtIoBinding*, const char* name, cons
 using BindOutput = Function<137, OrtStatus*(OrtIoBinding*, const char* name, const OrtValue*)>;
 using RegisterCustomOpsLibrary_V2 = Function<228, OrtStatus*(OrtSessionOptions*, const Path* file)>;
 
-// The table of a runtime, which is asked for here.
+// The API table of the loaded runtime.
 inline const OrtApi* table(const OrtApiBase* base) {
   using GetApi = const OrtApi* (*)(std::uint32_t);
   const OrtApi* api = (*reinterpret_cast<const GetApi*>(base))(kApiVersion);
@@ -96,7 +96,7 @@ inline const OrtApi* table(const OrtApiBase* base) {
   return api;
 }
 
-// Throws what a status says; nothing where all is well.
+// Throws the message of a failed status.
 inline void check(const OrtApi* api, OrtStatus* status) {
   if (status == nullptr) return;
   const std::string message = GetErrorMessage::call(api, status);
@@ -104,7 +104,7 @@ inline void check(const OrtApi* api, OrtStatus* status) {
   throw Error("ONNX Runtime: " + message);
 }
 
-// Something of the runtime that is released with its owner.
+// Owns a runtime object and releases it.
 template <typename Object, typename Release>
 class Owned {
  public:

@@ -1,12 +1,12 @@
-// Trains from C++: steps a graph that `onnxtrain export` wrote, on ONNX Runtime, with nothing of Python.
+// Trains from C++: runs the steps of a graph written by `onnxtrain export`, on ONNX Runtime, without Python.
 //
 //   onnxtrain::StepGraph graph("step.onnx", "states.safetensors");
-//   double loss = graph.step(batch, 0.01f);   // a map from names to tensors: the batch and the target
+// batch: a map from names to tensors, the target included
 //   graph.save("trained.safetensors");        // onnxtrain import-states model.onnx trained.safetensors -o tuned.onnx
 //
-// The states stay in one place: what the graph's metadata proves to be safe is written where it stands, everything else
-// has two buffers that take turns. A graph that was exported with --kernels needs onnxtrain's library of operators:
-// Options::kernels. One StepGraph is for one thread at a time.
+// States are updated in place where the graph's metadata says that this is safe; every other state has two buffers that
+// alternate. A graph exported with --kernels needs onnxtrain's operator library: Options::kernels. A StepGraph must be
+// used by one thread at a time.
 #pragma once
 
 #include <array>
@@ -25,13 +25,13 @@
 
 namespace onnxtrain {
 
-// How the session runs.
+// Session options.
 struct Options {
-  int threads = 0;                // within an operator; 0: as ONNX Runtime chooses
-  std::filesystem::path kernels;  // onnxtrain's library of operators, for graphs exported with --kernels
+  int threads = 0;                // intra-op threads; 0: ONNX Runtime's default
+  std::filesystem::path kernels;  // path of onnxtrain's operator library, for graphs exported with --kernels
 };
 
-// What an input or output of the graph takes: ONNX's element type, and sizes with -1 for those that are free.
+// Type and shape of an input or output: ONNX's element type, and sizes with -1 for dynamic axes.
 struct Port {
   int type = 0;
   std::vector<std::int64_t> shape;
@@ -39,7 +39,7 @@ struct Port {
 
 class StepGraph {
  public:
-  // Reads a step graph and the first values of its states. Throws Error in one sentence.
+  // Loads a step graph and the initial values of its states. Throws Error.
   StepGraph(const std::filesystem::path& graph, const std::filesystem::path& states, const Options& options = {})
       : StepGraph(graph, read_safetensors(states), options) {}
 
@@ -55,7 +55,7 @@ class StepGraph {
     bindings_[1] = bind(1);
   }
 
-  // One training step: feeds by name (see feeds()); returns the loss before the update.
+  // Runs one training step on arrays by name (see feeds()) and returns the loss before the update.
   double step(const Tensors& feeds) {
     const ort::IoBinding& binding = bindings_[turn_];
     std::vector<ort::Value> values;
@@ -79,19 +79,19 @@ class StepGraph {
     return step(feeds);
   }
 
-  // What to feed at every step: names to "batch", "target" or "learning_rate".
+  // The inputs of a step: each name with its kind, "batch", "target" or "learning_rate".
   const std::map<std::string, std::string>& feeds() const { return feeds_; }
 
   // Element type and shape of an input.
   const Port& input(const std::string& name) const { return inputs_.at(name); }
 
-  // The states' names: "parameter", "statistic", "optimizer" or "count" each.
+  // The states: each name with its kind, "parameter", "statistic", "optimizer" or "count".
   const std::map<std::string, std::string>& states() const { return roles_; }
 
-  // The present value of a state. The reference is good until the next step.
+  // The current value of a state. The reference is valid until the next step.
   const Tensor& state(const std::string& name) const { return const_cast<StepGraph*>(this)->buffer(name, turn_); }
 
-  // Gives a state another value, of its type and shape.
+  // Sets a state to a value of its type and shape.
   void set_state(const std::string& name, const Tensor& value) {
     Tensor& target = buffer(name, turn_);
     if (value.type() != target.type() || value.shape() != target.shape()) {
@@ -101,7 +101,7 @@ class StepGraph {
     std::memcpy(target.data(), value.data(), value.bytes());
   }
 
-  // Writes all states as safetensors: to go on later, or for `onnxtrain import-states`.
+  // Writes all states as safetensors, to resume from or for `onnxtrain import-states`.
   void save(const std::filesystem::path& path) const {
     std::map<std::string, const Tensor*> tensors;
     for (const auto& [name, buffers] : states_) tensors.emplace(name, &state(name));
@@ -110,9 +110,9 @@ class StepGraph {
 
  private:
   static constexpr int kOnlyErrors = 3, kDeviceAllocator = 0, kDefaultMemory = 0;
-  static constexpr int kVersion = 1;  // of the description in the metadata
+  static constexpr int kVersion = 1;  // version of the metadata
 
-  // The two buffers of a state; the second is empty where the new value may be written in place.
+  // The two buffers of a state; the second is empty if the state is updated in place.
   using Buffers = std::array<Tensor, 2>;
 
   void check(OrtStatus* status) const { ort::check(api_, status); }
@@ -121,7 +121,7 @@ class StepGraph {
     ort::SessionOptions settings(api_);
     check(ort::CreateSessionOptions::call(api_, settings.out()));
     if (options.threads > 0) check(ort::SetIntraOpNumThreads::call(api_, settings.get(), options.threads));
-    // ONNX Runtime's elimination of Dropout may take a mask away that the backward pass reads.
+    // ONNX Runtime's Dropout elimination may remove a mask that the backward pass reads.
     check(ort::AddSessionConfigEntry::call(api_, settings.get(), "optimization.disable_specified_optimizers",
                                            "EliminateDropout"));
     if (!options.kernels.empty()) {
@@ -131,7 +131,7 @@ class StepGraph {
     check(ort::CreateSessionFromArray::call(api_, env_.get(), model.data(), model.size(), settings.get(), session_.out()));
   }
 
-  // Names, types and shapes of inputs and outputs.
+  // Reads names, types and shapes of inputs and outputs.
   void read_ports() {
     OrtAllocator* allocator = nullptr;
     check(ort::GetAllocatorWithDefaultOptions::call(api_, &allocator));
@@ -163,7 +163,7 @@ class StepGraph {
   Port port(const ort::TypeInfo& type) const {
     const OrtTensorTypeAndShapeInfo* info = nullptr;
     check(ort::CastTypeInfoToTensorInfo::call(api_, type.get(), &info));
-    if (info == nullptr) throw Error("The graph has an input or output that is no tensor; it is no step graph.");
+    if (info == nullptr) throw Error("The graph has an input or output that is not a tensor, so it is not a step graph.");
     Port result;
     std::size_t rank = 0;
     check(ort::GetTensorElementType::call(api_, info, &result.type));
@@ -180,7 +180,7 @@ class StepGraph {
     check(ort::SessionGetModelMetadata::call(api_, session_.get(), all.out()));
     char* text = nullptr;
     check(ort::LookupCustomMetadata::call(api_, all.get(), allocator, key, &text));
-    if (text == nullptr) throw Error(std::string("The model is no step graph: its metadata has no '") + key + "'.");
+    if (text == nullptr) throw Error(std::string("The model is not a step graph: its metadata has no '") + key + "'.");
     return json::read(taken(allocator, text));
   }
 
@@ -188,7 +188,7 @@ class StepGraph {
     const json::Value description = metadata("onnxtrain.step");
     const json::Value* version = description.find("version");
     if (version == nullptr || version->number > kVersion) {
-      throw Error("The step graph has a later version than 1; use the step.hpp of the onnxtrain that wrote it.");
+      throw Error("The step graph has a version later than 1; use the step.hpp of the onnxtrain version that wrote it.");
     }
     for (const auto& [name, role] : description.find("feeds")->members) feeds_.emplace(name, role.text);
     for (const auto& [name, role] : description.find("states")->members) roles_.emplace(name, role.text);
@@ -201,7 +201,7 @@ class StepGraph {
     }
   }
 
-  // Takes the first values, and gives a second buffer to the states that need one.
+  // Sets the initial values and allocates second buffers where needed.
   void take(Tensors states) {
     for (const auto& [name, role] : roles_) {
       const auto found = states.find(name);
@@ -221,7 +221,7 @@ class StepGraph {
     return found->second[has_two(name) ? turn : 0];
   }
 
-  // All states and the loss, bound for the steps of one turn.
+  // Binds all states and the loss for one of the two alternating steps.
   ort::IoBinding bind(int turn) {
     ort::IoBinding binding(api_);
     check(ort::CreateIoBinding::call(api_, session_.get(), binding.out()));
@@ -241,7 +241,7 @@ class StepGraph {
     return binding;
   }
 
-  // The runtime's view of a tensor; it copies nothing.
+  // Wraps a tensor as a value of the runtime, without a copy.
   ort::Value value_of(const Tensor& tensor) const {
     ort::Value value(api_);
     check(ort::CreateTensorWithData::call(api_, memory_.get(), const_cast<void*>(tensor.data()), tensor.bytes(),

@@ -1,4 +1,4 @@
-// Tensors in memory, and safetensors files of them.
+// Tensors in memory and in safetensors files.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,12 @@
 
 namespace onnxtrain {
 
-// What went wrong, in one sentence.
+// An error with a one-sentence message.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// An element type: ONNX's number, the name that safetensors has for it, bytes per element.
+// An element type: its number in ONNX, its name in safetensors, bytes per element.
 struct ElementType {
   int onnx;
   const char* name;
@@ -51,10 +51,10 @@ inline const ElementType& element_type(int onnx) {
   for (const ElementType& type : kElementTypes) {
     if (type.onnx == onnx) return type;
   }
-  throw Error("The element type " + std::to_string(onnx) + " is none that a step graph is fed with.");
+  throw Error("The element type " + std::to_string(onnx) + " is not supported for the inputs of a step graph.");
 }
 
-// A dense tensor that owns its memory, aligned for vector instructions.
+// A dense tensor that owns its memory, aligned for SIMD.
 class Tensor {
  public:
   Tensor() = default;
@@ -70,7 +70,7 @@ class Tensor {
     std::memset(data_.get(), 0, bytes_);
   }
 
-  // A tensor with these values; no shape is a number.
+  // Makes a tensor from values; an empty shape is a scalar.
   template <typename T>
   static Tensor of(const std::vector<T>& values, std::vector<std::int64_t> shape) {
     static_assert(element_type_of<T>() != 0, "a tensor holds float, double, int32_t or int64_t");
@@ -94,7 +94,7 @@ class Tensor {
   void* data() { return data_.get(); }
   const void* data() const { return data_.get(); }
 
-  // The elements; T must be their type.
+  // The elements; T must match the element type.
   template <typename T>
   T* as() {
     check<T>();
@@ -146,10 +146,10 @@ inline std::string read_file(const std::filesystem::path& path) {
 
 namespace detail {
 
-// A whole number of JSON that may count bytes or elements.
+// Returns a JSON integer that is valid as a byte or element count.
 inline std::size_t count_of(const json::Value& value) {
   if (value.kind != json::Value::Kind::kNumber || !(value.number >= 0 && value.number < 9e15)) {
-    throw Error("it has a size that is none");
+    throw Error("it has an invalid size");
   }
   return static_cast<std::size_t>(value.number);
 }
@@ -181,7 +181,7 @@ inline Tensor safetensor(const json::Value& entry, std::string_view data) {
 
 }  // namespace detail
 
-// The tensors of a safetensors file by name.
+// Reads the tensors of a safetensors file by name.
 inline Tensors read_safetensors(const std::filesystem::path& path) {
   const std::string content = read_file(path);
   try {
@@ -196,11 +196,11 @@ inline Tensors read_safetensors(const std::filesystem::path& path) {
     }
     return tensors;
   } catch (const std::runtime_error& error) {
-    throw Error("'" + path.string() + "' is not a file of states as safetensors: " + error.what());
+    throw Error("'" + path.string() + "' is not a safetensors file of states: " + error.what());
   }
 }
 
-// Writes tensors as safetensors, beside the file first, so that it is never half written.
+// Writes tensors as safetensors to a temporary file and renames it, so that the file is never incomplete.
 inline void write_safetensors(const std::filesystem::path& path, const std::map<std::string, const Tensor*>& tensors) {
   std::string header = "{";
   std::size_t offset = 0;

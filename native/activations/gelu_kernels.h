@@ -1,6 +1,6 @@
-// The gradient of Gelu, element by element, from dy and x, and Gelu itself once more.
+// The gradient of Gelu from dy and x, element-wise, optionally with Gelu itself recomputed.
 //
-// Included by kernels.cpp only. y = x P(x), P the normal distribution function or its approximation by tanh.
+// Included by kernels.cpp only. y = x P(x), P the normal distribution function or its tanh approximation.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -10,22 +10,22 @@
 namespace onnxtrain {
 namespace {
 
-// A number brought into [-bound, bound], beyond which the slope is 0 or 1 to the last digit; NaN stays NaN.
+// Clamps to [-bound, bound], beyond which the slope is 0 or 1 to the last digit; NaN stays NaN.
 template <typename T>
 inline T within(T x, T bound) {
   const T below = x > bound ? bound : x;
   return below < -bound ? -bound : below;
 }
 
-// P(x) and P(x) + x P'(x), the slope.
+// P(x), and the slope P(x) + x P'(x).
 template <typename T>
 struct Gelu {
   T probability, slope;
 };
 
-// P is the normal distribution function, p its density. For z = |x|, p(z) (M(z) - z) is the slope at -z, and 1 less it
-// that at z, with Mills' ratio M(z) = P(-z) / p(z): a polynomial in t = 1 / (1 + 0.3 z) times t, fitted to 4e-9 of it
-// for z up to 14.5. The sign of x is asked for once, at the end: a compiler that knows it before computes both cases.
+// P is the normal distribution function, p its density. With z = |x|, the slope is p(z) (M(z) - z) at -z and 1 minus
+// that at z. Mills' ratio M(z) = P(-z) / p(z) is t times a polynomial in t = 1 / (1 + 0.3 z), fitted to a relative
+// error of 4e-9 for z up to 14.5. The sign of x is tested last: a compiler that sees it earlier computes both branches.
 inline Gelu<float> gelu(float x) {
   const float size = __builtin_fabsf(x), z = size > 14.5f ? 14.5f : size;
   const float t = 1.0f / (1.0f + 0.3f * z);
@@ -62,12 +62,12 @@ inline Gelu<T> gelu_tanh(T x) {
   const T square = bounded * bounded;
   const T v = kFactor * bounded * (T(1) + kCubic * square);
   const T e = exponential(v < T(0) ? v : -v);
-  const T smaller = e / (T(1) + e), larger = T(1) / (T(1) + e);  // of P and 1 - P
+  const T smaller = e / (T(1) + e), larger = T(1) / (T(1) + e);  // the smaller and the larger of P and 1 - P
   const T probability = v < T(0) ? smaller : larger, rest = v < T(0) ? larger : smaller;
   return {probability, probability * (T(1) + bounded * rest * (kFactor * (T(1) + T(3) * kCubic * square)))};
 }
 
-// dx = dy (P(x) + x P'(x)); and y = x P(x).
+// dx = dy (P(x) + x P'(x)), and y = x P(x).
 template <typename T, bool by_tanh, bool with_result>
 void gelu_gradient(const void*, std::size_t count, const void* const* inputs, void* const* outputs) {
   const T *dy = static_cast<const T*>(inputs[0]), *x = static_cast<const T*>(inputs[1]);

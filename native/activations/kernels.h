@@ -1,4 +1,4 @@
-// Gradients of activations, element by element.
+// Gradients of activations, element-wise.
 //
 // Included by kernels.cpp only.
 #pragma once
@@ -9,7 +9,7 @@
 namespace onnxtrain {
 namespace {
 
-// dx = dy where y > 0, else 0 dy: a NaN in dy stays one, as with standard operators.
+// dx = dy where y > 0, else 0 dy: NaN in dy propagates, as with standard operators.
 template <typename T>
 void relu_gradient(const void*, std::size_t count, const void* const* inputs, void* const* outputs) {
   const T *dy = static_cast<const T*>(inputs[0]), *y = static_cast<const T*>(inputs[1]);
@@ -18,7 +18,7 @@ void relu_gradient(const void*, std::size_t count, const void* const* inputs, vo
   for (std::size_t i = 0; i < count; ++i) dx[i] = dy[i] * (y[i] > T(0) ? T(1) : T(0));
 }
 
-// dx = dy where low <= x <= high, else 0; and y = min(max(x, low), high).
+// dx = dy where low <= x <= high, else 0, and y = min(max(x, low), high).
 template <typename T, bool with_result>
 void clip_gradient(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
   const auto& s = *static_cast<const ClipScalars*>(scalars);
@@ -28,7 +28,7 @@ void clip_gradient(const void* scalars, std::size_t count, const void* const* in
   ONNXTRAIN_VECTORIZE
   for (std::size_t i = 0; i < count; ++i) {
     const T slope = dy[i], value = x[i];
-    const int within = static_cast<int>(value >= low) & static_cast<int>(value <= high);  // no branch
+    const int within = static_cast<int>(value >= low) & static_cast<int>(value <= high);  // branch-free
     dx[i] = within != 0 ? slope : T(0);
     if (with_result) {
       const T raised = value < low ? low : value;

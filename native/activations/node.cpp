@@ -7,7 +7,7 @@
 namespace onnxtrain {
 namespace {
 
-// The one element of an optional input.
+// Reads an optional input of one element.
 double number_or(const Inputs& inputs, std::size_t index, double otherwise) {
   if (!inputs.has(index)) return otherwise;
   inputs.require_same_type(index, 0);
@@ -16,7 +16,7 @@ double number_or(const Inputs& inputs, std::size_t index, double otherwise) {
                                               : *static_cast<const double*>(inputs[index].data);
 }
 
-// dx and, where it is wanted, the forward result y from dy and x.
+// Computes dx and, where requested, the forward result y from dy and x.
 void run_with_result(const ElementwiseKernel (&kernels)[2][kElementTypes], const void* scalars, ElementType type,
                      const Inputs& inputs, const Call& call) {
   void* dx = call.output(0, inputs[0].shape);

@@ -1,4 +1,4 @@
-// Gradients of activations as nodes: inputs dy and the forward input or output, one output dx.
+// Gradients of activations as nodes: inputs dy and the forward input or output; output dx.
 #pragma once
 
 #include "operators/fused_node.h"
@@ -14,7 +14,7 @@ class ReluGradientNode final : public FusedNode {
   void compute(const Call& call) const override;
 };
 
-// dx = dy where min <= x <= max, else 0; either bound may be left out.
+// dx = dy where min <= x <= max, else 0; either bound is optional.
 class ClipGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -23,7 +23,7 @@ class ClipGradientNode final : public FusedNode {
   void compute(const Call& call) const override;
 };
 
-// dx = dy (P(x) + x P'(x)) for Gelu's P, exact or approximated by tanh.
+// dx = dy (P(x) + x P'(x)), with Gelu's P exact or approximated by tanh.
 class GeluGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -35,7 +35,7 @@ class GeluGradientNode final : public FusedNode {
   bool by_tanh_;
 };
 
-// Runs an element-wise kernel over whole tensors of one type, cut into blocks that threads share.
+// Runs an element-wise kernel over whole tensors of one type, in blocks shared among threads.
 void run_elementwise(const ElementwiseKernel (&kernels)[kElementTypes], const void* scalars, ElementType type,
                      std::size_t count, std::initializer_list<const void*> inputs,
                      std::initializer_list<void*> outputs, const ParallelFor& parallel_for);

@@ -14,23 +14,23 @@
 namespace onnxtrain {
 namespace {
 
-// Queries and keys of a head. Without a size they take no memory, so that there may be any number of them.
+// Limit on queries and keys per head. A head of size 0 takes no memory, so there may be any number of them.
 constexpr std::size_t kMostPositions = std::size_t{1} << 27;
 
-// A std::invalid_argument where there are more, or what a head needs, in bytes, does not fit into 64 bits.
+// Throws std::invalid_argument if there are more, or if the bytes that a head needs overflow 64 bits.
 void require_addressable(const AttentionShape& s) {
   if (std::max(s.keys, s.queries) > kMostPositions) {
     throw std::invalid_argument("there are " + std::to_string(s.queries) + " queries and " + std::to_string(s.keys) +
                                 " keys, and this kernel takes up to " + std::to_string(kMostPositions) + ".");
   }
-  constexpr std::size_t kPadding = 2 * tuning::kMostScoreRows, kBuffers = 8;  // more than each, and than there are
+  constexpr std::size_t kPadding = 2 * tuning::kMostScoreRows, kBuffers = 8;  // upper bounds on padding and number of buffers
   const std::size_t rows = checked_sum(std::max(s.keys, s.queries), kPadding);
   const std::size_t width = checked_sum(s.size, s.value_size, kPadding);
   checked_product(rows, width, kBuffers * sizeof(double));
   checked_product(checked_sum(s.heads, kPadding), width, rows, sizeof(double));
 }
 
-// A call with its block of rows and its multiples.
+// A call with its block size and offset table filled in.
 struct Planned {
   AttentionCall call;
   const AttentionKernels& kernel;

@@ -1,5 +1,5 @@
-// softmax(scale q kᵀ + bias) v of one head, a block of queries at a time, and its gradient, which computes the
-// probabilities again from the logarithm of their sum.
+// softmax(scale q kᵀ + bias) v of one head, one block of queries at a time, and its gradient, which recomputes the
+// probabilities from the logarithm of their sum.
 //
 // Included by attention.cpp only.
 #pragma once
@@ -12,7 +12,7 @@
 namespace onnxtrain {
 namespace {
 
-// Places in a scratch buffer.
+// Offsets of the buffers in the scratch memory.
 template <typename T>
 struct Places {
   std::size_t total = 0;
@@ -62,7 +62,7 @@ void attend(const AttentionCall& call, std::size_t number, std::size_t first, st
   for (std::size_t block = 0; block < blocks.count; ++block) {
     const std::size_t query = first + blocks.begin(block), rows = blocks.size(block);
     const std::size_t reach = bias.reach(query, query + rows);
-    multiply_panels(Product<T>{head.at(call.q, s.queries, query, s.size), head.stride, call.ones, rows, s.size,
+    multiply_panels(Matmul<T>{head.at(call.q, s.queries, query, s.size), head.stride, call.ones, rows, s.size,
                                scratch + places.keys, s.size, s.keys, reach, false, scores, stride});
     for (std::size_t row = 0; row < rows; ++row) {
       const RowSum<T> sum =
@@ -78,7 +78,7 @@ void attend(const AttentionCall& call, std::size_t number, std::size_t first, st
       }
     }
     if (call.y == nullptr) continue;
-    multiply_panels(Product<T>{scores, static_cast<std::ptrdiff_t>(stride), call.ones, rows, reach,
+    multiply_panels(Matmul<T>{scores, static_cast<std::ptrdiff_t>(stride), call.ones, rows, reach,
                                scratch + places.values, s.keys, s.value_size, s.value_size, false, results, width});
     for (std::size_t row = 0; row < rows; ++row) {
       T *y = head.at(call.y, s.queries, query + row, s.value_size), *from = results + row * width;
@@ -110,7 +110,7 @@ struct GradientPlaces : Places<T> {
   }
 };
 
-// Rows `width` apart to rows `stride` apart.
+// Copies rows `width` apart to rows `stride` apart.
 template <typename T>
 void copy_rows(const T* from, std::size_t width, std::size_t rows, std::size_t count, T* to, std::ptrdiff_t stride) {
   for (std::size_t row = 0; row < rows; ++row) {
@@ -149,9 +149,9 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
     const T* dy = head.at(call.dy, s.queries, query, s.value_size);
     const T* y = head.at(static_cast<const void*>(call.y), s.queries, query, s.value_size);
     const T* log_sum = static_cast<const T*>(call.log_sum) + number * s.queries + query;
-    multiply_panels(Product<T>{q, head.stride, call.ones, rows, s.size, scratch + places.keys, s.size, s.keys, reach,
+    multiply_panels(Matmul<T>{q, head.stride, call.ones, rows, s.size, scratch + places.keys, s.size, s.keys, reach,
                                false, scores, stride});
-    multiply_panels(Product<T>{dy, head.value_stride, call.ones, rows, s.value_size, scratch + places.values,
+    multiply_panels(Matmul<T>{dy, head.value_stride, call.ones, rows, s.value_size, scratch + places.values,
                                s.value_size, s.keys, reach, false, slopes, stride});
     for (std::size_t row = 0; row < rows; ++row) {
       const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head.value_stride;
@@ -161,17 +161,17 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
     if (call.dv != nullptr) {
       pack_all(dy, static_cast<const T*>(call.dy) + all_queries * s.value_size, 1, call.value_rows, s.value_size, rows,
                scratch + places.dy);
-      multiply_panels(Product<T>{scores, 1, call.score_rows, reach, rows, scratch + places.dy, rows, s.value_size,
+      multiply_panels(Matmul<T>{scores, 1, call.score_rows, reach, rows, scratch + places.dy, rows, s.value_size,
                                  s.value_size, true, dv, value_width});
     }
     if (call.dk != nullptr) {
       pack_all(q, static_cast<const T*>(call.q) + all_queries * s.size, 1, call.rows, s.size, rows,
                scratch + places.q);
-      multiply_panels(Product<T>{slopes, 1, call.score_rows, reach, rows, scratch + places.q, rows, s.size, s.size,
+      multiply_panels(Matmul<T>{slopes, 1, call.score_rows, reach, rows, scratch + places.q, rows, s.size, s.size,
                                  true, dk, width});
     }
     if (call.dq != nullptr) {
-      multiply_panels(Product<T>{slopes, row_stride, call.ones, rows, reach, scratch + places.key_rows, s.keys, s.size,
+      multiply_panels(Matmul<T>{slopes, row_stride, call.ones, rows, reach, scratch + places.key_rows, s.keys, s.size,
                                  s.size, false, dq, width});
       copy_rows(dq, width, rows, s.size, head.at(call.dq, s.queries, query, s.size), head.stride);
     }

@@ -1,4 +1,4 @@
-// What one head reads: its rows where they stand in [batch, row, head, element], and the bias of its queries.
+// The inputs of one head: its rows within [batch, row, head, element], and the bias of its queries.
 //
 // Included by attention.cpp only.
 #pragma once
@@ -9,7 +9,7 @@
 namespace onnxtrain {
 namespace {
 
-// Where the tensors of one head begin, and how far apart its rows are.
+// Start of each tensor of one head, and the distance between its rows.
 template <typename T>
 struct Head {
   const AttentionShape& shape;
@@ -23,7 +23,7 @@ struct Head {
         stride(static_cast<std::ptrdiff_t>(shape.heads * shape.size)),
         value_stride(static_cast<std::ptrdiff_t>(shape.heads * shape.value_size)) {}
 
-  // The first element of a row of a tensor [batch, rows, heads, size].
+  // First element of a row of a tensor [batch, rows, heads, size].
   const T* at(const void* data, std::size_t rows, std::size_t row, std::size_t size) const {
     return static_cast<const T*>(data) + ((batch * rows + row) * shape.heads + head) * size;
   }
@@ -32,7 +32,7 @@ struct Head {
   }
 };
 
-// The bias of a query, as long as a row of scores, with -inf behind the last key.
+// The bias of a query, padded with -inf behind the last key to the length of a row of scores.
 template <typename T>
 class BiasRows {
  public:
@@ -54,7 +54,7 @@ class BiasRows {
     }
   }
 
-  // Valid until the next one is asked for.
+  // Valid until the next call.
   const T* operator[](std::size_t query) const {
     if (data_ == nullptr || query_ == 0) return row_;
     const T* from = data_ + static_cast<std::ptrdiff_t>(query) * query_;
@@ -63,7 +63,7 @@ class BiasRows {
     return row_;
   }
 
-  // Keys that some query of [first, last) sees, up to the last of them; at least one.
+  // One past the last key that any query in [first, last) attends to; at least one.
   std::size_t reach(std::size_t first, std::size_t last) const {
     if (data_ == nullptr || key_ == 0) return keys_;
     if (query_ == 0) last = first + 1;

@@ -1,5 +1,5 @@
-// The kernels of attention for one instruction set: compiled like convolution.cpp, once per set, with fused
-// multiplications and additions.
+// The attention kernels for one instruction set: compiled once per set, like convolution/kernels.cpp, with fused
+// multiply-add.
 #include "attention/attention_kernels.h"
 #include "kernels/instruction_set.h"
 #include "kernels/kernel_table.h"

@@ -14,7 +14,7 @@ void require_rank(const Inputs& inputs, std::size_t index, const char* name, con
                               text_of(inputs[index].shape) + ", and must have four axes: [batch, " + axes + "].");
 }
 
-// The inputs q, k and v, which begin at `first`, and the bias at `bias`, checked against each other.
+// Reads the inputs q, k, v, starting at `first`, and the bias at `bias`, and checks that they match.
 AttentionCall call_of(const Inputs& inputs, std::size_t first, std::size_t bias,
                       const AttentionAttributes& attributes) {
   const std::size_t q = first, k = first + 1, v = first + 2;

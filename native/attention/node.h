@@ -15,8 +15,8 @@ struct AttentionAttributes {
 };
 
 // y = softmax(scale q kᵀ + bias) v per head, and the logarithm of the sum of exp(scores) per row. q is [batch, queries,
-// heads, size], k [batch, keys, heads, size], v [batch, keys, heads, value size]; a bias broadcasts to [batch, heads,
-// queries, keys] and may be left out.
+// heads, size], k [batch, keys, heads, size], v [batch, keys, heads, value size]; the optional bias broadcasts to
+// [batch, heads, queries, keys].
 class AttentionNode final : public FusedNode {
  public:
   static const Signature kSignature;

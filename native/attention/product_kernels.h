@@ -1,20 +1,20 @@
-// The products inside a block of queries: rows that stand anywhere, by columns that are packed as panels.
+// Matrix multiplications within a block of queries: rows at arbitrary addresses times columns packed as panels.
 //
-// Included by attention.cpp only. What a product broadcasts is read through pointers to its rows, what it reads as
-// columns from panels that are packed once per head.
+// Included by attention.cpp only. The broadcast operand is read through row pointers; the other is packed into panels
+// once per head.
 #pragma once
 
 #include "attention/rows.h"
-#include "products/packing.h"
+#include "matmul/packing.h"
 #include "tuning.h"
 
 namespace onnxtrain {
 namespace {
 
 // sums[row, column] (+)= sum over the depth of source[row * row_stride + depth_offsets[depth]] * panels[depth, column],
-// for the panels that hold the columns before `wanted`.
+// for the panels that contain columns below `wanted`.
 template <typename T>
-struct Product {
+struct Matmul {
   const T* source;
   std::ptrdiff_t row_stride;
   const std::ptrdiff_t* depth_offsets;
@@ -27,7 +27,7 @@ struct Product {
 };
 
 template <typename T>
-void multiply_panels(const Product<T>& product) {
+void multiply_panels(const Matmul<T>& product) {
   const Panels<T> panels(product.columns);
   const Parts depths(product.depth, tuning::kAccumulationDepth);
   if (product.depth == 0 && !product.accumulate) {
@@ -60,7 +60,7 @@ void multiply_panels(const Product<T>& product) {
   }
 }
 
-// All of a matrix [columns][depth], or of one [depth][columns] whose columns are neighbours, as panels.
+// Packs a matrix [columns][depth], or one [depth][columns] with contiguous columns, into panels.
 template <typename T>
 void pack_all(const T* source, const T* end, std::ptrdiff_t column_stride, const std::ptrdiff_t* offsets,
               std::size_t columns, std::size_t depth, T* panels) {

@@ -1,4 +1,4 @@
-// How rows of scores lie in a block: as long as vectors fill them, with -inf behind the last key.
+// Layout of the rows of scores in a block: padded to whole vectors, with -inf behind the last key.
 //
 // Included by attention.cpp only.
 #pragma once

@@ -1,4 +1,4 @@
-// The softmax of rows of scores, and its gradient.
+// Row-wise softmax of scores, and its gradient.
 //
 // Included by attention.cpp only.
 #pragma once
@@ -13,13 +13,13 @@ namespace {
 template <typename T>
 constexpr T kNotANumber = static_cast<T>(__builtin_nan(""));
 
-// The natural logarithm of a normal number that is at least 1.
+// Natural logarithm of a normal number >= 1.
 inline double logarithm(double value) {
   const double near = log2_approximate(value) * 0x1.62e42fefa39efp-1;
   return near + (value * exp_nonpositive<double>(-near) - 1.0);
 }
 
-// All lanes as one number: the halves of a vector together, then those of the half, down to one.
+// Horizontal reduction: combines the two halves of a vector, then the halves of that half, down to one value.
 template <std::size_t bytes, typename T, typename Together>
 inline T of_lanes(const T* lanes, Together together) {
   if constexpr (bytes == sizeof(T)) {
@@ -42,13 +42,13 @@ inline T largest_lane(const Vector<T>& lanes) {
   return of_lanes<kVectorBytes>(reinterpret_cast<const T*>(&lanes), [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// What a row of scores had before it became exp(score - largest), whose sum is `sum`.
+// Statistics of a row of scores before it became exp(score - largest); `sum` is the sum of those.
 template <typename T>
 struct RowSum {
   T largest, sum;
 };
 
-// A row of products, as many as fill vectors, becomes exp(score - largest of the row).
+// Turns a row of scores, in whole vectors, into exp(score - largest of the row).
 template <typename T>
 RowSum<T> exponentials(T* row, const T* bias, std::size_t count, T scale, bool zero_empty) {
   Vector<T> most = broadcast(kMinusInfinity<T>);
@@ -59,7 +59,7 @@ RowSum<T> exponentials(T* row, const T* bias, std::size_t count, T scale, bool z
   }
   const T largest = largest_lane<T>(most);
   bool empty = largest == kMinusInfinity<T>;
-  for (std::size_t i = 0; empty && i < count; ++i) empty = row[i] == kMinusInfinity<T>;  // and none is NaN
+  for (std::size_t i = 0; empty && i < count; ++i) empty = row[i] == kMinusInfinity<T>;  // true only if no score is NaN
   ONNXTRAIN_VECTORIZE
   for (std::size_t i = 0; i < count; ++i) row[i] = probability(row[i] - largest);
   Vector<T> sums = {};
@@ -80,7 +80,8 @@ inline T dot(const T* a, const T* b, std::size_t count) {
   return sum;
 }
 
-// A row of products becomes the probabilities p, and one of dp the gradient by the products: p (dp - delta) scale.
+// Turns a row of scores into the probabilities p, and a row of dp into the gradient of the scores: p (dp - delta)
+// scale.
 template <typename T>
 void score_gradient(T* row, T* slopes, const T* bias, std::size_t count, T scale, T log_sum, T delta,
                     bool zero_empty) {

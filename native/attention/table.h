@@ -1,6 +1,6 @@
-// Attention and its gradient, head by head: functions over pointers, compiled once per instruction set and reached
-// through a table. Multiplications may be fused with additions, so instruction sets differ in the last places; one
-// instruction set always gives the same bits. Strides and offsets count elements.
+// Attention and its gradient, one head at a time: functions over pointers, compiled once per instruction set and called
+// through a table. Multiply-add may be fused, so instruction sets differ in the last bits; one instruction set always
+// gives the same bits. Strides and offsets count elements.
 #pragma once
 
 #include <cstddef>
@@ -15,28 +15,28 @@ struct AttentionShape {
 struct AttentionCall {
   AttentionShape shape;
   double scale;
-  bool zero_empty_rows;  // a row of scores whose softmax is NaN counts as a row of zeros
+  bool zero_empty_rows;  // treats a row of scores whose softmax is NaN as zeros
   const void *q, *k, *v;
-  const void* bias;               // null: none
-  std::ptrdiff_t bias_stride[4];  // by batch, head, query and key; 0 where it is repeated
+  const void* bias;               // null if absent
+  std::ptrdiff_t bias_stride[4];  // by batch, head, query and key; 0 where broadcast
   void* y;                        // [batch, queries, heads, value_size]
-  void* log_sum;                  // [batch, heads, queries]; both null where they are results that are not wanted
+  void* log_sum;                  // [batch, heads, queries]; both are null if not requested
   const void* dy;
-  void *dq, *dk, *dv;  // null: not wanted
+  void *dq, *dk, *dv;  // null if not requested
 
-  std::size_t block;  // queries at a time, at most
-  // Multiples of 1, of heads * size, of heads * value_size, and of the distance between rows of scores.
+  std::size_t block;  // maximum number of queries at a time
+  // Multiples of 1, of heads * size, of heads * value_size, and of the row stride of the scores.
   const std::ptrdiff_t *ones, *rows, *value_rows, *score_rows;
 };
 
 struct AttentionKernels {
-  // The distance between the rows of a block of scores.
+  // Row stride of a block of scores.
   std::size_t (*score_stride)(std::size_t keys);
-  // Bytes that one head needs.
+  // Scratch bytes per head.
   std::size_t (*scratch)(const AttentionCall& call, bool gradient);
-  // y and log_sum of queries [first, last) of a head, counted through the batch.
+  // Computes y and log_sum of queries [first, last) of a head, numbered across the batch.
   void (*attend)(const AttentionCall& call, std::size_t head, std::size_t first, std::size_t last, void* scratch);
-  // dq, dk and dv of a head, from dy, y and log_sum.
+  // Computes dq, dk and dv of a head from dy, y and log_sum.
   void (*gradient)(const AttentionCall& call, std::size_t head, void* scratch);
 };
 

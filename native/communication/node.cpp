@@ -8,7 +8,7 @@
 namespace onnxtrain {
 namespace {
 
-// Adds `count` elements up over all processes, in place; `type` is 0 for float and 1 for double. Not 0: it failed.
+// Sums `count` elements over all ranks, in place; `type` is 0 for float and 1 for double. Nonzero on failure.
 using AllReduce = int (*)(int type, void* data, std::size_t count);
 
 std::atomic<AllReduce> all_reduce{nullptr};
@@ -33,7 +33,7 @@ void AllReduceNode::compute(const Call& call) const {
 
 }  // namespace onnxtrain
 
-// What nodes of `AllReduce` call from now on, on the thread that runs their session; null for nothing.
+// Sets the function that `AllReduce` nodes call on the thread that runs their session; null to unset.
 ONNXTRAIN_API void onnxtrain_set_all_reduce(int (*function)(int type, void* data, std::size_t count)) {
   onnxtrain::all_reduce = function;
 }

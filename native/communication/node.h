@@ -1,12 +1,12 @@
-// A sum over the processes of one training, in the middle of a graph.
+// All-reduce within a graph.
 #pragma once
 
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
 
-// Input: a tensor; output: its sum over all processes. What adds up is a function that the program has named with
-// `onnxtrain_set_all_reduce`; it blocks until all processes have called it.
+// Input: a tensor; output: its sum over all ranks. The reduction is a function set by `onnxtrain_set_all_reduce`; it
+// blocks until every rank has called it.
 class AllReduceNode final : public FusedNode {
  public:
   static const Signature kSignature;

@@ -8,7 +8,8 @@
 namespace onnxtrain {
 namespace {
 
-// Elements that a block's copy of the source may have: a gigabyte of float. Kernels as large as an image are far below.
+// Limit on the elements of a block's copy of the source: 1 GiB of float. Kernels as large as an image stay far below
+// it.
 constexpr std::size_t kMostCopied = std::size_t{1} << 28;
 
 }  // namespace
@@ -47,7 +48,7 @@ Blocks::Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::s
   Index box = grid.size;
   const auto covered = [&] {
     for (int axis = 0; axis < kAxes; ++axis) extent[axis] = (box[axis] - 1) * grid.step[axis] + grid.reach[axis] + 1;
-    return static_cast<std::size_t>(product(extent));  // of a plane at most
+    return static_cast<std::size_t>(product(extent));  // at most one plane
   };
   const auto too_large = [&] {
     return saturating_product(covered(), channels) > elements || static_cast<std::size_t>(product(box)) > positions;
@@ -59,7 +60,7 @@ Blocks::Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::s
   }
   const std::size_t plane = covered();
   if (saturating_product(plane, channels) > std::max(kMostCopied, elements)) {
-    throw std::invalid_argument("the windows of neighbouring positions reach over " + std::to_string(plane) +
+    throw std::invalid_argument("the windows of neighbouring positions span " + std::to_string(plane) +
                                 " elements of each of " + std::to_string(channels) +
                                 " channels, more than this kernel copies at a time: use ONNX's own Conv for such "
                                 "pads and dilations.");
@@ -69,10 +70,10 @@ Blocks::Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::s
     images = std::min(elements / std::max<std::size_t>(plane * channels, 1),
                       positions / static_cast<std::size_t>(product(box)));
     images = std::clamp<std::size_t>(images, 1, std::max<std::size_t>(batch, 1));
-    images = divided_up(batch, divided_up(batch, images));  // all blocks of about the same size
+    images = divided_up(batch, divided_up(batch, images));  // balances the blocks
   }
   image_stride = static_cast<std::ptrdiff_t>(plane);
-  // An odd number of cache lines from channel to channel: a power of two would put all into few places of the cache.
+  // Uses an odd number of cache lines per channel: a power of two would map all channels to a few cache sets.
   constexpr std::size_t kLine = 16;
   channel_stride = static_cast<std::ptrdiff_t>((divided_up(plane * images, kLine) | 1) * kLine);
   most_positions = images * static_cast<std::size_t>(product(box));

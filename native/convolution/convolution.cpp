@@ -11,8 +11,8 @@
 namespace onnxtrain {
 namespace {
 
-// What windows may reach along an axis, and in a plane, padding included: far more than any image has, and few enough
-// that offsets within it cannot overflow.
+// Limits on the extent of windows along an axis and in a plane, padding included: far beyond any image, small enough
+// that offsets cannot overflow.
 constexpr std::int64_t kMostAlongAxis = std::numeric_limits<std::int32_t>::max();
 constexpr std::uint64_t kMostInPlane = std::uint64_t{1} << 40;
 
@@ -101,9 +101,9 @@ Convolution::Convolution(const ConvolutionAttributes& attributes, const std::vec
     const std::int64_t expected = attributes.windows(i, x[2 + i]), padded = attributes.padded(i, x[2 + i]);
     require_shapes(output[axis] == expected,
                    "axis " + std::to_string(2 + i) + " of y must have size " + std::to_string(expected) +
-                       ", the number of windows by the attributes.",
+                       ", the number of windows that the attributes give.",
                    x, y);
-    // A stride beyond the padded size leads from the one window there is to nowhere.
+    // A stride beyond the padded size has only one window.
     stride[axis] = std::min(attributes.strides[i], std::max<std::int64_t>(padded, 1));
     windowed = windowed && expected > 0;
     in_plane = saturating_product(in_plane, static_cast<std::uint64_t>(padded));
@@ -113,7 +113,7 @@ Convolution::Convolution(const ConvolutionAttributes& attributes, const std::vec
   require_shapes(within && in_plane <= kMostInPlane,
                  "with its pads, " + text_of(attributes.pads) + ", x has more than " + std::to_string(kMostAlongAxis) +
                      " elements along an axis or " + std::to_string(kMostInPlane) +
-                     " in a plane, which is more than this kernel reaches: use ONNX's own Conv.",
+                     " in a plane, the limit of this kernel: use ONNX's own Conv.",
                  x, y);
 }
 

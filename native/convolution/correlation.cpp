@@ -1,4 +1,4 @@
-// Correlations as products of matrices: positions of the source with the weights.
+// Correlations as matrix multiplications: source positions times weights.
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -11,13 +11,13 @@
 namespace onnxtrain {
 namespace {
 
-// Positions of a phase by the taps that read the plane there, and not its padding.
+// Groups the positions of a phase by the taps that read the plane rather than its padding.
 class TapClasses {
  public:
-  // Of the axes with a true value; along the others, all positions count as reading all taps.
+  // Distinguishes classes along the axes marked true; along the others every position counts as reading all taps.
   TapClasses(const Phase& phase, const Index& source_size, const std::array<bool, kAxes>& split)
       : all_(split == std::array<bool, kAxes>{}) {
-    std::vector<std::vector<bool>> sets[kAxes];  // per axis and class, the taps
+    std::vector<std::vector<bool>> sets[kAxes];  // taps per axis and class
     for (int axis = 0; axis < kAxes; ++axis) {
       for (std::ptrdiff_t q = 0; q < phase.size[axis]; ++q) {
         std::vector<bool> set;
@@ -45,10 +45,10 @@ class TapClasses {
     }
   }
 
-  // Whether all positions count as reading all taps.
+  // True if every position counts as reading all taps.
   bool are_all() const { return all_; }
 
-  // The numbers of a block's positions, class by class within each strip, and these classes.
+  // Indices of a block's positions, ordered by class within each strip, and their classes.
   std::vector<std::size_t> sort(const Block& block, std::vector<RowClass>& classes) const {
     std::vector<std::size_t> class_of;
     for (std::size_t i = 0; i < block.images; ++i) {
@@ -89,7 +89,7 @@ class TapClasses {
   std::vector<std::vector<std::size_t>> runs_;
 };
 
-// What the products of a block take: rows times taps, and for each tile and each run of its taps a little more.
+// Cost of the multiplications of a block: rows times taps, plus overhead per tile and per run of its taps.
 double cost_of(const TapClasses& classes, const Block& block, std::size_t channels) {
   std::vector<RowClass> found;
   classes.sort(block, found);
@@ -108,7 +108,7 @@ double cost_of(const TapClasses& classes, const Block& block, std::size_t channe
   return cost;
 }
 
-// The classes by which a phase's positions take the least.
+// Chooses the classes with the lowest cost for a phase's positions.
 TapClasses best_classes(const Phase& phase, const Index& source_size, const Block& block, std::size_t channels) {
   TapClasses best(phase, source_size, {false, false, false});
   const double all = cost_of(best, block, channels);
@@ -123,16 +123,16 @@ TapClasses best_classes(const Phase& phase, const Index& source_size, const Bloc
   return best;
 }
 
-// One phase's part of the products.
+// One phase of the computation.
 struct PhasePart {
   const Phase* phase;
   std::size_t depth;
   TapClasses classes;
-  std::vector<std::size_t> chunks;             // the first channel of each, and the end
-  std::vector<std::size_t> places;             // in the depth, channel by channel; empty: in this order
+  std::vector<std::size_t> chunks;             // first channel of each chunk, and the end
+  std::vector<std::size_t> places;             // positions along the depth, channel by channel; empty if in order
   std::vector<std::ptrdiff_t> weight_offsets;  // channel by channel
-  std::vector<std::ptrdiff_t> tap_offsets;     // in the order of the depth
-  std::size_t weights;                         // where its arranged weights begin, in elements of a column
+  std::vector<std::ptrdiff_t> tap_offsets;     // in depth order
+  std::size_t weights;                         // offset of its packed weights, in elements of a column
 
   PhasePart(const Phase& phase_, const Index& source_size, const Grid& grid, const Blocks& blocks, std::size_t channels,
             std::ptrdiff_t channel_stride, std::size_t weights_)
@@ -159,7 +159,7 @@ struct PhasePart {
   }
 };
 
-// The elements of a list by their numbers.
+// Selects elements of a list by index.
 std::vector<std::ptrdiff_t> in_order(const std::vector<std::ptrdiff_t>& list, const std::vector<std::size_t>& order) {
   std::vector<std::ptrdiff_t> result;
   result.reserve(order.size());
@@ -167,7 +167,7 @@ std::vector<std::ptrdiff_t> in_order(const std::vector<std::ptrdiff_t>& list, co
   return result;
 }
 
-// Part `part` of the weights of one panel, group and phase.
+// Packs part `part` of the weights of one panel, group and phase.
 struct PackTask {
   const PhasePart* phase;
   std::size_t group, panel, begin, end;
@@ -193,7 +193,7 @@ void ConvolutionProducts<T>::correlate(const PlaneCorrelation<T>& p) const {
   const std::size_t count = c_.batch * p.source.group * p.columns * static_cast<std::size_t>(product(p.target_size));
   if (all_empty && p.weights.bias == nullptr) return clear(p.target, count);
   if (p.all_phases && depthwise(p)) return;
-  PlaneCorrelation<T> reached = p;  // by some tap; all else is zero, as only gradients have such places
+  PlaneCorrelation<T> reached = p;  // reached by some tap; the rest is zero (gradients only)
   reached.phases.erase(std::remove_if(reached.phases.begin(), reached.phases.end(), is_empty), reached.phases.end());
   if (!p.all_phases || reached.phases.size() < p.phases.size()) clear(p.target, count);
   if (!prefers_filter(p.source, reached.grid(), p.columns)) return multiply(reached);
@@ -232,7 +232,7 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
     }
   }
 
-  // Arranges the weights, and the source where several tasks read the same of it.
+  // Packs the weights, and the source where several tasks read the same part.
   const Buffer weights(checked_product(groups, depth, padded_columns, sizeof(T)));
   const Buffer copies(shared ? checked_product(groups, blocks.all.size(), copy_size, sizeof(T)) : 0);
   const auto weights_of = [&](const PhasePart& part, std::size_t group) {

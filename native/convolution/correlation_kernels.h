@@ -1,9 +1,8 @@
-// Arranging operands, and products over an indirectly addressed source: convolutions without a copy per position of
-// the kernel.
+// Packing of operands, and matrix multiplication with an indirectly addressed source: convolution without im2col.
 #pragma once
 
 #include "convolution/table.h"
-#include "products/packing.h"
+#include "matmul/packing.h"
 #include "tuning.h"
 
 namespace onnxtrain {
@@ -11,7 +10,7 @@ namespace {
 
 template <typename T>
 void copy_boxes(const BoxCopy<T>& box) {
-  std::ptrdiff_t first[kAxes], last[kAxes];  // what of the box lies in the plane
+  std::ptrdiff_t first[kAxes], last[kAxes];  // part of the box that lies within the plane
   for (int axis = 0; axis < kAxes; ++axis) {
     const std::ptrdiff_t end = box.size[axis] - box.start[axis];
     first[axis] = box.start[axis] < 0 ? (-box.start[axis] < box.extent[axis] ? -box.start[axis] : box.extent[axis]) : 0;
@@ -37,14 +36,14 @@ void copy_boxes(const BoxCopy<T>& box) {
   }
 }
 
-// How many offsets are consecutive, of the first `count`.
+// Number of consecutive offsets among the first `count`.
 inline std::size_t run_length(const std::ptrdiff_t* offsets, std::size_t count) {
   std::size_t run = 1;
   while (run < count && offsets[run] == offsets[0] + static_cast<std::ptrdiff_t>(run)) ++run;
   return run;
 }
 
-// sums[sum_rows[row]][width] to target[target_offsets[row] + column * column_stride], plus a bias.
+// Writes sums[sum_rows[row]][width] plus a bias to target[target_offsets[row] + column * column_stride].
 template <typename T>
 void scatter_transposed(const T* sums, std::size_t rows, std::size_t width, std::size_t columns, T* target,
                         const std::ptrdiff_t* offsets, const std::size_t* sum_rows, std::ptrdiff_t column_stride,
@@ -53,7 +52,7 @@ void scatter_transposed(const T* sums, std::size_t rows, std::size_t width, std:
   for (std::size_t row = 0; row < rows;) {
     const std::size_t run = run_length(offsets + row, rows - row < lanes ? rows - row : lanes);
     const bool block = run == lanes;
-    // Positions that are no neighbours: some for each column together, because columns lie far apart.
+    // Scattered positions: writes several per column, since columns are far apart.
     const std::size_t step = run > 1 ? run : rows - row < lanes ? rows - row : lanes;
     std::size_t column = 0;
     if (block) {
@@ -81,7 +80,7 @@ void scatter_transposed(const T* sums, std::size_t rows, std::size_t width, std:
   }
 }
 
-// The sums of rows [begin, end), all of one class, over one chunk of the depth.
+// Sums of rows [begin, end), all of one class, over one chunk of the depth.
 template <typename T>
 void correlate_rows(const Correlation<T>& task, const RowClass& row_class, std::size_t begin, std::size_t end,
                     std::size_t chunk, const T* columns, std::size_t vectors, T* sums) {

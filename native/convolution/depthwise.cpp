@@ -1,4 +1,4 @@
-// Convolutions with many groups of few channels, a vector of groups at a time.
+// Convolutions with many groups of few channels, one vector of groups at a time.
 #include <algorithm>
 
 #include "convolution/products.h"
@@ -23,7 +23,7 @@ void append_places(const Index& box, const Index& start, const Index& step, cons
 
 }  // namespace
 
-// A layout and the tables that it points to.
+// A layout with the tables that it points to.
 struct DepthwiseLayout {
   struct Tables {
     std::vector<std::ptrdiff_t> places, target_places, offsets, weight_offsets;
@@ -127,7 +127,7 @@ bool ConvolutionProducts<T>::depthwise_gradient(const PlaneProducts<T>& p) const
   const DepthwiseLayout layout(c_.batch, p.source.group, p.source.channels, p.columns.channels, p.source.size,
                                p.columns.size, {phase}, 0, kernels_.lanes);
   if (!layout.fits(sizeof(T))) return false;
-  // Few groups leave cores idle unless the images are shared, too: their sums are added in order at the end.
+  // With few groups the images are split among threads as well; their sums are added in order at the end.
   const std::size_t parts = divided_up(p.source.group, kernels_.lanes);
   const std::size_t chunks = std::clamp<std::size_t>(tuning::kPlaneTasks / 2 / parts, 1, c_.batch);
   const std::size_t count = checked_product(p.source.group, p.columns.channels, layout.layout.total_depth);

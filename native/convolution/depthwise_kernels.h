@@ -1,4 +1,4 @@
-// Convolutions with many groups of few channels, depthwise ones above all, on images that fit the cache: a vector holds
+// Convolutions with many groups of few channels, mainly depthwise ones, on images that fit the cache: a vector holds
 // one position of as many groups as it has lanes.
 #pragma once
 
@@ -8,17 +8,17 @@
 namespace onnxtrain {
 namespace {
 
-// Planes of neighbouring groups, of which the last may be fewer than there are lanes.
+// Planes of neighbouring groups; the last vector may have fewer groups than lanes.
 template <typename T, typename Pointer>
 struct PlanesOfLanes {
   Pointer first;
-  std::ptrdiff_t stride;  // from lane to lane
-  std::size_t count;      // of lanes in use
+  std::ptrdiff_t stride;  // between lanes
+  std::size_t count;      // lanes in use
 
   Pointer lane(std::size_t i) const { return first + static_cast<std::ptrdiff_t>(i < count ? i : count - 1) * stride; }
 };
 
-// Positions of planes to vectors: element `position` of all planes to target[places[position]].
+// Transposes planes to vectors: element `position` of all planes goes to target[places[position]].
 template <typename T>
 inline void gather_lanes(const PlanesOfLanes<T, const T*>& planes, std::size_t positions, const std::ptrdiff_t* places,
                          T* target) {
@@ -39,7 +39,7 @@ inline void gather_lanes(const PlanesOfLanes<T, const T*>& planes, std::size_t p
   }
 }
 
-// Vectors, one per position, back to planes.
+// Transposes vectors, one per position, back to planes.
 template <typename T>
 inline void scatter_lanes(const T* source, std::size_t positions, const PlanesOfLanes<T, T*>& planes) {
   constexpr std::size_t lanes = kLanes<T>;
@@ -64,7 +64,7 @@ inline void scatter_lanes(const T* source, std::size_t positions, const PlanesOf
   }
 }
 
-// Weights of neighbouring groups: element k of all of them to target[k].
+// Interleaves the weights of neighbouring groups: element k of all of them goes to target[k].
 template <typename T>
 inline void gather_weights(const PlanesOfLanes<T, const T*>& weights, const std::ptrdiff_t* offsets, std::size_t depth,
                            T* target) {

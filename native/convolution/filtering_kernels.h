@@ -1,9 +1,9 @@
-// Convolutions with few outputs per group, depthwise ones above all: sums of shifted planes instead of products of
-// matrices.
+// Convolutions with few outputs per group, mainly depthwise ones: sums of shifted planes instead of matrix
+// multiplications.
 //
-// A plane is copied with its padding, and with the positions that are a stride apart side by side (the phases of the
-// stride). Then the sources of neighbouring outputs are neighbours for every element of the kernel, over the ends of
-// rows, too: outputs are computed through all rows at once, with a few between the rows that nobody reads.
+// A plane is copied with its padding, and split into phases of the stride so that positions one stride apart are
+// contiguous. Neighbouring outputs then read neighbouring sources for every kernel element, even across row ends: all
+// rows are computed in one run, including a few unused outputs between rows.
 #pragma once
 
 #include "convolution/correlation_kernels.h"
@@ -11,7 +11,7 @@
 namespace onnxtrain {
 namespace {
 
-// From every `step`-th element on, `count` of them.
+// Every `step`-th element, `count` of them.
 template <typename T>
 inline void copy_strided(const T* __restrict from, std::ptrdiff_t step, std::ptrdiff_t count, T* __restrict to) {
   if (step == 2) {
@@ -21,12 +21,12 @@ inline void copy_strided(const T* __restrict from, std::ptrdiff_t step, std::ptr
   }
 }
 
-// One row of a plane, its phases `phase_size` apart; what lies outside is zero.
+// Copies one row of a plane into its phases, `phase_size` apart, with zeros outside of the plane.
 template <typename T>
 inline void copy_row_phases(const FilterGeometry& g, const T* row, std::ptrdiff_t phase_size, T* target) {
   const std::ptrdiff_t step = g.step[2], start = g.start[2], width = g.phase_extent[2];
   for (std::ptrdiff_t phase = 0; phase < step; ++phase, target += phase_size) {
-    // Elements start + phase + step * i of the row, those of them that it has.
+    // Elements start + phase + step * i, as far as they exist.
     const std::ptrdiff_t origin = start + phase;
     std::ptrdiff_t first = origin >= 0 ? 0 : (step - 1 - origin) / step;
     std::ptrdiff_t last = g.size[2] <= origin ? 0 : (g.size[2] - origin + step - 1) / step;
@@ -62,7 +62,7 @@ inline void copy_phases(const FilterGeometry& g, const T* plane, T* target) {
   }
 }
 
-// Vectors of neighbouring outputs: sums over the depth of weight * source.
+// Sums over the depth of weight * source, for vectors of neighbouring outputs.
 template <typename T, std::size_t vectors>
 inline void filter_vectors(const T* source, const std::ptrdiff_t* offsets, const T* weights, std::size_t depth, T bias,
                            T* target) {
@@ -93,7 +93,7 @@ inline void filter_plane(const T* source, const std::ptrdiff_t* offsets, const T
   if (i < length) filter_vectors<T, 1>(source + i, offsets, weights, depth, bias, target + i);
 }
 
-// The outputs of one plane from rows `phase_extent[2]` wide to where they belong.
+// Copies the outputs of one plane from rows `phase_extent[2]` wide to the target.
 template <typename T>
 inline void scatter_rows(const FilterGeometry& g, const T* sums, T* target) {
   for (std::ptrdiff_t d = 0; d < g.grid[0]; ++d) {
@@ -136,7 +136,7 @@ void filter(const Filtering<T>& task) {
   }
 }
 
-// sums[k] += source shifted by offsets[k] * factor, vector by vector.
+// sums[k] += source shifted by offsets[k] * factor, one vector at a time.
 template <typename T, std::size_t count>
 inline void correlate_vectors(const T* source, const std::ptrdiff_t* offsets, const T* factor, std::size_t length,
                               T* sums) {
@@ -167,7 +167,7 @@ inline void correlate_plane(const T* source, const std::ptrdiff_t* offsets, std:
   for (; k < depth; ++k) correlate_vectors<T, 1>(source, offsets + k, factor, length, sums + k * lanes);
 }
 
-// The rows of a plane, `phase_extent[2]` apart with zeros between them.
+// The rows of a plane, `phase_extent[2]` apart, zero-filled.
 template <typename T>
 inline void spread_rows(const FilterGeometry& g, const T* plane, T* target) {
   for (std::ptrdiff_t d = 0; d < g.grid[0]; ++d) {

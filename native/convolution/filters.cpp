@@ -26,17 +26,17 @@ FilterGeometry geometry_of(const Grid& grid, const Index& size) {
   return g;
 }
 
-// Elements of a copy of a plane; behind it is room for a whole block of vectors.
+// Elements of a copy of a plane, with room for a whole block of vectors behind it.
 std::size_t copy_stride_of(const FilterGeometry& g, std::size_t lanes) {
-  std::size_t count = 1;  // up to a stride more than the plane along each axis
+  std::size_t count = 1;  // up to one stride larger than the plane along each axis
   for (int axis = 0; axis < kAxes; ++axis) {
     count = saturating_product(count, static_cast<std::size_t>(g.step[axis] * g.phase_extent[axis]));
   }
-  constexpr std::size_t kMost = std::size_t{1} << 62;  // for no copy: see prefers_filter
+  constexpr std::size_t kMost = std::size_t{1} << 62;  // marks an impossible copy: see prefers_filter
   return rounded_up(std::min(count, kMost) + 8 * lanes, lanes);
 }
 
-// Of channels and taps in the copies.
+// Offsets of channels and taps in the copies.
 std::vector<std::ptrdiff_t> copy_offsets(const FilterGeometry& g, const Grid& grid, const std::vector<Tap>& taps,
                                          std::size_t channels, std::size_t copy_stride) {
   std::vector<std::ptrdiff_t> offsets;
@@ -57,7 +57,7 @@ std::vector<std::ptrdiff_t> copy_offsets(const FilterGeometry& g, const Grid& gr
 
 }  // namespace
 
-// A tile of a product has at least as many columns as a vector has lanes; the sums of planes go column by column.
+// A matmul tile has at least one vector of columns; sums of planes go column by column.
 template <typename T>
 bool ConvolutionProducts<T>::prefers_filter(const Planes<T>& source, const Grid& grid, std::size_t columns) const {
   const std::size_t stride = copy_stride_of(geometry_of(grid, source.size), kernels_.lanes);

@@ -1,6 +1,5 @@
-// The kernels of convolutions for one instruction set: compiled like kernels.cpp, once per set, but with fused
-// multiplications and additions. As there, everything but the table lives in unnamed namespaces, and nothing of the
-// standard library is called.
+// The convolution kernels for one instruction set: compiled once per set, like kernels/kernels.cpp, but with fused
+// multiply-add. As there, everything but the table is in unnamed namespaces and the standard library is not called.
 #include "convolution/correlation_kernels.h"
 #include "convolution/depthwise_kernels.h"
 #include "convolution/filtering_kernels.h"

@@ -1,5 +1,4 @@
-// Convolutions and their gradients as nodes. Attributes as those of ONNX's Conv, without auto_pad; kernel_shape is
-// required.
+// Convolutions and their gradients as nodes. Attributes as of ONNX's Conv, without auto_pad; kernel_shape is required.
 #pragma once
 
 #include "convolution/convolution.h"
@@ -7,7 +6,7 @@
 
 namespace onnxtrain {
 
-// y = x * w + b; b may be left out.
+// y = x * w + b; b is optional.
 class ConvNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -19,7 +18,7 @@ class ConvNode final : public FusedNode {
   ConvolutionAttributes attributes_;
 };
 
-// From dy, w and the shape of x: dx.
+// dx from dy, w and the shape of x.
 class ConvInputGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -31,7 +30,7 @@ class ConvInputGradientNode final : public FusedNode {
   ConvolutionAttributes attributes_;
 };
 
-// From dy and x: dw.
+// dw from dy and x.
 class ConvWeightGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

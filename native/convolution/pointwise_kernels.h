@@ -1,16 +1,16 @@
-// Products of the weights with the images themselves: convolutions with kernels of one element, and gradients by the
-// input whose parts by element of the kernel are added up afterwards.
+// Multiplies the weights with whole images: 1x1 convolutions, and input gradients whose terms per kernel element are
+// added up afterwards.
 #pragma once
 
-#include "products/matrix_tile.h"
+#include "matmul/matrix_tile.h"
 
 namespace onnxtrain {
 namespace {
 
-// Vectors of pixels in a tile: the weights are few, so more rows are better than more vectors.
+// Vectors of pixels per tile: the weights are few, so more rows are better than more vectors.
 inline constexpr std::size_t kPixelVectors = kVectorRegisters == 32 ? 3 : 2;
 
-// Calls part(image, pixel, index, count) for each stretch of consecutive pixels within [begin, end).
+// Calls part(image, pixel, index, count) for each run of consecutive pixels within [begin, end).
 template <typename Part>
 inline void for_each_stretch(std::size_t pixels, std::size_t begin, std::size_t end, Part part) {
   std::size_t image = begin / pixels, pixel = begin % pixels;
@@ -21,7 +21,7 @@ inline void for_each_stretch(std::size_t pixels, std::size_t begin, std::size_t 
   }
 }
 
-// The pixels [begin, end) of all channels: [depth][width].
+// Gathers pixels [begin, end) of all channels as [depth][width].
 template <typename T>
 void gather_pixels(const Pointwise<T>& task, std::size_t begin, std::size_t end, std::size_t width, T* columns) {
   const auto plane = static_cast<std::ptrdiff_t>(task.pixels);
@@ -54,7 +54,7 @@ void scatter_pixels(const Pointwise<T>& task, const T* sums, std::size_t width, 
   for_each_stretch(task.pixels, begin, end, scatter);
 }
 
-// Some rows and pixels [begin, end) of a product: `width` pixels with those that are not there, in `columns`.
+// Some rows and pixels [begin, end) of a matrix multiplication: `width` pixels, padded, in `columns`.
 template <typename T>
 struct PixelTile {
   const T* rows[kMaxTileRows];
@@ -67,8 +67,8 @@ struct PixelTile {
   }
 };
 
-// Calls work(tile) for all tiles of the task, by blocks of pixels, few enough that those of all channels stay in the
-// second cache. Row by row, so that the target is written in long stretches.
+// Calls work(tile) for all tiles of the task, in blocks of pixels whose channels fit the L2 cache; row by row, so that
+// the target is written in long runs.
 template <typename T, typename Work>
 void for_each_pixel_tile(const Pointwise<T>& task, Work work) {
   for (std::size_t block = task.begin; block < task.end; block += task.block) {
@@ -127,7 +127,7 @@ void pointwise(const Pointwise<T>& task) {
   });
 }
 
-// Neighbouring positions: from `start` on, their sums at `at`, and where the first lies in the target.
+// A run of neighbouring positions: the first, its sums at `at`, and its offset in the target.
 struct PixelLine {
   std::ptrdiff_t start[kAxes], count, at, place;
 };
@@ -154,7 +154,7 @@ std::size_t lines_of(const Spreading<T>& task, std::size_t begin, std::size_t en
   return found;
 }
 
-// Adds `count` elements: a part of a vector.
+// Adds `count` elements, less than a vector.
 template <std::size_t count, typename T>
 inline void add_few(const T* from, T* to) {
   typedef T Few __attribute__((vector_size(count * sizeof(T)), aligned(sizeof(T)), may_alias));
@@ -183,7 +183,7 @@ inline void add_line(const T* from, std::ptrdiff_t count, T* to, std::ptrdiff_t 
   for (std::ptrdiff_t i = 0; i < count; ++i) to[i * step] += from[i];
 }
 
-// What the products add up to is what the kernel reads with the padding, without multiplying any of that.
+// The matrix products are summed into what the kernel reads with padding; the padding itself is never multiplied.
 template <typename T>
 void spread(const Spreading<T>& task) {
   alignas(kVectorBytes) T sums[kMaxTileRows * kPixelVectors * kLanes<T>];

@@ -12,11 +12,11 @@ namespace {
 
 Index index_of(const std::ptrdiff_t (&sizes)[kAxes]) { return {sizes[0], sizes[1], sizes[2]}; }
 
-// Phases of large strides that no element of the kernel reaches are left out: beyond so many, most are.
+// Phases of large strides that no kernel element reaches are skipped; beyond this many phases, most are.
 constexpr std::size_t kMostPhases = 4096;
 
-// Positions of x that are a stride apart, from `start` on: the same elements of the kernel reach them, so that their
-// gradient is a correlation of dy with these.
+// Positions of x one stride apart, from `start` on: the same kernel elements reach them, so their gradient is a
+// correlation of dy with those elements.
 Phase phase_of(const Index& start, const Index& size, const Index& stride, const std::vector<Tap>& taps) {
   Phase phase = {{}, {1, 1, 1}, start, stride, {}};
   for (int axis = 0; axis < kAxes; ++axis) {
@@ -35,7 +35,7 @@ Phase phase_of(const Index& start, const Index& size, const Index& stride, const
   return phase;
 }
 
-// All of them; or, where they are too many, those that some element reaches.
+// All phases or, where there are too many, those that some kernel element reaches.
 std::vector<Phase> phases_of(const Index& size, const Index& stride, const std::vector<Tap>& taps, bool& all) {
   Index starts;
   for (int axis = 0; axis < kAxes; ++axis) starts[axis] = std::min(size[axis], stride[axis]);
@@ -77,7 +77,7 @@ void ConvolutionProducts<T>::clear(T* data, std::size_t count) const {
   });
 }
 
-// Every plane, `channels` of them for each group, with the bias of its channel (null: with zeros).
+// Fills every plane, `channels` per group, with the bias of its channel, or with zeros if it is null.
 template <typename T>
 void ConvolutionProducts<T>::fill(T* data, std::size_t channels, const std::ptrdiff_t (&size)[kAxes],
                                   const T* bias) const {
@@ -105,7 +105,7 @@ bool ConvolutionProducts<T>::is_pointwise() const {
   return true;
 }
 
-// Of the kernel over x, in the order of the weights.
+// Offsets of the kernel over x, in the order of the weights.
 template <typename T>
 std::vector<Tap> ConvolutionProducts<T>::taps() const {
   std::vector<Tap> taps;
@@ -184,8 +184,8 @@ void ConvolutionProducts<T>::pointwise(const Planes<T>& source, const T* weights
   });
 }
 
-// Both ways' multiplications for an image and a group, those by padding and of lanes without a column included, and
-// what else takes as long: the first of a tile, and additions.
+// Multiplications of both methods for an image and a group, including those for padding and unused lanes, plus the cost
+// of starting a tile and of additions in the same unit.
 template <typename T>
 bool ConvolutionProducts<T>::prefers_spread(const PlaneCorrelation<T>& p) const {
   if (is_depthwise() || c_.outputs == 0 || product(index_of(c_.output)) == 0) return false;
@@ -262,18 +262,18 @@ void ConvolutionProducts<T>::weight_gradient(const T* x, const T* dy, T* dw) con
   const std::vector<Tap> all = taps();
   const Grid grid(output, index_of(c_.stride), all);
   const bool products = !is_depthwise() && !many_groups();
-  if (is_pointwise() && products && c_.inputs < c_.outputs) {  // the columns are arranged anew: rather the fewer
+  if (is_pointwise() && products && c_.inputs < c_.outputs) {  // the columns are repacked: choose the smaller number
     accumulate({from_dy, from_x, grid, all, dw, inputs, 1});
   } else {
     accumulate({from_x, from_dy, grid, all, dw, 1, inputs * positions});
   }
 }
 
-// The depth of these products, all positions of all images, is long, and rows and columns may be few. So the depth is
-// cut into chunks, whose sums are added in order at the end; how many does not depend on the threads.
+// The depth of these multiplications, all positions of all images, is long, while rows and columns may be few. So the
+// depth is split into chunks whose sums are added in order at the end; their number does not depend on the threads.
 template <typename T>
 void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
-  // Threads share the groups of sums of planes, but also the images of products.
+  // Sums of planes are split among threads by groups, matrix multiplications by images too.
   if (depthwise_gradient(p)) return;
   if (many_groups() && prefers_filter(p.source, p.grid, p.columns.channels)) return filter_gradient(p);
   const std::size_t groups = p.source.group, taps = p.taps.size(), channels = p.source.channels;

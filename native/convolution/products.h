@@ -1,4 +1,4 @@
-// Convolutions as products of matrices: which products, of which blocks, in which order.
+// Convolutions as matrix multiplications: which ones, over which blocks, in which order.
 #pragma once
 
 #include "convolution/blocks.h"
@@ -6,7 +6,7 @@
 
 namespace onnxtrain {
 
-// The source of a product: planes of all images, a group's channels side by side.
+// Source of a multiplication: planes of all images, the channels of a group contiguous.
 template <typename T>
 struct Planes {
   const T* data;
@@ -18,8 +18,8 @@ struct Planes {
   const T* of_group(std::size_t g) const { return data + plane() * static_cast<std::ptrdiff_t>(g * channels); }
 };
 
-// Positions of a target that the same taps reach: place start + target_step * q, from source step * q + tap, q counting
-// through a grid.
+// Target positions that the same taps reach: start + target_step * q, from source step * q + tap, for q in a grid of
+// `count`.
 struct Phase {
   Index size, step, target_start, target_step;
   std::vector<Tap> taps;
@@ -31,7 +31,7 @@ struct Weights {
   std::ptrdiff_t group_stride, column_stride, channel_stride;
 };
 
-// target[image, column, place] = bias[column] + sum over channels and taps of
+// target[image, column, position] = bias[column] + sum over channels and taps of
 // source[image, channel, step * q + tap] * weights[column, channel, tap].
 template <typename T>
 struct PlaneCorrelation {
@@ -41,7 +41,7 @@ struct PlaneCorrelation {
   std::size_t columns;  // per group
   T* target;
   Index target_size;
-  bool all_phases = true;  // else the target has positions beside them, which are zero
+  bool all_phases = true;  // otherwise the target has further positions, which are zero
 
   // The largest grid, with all taps.
   Grid grid() const;
@@ -70,17 +70,17 @@ class ConvolutionProducts {
  private:
   void correlate(const PlaneCorrelation<T>& correlation) const;
   void multiply(const PlaneCorrelation<T>& correlation) const;
-  // The same with fewer multiplications, and roundings that reach further.
+  // The same with fewer multiplications (Winograd) and larger rounding errors.
   bool prefers_winograd(const PlaneCorrelation<T>& correlation) const;
   void winograd(const PlaneCorrelation<T>& correlation) const;
   void pointwise(const Planes<T>& source, const T* weights, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
                  std::size_t rows, const T* bias, T* target) const;
-  // The gradient by the input as such products, one for each element of the kernel, added up where they belong.
+  // The input gradient as such multiplications, one per kernel element, added up at their positions.
   bool prefers_spread(const PlaneCorrelation<T>& correlation) const;
   void spread(const Planes<T>& source, const T* weights, T* target) const;
   void accumulate(const PlaneProducts<T>& products) const;
 
-  // The same for many groups of few channels: false where it is not for this convolution, and nothing is done.
+  // The same for many groups of few channels; returns false, with nothing done, where it does not apply.
   bool is_depthwise() const;
   bool depthwise(const PlaneCorrelation<T>& correlation) const;
   bool depthwise_gradient(const PlaneProducts<T>& products) const;

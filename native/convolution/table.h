@@ -1,20 +1,20 @@
 // The inner kernels of convolutions and their gradients: pure functions over pointers, compiled once per instruction
-// set and reached through a table. Multiplications may be fused with additions, so instruction sets differ in the last
-// places; one instruction set always gives the same bits. Strides and offsets count elements.
+// set and called through a table. Multiply-add may be fused, so instruction sets differ in the last bits; one
+// instruction set always gives the same bits. Strides and offsets count elements.
 #pragma once
 
 #include <cstddef>
 
 #include "kernels/by_type.h"
-#include "products/table.h"
+#include "matmul/table.h"
 #include "tuning.h"
 
 namespace onnxtrain {
 
-// Spatial axes: those that a convolution lacks come first and have size 1.
+// Spatial axes; missing ones are leading axes of size 1.
 inline constexpr int kAxes = 3;
 
-// Copies boxes out of planes; what lies outside of the plane is zero.
+// Copies boxes out of planes, with zeros outside of the plane.
 template <typename T>
 struct BoxCopy {
   std::ptrdiff_t size[kAxes];    // of a plane
@@ -22,13 +22,12 @@ struct BoxCopy {
   std::ptrdiff_t extent[kAxes];  // of the box
   std::size_t planes;
   const T* source;
-  std::ptrdiff_t source_stride;  // from plane to plane
+  std::ptrdiff_t source_stride;  // between planes
   T* target;
   std::ptrdiff_t target_stride;
 };
 
-// Rows, up to `end` and of one strip, that read the same elements of the kernel: from runs[0] to before runs[1], from
-// runs[2] to before runs[3] and so on.
+// Rows up to `end` of one strip that read the same kernel elements: [runs[0], runs[1]), [runs[2], runs[3]) and so on.
 struct RowClass {
   std::size_t end;
   const std::size_t* runs;
@@ -36,14 +35,14 @@ struct RowClass {
 };
 
 // target[row, column] = sum over the depth of source[row, depth] * panels[depth, column]. The depth is channels and
-// taps, in chunks of channels, within them tap by tap, and rows leave out the taps that their class has not.
+// taps: chunks of channels, within them tap by tap; rows skip the taps that their class lacks.
 template <typename T>
 struct Correlation {
   const T* source;
   const std::ptrdiff_t* row_offsets;    // in the source: [rows]
   const std::ptrdiff_t* depth_offsets;  // in the source: [depth]
   const RowClass* classes;
-  const std::size_t* chunks;  // the first channel of each, and the end
+  const std::size_t* chunks;  // first channel of each chunk, and the end
   std::size_t chunk_count, taps;
   std::size_t rows, depth, columns;
   std::size_t first_panel, end_panel;
@@ -62,8 +61,8 @@ struct Accumulation {
   const std::ptrdiff_t* row_offsets;
   const std::ptrdiff_t* depth_offsets;
   std::size_t rows, depth, columns;
-  const T* panels;          // at the first element of the depth, in the first panel
-  std::size_t panel_depth;  // of a panel in memory
+  const T* panels;          // at the first depth element, in the first panel
+  std::size_t panel_depth;  // depth of a panel in memory
   bool accumulate;
   T* sums;
 };
@@ -77,31 +76,31 @@ struct Unpacking {
   std::ptrdiff_t row_stride, column_stride;
 };
 
-// Of tiles of 2 x 2 positions: elements of the kernel, and points, which are what a tile reads [4, 4].
+// Of tiles of 2 x 2 positions: kernel elements, and points of the input tile [4, 4].
 inline constexpr std::size_t kWinogradTaps = 9, kWinogradPoints = 16;
 
-// Weights of 3 x 3 elements, transformed and arranged for products of points: [panel][point][channel][columns of the
+// 3 x 3 weights, transformed and packed for the multiplications per point: [panel][point][channel][columns of the
 // panel].
 template <typename T>
 struct WinogradWeights {
   const T *source, *source_end;
   std::ptrdiff_t column_stride;
   const std::ptrdiff_t* offsets;  // of channels and taps in the source, channel by channel
-  const std::size_t* order;       // number of the tap for each element, row by row
+  const std::size_t* order;       // index of the tap for each element, row by row
   std::size_t columns, channels;
-  std::size_t panel, begin, end;  // the part that is arranged: channels begin to end
+  std::size_t panel, begin, end;  // the part to pack: channels begin to end
   T* points;
   T* scratch;  // [end - begin][9][columns of a panel]
 };
 
-// What rows of tiles, counted through all images, read of the source, transformed: [point][tile][row_stride].
+// Transformed input of rows of tiles, numbered across all images: [point][tile][row_stride].
 template <typename T>
 struct WinogradSource {
   const T *source, *source_end;
-  std::ptrdiff_t plane, image;     // from channel to channel and from image to image
+  std::ptrdiff_t plane, image;     // between channels and between images
   std::ptrdiff_t size[2];          // of a plane
-  std::ptrdiff_t start[2];         // of the first tile in the plane, may be negative
-  std::size_t tile_rows, tiles_in_row;  // of an image
+  std::ptrdiff_t start[2];         // first tile in the plane, may be negative
+  std::size_t tile_rows, tiles_in_row;  // per image
   std::size_t first, last, channels;
   const std::ptrdiff_t* ones;  // 0, 1, 2, ...: as many as a row of tiles, or an image, reads
   T* points;
@@ -114,7 +113,7 @@ struct WinogradStrip {
   std::size_t first_tile, tiles, first_position, positions;
 };
 
-// target[position, column] = bias[column] + what the points' products with the weights give.
+// target[position, column] = bias[column] + inverse transform of the points' products with the weights.
 template <typename T>
 struct WinogradProducts {
   const T* source;
@@ -135,7 +134,7 @@ struct WinogradProducts {
 };
 
 // target[image, row, pixel] = bias[row] + sum over the depth of weights[row, depth] * source[image, depth, pixel], for
-// some pixels of all images, counted through.
+// some pixels, numbered across all images.
 template <typename T>
 struct Pointwise {
   const T* weights;
@@ -143,7 +142,7 @@ struct Pointwise {
   const std::ptrdiff_t* depth_offsets;  // in a row of the weights
   std::size_t rows, depth;
   const T* source;
-  std::ptrdiff_t source_image;  // from image to image
+  std::ptrdiff_t source_image;  // between images
   T* target;
   std::ptrdiff_t target_image;
   std::size_t pixels;  // of an image
@@ -153,16 +152,15 @@ struct Pointwise {
   T* scratch;         // [depth][block]
 };
 
-// An element of a kernel: of a grid's positions, those from `first` to before `last` reach the plane with it, at the
-// position's place plus `place`.
+// A kernel element: grid positions [first, last) reach the plane with it, at their own offset plus `place`.
 struct SpreadTap {
   std::ptrdiff_t first[kAxes], last[kAxes], place;
-  bool inside;  // whether all do
+  bool inside;  // true if all do
 };
 
-// target[image, channel, place] = sum over the taps and positions that reach it, and over the depth, of
+// target[image, channel, position] = sum over the taps and positions that reach it, and over the depth, of
 // weights[channel * taps + tap, depth] * source[image, depth, position]. The rows of `products` are channels and taps,
-// its pixels all positions of some images, and its target those of the first channel.
+// its pixels all positions of some images, its target that of the first channel.
 template <typename T>
 struct Spreading {
   Pointwise<T> products;
@@ -171,12 +169,12 @@ struct Spreading {
   std::ptrdiff_t grid[kAxes], step[kAxes], target_size[kAxes];
 };
 
-// How the copy of a plane lies in memory: one part per phase of the step, each of size `phase_extent`. The windows of a
-// grid of positions begin `step` apart in the plane, the first at `start`.
+// Layout of the copy of a plane: one part per phase of the step, each of size `phase_extent`. Windows of neighbouring
+// grid positions are `step` apart in the plane; the first begins at `start`.
 struct FilterGeometry {
   std::ptrdiff_t size[kAxes], start[kAxes], step[kAxes], phase_extent[kAxes], grid[kAxes];
   std::ptrdiff_t target_size[kAxes], target_start[kAxes], target_step[kAxes];
-  std::size_t length;  // from the first position to behind the last, in rows of phase_extent[2]
+  std::size_t length;  // from the first position to one past the last, in rows of phase_extent[2]
 };
 
 // target[item, column, position] = bias[column] + sum over the depth of weights[group, column, depth] *
@@ -208,26 +206,26 @@ struct FilterGradient {
   std::size_t copy_stride;
 };
 
-// Positions of the target that the same elements of the kernel reach.
+// Target positions that the same kernel elements reach.
 struct LanePhase {
   std::size_t positions, depth;
   const std::ptrdiff_t *places, *target_places;    // of a position in the copy and in the results: [positions]
   const std::ptrdiff_t *offsets, *weight_offsets;  // of channels and taps in the copy and in the weights: [depth]
-  std::size_t first_depth;                         // depths of the phases before
+  std::size_t first_depth;                         // depth of the phases before this one
 };
 
-// How the planes of as many groups as a vector has lanes lie in the cache: with their padding, vector by vector.
+// Layout in cache of the planes of as many groups as a vector has lanes, with padding, one vector after the other.
 struct LaneLayout {
   std::size_t images, groups, channels, columns;  // channels and columns per group
   std::size_t positions, target_positions;        // of a plane
-  const std::ptrdiff_t* places;                   // of a plane's positions in its copy
+  const std::ptrdiff_t* places;                   // offsets of a plane's positions in its copy
   std::size_t copy_size;
   const LanePhase* phases;
   std::size_t phase_count, total_depth;
 };
 
 // target[image, group, column, position] = bias + sum over the depth of weights * source, for items first to last: all
-// images of the first lanes of groups, then all of the next.
+// images of the first vector of groups, then all of the next.
 template <typename T>
 struct Depthwise {
   const LaneLayout* layout;
@@ -238,7 +236,7 @@ struct Depthwise {
   T* scratch;  // [channels][copy_size], [target_positions][lanes], [columns][total_depth][lanes]
 };
 
-// target[group, column, depth] = sum over positions, and images first to last, of factors * source, for the lanes of
+// target[group, column, depth] = sum over positions, and images first to last, of factors * source, for the vector of
 // groups from `group` on. The layout has one phase.
 template <typename T>
 struct DepthwiseGradient {
@@ -251,9 +249,9 @@ struct DepthwiseGradient {
 
 template <typename T>
 struct ConvolutionKernels {
-  std::size_t lanes;            // of a vector
-  std::size_t pointwise_width;  // of `pointwise`'s tiles
-  std::size_t (*panels)(std::size_t columns);  // how many there are
+  std::size_t lanes;            // per vector
+  std::size_t pointwise_width;  // tile width of `pointwise`
+  std::size_t (*panels)(std::size_t columns);  // number of panels
   void (*copy_boxes)(const BoxCopy<T>&);
   void (*pack)(const Packing<T>&);
   void (*correlate)(const Correlation<T>&);

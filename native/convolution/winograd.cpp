@@ -1,4 +1,4 @@
-// Correlations with 3 x 3 kernels by tiles of 2 x 2 positions, with 16 multiplications each instead of 36.
+// 3 x 3 correlations in tiles of 2 x 2 positions, with 16 multiplications each instead of 36.
 #include <algorithm>
 
 #include "convolution/products.h"
@@ -8,14 +8,14 @@
 namespace onnxtrain {
 namespace {
 
-constexpr std::size_t kElements = 3;  // of the kernel along an axis
+constexpr std::size_t kElements = 3;  // kernel size along an axis
 
 // Of a panel.
 constexpr std::size_t kMostColumns = 64;
 
-// The tiles of a batch: a row of an image's tiles is not cut.
+// The tiles of a batch; a row of an image's tiles is never split.
 struct TileGrid {
-  std::size_t rows, in_row, all_rows;     // of an image, tiles of such a row, and rows of all images
+  std::size_t rows, in_row, all_rows;     // rows per image, tiles per row, and rows of all images
   std::size_t rows_of_block, block_count;
 
   TileGrid(const Index& size, std::size_t batch)
@@ -33,7 +33,7 @@ struct TileGrid {
 struct TilePositions {
   std::vector<WinogradStrip> strips;
   std::vector<std::ptrdiff_t> offsets;  // in the target
-  std::vector<std::size_t> rows;        // tile and place in it, within the strip
+  std::vector<std::size_t> rows;        // index of tile and position within the strip
 
   TilePositions(const TileGrid& grid, std::size_t first, std::size_t last, const Index& size,
                 std::ptrdiff_t target_image) {
@@ -60,7 +60,7 @@ struct TilePositions {
   }
 };
 
-// How often taps read the plane, and not its padding, along an axis.
+// Number of taps that read the plane rather than its padding, along an axis.
 std::ptrdiff_t reads_inside(const Phase& phase, int axis, std::ptrdiff_t lowest, std::ptrdiff_t source_size) {
   std::ptrdiff_t count = 0;
   for (std::ptrdiff_t at = lowest; at < lowest + static_cast<std::ptrdiff_t>(kElements); ++at) {
@@ -71,8 +71,8 @@ std::ptrdiff_t reads_inside(const Phase& phase, int axis, std::ptrdiff_t lowest,
 
 }  // namespace
 
-// What both ways take, in multiplications. Transforming a weight, beyond what the other way arranges, and an element of
-// a tile that is read or written takes as long as so many.
+// Cost of both methods in multiplications: transforming a weight (beyond the other method's packing), and reading or
+// writing an element of a tile.
 template <typename T>
 bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>& p) const {
   if (c_.group != 1 || c_.kernel[0] != 1 || c_.input[0] != 1 || c_.output[0] != 1) return false;
@@ -107,7 +107,7 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
   const std::size_t splits = std::clamp<std::size_t>(tuning::kProductTasks / tiles.block_count, 1, panels);
   const bool shared = splits > 1;
 
-  // The weights, and the source where several tasks read the same of it.
+  // The weights, and the source where several tasks read the same part.
   const std::vector<std::ptrdiff_t> offsets = weight_offsets_of(phase.taps, channels, p.weights.channel_stride);
   std::size_t order[kWinogradTaps];
   for (std::size_t tap = 0; tap < kWinogradTaps; ++tap) {

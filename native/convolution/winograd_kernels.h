@@ -1,9 +1,8 @@
-// Correlations with kernels of 3 x 3 by tiles of 2 x 2 positions: 16 multiplications a tile and channel instead of 36,
-// on sums of what the tile reads and on sums of the weights (S. Winograd; A. Lavin and S. Gray, arXiv:1509.09308).
+// 3 x 3 correlations in tiles of 2 x 2 positions: 16 multiplications per tile and channel instead of 36, on transformed
+// inputs and weights (S. Winograd; A. Lavin and S. Gray, arXiv:1509.09308).
 //
-// With d what a tile reads [4, 4] and g the weights [3, 3], y = A ((G g G') * (B d B')) A', where ' transposes and *
-// goes element by element; these elements are called points here. For each of the 16 the sum over the channels is a
-// product of matrices.
+// With an input tile d [4, 4] and weights g [3, 3], y = A ((G g G') * (B d B')) A', where ' transposes and * is
+// element-wise; these 16 elements are called points. For each point the sum over channels is a matrix multiplication.
 #pragma once
 
 #include "convolution/correlation_kernels.h"
@@ -65,7 +64,7 @@ void winograd_weights(const WinogradWeights<T>& task) {
   }
 }
 
-// A row of tiles of one image: what `panel` holds [pixel][width] of the image's rows from `first_row` on.
+// A row of tiles of one image: the contents of `panel`, [pixel][width], of the image's rows from `first_row` on.
 template <typename T>
 void transform_row(const WinogradSource<T>& task, std::ptrdiff_t row, std::ptrdiff_t first_row, const T* panel,
                    std::size_t width, T* points) {
@@ -102,7 +101,7 @@ void transform_row(const WinogradSource<T>& task, std::ptrdiff_t row, std::ptrdi
   }
 }
 
-// Rows of tiles [first, last), counted through all images: [point][tile][row_stride].
+// Rows of tiles [first, last), numbered across all images: [point][tile][row_stride].
 template <typename T>
 void winograd_source(const WinogradSource<T>& task) {
   const Panels<T> panels(task.channels);
@@ -131,13 +130,13 @@ void winograd_source(const WinogradSource<T>& task) {
   }
 }
 
-// The sums over all channels of one point and panel: [tile][columns of the panel].
+// Sums over all channels for one point and panel: [tile][columns of the panel].
 template <typename T>
 void multiply_point(const WinogradProducts<T>& task, const T* source, const T* columns, std::size_t vectors, T* sums,
                     const T* next_source, const T* next_columns) {
   const std::size_t width = vectors * kLanes<T>;
   const Parts tiles(task.tiles, tile_rows(vectors)), depths(task.channels, tuning::kWinogradDepth);
-  // What comes next is fetched part by part: so many bytes for each element of the depth.
+  // Prefetches the next operands, a number of bytes per depth element.
   const std::size_t all = tiles.count * task.channels;
   const std::size_t source_step = (task.tiles * task.row_stride * sizeof(T) + all - 1) / all;
   const std::size_t columns_step = (width * sizeof(T) + tiles.count - 1) / tiles.count;
@@ -158,7 +157,7 @@ void multiply_point(const WinogradProducts<T>& task, const T* source, const T* c
   }
 }
 
-// The positions of some tiles from their points' sums: [tile][4][width].
+// The positions of some tiles from the sums of their points: [tile][4][width].
 template <typename T>
 void positions_of_points(const T* sums, std::size_t point_stride, std::size_t tiles, std::size_t width, T* results) {
   for (std::size_t at = 0; at < tiles * width; at += width, results += 4 * width) {

@@ -1,18 +1,18 @@
-// What runs kernels, in the few words that they need: blocks of threads that work together, memory, a stream.
+// The device abstraction that kernels need: blocks of threads, memory, a stream.
 //
-// A kernel is a struct that is copied to the device; its operator() is what one block does, written as steps that all
-// threads of the block finish before the next step begins. Without a compiler for CUDA the same kernels run on the
-// processor, block after block and thread after thread: so that tests can try them where there is no GPU.
+// A kernel is a struct that is copied to the device; its operator() is the work of one block, written as steps
+// separated by barriers. Without a CUDA compiler the same kernels run on the CPU, one block and one thread after the
+// other, so that tests can run them without a GPU.
 #pragma once
 
 #include <cstddef>
 
 namespace onnxtrain::cuda {
 
-// Threads of a block. Not measured: no GPU was at hand.
+// Threads per block. Not measured: no GPU was available.
 inline constexpr unsigned kThreads = 256;
 
-// Bytes that a kernel's struct may have; every version of CUDA takes as many.
+// Limit on the size of a kernel's struct; every version of CUDA accepts this many bytes.
 inline constexpr std::size_t kMostArguments = 4096;
 
 }  // namespace onnxtrain::cuda

@@ -1,4 +1,4 @@
-// device.h by CUDA. Included by it only.
+// Implements device.h with CUDA. Included by it only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@ inline void require(cudaError_t error, const char* what) {
 struct Block {
   unsigned index;
 
-  // Calls work(thread) for every thread of the block; what it wrote to shared memory is there for the next step.
+  // Calls work(thread) for every thread of the block; writes to shared memory are visible to the next step.
   template <typename Work>
   ONNXTRAIN_DEVICE void each_thread(Work work) const {
     work(threadIdx.x);
@@ -42,7 +42,7 @@ void launch(const Kernel& kernel, unsigned blocks, Stream stream) {
   require(cudaGetLastError(), "Starting a kernel");
 }
 
-// Memory of the device, until the work that was given to the stream by then is done.
+// Device memory, freed in stream order.
 class Scratch {
  public:
   Scratch(std::size_t bytes, Stream stream) : stream_(stream) {
@@ -59,7 +59,7 @@ class Scratch {
   Stream stream_;
 };
 
-// Lets the calling thread work on the device that some memory is of.
+// Makes the device that holds some memory current for the calling thread.
 class OnDeviceOf {
  public:
   explicit OnDeviceOf(const void* memory) {

@@ -1,4 +1,4 @@
-// device.h without a device: blocks and threads one after the other. Included by it only.
+// Implements device.h on the CPU, blocks and threads one after the other. Included by it only.
 #pragma once
 
 #include <memory>

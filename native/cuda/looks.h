@@ -1,4 +1,4 @@
-// What is found out about whole tensors before their update: blocks look at parts, one thread combines what they found.
+// Reductions over whole tensors before their update: each block reduces a part, one thread combines the results.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace onnxtrain::cuda {
 
-// The sum of what the threads of a block have, in a fixed order; it stands in values[0].
+// Sums the values of a block's threads in a fixed order into values[0].
 ONNXTRAIN_DEVICE inline void add_up(Block block, double* values) {
   for (unsigned half = kThreads / 2; half > 0; half /= 2) {
     block.each_thread([=](unsigned thread) {
@@ -16,7 +16,7 @@ ONNXTRAIN_DEVICE inline void add_up(Block block, double* values) {
   }
 }
 
-// Every block leaves what it found of its part of a tensor.
+// Each block stores its partial result for a tensor.
 template <typename T, int states, typename Rule>
 struct LookKernel {
   Tensors<T, states> tensors;
@@ -28,7 +28,7 @@ struct LookKernel {
   }
 };
 
-// One block for each tensor makes a conclusion of what was found.
+// One block per tensor combines the partial results.
 template <typename T, int states, typename Rule>
 struct ConcludeKernel {
   Tensors<T, states> tensors;
@@ -46,7 +46,7 @@ struct ConcludeKernel {
   }
 };
 
-// Calls update(conclusions), of all tensors of type T in their order.
+// Calls update(results) with the results of all tensors of type T, in order.
 template <typename T, int states, typename Rule, typename Update>
 void look_then(const std::vector<Variable>& variables, Factor factor, const Rule& rule, Stream stream, Update update) {
   std::size_t blocks = 0, count = 0;

@@ -1,5 +1,5 @@
-// A node whose tensors are in the memory of a CUDA device. Its inputs are those of optimizers/node.h, but for states of
-// fewer bits; a gradient has the shape of its parameter.
+// An optimizer node on tensors in CUDA device memory. Inputs as in optimizers/node.h, without low-precision states; a
+// gradient has the shape of its parameter.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ class OptimizerNode {
   using Rule = Optimizer;
 
 #if defined(ONNXTRAIN_CUDA_ON_PROCESSOR)
-  static constexpr const char* kProvider = nullptr;  // the processor's, for tests of the same code
+  static constexpr const char* kProvider = nullptr;  // the CPU provider, for tests of the same code
 #else
   static constexpr const char* kProvider = "CUDAExecutionProvider";
 #endif

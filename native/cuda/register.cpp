@@ -1,4 +1,4 @@
-// The entry points of the library for CUDA.
+// Entry points of the CUDA library.
 #include <string>
 
 #include "cuda/node.h"
@@ -12,7 +12,7 @@ ONNXTRAIN_API OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const Ort
   });
 }
 
-// The optimizers that it has, with a space between: the others are to be written in standard operators.
+// Names of the optimizers in this library, separated by spaces; the others run as standard operators.
 ONNXTRAIN_API const char* onnxtrain_cuda_operators() {
   static const auto* const names = [] {
     auto* const text = new std::string;

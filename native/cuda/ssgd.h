@@ -1,4 +1,4 @@
-// SSGD on a device: the sum of w^2 of each layer, what follows of it, the update.
+// SSGD on a device: the sum of w^2 of each layer, the scalars derived from it, the update.
 #pragma once
 
 #include <cstdint>
@@ -32,14 +32,14 @@ struct SsgdSums {
   ONNXTRAIN_DEVICE void look(Block block, const Tensors<T, states>& tensors, const Tensor<T, states>& tensor,
                              Found* found) const {
     ONNXTRAIN_SHARED double values[kThreads];
-    MeasureScalars m = Rule::measure_scalars(attributes);  // every thread has its own
-    if constexpr (measure == kExponential || measure == kTanh) {  // whose h is relative to the largest z
+    MeasureScalars m = Rule::measure_scalars(attributes);  // private to each thread
+    if constexpr (measure == kExponential || measure == kTanh) {  // h is relative to the largest z
       block.each_thread([&](unsigned thread) {
         double largest = 0.0;
         tensors.each_pack(tensor, block.index, thread, [&](std::size_t first, std::size_t last) {
           for (std::size_t i = first; i < last; ++i) {
             const double size = absolute(widen(tensor.X[i]));
-            largest = size > largest ? size : largest;  // NaN is passed over, and shows in the sum
+            largest = size > largest ? size : largest;  // NaN is skipped here and shows up in the sum
           }
         });
         values[thread] = largest;

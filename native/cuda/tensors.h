@@ -1,6 +1,6 @@
-// The tensors of many variables as one kernel sees them: cut into chunks, of which each block takes one or more.
+// The tensors of many variables as one kernel sees them: split into chunks, one or more per block.
 //
-// The table travels with the launch. A call with more variables than fit has several launches.
+// The table is a kernel argument. A call with more variables than fit in it is split into several launches.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@
 
 namespace onnxtrain::cuda {
 
-// Elements of a chunk. Not measured: no GPU was at hand.
+// Elements per chunk. Not measured: no GPU was available.
 inline constexpr std::size_t kChunk = 4096;
 
-// Blocks that look at one tensor before its update, at most; one thread adds up what they found.
+// Limit on the blocks that reduce one tensor before its update; one thread adds up their results.
 inline constexpr std::size_t kMostLookers = 128;
 inline constexpr std::size_t kNoLimit = std::size_t{1} << 30;
 
-// Some elements that are read and written at once.
+// Elements that are read and written at once.
 template <typename T>
 struct alignas(16) Pack {
   static constexpr std::size_t kElements = 16 / sizeof(T);
@@ -32,30 +32,30 @@ template <typename T, int states>
 struct Tensor {
   static constexpr int kRoom = states == 0 ? 1 : states;
   const T *X, *G;
-  const unsigned char* mask;  // null: true everywhere
+  const unsigned char* mask;  // null: all true
   const T* old_states[kRoom];
-  T* X_new;  // null, here and below: the result is not wanted
+  T* X_new;  // null, here and below: not requested
   T* new_states[kRoom];
   std::size_t count;
   std::uint32_t first_block, blocks;  // of the launch
-  std::uint32_t number;               // of the variable, among those of its type in the call
-  std::uint32_t packs;                // 1 where all tensors begin at a multiple of a pack's size
+  std::uint32_t number;               // index of the variable among those of its type in the call
+  std::uint32_t packs;                // 1 if all tensors are aligned to a pack
 };
 
-// Those of one launch.
+// The variables of one launch.
 template <typename T, int states>
 struct Tensors {
   using One = Tensor<T, states>;
-  static constexpr std::size_t kOthers = 320;  // bytes that are left for what a kernel has beside
+  static constexpr std::size_t kOthers = 320;  // bytes left for the kernel's other members
   static constexpr std::size_t kMost = (kMostArguments - kOthers) / sizeof(One);
 
   Factor factor;
   std::uint32_t count;
-  std::uint32_t first_block;  // the blocks of the launches before
+  std::uint32_t first_block;  // number of blocks in the launches before
   One tensors[kMost];
 
   ONNXTRAIN_DEVICE const One& of_block(unsigned block) const {
-    std::uint32_t low = 0, high = count;  // the last one that begins at `block` or before
+    std::uint32_t low = 0, high = count;  // binary search for the last one that begins at or before `block`
     while (high - low > 1) {
       const std::uint32_t middle = (low + high) / 2;
       if (tensors[middle].first_block <= block) {
@@ -67,15 +67,15 @@ struct Tensors {
     return tensors[low];
   }
 
-  // What a gradient is multiplied by.
+  // Factor of all gradients.
   ONNXTRAIN_DEVICE T scale() const {
     if (factor.data == nullptr) return T(1);
     return factor.is_double ? static_cast<T>(*static_cast<const double*>(factor.data))
                             : static_cast<T>(*static_cast<const float*>(factor.data));
   }
 
-  // Calls work(first, last) with the elements that a thread has of the tensor of its block: packs, in the order of the
-  // threads, so that neighbours read neighbours.
+  // Calls work(first, last) for the elements of the block's tensor that belong to a thread: packs in thread order, so
+  // that accesses coalesce.
   template <typename Work>
   ONNXTRAIN_DEVICE void each_pack(const One& tensor, unsigned block, unsigned thread, Work work) const {
     constexpr std::size_t pack = Pack<T>::kElements;
@@ -89,13 +89,14 @@ struct Tensors {
   }
 };
 
-// The gradient that an update gets.
+// The gradient after factor and mask.
 template <typename T>
 ONNXTRAIN_DEVICE inline T prepared(T gradient, const unsigned char* mask, std::size_t i, T scale) {
   return (mask == nullptr || mask[i] != 0 ? gradient : T(0)) * scale;
 }
 
-// Calls work(tensors, blocks) for every launch that variables of type T need. `most_blocks` is for one variable.
+// Calls work(tensors, blocks) for every launch that the variables of type T need. `most_blocks` is the limit per
+// variable.
 template <typename T, int states, typename Work>
 void for_each_launch(const std::vector<Variable>& variables, Factor factor, std::size_t most_blocks, Work work) {
   Tensors<T, states> tensors = {};

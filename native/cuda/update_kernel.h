@@ -1,4 +1,4 @@
-// The update of all elements of many tensors, in one launch: what is done to an element is the rule's.
+// Updates all elements of many tensors in one launch, by the given rule.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace onnxtrain::cuda {
 
-// `rule.of(number)` is what the elements of that tensor go through: a function of (x, gradient, states) that makes the
-// new x and states.
+// `rule.of(number)` returns the update for the elements of that tensor: a function of (x, gradient, states) that
+// computes the new x and states.
 template <typename T, int states, typename Rule>
 struct UpdateKernel {
   Tensors<T, states> tensors;

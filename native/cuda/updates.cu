@@ -1,5 +1,4 @@
-// All update rules, compiled for the device: those whose element's update is all there is to them, and those that look
-// at whole tensors first.
+// All update rules compiled for the device: purely element-wise ones, and those that reduce over whole tensors first.
 #include "cuda/updates.h"
 
 #include <cstring>
@@ -108,7 +107,7 @@ std::vector<Optimizer>* made() {
 }  // namespace
 
 const std::vector<Optimizer>& optimizers() {
-  static const auto* const all = made();  // sessions may outlive a static one
+  static const auto* const all = made();  // sessions may outlive static objects
   return *all;
 }
 

@@ -1,4 +1,4 @@
-// The update rules that have kernels for CUDA: as optimizers/optimizers.h has them for the processor.
+// The update rules that have CUDA kernels; the counterpart of optimizers/optimizers.h.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace onnxtrain::cuda {
 
-// A number in the memory of the device that all gradients are multiplied by.
+// A factor of all gradients, in device memory.
 struct Factor {
   const void* data;  // null: 1
   bool is_double;
@@ -23,9 +23,9 @@ class Update {
  public:
   virtual ~Update() = default;
 
-  // The letters of the states that each variable has, in the operator's order.
+  // The letters of each variable's states, in the operator's order.
   virtual std::string states() const = 0;
-  // Puts the work on a stream. The variables' memory is the device's; their factors and draws are not looked at.
+  // Enqueues the work on a stream. The variables' memory is on the device; their factors and PRNG seeds are ignored.
   virtual void run(double R, std::int64_t T, Factor factor, const std::vector<Variable>& variables,
                    void* stream) const = 0;
 };
@@ -33,7 +33,7 @@ class Update {
 // A rule without its attributes.
 struct Optimizer {
   Description description;
-  std::string least_states;  // that it has whatever its attributes are
+  std::string least_states;  // the states that it has for any attributes
   std::unique_ptr<Update> (*with)(const AttributeSource& attributes);
 };
 

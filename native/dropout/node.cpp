@@ -5,7 +5,7 @@
 #include "kernels/drawing.h"
 #include "ranges.h"
 
-// Integers and one product: every instruction set gives the same bits, so the compiler may write the loop for each.
+// Integer arithmetic and one multiplication: the same bits on every instruction set, so the compiler may vectorize.
 #if defined(__x86_64__) && defined(__ELF__) && !defined(__SANITIZE_ADDRESS__)
 #define ONNXTRAIN_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else

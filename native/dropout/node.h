@@ -1,5 +1,5 @@
-// Dropout whose mask follows from a seed and a counter: inputs x, ratio and count, output y. Its gradient by x is the
-// same operator over dy.
+// Dropout with a mask from a counter-based PRNG: inputs x, ratio and count, output y. Its gradient is the same operator
+// applied to dy.
 #pragma once
 
 #include "kernels/drawing.h"
@@ -7,10 +7,10 @@
 
 namespace onnxtrain {
 
-// What one call draws with: see CountedDropout in the documentation for the formula.
+// The PRNG parameters of one call: see CountedDropout in the documentation for the formula.
 struct Drop {
   Draw draw;
-  std::uint32_t limit;  // an element is kept where its 31 bits are not below
+  std::uint32_t limit;  // an element is kept where its 31 random bits are >= limit
   double scale;         // 1 / (1 - ratio)
 };
 
@@ -22,7 +22,7 @@ class CountedDropoutNode final : public FusedNode {
   void compute(const Call& call) const override;
 
  private:
-  std::uint32_t start_;  // of the keys: the seed's two halves
+  std::uint32_t start_;  // of the keys: the two halves of the seed
 };
 
 }  // namespace onnxtrain

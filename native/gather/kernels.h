@@ -1,4 +1,4 @@
-// Sums of rows that are listed by their places: the gradient of Gather.
+// Sums of rows selected by index: the gradient of Gather.
 //
 // Included by kernels.cpp only.
 #pragma once
@@ -10,8 +10,7 @@
 namespace onnxtrain {
 namespace {
 
-// Columns [begin, begin + tuning::kGatherColumns) of the sum of the rows at `count` places, in float64 and in their
-// order.
+// Columns [begin, begin + tuning::kGatherColumns) of the sum of the rows at `count` positions, in float64 and in order.
 template <typename T>
 void add_columns(const RowSumsCall& call, const std::size_t* places, std::size_t count, std::size_t begin, T* out) {
   const T* rows = static_cast<const T*>(call.rows) + begin;
@@ -49,7 +48,7 @@ void row_sums(const RowSumsCall& call, std::size_t first, std::size_t last) {
   for (std::size_t row = first; row < last;) {
     std::size_t next = row;
     while (next < last && starts[next + 1] == starts[next]) ++next;
-    // Rows that nothing is added to are cleared together, which is far quicker than one by one.
+    // Consecutive untouched rows are cleared together, which is much faster than one by one.
     __builtin_memset(table + row * call.width, 0, (next - row) * call.width * sizeof(T));
     row = next;
     for (; row < last && starts[row + 1] != starts[row]; ++row) {

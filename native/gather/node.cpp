@@ -6,8 +6,8 @@
 namespace onnxtrain {
 namespace {
 
-// The places in a list of indices, sorted by index: those of index i are places[starts[i]] ... places[starts[i + 1] - 1],
-// in their order.
+// Counting sort of a list of indices: the positions of index i are places[starts[i]] ... places[starts[i + 1] - 1], in
+// order.
 struct Places {
   std::vector<std::size_t> starts, places;
 };
@@ -32,7 +32,7 @@ Places sorted_places(const Tensor& tensor, std::size_t size) {
   Places sorted;
   sorted.starts.assign(size + 2, 0);
   sorted.places.resize(count);
-  // Shifted by one more than in the end: writing a place moves the start of its index to that of the next.
+  // Offset by one: storing a position advances the start of its index to that of the next.
   for (std::size_t i = 0; i < count; ++i) ++sorted.starts[index_from(indices[i], size) + 2];
   for (std::size_t i = 2; i < size + 2; ++i) sorted.starts[i] += sorted.starts[i - 1];
   for (std::size_t i = 0; i < count; ++i) sorted.places[sorted.starts[index_from(indices[i], size) + 1]++] = i;
@@ -60,12 +60,12 @@ void GatherGradientNode::compute(const Call& call) const {
   const std::size_t count = indices.count();
   const std::size_t outer = product(shape, 0, axis), width = product(shape, axis + 1, shape.size());
   auto* table = static_cast<unsigned char*>(call.output(0, shape));
-  if (outer == 0 || width == 0) return check_indices(indices, size);  // however many rows of nothing there are
+  if (outer == 0 || width == 0) return check_indices(indices, size);  // no elements, whatever the number of rows
   const Places sorted = sorted_places(indices, size);
   const auto* rows = static_cast<const unsigned char*>(inputs[0].data);
   const auto kernel = kernels()->row_sums[type];
   for_each_range(call.parallel_for(), outer * size, items_per_task(width), [&](std::size_t first, std::size_t last) {
-    while (first < last) {  // a range may reach over several tables
+    while (first < last) {  // a range may span several tables
       const std::size_t o = first / size, begin = first % size, end = std::min(size, begin + (last - first));
       const RowSumsCall sums = {width, rows + o * count * width * size_of(type), sorted.starts.data(),
                                 sorted.places.data(), table + o * size * width * size_of(type)};

@@ -1,11 +1,11 @@
-// The gradient of Gather by its data as a node: inputs dy, indices and the shape of the data, output ddata.
+// The gradient of Gather with respect to its data: inputs dy, indices and the shape of the data, output ddata.
 #pragma once
 
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
 
-// Zeros with the rows of dy added at the indices, in the order of the indices.
+// Zeros, plus the rows of dy added at the indices, in index order.
 class GatherGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

@@ -1,4 +1,4 @@
-// Kernels for float and for double side by side.
+// Kernels for float and for double.
 #pragma once
 
 #include <cstddef>

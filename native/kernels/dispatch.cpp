@@ -1,9 +1,9 @@
-// Chooses the instruction set: once, at the first use.
+// Selects the instruction set once, at the first use.
 #include <cstdlib>
 #include <string>
 
 #include "kernels/kernel_table.h"
-#include "products/bfloat16_table.h"
+#include "matmul/bfloat16_table.h"
 
 namespace onnxtrain {
 
@@ -22,8 +22,8 @@ namespace {
 
 struct Candidate {
   const char* name;
-  const KernelTable* table;  // null where the compiler lacks the instruction set
-  bool supported;            // by this processor
+  const KernelTable* table;  // null if the compiler does not support the instruction set
+  bool supported;            // by this CPU
 };
 
 struct Choice {
@@ -52,9 +52,9 @@ Choice choose() {
     if (!any && std::string(wanted) != candidate.name) continue;
     if (candidate.table != nullptr && candidate.supported) return {candidate.table, {}};
     if (any) continue;
-    return {nullptr, "The environment variable ONNXTRAIN_INSTRUCTION_SET asks for " + std::string(wanted) +
+    return {nullptr, "The environment variable ONNXTRAIN_INSTRUCTION_SET is " + std::string(wanted) +
                          (candidate.table == nullptr ? ", which this library was built without"
-                                                     : ", which this processor does not have") +
+                                                     : ", which this CPU does not support") +
                          ": unset it or choose another."};
   }
   return {nullptr, "The environment variable ONNXTRAIN_INSTRUCTION_SET is '" + std::string(wanted) +

@@ -1,5 +1,5 @@
-// Numbers that look random and follow from (seed, count, index), by integer arithmetic modulo 2^32: see
-// ir/prng.py for the formula.
+// A counter-based PRNG: values from (seed, count, index), in integer arithmetic modulo 2^32; ir/prng.py has the
+// formula.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ inline std::uint32_t mixed(std::uint32_t h) {
   return h ^ h >> 16;
 }
 
-// What a seed's two halves begin the keys with.
+// Initial keys from the two halves of the seed.
 inline std::uint32_t start_of(std::uint64_t seed) {
   return mixed(mixed(static_cast<std::uint32_t>(seed)) ^ static_cast<std::uint32_t>(seed >> 32));
 }
@@ -32,7 +32,7 @@ inline Draw draw_of(std::uint32_t start, std::int64_t count) {
   return {key, mixed(key ^ kApart)};
 }
 
-// 32 bits for element `index`, of which the upper ones are the better.
+// 32 random bits for element `index`; the upper ones are the better ones.
 inline std::uint32_t drawn(const Draw& draw, std::size_t index) {
   std::uint32_t h = static_cast<std::uint32_t>(index) * kStride + draw.key;
   h = (h ^ h >> 16) * kFirst;

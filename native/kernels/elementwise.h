@@ -1,8 +1,8 @@
-// Loops over the elements of several arrays.
+// Element-wise loops over several arrays.
 //
-// Included by files that are compiled once per instruction set. What is done to an element is plain, so that the
-// compiler vectorises it; ONNXTRAIN_VECTORIZE tells it that buffers are either the same or apart, which makes every
-// iteration independent.
+// Included by files that are compiled once per instruction set. The loop bodies are plain, so that the compiler
+// vectorizes them; ONNXTRAIN_VECTORIZE promises that buffers are either identical or disjoint, which makes the
+// iterations independent.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ inline void ask_for(const void* from) {
   }
 }
 
-// Calls block(i) for whole blocks from i on, and element(i) for what is left; both read `streams` there.
+// Calls block(i) for whole blocks, then element(i) for the rest, prefetching `streams`.
 template <typename T, std::size_t count_of_streams, typename Block, typename Element>
 inline void for_each_block(std::size_t count, const T* const (&streams)[count_of_streams], Block block,
                            Element element) {
@@ -41,7 +41,7 @@ inline void for_each_block(std::size_t count, const T* const (&streams)[count_of
   for (; i < count; ++i) element(i);
 }
 
-// Calls element(0) ... element(count - 1), which read `streams` at that index.
+// Calls element(0) ... element(count - 1), prefetching `streams`.
 template <typename T, std::size_t count_of_streams, typename Element>
 inline void for_each_element(std::size_t count, const T* const (&streams)[count_of_streams], Element element) {
   const auto block = [element](std::size_t i) {

@@ -1,5 +1,5 @@
-// Names that tell the instruction sets apart: the build compiles a file of kernels once per set, with
-// ONNXTRAIN_INSTRUCTION_SET as the set's name.
+// Names per instruction set: the build compiles a file of kernels once per set, with ONNXTRAIN_INSTRUCTION_SET as its
+// name.
 #pragma once
 
 #define ONNXTRAIN_JOIN_(a, b) a##b
@@ -7,5 +7,5 @@
 #define ONNXTRAIN_TEXT_(a) #a
 #define ONNXTRAIN_TEXT(a) ONNXTRAIN_TEXT_(a)
 
-// `name` for the instruction set that this file is compiled for.
+// `name` with the suffix of the current instruction set.
 #define ONNXTRAIN_OF_SET(name) ONNXTRAIN_JOIN(name, ONNXTRAIN_INSTRUCTION_SET)

@@ -1,8 +1,8 @@
-// The kernels: pure functions over pointers, compiled once per instruction set and reached through a table.
+// The kernels: pure functions over pointers, compiled once per instruction set and called through a table.
 //
-// A kernel works on `count` consecutive elements. An output may be the very buffer of an input (in place); two buffers
-// never overlap otherwise. Scalars come as float64 and are rounded once to the tensor's type. No kernel fuses a
-// multiplication with an addition, so all instruction sets give the same bits.
+// A kernel works on `count` consecutive elements. An output may be the buffer of an input (in place); buffers do not
+// overlap otherwise. Scalars are float64 and rounded once to the tensor's type. No kernel fuses multiply-add, so all
+// instruction sets give the same bits.
 #pragma once
 
 #include <cstddef>
@@ -21,27 +21,27 @@ struct ClipScalars {
   double low, high;
 };
 
-// x and dy are [batch, channels, size]; scale, mean and variance have one element per channel. Results that are null
-// are not wanted. dx may be the buffer of dy or of x.
+// x and dy are [batch, channels, size]; scale, mean and variance have one element per channel. Null results are not
+// computed. dx may be the buffer of dy or of x.
 struct BatchNormalizationCall {
   std::size_t batch, channels, size;
   double epsilon;
   const void *dy, *x, *scale;
-  const void *mean, *variance;  // null: those of the batch
+  const void *mean, *variance;  // null: batch statistics
   void *dx, *dscale, *dbias;
 };
 
 // x and dy are [rows, size], scale is [size]. dx may be the buffer of dy or of x, or null.
 struct LayerNormalizationCall {
   std::size_t size;
-  bool centred;  // whether the mean is subtracted
+  bool centred;  // true if the mean is subtracted
   double epsilon;
   const void *dy, *x, *scale;
   void* dx;
 };
 
-// x is [images, size...], dy is [images, windows...]: three spatial axes, the first of them of size 1 where there are
-// fewer. A window reaches from its number * strides - begin over `kernel` positions that are `dilations` apart.
+// x is [images, size...], dy is [images, windows...]: three spatial axes, leading ones of size 1 if there are fewer.
+// Window w spans `kernel` positions, `dilations` apart, from w * strides - begin on.
 struct MaxPoolCall {
   std::int64_t size[3], windows[3], kernel[3], strides[3], dilations[3], begin[3];
   const void *dy, *x;
@@ -55,8 +55,8 @@ struct SoftmaxCall {
   void* dx;
 };
 
-// log_probability and dx are [outer, classes, inner], labels (from 0 to classes - 1) and coefficient are [outer, inner],
-// or coefficient is one number for all, with a step of 0. dx may be the buffer of log_probability.
+// log_probability and dx are [outer, classes, inner], labels (0 to classes - 1) and coefficient are [outer, inner]; a
+// coefficient with step 0 is the same for all. dx may be the buffer of log_probability.
 struct CrossEntropyCall {
   std::size_t classes, inner, coefficient_step;
   const void *coefficient, *log_probability;
@@ -74,27 +74,27 @@ struct RowSumsCall {
 
 using ElementwiseKernel = void (*)(const void* scalars, std::size_t count, const void* const* inputs,
                                    void* const* outputs);
-// (mask ? gradient : 0) * factor; no mask (null) is one that is true everywhere.
+// (mask ? gradient : 0) * factor; a null mask is all true.
 using PreparationKernel = void (*)(double factor, std::size_t count, const void* gradient,
                                    const unsigned char* mask, void* prepared);
-// Between states in bfloat16 and the float numbers that an update works on.
+// Conversion between bfloat16 states and the float values of an update.
 using WideningKernel = void (*)(std::size_t count, const std::uint16_t* states, float* wide);
 using RoundingKernel = void (*)(const Draw& draw, std::size_t first, std::size_t count, const float* wide,
                                 std::uint16_t* states);
 
-// Elements of a state in 8 bits that have a scale in common.
+// Elements of an 8-bit state that share a scale.
 inline constexpr std::size_t kStateBlock = 256;
 
-// Between states in 8 bits, with a scale for each block, and the float numbers that an update works on.
+// Conversion between 8-bit states, with a scale per block, and the float values of an update.
 using DecodingKernel = void (*)(bool is_signed, std::size_t count, const std::uint8_t* codes, const float* scales,
                                 float* wide);
 using EncodingKernel = void (*)(bool is_signed, const Draw& draw, std::size_t first, std::size_t count,
                                 const float* wide, std::uint8_t* codes, float* scales);
 
-// Kernels of a whole call, which work on channels, images or rows [first, last) of it.
+// Kernels of a whole call, for its channels, images or rows [first, last).
 template <typename Call>
 using RangeKernel = void (*)(const Call& call, std::size_t first, std::size_t last);
-// `products` has room for one row; dscale and dbias get the sums over the rows added, null where not wanted.
+// `products` holds one row; the sums over the rows are added to dscale and dbias; null: not requested.
 using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, std::size_t first, std::size_t last,
                                           void* products, double* dscale, double* dbias);
 
@@ -102,12 +102,12 @@ struct AttentionKernels;
 struct Bfloat16Kernels;
 struct ConvolutionTable;
 struct OptimizerKernels;
-struct ProductTable;
+struct MatmulTable;
 struct RecurrentTable;
 
 struct KernelTable {
   const char* instruction_set;
-  // Inputs X, G and the states, outputs X_new and the new states. By the rule's number.
+  // Inputs X, G and the states; outputs X_new and the new states. Indexed by rule.
   const OptimizerKernels* optimizers;
   PreparationKernel prepare_gradient[kElementTypes];
   WideningKernel widen_states;
@@ -127,17 +127,17 @@ struct KernelTable {
   RangeKernel<SoftmaxCall> log_softmax_gradient[kElementTypes];
   RangeKernel<CrossEntropyCall> cross_entropy_gradient[kElementTypes];
   RangeKernel<RowSumsCall> row_sums[kElementTypes];
-  // The speed limit for the others: reads `count` elements of inputs[0] and adds them to one, two or three outputs.
+  // The bandwidth limit: reads `count` elements of inputs[0] and adds them to one, two or three outputs.
   void (*stream)(std::size_t arrays, std::size_t count, const float* input, float* const* outputs);
   const ConvolutionTable* convolution;
   const AttentionKernels* attention;  // indexed by ElementType
-  const ProductTable* product;
+  const MatmulTable* product;
   const Bfloat16Kernels* bfloat16;
   const RecurrentTable* recurrent;
 };
 
-// The best table for this processor, or the one that the environment variable ONNXTRAIN_INSTRUCTION_SET names. Null
-// where the variable asks for what the processor or the build lacks; `kernels_error` then says so in a sentence.
+// Returns the best table for this CPU, or the one named by the environment variable ONNXTRAIN_INSTRUCTION_SET. Returns
+// null if the CPU or the build lacks that one; `kernels_error` then has the message.
 const KernelTable* kernels();
 const char* kernels_error();
 

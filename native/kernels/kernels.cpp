@@ -1,8 +1,8 @@
-// All kernels for one instruction set: the build compiles this file once per set, with the compiler's flags for it and
+// All kernels for one instruction set: the build compiles this file once per set, with the matching compiler flags and
 // ONNXTRAIN_INSTRUCTION_SET as its name.
 //
-// Everything but the table lives in unnamed namespaces, and nothing of the standard library is called: a function that
-// the linker shares between two instruction sets would run instructions that the processor may not have.
+// Everything but the table is in unnamed namespaces, and the standard library is not called: a function that the linker
+// merges across instruction sets could contain instructions that the CPU lacks.
 #include "activations/gelu_kernels.h"
 #include "activations/kernels.h"
 #include "attention/table.h"
@@ -24,7 +24,7 @@ extern const AttentionKernels ONNXTRAIN_OF_SET(kAttention_)[kElementTypes];
 extern const Bfloat16Kernels ONNXTRAIN_OF_SET(kBfloat16_);
 extern const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_);
 extern const OptimizerKernels ONNXTRAIN_OF_SET(kOptimizers_)[];
-extern const ProductTable ONNXTRAIN_OF_SET(kProduct_);
+extern const MatmulTable ONNXTRAIN_OF_SET(kProduct_);
 extern const RecurrentTable ONNXTRAIN_OF_SET(kRecurrent_);
 extern const KernelTable ONNXTRAIN_OF_SET(kKernels_);
 

@@ -1,7 +1,7 @@
 // Sums in float64, in lanes that are combined in a fixed order: the same bits for every vector width.
 //
-// Included by files that are compiled once per instruction set. Element i of a sum goes to lane i % kSumLanes; the compiler sees vectors as wide as the
-// instruction set has them.
+// Included by files that are compiled once per instruction set. Element i is added to lane i % kSumLanes; vectors are
+// as wide as the instruction set's.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 namespace onnxtrain {
 namespace {
 
-// Of float64, so many at a time: as many as a vector has, and at least four, which fill one of floats.
+// float64 vectors: the native width, at least four, which matches one vector of floats.
 constexpr std::size_t kWideLanes = kVectorBytes < 32 ? 4 : kVectorBytes / sizeof(double);
 
 typedef double WideVector __attribute__((vector_size(kWideLanes * sizeof(double))));
@@ -29,11 +29,11 @@ struct Few {
   typedef T type __attribute__((vector_size(sizeof(T) * kWideLanes)));
 };
 
-// From the tensor's type to float64 and back, for one element or for a vector of them.
+// Conversion between the tensor's type and float64, for one element or for a vector.
 inline WideVector widen(const WideVector& value) { return value; }
 
 #if defined(__AVX512F__)
-// GCC makes two conversions and their shuffles of what is one instruction.
+// GCC emits two conversions and shuffles for a single instruction.
 inline WideVector widen(const Few<float>::type& value) { return (WideVector)_mm512_cvtps_pd((__m256)value); }
 #else
 inline WideVector widen(const Few<float>::type& value) { return __builtin_convertvector(value, WideVector); }
@@ -67,7 +67,7 @@ inline void load(const T* source, WideVector& value) {
 constexpr std::size_t kSumLanes = 8;
 constexpr std::size_t kLaneVectors = kSumLanes / kWideLanes;
 
-// One sum in the making.
+// A sum in progress.
 struct LaneSum {
   WideVector lanes[kLaneVectors] = {};
 
@@ -80,13 +80,13 @@ struct LaneSum {
   }
 };
 
-// The last elements of a run as a full set of lanes: those that are missing are `fill`.
+// The last elements of a run, padded with `fill` to a full set of lanes.
 template <typename T>
 inline void pad_lanes(const T* source, std::size_t count, T fill, T* lanes) {
   for (std::size_t i = 0; i < kSumLanes; ++i) lanes[i] = i < count ? source[i] : fill;
 }
 
-// A float64 number as a sum of two of the tensor's type, so that x - value keeps its digits where x is near it.
+// Splits a float64 value into two of the tensor's type, so that x - value keeps its digits where x is close.
 template <typename T>
 struct Split {
   T high, low;

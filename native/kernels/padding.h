@@ -1,4 +1,4 @@
-// How long rows are where kernels arrange them in memory.
+// Row lengths of packed buffers.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@ inline constexpr std::size_t kLineBytes = 64;
 
 inline std::size_t rounded_up(std::size_t count, std::size_t to) { return (count + to - 1) / to * to; }
 
-// As many elements as fill vectors.
+// Rounds up to whole vectors.
 template <typename T>
 std::size_t padded(std::size_t count) {
   return rounded_up(count, kLanes<T>);
 }
 
-// As many elements as fill an odd number of cache lines, and so whole vectors: rows that are read side by side then lie in different sets of
-// the cache, where a power of two would put all into a few.
+// Rounds up to an odd number of cache lines, hence to whole vectors: rows read together then map to different cache
+// sets, whereas a power of two would map all to a few.
 template <typename T>
 std::size_t odd_lines(std::size_t count) {
   constexpr std::size_t line = kLineBytes / sizeof(T);

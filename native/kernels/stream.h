@@ -1,4 +1,4 @@
-// Plain reading and writing: the speed limit for kernels that do little with each element.
+// Plain memory traffic: the bandwidth limit for kernels that compute little per element.
 //
 // Included by kernels.cpp only.
 #pragma once

@@ -1,4 +1,4 @@
-// Vectors of the instruction set that this file is compiled for, by the compilers' own vector types.
+// SIMD vectors of the current instruction set, as the compilers' vector extensions.
 #pragma once
 
 #include <cstddef>
@@ -82,7 +82,7 @@ inline void fill_zero(T* to, std::size_t count) {
 
 #if defined(ONNXTRAIN_SHUFFLES)
 
-// One step of a transposition: rows `upper` and `lower`, 2^n apart, exchange their off-diagonal blocks of 2^n lanes.
+// One step of a transposition: rows `upper` and `lower`, 2^n apart, swap their off-diagonal blocks of 2^n lanes.
 template <int block, typename V, int... lane>
 inline void exchange(V& upper, V& lower, std::integer_sequence<int, lane...>) {
   constexpr int lanes = sizeof...(lane);
@@ -125,7 +125,7 @@ inline void transpose_in_registers(Vector<T> (&rows)[kLanes<T>]) {
 
 #endif
 
-// A square block of `lanes` rows and columns, from rows `from_stride` apart to rows `to_stride` apart.
+// Transposes a square block of `lanes` rows and columns, from rows `from_stride` apart to rows `to_stride` apart.
 template <typename T>
 inline void transpose_block(const T* from, std::size_t from_stride, T* to, std::size_t to_stride) {
   Vector<T> rows[kLanes<T>];

@@ -1,4 +1,4 @@
-// From a tensor's type to float64 and back, and bounds: of one element. lanes.h has the same of vectors.
+// Conversion of one element between a tensor's type and float64, and clamping; lanes.h has the vector forms.
 #pragma once
 
 #include "anywhere.h"
@@ -13,7 +13,7 @@ ONNXTRAIN_ANYWHERE inline T narrow(double value) {
   return static_cast<T>(value);
 }
 
-// The smaller one; NaN where `value` is NaN.
+// The smaller value; NaN if `value` is NaN.
 ONNXTRAIN_ANYWHERE inline double at_most(double bound, double value) { return bound < value ? bound : value; }
 
 ONNXTRAIN_ANYWHERE inline double absolute(double value) { return __builtin_fabs(value); }

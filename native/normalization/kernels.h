@@ -1,8 +1,8 @@
-// Gradients of normalizations by the statistics of a channel or of a row.
+// Gradients of normalizations over a channel or a row.
 //
-// Included by kernels.cpp only. With d = x - mean and r = 1 / sqrt(variance + epsilon), and g the gradient of d r:
-// dx = r (g - mean(g) - d r^2 mean(g d)). All sums are collected in one pass over the data, relative to a number near
-// the mean, in float64: nothing cancels that matters. A second pass, with the data still in the cache, writes dx.
+// Included by kernels.cpp only. With d = x - mean, r = 1 / sqrt(variance + epsilon), and g the gradient of d r: dx = r
+// (g - mean(g) - d r^2 mean(g d)). One pass over the data collects all sums in float64, relative to a value near the
+// mean to avoid cancellation; a second pass, with the data still in cache, writes dx.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -13,12 +13,12 @@
 namespace onnxtrain {
 namespace {
 
-// Sums over x - near, g and their products.
+// Sums of x - near, of g, and of their products.
 struct MomentSums {
   LaneSum d, dd, g, gd;
 };
 
-// `count` is a multiple of the number of lanes. Where `statistics` is false, d and dd are left alone.
+// `count` is a multiple of the number of lanes. d and dd are untouched if `statistics` is false.
 template <bool statistics, typename T>
 void add_moments(MomentSums& total, double near, const T* x, const T* g, std::size_t count) {
   MomentSums sums = total;  // in registers
@@ -51,7 +51,7 @@ void add_run(MomentSums& sums, T near, const T* x, const T* g, std::size_t count
   }
 }
 
-// What the sums say.
+// Moments derived from the sums.
 struct Moments {
   double mean, variance, g, gd;  // sums of g and of g (x - mean)
 };
@@ -135,7 +135,7 @@ void batch_normalization_channel(const BatchNormalizationCall& call, std::size_t
   Moments moments = {};
   double inverse = 0.0;
   if (count == 0.0) {
-    // Sums of nothing, and no elements to normalize.
+    // Empty sums: no elements to normalize.
   } else if (call.mean == nullptr) {
     const T near = runs.first_x();
     runs.template add_to<true>(sums, near);
@@ -162,7 +162,7 @@ void batch_normalization_gradient(const BatchNormalizationCall& call, std::size_
   for (std::size_t channel = first; channel < last; ++channel) batch_normalization_channel<T>(call, channel);
 }
 
-// One row of a layer normalization: dx, and what it adds to dscale and dbias.
+// One row of a layer normalization: dx, and its contribution to dscale and dbias.
 template <typename T, bool centred>
 void layer_normalization_row(const LayerNormalizationCall& call, std::size_t row, T* g, double* dscale,
                              double* dbias) {
@@ -199,7 +199,7 @@ void layer_normalization_row(const LayerNormalizationCall& call, std::size_t row
   }
 }
 
-// `products` has room for one row; dscale and dbias are the sums over rows [first, last), null where not wanted.
+// `products` holds one row; dscale and dbias are sums over rows [first, last); null: not requested.
 template <typename T>
 void layer_normalization_gradient(const LayerNormalizationCall& call, std::size_t first, std::size_t last,
                                   void* products, double* dscale, double* dbias) {

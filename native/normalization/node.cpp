@@ -34,7 +34,7 @@ void write_totals(ElementType type, const std::vector<double>& parts, std::size_
   }
 }
 
-// Blocks of rows give sums of their own, which are added in order afterwards.
+// Each block of rows has its own sums, which are added in order at the end.
 void run_rows(const LayerNormalizationCall& row_call, ElementType type, std::size_t rows, void* dscale, void* dbias,
               const ParallelFor& parallel_for) {
   const std::size_t size = row_call.size;
@@ -85,7 +85,7 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
   const ElementType type = inputs.element_type(0);
   if (inputs.has(3) != inputs.has(4)) {
-    throw std::invalid_argument("one of mean and variance is given: give both, or none for those of the batch.");
+    throw std::invalid_argument("only one of mean and variance is given: give both, or neither to use the statistics of the batch.");
   }
   check_alike(inputs, inputs.has(3) ? 5 : 3);
   const std::vector<std::int64_t>& shape = inputs[0].shape;

@@ -5,7 +5,7 @@
 
 namespace onnxtrain {
 
-// With mean and variance they are the statistics, as in inference; without, those of the batch are.
+// mean and variance, if given, are used as in inference; otherwise the statistics of the batch.
 class BatchNormalizationGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -30,7 +30,7 @@ class LayerNormalizationGradientNode final : public FusedNode {
   double epsilon_;
 };
 
-// The same without a mean and a bias.
+// The same without mean and bias (RMS normalization).
 class RMSNormalizationGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

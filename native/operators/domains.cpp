@@ -33,7 +33,7 @@ OrtStatus* add_domains(OrtSessionOptions* options, const OrtApiBase* base,
     use_version(api, base->GetVersionString());
     return status_of(api, [&] { add_to(options, api, fill); });
   }
-  // Older than the version we need: its first table still holds CreateStatus.
+  // An older runtime than required: its first table still has CreateStatus.
   const OrtApi* first = base->GetApi(1);
   if (first == nullptr) return nullptr;
   return ort::CreateStatus::call(first, ort::kStatusFail,

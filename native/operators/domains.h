@@ -1,4 +1,4 @@
-// The domains of this project's operators, and how a library hands them to the runtime.
+// The operator domains of this project, and how a library registers them with the runtime.
 #pragma once
 
 #include "operators/runtime.h"
@@ -11,7 +11,7 @@ struct Domains {
   OrtCustomOpDomain* own = nullptr;       // onnxtrain
 };
 
-// What `RegisterCustomOps` does. `fill` adds the operators of the library, once for each runtime of the process.
+// Implements `RegisterCustomOps`. `fill` adds the library's operators, once per runtime in the process.
 OrtStatus* add_domains(OrtSessionOptions* options, const OrtApiBase* base,
                        void (*fill)(const OrtApi* api, const Domains& domains));
 

@@ -7,7 +7,7 @@ namespace onnxtrain {
 
 void infer_shapes(const OrtApi* api, const Signature& signature, OrtShapeInferContext* context) {
   if (signature.like.empty() || signature.like[0] < 0) return;
-  OrtTensorTypeAndShapeInfo* info = nullptr;  // stays the runtime's
+  OrtTensorTypeAndShapeInfo* info = nullptr;  // owned by the runtime
   const auto index = static_cast<std::size_t>(signature.like[0]);
   require(api, ort::ShapeInferContext_GetInputTypeShape::call(api, context, index, &info));
   if (is_known_shape(api, info)) require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, 0, info));

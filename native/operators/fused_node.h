@@ -1,5 +1,5 @@
-// What the operators of domain onnxtrain share that are no optimizers: a fixed list of inputs and outputs, of which some
-// may be left out.
+// Shared code of the operators of domain onnxtrain that are not optimizers: fixed lists of inputs and outputs, some
+// optional.
 #pragma once
 
 #include <string>
@@ -11,26 +11,26 @@
 
 namespace onnxtrain {
 
-// How an operator looks from outside. Inputs and outputs that follow the required ones may be left out.
+// Signature of an operator. Inputs and outputs beyond the required ones are optional.
 struct Signature {
   const char* name;
   std::vector<const char*> inputs;
   std::size_t required_inputs;
   std::size_t outputs;
-  // Per output, the input whose element type and shape it has; -1 where it is another's.
+  // Per output, the input whose element type and shape it has; -1 for none.
   std::vector<int> like;
-  // Pairs of an input and an output that may share a buffer, where nothing else reads the input afterwards.
+  // Pairs of an input and an output that may share a buffer if nothing else reads the input afterwards.
   std::vector<std::pair<int, int>> in_place;
-  // Element types of the first inputs; those that follow may be of any type, which is that of the outputs, too.
+  // Element types of the leading inputs; the others may have any type, which is also that of the outputs.
   std::vector<int> types = {};
 };
 
-// Tells the runtime types and shapes of the outputs that are like an input, while it loads a model. Only that of the
-// first: the runtime does not say how many outputs a node has, and crashes at one too many.
+// Infers types and shapes of the outputs that are like an input, while the runtime loads a model. Only of the first
+// output: the runtime does not report how many outputs a node has, and crashes at one too many.
 void infer_shapes(const OrtApi* api, const Signature& signature, OrtShapeInferContext* context);
 
-// One node of a model. A subclass has a `static const Signature kSignature`, reads its attributes in its constructor,
-// which takes `const Attributes&`, and computes. Messages need not name the operator: the caller adds it.
+// One node of a model. A subclass has a `static const Signature kSignature`, takes `const Attributes&` in its
+// constructor, and computes. Messages need not name the operator: the caller adds it.
 class FusedNode {
  public:
   FusedNode() = default;
@@ -41,7 +41,7 @@ class FusedNode {
   virtual void compute(const Call& call) const = 0;
 };
 
-// The inputs of one call, read and checked as far as all operators need it.
+// The inputs of one call, with the checks that all operators share.
 class Inputs {
  public:
   Inputs(const Signature& signature, const Call& call);
@@ -49,13 +49,13 @@ class Inputs {
   bool has(std::size_t index) const { return index < tensors_.size() && tensors_[index].type != ort::kTypeUndefined; }
   const Tensor& operator[](std::size_t index) const { return tensors_[index]; }
 
-  // The element type of input `index`; refuses what is neither float nor double.
+  // Element type of input `index`; rejects types other than float and double.
   ElementType element_type(std::size_t index) const;
-  // Refuses inputs that differ in type, or in shape.
+  // Rejects inputs of different types, or of different shapes.
   void require_same_type(std::size_t index, std::size_t other) const;
   void require_same_shape(std::size_t index, std::size_t other) const;
   void require_shape(std::size_t index, const std::vector<std::int64_t>& shape) const;
-  // The numbers in input `index`, int64, which are sizes; refuses negative ones.
+  // The int64 sizes in input `index`; rejects negative ones.
   std::vector<std::int64_t> sizes(std::size_t index) const;
 
  private:
@@ -65,7 +65,7 @@ class Inputs {
   std::vector<Tensor> tensors_;
 };
 
-// How messages name a tensor's element type.
+// Name of a tensor's element type in messages.
 std::string type_name(int type);
 
 }  // namespace onnxtrain

@@ -1,4 +1,4 @@
-// What the runtime knows of a shape while it loads a model.
+// Shapes known to the runtime while it loads a model.
 #pragma once
 
 #include <vector>
@@ -7,8 +7,8 @@
 
 namespace onnxtrain {
 
-// Whether a shape may be handed on to an output: the runtime shows an unknown shape as that of a scalar, and takes an
-// axis that has neither a size nor a name for one of size -1. Better say nothing than something false.
+// Returns whether a shape may be propagated to an output: the runtime reports an unknown shape as that of a scalar, and
+// treats an axis with neither size nor name as size -1. Propagating nothing is better than a wrong shape.
 inline bool is_known_shape(const OrtApi* api, const OrtTensorTypeAndShapeInfo* info) {
   std::size_t rank = 0;
   require(api, ort::GetDimensionsCount::call(api, info, &rank));

@@ -1,4 +1,4 @@
-// How an operator is described to the runtime, as far as all of them are alike.
+// The shared part of an operator's registration with the runtime.
 #pragma once
 
 #include <stdexcept>
@@ -8,19 +8,19 @@
 
 namespace onnxtrain {
 
-// The runtime gives a kernel no way back to its table of functions, so an instance carries it.
+// The runtime gives a kernel no access to its function table, so each instance carries it.
 template <typename Node>
 struct Kernel {
   const OrtApi* api;
   Node node;
 };
 
-// The message of a failed construction names the operator; OptimizerNode's own messages do so already.
+// Error message of a failed construction, prefixed with the operator's name; OptimizerNode's messages have it already.
 inline std::string named(const std::string& name, const std::string& message) {
   return message.compare(0, name.size() + 1, name + ":") == 0 ? message : name + ": " + message;
 }
 
-// Runs `work`; a refusal gets the operator's name in front.
+// Runs `work`; prefixes errors with the operator's name.
 template <typename Work>
 OrtStatus* named_status_of(const OrtApi* api, const std::string& name, Work work) {
   return status_of(api, [&] {
@@ -32,14 +32,14 @@ OrtStatus* named_status_of(const OrtApi* api, const std::string& name, Work work
   });
 }
 
-// The description of one operator for one runtime. Shape inference is handed nothing but this.
+// Description of one operator for one runtime. Shape inference gets nothing else.
 struct Operator : OrtCustomOp {
   const OrtApi* api = nullptr;
-  int type = ort::kTypeUndefined;  // that of all tensors whose type the signature leaves open
-  int weights = ort::kTypeUndefined;  // type of the second input, where it is another
+  int type = ort::kTypeUndefined;  // type of all tensors that the signature leaves open
+  int weights = ort::kTypeUndefined;  // type of the second input, if different
 };
 
-// What all operators say alike.
+// Fields common to all operators.
 inline void describe(Operator& op, const OrtApi* api) {
   op.api = api;
   op.version = ort::kApiVersion;
@@ -47,7 +47,7 @@ inline void describe(Operator& op, const OrtApi* api) {
   op.GetInputMemoryType = [](const OrtCustomOp*, std::size_t) { return ort::kMemoryDefault; };
   op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
   op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
-  // The runtime calls these four without looking whether they are there.
+  // The runtime calls these four without a null check.
   op.GetMayInplace = op.GetAliasMap = [](int**, int**) { return std::size_t{0}; };
   op.ReleaseMayInplace = op.ReleaseAliasMap = [](int*, int*) {};
 }

@@ -1,4 +1,4 @@
-// The custom operators and the entry point that ONNX Runtime calls.
+// The custom operators, and the entry point that ONNX Runtime calls.
 #include <stdexcept>
 
 #include "activations/node.h"
@@ -17,14 +17,14 @@
 #include "optimizers/node.h"
 #include "optimizers/operator.h"
 #include "pooling/node.h"
-#include "products/node.h"
+#include "matmul/node.h"
 #include "recurrent/node.h"
 #include "softmax/node.h"
 
 namespace onnxtrain {
 namespace {
 
-// For tensors of one element type: older runtimes, as 1.20, know no operator with several inputs of an open type.
+// For tensors of one element type: runtimes such as 1.20 do not support several inputs of open type.
 template <typename Node>
 Operator fused_operator(const OrtApi* api, int type, int weights = ort::kTypeUndefined) {
   Operator op = {};
@@ -80,8 +80,8 @@ Operator fused_operator(const OrtApi* api, int type, int weights = ort::kTypeUnd
   return op;
 }
 
-// What `After` and `GradientsReady` have in common: a number of one type, then any values, whose types are open, that
-// are there when the node runs; the output is a number of that type, too.
+// Shared by `After` and `GradientsReady`: a number of one type, then any values of open types that must exist when the
+// node runs; the output is a number of that type.
 template <typename Traits>
 Operator waiting_operator(const OrtApi* api) {
   using Node = typename Traits::Node;
@@ -113,14 +113,14 @@ Operator waiting_operator(const OrtApi* api) {
   return op;
 }
 
-// The number that is its first input, once all others are there; it reads none of them.
+// Returns its first input once all others exist; reads none of them.
 struct After {
   using Node = AfterNode;
   static constexpr const char* kName = "After";
   static constexpr int kType = ort::kTypeFloat;
 };
 
-// Calls a function when gradients are there.
+// Calls a function when gradients are ready.
 struct GradientsReady {
   using Node = GradientsReadyNode;
   static constexpr const char* kName = "GradientsReady";
@@ -134,7 +134,7 @@ void add_operator(const OrtApi* api, OrtCustomOpDomain* domain) {
   }
 }
 
-// Also for floats with weights of 16 bits.
+// Also for float with 16-bit weights.
 template <typename Node>
 void add_operator_with_weights(const OrtApi* api, OrtCustomOpDomain* domain) {
   add_operator<Node>(api, domain);

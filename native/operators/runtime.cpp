@@ -10,11 +10,11 @@
 namespace onnxtrain {
 namespace {
 
-// The runtime whose values show their shapes. Null, or another one where a process has several: the others' are read
-// the long way.
+// The runtime whose values expose their shapes by reference. Null or another runtime if the process has several; values
+// of the others are read by the slower calls.
 std::atomic<const OrtApi*> shows_shapes{nullptr};
 
-// Whether the call succeeded; a failure is an answer here, not an error.
+// Returns whether the call succeeded; a failure is an expected answer, not an error.
 bool succeeded(const OrtApi* api, OrtStatus* status) {
   if (status == nullptr) return true;
   ort::ReleaseStatus::call(api, status);
@@ -175,7 +175,7 @@ void Call::input(std::size_t index, Tensor& tensor) const {
     ort::ReleaseTensorTypeAndShapeInfo::call(api_, info);
     require(api_, status);
   }
-  // The runtime has no getter for constant data in this version; nothing is written through this pointer.
+  // This API version has no getter for constant data; nothing is written through this pointer.
   require(api_, ort::GetTensorMutableData::call(api_, const_cast<OrtValue*>(value), &tensor.data));
 }
 
@@ -206,8 +206,8 @@ ParallelFor Call::parallel_for() const {
       (*static_cast<const std::function<void(std::size_t)>*>(data))(index);
     };
     auto* data = const_cast<std::function<void(std::size_t)>*>(&task);
-    // As many batches as tasks: threads take one after the other, where 0 would give each thread an equal share at once,
-    // and the slowest would keep all others waiting.
+    // One batch per task: threads pick tasks dynamically; 0 would split them evenly up front, and all threads would
+    // wait for the slowest.
     require(api, ort::KernelContext_ParallelFor::call(api, context, run, total, total, data));
   };
 }

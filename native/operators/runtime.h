@@ -1,4 +1,4 @@
-// ONNX Runtime's functions as small C++ calls that throw where the runtime reports a failure.
+// ONNX Runtime's functions as C++ calls that throw on failure.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace onnxtrain {
 
-// Calls `work` and turns what it throws into a status that the runtime shows to the user.
+// Calls `work` and turns exceptions into a status that the runtime reports to the user.
 template <typename Work>
 OrtStatus* status_of(const OrtApi* api, Work work) noexcept {
   try {
@@ -28,13 +28,13 @@ OrtStatus* status_of(const OrtApi* api, Work work) noexcept {
   }
 }
 
-// Tells what to use of a runtime by its version, "1.31.1": what newer ones do with less work.
+// Records a runtime's version, e.g. "1.31.1": newer ones have cheaper calls.
 void use_version(const OrtApi* api, const char* version);
 
-// Throws the runtime's own message where `status` is a failure.
+// Throws the runtime's own message if `status` is a failure.
 void require(const OrtApi* api, OrtStatus* status);
 
-// A node's attributes, at the time the runtime creates its kernel.
+// A node's attributes, while the runtime creates its kernel.
 class Attributes final : public AttributeSource {
  public:
   Attributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
@@ -42,15 +42,14 @@ class Attributes final : public AttributeSource {
   double number(const char* name, std::optional<double> otherwise = std::nullopt) const override;
   std::string text(const char* name, std::optional<std::string> otherwise = std::nullopt) const override;
   std::int64_t integer(const char* name, std::optional<std::int64_t> otherwise = std::nullopt) const;
-  // Empty where the attribute is left out.
+  // Empty if the attribute is missing.
   std::vector<std::int64_t> integers(const char* name) const;
   std::vector<double> numbers(const char* name) const;
 
   std::size_t input_count() const;
   std::size_t output_count() const;
 
-  // The runtime's own, from which tensors come: what a node takes for itself lies where tensors have lain, and will lie.
-  // Null where it gives none.
+  // The runtime's own allocator, so that scratch memory reuses the arena of the tensors. Null if not available.
   std::unique_ptr<const Memory> memory() const;
 
  private:
@@ -76,17 +75,16 @@ class Call {
   Call(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
 
   std::size_t input_count() const;
-  // Whether input `index` is there: an optional one may be left out.
+  // Returns whether input `index` is present.
   bool has_input(std::size_t index) const;
-  // Reads input `index` into `tensor`, whose storage is used again.
+  // Reads input `index` into `tensor`, reusing its storage.
   void input(std::size_t index, Tensor& tensor) const;
-  // The buffer of output `index`, null where it is not wanted. Ask for small ones first: where the runtime's arena has no
-  // room, it opens a region at least as large as the last one, and one with a small buffer in it has no room for the next
-  // large one.
+  // The buffer of output `index`, or null if it is not requested. Request small outputs first: a full arena opens a
+  // region at least as large as the last one, and one that holds a small buffer has no room for the next large one.
   void* output(std::size_t index, const std::vector<std::int64_t>& shape) const;
-  // Shares tasks among the threads of the runtime's own pool.
+  // Runs tasks on the runtime's thread pool.
   ParallelFor parallel_for() const;
-  // That of the provider that runs the kernel (a cudaStream_t); null for the processor's.
+  // The stream of the kernel's provider (a cudaStream_t); null on the CPU.
   void* stream() const;
 
  private:

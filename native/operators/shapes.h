@@ -1,4 +1,4 @@
-// Small questions about shapes.
+// Shape helpers.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace onnxtrain {
 
-// The number of elements over axes [first, last).
+// Number of elements over axes [first, last).
 inline std::size_t product(const std::vector<std::int64_t>& shape, std::size_t first, std::size_t last) {
   const auto begin = shape.begin() + static_cast<std::ptrdiff_t>(first);
   const auto end = shape.begin() + static_cast<std::ptrdiff_t>(last);
@@ -22,7 +22,7 @@ inline std::size_t product(const std::vector<std::int64_t>& shape, std::size_t f
   return count;
 }
 
-// An axis, which may count from the end, of a tensor of a shape.
+// Normalizes an axis, which may be negative.
 inline std::size_t axis_of(std::int64_t axis, const std::vector<std::int64_t>& shape) {
   const auto rank = static_cast<std::int64_t>(shape.size());
   if (axis < -rank || axis >= rank) {

@@ -1,4 +1,4 @@
-// A number that is there when other values are: what an update waits for without reading it.
+// A value that is available once other values are: an update waits for them without reading them.
 #pragma once
 
 #include <stdexcept>
@@ -7,7 +7,7 @@
 
 namespace onnxtrain {
 
-// Inputs: a float, and values of any type; output: that float.
+// Inputs: a float, and values of any type; output: the float.
 class AfterNode {
  public:
   explicit AfterNode(const Attributes&) {}

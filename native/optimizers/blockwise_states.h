@@ -1,11 +1,11 @@
-// States that are kept in 8 bits: floating-point numbers of 8 bits, and for each block of kStateBlock of them a scale, a
-// power of two, so that the largest of a block has the largest exponents.
+// States in 8 bits: 8-bit floating-point codes with one scale per block of kStateBlock elements. The scale is a power
+// of two such that the largest element of a block has the largest exponent.
 //
-// With sign: 1 bit for it, 4 of exponent, 3 of fraction. Without (averages of squares): 5 of exponent, 3 of fraction. A
-// code c of exponent bits e and fraction f stands for scale 2^(e - top) (1 + f/8), or for e = 0 for
-// scale 2^(1 - top) f/8, where top is the largest e. Decoding is exact; encoding takes the lower or the upper neighbour by
-// chance, such that the mean is the number. A number that has no sign and is above zero never becomes zero: its root may
-// be divided by. A block with a number that is not finite is NaN.
+// Signed codes have 1 sign, 4 exponent and 3 fraction bits; unsigned ones (averages of squares) 5 exponent and 3
+// fraction bits. A code with exponent bits e and fraction f represents scale 2^(e - top) (1 + f/8), or scale 2^(1 -
+// top) f/8 if e = 0, where top is the largest e. Decoding is exact; encoding rounds stochastically to a neighbour, such
+// that the expectation is exact. A positive unsigned value never becomes zero, since its root may be a divisor. A block
+// with a non-finite element is NaN.
 //
 // Included by kernels.cpp only.
 #pragma once
@@ -20,9 +20,9 @@ namespace {
 template <bool is_signed>
 struct Code {
   static constexpr std::uint32_t kExponents = is_signed ? 16 : 32, kLargest = 8 * kExponents - 1;
-  // Of a float in [1, 2), whose exponent bits are 127, the code has the largest exponent.
+  // A float in [1, 2), exponent bits 127, maps to the largest exponent.
   static constexpr std::uint32_t kOffset = 8 * (128 - kExponents);
-  // Below this, numbers are equally far apart: what lies below it plus it has the same distances.
+  // Below this, codes are equidistant: adding it leaves the spacing unchanged.
   static constexpr float kLeastNormal = __builtin_bit_cast(float, (kOffset + 8) << 20);
 };
 
@@ -44,7 +44,7 @@ void decode_states_of(std::size_t count, const std::uint8_t* codes, const float*
   }
 }
 
-// The scale of a block whose largest magnitude has these bits: a power of two of which that is at most 15/8.
+// The scale of a block whose largest magnitude has these bits: a power of two, at least 8/15 of that magnitude.
 inline float scale_of(std::uint32_t largest) {
   if (largest >= 0x7f800000u) return __builtin_nanf("");
   std::uint32_t bits = (largest + 0xfffffu) & 0x7f800000u;
@@ -90,7 +90,7 @@ inline void decode_states(bool is_signed, std::size_t count, const std::uint8_t*
   (is_signed ? decode_states_of<true> : decode_states_of<false>)(count, codes, scales, wide);
 }
 
-// Element i is that of index `first` + i in the state, which is the first of a block for i = 0.
+// Element i has index `first` + i in the state; i = 0 begins a block.
 inline void encode_states(bool is_signed, const Draw& draw, std::size_t first, std::size_t count, const float* wide,
                           std::uint8_t* codes, float* scales) {
   (is_signed ? encode_states_of<true> : encode_states_of<false>)(draw, first, count, wide, codes, scales);

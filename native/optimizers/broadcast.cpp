@@ -24,7 +24,7 @@ Broadcast::Broadcast(const std::vector<std::int64_t>& from, const std::vector<st
       const std::size_t step = repeated ? 0 : stride;
       Dimension* inner = inner_first.empty() ? nullptr : &inner_first.back();
       if (inner != nullptr && step == inner->stride * inner->size) {
-        inner->size *= size;  // continues where the inner one ends, or both are repeated
+        inner->size *= size;  // merges: contiguous, or both broadcast
       } else {
         inner_first.push_back({size, step});
       }

@@ -1,4 +1,4 @@
-// Gradients that are smaller than their parameters.
+// Gradients that broadcast to their parameters.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 
 namespace onnxtrain {
 
-// A gradient of a smaller shape, read as if it had the parameter's.
+// A gradient of a smaller shape, read as if it had the parameter's shape.
 class Broadcast {
  public:
-  // Whether `from` broadcasts to `to` without growing it.
+  // Returns whether `from` broadcasts to `to` without growing it.
   static bool fits(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to);
 
   Broadcast(const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to);
@@ -22,9 +22,9 @@ class Broadcast {
 
  private:
   struct Dimension {
-    std::size_t size, stride;  // stride in elements of the source; 0 where it is repeated
+    std::size_t size, stride;  // stride in elements of the source; 0 where broadcast
   };
-  std::vector<Dimension> dimensions_;  // outermost first, neighbours merged where they can be
+  std::vector<Dimension> dimensions_;  // outermost first, merged where contiguous
 
   template <typename T>
   void gather_as(const T* source, std::size_t begin, std::size_t count, T* out) const;

@@ -1,4 +1,4 @@
-// Tells the program that a group of gradients is there, while the rest of the backward pass runs.
+// Notifies the program that a group of gradients is ready, while the backward pass continues (communication overlap).
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,10 @@
 
 namespace onnxtrain {
 
-// Inputs: the address of a function (int64, 0 for none), and gradients of any type; output: the number of the group.
+// Inputs: the address of a function (int64, 0 for none), and gradients of any type; output: the index of the group.
 class GradientsReadyNode {
  public:
-  // Takes the number of the group, and the gradients in the order of the inputs; returns 0, or what is not 0 to end
-  // the step.
+  // Takes the index of the group, and the gradients in input order; returns nonzero to abort the step.
   using Function = int (*)(std::int64_t group, const void* const* gradients, std::int64_t count);
 
   explicit GradientsReadyNode(const Attributes& attributes) : group_(attributes.integer("group")) {}

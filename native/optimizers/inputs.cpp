@@ -40,7 +40,7 @@ UpdateInputs::UpdateInputs(const char* operator_name, const std::string& states,
     throw std::invalid_argument(grouping_.operator_name + ": the node has " + std::to_string(outputs) +
                                 " outputs, and " + std::to_string(count_) + " variables have " +
                                 std::to_string(count_ * grouping_.outputs.size()) + " (" + groups(grouping_.outputs) +
-                                "): name them all, with an empty name for one that is not wanted.");
+                                "): name them all, with an empty name for an unused one.");
   }
   if (!fused) return;
   for (const std::int64_t seed : attributes.integers("seeds")) {
@@ -101,7 +101,7 @@ std::int64_t UpdateInputs::update_count(const Call& call) const {
 
 void UpdateInputs::check_type(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const {
   const bool is_mask = letter == 'M', is_rounded = !starts_.empty() && letter != 'M' && letter != 'G';
-  const std::int32_t type = parameter_starts_.empty() ? parameter.type : ort::kTypeFloat;  // of what is computed
+  const std::int32_t type = parameter_starts_.empty() ? parameter.type : ort::kTypeFloat;  // compute type
   if (is_mask && other.type != ort::kTypeBool) {
     throw std::invalid_argument(label(letter, index) + " has type " + type_name(other.type) +
                                 ": a mask must be of type bool.");

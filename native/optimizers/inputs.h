@@ -1,5 +1,5 @@
-// What an optimizer node is given: checked, and as variables. Only the numbers R and T are read here, so that the
-// tensors may lie in the memory of a device.
+// Checks the inputs of an optimizer node and groups them into variables. Only the numbers R and T are read here, so
+// tensors may be in device memory.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace onnxtrain {
 
 class UpdateInputs {
  public:
-  // Of a node with these attributes whose rule has these states.
+  // For a node with these attributes whose rule has these states.
   UpdateInputs(const char* operator_name, const std::string& states, bool fused, const Attributes& attributes);
 
   const std::string& operator_name() const { return grouping_.operator_name; }
@@ -23,11 +23,11 @@ class UpdateInputs {
 
   double rate(const Call& call) const;
   std::int64_t update_count(const Call& call) const;
-  // Of the gradients: one element, float or double.
+  // Factor of the gradients: one element, float or double.
   Tensor factor(const Call& call) const;
-  // All variables. `draws` are those of `T`, which must live as long.
+  // All variables. `draws` are those of `T` and must outlive them.
   std::vector<Variable> variables(const Call& call, const std::vector<Draw>& draws) const;
-  std::vector<Draw> draws(std::int64_t T) const;  // of the states and of X, one variable after the other
+  std::vector<Draw> draws(std::int64_t T) const;  // PRNG samples of the states and of X, one variable after the other
 
  private:
   Tensor number(const Call& call, std::size_t index, const char* what) const;
@@ -37,13 +37,13 @@ class UpdateInputs {
   std::string label(char letter, std::size_t index) const;  // "Adam: G of variable 2 of 3"
 
   Grouping grouping_;
-  std::size_t count_ = 0;              // of variables
-  std::vector<std::uint32_t> starts_;  // of the draws, in the order of `seeds`; empty: states are of X's type
-  bool blockwise_ = false;             // states have 8 bits, and scales
-  std::vector<std::uint32_t> parameter_starts_;  // likewise, of `parameter_seeds`; empty: X is float or double
+  std::size_t count_ = 0;              // number of variables
+  std::vector<std::uint32_t> starts_;  // PRNG keys, in the order of `seeds`; empty if states have X's type
+  bool blockwise_ = false;             // states have 8 bits, with scales
+  std::vector<std::uint32_t> parameter_starts_;  // PRNG keys of `parameter_seeds`; empty if X is float or double
 };
 
-// The number that a tensor of one element holds, float or double, in the processor's memory.
+// The value of a one-element tensor, float or double, in CPU memory.
 double number_in(const Tensor& tensor);
 
 }  // namespace onnxtrain

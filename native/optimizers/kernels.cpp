@@ -1,5 +1,5 @@
 // The kernels of the update rules for one instruction set: compiled like kernels/kernels.cpp, without fused
-// multiplications, so that all sets give the same bits.
+// multiply-add, so that all sets give the same bits.
 #include <type_traits>
 
 #include "kernels/elementwise.h"

@@ -1,12 +1,11 @@
-// What all optimizer operators share: inputs R, T and grouped tensors, checks, and where results go.
+// Shared code of all optimizer operators: inputs R, T and grouped tensors, checks, and outputs.
 //
-// Those of this project's own domain whose name begins with Fused do what is done to gradients before the update, too:
-// a third input, `factor`, multiplies them all, and with the attribute `masked` a group M follows G, of bool tensors of
-// X's shape: where M is false, the gradient is zero. With the attribute `seeds`, a number for each tensor of the states in
-// the order of the inputs, states are bfloat16 tensors, rounded by RoundStochastic of this seed and T after the update; with
-// `blockwise`, too, they are uint8 tensors, of EncodeBlockwise, whose scales follow the states of all variables in the
-// outputs, and come before them in the inputs. With the attribute `parameter_seeds`, a number for each X, X is a bfloat16
-// tensor, rounded likewise.
+// Operators of this project's domain whose names begin with Fused also prepare the gradients: a third input, `factor`,
+// multiplies all of them, and with the attribute `masked` a group M of bool tensors of X's shape follows G; where M is
+// false, the gradient is zero. With the attribute `seeds`, one number per state tensor in input order, states are
+// bfloat16 tensors, rounded after the update by RoundStochastic with this seed and T; with `blockwise` as well they are
+// uint8 tensors of EncodeBlockwise, whose scales follow the states of all variables in the outputs and precede them in
+// the inputs. With the attribute `parameter_seeds`, one number per X, X is a bfloat16 tensor, rounded in the same way.
 #pragma once
 
 #include <memory>

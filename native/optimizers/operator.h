@@ -1,6 +1,6 @@
-// How an optimizer is described to the runtime, whatever its kernels run on. A `Node` has the type `Rule` of what it is
-// made from: a description, the states that it has at least, and how it is given attributes. Where it has a `kProvider`,
-// that one runs it, in memory of its own.
+// Registration of an optimizer with the runtime, independent of where its kernels run. A `Node` has the type `Rule`: a
+// description, the minimal states, and a constructor from attributes. If it has a `kProvider`, that provider runs it,
+// in its own memory.
 #pragma once
 
 #include <vector>
@@ -12,12 +12,12 @@
 
 namespace onnxtrain {
 
-// An optimizer, or the optimizer together with what is done to gradients before it.
+// An optimizer, optionally with gradient preparation fused in.
 template <typename Node>
 struct OptimizerOperator : Operator {
   const typename Node::Rule* rule = nullptr;
   bool fused = false;
-  Grouping grouping = {};  // the groups that every node has
+  Grouping grouping = {};  // groups that every node has
 
   static const OptimizerOperator& of(const OrtCustomOp* op) { return *static_cast<const OptimizerOperator*>(op); }
 };
@@ -30,7 +30,7 @@ OptimizerOperator<Node>* optimizer_operator(const OrtApi* api, const typename No
   describe(op, api);
   if constexpr (requires { Node::kProvider; }) {
     op.GetExecutionProviderType = [](const OrtCustomOp*) { return Node::kProvider; };
-    op.GetInputMemoryType = [](const OrtCustomOp*, std::size_t index) {  // R and T are read by the processor
+    op.GetInputMemoryType = [](const OrtCustomOp*, std::size_t index) {  // R and T are read on the CPU
       return index < 2 ? ort::kMemoryOfProcessor : ort::kMemoryDefault;
     };
   }
@@ -50,7 +50,7 @@ OptimizerOperator<Node>* optimizer_operator(const OrtApi* api, const typename No
     return status_of(instance.api, [&] { instance.node.compute(Call(instance.api, context)); });
   };
   op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel<Node>*>(kernel); };
-  // R, T, perhaps the factor, and the tensors.
+  // R, T, optionally the factor, and the tensors.
   op.GetInputTypeCount = [](const OrtCustomOp* self) { return Made::of(self).grouping.scalars() + 1; };
   op.GetInputType = [](const OrtCustomOp*, std::size_t index) {
     return index == 1 ? ort::kTypeInt64 : ort::kTypeUndefined;

@@ -37,7 +37,7 @@ class UpdateBy final : public Update {
   }
 
  private:
-  std::size_t number_;  // of the rule in the table of kernels
+  std::size_t number_;  // of the rule in the kernel table
   typename Rule::Attributes attributes_;
 };
 
@@ -58,7 +58,7 @@ Optimizer described() {
 const std::vector<Optimizer>& optimizers() {
 #define ONNXTRAIN_DESCRIBED(rule) described<rule::Rule, k_##rule>(),
   static const auto* const all =
-      new std::vector<Optimizer>{ONNXTRAIN_OPTIMIZER_RULES(ONNXTRAIN_DESCRIBED)};  // sessions may outlive a static one
+      new std::vector<Optimizer>{ONNXTRAIN_OPTIMIZER_RULES(ONNXTRAIN_DESCRIBED)};  // sessions may outlive static objects
   return *all;
 }
 

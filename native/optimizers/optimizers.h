@@ -1,5 +1,5 @@
-// The update rules by name: attributes, learning rate R and update count T become scalars in float64, and the kernels
-// run over all variables together. Nothing here knows ONNX Runtime; a wrong attribute is a std::invalid_argument.
+// The update rules by name: attributes, learning rate R and update count T become float64 scalars, and the kernels run
+// over all variables together. Independent of ONNX Runtime; an invalid attribute throws std::invalid_argument.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class Update {
  public:
   virtual ~Update() = default;
 
-  // The letters of the states that each variable has, in the operator's order.
+  // The letters of each variable's states, in the operator's order.
   virtual std::string states() const = 0;
   virtual void run(double R, std::int64_t T, const std::vector<Variable>& variables,
                    const ParallelFor& parallel_for) const = 0;
@@ -27,13 +27,13 @@ class Update {
 // A rule without its attributes.
 struct Optimizer {
   Description description;
-  std::string least_states;  // that it has whatever its attributes are
+  std::string least_states;  // the states that it has for any attributes
   std::unique_ptr<Update> (*with)(const AttributeSource& attributes);
 };
 
 const std::vector<Optimizer>& optimizers();
 
-// Null where there is none of this name.
+// Null if there is none of this name.
 const Optimizer* find_optimizer(const std::string& name);
 
 }  // namespace onnxtrain

@@ -1,4 +1,4 @@
-// What is done to a gradient before its update: a factor, and a mask.
+// Preparation of a gradient before its update: a factor, and a mask.
 //
 // Included by kernels.cpp only.
 #pragma once
@@ -21,7 +21,7 @@ void prepare_gradient(double factor, std::size_t count, const void* gradient, co
   }
   ONNXTRAIN_VECTORIZE
   for (std::size_t i = 0; i < count; ++i) {
-    const T g = G[i];  // read either way, so that the choice is no jump
+    const T g = G[i];  // read unconditionally, so that the selection is branch-free
     result[i] = (mask[i] != 0 ? g : T(0)) * scale;
   }
 }

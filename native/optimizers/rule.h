@@ -1,4 +1,4 @@
-// How an update rule is written. Each is a file in rules/, which the build finds, with a `Rule` in a namespace of the
+// The interface of an update rule. Each is a file in rules/, found by the build, with a `Rule` in a namespace of the
 // file's name:
 //
 //   struct Rule {
@@ -12,11 +12,11 @@
 //     ONNXTRAIN_ANYWHERE static void update(const Scalars<T>&, T& x, T g, T& h);  // one element
 //   };
 //
-// The compiler makes vectors of `update`, and where the library for CUDA is built, kernels for a GPU.
+// The compiler vectorizes `update` and, where the CUDA library is built, compiles it for GPUs.
 //
-// A rule may have `kVariants` and `static int variant(const Attributes&)`, where attributes choose among forms of the
-// update; `static void check(const Attributes&)`, which throws std::invalid_argument; and, where an element's update
-// depends on its whole tensor, kernels and a run of its own, in two passes (lamb.h, ssgd.h).
+// A rule may have `kVariants` and `static int variant(const Attributes&)`, if attributes select a variant of the
+// update; `static void check(const Attributes&)`, which throws std::invalid_argument; and, if an element's update
+// depends on its whole tensor, kernels and a two-pass run of its own (lamb.h, ssgd.h).
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ struct Description {
 
 inline constexpr int kMostVariants = 6;
 
-// One attribute: a number, or one of some words, of which the number is kept.
+// One attribute: a number, or one of several words, stored as its index.
 template <typename Attributes>
 struct AttributeOf {
   const char* name;
@@ -50,7 +50,7 @@ struct AttributeOf {
 #define ONNXTRAIN_NUMBER(attribute) {.name = #attribute, .number = &Attributes::attribute}
 #define ONNXTRAIN_REQUIRED_NUMBER(attribute) {.name = #attribute, .number = &Attributes::attribute, .required = true}
 
-// A kernel that looks at a whole layer before its update.
+// A kernel that reduces over a whole layer before its update.
 using LayerKernel = void (*)(const void* scalars, std::size_t count, const void* x, void* result);
 
 // The kernels of one rule, by variant and ElementType.
@@ -82,7 +82,7 @@ typename Rule::template Scalars<T> rounded(const typename Rule::template Scalars
   return result;
 }
 
-// How many states an element's update changes; -1 where the rule has kernels of its own.
+// Number of states that an element's update changes; -1 if the rule has kernels of its own.
 template <typename Rule, int variant>
 constexpr int states_of_update() {
   if constexpr (requires { typename Rule::template Scalars<float>; }) {

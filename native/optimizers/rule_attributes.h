@@ -1,4 +1,4 @@
-// The attributes of an update rule, read and checked.
+// Reads and checks the attributes of an update rule.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
-// SSGD of one element: its measure, and its update. What is a template over `Some` or `Wide` takes vectors, too, where
-// lanes.h was included before.
+// SSGD of one element: its measure and its update. Templates over `Some` or `Wide` also accept vectors if lanes.h is
+// included before.
 #pragma once
 
 #include "anywhere.h"
@@ -22,7 +22,7 @@ ONNXTRAIN_ANYWHERE inline Wide simple_h(const MeasureScalars& m, const Wide& z) 
   if constexpr (measure == kGemanMcClure) return (z + m.epsilon) * (z + m.epsilon);
 }
 
-// The same of the other measures, relative to the largest z (MeasureScalars says how).
+// The same for the other measures, relative to the largest z (see MeasureScalars).
 template <typename T, Measure measure>
 ONNXTRAIN_ANYWHERE inline double relative_h(const MeasureScalars& m, double z) {
   switch (measure) {
@@ -43,7 +43,7 @@ ONNXTRAIN_ANYWHERE inline Wide measured(const Wide& value) {
   return value * value;
 }
 
-// The update for a simple measure, of one element or of a vector of them.
+// The update for a simple measure, of one element or of a vector.
 template <typename T>
 class SimpleDescent {
  public:
@@ -78,11 +78,11 @@ class SimpleDescent {
 
  private:
   MeasureScalars measure_;
-  double rate_, cap_, shrinkage_;  // rate / mean(w^2), and the cap on what is multiplied with it
+  double rate_, cap_, shrinkage_;  // rate / mean(w^2), and the cap on its factor
   T factor_, norm_coefficient_, alpha_;
 };
 
-// The update for the other measures, of which h is known.
+// The update for the other measures, given h.
 template <typename T>
 class RelativeDescent {
  public:
@@ -93,7 +93,7 @@ class RelativeDescent {
         norm_coefficient_(static_cast<T>(scalars.norm_coefficient)),
         alpha_(static_cast<T>(scalars.alpha)) {}
 
-  // X - rate * s * D; `square` for l1, where s comes from h^2. x becomes the new X, v the new V.
+  // X - rate * s * D; with `square`, for l1, s is derived from h^2. x becomes the new X, v the new V.
   template <bool square, bool with_momentum>
   ONNXTRAIN_ANYWHERE inline void take(double h, T& x, T g, T& v) const {
     const double s = (square ? h * h : h) * inverse_mean_;
@@ -108,7 +108,7 @@ class RelativeDescent {
   T norm_coefficient_, alpha_;
 };
 
-// What the regularization of l1 takes off an element: h * sign(x), times a factor of the layer.
+// The amount by which l1 regularization shrinks an element: h * sign(x), times a factor of the layer.
 template <typename T>
 ONNXTRAIN_ANYWHERE inline T shrinkage_of(double shrinkage, double h, T x) {
   const T size = static_cast<T>(shrinkage * h);

@@ -1,8 +1,8 @@
-// SSGD: the layer's sum of w^2, and the update with s = w^2 / mean(w^2), of vectors.
+// Vectorized SSGD: the layer's sum of w^2, and the update with s = w^2 / mean(w^2).
 //
-// Included by files that are compiled once per instruction set. The measure is evaluated in float64 for both types: a float32 w^2 would overflow for
-// ordinary weights (Geman-McClure has a^4), and the mean needs a wide accumulator anyway. Both kernels go through the
-// data in chunks that fit the first-level cache, so that each loop does one simple thing and vectorises.
+// Included by files that are compiled once per instruction set. The measure is evaluated in float64 for both types: a
+// float32 w^2 would overflow for ordinary weights (Geman-McClure has a^4), and the mean needs a wide accumulator
+// anyway. Both kernels process chunks that fit the L1 cache, so that each loop is simple enough to vectorize.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -29,7 +29,7 @@ void relative_h_of(const MeasureScalars& m, std::size_t count, const T* X, doubl
 }
 
 // Partial results in 32 lanes, combined in a fixed order: the same bits for every vector width.
-constexpr std::size_t kSums = 4, kTogether = kSums * kSumLanes;  // sums side by side, and elements that they take
+constexpr std::size_t kSums = 4, kTogether = kSums * kSumLanes;  // parallel sums, and the elements that they take together
 
 // Adds h, or h^2 for l1, to the lanes. `count` is a multiple of their number: callers pad with zeros.
 template <bool square>
@@ -57,7 +57,7 @@ inline std::size_t pad(double* values, std::size_t count) {
   return count;
 }
 
-// The largest z, at least 0; NaN is passed over, and shows in the sum.
+// The largest z, at least 0; NaN is skipped here and shows up in the sum.
 template <typename T>
 double largest_of(bool l1, std::size_t count, const T* X) {
   T lanes[kTogether] = {};
@@ -134,7 +134,7 @@ void layer_sum(const void* scalars, std::size_t count, const void* x, void* resu
   *static_cast<LayerSum*>(result) = layer_sum_of<T, measure>(*static_cast<const MeasureScalars*>(scalars), count, x);
 }
 
-// What the regularization takes off: for l1 h * sign(X), for l2 2 X, times a factor of the layer.
+// The shrinkage by regularization: for l1 h * sign(X), for l2 2 X, times a factor of the layer.
 template <typename T>
 void shrinkages_of(const SsgdScalars& scalars, std::size_t count, const double* h, const T* X, T* shrinkages) {
   const double shrinkage = scalars.shrinkage;
@@ -156,7 +156,7 @@ struct SsgdArrays {
   T *X_new, *V_new;
 };
 
-// X - rate * s * D, for h of the elements; `square` for l1, where s comes from h^2.
+// X - rate * s * D, given h; with `square`, for l1, s is derived from h^2.
 template <typename T, bool square, bool with_momentum>
 void descend(const SsgdScalars& scalars, std::size_t count, const double* h, SsgdArrays<T> arrays) {
   const RelativeDescent<T> descent(scalars);

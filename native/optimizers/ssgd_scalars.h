@@ -1,4 +1,4 @@
-// What SSGD's kernels are told.
+// Scalar arguments of SSGD's kernels.
 #pragma once
 
 namespace onnxtrain {
@@ -6,15 +6,15 @@ namespace onnxtrain {
 enum Measure : int { kLogSum = 0, kPNorm, kArctan, kGemanMcClure, kExponential, kTanh };
 inline constexpr int kMeasures = 6;
 
-// A diversity measure g(u) = f(z), z = u^2 (reweighted l2) or |u| (reweighted l1). With h(z) = 1 / f'(z), w^2 is h for
-// l2 and h^2 for l1. Kernels evaluate h without its constant factor, and for the exponential and tanh measures relative
-// to the largest z of the layer, so that nothing overflows.
+// A diversity measure g(u) = f(z), with z = u^2 (reweighted l2) or |u| (reweighted l1). With h(z) = 1 / f'(z), w^2 is h
+// for l2 and h^2 for l1. Kernels evaluate h without its constant factor, and for the exponential and tanh measures
+// relative to the largest z of the layer, to avoid overflow.
 struct MeasureScalars {
   bool l1;
   double epsilon;
   double inverse_epsilon;
   double exponent;  // p-norm: h(z) is z**exponent
-  double largest;   // exponential and tanh: the z that h is relative to
+  double largest;   // exponential and tanh: the z to which h is relative
 };
 
 struct LayerSum {

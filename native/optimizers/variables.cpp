@@ -10,7 +10,7 @@ namespace {
 
 static_assert(tuning::kPreparedElements % kStateBlock == 0 && tuning::kTaskElements % kStateBlock == 0);
 
-// Elements [begin, begin + count) of a state of fewer bits as floats.
+// Widens elements [begin, begin + count) of a low-precision state to float.
 void widen(const Variable& variable, std::size_t state, std::size_t begin, std::size_t count, float* wide) {
   const void* kept = variable.inputs[2 + state];
   if (!variable.blockwise) {
@@ -21,7 +21,7 @@ void widen(const Variable& variable, std::size_t state, std::size_t begin, std::
                            variable.scales[state] + begin / kStateBlock, wide);
 }
 
-// The other way, as far as the results are wanted.
+// The reverse, for requested results.
 void narrow(const Variable& variable, std::size_t state, std::size_t begin, std::size_t count, const float* wide) {
   void* kept = variable.outputs[1 + state];
   if (!variable.blockwise) {
@@ -47,7 +47,7 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
 
   const bool rounded = variable.draws != nullptr;
   const std::size_t states = rounded ? arity.inputs - 2 : 0;
-  const std::size_t others = rounded ? std::min<std::size_t>(arity.outputs, 1) : arity.outputs;  // that are no states
+  const std::size_t others = rounded ? std::min<std::size_t>(arity.outputs, 1) : arity.outputs;  // outputs that are not states
   const bool rounds_parameter = variable.parameter_draw != nullptr;
   bool direct = variable.broadcast == nullptr && !variable.is_prepared() && states == 0 && !rounds_parameter;
   for (std::size_t i = 0; i < arity.outputs; ++i) direct = direct && variable.outputs[i] != nullptr;
@@ -82,7 +82,7 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
       inputs[2 + s] = outputs[1 + s] = wide[s];
     }
     kernel(scalars, count, inputs, outputs);
-    for (std::size_t s = 0; s + 1 < arity.outputs && s < states; ++s) {  // none where a rule only looks
+    for (std::size_t s = 0; s + 1 < arity.outputs && s < states; ++s) {  // none if a rule only reduces
       narrow(variable, s, begin, count, wide[s]);
     }
     if (rounds_parameter && arity.outputs > 0 && variable.outputs[0] != nullptr) {

@@ -1,4 +1,4 @@
-// The tensors of one optimizer call, and how the work on them is cut and shared among threads.
+// The tensors of one optimizer call, and how their work is split and shared among threads.
 #pragma once
 
 #include <cstddef>
@@ -23,34 +23,34 @@ struct Variable {
   ElementType type = kFloat;
   std::size_t count = 0;
   const void* inputs[kMaxInputs] = {};
-  void* outputs[kMaxOutputs] = {};       // null: the result is not wanted
-  std::unique_ptr<Broadcast> broadcast;  // null: the gradient has the parameter's shape
+  void* outputs[kMaxOutputs] = {};       // null: not requested
+  std::unique_ptr<Broadcast> broadcast;  // null if the gradient has the parameter's shape
   const double* factor = nullptr;        // of the gradient; null: 1
-  const unsigned char* mask = nullptr;            // where it is false the gradient is zero; null: true everywhere
-  const Draw* draws = nullptr;  // of each state, which has fewer bits and is rounded by it; null: states are of `type`
-  bool blockwise = false;       // whether states that are rounded are in 8 bits, with scales; they are in bfloat16 if not
+  const unsigned char* mask = nullptr;            // the gradient is zero where it is false; null: all true
+  const Draw* draws = nullptr;  // PRNG per low-precision state; null: states are of `type`
+  bool blockwise = false;       // low-precision states have 8 bits and scales, otherwise bfloat16
   const float* scales[kMaxStates] = {};
-  float* new_scales[kMaxStates] = {};  // null: the result is not wanted
-  bool is_signed[kMaxStates] = {};     // of states in 8 bits
+  float* new_scales[kMaxStates] = {};  // null: not requested
+  bool is_signed[kMaxStates] = {};     // for 8-bit states
 
-  const Draw* parameter_draw = nullptr;  // of X, which is in bfloat16 likewise; null: X is of `type`
+  const Draw* parameter_draw = nullptr;  // PRNG of a bfloat16 X; null: X is of `type`
 
-  // Whether the gradient is not what the rule gets.
+  // Returns whether the gradient must be prepared before the rule.
   bool is_prepared() const { return factor != nullptr || mask != nullptr; }
 };
 
-// What a kernel needs besides the pointers.
+// Other arguments of a kernel.
 struct Arity {
   std::size_t inputs, outputs;
 };
 
-// Runs `kernel` on elements [begin, end) of a variable; gathers and prepares the gradient where that is asked for, and
-// gives unwanted results a place. What has fewer bits is floats for the kernel.
+// Runs `kernel` on elements [begin, end) of a variable; gathers and prepares the gradient where required, and provides
+// scratch space for results that are not requested. Low-precision tensors are converted to float for the kernel.
 void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
                 std::size_t begin, std::size_t end);
 
-// All elements of all variables, cut into blocks of one variable each, and blocks gathered into tasks of about equal
-// size: a thousand small tensors make as many tasks as one large one. Nothing depends on the number of threads.
+// Splits all elements of all variables into blocks of one variable each, and groups blocks into tasks of about equal
+// size: a thousand small tensors make as many tasks as one large one. Independent of the number of threads.
 class Schedule {
  public:
   struct Block {

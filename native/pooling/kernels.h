@@ -1,9 +1,8 @@
 // The gradient of MaxPool: dy goes to the first maximum of its window.
 //
-// Included by kernels.cpp only. The windows of one row of the output are compared side by side, one position of the
-// window after the other; at the borders each position has its range of windows for which it lies within x. Three
-// spatial axes: fewer have size 1 in front. Windows of 2 x 2 side by side, the most common ones, have a way of their own
-// that needs no positions.
+// Included by kernels.cpp only. The windows of one output row are compared side by side, one window position after the
+// other; near borders each position has a range of windows for which it lies within x. Three spatial axes: missing ones
+// are leading axes of size 1. Adjacent 2 x 2 windows, the most common case, have a separate path that needs no indices.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -13,7 +12,7 @@
 namespace onnxtrain {
 namespace {
 
-// Positions are as wide as the values, so that both fit the same vectors.
+// Indices are as wide as the values, so that both fit the same vectors.
 template <typename T>
 struct PositionOf;
 template <>
@@ -30,7 +29,7 @@ constexpr std::int64_t kNowhere = -1;
 inline std::int64_t at_most(std::int64_t value, std::int64_t bound) { return value < bound ? value : bound; }
 inline std::int64_t at_least(std::int64_t value, std::int64_t bound) { return value > bound ? value : bound; }
 
-// The windows j in [begin, end) whose position, at j * stride + offset, lies in [0, size): a range.
+// The windows j in [begin, end) whose position j * stride + offset lies in [0, size).
 struct Reach {
   std::int64_t begin, end;
 };
@@ -41,7 +40,7 @@ inline Reach reach_of(std::int64_t stride, std::int64_t offset, std::int64_t siz
   return {at_least(all.begin, first), at_most(all.end, last)};
 }
 
-// The largest x of each window so far, and where it stands in the image.
+// The largest x of each window so far, and its index in the image.
 template <typename T>
 struct Maxima {
   using Position = typename PositionOf<T>::type;
@@ -49,8 +48,8 @@ struct Maxima {
   Position at[tuning::kPooledWindows];
 };
 
-// Compares element `offset + j * stride` of a row of x with the largest of window j, for j in the reach; `row` is where
-// the row begins in the image. A NaN counts as larger.
+// Compares element `offset + j * stride` of a row of x with the largest of window j, for the reachable j; the row
+// begins at index `row` of the image. NaN counts as larger.
 template <typename T, int known_stride>
 void compare_row(Maxima<T>& maxima, const T* x, std::int64_t row, std::int64_t stride, std::int64_t offset,
                  Reach reach, std::int64_t begin) {
@@ -101,16 +100,16 @@ class MaxPoolImage {
     return window * call_.strides[axis] - call_.begin[axis];
   }
 
-  // The first position along an axis of a window at which it lies within x, relative to the image; the size of x, or
-  // more, where there is none.
+  // The first position of a window along an axis that lies within x, relative to the image; at least the size of x if
+  // there is none.
   std::int64_t first_inside(int axis, std::int64_t from) const {
-    const std::int64_t step = call_.dilations[axis], elements = (-from + step - 1) / step;  // in front of x
+    const std::int64_t step = call_.dilations[axis], elements = (-from + step - 1) / step;  // before x
     if (from >= 0) return from;
     return elements < call_.kernel[axis] ? from + elements * step : call_.size[axis];
   }
 
-  // Every window begins at its first element within x, which is the answer where all are -infinity; one that lies
-  // beside x altogether has none, and takes no part.
+  // Every window starts with its first element within x, which is the result if all are -infinity; a window entirely
+  // outside of x has none and is skipped.
   void start_row(Maxima<T>& maxima, std::int64_t z, std::int64_t y, Reach all) const {
     const std::int64_t* size = call_.size;
     const std::int64_t row = z < size[0] && y < size[1] ? (z * size[1] + y) * size[2] : kNowhere;
@@ -127,7 +126,7 @@ class MaxPoolImage {
     const std::int64_t *size = call_.size, *kernel = call_.kernel, *dilations = call_.dilations;
     const std::int64_t from_z = start(0, z), from_y = start(1, y);
     start_row(maxima, first_inside(0, from_z), first_inside(1, from_y), all);
-    // Elements of the window that lie within x: far fewer than there are, where a window reaches far over the border.
+    // Elements of the window that lie within x: far fewer than all, where a window reaches far over the border.
     const Reach in_z = reach_of(dilations[0], from_z, size[0], {0, kernel[0]});
     const Reach in_y = reach_of(dilations[1], from_y, size[1], {0, kernel[1]});
     for (std::int64_t k = in_z.begin; k < in_z.end; ++k) {
@@ -145,7 +144,7 @@ class MaxPoolImage {
 
   void compare_positions(Maxima<T>& maxima, std::int64_t row, Reach all) const {
     const std::int64_t stride = call_.strides[2], dilation = call_.dilations[2];
-    const Reach elements = {0, call_.kernel[2]};  // of them, those that lie within x in some window
+    const Reach elements = {0, call_.kernel[2]};  // those that lie within x in some window
     const std::int64_t first = reach_of(dilation, start(2, all.end - 1), call_.size[2], elements).begin;
     const std::int64_t last = reach_of(dilation, start(2, all.begin), call_.size[2], elements).end;
     for (std::int64_t m = first; m < last; ++m) {
@@ -168,7 +167,7 @@ class MaxPoolImage {
   T* dx_;
 };
 
-// Windows of 2 x 2 that lie side by side and within x.
+// Adjacent 2 x 2 windows within x.
 inline bool is_two_by_two(const MaxPoolCall& call) {
   if (call.kernel[0] != 1 || call.strides[0] != 1 || call.begin[0] != 0 || call.windows[0] != call.size[0]) return false;
   for (int axis = 1; axis < 3; ++axis) {
@@ -180,7 +179,7 @@ inline bool is_two_by_two(const MaxPoolCall& call) {
   return true;
 }
 
-// A block of windows over two rows. Not inlined, because compilers then see branches in it, not vectors.
+// A block of windows over two rows. Not inlined, because compilers then emit branches instead of vectors.
 template <typename T>
 __attribute__((noinline)) void two_by_two_block(const T* x, const T* below, const T* dy, T* dx, T* dx_below) {
   ONNXTRAIN_VECTORIZE
@@ -199,7 +198,7 @@ __attribute__((noinline)) void two_by_two_block(const T* x, const T* below, cons
   }
 }
 
-// Fewer windows than a block has.
+// A partial block of windows.
 template <typename T>
 void two_by_two_few(const T* x, const T* below, const T* dy, T* dx, T* dx_below, std::size_t count) {
   T upper[2 * tuning::kPooledTogether] = {}, lower[2 * tuning::kPooledTogether] = {},

@@ -82,7 +82,7 @@ void MaxPoolGradientNode::describe(const std::vector<std::int64_t>& dy, const st
       end = total - begin;
     }
     const std::int64_t padded = checked_sum(size, begin, end), room = padded - extent;
-    // A stride beyond the padded size leads from the first window to nowhere.
+    // A stride beyond the padded size has only one window.
     const std::int64_t stride = std::min(strides_[axis], std::max<std::int64_t>(padded, 1));
     const std::int64_t fewest = room < 0 ? 0 : room / stride + 1;
     const std::int64_t most = room < 0 ? 0 : room / stride + (room % stride != 0 ? 1 : 0) + 1;

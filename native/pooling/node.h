@@ -1,5 +1,5 @@
-// The gradient of MaxPool as a node: inputs dy and x, output dx. The place of the maximum is found again from x, which
-// costs less than to have MaxPool write it down.
+// The gradient of MaxPool as a node: inputs dy and x, output dx. The index of the maximum is recomputed from x, which
+// is cheaper than storing it in MaxPool.
 #pragma once
 
 #include "operators/fused_node.h"

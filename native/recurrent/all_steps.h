@@ -1,9 +1,9 @@
-// What is one product for all steps: the inputs of the gates, and the gradients of the inputs and weights.
+// Matrix multiplications over all steps at once: the gate inputs, and the gradients of inputs and weights.
 #pragma once
 
 #include <memory>
 
-#include "products/products.h"
+#include "matmul/matmul.h"
 #include "ranges.h"
 #include "recurrent/layout.h"
 
@@ -16,7 +16,7 @@ class AllSteps {
   AllSteps(const Layout<T>& layout, const ParallelFor& parallel_for)
       : call_(layout.call), layout_(layout), parallel_for_(parallel_for) {}
 
-  // What all steps' gates get from x and the biases, as one product for both directions.
+  // The contribution of x and the biases to all gates, as one multiplication for both directions.
   void multiply_inputs() {
     const std::size_t outputs = checked_product(call_.directions, layout_.gates, call_.hidden);
     const Buffer biases(call_.b == nullptr ? 0 : bytes_of<T>(outputs));
@@ -34,7 +34,7 @@ class AllSteps {
            call_.b == nullptr ? nullptr : biases.as<T>(), call_.gates, parallel_for_);
   }
 
-  // The states before all steps, [D, steps, batch, hidden]: y itself in one direction from a state of zeros.
+  // The states before all steps, [D, steps, batch, hidden]: y itself for one direction that starts from zeros.
   void find_states_before() {
     if (call_.directions == 1 && call_.lengths == nullptr && call_.initial_state == nullptr) return;
     before_ = std::make_unique<Buffer>(bytes_of<T>(call_.directions, call_.steps, layout_.state_size));
@@ -108,14 +108,14 @@ class AllSteps {
  private:
   static constexpr ElementType kType = sizeof(T) == sizeof(float) ? kFloat : kDouble;
 
-  // dR [columns of da, hidden] = daᵀ states, for gates of one direction from `da` on, which is of step 0.
+  // dR [columns of da, hidden] = daᵀ states, for the gates of one direction; `da` points to step 0.
   void multiply_states(const T* da, std::size_t columns, std::size_t stride, std::size_t direction, const T* states,
                        T* dr, T* sums) {
     std::size_t rows = call_.steps * call_.batch;
     if (states == nullptr) {
       states = before_ == nullptr ? nullptr : before_->as<T>() + direction * call_.steps * layout_.state_size;
     }
-    if (states == nullptr && rows > 0) {  // the first state of all is zero, and the others are those of y, shifted
+    if (states == nullptr && rows > 0) {  // the initial state is zero; the other states are y, shifted
       if (sums != nullptr) weight_gradient(kType, rows, {da, columns, stride}, {da, 0, 0}, dr, sums, parallel_for_);
       sums = nullptr;
       rows -= call_.batch;
@@ -128,7 +128,7 @@ class AllSteps {
   const Recurrent& call_;
   const Layout<T>& layout_;
   const ParallelFor& parallel_for_;
-  std::unique_ptr<Buffer> before_;  // null: y has the states before all steps but the first
+  std::unique_ptr<Buffer> before_;  // null: y contains the states before all steps but the first
 };
 
 }  // namespace

@@ -1,15 +1,15 @@
-// Factors of the recurrent products: arranged once, then multiplied with the rows of a batch at every step.
+// Recurrent weights: packed once, multiplied by the rows of a batch at every step.
 #pragma once
 
-#include "products/product_kernels.h"
+#include "matmul/matmul_kernels.h"
 #include "recurrent/table.h"
 #include "tuning.h"
 
 namespace onnxtrain {
 namespace {
 
-// With panels of one vector less than the most, tiles have two rows more: eight rows, a common batch, then read each
-// panel once.
+// Panels one vector narrower than the maximum allow tiles with two more rows: eight rows, a common batch size, then
+// read each panel once.
 inline constexpr std::size_t kFactorVectors = kMaxTileVectors > 2 ? kMaxTileVectors - 1 : kMaxTileVectors;
 
 template <typename T>
@@ -37,7 +37,7 @@ void pack_factor(const FactorSource<T>& from) {
   }
 }
 
-// target (+)= left factor, for `rows` rows.
+// target (+)= left times the packed weights, for `rows` rows.
 template <typename T>
 void multiply_factor(const T* left, std::ptrdiff_t left_row, std::size_t rows, const std::ptrdiff_t* ones,
                      const PackedFactor<T>& factor, bool accumulate, T* target, std::ptrdiff_t target_row) {

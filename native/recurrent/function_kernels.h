@@ -1,4 +1,4 @@
-// The activation functions of recurrent operators and their slopes, over runs of elements.
+// Activation functions of recurrent operators and their slopes, over runs of elements.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -18,7 +18,7 @@ inline double sigmoid(double x) {
   return (x < 0.0 ? e : 1.0) / (1.0 + e);
 }
 
-// Near 0, where 1 - e^-2z loses its digits, the series to the seventh power, whose remainder is below 6e-8 of it.
+// Near 0, where 1 - e^-2z cancels, a series of degree 7 with a relative remainder below 6e-8.
 inline float hyperbolic_tangent(float x) {
   const float z = __builtin_fabsf(x), e = exp_single(-2.0f * z);
   const float far = (1.0f - e) / (1.0f + e), q = x * x;

@@ -1,4 +1,4 @@
-// A step of GRU, forwards and backwards, with the reset gate before the recurrent product and after it.
+// A step of GRU, forward and backward, with the reset gate before or after the recurrent multiplication.
 #pragma once
 
 #include "recurrent/step_kernels.h"
@@ -17,7 +17,7 @@ void gru_result(const RowPart<T>& row, const T* z, const T* n) {
   if (s.state != nullptr) copy_units(h, s.units, row.state(s.state));
 }
 
-// Phase 0: both gates, and r times the state before. Phase 1: the candidate and the result.
+// Phase 0: both gates, and r times the previous state. Phase 1: the candidate and the result.
 template <typename T>
 void gru_forward(const RecurrentStep<T>& s, int phase) {
   const CellSettings& settings = *s.settings;

@@ -1,5 +1,4 @@
-// The kernels of recurrent operators for one instruction set: compiled like those of products, once per set, with fused
-// multiplications and additions.
+// The recurrent kernels for one instruction set: compiled once per set, like those of matmul, with fused multiply-add.
 #include "kernels/instruction_set.h"
 #include "recurrent/gru_kernels.h"
 #include "recurrent/lstm_kernels.h"

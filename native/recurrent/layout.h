@@ -1,4 +1,4 @@
-// Where the states and gates of a direction and step lie.
+// Offsets of the states and gates of a direction and step.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace onnxtrain {
 namespace {
 
-// Bytes of so many elements.
+// Bytes of that many elements.
 template <typename T, typename... Sizes>
 std::size_t bytes_of(Sizes... sizes) {
   return checked_product(static_cast<std::size_t>(sizes)..., sizeof(T));
@@ -34,14 +34,14 @@ void copy_or_clear(const void* from, std::size_t count, T* to) {
 template <typename T>
 struct Layout {
   const Recurrent& call;
-  std::size_t gates, state_size;  // gates of a cell, elements of a state [batch, hidden]
+  std::size_t gates, state_size;  // gates per cell, elements of a state [batch, hidden]
 
   explicit Layout(const Recurrent& call_)
       : call(call_), gates(gate_count(call_.cell)), state_size(checked_product(call_.batch, call_.hidden)) {}
 
   bool is_backwards(std::size_t direction) const { return direction == 1 || call.reversed; }
 
-  // Where a direction's step `number` lies.
+  // Offset of a direction's step `number`.
   std::size_t time(std::size_t direction, std::size_t number) const {
     return is_backwards(direction) ? call.steps - 1 - number : number;
   }
@@ -55,7 +55,7 @@ struct Layout {
     return sequence + (t * call.directions + direction) * state_size;
   }
 
-  // What step `number` of a direction gave.
+  // Results of step `number` of a direction.
   const T* y_of(std::size_t direction, std::size_t number) const {
     return in_time(static_cast<const T*>(call.y), direction, time(direction, number));
   }

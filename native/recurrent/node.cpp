@@ -20,7 +20,7 @@ constexpr const char* kFunctions[] = {"Sigmoid",    "Tanh",        "Relu", "Affi
 Function function_of(const std::string& name) {
   const auto* found = std::find(std::begin(kFunctions), std::end(kFunctions), name);
   if (found == std::end(kFunctions)) {
-    throw std::invalid_argument("attribute 'activations' names '" + name + "', which is no activation function.");
+    throw std::invalid_argument("attribute 'activations' names '" + name + "', which is not an activation function.");
   }
   return static_cast<Function>(found - std::begin(kFunctions));
 }
@@ -30,29 +30,29 @@ std::string default_activations(Cell cell, std::size_t directions) {
   return directions == 1 ? one : one + " " + one;
 }
 
-// Whether the slope of a function follows from its value, so that the value alone is kept.
+// Returns whether the slope of a function follows from its value, so that only the value is kept.
 bool follows_from_value(Function function) { 
   return function == Function::kSigmoid || function == Function::kTanh || function == Function::kRelu;
 }
 
-// Inputs that all nodes have, and what differs: an LSTM has two more.
+// Indices of the inputs that all nodes share; an LSTM has two more.
 struct Places {
   explicit Places(Cell cell) : lstm(cell == kLstm) {}
 
   bool lstm;
   std::size_t x = 0, w = 1, r = 2, b = 3, lengths = 4, initial_state = 5, initial_cells = 6, peepholes = 7;
   std::size_t forward_inputs() const { return lstm ? 8 : 6; }
-  // Of the gradient, behind those.
+  // Inputs of the gradient, after those.
   std::size_t y() const { return forward_inputs(); }
   std::size_t gates() const { return y() + 1; }
-  std::size_t kept() const { return y() + 2; }  // cells or linear; no RNN has it
+  std::size_t kept() const { return y() + 2; }  // cells or linear; an RNN has neither
 };
 
-// Whether an input is there. One of shape [0] stands for one that is left out, since older runtimes end the process where
-// an input is left out between others, and since the last one has to have the type of the outputs.
+// Returns whether an input is present. A placeholder of shape [0] marks a missing one, since older runtimes abort on a
+// missing input between others, and the last input must have the type of the outputs.
 bool is_given(const Inputs& given, std::size_t index) { return given.has(index) && given[index].shape != Shape{0}; }
 
-// The lengths of the sequences of a batch, checked; null: not given.
+// The sequence lengths of a batch, checked; null if absent.
 const std::int32_t* lengths_of(const Inputs& given, std::size_t index, std::int64_t batch, std::int64_t steps) {
   if (!is_given(given, index)) return nullptr;
   given.require_shape(index, {batch});
@@ -72,7 +72,7 @@ struct Sizes {
   Recurrent call = {};
   std::int64_t steps = 0, batch = 0, inputs = 0, hidden = 0, directions = 0, gates = 0;
 
-  // Tells the call what is known by now.
+  // Fills in the call's fields known so far.
   void fill_in(Cell cell, const RecurrentAttributes& attributes) {
     call.cell = cell;
     std::copy(std::begin(attributes.settings), std::end(attributes.settings), std::begin(call.settings));
@@ -87,7 +87,7 @@ struct Sizes {
   Shape states_shape() const { return {directions, batch, hidden}; }
   Shape sequence_shape() const { return {steps, directions, batch, hidden}; }
   Shape gates_shape() const { return {steps, batch, directions, gates}; }
-  // Of what is kept beside the gates.
+  // Shape of the kept values beside the gates.
   Shape kept_shape() const { return call.cell == kLstm ? sequence_shape() : Shape{steps, batch, directions, hidden}; }
 };
 
@@ -97,12 +97,12 @@ void require(const Inputs& given, std::size_t index, const Shape& shape) {
   given.require_shape(index, shape);
 }
 
-// Null for one that is left out.
+// Null if missing.
 const void* data(const Inputs& given, std::size_t index) {
   return is_given(given, index) ? given[index].data : nullptr;
 }
 
-// What an input holds that cannot be left out.
+// Data of a required input.
 void* needed(const Inputs& given, const Signature& signature, std::size_t index, const Shape& shape) {
   if (!is_given(given, index)) {
     throw std::invalid_argument("input " + std::to_string(index) + " (" + signature.inputs[index] +
@@ -112,7 +112,7 @@ void* needed(const Inputs& given, const Signature& signature, std::size_t index,
   return given[index].data;
 }
 
-// A call with the inputs that an operator and its gradient have, checked.
+// A call with the inputs that an operator and its gradient share, checked.
 struct Reading : Sizes {
   ElementType type;
 
@@ -149,17 +149,17 @@ struct Reading : Sizes {
   }
 };
 
-// The buffers of outputs, of which the node has the first `count`.
+// Buffers of outputs, of which the node has the first `count`.
 class Outputs {
  public:
   Outputs(const Call& call, ElementType type, std::size_t count) : call_(call), type_(type), count_(count) {}
 
-  // Null for one that is not wanted.
+  // Null if not requested.
   void* wanted(std::size_t index, const Shape& shape) const {
     return index < count_ ? call_.output(index, shape) : nullptr;
   }
 
-  // Of one that is computed whether or not it is wanted.
+  // Of an output that is computed even if not requested.
   void* needed(std::size_t index, const Shape& shape) {
     void* data = wanted(index, shape);
     if (data != nullptr) return data;
@@ -256,7 +256,7 @@ void RecurrentNode::compute(const Call& call) const {
   recurrent.last_state = outputs.wanted(next++, reading.states_shape());
   if (attributes_.cell == kLstm) recurrent.last_cells = outputs.wanted(next++, reading.states_shape());
   const std::size_t gates = next++;
-  // Before the gates, which take more (Call::output).
+  // Before the gates, which are larger (Call::output).
   if (attributes_.cell == kLstm) {
     recurrent.cells = outputs.needed(next, reading.kept_shape());
   } else if (attributes_.cell == kGruAfter) {

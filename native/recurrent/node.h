@@ -1,7 +1,7 @@
-// LSTM, GRU and RNN of the domain onnxtrain, which keep what their gradients read, and those gradients, as nodes.
-// Attributes: direction ("forward"); activations, the names with spaces between them, for all directions;
-// activation_alpha and activation_beta, a number for each of them; clip (none); input_forget (0); linear_before_reset (0).
-// An input of shape [0] stands for one that is left out.
+// LSTM, GRU and RNN of the domain onnxtrain, which keep the values that their gradients read, and those gradients, as
+// nodes. Attributes: direction ("forward"); activations, names separated by spaces, for all directions;
+// activation_alpha and activation_beta, one number for each; clip (none); input_forget (0); linear_before_reset (0). A
+// placeholder of shape [0] marks a missing input.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace onnxtrain {
 
-// What the attributes say.
+// The parsed attributes.
 struct RecurrentAttributes {
   RecurrentAttributes(const Attributes& attributes, Cell cell);
 
@@ -21,7 +21,7 @@ struct RecurrentAttributes {
   bool reversed = false;
 };
 
-// What the nodes of a layer, and of its gradient, know of it.
+// Attributes and sizes that the nodes of a layer and of its gradient share.
 class NodeOfCell : public FusedNode {
  public:
   NodeOfCell(const Attributes& attributes, Cell cell, const Signature& signature)
@@ -31,29 +31,29 @@ class NodeOfCell : public FusedNode {
  protected:
   RecurrentAttributes attributes_;
   const Signature& signature_;
-  std::size_t outputs_;  // that the node has
+  std::size_t outputs_;  // number of outputs of the node
   std::unique_ptr<const Memory> memory_;
 };
 
 // From X, W, R, B?, sequence_lens?, initial_h? and, for an LSTM, initial_c? and P?: Y, Y_h, Y_c of an LSTM, gates, and
-// the cells of an LSTM or what a GRU with linear_before_reset scales.
+// the cells of an LSTM or, for a GRU with linear_before_reset, the values that its reset gate scales.
 class RecurrentNode : public NodeOfCell {
  public:
   using NodeOfCell::NodeOfCell;
   void compute(const Call& call) const override;
 };
 
-// From those and Y, gates, cells or linear, dY?, dY_h?, dY_c?: the gradients of X, W, R, B, initial_h, initial_c, P, and
-// of what enters the gates.
+// From those and Y, gates, cells or linear, dY?, dY_h?, dY_c?: the gradients of X, W, R, B, initial_h, initial_c, P,
+// and of the gate inputs.
 class RecurrentGradientNode : public NodeOfCell {
  public:
   using NodeOfCell::NodeOfCell;
   void compute(const Call& call) const override;
 };
 
-// From X?, W?, sequence_lens?, initial_h?, Y? and the gradients of what enters the gates, of an LSTM or RNN or, with
-// dlinear, of a GRU with linear_before_reset: the gradients of X (which reads W), W (which reads X), R (which reads Y) and
-// B, which are products over all steps. The attributes are `direction` and `batch_first` (0): whether X is [batch, steps,
+// From X?, W?, sequence_lens?, initial_h?, Y? and the gradients of the gate inputs, of an LSTM or RNN or, with dlinear,
+// of a GRU with linear_before_reset: the gradients of X (reads W), W (reads X), R (reads Y) and B, as matrix
+// multiplications over all steps. Attributes: `direction` and `batch_first` (0), for X laid out as [batch, steps,
 // inputs].
 class RecurrentProductsGradientNode final : public FusedNode {
  public:
@@ -67,7 +67,7 @@ class RecurrentProductsGradientNode final : public FusedNode {
  private:
   RecurrentAttributes attributes_;
   bool batch_first_;
-  std::size_t outputs_;  // that the node has
+  std::size_t outputs_;  // number of outputs of the node
   std::unique_ptr<const Memory> memory_;
 };
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cache.h"
-#include "products/cut.h"
+#include "matmul/partition.h"
 #include "recurrent/all_steps.h"
 #include "recurrent/rounds.h"
 #include "tuning.h"
@@ -15,15 +15,15 @@
 namespace onnxtrain {
 namespace {
 
-// Units of a whole cache line, so that no two parts write to one; rows of a tile.
+// Whole cache lines of units, so that no two parts write to the same one; rows of a tile.
 constexpr std::size_t kUnit = 16, kRowUnit = 8;
 
-// A part of a step: of the rows of the batch, and of the units.
+// A part of a step: a range of batch rows and of units.
 struct Share {
   std::size_t rows, units;
 };
 
-// What a step reads and writes of `count` rows from `first` on.
+// Buffers of a step for `count` rows from `first` on.
 template <typename T>
 RecurrentStep<T> rows_of(RecurrentStep<T> step, std::size_t first, std::size_t count) {
   step.batch = count;
@@ -72,7 +72,7 @@ class Sequence {
   void forward() {
     all_steps_.multiply_inputs();
     pack([&](std::size_t direction, std::size_t part, T* panels) { return pack_forward(direction, part, panels); });
-    const bool keeps_states = call_.lengths != nullptr;  // y has zeros beyond the lengths
+    const bool keeps_states = call_.lengths != nullptr;  // y is zero beyond the lengths
     const Buffer states(keeps_states ? bytes_of<T>(call_.directions, 2, layout_.state_size) : 0);
     const Buffer reset(call_.cell == kGru ? bytes_of<T>(call_.directions, layout_.state_size) : 0);
     const std::size_t phases = call_.cell == kGru ? 2 : 1;
@@ -117,7 +117,7 @@ class Sequence {
     const std::size_t phases = call_.cell == kGru ? 2 : 1;
     const std::size_t rounds = checked_product(call_.steps, phases) + (call_.steps == 0 ? 0 : 1);
     run(rounds, [&](std::size_t direction, std::size_t round, Share share) {
-      const std::size_t taken = round / phases;  // steps that were taken
+      const std::size_t taken = round / phases;  // steps done so far
       const bool leaves = taken == call_.steps;
       const std::size_t number = leaves ? 0 : call_.steps - 1 - taken, t = layout_.time(direction, number);
       RecurrentStep<T> step = step_of(direction, t, share);
@@ -151,11 +151,11 @@ class Sequence {
   }
 
  private:
-  // Into how many parts the rows of the batch are worth cutting. A part takes all steps without waiting for another, and
-  // reads nothing that another core has written, but reads all factors at every step, which therefore must be near.
+  // Number of parts into which the batch rows should be split. A part runs all steps without synchronization and reads
+  // nothing written by another core, but reads all recurrent weights at every step; they must fit the cache.
   std::size_t rows_worth_it(std::size_t factors) const {
     const bool near = saturating_product(factors, sizeof(T)) <= share_of_second_cache(tuning::kNearFactorsShare);
-    if (!near || call_.dpeepholes != nullptr) return 1;  // peepholes are summed over all rows, in their order
+    if (!near || call_.dpeepholes != nullptr) return 1;  // peepholes are summed over all rows, in order
     const std::size_t products = saturating_product(call_.steps, call_.batch, factors);
     return std::max<std::size_t>(1, std::min(products / tuning::kLeastProducts, call_.batch / tuning::kLeastBatchRows));
   }
@@ -169,7 +169,7 @@ class Sequence {
     if (to != nullptr) copy_or_clear(from, layout_.state_size, static_cast<T*>(to) + direction * layout_.state_size);
   }
 
-  // What a step of a part of the units reads and writes in both directions of the computation, with all rows.
+  // Buffers of a step of a part of the units, in both directions of the computation, with all rows.
   RecurrentStep<T> step_of(std::size_t direction, std::size_t t, Share share) const {
     const std::size_t part = share.units;
     RecurrentStep<T> step = {};
@@ -203,7 +203,7 @@ class Sequence {
     return step;
   }
 
-  // Does all rounds of both directions.
+  // Runs all rounds of both directions.
   template <typename DoPart>
   void run(std::size_t rounds, DoPart do_part) {
     if (rounds == 0 || layout_.state_size == 0) return;
@@ -229,7 +229,7 @@ class Sequence {
     PackedFactor<T> factors[kMostGates] = {};
   };
 
-  // Arranges the factors of all parts, each with pack_part(direction, part, where to).
+  // Packs the weights of all parts, each with pack_part(direction, part, destination).
   template <typename PackPart>
   void pack(PackPart pack_part) {
     const std::size_t workers = checked_product(call_.directions, parts_);
@@ -265,7 +265,7 @@ class Sequence {
     return found;
   }
 
-  // Columns are columns of R; its rows are all gates or, in a GRU, the two that read the state itself, then the third.
+  // Columns are columns of R; rows are all gates or, in a GRU, the two that read the state itself, then the third.
   Factors pack_backward(std::size_t direction, std::size_t part, T* panels) const {
     Factors found;
     const std::size_t units = begins_[part + 1] - begins_[part], hidden = call_.hidden;
@@ -291,15 +291,15 @@ class Sequence {
   std::vector<std::ptrdiff_t> ones_;
   std::vector<T> zeros_;
   std::size_t row_parts_ = 1, parts_ = 1, scratch_size_ = 0;  // parts of the rows, and of the units
-  bool far_;  // of the factors
-  std::vector<std::size_t> begins_;  // of the parts' units
-  // [steps, batch]: whether a step is within its length, and whether it is the last that is. Null without lengths.
+  bool far_;  // weights exceed the cache
+  std::vector<std::size_t> begins_;  // first unit of each part
+  // [steps, batch]: step within its length, and last such step. Null without lengths.
   std::unique_ptr<bool[]> active_, begins_backwards_;
   std::unique_ptr<Buffer> panels_, scratch_;
   std::vector<Factors> factors_;
 };
 
-// The rows of x [batch, steps, inputs] in the order of steps.
+// The rows of x [batch, steps, inputs] in step order.
 template <typename T>
 void turn(const Recurrent& call, T* turned, const ParallelFor& parallel_for) {
   const auto* x = static_cast<const T*>(call.x);

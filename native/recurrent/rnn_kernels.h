@@ -1,4 +1,4 @@
-// A step of RNN, forwards and backwards.
+// A step of RNN, forward and backward.
 #pragma once
 
 #include "recurrent/step_kernels.h"

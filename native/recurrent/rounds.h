@@ -1,4 +1,4 @@
-// Work in rounds: each has the same parts, and begins when the one before it has ended.
+// Work in rounds: each has the same parts, and begins when the previous one has ended.
 #pragma once
 
 #include <atomic>
@@ -10,9 +10,9 @@
 
 namespace onnxtrain {
 
-// Shared by workers that each call `work` once. Any number of them, at least one, does everything, also one after the
-// other: a part belongs to whoever takes it first, and nobody waits for one that nobody has taken. A worker takes the
-// same part in every round if it can, so that what the part reads stays in its core's cache.
+// Shared by workers that each call `work` once. Any number of them, at least one, completes everything, even one after
+// the other: a part belongs to the first worker that claims it, and no worker waits for an unclaimed one. A worker
+// claims the same part in every round if it can, to keep its data in the core's cache.
 class Rounds {
  public:
   Rounds(std::size_t rounds, std::size_t parts) : rounds_(rounds), parts_(parts), taken_(new Counter[parts]) {}
@@ -46,8 +46,8 @@ class Rounds {
   };
 
   std::size_t rounds_, parts_;
-  std::unique_ptr<Counter[]> taken_;  // per part, in how many rounds it was taken
-  Counter done_;                      // parts of all rounds
+  std::unique_ptr<Counter[]> taken_;  // per part, the number of rounds in which it was claimed
+  Counter done_;                      // completed parts of all rounds
 };
 
 }  // namespace onnxtrain

@@ -1,7 +1,7 @@
-// What the steps of LSTM, GRU and RNN have in common.
+// Shared code of the steps of LSTM, GRU and RNN.
 //
-// What a row of the batch needs of a part of the units lies side by side, so that the
-// loops over units are the compiler's to vectorise; what is kept of a gate may be overwritten by its gradient.
+// The data of one batch row for a part of the units is contiguous, so that the compiler vectorizes the loops over
+// units; the kept value of a gate may be overwritten by its gradient.
 #pragma once
 
 #include "recurrent/factor_kernels.h"
@@ -10,14 +10,14 @@
 namespace onnxtrain {
 namespace {
 
-inline constexpr std::size_t kRooms = 14;  // of a part's units, that a step may need at once
+inline constexpr std::size_t kRooms = 14;  // scratch rows of units that a step may need at once
 
 template <typename T>
 std::size_t step_scratch(std::size_t units) {
   return kRooms * padded<T>(units);
 }
 
-// What a row has of a part of the units.
+// The data of a row for a part of the units.
 template <typename T>
 struct RowPart {
   const RecurrentStep<T>& s;
@@ -50,7 +50,7 @@ void clip_units(const CellSettings& settings, const T* x, std::size_t count, T* 
   });
 }
 
-// f of the input of a gate, in its place or, where the input is kept, in a room.
+// f of the input of a gate, in place or, where the input is kept, in a scratch row.
 template <typename T>
 const T* activate(const RecurrentStep<T>& s, const Activation& f, T* gate, T* room) {
   if (!s.settings->keeps_inputs) {
@@ -66,7 +66,7 @@ const T* activate(const RecurrentStep<T>& s, const Activation& f, T* gate, T* ro
   return room;
 }
 
-// The value of a gate and the slope of its activation, from what was kept; `rooms` is the first of two.
+// The value of a gate and the slope of its activation, from the kept value; `rooms` is the first of two scratch rows.
 template <typename T>
 const T* recalled(const RowPart<T>& row, const Activation& f, const T* kept, std::size_t rooms, T* slope) {
   const RecurrentStep<T>& s = row.s;
@@ -91,7 +91,7 @@ const T* recalled(const RowPart<T>& row, const Activation& f, const T* kept, std
   return value;
 }
 
-// gates += before factor, for gates [first, first + count).
+// gates += before times the packed weights, for gates [first, first + count).
 template <typename T>
 void add_recurrence(const RecurrentStep<T>& s, const T* before, std::size_t first, std::size_t count) {
   if (before == nullptr) return;
@@ -101,7 +101,7 @@ void add_recurrence(const RecurrentStep<T>& s, const T* before, std::size_t firs
   }
 }
 
-// The results of a row that is not active: nothing, and the state before.
+// The results of an inactive row: zeros, and the unchanged state.
 template <typename T>
 void pass_on(const RowPart<T>& row) {
   const RecurrentStep<T>& s = row.s;
@@ -110,7 +110,7 @@ void pass_on(const RowPart<T>& row) {
   if (s.cells != nullptr) copy_units(row.cells_before(), s.units, row.state(s.cells));
 }
 
-// dstate += (gradients of the later step's gates) factor.
+// dstate += (gradients of the later step's gates) times the packed weights.
 template <typename T>
 void add_later(const RecurrentStep<T>& s, const T* later, std::ptrdiff_t row, const PackedFactor<T>& factor) {
   if (later == nullptr) return;

@@ -1,7 +1,7 @@
-// The kernels of LSTM, GRU and RNN: one step of one part of the units, forwards or backwards. Functions over pointers,
-// compiled once per instruction set and reached through a table. Multiplications may be fused with additions, so
-// instruction sets differ in the last places; one instruction set always gives the same bits, however the units are cut.
-// Strides count elements.
+// The kernels of LSTM, GRU and RNN: one step of one part of the units, forward or backward. Functions over pointers,
+// compiled once per instruction set and called through a table. Multiply-add may be fused, so instruction sets differ
+// in the last bits; one instruction set always gives the same bits, however the units are split. Strides count
+// elements.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace onnxtrain {
 
-// kGruAfter is the GRU with linear_before_reset: the reset gate scales what the recurrence gives.
+// kGruAfter is the GRU with linear_before_reset: the reset gate scales the recurrent term.
 enum Cell : int { kRnn = 0, kGru, kGruAfter, kLstm };
 inline constexpr int kCells = 4;
 inline constexpr std::size_t kMostGates = 4;
@@ -25,82 +25,82 @@ struct Activation {
   double alpha = 0, beta = 0;
 };
 
-// What does not change from step to step.
+// Constant across steps.
 struct CellSettings {
-  Activation functions[3];  // of the gates, of the candidate (also that of RNN is the first), of an LSTM's output
+  Activation functions[3];  // of the gates, of the candidate (RNN uses the first), of an LSTM's output
   bool clipped = false;
   double clip = 0;
-  bool keeps_inputs = false;  // the gates are kept before their activations, not after
+  bool keeps_inputs = false;  // keeps the gates' inputs instead of their values
   bool coupled = false;       // LSTM: the forget gate is 1 - i
 };
 
-// A factor of the recurrent products, arranged in panels of columns, block by block of the depth.
+// Packed recurrent weights: panels of columns, one block of the depth after the other.
 template <typename T>
 struct PackedFactor {
   const T* panels;
   std::size_t depth, columns;
-  bool far;  // whether columns are asked for ahead of their use, since no core's cache holds all factors
+  bool far;  // prefetch the columns, since no core's cache holds all weights
 };
 
-// Columns of a matrix to be arranged: element (k, j) of the factor is source[k * row + j * column].
+// Columns of a matrix to pack: element (k, j) is source[k * row + j * column].
 template <typename T>
 struct FactorSource {
-  const T *source, *end;  // end: behind the last element of the whole matrix
+  const T *source, *end;  // end: one past the last element of the whole matrix
   std::ptrdiff_t row, column;  // one of them is 1
   std::size_t depth, columns;
   const std::ptrdiff_t* ones;
   T* panels;
 };
 
-// One step of the units [begin, begin + units) for all rows of the batch. `gates` and the others point to the first row
-// and unit 0 of one direction; rows of gates are `gates_row` apart, those of `linear` `linear_row`, all others `hidden`.
+// One step of the units [begin, begin + units) for all batch rows. `gates` and the others point to the first row and
+// unit 0 of one direction; rows of gates are `gates_row` apart, those of `linear` `linear_row`, all others `hidden`.
 template <typename T>
 struct RecurrentStep {
   const CellSettings* settings;
   std::size_t batch, hidden, begin, units;
-  const bool* active;  // per row, whether this step is within its length; null: all are
+  const bool* active;  // per row, true if this step is within its length; null: all are
   const std::ptrdiff_t* ones;
   T* scratch;  // `scratch(units)` elements
-  const T* zeros;  // `hidden` of them
+  const T* zeros;  // `hidden` zeros
 
-  // Per gate forwards; backwards one whose depth is that of all gates (GRU: of z and r, then that of the candidate).
+  // Per gate forward; backward one whose depth is that of all gates (GRU: of z and r, then that of the candidate).
   PackedFactor<T> factors[kMostGates];
 
-  T* gates;  // forwards: what comes from x, and then what is kept; backwards: what was kept
+  T* gates;  // forward: the contribution of x, then the kept values; backward: the kept values
   std::ptrdiff_t gates_row;
-  T* linear;  // kGruAfter: what the recurrence gives the candidate
+  T* linear;  // kGruAfter: the recurrent term of the candidate
   std::ptrdiff_t linear_row;
   const T *before, *cells_before;  // null: zeros
-  T* cells;                        // LSTM; backwards only read
-  // Per row, whether its sequence begins with this step, so that `first_cells` (null: zeros) are before it, not
-  // `cells_before`; null: where the first step is all rows', and `cells_before` is right.
+  T* cells;                        // LSTM; read-only in the backward pass
+  // Per row, true if its sequence begins with this step, so that `first_cells` (null: zeros) are used instead of
+  // `cells_before`; null where the first step is that of all rows, and `cells_before` applies.
   const bool* begins;
   const T* first_cells;
   const T* peepholes;              // [3 hidden] or null
   const T* recurrent_bias;         // kGruAfter: [hidden] or null
-  T* reset;                        // kGru: r times the state before; backwards its gradient: [batch, hidden]
+  T* reset;                        // kGru: r times the previous state; backward its gradient: [batch, hidden]
 
-  T *y, *state;  // forwards: the result, and the state where it is not the result (null otherwise)
+  T *y, *state;  // forward: the result, and the state if it differs from the result (else null)
 
-  // Backwards.
+  // Backward.
   const T* dy;                            // null: zeros
   T *dgates, *dlinear;                    // with the strides of gates and linear; may be the same buffers
-  const T *later_dgates, *later_dlinear;  // those of the step that was taken before; null: there was none
-  T *dstate, *dcells;                     // [batch, hidden]: arrive, and leave for the step before
-  T* reset_states;                        // kGru: gets r times the state before, [batch, hidden]
-  double* dpeepholes;                     // [3 hidden], added to; null: not wanted
+  const T *later_dgates, *later_dlinear;  // those of the step computed before; null: there was none
+  T *dstate, *dcells;                     // [batch, hidden]: in-out, for the step before
+  T* reset_states;                        // kGru: receives r times the previous state, [batch, hidden]
+  double* dpeepholes;                     // [3 hidden], accumulated; null: not requested
 };
 
 template <typename T>
 struct RecurrentKernels {
-  // Elements of a factor in panels.
+  // Elements of packed weights.
   std::size_t (*packed_size)(std::size_t depth, std::size_t columns);
   void (*pack)(const FactorSource<T>&);
   std::size_t (*scratch)(std::size_t units);
-  // By cell; kGru takes a step in two phases, between which all units have to be there.
+  // By cell; kGru runs a step in two phases with a barrier over all units between them.
   void (*forward[kCells])(const RecurrentStep<T>&, int phase);
   void (*backward[kCells])(const RecurrentStep<T>&, int phase);
-  // The products with the later gates' gradients alone: what the last step leaves for the initial state.
+  // Only the multiplications with the later gates' gradients: the last step's gradient of the initial state.
   void (*leave[kCells])(const RecurrentStep<T>&);
 };
 

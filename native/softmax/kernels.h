@@ -1,4 +1,4 @@
-// Gradients of Softmax and LogSoftmax along one axis of [outer, size, inner], and of the cross-entropy of a softmax.
+// Gradients of Softmax and LogSoftmax along one axis of [outer, size, inner], and of softmax cross-entropy.
 //
 // Included by kernels.cpp only. dx = y (dy - sum of dy y), and dx = dy - exp(y) sum of dy. Sums are taken in float64.
 #pragma once
@@ -52,7 +52,7 @@ void softmax_gradient_row(const T* dy, const T* y, T* dx, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i) dx[i] = softmax_slope<T, logarithm>(dy[i], y[i], total);
 }
 
-// Neighbours along the inner axes side by side.
+// Neighbours along the inner axes are processed together.
 template <typename T, bool logarithm>
 void softmax_gradient_columns(const T* dy, const T* y, T* dx, std::size_t size, std::size_t inner) {
   for (std::size_t begin = 0; begin < inner; begin += tuning::kSoftmaxColumns) {

@@ -20,7 +20,7 @@ void run(const Signature& signature, const Call& call, std::int64_t axis,
   rows.dy = inputs[0].data;
   rows.y = inputs[1].data;
   rows.dx = call.output(0, shape);
-  if (inputs[0].count() == 0) return;  // an axis without elements may stand beside one of any size
+  if (inputs[0].count() == 0) return;  // an empty axis may be beside one of any size
   for_each_range(call.parallel_for(), product(shape, 0, along), items_per_task(saturating_product(rows.size, rows.inner)),
                  [&](std::size_t first, std::size_t last) { by_type[type](rows, first, last); });
 }

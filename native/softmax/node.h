@@ -1,4 +1,4 @@
-// Gradients of Softmax and LogSoftmax as nodes: inputs dy and y, output dx; and that of the cross-entropy of a softmax.
+// Gradients of Softmax and LogSoftmax as nodes: inputs dy and y, output dx; and that of softmax cross-entropy.
 #pragma once
 
 #include "operators/fused_node.h"
@@ -29,8 +29,8 @@ class LogSoftmaxGradientNode final : public FusedNode {
   std::int64_t axis_;
 };
 
-// Inputs the gradient by each label's term, [batch, 1, ...] or one number; the logarithm of the probabilities, [batch,
-// classes, ...]; the labels, [batch, 1, ...]. dx = (p - 1 at the label) times the first.
+// Inputs: the gradient of each label's term, [batch, 1, ...] or one number; the log-probabilities, [batch, classes,
+// ...]; the labels, [batch, 1, ...]. dx = (p - 1 at the label) times the first.
 class SoftmaxCrossEntropyGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

@@ -39,12 +39,12 @@ from .pruning.prune import prune as prune
 from .runtime.native import custom_ops_library as custom_ops_library
 from .runtime.options import RuntimeOptions as RuntimeOptions
 from .runtime.session import TrainingSession as TrainingSession
+from .trainer import Trainer as Trainer
 from .training.advice.inspection import inspect as inspect
 from .training.gradient import gradient as gradient
 from .training.inference.forward import evaluate as evaluate
 from .training.inference.forward import predict as predict
 from .training.quantize import quantize as quantize
-from .training.trainer import Trainer as Trainer
 from .training.training_model import training_model as training_model
 from .version import __version__ as __version__
 from .weights.ema import EMA as EMA

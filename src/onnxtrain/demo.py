@@ -12,7 +12,7 @@ import onnx
 from onnxtrain.callbacks import Callback, History
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import Adam
-from onnxtrain.training.trainer import Trainer
+from onnxtrain.trainer import Trainer
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 12, 32, 3e-3
 

@@ -73,10 +73,10 @@ def test_fit_writes_an_adapter_by_default_and_goes_on_with_one(files, success):
         (("adapter", "slots", "model.onnx"), r"slots writes a result; give --output"),
         (("adapter", "inspect", "a.onnx_adapter", "-o", "x"), r"inspect writes nothing, but --output is 'x'"),
         (("adapter", "inspect", "a.onnx_adapter"), r"a.onnx_adapter' does not exist"),
-        (("adapter", "merge", "model.onnx", "a", "-o", "x.onnx", "--dora"), r"--dora is for slots, and not for merge"),
+        (("adapter", "merge", "model.onnx", "a", "-o", "x.onnx", "--dora"), r"--dora is for slots, not for merge"),
         (
             ("adapter", "slots", "model.onnx", "a", "-o", "x.onnx", "--targets", "*"),
-            r"--targets says which slots there are, and so does the adapter",
+            r"--targets determines the slots, and so does the adapter",
         ),
         (("adapter", "slots", "model.onnx", "-o", "x.onnx", "--requantize"), r"--requantize is for merge"),
         (("adapter", "to-peft", "model.onnx", "a", "-o", "x.onnx_adapter"), r"to-peft writes a folder"),

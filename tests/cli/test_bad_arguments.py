@@ -73,10 +73,10 @@ OPTIONS = [
         "--prediction probabilities, but the outputs are logits",
         fit("--prediction", "probabilities"),
     ),
-    Mistake("unknown optimizer", r'"newton" .*--optimizer.*"?adagrad.*momentum', fit("--optimizer", "newton")),
+    Mistake("unknown optimizer", "--optimizer newton is not .*adagrad.*momentum", fit("--optimizer", "newton")),
     Mistake(
         "foreign attribute",
-        r"--mode is nesterov, but adam has no such attribute; it has --learning-rate, --alpha",
+        r"--mode is nesterov, but adam has no such setting; it has --learning-rate, --betas",
         fit("--mode", "nesterov"),
     ),
     Mistake(
@@ -195,7 +195,7 @@ PATHS = [
     ),
     Mistake(
         "export without loss",
-        r"'model\.onnx' is no training model yet; give it a --loss",
+        r"'model\.onnx' is not a training model; give --loss",
         ("export", "model.onnx", "--step-graph", "step.onnx"),
     ),
     Mistake(
@@ -215,13 +215,13 @@ USAGE = [
     Mistake("unknown flag", r"--epoch\b.*--epochs.*[Ss]ee onnxtrain fit --help", fit("--epoch", "3")),
     Mistake(
         "no loss",
-        r"fit needs --loss NAME \(what to minimise: softmax_.*; see onnxtrain fit --help",
+        r"fit needs --loss NAME \(the loss: softmax_.*; see onnxtrain fit --help",
         ("fit", "model.onnx", "--data", "train.npz"),
     ),
     Mistake("no model", r"inspect needs MODEL \(the ONNX model\); see onnxtrain inspect --help", ("inspect",)),
     Mistake(
         "too many files",
-        r"onnxtrain inspect has no place for 'b\.onnx' and 'c\.onnx', behind all that it takes; see .* --help",
+        r"onnxtrain inspect takes no further argument 'b\.onnx' and 'c\.onnx'; see .* --help",
         ("inspect", "a.onnx", "b.onnx", "c.onnx"),
     ),
     Mistake("not a number", r'--epochs.*"many".* into int.*[Ss]ee onnxtrain fit --help', fit("--epochs", "many")),

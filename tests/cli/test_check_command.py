@@ -21,7 +21,7 @@ def test_agrees(run, tmp_path):
     onnx.save(mlp((4, 8, 3)), tmp_path / "model.onnx")
     result = run("check", tmp_path / "model.onnx", "--provider", "cpu", "--loss", "softmax_cross_entropy")
     assert result.code == 0
-    assert "CPUExecutionProvider does the step: 14 results" in result.out.replace("\n", " ")
+    assert "CPUExecutionProvider runs the step: 14 results" in result.out.replace("\n", " ")
 
 
 def test_differs(run, tmp_path, faulty):
@@ -37,7 +37,7 @@ def test_differs(run, tmp_path, faulty):
     faulty[1].add("Gemm")
     failed = run(*arguments)
     assert failed.code == 1
-    assert "FaultyExecutionProvider cannot do the step: no kernel for Gemm" in failed.out
+    assert "FaultyExecutionProvider cannot run the step: no kernel for Gemm" in failed.out
     assert json.loads(run(*arguments, "--json").out)["largest"] is None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxtrain.cli.streams import QuietStream
+from onnxtrain.cli.process import QuietStream
 
 FIT = (
     *("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--threads", "1"),

@@ -259,7 +259,7 @@ def test_export_lowers_a_training_model(files, success, run):
     assert (files / "one.onnx").read_bytes() == (files / "two.onnx").read_bytes()
     result = run("export", "training.onnx", "--loss", "huber", "--step-graph", "three.onnx")
     assert result.code == 2
-    assert "'training.onnx' is a training model, which has its own loss; leave --loss out" in result.err
+    assert "'training.onnx' is a training model with its own loss; leave --loss out" in result.err
 
 
 def test_export_with_entries(files, success, run):

@@ -55,9 +55,9 @@ def test_interrupt_says_that_nothing_was_written(files, run, monkeypatch):
 
 
 def test_interrupt_keeps_the_model_so_far(files, run, monkeypatch):
-    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.trainer import Trainer
 
-    step_batch, done = Trainer.step_batch, []
+    step_batch, done = Trainer._step_batch, []
 
     def step(self, batch):
         done.append(batch)
@@ -65,7 +65,7 @@ def test_interrupt_keeps_the_model_so_far(files, run, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return step_batch(self, batch)
 
-    monkeypatch.setattr(Trainer, "step_batch", step)
+    monkeypatch.setattr(Trainer, "_step_batch", step)
     result = run(*fit("--epochs", "5"))
     assert result.code == 130
     assert result.err == "error: Interrupted; the model so far is in 'tuned-interrupted.onnx'.\n"
@@ -83,9 +83,9 @@ def test_interrupt_names_the_checkpoint(files, run, monkeypatch):
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Press Ctrl-C after some steps."""
-    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.trainer import Trainer
 
-    step_batch, done = Trainer.step_batch, []
+    step_batch, done = Trainer._step_batch, []
 
     def step(self, batch):
         done.append(batch)
@@ -93,7 +93,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
             raise KeyboardInterrupt
         return step_batch(self, batch)
 
-    monkeypatch.setattr(Trainer, "step_batch", step)
+    monkeypatch.setattr(Trainer, "_step_batch", step)
 
 
 def test_a_broken_pipe_elsewhere_is_an_error(files, run, monkeypatch):

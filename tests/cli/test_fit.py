@@ -290,11 +290,11 @@ def test_early_stopping_keeps_the_best(files, success):
 
 
 def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatch):
-    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.trainer import Trainer
 
     options = (*FIT, "--epochs", "4", "--validation", "test.npz", "--metrics", "accuracy")
     success(*options, "--output", "whole.onnx")
-    step_batch, steps = Trainer.step_batch, []
+    step_batch, steps = Trainer._step_batch, []
 
     def step(self, batch):
         steps.append(batch)
@@ -302,7 +302,7 @@ def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatc
             raise KeyboardInterrupt
         return step_batch(self, batch)
 
-    monkeypatch.setattr(Trainer, "step_batch", step)
+    monkeypatch.setattr(Trainer, "_step_batch", step)
     kept = ("--checkpoint", "kept", "--checkpoint-every", "1", "--output", "parts.onnx")
     assert run(*options, *kept).code == 130
     assert not (files / "parts.onnx").exists()

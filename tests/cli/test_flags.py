@@ -13,7 +13,7 @@ from cyclopts import App
 import onnxtrain
 from onnxtrain.cli.app import COMMANDS, build, module_of
 from onnxtrain.cli.flags import OptimizerSettings, Training
-from onnxtrain.cli.wording import in_flags
+from onnxtrain.cli.messages import in_flags
 from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.training.inference.forward import evaluate, predict
 

@@ -139,8 +139,8 @@ def test_runs_are_compared(files, success, run):
     assert found[1]["best"]["loss"] == min(float(row["loss"]) for row in rows)
     out = success("runs", "runs/b", "runs/a").out
     assert out.index("runs/b") < out.index("runs/a")
-    assert "what differs" in out
-    assert "what differs" not in success("runs", "runs/a").out
+    assert "differences" in out
+    assert "differences" not in success("runs", "runs/a").out
     assert "There is no folder 'no'" in run("runs", "no").err
     (files / "empty").mkdir()
     assert "The folder 'empty' holds no run; fit writes them with --run." in run("runs", "empty").err

@@ -101,7 +101,7 @@ def test_without_docstrings_and_assertions(arguments, start):
 
 
 # In the middle of the import of each: first and last ones, modules in Python and in C.
-IMPORTED = ("onnxtrain.cli.streams", "onnxtrain.cli.app", "cyclopts", "rich", "numpy._core._multiarray_umath")
+IMPORTED = ("onnxtrain.cli.configuration", "onnxtrain.cli.app", "cyclopts", "rich", "numpy._core._multiarray_umath")
 LATER = ("onnx.checker", "onnx_ir._core", "onnxtrain.model_file.file", "onnxruntime.capi.onnxruntime_pybind11_state")
 PRESS = """
 import sys

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain.cli.streams import QuietStream
+from onnxtrain.cli.process import QuietStream
 from onnxtrain.cli.terminal import console, table, visible
 
 HOSTILE = {

@@ -41,12 +41,12 @@ def test_gray_images_are_drawn(files, success):
         Mistake("tied copies", "--tie leaves copies out; export the step graph", (*EXPORT, "--web", "p", "--tie")),
         Mistake(
             "states",
-            "--web keeps states as browsers have numbers, not as bfloat16; leave --state-dtype out",
+            "--web keeps states in float32, not in bfloat16; leave --state-dtype out",
             (*EXPORT, "--web", "p", "--state-dtype", "bfloat16"),
         ),
         Mistake(
             "weights",
-            "--web keeps weights as browsers have numbers, not as bfloat16; leave --no-master-weights out",
+            "--web keeps weights in float32, not in bfloat16; leave --no-master-weights out",
             (*EXPORT, "--web", "p", "--no-master-weights"),
         ),
         Mistake("a file", "'train.npz' cannot be written: .*exists", (*EXPORT, "--web", "train.npz")),

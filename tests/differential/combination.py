@@ -86,7 +86,7 @@ FIT_OPTIONS = (
 
 
 class Outcome(NamedTuple):
-    """What came of a combination.
+    """The outcome of a combination.
 
     Attributes:
         seed: Its number.
@@ -518,9 +518,9 @@ def _train(setup: Setup) -> Result:
         data = inputs[0] if len(inputs) == 1 else dict(zip(names, inputs, strict=True))
         trainer.fit(data, target, **setup.fit, **more, callbacks=[kept])
         result.losses = kept.found
-    result.tensors = dict(trainer.saved_values())
+    result.tensors = dict(trainer._initializers())
     if plan.ema is not None:
-        result.averages = dict(trainer.saved_values(ema=True))
+        result.averages = dict(trainer._initializers(ema=True))
     return result
 
 

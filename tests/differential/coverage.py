@@ -1,4 +1,4 @@
-"""What the combinations leave out, and why: test_coverage.py fails for what is new and in no list."""
+"""Options that the combinations exclude, with reasons: test_coverage.py fails for new ones that are in no list."""
 
 from __future__ import annotations
 

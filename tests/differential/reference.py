@@ -362,7 +362,7 @@ class Plan:
 
 
 class Layout:
-    """Where the elements of a module's parameters are in the tensors of its file.
+    """The positions of a module's parameter elements in the tensors of its file.
 
     Args:
         module: The module, no two elements of which are equal.
@@ -413,7 +413,7 @@ class Layout:
 
 
 class Result:
-    """What a training gives: losses, tensors of the file by name, their moving averages, and running statistics."""
+    """Results of a training: losses, tensors of the file by name, their moving averages, and running statistics."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []

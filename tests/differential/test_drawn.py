@@ -81,7 +81,7 @@ def test_every_option_is_drawn_or_left_out_with_a_reason(known, drawn, left):
 
 @pytest.fixture(scope="module")
 def setups():
-    """What 300 combinations give their trainers and their ``fit``."""
+    """The arguments of 300 combinations, for ``Trainer`` and ``fit``."""
     return [
         combination._draw(Draw(27, seed), combination.model_of(seed // combination.PER_MODEL), seed)
         for seed in range(300)

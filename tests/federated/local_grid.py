@@ -1,4 +1,4 @@
-"""A federation in one process: Flower's messages go from a server's app to clients' apps by plain calls."""
+"""A federation in one process: plain calls carry Flower's messages from a server app to client apps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-# Messages say which run and which node they are of; Flower's processes are told when they start.
+# Messages carry their run and node, which Flower's processes learn at start.
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 

@@ -52,7 +52,7 @@ def noise(*shape: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and how.
+    """A training task.
 
     Attributes:
         model: Makes the model.

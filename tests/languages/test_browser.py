@@ -104,7 +104,7 @@ CONVOLUTIONS = {
 
 
 def test_convolutions_on_webgpu(tmp_path):
-    """Where the provider is wrong, what step graphs have instead is right; when it is right, the book is to say so."""
+    """The replacement is right where the provider is wrong; once that is fixed, its registry entry must go."""
     rng, expected = np.random.default_rng(0), {}
     for name, (image, filters, attributes) in CONVOLUTIONS.items():
         dims = ",".join(map(str, image))
@@ -146,7 +146,7 @@ LACKING = {
 
 @pytest.mark.parametrize("name", LACKING)
 def test_what_webgpu_claims_to_have(name, tmp_path):
-    """What step graphs for the provider leave out; when it can, the book is to say so."""
+    """An operator that step graphs avoid on this provider; once it is supported, its registry entry must go."""
     assert name in {entry.name for entry in BOOK}
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g {LACKING[name]}')
     dims = [size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]

@@ -111,7 +111,7 @@ def test_it_goes_on_where_it_stopped(train, tmp_path):
         ),
         (
             lambda f: shutil.copy(f / "model.onnx", f / "step.onnx"),
-            "is no step graph: its metadata has no 'onnxtrain.step'",
+            "is not a step graph: its metadata has no 'onnxtrain.step'",
         ),
         (lambda f: (f / "step.onnx").write_bytes(b"no model"), "ONNX Runtime: "),
     ],

@@ -12,7 +12,7 @@ import pytest
 from javascript import BROWSER, needs_browser
 
 import stranger_runs
-from onnxtrain.report.colours import colours
+from onnxtrain.report.charts import colours
 from onnxtrain.report.page import page
 from onnxtrain.report.record import Confusion, ParameterRow, Residuals, RunRecord
 

@@ -369,7 +369,7 @@ def test_a_training_goes_on_with_the_memory_that_was_read(tmp_path: Path) -> Non
     for source in (str(path), model):
         trainer = onnxtrain.Trainer(source, loss="softmax_cross_entropy", optimizer=onnxtrain.SGD(0.1), threads=1)
         losses.append([trainer.train_step(x, y) for _ in range(3)])
-        file = trainer.specification.model
+        file = trainer.config.model
         if source is not model:
             reading = file._large._background
             assert reading is not None

@@ -13,8 +13,7 @@ from model_examples import external_model
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.locks import folder_lock
-from onnxtrain.model_file.writing import AtomicFiles, check_writable
+from onnxtrain.model_file.writing import AtomicFiles, check_writable, folder_lock
 
 
 def write(path: Path, data: bytes = b"new") -> None:
@@ -26,13 +25,38 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_leftovers_of_a_dead_run_go(tmp_path: Path) -> None:
-    (tmp_path / ".out.0123abcd.tmp").write_bytes(b"half")
+def left_by_a_killed_run(path: Path) -> str:
+    """Kill a process that is writing a file; returns the name of what it left."""
+    before = set(names(path.parent))
+    code = "import os, sys; from onnxtrain.model_file.writing import AtomicFiles; from pathlib import Path\n"
+    code += "with AtomicFiles() as files, files.create(Path(sys.argv[1])) as file: file.write(b'half'); os._exit(9)"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    (left,) = set(names(path.parent)) - before
+    return left
+
+
+def test_leftovers_of_a_killed_run_go(tmp_path: Path) -> None:
     (tmp_path / ".other.0123abcd.tmp").write_bytes(b"half of something that may not be ours")
-    (tmp_path / ".onnxtrain.00000000.tmp").write_bytes(b"")
-    (tmp_path / ".anything.00000000.tmp").write_bytes(b"half")
+    assert left_by_a_killed_run(tmp_path / "out").startswith(".out.")
     write(tmp_path / "out")
     assert names(tmp_path) == [".other.0123abcd.tmp", "out"]
+    left_by_a_killed_run(tmp_path / "out")
+    check_writable(tmp_path / "out")
+    assert names(tmp_path) == [".other.0123abcd.tmp", "out"]
+
+
+def test_a_link_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    """Whoever may write to the folder cannot make a run write elsewhere."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "thesis").write_bytes(b"mine")
+    temporary = folder / left_by_a_killed_run(folder / "out")
+    temporary.unlink()
+    temporary.symlink_to(tmp_path / "thesis")
+    write(folder / "out")
+    assert (tmp_path / "thesis").read_bytes() == b"mine"
+    assert (folder / "out").read_bytes() == b"new"
+    assert temporary.is_symlink()
 
 
 def test_what_a_live_run_is_writing_stays(tmp_path: Path) -> None:
@@ -47,26 +71,9 @@ def test_what_a_live_run_is_writing_stays(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_a_strangers_marker_removes_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "thesis.docx").write_bytes(b"mine")
-    status = (tmp_path / "thesis.docx").stat()
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "mine").write_bytes(b"mine")
-    stamp = f"{status.st_ino}, {status.st_mtime_ns}, {status.st_size}"
-    (folder / ".onnxtrain.00000000.tmp").write_text(
-        f'{{"model": "m", "files": [["../thesis.docx", {stamp}], ["mine", 1, 2, 4], ["a\\u0000", 1, 2, 3]]}}'
-    )
-    for number, text in enumerate(["[", "[[[", '{"model": 1, "files": 2}', "9" * 5000, '{"files": [[]]}']):
-        (folder / f".onnxtrain.0000000{number + 1}.tmp").write_text(text)
-    write(folder / "out")
-    assert names(folder) == ["mine", "out"]
-    assert (tmp_path / "thesis.docx").exists()
-
-
 _HOLD = """
 import sys, time
-from onnxtrain.model_file.locks import folder_lock
+from onnxtrain.model_file.writing import folder_lock
 with folder_lock(sys.argv[1]):
     print("locked", flush=True)
     sys.stdin.read()
@@ -96,7 +103,7 @@ def test_a_folder_lock_goes_with_its_last_holder(tmp_path: Path) -> None:
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    check = "import sys; from onnxtrain.model_file.locks import folder_lock\nwith folder_lock(sys.argv[1]): pass"
+    check = "import sys; from onnxtrain.model_file.writing import folder_lock\nwith folder_lock(sys.argv[1]): pass"
     taken = subprocess.run([sys.executable, "-c", check, str(tmp_path)], capture_output=True, check=False)
     assert b"is in use" in taken.stderr
     second.__exit__(None, None, None)
@@ -104,17 +111,17 @@ def test_a_folder_lock_goes_with_its_last_holder(tmp_path: Path) -> None:
 
 
 def test_without_locks_everything_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxtrain.model_file import locks
+    from onnxtrain.model_file import writing
 
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    assert locks.fcntl is not None
-    monkeypatch.setattr(locks.fcntl, "flock", refuse)
-    (tmp_path / ".onnxtrain.00000000.tmp").write_bytes(b"")  # nobody can know whose
+    assert writing.fcntl is not None
+    monkeypatch.setattr(writing.fcntl, "flock", refuse)
+    left = left_by_a_killed_run(tmp_path / "out")  # nobody can know whether it is in use
     with folder_lock(tmp_path):
         write(tmp_path / "out")
-    assert names(tmp_path) == [".onnxtrain.00000000.tmp", "out"]
+    assert names(tmp_path) == [left, "out"]
 
 
 _SAVE = """
@@ -135,4 +142,4 @@ def test_two_runs_save_to_one_model(tmp_path: Path) -> None:
     assert [run.wait(120) for run in runs] == [0, 0]
     saved = ModelFile.load(target)
     assert len({float(value) for name in saved.names() for value in np.unique(saved.value(name))}) == 1
-    assert len(names(target.parent)) == 2
+    assert len([name for name in names(target.parent) if name != "model.data"]) == 2

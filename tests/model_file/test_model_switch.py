@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,27 +20,40 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_data_that_another_model_uses_stays(tmp_path: Path) -> None:
+def test_data_that_onnxtrain_did_not_write_stays(tmp_path: Path) -> None:
+    """Other models may use it."""
     path = external_model(tmp_path)
     (tmp_path / "copy.onnx").write_bytes(path.read_bytes())
-    other = tmp_path / "without_ending"
-    other.write_bytes(path.read_bytes())
-    file = ModelFile.load(path)
-    file.save(path, ZEROS)
-    assert "model.data" in names(tmp_path)
-    (tmp_path / "copy.onnx").unlink()
-    ModelFile.load(external_model(tmp_path / "b")).save(path, ONES)
-    assert "model.data" in names(tmp_path)
-    assert len(names(tmp_path)) == 5  # b, model.data, model.<hex>.data, model.onnx, without_ending
-    ModelFile.load(other).save(other, ZEROS)
-    assert "model.data" not in names(tmp_path)
+    original = ModelFile.load(path).value("w").copy()
+    for values in (ZEROS, ONES):
+        ModelFile.load(path).save(path, values)
+        assert len(names(tmp_path)) == 4  # copy.onnx, model.data, model.onnx, model.onnx.<hex>.data
+        np.testing.assert_array_equal(ModelFile.load(tmp_path / "copy.onnx").value("w"), original)
 
 
-def test_data_stays_where_a_model_cannot_be_understood(tmp_path: Path) -> None:
-    path = external_model(tmp_path)
-    (tmp_path / "broken.onnx").write_bytes(b"\xff\xff\xff")
+def test_data_of_a_model_stays_when_its_copy_is_saved_over(tmp_path: Path) -> None:
+    path, copy = external_model(tmp_path), tmp_path / "copy.onnx"
     ModelFile.load(path).save(path, ZEROS)
-    assert "model.data" in names(tmp_path)
+    copy.write_bytes(path.read_bytes())
+    writing = "import sys, numpy as np; from onnxtrain.model_file.file import ModelFile\n"
+    writing += "ModelFile.load(sys.argv[1]).save(sys.argv[1], {'w': np.ones((300, 4), np.float32)})"
+    subprocess.run(
+        [sys.executable, "-c", writing, str(copy)], check=True
+    )  # another process wrote model.onnx.<hex>.data
+    assert not ModelFile.load(path).value("w").any()
+    np.testing.assert_array_equal(ModelFile.load(copy).value("w"), ONES["w"])
+    subprocess.run([sys.executable, "-c", writing, str(path)], check=True)
+    assert len(names(tmp_path)) == 5  # two models, model.data, one numbered data file each
+
+
+def test_data_that_this_process_wrote_goes_by_any_name(tmp_path: Path) -> None:
+    file, target = ModelFile.load(external_model(tmp_path / "a")), tmp_path / "b" / "model.onnx"
+    target.parent.mkdir()
+    file.save(target, ZEROS)
+    assert names(target.parent) == ["model.data", "model.onnx"]
+    file.save(target, ONES)
+    assert len(names(target.parent)) == 2
+    assert "model.data" not in names(target.parent)
 
 
 def test_links_and_files_elsewhere_stay(tmp_path: Path) -> None:
@@ -78,7 +93,7 @@ def test_working_copies_and_copies_of_the_file_follow(tmp_path: Path) -> None:
     changed.save(path, {"w": 2 * value})
     np.testing.assert_array_equal(file.value("w"), 2 * value)
     np.testing.assert_array_equal(tensor.numpy(), 2 * value)
-    assert len(names(tmp_path)) == 2
+    assert len(names(tmp_path)) == 3  # with the first model.data
 
 
 def test_another_run_has_saved_over_the_model_meanwhile(tmp_path: Path) -> None:
@@ -90,7 +105,7 @@ def test_another_run_has_saved_over_the_model_meanwhile(tmp_path: Path) -> None:
     again = ModelFile.load(path)
     np.testing.assert_array_equal(again.value("w"), 1)
     np.testing.assert_array_equal(again.value("b"), bias)
-    assert len(names(tmp_path)) == 2
+    assert len(names(tmp_path)) == 3  # with the first model.data
 
 
 def test_the_same_result_again_gives_the_same_files(tmp_path: Path) -> None:
@@ -114,7 +129,7 @@ def test_only_the_location_changes(tmp_path: Path) -> None:
     before = path.read_bytes()
     file = ModelFile.load(path)
     file.save(path, {"w": file.value("w") + 1})
-    (data,) = tmp_path.glob("*.data")
+    (data,) = tmp_path.glob("model.onnx.*.data")
     model = ModelFile.load(path)
     for tensor in model.proto.graph.initializer:
         for entry in tensor.external_data:
@@ -146,7 +161,7 @@ def test_new_names(tmp_path: Path, name: str) -> None:
     for _ in range(3):
         file.save(path, {"w": value})
         np.testing.assert_array_equal(ModelFile.load(path).value("w"), value)
-        (data,) = (item for item in tmp_path.iterdir() if item != path)
+        (data,) = (item for item in tmp_path.iterdir() if item not in (path, tmp_path / name))
         lengths.add(len(data.name))
     assert len(lengths) == 1  # names do not grow
 
@@ -165,7 +180,7 @@ def test_one_data_file_by_two_spellings(tmp_path: Path) -> None:
         file.save(target, values)
         for name, value in values.items():
             np.testing.assert_array_equal(ModelFile.load(target).value(name), value)
-        assert len(names(target.parent)) == 2
+        assert len([name for name in names(target.parent) if name != "model.data"]) == (1 if target != path else 2)
 
 
 def test_training_goes_on_after_a_save_over_its_model(tmp_path: Path) -> None:
@@ -174,10 +189,10 @@ def test_training_goes_on_after_a_save_over_its_model(tmp_path: Path) -> None:
     x, y = np.ones((4, 300), np.float32), np.ones(4, np.float32)
     trainer.train_step(x, y)
     trainer.save(path)
-    assert "model.data" not in names(tmp_path)
+    assert len(names(tmp_path)) == 3  # with the first model.data
     before = trainer.evaluate((x, y))["loss"]
     np.testing.assert_allclose(onnxtrain.Trainer(path, loss="mean_squared_error").evaluate((x, y))["loss"], before)
     trainer.set_masks({"w": np.ones((300, 4), bool)})  # builds the session anew
     trainer.train_step(x, y)
     trainer.save(path)
-    assert len(names(tmp_path)) == 2
+    assert len(names(tmp_path)) == 3

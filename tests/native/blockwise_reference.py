@@ -9,7 +9,7 @@ BLOCK = 256
 
 
 def numbers(signed):
-    """What the codes without a sign stand for, times the scale; in float64."""
+    """Decode unsigned codes, times the scale, in float64."""
     top = 15 if signed else 31
     exponents, fractions = np.divmod(np.arange(8 * (top + 1)), 8)
     normal = 2.0 ** (exponents - top) * (1 + fractions / 8)

@@ -33,7 +33,7 @@ def libraries(tmp_path_factory):
             try:
                 loaded[name] = path, native.load(path)
             except OnnxTrainError as error:
-                assert "built without" in str(error) or "processor does not have" in str(error)  # noqa: PT017
+                assert "built without" in str(error) or "CPU does not support" in str(error)  # noqa: PT017
     return loaded
 
 
@@ -41,7 +41,7 @@ def libraries(tmp_path_factory):
 def instruction_set(request, libraries, monkeypatch):
     """Runs the test once per instruction set; `onnxtrain.kernels` then uses it."""
     if request.param not in libraries:
-        pytest.skip(f"this build or this processor lacks {request.param}")
+        pytest.skip(f"this build or this CPU lacks {request.param}")
     library = libraries[request.param][1]
     assert library.onnxtrain_instruction_set().decode() == request.param
     monkeypatch.setattr(native, "_loaded", lambda: (library, ""))

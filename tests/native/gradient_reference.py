@@ -188,7 +188,7 @@ def max_pool(dy, x, kernel_shape, strides=None, dilations=None, pads=None, **_):
 
 
 def windows(size, kernel, stride=1, dilation=1, begin=0, end=0, ceil=False):
-    """How many windows an axis has."""
+    """Number of windows along an axis."""
     room = size + begin + end - dilation * (kernel - 1) - 1
     return (room + (stride - 1 if ceil else 0)) // stride + 1
 

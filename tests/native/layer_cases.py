@@ -9,7 +9,7 @@ from typing import Any
 
 import attention_reference
 import bfloat16_reference
-import few_bits_reference
+import low_bit_reference
 import numpy as np
 from kernel_case import EXTREMES, MOST, Case, element_type, floating, pick, some
 from recurrent_reference import Recurrent
@@ -140,7 +140,7 @@ def linear_gradient(rng: np.random.Generator) -> Case:
     return Case("LinearGradient", feeds, attributes, wanted, expected if known else None, types=kinds)
 
 
-def few_bits(rng: np.random.Generator) -> Case:
+def low_bit(rng: np.random.Generator) -> Case:
     """A product with a weight of a few bits, or its gradient; some attributes do not fit."""
     operator, left = pick(rng, ("MatMulNBits", "x"), ("MatMulNBitsGradient", "dy"))
     dtype, bits, block = element_type(rng), pick(rng, 2, 4, 8), pick(rng, 16, 32, 64)
@@ -158,7 +158,7 @@ def few_bits(rng: np.random.Generator) -> Case:
     if kind == "packed":
         zeros = rng.integers(0, 256, (outputs, -(-blocks * bits // 8)), np.uint8)
         feeds["packed_zeros"] = zeros
-        points = few_bits_reference.unpacked(zeros, bits)[:, :blocks]
+        points = low_bit_reference.unpacked(zeros, bits)[:, :blocks]
     elif kind == "numbers":
         points = floating(rng, (outputs, blocks), dtype)
         feeds |= {"packed_zeros": None, "zeros": points}
@@ -168,7 +168,7 @@ def few_bits(rng: np.random.Generator) -> Case:
         return Case(operator, feeds, attributes | compute)
 
     def expected() -> list[np.ndarray]:
-        w = taken(few_bits_reference.weight(integers, scales, points, bits, inputs))
+        w = taken(low_bit_reference.weight(integers, scales, points, bits, inputs))
         return [taken(x) @ (w.T if left == "x" else w)]
 
     return Case(operator, feeds, attributes | compute, expected=expected)

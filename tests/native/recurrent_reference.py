@@ -133,7 +133,7 @@ class Recurrent:
         return {name: made[name] for name in names if letters.get(name, "b") in self.given + "b" * (name != "B")}
 
     def active(self, feeds: Arrays) -> Array:
-        """Which steps are within the lengths [steps, batch]."""
+        """Mask of the steps within the sequence lengths [steps, batch]."""
         lengths = feeds.get("sequence_lens", np.full(self.batch, self.steps))
         return np.arange(self.steps)[:, None] < lengths
 

@@ -219,9 +219,9 @@ def c_call(tensors, count, threads=1):
     [
         ({"type": 2}, b"a type is neither 0 (float) nor 1 (double)."),
         ({"type": -1}, b"a type is neither 0 (float) nor 1 (double)."),
-        ({"count": -1}, b"a number of elements is negative or too large."),
-        ({"count": 2**63 - 1}, b"a number of elements is negative or too large."),
-        ({"count": -(2**63)}, b"a number of elements is negative or too large."),
+        ({"count": -1}, b"an element count is negative or too large."),
+        ({"count": 2**63 - 1}, b"an element count is negative or too large."),
+        ({"count": -(2**63)}, b"an element count is negative or too large."),
         ({"parameter": None}, b"a buffer is null."),
         ({"gradient": None}, b"a buffer is null."),
         ({"states": (ctypes.c_void_p * 2)()}, b"a buffer is null."),
@@ -244,8 +244,8 @@ def test_the_c_functions_refuse_what_cannot_be(changed, sentence):
     [
         (b"Nadam", (b"alpha", None, 0.5), b"there is no optimizer 'Nadam'."),
         (b"Adam", (b"aplha", None, 0.5), b"there is no attribute 'aplha'."),
-        (b"Adam", (b"alpha", b"0.5", 0.0), b"alpha is a text: it must be a number."),
-        (b"SSGD", (b"measure", None, 0.5), b"measure is a number: it must be a text."),
+        (b"Adam", (b"alpha", b"0.5", 0.0), b"alpha is a string: it must be a number."),
+        (b"SSGD", (b"measure", None, 0.5), b"measure is a number: it must be a string."),
         (b"Momentum", (b"alpha", None, 0.5), b"beta is missing."),
         (b"Adam", (None, None, 0.5), b"a name is null."),
         (None, (b"alpha", None, 0.5), b"a name or a list is null."),

@@ -7,7 +7,7 @@ the root of the depth; and they are, to the bit, those of float32 in the order i
 import re
 
 import bfloat16_reference as reference
-import few_bits_reference
+import low_bit_reference
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -65,11 +65,11 @@ def weight_gradient(path, feeds, transposed, threads=1):
     return dw.T if transposed else dw, db
 
 
-def few_bits(path, operator, feeds, attributes, threads=1):
+def low_bit(path, operator, feeds, attributes, threads=1):
     return run(Case(operator, feeds, attributes | COMPUTE), path, threads)[0]
 
 
-def draw_few_bits(sizes, bits, block, kind):
+def draw_low_bit(sizes, bits, block, kind):
     """Feeds without x and dy, attributes and the weight [K, N]."""
     _, inputs, outputs = sizes
     rng = np.random.default_rng(sizes)
@@ -81,12 +81,12 @@ def draw_few_bits(sizes, bits, block, kind):
     points = np.full((outputs, blocks), 2.0 ** (bits - 1))
     if kind == "packed":
         feeds["packed_zeros"] = rng.integers(0, 256, (outputs, -(-blocks * bits // 8)), np.uint8)
-        points = few_bits_reference.unpacked(feeds["packed_zeros"], bits)[:, :blocks]
+        points = low_bit_reference.unpacked(feeds["packed_zeros"], bits)[:, :blocks]
     elif kind == "numbers":
         points = rng.uniform(0, 2**bits, (outputs, blocks)).astype(np.float32)
         feeds |= {"packed_zeros": np.zeros(0, np.uint8), "zeros": points}
     integers, scales = feeds["integers"], feeds["scales"]
-    w = few_bits_reference.weight(integers, scales, points, bits, inputs).astype(np.float32).T
+    w = low_bit_reference.weight(integers, scales, points, bits, inputs).astype(np.float32).T
     return feeds, {"K": inputs, "N": outputs, "bits": bits, "block_size": block}, w
 
 
@@ -117,14 +117,14 @@ def test_gradients_of_weights_against_float64(instruction_set, library_path, tra
 
 @pytest.mark.parametrize("kind", ["middle", "packed", "numbers"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_weights_of_few_bits_against_float64(instruction_set, library_path, bits, kind):
+def test_weights_of_low_bit_against_float64(instruction_set, library_path, bits, kind):
     for sizes in SIZES:
         for block in (16, 64):
-            feeds, attributes, w = draw_few_bits(sizes, bits, block, kind)
+            feeds, attributes, w = draw_low_bit(sizes, bits, block, kind)
             numbers = draw(sizes)
-            y = few_bits(library_path, "MatMulNBits", {"x": numbers["x"], **feeds}, attributes)
+            y = low_bit(library_path, "MatMulNBits", {"x": numbers["x"], **feeds}, attributes)
             check(y, numbers["x"], w)
-            dx = few_bits(library_path, "MatMulNBitsGradient", {"dy": numbers["dy"], **feeds}, attributes)
+            dx = low_bit(library_path, "MatMulNBitsGradient", {"dy": numbers["dy"], **feeds}, attributes)
             check(dx, numbers["dy"], w.T)
 
 
@@ -154,12 +154,12 @@ def test_threads_do_not_change_a_bit(sizes, stored, transposed):
 
 
 @pytest.mark.parametrize("operator", ["MatMulNBits", "MatMulNBitsGradient"])
-def test_threads_do_not_change_a_bit_of_few_bits(operator):
+def test_threads_do_not_change_a_bit_of_low_bit(operator):
     sizes = (300, 900, 300)
-    feeds, attributes, _ = draw_few_bits(sizes, 4, 32, "packed")
+    feeds, attributes, _ = draw_low_bit(sizes, 4, 32, "packed")
     left = "x" if operator == "MatMulNBits" else "dy"
     given = {left: draw(sizes)[left], **feeds}
-    one, *others = (few_bits(PATH, operator, given, attributes, threads) for threads in (1, 2, 3))
+    one, *others = (low_bit(PATH, operator, given, attributes, threads) for threads in (1, 2, 3))
     for other in others:
         np.testing.assert_array_equal(one, other)
 
@@ -238,7 +238,7 @@ def test_bodies_round_alike(operator):
         given = {name: feeds[name] for name in INPUTS[operator]}
         attributes = COMPUTE | {"transB": 0}
     else:
-        packed, attributes, _ = draw_few_bits(sizes, 4, 16, "packed")
+        packed, attributes, _ = draw_low_bit(sizes, 4, 16, "packed")
         left = "x" if operator == "MatMulNBits" else "dy"
         given = {left: feeds[left], **packed}
         attributes |= COMPUTE

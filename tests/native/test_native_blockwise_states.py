@@ -114,7 +114,7 @@ SPECIAL = [0.0, 3.4e38, -3.4e38, 1e-45, -1e-45, 1e-39, 1.17e-38, 1.0, -1.0, 1.87
 
 
 def encoded(path, values, name="Momentum", letter="V"):
-    """What is kept of a state that becomes these values (H: their squares)."""
+    """Encode a state with these values (H: their squares)."""
     values = np.asarray(values, np.float32)
     large = bool(np.any(abs(values) > 1e38))
     G = values if large else values * np.float32(2)  # the factor is a half

@@ -60,7 +60,7 @@ def test_a_file_that_is_no_library(unloaded, monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", ["baseline", "avx2", "avx512"])
 def test_the_environment_variable_forces_an_instruction_set(libraries, name):
     if name not in libraries:
-        pytest.skip(f"this build or this processor lacks {name}")
+        pytest.skip(f"this build or this CPU lacks {name}")
     code = "from onnxtrain.runtime.native import instruction_set; print(instruction_set())"
     assert python(code, ONNXTRAIN_INSTRUCTION_SET=name).stdout.strip() == name
 

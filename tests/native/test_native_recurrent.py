@@ -76,7 +76,7 @@ def test_against_float64(instruction_set, library_path, call, dtype):
 
 
 def in_standard_operators(operator, given, outputs, attributes):
-    """What the body of an operator gives on ONNX Runtime."""
+    """Run the body of an operator on ONNX Runtime."""
     outputs = [name for name in outputs if name != "dP" or given["P"].size]  # of what is left out there is none
     produced = [*outputs[:1], "", *outputs[1:]] if operator == "GRUGradient" and "dlinear" not in outputs else outputs
     node = helper.make_node(operator, list(given), produced, domain=ONNXTRAIN_DOMAIN, **attributes)

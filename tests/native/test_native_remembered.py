@@ -1,4 +1,4 @@
-"""What was checked is not checked anew, until something about it changes; arrays that are gone are forgotten."""
+"""Checked arguments are not checked again until they change; freed arrays are forgotten."""
 
 import gc
 

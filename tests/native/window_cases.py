@@ -52,7 +52,7 @@ def _convolution(rng: np.random.Generator) -> Convolution:
 
 
 def _fits(*shapes: tuple[int, ...]) -> bool:
-    """Whether arrays of these shapes can be made."""
+    """Return whether arrays of these shapes fit in memory."""
     return all(
         all(0 <= n < 2**62 for n in shape) and math.prod(n for n in shape if n) < 2**60 and (math.prod(shape) <= MOST)
         for shape in shapes

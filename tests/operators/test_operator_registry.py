@@ -48,10 +48,10 @@ def test_public_names(name):
 def test_settings_have_the_attributes_of_the_operator(name):
     entry = OPTIMIZERS[name]
     names = [f.name for f in fields(entry.settings) if f.name != "sparsity"]  # a modifier, no attribute
-    settings = [entry.settings.names.get(a.name, a.name).partition("[")[0] for a in entry.schema.attributes]
+    settings = [entry.settings.field_of(a).partition("[")[0] for a in entry.schema.attributes]
     assert names == ["learning_rate", *dict.fromkeys(settings)]
     given = {a.name: 0.25 for a in entry.schema.attributes if a.kind is float}
-    made = entry.settings.from_attributes(learning_rate=0.5, **given)
+    made = entry.settings(learning_rate=0.5, **given)
     assert made.learning_rate == 0.5
     assert made.node_attributes().items() >= given.items()
 

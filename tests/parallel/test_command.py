@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from onnxtrain.cli.together import Together
+from onnxtrain.cli import distributed
+from onnxtrain.cli.distributed import DistributedFlags
 from onnxtrain.errors import OptionError
 from parallel.kills import COMMAND, disturb, ranks, started, wait_for, write_task
 from parallel.processes import mpiexec, needs_mpi
@@ -58,7 +59,7 @@ def test_an_error_is_one_sentence_of_rank_0(folder, arguments, sentence):
 
 @pytest.mark.parametrize(("given", "found"), [(None, "None"), ("float16", "'float16'"), ("0.01", "TopK(0.01)")])
 def test_what_compresses_gradients(given, found):
-    assert repr(Together(compress=given)._compression()) == found
+    assert repr(DistributedFlags(compress=given)._compression()) == found
 
 
 @needs_mpi
@@ -105,14 +106,12 @@ def test_flags_that_do_not_go_together(folder, arguments, sentence):
 
 
 def test_without_mpiexec_the_error_says_what_to_install(monkeypatch):
-    from onnxtrain.cli import launching
-
-    monkeypatch.setattr(launching.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(distributed.shutil, "which", lambda *_, **__: None)
     with pytest.raises(OptionError, match=r"--processes needs mpiexec, .*pip install mpich"):
-        launching.launch(2, 0, checkpoint=None)
+        distributed.launch(2, 0, checkpoint=None)
     monkeypatch.setenv("PMI_RANK", "0")
     with pytest.raises(OptionError, match="--processes starts mpiexec itself; leave one of them out"):
-        launching.launch(2, 0, checkpoint=None)
+        distributed.launch(2, 0, checkpoint=None)
 
 
 @needs_mpi

@@ -209,8 +209,9 @@ def test_a_training_converges_and_resumes(tmp_path):
         for rows in (256, 31, 1):
             subject.train_step(x[:rows], y[:rows])
     equal(topk.get_weights(), shares.get_weights())
-    equal(topk.steps.kept_states(), shares.steps.kept_states())
-    assert topk.steps.kept_states()["layer2.weight/residual"].shape == (2, *topk.get_weights()["layer2.weight"].shape)
+    equal(topk._executor.kept_states(), shares._executor.kept_states())
+    kept = topk._executor.kept_states()["layer2.weight/residual"]
+    assert kept.shape == (2, *topk.get_weights()["layer2.weight"].shape)
     for compress, shard in (("float16", True), (TopK(0.1), False)):
         folder = f"kept-{shard}"
         through, begun, resumed = (trainer(compress, shard) for _ in range(3))
@@ -218,7 +219,7 @@ def test_a_training_converges_and_resumes(tmp_path):
         begun.fit(x, y, epochs=1, batch_size=32, checkpoint=folder)
         resumed.fit(x, y, epochs=3, batch_size=32, checkpoint=folder, resume=True)
         equal(through.get_weights(), resumed.get_weights())
-        equal(through.steps.kept_states(), resumed.steps.kept_states())
+        equal(through._executor.kept_states(), resumed._executor.kept_states())
         whole = trainer(None)
         whole.fit(x, y, epochs=3, batch_size=32, checkpoint=folder, resume=True)  # without what was not sent
     """,
@@ -232,8 +233,8 @@ def test_what_was_not_sent_is_shared_out_among_another_number(tmp_path):
     kept = """
     subject = trainer(TopK(0.1))
     subject.fit(x, y, epochs=int(sys.argv[1]), batch_size=32, checkpoint="kept", resume=True)
-    states = subject.steps.kept_states()
-    if not subject.communicator.rank:
+    states = subject._executor.kept_states()
+    if not subject._communicator.rank:
         np.savez(sys.argv[2], **states)
     """
     run_script(tmp_path, 2, TRAINING + kept, "1", "two.npz", cwd=tmp_path)

@@ -44,8 +44,8 @@ def test_shares_change_no_bit_and_take_less_memory(tmp_path, ranks):
         for rows in (50, 31, 2):
             assert whole.train_step(x[:rows], y[:rows]) == shares.train_step(x[:rows], y[:rows]), options
         equal(whole.get_weights(), shares.get_weights())
-        equal(whole.steps.kept_states(), shares.steps.kept_states())
-        assert shares.steps.kept_states().keys() == whole.steps.kept_states().keys()
+        equal(whole._executor.kept_states(), shares._executor.kept_states())
+        assert shares._executor.kept_states().keys() == whole._executor.kept_states().keys()
         model, other = whole.training_model(), shares.training_model()
         assert {tensor.name: tensor for entry in model.training_info for tensor in entry.algorithm.initializer} == {
             tensor.name: tensor for entry in other.training_info for tensor in entry.algorithm.initializer
@@ -55,7 +55,7 @@ def test_shares_change_no_bit_and_take_less_memory(tmp_path, ranks):
     elements = sum(array.size for array in whole.parameters.values())
     adam = trainer(True)
     adam.train_step(x, y)
-    own = sum(array.nbytes for name, array in adam.steps._share.items() if name.endswith(("/V", "/H")))
+    own = sum(array.nbytes for name, array in adam._executor._share.items() if name.endswith(("/V", "/H")))
     assert abs(own - 8 * elements / mpi.size) < 64 * 2 * 12 * mpi.size
     """,
     )
@@ -113,7 +113,7 @@ FIT = """
     subject.fit(x, y, epochs=epochs, batch_size=20, shuffle=True, checkpoint=folder, resume=True)
     if not mpi.rank:
         np.savez(f"{folder}-{epochs}.npz", **subject.get_weights())
-    kept = subject.steps.kept_states()
+    kept = subject._executor.kept_states()
     if not mpi.rank:
         np.savez(f"{folder}-{epochs}-states.npz", **kept)
 """
@@ -160,7 +160,7 @@ def test_more_processes_than_cache_lines(tmp_path):
         for _ in range(3):
             subject.train_step(x, y)
     equal(subjects[0].get_weights(), subjects[1].get_weights())
-    equal(subjects[0].steps.kept_states(), subjects[1].steps.kept_states())
+    equal(subjects[0]._executor.kept_states(), subjects[1]._executor.kept_states())
     """,
     )
 
@@ -182,18 +182,18 @@ def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
         for rows in (50, 31, 1):
             assert states.train_step(x[:rows], y[:rows]) == gradients.train_step(x[:rows], y[:rows]), options
         equal(states.get_weights(), gradients.get_weights())
-        equal(states.steps.kept_states(), gradients.steps.kept_states())
-        steps = gradients.steps
+        equal(states._executor.kept_states(), gradients._executor.kept_states())
+        steps = gradients._executor
         assert len(steps._buckets) >= 3 and not any(name.endswith("/accumulated") for name in steps.states)
-        whole = sum(array.nbytes for array in states.steps._gradients)
-        largest = max(array.nbytes for array in states.steps._gradients)
+        whole = sum(array.nbytes for array in states._executor._gradients)
+        largest = max(array.nbytes for array in states._executor._gradients)
         assert sum(array.nbytes for array in steps._own) * mpi.size == whole
         assert len(steps._rooms) == (1 if "parallel" in options else 2)
         assert {array.nbytes for array in steps._rooms} == {largest}
     if mpi.rank:
         def fails(bucket):
             raise onnxtrain.errors.ParallelError("no more room")
-        gradients.steps._cleared_room = fails
+        gradients._executor._cleared_room = fails
     try:
         gradients.train_step(x, y)
     except onnxtrain.errors.ParallelError as error:

@@ -21,7 +21,7 @@ SCRIPT = """
         state_dtype=sys.argv[2], **options,
     )
     trainer.fit(x, y, epochs=2, batch_size=16, progress=False)
-    if not trainer.communicator.rank:
+    if not trainer._communicator.rank:
         kept = {name: array for name, array in trainer.states.items() if "/V" in name or "/H" in name}
         print(json.dumps({name: [str(array.dtype), array.tobytes().hex()] for name, array in kept.items()}))
 """

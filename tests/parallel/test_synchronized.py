@@ -203,6 +203,6 @@ def test_without_kernels_it_is_refused_where_there_are_several_processes():
     options = onnxtrain.RuntimeOptions(kernels=False)
     with pytest.raises(OptionError, match=r"batch_norm='sync' needs the native kernels, .* take batch_norm='train'"):
         resnet(batch_norm="sync", parallel=two, options=options)
-    alone = resnet(batch_norm="sync", options=options).specification
+    alone = resnet(batch_norm="sync", options=options).config
     with pytest.raises(OptionError, match="needs the native kernels"):
         dataclasses.replace(alone, parallel=two)

@@ -26,7 +26,7 @@ LENET = """
         clip_norm=1.0, **options,
     )
     history = trainer.fit(x, y, epochs=2, batch_size=64, validation=0.1, metrics=["accuracy", "f1", "auc"], **given)
-    if not trainer.communicator.rank:
+    if not trainer._communicator.rank:
         np.savez(how, **trainer.states)
         print(json.dumps(history.rows))
 """
@@ -80,7 +80,7 @@ KINDS = """
     )
     for _ in range(3):
         trainer.train_step(x, y)
-    if not trainer.communicator.rank:
+    if not trainer._communicator.rank:
         np.savez(f"{kind}-{ranks}", **trainer.get_weights())
 """
 
@@ -217,7 +217,7 @@ def test_running_statistics_are_means_and_dropout_differs_by_rank(tmp_path):
     for name in together.statistics:
         mean = (first.trained[name] + second.trained[name]) / 2
         np.testing.assert_allclose(together.trained[name], mean, rtol=1e-5, err_msg=name)
-    seeds = mpi.gather_objects(together.specification.modes.seed)
+    seeds = mpi.gather_objects(together.config.modes.seed)
     assert seeds[0] == 0 != seeds[1]
     """,
     )
@@ -269,7 +269,7 @@ OTHERS = """
                 state.request_stop("enough")
     history = trainer.fit(x, y, epochs=50, batch_size=2, callbacks=[Changes()])
     if how == "stop":
-        assert trainer.communicator.gather_objects(history.rows) == 2 * [history.rows]
+        assert trainer._communicator.gather_objects(history.rows) == 2 * [history.rows]
         assert len(history.rows) == 0
         if not odd:
             print("stopped")

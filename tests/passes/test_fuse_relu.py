@@ -16,7 +16,9 @@ import onnxtrain
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.passes import pipeline
+from onnxtrain.passes.fuse import fuse_linear
 from onnxtrain.passes.fuse.fuse_relu import fuse_relu
+from onnxtrain.passes.fuse.linear_layers import LAYER
 from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.runtime.native import custom_ops_library
 from onnxtrain.testing import check_gradient
@@ -84,7 +86,7 @@ def assert_same_bits(monkeypatch: pytest.MonkeyPatch, proto: onnx.ModelProto, xs
     x = np.random.default_rng(1).normal(size=(ROWS, proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value))
     working = lowered(proto, xs, **options)
     found = run(working, x=x.astype(kind))
-    monkeypatch.setattr("onnxtrain.passes.fuse.fuse_linear.LayerFinder.relu_behind", lambda *_: None)
+    monkeypatch.setattr(fuse_linear, "LAYER_WITH_RELU", LAYER)
     monkeypatch.setattr("onnxtrain.autodiff.rules.fused_linear._is_relu", lambda _: False)
     apart = lowered(proto, xs, **options)
     assert "LinearGradient Relu" not in operators(apart)
@@ -223,11 +225,11 @@ def test_training_is_the_same_to_the_bit(monkeypatch):
     ways = []
     for fuses in (True, False):
         if not fuses:
-            monkeypatch.setattr("onnxtrain.passes.fuse.fuse_linear.LayerFinder.relu_behind", lambda *_: None)
+            monkeypatch.setattr(fuse_linear, "LAYER_WITH_RELU", LAYER)
             monkeypatch.setattr(pipeline, "fuse_relu", lambda graph: None)
         trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((20, 30, 70, 10)), loss="softmax_cross_entropy", threads=2)
         losses = [trainer.train_step(*batch) for batch in zip(x, labels, strict=True)]
-        found = operators(ir.Model(trainer.session._steps[0].step.model.graph, ir_version=8))
+        found = operators(ir.Model(trainer._session._steps[0].step.model.graph, ir_version=8))
         ways.append((losses, {name: np.array(value) for name, value in trainer.parameters.items()}, found))
     assert ways[0][2].count("LinearGradient Relu") == 2
     assert len(ways[1][2]) == len(ways[0][2]) + 4  # two Relus, and the gradient of each

@@ -29,7 +29,7 @@ def entry(passed=()):
     made = onnxtrain.Trainer(
         onnxtrain.examples.mlp((8, 16, 16, 4)), loss="softmax_cross_entropy", accumulate=2, options=RuntimeOptions(1)
     )
-    (first, _), values = build_entries(made.steps.objective.recipe(made.specification))
+    (first, _), values = build_entries(made._objective.recipe(made.config))
     first.announced = [[f"{name}/accumulated" for name in group] for group in GROUPS]
     first.passed = {f"{name}/accumulated": first.updates.pop(f"{name}/accumulated") for name in passed}
     return first, values

@@ -21,7 +21,7 @@ def trainer(optimizer="adam", activation="relu", **options):
 
 def updates(made, *names):
     """Positions of the updates among all nodes, of the `After` before them, and how many nodes there are."""
-    nodes = [node.op_type for node in made.session._steps[0].step.model.graph]
+    nodes = [node.op_type for node in made._session._steps[0].step.model.graph]
     found = [place for place, name in enumerate(nodes) if name in names]
     return found, [place for place, name in enumerate(nodes) if name == "After"], len(nodes)
 
@@ -72,9 +72,9 @@ def test_updates_stand_where_their_gradients_come(small_parts, activation):
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_weights_are_still_written_where_they_stand(small_parts, activation):
     made = trainer(activation=activation)
-    _ = made.session
-    assert set(made.session._steps[0].step.in_place) >= set(made.parameters)
-    assert not set(made.session._steps[0].second_buffers) & set(made.parameters)
+    _ = made._session
+    assert set(made._session._steps[0].step.in_place) >= set(made.parameters)
+    assert not set(made._session._steps[0].second_buffers) & set(made.parameters)
 
 
 def test_a_small_model_keeps_one_update():

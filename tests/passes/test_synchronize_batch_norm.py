@@ -36,7 +36,7 @@ def batch():
 
 
 def operators(made):
-    return [node.op_type for node in made.session._steps[0].step.model.graph]
+    return [node.op_type for node in made._session._steps[0].step.model.graph]
 
 
 def test_every_normalization_has_a_sum_in_each_direction():
@@ -90,7 +90,7 @@ def test_the_file_of_a_training_is_for_one_process():
 
 def test_a_session_that_nobody_adds_up_for_says_so(batch):
     made, (x, y) = trainer("sync", Pretended()), batch
-    steps = made.steps
+    steps = made._executor
     feeds = {"image": x, steps.objective.targets.name: y, "learning_rate": np.float32(0.1)}
     with pytest.raises(StepError, match="AllReduce"):
         steps.session.step(feeds, entry=0)

@@ -45,7 +45,7 @@ def assert_same_results(
 
 def operators_of_step(trainer: onnxtrain.Trainer) -> list[str]:
     """The operators of the nodes that a trainer's session was made of."""
-    return [node.op_type for node in trainer.session._steps[0].step.model.graph]
+    return [node.op_type for node in trainer._session._steps[0].step.model.graph]
 
 
 def trained_both_ways(

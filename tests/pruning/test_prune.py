@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as Tree
 
 import numpy as np
 import onnx
@@ -15,6 +16,8 @@ import onnxtrain
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.operators import SSGD, Adagrad, Adam, Momentum
 from onnxtrain.pruning.prune import PruningWarning
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def digits():
@@ -203,17 +206,18 @@ def test_report(tmp_path):
     assert (tmp_path / "report" / "report.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_picture_shows_the_numbers():
-    from onnxtrain.pruning.figure import draw
+def test_the_charts_show_the_numbers():
+    from onnxtrain.pruning.figure import charts, counted
 
     result = prune(epochs=2, fine_tune_epochs=0)
-    accuracy, layers, weights = draw(result).axes
-    star = next(line for line in accuracy.lines if line.get_marker() == "*")
-    assert star.get_xydata()[0] == pytest.approx([0.1, 100 * result.accuracy_after])
-    widths = [bar.get_width() for bar in layers.patches[len(result.layers) :]]
-    assert widths == pytest.approx([100 * row.sparsity for row in result.layers])
-    counted = sum(bar.get_height() for bar in weights.containers[0])
-    assert counted == result.size
+    accuracy, layers, _ = (Tree.fromstring(chart.svg()) for chart in charts(result))
+    texts = {element.text for element in accuracy.iter(f"{SVG}text")}
+    assert f"result: {100 * result.accuracy_after:.4g} % at 90 % zeros" in texts
+    bars = [float(bar.get("width")) for bar in layers.iter(f"{SVG}rect")]
+    shares = [part / whole for whole, part in zip(bars[::2], bars[1::2], strict=True)]
+    assert shares == pytest.approx([row.sparsity for row in result.layers], abs=1e-3)
+    before, after, _ = counted(result)
+    assert (before.sum(), after.sum()) == (result.size, result.non_zeros)
 
 
 def test_an_emptied_layer_is_named():

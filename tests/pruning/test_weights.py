@@ -172,7 +172,7 @@ def test_a_model_without_weights_has_nothing_to_prune():
 
 def test_fresh_scales_are_one():
     trainer = onnxtrain.Trainer(scaled(), loss="softmax_cross_entropy")
-    values = fresh_values(trainer.working_model(), trainer.parameters, 0)
+    values = fresh_values(trainer._objective.model.clone(), trainer.parameters, 0)
     assert np.all(values["scale"] == 1)
     assert np.all(values["shift"] == 0)
     assert np.all(values["intercepts"] == 0)
@@ -209,4 +209,4 @@ def test_the_best_epoch_of_tied_weights_is_restored():
     history = trainer.fit(NEXT, validation=NEXT, epochs=5, callbacks=[stop])
     best = min(row["val_loss"] for row in history.rows)
     assert trainer.evaluate(NEXT)["loss"] == pytest.approx(best, rel=1e-5)
-    assert set(trainer.saved_values()) == {"wte", "head"}
+    assert set(trainer._initializers()) == {"wte", "head"}

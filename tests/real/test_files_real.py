@@ -1,4 +1,4 @@
-"""What files that people share hold, imitated in small: weights that are no initializers, half precision, old opsets,
+"""Small imitations of shared model files: weights outside initializers, half precision, old opsets,
 outputs that are no tensors. Each trains and is given back with nothing but its weights changed, or ends in a sentence
 that says why."""
 
@@ -41,7 +41,7 @@ def trained_and_saved(model: onnx.ModelProto, inputs, targets, folder, loss: str
         onnxtrain.gradient(path, y=floating[0])
     assert trainer.train_step(inputs, targets) == pytest.approx(first, rel=1e-3, abs=1e-6)
     trainer.save(saved)
-    assert saved.read_bytes() == with_values(model, trainer.saved_values())
+    assert saved.read_bytes() == with_values(model, trainer._initializers())
     onnxruntime.InferenceSession(saved, providers=["CPUExecutionProvider"])
     return trainer
 

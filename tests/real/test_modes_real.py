@@ -221,7 +221,7 @@ def test_batch_normalization_of_the_file_is_frozen(opset, outputs, tmp_path):
 def test_batch_normalization_of_the_file_trains_on_request(opset, outputs):
     subject = trainer(normalizing(opset, outputs=outputs), batch_norm="train")
     subject.train_step(X, Y)
-    np.testing.assert_allclose(subject.session.state["m"], 0.7 * W / 2 + 0.3 * X.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(subject._session.state["m"], 0.7 * W / 2 + 0.3 * X.mean(0), rtol=1e-4)
 
 
 def test_new_statistics_that_are_read_are_the_old_ones_when_frozen():
@@ -248,7 +248,7 @@ def test_batch_normalization_in_a_function():
     subject = trainer(model, batch_norm="train")
     subject.train_step(X, Y)
     assert sorted(subject.statistics) == ["m", "m2", "v", "v2"]
-    np.testing.assert_allclose(subject.session.state["m"], 0.1 * X.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(subject._session.state["m"], 0.1 * X.mean(0), rtol=1e-4)
 
 
 def test_hints_say_what_is():

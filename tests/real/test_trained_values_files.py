@@ -1,4 +1,4 @@
-"""Which tensors of files of other tools are trained: Constants, bodies, quantized operators, cells of Keras."""
+"""Trainable tensors in files of other tools: Constants, function bodies, quantized operators, Keras cells."""
 
 from __future__ import annotations
 

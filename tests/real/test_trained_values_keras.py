@@ -1,4 +1,4 @@
-"""What is trained of Keras' exports equals ``trainable_weights``; needs TensorFlow and tf2onnx (the keras extra)."""
+"""The trainable parameters of Keras exports equal ``trainable_weights`` (needs the keras extra)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ MODELS = {
 }
 
 SHAPED = {"batch normalization", "slopes"}
-"""What the converter computes from weights: folded batch normalization, negated slopes; shapes and counts tell."""
+"""Models whose weights the converter transforms (folded batch norm, negated slopes); only shapes are compared."""
 
 
 @pytest.mark.parametrize("name", MODELS)

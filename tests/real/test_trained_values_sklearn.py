@@ -1,4 +1,4 @@
-"""What is trained of skl2onnx's files equals scikit-learn's ``coef_`` and ``intercept_``, without preprocessing."""
+"""The trainable parameters of skl2onnx files equal scikit-learn's ``coef_`` and ``intercept_``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained of PyTorch's exports equals ``named_parameters()``: 110 modules, both exporters, both batches."""
+"""Trainable parameters of PyTorch exports equal ``named_parameters()`` (110 modules, both exporters, both batches)."""
 
 from __future__ import annotations
 

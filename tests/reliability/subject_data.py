@@ -75,7 +75,7 @@ class Subject:
         path = make_data(case, generator, Trap(trap))
         trainer = self._trainer
         operations.run("fit", lambda: trainer.fit(path, epochs=1, target="label"))
-        if not all(np.isfinite(array).all() for array in trainer.trained_values().values()):
+        if not all(np.isfinite(array).all() for array in dict(trainer.trained).values()):
             self._make_trainer()
         operations.run("evaluate", lambda: trainer.evaluate(path, target="label"))
         operations.run("predict", lambda: trainer.predict(path))

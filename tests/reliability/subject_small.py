@@ -55,7 +55,7 @@ class Subject:
         generator = random.Random(f"small {seed} {index}")
         warnings.simplefilter("ignore")
         kinds = (self._tokenizer, self._labels, self._labels, self._run, self._run, self._toml, self._toml,
-                 self._weights, self._states, self._metadata, self._marker)  # fmt: skip
+                 self._weights, self._states, self._metadata, self._leftover)  # fmt: skip
         kind = generator.choice(kinds)
         operations.run(kind.__name__.strip("_"), lambda: kind(generator, case))
 
@@ -133,29 +133,35 @@ class Subject:
         training.metadata_props.add(key=f"onnxtrain.{key}", value=text.encode("utf-8", "replace"))
         onnxtrain.lower(training)
 
-    def _marker(self, generator: random.Random, case: Path) -> None:
-        """A note of what a killed run left, forged: nothing may go that is not as the note says, or lies elsewhere."""
-        from onnxtrain.model_file.crash_recovery import clear_leftovers
+    def _leftover(self, generator: random.Random, case: Path) -> None:
+        """Something in the way of a temporary file: the output is written, and nothing else is lost."""
+        from onnxtrain.model_file.writing import AtomicFiles
         from reliability.outcome import WrongError
 
-        folder = case / "folder"
+        folder, kept = case / "folder", case / "kept"
         folder.mkdir()
-        kept = [case / "outside", folder / "notes.txt", folder / "model.onnx"]
-        for path in kept:
-            path.write_bytes(b"kept")
-        status = os.lstat(kept[0])
-        stamp = [status.st_ino, status.st_mtime_ns, status.st_size]
-        note = {
-            "model": "model.onnx",
-            "files": [["../outside", *stamp], ["notes.txt", 1, 2, 4], [str(kept[0]), *stamp]],
-        }
-        self._json(note, generator, folder / ".onnxtrain.01234567.tmp")
-        clear_leftovers(folder)
-        if (folder / ".onnxtrain.01234567.tmp").exists():
-            raise WrongError("the note of a run that is no more is still there", "note")
-        lost = [path.name for path in kept if not path.exists()]
-        if lost:
-            raise WrongError(f"{lost} is gone", "gone")
+        kept.write_bytes(b"kept")
+        (folder / "probe").mkdir()
+        with AtomicFiles() as files, files.create(folder / "probe" / "out"):
+            (temporary,) = (folder / "probe").iterdir()
+        planted = folder / temporary.name
+        match generator.randrange(5):
+            case 0:
+                planted.symlink_to(generator.choice(("../kept", "missing", planted.name)))
+            case 1:
+                planted.hardlink_to(kept)
+            case 2:
+                planted.mkdir()
+            case 3:
+                os.mkfifo(planted)
+            case _:
+                planted.write_bytes(generator.randbytes(generator.randrange(10)))
+        with AtomicFiles() as files, files.create(folder / "out") as file:
+            file.write(b"new")
+        if (folder / "out").read_bytes() != b"new":
+            raise WrongError("the output holds something else", "other content")
+        if kept.read_bytes() != b"kept":
+            raise WrongError("another file was written", "lost")
 
 
 def _toml(generator: random.Random) -> bytes:

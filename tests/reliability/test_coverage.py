@@ -26,9 +26,9 @@ READS = re.compile(
 FUZZED = {
     "models": (
         "model_file/reading.py", "model_file/origin.py", "model_file/data_files.py", "model_file/self_contained.py",
-        "model_file/references.py", "model_file/background.py", "model_file/file.py",
+        "model_file/background.py", "model_file/file.py",
     ),
-    "killings": ("model_file/writing.py", "model_file/locks.py", "model_file/data_changes.py", "model_file/saving.py"),
+    "killings": ("model_file/writing.py", "model_file/saving.py"),
     "checkpoints": (
         "training/checkpoints/records.py", "training/checkpoints/checkpoint.py", "training/description.py",
     ),
@@ -37,7 +37,6 @@ FUZZED = {
     "small": (
         "model_file/small_files.py", "data/tokenizing.py", "data/data_names.py", "report/runs.py",
         "cli/configuration.py", "cli/fit.py", "training/import_states.py", "autodiff/options.py",
-        "model_file/crash_recovery.py",
     ),
     "tables": (
         "data/csv_file.py", "data/parquet_file.py", "data/tar_file.py",
@@ -50,7 +49,7 @@ SERVERS = {"pages": ("federated_pages/page_server.py",)}
 """The subject that feeds each file of the examples that takes what a network sends."""
 
 OWN = (
-    "pruning/report.py", "cli/describe.py", "cli/export.py", "cli/streams.py", "passes/description.py",
+    "pruning/report.py", "cli/export.py", "cli/process.py", "passes/description.py",
     "data/tokenizing_worker.py",
 )  # fmt: skip
 """What reads only what came with packages, what was just written, and what a process of its own sends."""

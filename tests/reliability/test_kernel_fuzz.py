@@ -20,7 +20,7 @@ def run(instruction_set, cases, count, seed=0):
 
 def require(instruction_set):
     if instruction_set not in fuzz_kernels.available_sets():
-        pytest.skip(f"this build or this processor lacks {instruction_set}")
+        pytest.skip(f"this build or this CPU lacks {instruction_set}")
 
 
 @pytest.mark.reliability

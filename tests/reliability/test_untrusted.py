@@ -25,7 +25,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "
 
 
 OF_ONE_RUN = {
-    "cli/launching.py": {"subprocess"},
+    "cli/distributed.py": {"subprocess"},
     "data/tokenizing.py": {"subprocess"},  # a worker of ours, with limits  # mpiexec, where the user asks for it
     "parallel/communicator.py": {"pickle"},  # messages of the processes of one training to each other
 }

@@ -53,8 +53,8 @@ def main() -> None:
 
     import onnxtrain.cli.app
     import onnxtrain.pruning.prune
+    import onnxtrain.trainer
     import onnxtrain.training.checkpoints.checkpoint
-    import onnxtrain.training.trainer
 
     onnxtrain.cli.app.build()
     print("ready", flush=True)

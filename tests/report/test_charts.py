@@ -8,10 +8,20 @@ import xml.etree.ElementTree as Tree
 
 import pytest
 
-from onnxtrain.report.axes import Scale, spans_orders
-from onnxtrain.report.charts import bar_chart, column_chart, line_chart, matrix_chart, point_chart, stacked
-from onnxtrain.report.colours import colours
+from onnxtrain.report.charts import (
+    Scale,
+    bar_chart,
+    colours,
+    column_chart,
+    curve_chart,
+    line_chart,
+    matrix_chart,
+    point_chart,
+    spans_orders,
+    stacked,
+)
 from onnxtrain.report.page import page
+from onnxtrain.report.png import png
 from onnxtrain.report.record import Confusion, ParameterRow, Residuals, RunRecord, best_epoch
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -152,3 +162,40 @@ def test_a_page_of_nothing_is_a_page():
 )
 def test_best_epoch(values, name, best):
     assert best_epoch(values, name) == best
+
+
+def test_curves_over_numbers():
+    curves = {"line": [(100.0, 1.0), (10.0, 2.0), (1.0, 3.0)], "dot": [(10.0, 2.0)], "gap": [(0.0, 1.0)]}
+    chart = curve_chart(curves, title="t", name="n", falling=True, logarithmic=(True, False))
+    (line,) = elements(chart, "polyline")
+    (a, b, c) = (tuple(map(float, pair.split(","))) for pair in line.get("points").split())
+    assert a[0] < b[0] < c[0]
+    assert b[0] - a[0] == pytest.approx(c[0] - b[0], abs=0.2)
+    dots = elements(chart, "circle")
+    assert len(dots) == 4
+    assert (float(dots[3].get("cx")), float(dots[3].get("cy"))) == b
+
+
+def test_a_png_has_every_element_of_the_chart(monkeypatch):
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    drawn = []
+    for name in ("add_patch", "plot", "text"):
+        method = getattr(Axes, name)
+
+        def counting(axes, *given, _method=method, _name=name, **more):
+            drawn.append(_name)
+            return _method(axes, *given, **more)
+
+        monkeypatch.setattr(Axes, name, counting)
+    charts = [
+        line_chart({"a $1": [1.0, 2.0], "b": [3.0, 1.0]}, [1, 2], title="lines"),
+        point_chart([0.0, 1.0], [0.0, 1.0], title="p", names=("a", "b")),
+        matrix_chart([[5, 1], [0, 7]], ["a", "b"], title="m"),
+    ]
+    assert png(charts, title="all").startswith(b"\x89PNG")
+    tags = [element.tag.removeprefix(SVG) for chart in charts for element in Tree.fromstring(chart.svg()).iter()]
+    assert drawn.count("text") == 1 + tags.count("text")
+    assert drawn.count("plot") == tags.count("line") + tags.count("polyline")
+    assert drawn.count("add_patch") == tags.count("rect") + tags.count("circle")

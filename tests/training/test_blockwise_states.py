@@ -150,7 +150,7 @@ def test_an_average_that_changes_by_a_thousandth_falls():
 
 @pytest.mark.parametrize("name", ["int8", "8-bit", "uint8"])
 def test_names_of_other_tools(name):
-    assert trainer(name).specification.state_dtype == "8bit"
+    assert trainer(name).config.state_dtype == "8bit"
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_weights_follow_their_examples():
     for name, array in one.parameters.items():
         np.testing.assert_allclose(other.parameters[name], array, atol=1e-6)
     one.fit(X, LABELS, epochs=1)  # without them again
-    assert not one.specification.weighted
+    assert not one.config.weighted
 
 
 def test_validation_has_no_weights():

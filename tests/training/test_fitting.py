@@ -16,7 +16,7 @@ from test_trainer import data, mlp, trainer, weights
 import onnxtrain
 from onnxtrain.callbacks import Callback, EarlyStopping
 from onnxtrain.errors import CheckpointError, NumericalError, OptionError
-from onnxtrain.training.trainer import Trainer
+from onnxtrain.trainer import Trainer
 from zoo.arrays import assert_same
 
 SETTINGS = {"batch_size": 8, "schedule": "cosine", "metrics": ["accuracy"]}
@@ -46,7 +46,7 @@ def test_resumed_training_equals_the_one_that_never_stopped(stop: int, tmp_path:
         (x, y), validation=(x, y), epochs=4, resume=True, callbacks=[StopAt(1000)], **checkpoints, **SETTINGS
     )
     assert_same(weights(resumed), weights(whole))
-    assert_same(dict(resumed.session.state), dict(whole.session.state))
+    assert_same(dict(resumed._session.state), dict(whole._session.state))
     assert history.rows == expected.rows
 
 

@@ -12,8 +12,8 @@ from onnxtrain.callbacks import Callback
 from onnxtrain.errors import DataError
 from onnxtrain.losses import CustomLoss, SoftmaxCrossEntropy
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
+from onnxtrain.trainer import Trainer
 from onnxtrain.training.inference.forward import evaluate, predict
-from onnxtrain.training.trainer import Trainer
 from zoo.arrays import assert_same
 
 FIXED, EXAMPLES = 4, 30
@@ -180,8 +180,8 @@ def test_micro_batches_are_whole_and_the_last_is_padded(case: str, tmp_path) -> 
                     "x": x[start : start + FIXED][: rows - start],
                     "target": y[start : start + FIXED][: rows - start],
                 }
-                free.session.step({**part, "learning_rate": np.float32(0.1)}, entry=0)
-            expected = free.session.step({"learning_rate": np.float32(0.1)}, entry=1)["loss"]
+                free._session.step({**part, "learning_rate": np.float32(0.1)}, entry=0)
+            expected = free._session.step({"learning_rate": np.float32(0.1)}, entry=1)["loss"]
         else:
             loss, expected = (subject.train_step(x[:rows], y[:rows]) for subject in (fixed, free))
         assert loss == pytest.approx(float(expected), rel=1e-5)
@@ -251,7 +251,7 @@ def test_frozen_batch_normalization_is_exact_and_trained_one_sees_the_repeated_e
         # Two examples, each twice in a batch of four, have the statistics of the two.
         for _ in range(3):
             assert fixed.train_step(x, x) == pytest.approx(free.train_step(x, x), rel=1e-5)
-        found, expected = fixed.trained_values(), free.trained_values()
+        found, expected = dict(fixed.trained), dict(free.trained)
         assert ("mean" in found) == (mode == "train")
         for name, array in found.items():
             np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-6)
@@ -279,7 +279,7 @@ def test_a_loss_inside_the_model_cannot_leave_padding_out() -> None:
     with pytest.raises(DataError, match=sentence):  # before the first micro-batch is added up
         subject.train_step({"x": x[:6], "t": y[:6]})
     assert np.all(subject.parameters["w"] == 1)
-    assert not subject.session.state["accumulated_weight"]
+    assert not subject._session.state["accumulated_weight"]
     assert subject.evaluate({"x": x[:28], "t": y[:28]})["loss"] > 0
     # Training leaves such examples out, in every epoch others.
     history = subject.fit({"x": x, "t": y}, epochs=2)

@@ -52,7 +52,7 @@ def given(x=X, kind="bfloat16"):
 
 
 def graph_of(learner):
-    return learner.session._steps[0].step.model.graph
+    return learner._session._steps[0].step.model.graph
 
 
 @pytest.mark.parametrize("master_weights", [True, False])
@@ -162,7 +162,7 @@ def test_an_update_widens_weights_part_by_part_and_writes_them_where_they_stand(
     assert "FusedAdamW" in operators
     assert "RoundStochastic" not in operators
     assert "BitwiseXor" not in operators  # of its body
-    assert not set(learner.session._steps[0].second_buffers) & set(learner.parameters)
+    assert not set(learner._session._steps[0].second_buffers) & set(learner.parameters)
 
 
 def test_products_read_large_weights_as_they_are_and_nothing_makes_them_float():
@@ -173,7 +173,7 @@ def test_products_read_large_weights_as_they_are_and_nothing_makes_them_float():
     (weight,) = (value for value in graph.inputs if value.name in learner.parameters and value.shape == (200, 200))
     readers = [node.op_type for node in weight.consumers()]
     assert sorted(readers) == ["FusedAdamW", "Linear", "LinearGradient"]  # the update, the product, its gradients
-    assert learner.session._steps[0].second_buffers == ("T",)
+    assert learner._session._steps[0].second_buffers == ("T",)
 
 
 def test_seeds_differ_and_training_models_go_on():

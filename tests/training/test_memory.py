@@ -71,11 +71,11 @@ def test_the_first_values_come_from_the_file_again(tmp_path: Path) -> None:
     first = trainer.parameters[name].copy()
     trainer.train_step(X, Y)
     assert (trainer.parameters[name] != first).any()
-    trainer.session.initialize()
+    trainer._session.initialize()
     np.testing.assert_array_equal(trainer.parameters[name], first)
     trainer.save(tmp_path / "mlp.onnx")
     with pytest.raises(onnxtrain.errors.ModelError, match=rf"^The first values of '{name}' are gone: "):
-        trainer.session.initialize()
+        trainer._session.initialize()
 
 
 MEASURE = """
@@ -111,7 +111,7 @@ def test_a_training_with_adam_takes_four_times_its_weights(tmp_path: Path) -> No
 
 
 USES: dict[str, Callable[[onnxtrain.Trainer], object]] = {
-    "made": lambda trainer: trainer.session,
+    "made": lambda trainer: trainer._session,
     "steps": lambda trainer: trainer.train_step(X, Y),
     "other targets": lambda trainer: [trainer.train_step(X, y) for y in (Y, np.eye(3, dtype=np.float32)[Y])],
     "fit": lambda trainer: trainer.fit(X, Y, epochs=2, batch_size=4, progress=False, validation=(X, Y)),
@@ -127,7 +127,7 @@ def test_the_memory_of_a_training_that_nobody_has_any_more_is_free_at_once(
     """Its buffers are in no circle of objects, which Python would look for some time later."""
     trainer = trainer_of(tmp_path, **options)
     USES[use](trainer)
-    states = weakref.ref(trainer._steps.states)
+    states = weakref.ref(trainer._executor.states)
     gc.collect()
     gc.disable()
     try:

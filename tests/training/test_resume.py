@@ -15,7 +15,7 @@ from onnxtrain.callbacks import Callback, EarlyStopping
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.losses import CustomLoss, Huber, SoftmaxCrossEntropy
 from onnxtrain.schedules import Cosine, Linear
-from onnxtrain.training.trainer import Trainer
+from onnxtrain.trainer import Trainer
 from zoo.arrays import assert_same, copied
 
 FIT = {"epochs": 2, "batch_size": 8}
@@ -237,7 +237,7 @@ def test_a_changed_optimizer_keeps_the_weights_and_begins_its_states_anew(tmp_pa
     options = {"checkpoint": tmp_path, "resume": True, "epochs": 3, "change": "optimizer,attributes,learning_rate"}
     second = run(settings, **options)
     assert_same(weights(second), weights(first))  # with a rate of 0 nothing moves
-    assert second.session.state["T"] == 3  # the steps of the third epoch
+    assert second._session.state["T"] == 3  # the steps of the third epoch
 
 
 def test_changed_masks_hold_for_the_weights_that_come_back(tmp_path) -> None:
@@ -276,7 +276,7 @@ def test_running_statistics_are_not_lost(tmp_path) -> None:
 
     fit("frozen", checkpoint=tmp_path / "frozen")
     subject = fit("train", checkpoint=tmp_path / "frozen", resume=True, epochs=2, change="batch_norm")
-    assert subject.session.state["stem.norm.mean"].any()
+    assert subject._session.state["stem.norm.mean"].any()
     with pytest.raises(CheckpointError, match=r"new values of \['stem.norm.mean', .* with the batch_norm that it was"):
         fit("frozen", checkpoint=tmp_path / "frozen", resume=True, epochs=3, change="batch_norm")
 

@@ -10,7 +10,7 @@ import pytest
 
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.errors import DataError
-from onnxtrain.training.trainer import Trainer
+from onnxtrain.trainer import Trainer
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(12, 4)).astype(np.float32)

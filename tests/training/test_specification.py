@@ -1,4 +1,4 @@
-"""The specification: one list of options, a value, and the sessions that it makes or keeps."""
+"""The config: one list of options, a value, and the sessions that it makes or keeps."""
 
 import dataclasses
 import inspect
@@ -11,13 +11,12 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.cli import flags
+from onnxtrain.config import Masks, Options, TrainingConfig
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.passes import lower as lowering
 from onnxtrain.runtime.session import TrainingSession
-from onnxtrain.training.options import Options
 from onnxtrain.training.preparation import prepare
-from onnxtrain.training.specification import Masks, Specification
 from onnxtrain.training_info.build import build_entries
 
 LOSS = "softmax_cross_entropy"
@@ -32,7 +31,7 @@ def parameters(function):
 
 
 def defaults():
-    fields = {field.name: field for field in dataclasses.fields(Specification)}
+    fields = {field.name: field for field in dataclasses.fields(TrainingConfig)}
     return {
         name: fields[name].default_factory() if fields[name].default is dataclasses.MISSING else fields[name].default
         for name in fields
@@ -47,7 +46,7 @@ def test_the_fields_are_the_options():
 def test_the_trainer_has_the_options_and_their_defaults():
     own = parameters(onnxtrain.Trainer.__init__)
     assert set(own) == OPTIONS
-    empty = {"masks": None, "options": None, "threads": None}  # built anew for every specification
+    empty = {"masks": None, "options": None, "threads": None}  # built anew for every config
     assert own == {**defaults(), **empty}
 
 
@@ -90,7 +89,7 @@ def test_equal_arguments_make_equal_specifications():
     file = ModelFile.load(examples.mlp((4, 3)))
     one, other = (
         dataclasses.replace(
-            Specification.of(
+            TrainingConfig.of(
                 examples.mlp((4, 3)), LOSS, train=["*", "*"], recompute="none", masks={"w": np.ones(3, bool)}
             ),
             model=file,
@@ -146,7 +145,7 @@ def test_one_session_is_built_when_a_step_needs_it(built):
     assert trainer.parameters[weight].shape == shape
     assert not built
     trainer.fit((x, np.eye(3, dtype=np.float32)[y]), epochs=2)  # targets of another kind than is taken for granted
-    assert built == [trainer.session]
+    assert built == [trainer._session]
 
 
 def test_the_session_stays_as_long_as_the_specification_is_equal(built):
@@ -165,15 +164,15 @@ def test_the_session_stays_as_long_as_the_specification_is_equal(built):
     trainer.set_masks({name: mask.copy()})
     trainer.train_step(x, y)
     assert len(built) == 2
-    assert trainer.session is built[1]
+    assert trainer._session is built[1]
     assert built[1].state is built[0].state
 
 
 def test_building_does_not_use_an_objective_up():
-    specification = Specification.of(examples.mlp((4, 8, 3)), LOSS)
-    objective = prepare(specification)
+    config = TrainingConfig.of(examples.mlp((4, 8, 3)), LOSS)
+    objective = prepare(config)
     before = len(objective.model.graph), list(objective.model.graph.initializers)
-    first, second = (build_entries(objective.recipe(specification))[0][0] for _ in range(2))
+    first, second = (build_entries(objective.recipe(config))[0][0] for _ in range(2))
     assert (len(objective.model.graph), list(objective.model.graph.initializers)) == before
     names = [[node.op_type for node in entry.model.graph] for entry in (first, second)]
     assert names[0] == names[1]
@@ -206,9 +205,9 @@ def test_another_trainer_goes_on_from_the_same_parameters():
     x, y = batch()
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS)
     trainer.train_step(x, y)
-    again = trainer.again(optimizer=onnxtrain.Momentum(0.1), seed=7)
+    again = trainer._again(optimizer=onnxtrain.Momentum(0.1), seed=7)
     assert isinstance(again, onnxtrain.Trainer)
-    assert (again.seed, again.learning_rate, again.objective) == (7, 0.1, trainer.objective)
+    assert (again.seed, again.learning_rate, again._objective) == (7, 0.1, trainer._objective)
     for name, array in trainer.parameters.items():
         assert again.parameters[name].tobytes() == array.tobytes()
         assert not again.states[f"{name}/V"].any()

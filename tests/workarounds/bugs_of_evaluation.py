@@ -1,4 +1,4 @@
-"""What shows the bugs of ONNX's reference evaluator."""
+"""Reproductions of bugs of ONNX's reference evaluator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _gives(
 
 
 def is_wrong(text: str, expected: object, *, opset: int = 20, **feeds: object) -> bool:
-    """Whether ONNX's evaluator gives something else than is expected; the one of gradient checks must not."""
+    """Return whether ONNX's evaluator gives an unexpected result; the evaluator of gradient checks must not."""
     proto = model(text, opset)
     assert _gives(evaluator, proto, expected, **feeds)  # the workaround works
     return not _gives(ReferenceEvaluator, proto, expected, **feeds)

@@ -1,4 +1,4 @@
-"""What shows the bugs of ONNX: of its shape inference, of its converter of versions, and of onnx-ir."""
+"""Reproductions of bugs of ONNX's shape inference and version converter, and of onnx-ir."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def the_matrix_of_attention() -> bool:
 
 
 def changes_results(content: ModelProto, *shape: int) -> bool:
-    """Whether a model computes something else after ONNX's conversion to opset 18, or cannot be converted."""
+    """Return whether ONNX's conversion to opset 18 fails or changes the results of a model."""
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     before = session(content).run(None, {"x": x})[0]
     try:

@@ -1,4 +1,4 @@
-"""What shows the bugs of ONNX Runtime and of its providers."""
+"""Reproductions of bugs of ONNX Runtime and of its providers."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def installed(package: str) -> tuple[int, ...] | None:
 
 
 def verdict(entry: Workaround, found: tuple[int, ...], present: bool) -> str:
-    """What is to be done about an entry; nothing where all is as the book says."""
+    """Return the required action for an entry, or nothing if the registry is up to date."""
     oldest, newest = map(version, entry.seen)
     if entry.gone is not None and found >= version(entry.gone):
         return f"{entry.name!r} is back in {entry.package} {found}: say so in `seen`, and take `gone` away." * present

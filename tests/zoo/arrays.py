@@ -8,7 +8,7 @@ import numpy as np
 
 
 def copied(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the arrays hold now; the next step writes into those that were given."""
+    """Copy the arrays; the next step overwrites the originals."""
     return {name: np.array(array) for name, array in arrays.items()}
 
 

@@ -65,7 +65,7 @@ def module_class(torch: Any, forward: Callable[..., Any], **parts: Any) -> Any:
 
 
 def differences(parameters: dict[str, np.ndarray], model: onnx.ModelProto) -> list[str]:
-    """What is trained of a file and is no parameter of the program, and the other way round.
+    """Trainable tensors of a file that are not parameters of the program, and vice versa.
 
     Layout does not count, nor do tensors that the exporter computed from parameters (a folded batch normalization):
     these have the shape of one. A parameter that the file does not hold is none that can be trained. Where only one

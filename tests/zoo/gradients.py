@@ -190,7 +190,7 @@ def export(entry: Architecture, path: Path, exporter: str, dynamic: bool) -> Pat
 
 
 class Oracle(NamedTuple):
-    """What PyTorch computes in float64: the loss, its gradients by torch's names, the shape of the output."""
+    """Compute with PyTorch in float64: the loss, its gradients by torch's names, the shape of the output."""
 
     loss: float
     gradients: dict[str, np.ndarray]

@@ -47,7 +47,7 @@ def _read(nodes: Sequence[onnx.NodeProto]) -> set[str]:
 
 
 def _interface(run: Sequence[onnx.NodeProto], read_later: set[str]) -> tuple[list[str], list[str]]:
-    """What comes from before the run, and what of it is read after it."""
+    """The values that enter a run of nodes, and those that are read after it."""
     made = [name for node in run for name in node.output if name]
     return sorted(_read(run) - set(made)), [name for name in made if name in read_later]
 

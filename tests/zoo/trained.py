@@ -305,7 +305,7 @@ def torch_loss(name: str, output: torch.Tensor, target: torch.Tensor, class_axis
 
 
 class TorchGradients(NamedTuple):
-    """What PyTorch computes in float64: the loss and its gradient for every parameter, by torch's names."""
+    """Compute with PyTorch in float64: the loss and its gradient for every parameter, by torch's names."""
 
     loss: float
     gradients: dict[str, np.ndarray]
@@ -345,7 +345,7 @@ class ParameterMatch(NamedTuple):
 
 
 def match_parameters(model: onnx.ModelProto, module: torch.nn.Module) -> dict[str, ParameterMatch]:
-    """Which parameter each floating initializer holds, by value: exporters rename, transpose and duplicate.
+    """Match floating initializers to parameters by value: exporters rename, transpose and duplicate.
 
     Dimensions of 1 do not count: a PRelu slope may be stored as [1, 1]. Several initializers may hold one
     parameter (a tied embedding): its gradient is then the sum of theirs. Initializers that hold no parameter

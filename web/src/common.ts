@@ -1,9 +1,9 @@
-/** Sessions on the public interface of ONNX Runtime's packages: onnxruntime-node, and onnxruntime-web with WebGPU. */
+/** Sessions through the public API of ONNX Runtime's packages: onnxruntime-node, and onnxruntime-web with WebGPU. */
 
 import type { Runtime, Session, StatePlan } from "./session.js";
 import { fromNames, mapValues, type Tensor, type Tensors } from "./tensor.js";
 
-/** A tensor of onnxruntime-common, as far as it is used here. */
+/** The members of onnxruntime-common's Tensor that are used here. */
 interface OrtTensor {
   readonly type: string;
   readonly dims: readonly number[];
@@ -24,7 +24,7 @@ export interface OrtPackage {
   InferenceSession: { create(model: Uint8Array, options?: object): Promise<unknown> };
 }
 
-/** A runtime by its package; `provider` such as "webgpu" instead of the package's usual one. */
+/** A runtime from a package; `provider`, e.g. "webgpu", overrides the package's default. */
 export class PackageRuntime implements Runtime {
   constructor(
     private readonly ort: OrtPackage,
@@ -38,7 +38,7 @@ export class PackageRuntime implements Runtime {
     const session = await this.ort.InferenceSession.create(model, {
       ...(this.provider && { executionProviders: [this.provider] }),
       ...(this.threads && { intraOpNumThreads: this.threads }),
-      // States stay where they are computed.
+      // States stay on the device.
       ...(onDevice && { preferredOutputLocation: fromNames(outputs, () => "gpu-buffer") }),
       logSeverityLevel: 3,
       extra: { optimization: { disable_specified_optimizers: "EliminateDropout" } },
@@ -93,7 +93,7 @@ class PackageSession implements Session {
   }
 
   close(): Promise<void> {
-    Object.values(this.states).forEach((tensor) => tensor.dispose()); // those on a device outlive their session
+    Object.values(this.states).forEach((tensor) => tensor.dispose()); // device tensors outlive their session
     return this.session.release();
   }
 

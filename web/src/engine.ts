@@ -1,11 +1,11 @@
-/** Runs a step graph and, beside it, the model: on this thread, or in a worker so that the page stays alive. */
+/** Runs a step graph and the model, on this thread or in a worker that keeps the page responsive. */
 
 import { type OrtPackage, PackageRuntime } from "./common.js";
 import type { Runtime, Session, StatePlan } from "./session.js";
 import { OnnxTrainError, type Tensors } from "./tensor.js";
 import { wasmRuntime } from "./wasm.js";
 
-/** What an engine is made from. */
+/** Everything that an engine is created from. */
 export interface EngineSettings {
   graph: Uint8Array;
   states: Tensors;
@@ -15,13 +15,13 @@ export interface EngineSettings {
   threads?: number | undefined;
 }
 
-/** The part of a training that computes; everything that goes in and comes out can be sent between threads. */
+/** The computing part of a training; its arguments and results can be posted between threads. */
 export interface Engine {
   step(feeds: Tensors): Promise<number>;
   run(feeds: Tensors, results: readonly string[]): Promise<Tensors>;
   read(names: readonly string[]): Promise<Tensors>;
   write(states: Tensors): Promise<void>;
-  /** Take the model that `predict` runs. */
+  /** Set the model that `predict` runs. */
   use(model: Uint8Array): Promise<void>;
   predict(inputs: Tensors, results: readonly string[]): Promise<Tensors>;
   close(): Promise<void>;
@@ -93,7 +93,7 @@ async function findRuntime({ runtime, provider, threads }: EngineSettings): Prom
   return new PackageRuntime(runtime ?? (await import("onnxruntime-web")), provider, threads);
 }
 
-/** What is sent to the worker, and what it answers. */
+/** Messages to and from the worker. */
 export interface Call {
   id: number;
   method: "open" | keyof Engine;
@@ -111,7 +111,7 @@ const METHODS: (keyof Engine)[] = ["step", "run", "read", "write", "use", "predi
 /** An engine in a worker of its own. */
 export async function workerEngine(settings: EngineSettings): Promise<Engine> {
   if (settings.runtime !== undefined && typeof settings.runtime !== "string") {
-    throw new OnnxTrainError("A worker loads the runtime by itself; give the URL of onnxruntime-web's files as runtime.");
+    throw new OnnxTrainError("A worker loads the runtime itself; pass the URL of onnxruntime-web's files as runtime.");
   }
   const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   const waiting = new Map<number, (answer: Answer) => void>();

@@ -1,8 +1,8 @@
-/** What is needed of ONNX files: ports and metadata read, weights written where they stand. */
+/** Minimal access to ONNX files: read inputs, outputs and metadata, overwrite weights in place. */
 
 import { bytesOf, elementType, OnnxTrainError, type Port, type Tensors } from "./tensor.js";
 
-/** A field of a protocol buffer: `start` and `end` are offsets of its content, or `value` its number. */
+/** A Protocol Buffers field: `start` and `end` are offsets of its content, or `value` is its integer. */
 interface Field {
   number: number;
   wire: number;
@@ -18,25 +18,25 @@ const TENSOR = { dims: 1, type: 2, float: 4, name: 8, raw: 9, double: 10, locati
 const [VARINT, FIXED64, LENGTH, FIXED32] = [0, 1, 2, 5];
 
 function* fields(file: Uint8Array, start = 0, end = file.length): Generator<Field> {
-  let place = start;
+  let offset = start;
   const varint = (): number => {
     let result = 0;
     for (let factor = 1; ; factor *= 128) {
-      if (place >= end || factor > 2 ** 63) throw new OnnxTrainError("The model is damaged: it ends within a field.");
-      const byte = file[place++]!;
+      if (offset >= end || factor > 2 ** 63) throw new OnnxTrainError("The model is truncated within a field.");
+      const byte = file[offset++]!;
       result += (byte & 127) * factor;
       if (byte < 128) return result;
     }
   };
-  while (place < end) {
+  while (offset < end) {
     const tag = varint();
     const [number, wire] = [Math.floor(tag / 8), tag & 7];
     const value = wire === VARINT ? varint() : 0;
     const lengths: Record<number, () => number> = { [VARINT]: () => 0, [FIXED64]: () => 8, [FIXED32]: () => 4, [LENGTH]: varint };
     const length = lengths[wire]?.() ?? Infinity;
-    if (place + length > end) throw new OnnxTrainError("The model is damaged: a field reaches over its end.");
-    yield { number, wire, value, start: place, end: place + length };
-    place += length;
+    if (offset + length > end) throw new OnnxTrainError("The model is truncated: a field extends beyond its end.");
+    yield { number, wire, value, start: offset, end: offset + length };
+    offset += length;
   }
 }
 
@@ -52,7 +52,7 @@ function first(file: Uint8Array, path: number[], outer: Field): Field | undefine
   return path.reduce<Field | undefined>((field, number) => inside(file, field, number)[0], outer);
 }
 
-/** The part of a model that a training loop reads. */
+/** Inputs, outputs and metadata of a model. */
 export interface ModelInfo {
   inputs: Port[];
   outputs: Port[];
@@ -63,7 +63,7 @@ export interface ModelInfo {
 export function readModel(file: Uint8Array): ModelInfo {
   const top = [...fields(file)];
   const graph = top.find((field) => field.number === MODEL.graph);
-  if (!graph) throw new OnnxTrainError("The file is no ONNX model: it has no graph.");
+  if (!graph) throw new OnnxTrainError("The file is not an ONNX model: it has no graph.");
   const metadata: Record<string, string> = {};
   for (const entry of top.filter((field) => field.number === MODEL.metadata)) {
     const [key, value] = [inside(file, entry, 1)[0], inside(file, entry, 2)[0]];
@@ -91,9 +91,9 @@ function nameOf(file: Uint8Array, tensor: Field): string {
   return name ? text(file, name) : "";
 }
 
-const AT_HOME = "save a checkpoint and bring it home with onnxtrain import-states";
+const AT_HOME = "save a checkpoint and convert it with onnxtrain import-states";
 
-/** A copy of a model with other weights: the same bytes but those of the numbers. */
+/** Copy a model with new weights; all other bytes are unchanged. */
 export function patchWeights(model: Uint8Array, weights: Tensors): Uint8Array {
   const file = new Uint8Array(model);
   const graph = [...fields(file)].find((field) => field.number === MODEL.graph);
@@ -103,7 +103,7 @@ export function patchWeights(model: Uint8Array, weights: Tensors): Uint8Array {
     if (missing.delete(name)) patch(file, tensor, name, weights[name]!);
   }
   for (const name of missing) {
-    throw new OnnxTrainError(`The weight '${name}' is no initializer of the model; ${AT_HOME}.`);
+    throw new OnnxTrainError(`The weight '${name}' is not an initializer of the model; ${AT_HOME}.`);
   }
   return file;
 }
@@ -115,20 +115,20 @@ function patch(file: Uint8Array, tensor: Field, name: string, { type, data }: Te
   if (stored !== type) throw new OnnxTrainError(`The weight '${name}' is ${stored} in the model and ${type} in training.`);
   if (of(TENSOR.location).some((field) => field.value === 1)) {
     throw new OnnxTrainError(
-      `The weight '${name}' lies in a data file beside the model; ${AT_HOME}.`,
+      `The weight '${name}' is in an external data file; ${AT_HOME}.`,
     );
   }
   const typed = { float32: TENSOR.float, float64: TENSOR.double }[type] ?? 0;
-  const places = of(TENSOR.raw).length ? of(TENSOR.raw).slice(-1) : of(typed);
+  const contents = of(TENSOR.raw).length ? of(TENSOR.raw).slice(-1) : of(typed);
   const bytes = bytesOf(data);
-  const size = places.reduce((sum, place) => sum + place.end - place.start, 0);
+  const size = contents.reduce((sum, content) => sum + content.end - content.start, 0);
   if (size !== bytes.length) {
     throw new OnnxTrainError(
       `The weight '${name}' has ${size} bytes in the model and ${bytes.length} in training; is it another model?`,
     );
   }
   let offset = 0;
-  for (const { start, end } of places) {
+  for (const { start, end } of contents) {
     file.set(bytes.subarray(offset, offset + end - start), start);
     offset += end - start;
   }

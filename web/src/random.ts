@@ -1,6 +1,6 @@
-/** Random orders that follow from a seed, the same in every browser. */
+/** Seeded shuffling, the same in every browser. */
 
-/** Numbers from 0 to 1, without 1: the generator mulberry32. */
+/** Pseudo-random numbers in [0, 1): the generator mulberry32. */
 export function generator(seed: number): () => number {
   let state = seed >>> 0;
   return () => {
@@ -11,7 +11,7 @@ export function generator(seed: number): () => number {
   };
 }
 
-/** The numbers below `count` in an order in which every one is equally likely (Fisher and Yates). */
+/** A random permutation of the integers below `count` (Fisher-Yates). */
 export function permutation(count: number, random: () => number): Uint32Array {
   const order = Uint32Array.from({ length: count }, (_, index) => index);
   for (let last = count - 1; last > 0; last--) {

@@ -1,4 +1,4 @@
-/** Safetensors files: a header in JSON, then the bytes of the tensors. */
+/** Safetensors files: a JSON header, then the bytes of the tensors. */
 
 import { bytesOf, elementType, elements, OnnxTrainError, sizeOf, type Tensors } from "./tensor.js";
 
@@ -48,10 +48,10 @@ export function writeSafetensors(tensors: Tensors): Uint8Array {
   const file = new Uint8Array(8 + encoded.length + offset);
   new DataView(file.buffer).setBigUint64(0, BigInt(encoded.length), true);
   file.set(encoded, 8);
-  let place = 8 + encoded.length;
+  let position = 8 + encoded.length;
   for (const { data } of Object.values(tensors)) {
-    file.set(bytesOf(data), place);
-    place += data.byteLength;
+    file.set(bytesOf(data), position);
+    position += data.byteLength;
   }
   return file;
 }

@@ -1,33 +1,33 @@
-/** What a training needs of a runtime. */
+/** The interface between a training and a runtime. */
 
 import type { Port, Tensor, Tensors } from "./tensor.js";
 
-/** Which states a step writes, and where. */
+/** The outputs of a step and the states that they update. */
 export interface StatePlan {
-  /** The output that is a state's new value, by the state's name. */
+  /** Output with a state's new value, by the state's name. */
   outputs: Record<string, string>;
-  /** The states whose new value may be written where the old one stands. */
+  /** States that may be updated in place. */
   inPlace: Set<string>;
   /** The loss. */
   loss: Port;
 }
 
-/** A model that is loaded; the states that it holds stay in the runtime's memory. */
+/** A loaded model; its states stay in the runtime's memory. */
 export interface Session {
-  /** Take the states: from now on they are fed to every run. */
+  /** Set the states, which are fed to every run from now on. */
   hold(states: Tensors, plan: StatePlan): void;
-  /** Run once; the states take their new values. Returns the loss. */
+  /** Run once, update the states and return the loss. */
   step(feeds: Tensors): Promise<number>;
-  /** Run once and keep the states as they are. */
+  /** Run once without updating the states. */
   run(feeds: Tensors, results: readonly string[]): Promise<Tensors>;
   /** A copy of a state. */
   read(name: string): Promise<Tensor>;
-  /** Give a state another value. */
+  /** Set the value of a state. */
   write(name: string, value: Tensor): Promise<void>;
   close(): Promise<void>;
 }
 
-/** Something that loads models. */
+/** Loads models. */
 export interface Runtime {
   open(model: Uint8Array, plan?: StatePlan): Promise<Session>;
 }

@@ -1,4 +1,4 @@
-/** A training: a step graph, its states and the model that they belong to. */
+/** A training: a step graph, its states, and the model that they belong to. */
 
 import type { OrtPackage } from "./common.js";
 import { type Engine, type EngineSettings, LocalEngine, workerEngine } from "./engine.js";
@@ -22,27 +22,27 @@ import {
   type Values,
 } from "./tensor.js";
 
-/** A file: its bytes, or where it is fetched from. */
+/** A file: its bytes, or its URL. */
 export type Source = string | URL | ArrayBuffer | Uint8Array;
 
 export interface LoadOptions {
   /** The step graph that `onnxtrain export --step-graph` wrote. */
   graph: Source;
-  /** The first values of its states: `--states`. */
+  /** The initial values of its states: `--states`. */
   states: Source;
   /** The model itself, for `predict`, `evaluate` with accuracy, and `save`. */
   model?: Source;
   /**
-   * The URL of onnxruntime-web's files (its `dist` folder), whose WebAssembly is then used directly, without copies of
-   * the states; or an ONNX Runtime package, such as `import * as ort from "onnxruntime-node"`. By default the package
+   * The URL of onnxruntime-web's files (its `dist` folder), whose WebAssembly is then called directly, without copying
+   * states; or an ONNX Runtime package, such as `import * as ort from "onnxruntime-node"`. By default the package
    * onnxruntime-web.
    */
   runtime?: string | URL | OrtPackage;
   /** The runtime's provider: "wasm" (the default in a browser), "webgpu" for graphs exported with `--portable webgpu`. */
   provider?: string;
-  /** Threads within an operator. */
+  /** Intra-op threads. */
   threads?: number;
-  /** Compute in a worker, so that the page stays alive; needs `runtime` as a URL. */
+  /** Compute in a worker, so that the page stays responsive; requires `runtime` as a URL. */
   worker?: boolean;
 }
 
@@ -50,13 +50,13 @@ export interface StepOptions {
   learningRate?: number;
 }
 
-/** How a training stands. */
+/** Progress of a training. */
 export interface Progress {
   epoch: number;
-  /** Steps done, over all epochs. */
+  /** Completed steps over all epochs. */
   step: number;
   steps: number;
-  /** The loss of this step, before its update. */
+  /** The loss of this step before its update. */
   loss: number;
 }
 
@@ -64,17 +64,17 @@ export interface FitOptions {
   learningRate?: number | ((step: number) => number);
   epochs?: number;
   batchSize?: number;
-  /** Whether examples come in another order in every epoch. */
+  /** Whether examples are shuffled in every epoch. */
   shuffle?: boolean;
-  /** Which orders. */
+  /** Seed of the shuffling. */
   seed?: number;
   onProgress?: (progress: Progress) => void;
-  /** Ends the training after the step that is going on. */
+  /** Stops the training after the current step. */
   signal?: AbortSignal;
 }
 
 export interface FitResult {
-  /** The mean loss of every epoch that was finished. */
+  /** The mean loss of every completed epoch. */
   losses: number[];
   steps: number;
 }
@@ -89,10 +89,10 @@ interface Description {
 }
 
 const VERSION = 1;
-const FRAME = 16; // milliseconds after which the page gets its turn
+const FRAME = 16; // milliseconds between yields to the page
 
 export class StepGraph {
-  private stale = true; // whether `predict` has older weights
+  private stale = true; // `predict` has outdated weights
   private closed: Promise<void> | undefined;
 
   private constructor(
@@ -123,7 +123,7 @@ export class StepGraph {
     const outputs = listed("states");
     const inPlace = new Set<string>(listed("in_place"));
     const loss = info.outputs.find((port) => port.name === description.loss);
-    if (!loss) throw new OnnxTrainError("The step graph returns no loss; step it where it was made.");
+    if (!loss) throw new OnnxTrainError("The step graph has no loss output; export it again.");
     const settings: EngineSettings = {
       graph: graph!,
       states: pick(values, Object.keys(shapes).filter((name) => name in inputs || name in outputs)),
@@ -133,13 +133,13 @@ export class StepGraph {
       threads: options.threads,
     };
     if (typeof settings.runtime === "string" && globalThis.location) {
-      settings.runtime = new URL(settings.runtime, location.href).href; // a worker's own place is elsewhere
+      settings.runtime = new URL(settings.runtime, location.href).href; // a worker resolves URLs relative to its own script
     }
     const engine = await (options.worker ? workerEngine(settings) : LocalEngine.open(settings));
     return new StepGraph(engine, info, description, shapes, model, modelInfo);
   }
 
-  /** What every step is fed: inputs by name, with what they are. */
+  /** The inputs of a step: each name with its kind. */
   get feeds(): Record<string, Role> {
     return { ...this.description.feeds };
   }
@@ -185,8 +185,8 @@ export class StepGraph {
   }
 
   /**
-   * The mean loss on examples, nothing trained; with a model and class indices as the target also the accuracy.
-   * Layers behave as in training.
+   * The mean loss on examples, without training; with a model and class indices as target also the accuracy.
+   * Layers run in training mode.
    */
   async evaluate(data: Record<string, Values>, { batchSize = 256 } = {}): Promise<{ loss: number; accuracy?: number }> {
     const all = this.tensors(data, true);
@@ -205,7 +205,7 @@ export class StepGraph {
     return { loss: sum / seen, accuracy: accuracy(scores, target) };
   }
 
-  /** The model's outputs for some inputs, with the weights as they are now. */
+  /** The model's outputs for some inputs, with the current weights. */
   async predict(inputs: Record<string, Values>, { batchSize = 256 } = {}): Promise<Tensors> {
     const info = this.modelInfo;
     if (!info) throw new OnnxTrainError("predict needs the model; give it to StepGraph.load.");
@@ -222,12 +222,12 @@ export class StepGraph {
     return fromNames(names, (name) => concatenate(parts.map((part) => part[name]!)));
   }
 
-  /** The weights: what training changes of the model, by name. */
+  /** The trained values of the model by name. */
   async weights(): Promise<Tensors> {
     return this.engine.read(this.weightNames());
   }
 
-  /** Give some weights other values. */
+  /** Set the values of some weights. */
   async setWeights(weights: Tensors): Promise<void> {
     const known = new Set(this.weightNames());
     for (const [name, value] of Object.entries(weights)) {
@@ -238,24 +238,24 @@ export class StepGraph {
     this.stale = true;
   }
 
-  /** All states as safetensors, from which `restore` goes on; with a name they are kept in the browser, too. */
+  /** Return all states as safetensors, for `restore`; with a name, also store them in the browser. */
   async checkpoint(name?: string): Promise<Uint8Array> {
     const file = writeSafetensors(await this.engine.read(Object.keys(this.shapes)));
     if (name !== undefined) await keep(name, file);
     return file;
   }
 
-  /** Go on from a checkpoint: its bytes, or the name under which the browser keeps it. */
+  /** Restore a checkpoint: its bytes, or its name in the browser. */
   async restore(checkpoint: Uint8Array | string): Promise<void> {
     const file = typeof checkpoint === "string" ? await recall(checkpoint) : checkpoint;
-    if (!file) throw new OnnxTrainError(`The browser keeps no checkpoint '${checkpoint}'.`);
+    if (!file) throw new OnnxTrainError(`The browser has no checkpoint '${checkpoint}'.`);
     const states = readSafetensors(file);
     for (const [name, shape] of Object.entries(this.shapes)) checkState(shape, required(states, name));
     await this.engine.write(pick(states, Object.keys(this.shapes)));
     this.stale = true;
   }
 
-  /** The model with its new weights; every other byte is as it was. */
+  /** The model with its trained weights; all other bytes are unchanged. */
   async save(): Promise<Uint8Array> {
     if (!this.model) throw new OnnxTrainError("save needs the model; give it to StepGraph.load.");
     return patchWeights(this.model, await this.weights());
@@ -296,7 +296,7 @@ export class StepGraph {
     });
   }
 
-  /** The feeds of a batch, or of all examples, whose number may be another than the graph's. */
+  /** The feeds of a batch, or of all examples, whose number may differ from the graph's batch size. */
   private tensors(batch: Record<string, Values>, anyRows = false): Tensors {
     const names = [...this.names("batch"), ...this.names("target")];
     return fromNames(names, (name) => {
@@ -308,7 +308,7 @@ export class StepGraph {
     });
   }
 
-  /** Refuse class indices beyond the classes of the model's only output, where the model is there. */
+  /** Reject class indices beyond the classes of the model's only output, if the model is loaded. */
   private checkLabels(name: string, { type, data }: Tensor): void {
     const outputs = this.modelInfo?.outputs ?? [];
     const classes = outputs[0]?.shape[1];
@@ -320,7 +320,7 @@ export class StepGraph {
     }
   }
 
-  /** How many examples a step takes, where that is fixed. */
+  /** The batch size, if the graph fixes it. */
   private fixedRows(): number | undefined {
     return fixedRows(this.names("batch").map((name) => this.port(name)));
   }
@@ -336,7 +336,7 @@ async function bytes(source: Source | undefined): Promise<Uint8Array | undefined
 
 function describe(info: ModelInfo): Description {
   const text = info.metadata["onnxtrain.step"];
-  if (!text) throw new OnnxTrainError("The graph is no step graph: its metadata has no 'onnxtrain.step'.");
+  if (!text) throw new OnnxTrainError("The model is not a step graph: its metadata has no 'onnxtrain.step'.");
   const description: Description = JSON.parse(text);
   if (description.version > VERSION) {
     throw new OnnxTrainError(`The step graph has version ${description.version}, this package reads ${VERSION}; update it.`);
@@ -386,7 +386,7 @@ function* batches(tensors: Tensors, size: number, onlyWhole: boolean): Generator
   }
 }
 
-/** The share of rows whose largest score stands at the target's index. */
+/** The fraction of rows whose largest score is at the target's index. */
 function accuracy(scores: Tensor, target: Tensor): number {
   const classes = scores.dims[1]!;
   let right = 0;

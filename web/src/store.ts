@@ -1,4 +1,4 @@
-/** Bytes by name in the browser's own database, where they stay when the page is closed. */
+/** Named byte arrays in the browser's IndexedDB, which outlive the page. */
 
 const DATABASE = "onnxtrain";
 const STORE = "checkpoints";

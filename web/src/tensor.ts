@@ -1,4 +1,4 @@
-/** Dense tensors: types, elements, rows. */
+/** Dense tensors: element types, elements, rows. */
 
 export type TypedArray =
   | Float32Array
@@ -12,7 +12,7 @@ export type TypedArray =
   | BigInt64Array
   | BigUint64Array;
 
-/** A tensor: its elements in row-major order. float16 and bfloat16 are given as their bits. */
+/** A tensor with elements in row-major order; float16 and bfloat16 are stored as their bits. */
 export interface Tensor {
   type: string;
   dims: number[];
@@ -21,17 +21,17 @@ export interface Tensor {
 
 export type Tensors = Record<string, Tensor>;
 
-/** What a batch may hold: numbers whose shape follows from the graph, or numbers with their shape. */
+/** An array of a batch: values whose shape follows from the graph, or values with a shape. */
 export type Values = TypedArray | readonly number[] | { data: TypedArray | readonly number[]; dims: readonly number[] };
 
-/** An input or output of a graph; free sizes are the names of dimensions, or null. */
+/** An input or output of a graph; a dynamic axis is its name, or null. */
 export interface Port {
   name: string;
   type: string;
   shape: (number | string | null)[];
 }
 
-/** What went wrong, in one sentence. */
+/** An error with a one-sentence message. */
 export class OnnxTrainError extends Error {
   override name = "OnnxTrainError";
 }
@@ -65,24 +65,24 @@ const TYPES: ElementType[] = [
   [16, "bfloat16", "BF16", Uint16Array],
 ].map(([onnx, name, safetensors, array]) => ({ onnx, name, safetensors, array }) as ElementType);
 
-/** The element type that a field has a value of: its name, ONNX's number, or the name that safetensors has for it. */
+/** Look up an element type by its name, its number in ONNX, or its name in safetensors. */
 export function elementType(key: "name" | "onnx" | "safetensors", value: string | number): ElementType {
   const found = TYPES.find((type) => type[key] === value);
-  if (!found) throw new OnnxTrainError(`The element type ${value} is none that a step graph is fed with.`);
+  if (!found) throw new OnnxTrainError(`The element type ${value} is not supported in a step graph.`);
   return found;
 }
 
-/** An object of the same names, with other values. */
+/** Map the values of an object. */
 export function mapValues<From, To>(object: Record<string, From>, change: (value: From, name: string) => To): Record<string, To> {
   return Object.fromEntries(Object.entries(object).map(([name, value]) => [name, change(value, name)]));
 }
 
-/** An object of these names. */
+/** An object with these names as keys. */
 export function fromNames<To>(names: readonly string[], value: (name: string) => To): Record<string, To> {
   return Object.fromEntries(names.map((name) => [name, value(name)]));
 }
 
-/** A shape as messages have it. */
+/** Format a shape for messages. */
 export function shapeText(shape: readonly (number | string | null)[]): string {
   return `[${shape.map((size) => size ?? "any").join(", ")}]`;
 }
@@ -99,10 +99,10 @@ export function bytesOf(data: ArrayBufferView): Uint8Array {
   return new Uint8Array(data.buffer as ArrayBuffer, data.byteOffset, data.byteLength);
 }
 
-/** The elements that lie at the beginning of some bytes, copied. */
+/** Copy elements from the beginning of some bytes. */
 export function elements(type: string, bytes: Uint8Array): TypedArray {
   const { array } = elementType("name", type);
-  const copy = new Uint8Array(bytes); // slice() of a Buffer of Node would be a view
+  const copy = new Uint8Array(bytes); // slice() of a Node Buffer would be a view
   return new array(copy.buffer as ArrayBuffer, 0, copy.byteLength / array.BYTES_PER_ELEMENT);
 }
 
@@ -110,7 +110,7 @@ export function fitsShape(shape: Port["shape"], dims: readonly number[]): boolea
   return shape.length === dims.length && shape.every((size, axis) => typeof size !== "number" || size === dims[axis]);
 }
 
-/** A tensor from what the caller has, of the type and shape that an input needs. */
+/** Convert the caller's values to a tensor of the type and shape of an input. */
 export function toTensor(port: Port, values: Values): Tensor {
   const given = "dims" in values ? values.data : values;
   const dims = "dims" in values ? [...values.dims] : inferDims(port, given.length);
@@ -126,11 +126,11 @@ function inferDims(port: Port, length: number): number[] {
   const known = sizeOf(port.shape.filter((size) => typeof size === "number"));
   const free = port.shape.filter((size) => typeof size !== "number").length;
   if (free > 1) {
-    throw new OnnxTrainError(`'${port.name}' has ${free} free dimensions; give it as {data, dims}.`);
+    throw new OnnxTrainError(`'${port.name}' has ${free} dynamic axes; pass it as {data, dims}.`);
   }
   const rest = known === 0 ? 0 : length / known;
   if (!Number.isInteger(rest)) {
-    throw new OnnxTrainError(`'${port.name}' has ${length} values, which do not fill the shape ${shapeText(port.shape)}.`);
+    throw new OnnxTrainError(`'${port.name}' has ${length} values, which do not match the shape ${shapeText(port.shape)}.`);
   }
   return port.shape.map((size) => (typeof size === "number" ? size : rest));
 }
@@ -143,7 +143,7 @@ function converted(port: Port, given: TypedArray | readonly number[]): TypedArra
   for (let index = 0; index < given.length; index++) {
     const value = given[index]!;
     if (big && typeof value === "number" && !Number.isInteger(value)) {
-      throw new OnnxTrainError(`'${port.name}' needs whole numbers, but has ${value} at index ${index}.`);
+      throw new OnnxTrainError(`'${port.name}' needs integers, but has ${value} at index ${index}.`);
     }
     result[index] = (big ? BigInt(value) : Number(value)) as never;
   }
@@ -161,7 +161,7 @@ export function takeRows(tensor: Tensor, rows: ArrayLike<number>): Tensor {
   return result;
 }
 
-/** Tensors below one another: along the first axis. */
+/** Concatenate tensors along the first axis. */
 export function concatenate(tensors: Tensor[]): Tensor {
   const [first] = tensors;
   if (!first || tensors.length === 1) return first!;

@@ -1,9 +1,9 @@
 /**
  * Sessions on the WebAssembly of onnxruntime-web.
  *
- * The package's own interface copies every tensor into the runtime's memory and every result out of it, at each run. Here
- * the states lie in that memory for good: they are tensors that are inputs and outputs at once, or two that take turns.
- * What is called is the C interface that the WebAssembly exports for the package's own use.
+ * The package's public API copies every input into the runtime's memory, and every result out of it, at each run. Here
+ * the states stay in that memory: each is one tensor bound as input and output, or two that alternate. The functions are
+ * the C API that the WebAssembly exports for the package itself.
  */
 
 import type { Runtime, Session, StatePlan } from "./session.js";
@@ -11,14 +11,14 @@ import { bytesOf, elements, elementType, fitsShape, OnnxTrainError, sizeOf, type
 
 type Pointer = number;
 
-/** What is used of the Emscripten module. */
+/** The members of the Emscripten module that are used here. */
 interface Module {
   HEAPU8: Uint8Array;
   HEAPU32: Uint32Array;
   HEAP32: Int32Array;
   _malloc(bytes: number): Pointer;
-  _free(place: Pointer): void;
-  UTF8ToString(place: Pointer): string;
+  _free(address: Pointer): void;
+  UTF8ToString(address: Pointer): string;
   _OrtInit(threads: number, severity: number): number;
   _OrtGetLastError(code: Pointer, message: Pointer): number;
   _OrtCreateSessionOptions(...settings: (number | boolean)[]): Pointer;
@@ -26,10 +26,10 @@ interface Module {
   _OrtAddSessionConfigEntry(options: Pointer, key: Pointer, value: Pointer): number;
   _OrtCreateSession(model: Pointer, bytes: number, options: Pointer): Pointer | Promise<Pointer>;
   _OrtReleaseSession(session: Pointer): number;
-  _OrtCreateTensor(type: number, data: Pointer, bytes: number, dims: Pointer, rank: number, place: number): Pointer;
+  _OrtCreateTensor(type: number, data: Pointer, bytes: number, dims: Pointer, rank: number, location: number): Pointer;
   _OrtGetTensorData(tensor: Pointer, type: Pointer, data: Pointer, dims: Pointer, rank: Pointer): number;
   _OrtReleaseTensor(tensor: Pointer): number;
-  _OrtFree(place: Pointer): number;
+  _OrtFree(address: Pointer): number;
   _OrtRun(
     session: Pointer,
     inputNames: Pointer,
@@ -50,10 +50,10 @@ const ALL_OPTIMIZATIONS = 99;
 const loaded = new Map<string, Promise<WasmRuntime>>();
 
 /**
- * The runtime whose files lie in a folder: the `dist` of onnxruntime-web.
+ * Load the runtime from a folder: the `dist` of onnxruntime-web.
  *
  * @param folder - URL of the folder.
- * @param threads - Threads within an operator; more than one needs a page that is isolated from other origins.
+ * @param threads - Intra-op threads; more than one requires a cross-origin isolated page.
  */
 export async function wasmRuntime(folder: string, threads?: number): Promise<WasmRuntime> {
   if (threads! > 1 && !globalThis.crossOriginIsolated) {
@@ -82,34 +82,34 @@ async function start(base: string, numThreads: number): Promise<WasmRuntime> {
   return runtime;
 }
 
-/** The module and what is done with its memory. */
+/** The module, with access to its memory. */
 export class WasmRuntime implements Runtime {
   constructor(readonly module: Module) {}
 
   async open(model: Uint8Array): Promise<Session> {
     const { module } = this;
     const options = module._OrtCreateSessionOptions(ALL_OPTIMIZATIONS, true, true, 0, false, 0, 0, ERRORS, 0, 0);
-    const places: Pointer[] = [];
+    const addresses: Pointer[] = [];
     try {
-      for (const text of ["optimization.disable_specified_optimizers", "EliminateDropout"]) places.push(this.text(text));
-      this.check(module._OrtAddSessionConfigEntry(options, places[0]!, places[1]!));
-      const place = this.put(model);
-      places.push(place);
-      const session = await module._OrtCreateSession(place, model.length, options);
+      for (const text of ["optimization.disable_specified_optimizers", "EliminateDropout"]) addresses.push(this.text(text));
+      this.check(module._OrtAddSessionConfigEntry(options, addresses[0]!, addresses[1]!));
+      const address = this.put(model);
+      addresses.push(address);
+      const session = await module._OrtCreateSession(address, model.length, options);
       if (!session) this.fail();
       return new WasmSession(this, session);
     } finally {
-      places.forEach((place) => module._free(place));
+      addresses.forEach((address) => module._free(address));
       module._OrtReleaseSessionOptions(options);
     }
   }
 
-  /** Bytes in the runtime's memory. */
+  /** Copy bytes into the runtime's memory. */
   put(bytes: Uint8Array): Pointer {
-    const place = this.module._malloc(Math.max(bytes.length, 1));
-    if (!place) throw new OnnxTrainError(`The runtime has no memory left for ${bytes.length} bytes.`);
-    this.module.HEAPU8.set(bytes, place);
-    return place;
+    const address = this.module._malloc(Math.max(bytes.length, 1));
+    if (!address) throw new OnnxTrainError(`The runtime is out of memory for ${bytes.length} bytes.`);
+    this.module.HEAPU8.set(bytes, address);
+    return address;
   }
 
   text(text: string): Pointer {
@@ -120,8 +120,8 @@ export class WasmRuntime implements Runtime {
     return this.put(bytesOf(Uint32Array.from(words)));
   }
 
-  word(place: Pointer): number {
-    return this.module.HEAPU32[place / 4]!;
+  word(address: Pointer): number {
+    return this.module.HEAPU32[address / 4]!;
   }
 
   check(code: number): void {
@@ -129,10 +129,10 @@ export class WasmRuntime implements Runtime {
   }
 
   fail(): never {
-    const place = this.words([0, 0]);
-    this.module._OrtGetLastError(place, place + 4);
-    const message = this.word(place + 4);
-    this.module._free(place);
+    const address = this.words([0, 0]);
+    this.module._OrtGetLastError(address, address + 4);
+    const message = this.word(address + 4);
+    this.module._free(address);
     throw new OnnxTrainError(`ONNX Runtime: ${message ? this.module.UTF8ToString(message) : "it failed"}`);
   }
 }
@@ -140,7 +140,7 @@ export class WasmRuntime implements Runtime {
 /** A tensor in the runtime's memory. */
 class Held {
   readonly bytes: number;
-  readonly place: Pointer;
+  readonly address: Pointer;
   readonly handle: Pointer;
 
   constructor(
@@ -150,12 +150,12 @@ class Held {
   ) {
     const { onnx, array } = elementType("name", type);
     this.bytes = sizeOf(dims) * array.BYTES_PER_ELEMENT;
-    this.place = runtime.put(new Uint8Array(this.bytes));
+    this.address = runtime.put(new Uint8Array(this.bytes));
     const shape = runtime.words(dims);
-    this.handle = runtime.module._OrtCreateTensor(onnx, this.place, this.bytes, shape, dims.length, ON_CPU);
+    this.handle = runtime.module._OrtCreateTensor(onnx, this.address, this.bytes, shape, dims.length, ON_CPU);
     runtime.module._free(shape);
     if (!this.handle) {
-      runtime.module._free(this.place);
+      runtime.module._free(this.address);
       runtime.fail();
     }
   }
@@ -165,18 +165,18 @@ class Held {
   }
 
   set({ data }: Tensor): this {
-    this.runtime.module.HEAPU8.set(bytesOf(data), this.place);
+    this.runtime.module.HEAPU8.set(bytesOf(data), this.address);
     return this;
   }
 
   get(): Tensor {
-    const bytes = this.runtime.module.HEAPU8.subarray(this.place, this.place + this.bytes);
+    const bytes = this.runtime.module.HEAPU8.subarray(this.address, this.address + this.bytes);
     return { type: this.type, dims: this.dims, data: elements(this.type, bytes) };
   }
 
   release(): void {
     this.runtime.module._OrtReleaseTensor(this.handle);
-    this.runtime.module._free(this.place);
+    this.runtime.module._free(this.address);
   }
 }
 
@@ -184,7 +184,7 @@ class WasmSession implements Session {
   private readonly names = new Map<string, Pointer>();
   private readonly feeds = new Map<string, Held>();
   private readonly states = new Map<string, [Held, Held]>();
-  private readonly held = new Set<Held>(); // all that closing frees
+  private readonly held = new Set<Held>(); // freed on close
   private outputs: [name: string, output: string][] = [];
   private inputs: string[] = [];
   private loss: { name: string; held: Held } | undefined;
@@ -230,7 +230,7 @@ class WasmSession implements Session {
 
   async close(): Promise<void> {
     this.held.forEach((tensor) => tensor.release());
-    this.names.forEach((place) => this.runtime.module._free(place));
+    this.names.forEach((address) => this.runtime.module._free(address));
     this.runtime.module._OrtReleaseSession(this.session);
   }
 
@@ -245,12 +245,12 @@ class WasmSession implements Session {
   }
 
   private name(name: string): Pointer {
-    let place = this.names.get(name);
-    if (!place) this.names.set(name, (place = this.runtime.text(name)));
-    return place;
+    let address = this.names.get(name);
+    if (!address) this.names.set(name, (address = this.runtime.text(name)));
+    return address;
   }
 
-  /** A feed in the runtime's memory; its place stays while its shape does. */
+  /** A feed in the runtime's memory, reused while its shape stays the same. */
   private feed(name: string, tensor: Tensor): Pointer {
     let held = this.feeds.get(name);
     if (!held?.fits(tensor)) {
@@ -260,7 +260,7 @@ class WasmSession implements Session {
     return held.set(tensor).handle;
   }
 
-  /** Run with these outputs: tensors to write into, or 0 for new ones. Returns the tensors. */
+  /** Run with these outputs: tensors to write to, or 0 to allocate them. Returns the tensors. */
   private async call(feeds: Tensors, outputs: readonly [string, Pointer][]): Promise<Pointer[]> {
     const { runtime } = this;
     const { module } = runtime;
@@ -281,21 +281,21 @@ class WasmSession implements Session {
     }
   }
 
-  /** A copy of a tensor that the runtime made, which is released. */
+  /** Copy a tensor allocated by the runtime and release it. */
   private taken(handle: Pointer): Tensor {
     const { runtime } = this;
     const { module } = runtime;
-    const place = runtime.words([0, 0, 0, 0]);
+    const address = runtime.words([0, 0, 0, 0]);
     try {
-      runtime.check(module._OrtGetTensorData(handle, place, place + 4, place + 8, place + 12));
-      const [type, data, shape, rank] = [0, 4, 8, 12].map((offset) => runtime.word(place + offset)) as [number, Pointer, Pointer, number];
+      runtime.check(module._OrtGetTensorData(handle, address, address + 4, address + 8, address + 12));
+      const [type, data, shape, rank] = [0, 4, 8, 12].map((offset) => runtime.word(address + offset)) as [number, Pointer, Pointer, number];
       const dims = Array.from({ length: rank }, (_, axis) => runtime.word(shape + 4 * axis));
       module._OrtFree(shape);
       const { name, array } = elementType("onnx", type);
       const bytes = module.HEAPU8.subarray(data, data + sizeOf(dims) * array.BYTES_PER_ELEMENT);
       return { type: name, dims, data: elements(name, bytes) };
     } finally {
-      module._free(place);
+      module._free(address);
       module._OrtReleaseTensor(handle);
     }
   }

@@ -1,4 +1,4 @@
-/** The program of the worker: an engine that is called by messages. */
+/** The worker's program: an engine called by messages. */
 
 import { type Answer, type Call, type Engine, type EngineSettings, LocalEngine } from "./engine.js";
 

@@ -1,4 +1,4 @@
-/** Starts the browser that is installed, headless. */
+/** Start the installed browser headless. */
 
 import { chromium } from "playwright-core";
 
@@ -7,7 +7,7 @@ export function launch(executable, ...more) {
   return chromium.launch({ executablePath: executable, args: ["--no-sandbox", "--disable-dev-shm-usage", ...more] });
 }
 
-/** A page whose errors are kept. */
+/** Open a page and record its errors. */
 export async function open(browser, url) {
   const page = await browser.newPage({ viewport: { width: 900, height: 760 } });
   const errors = [];

@@ -1,4 +1,4 @@
-/** Runs a program of the documentation in a page: node docs.mjs BROWSER FOLDER PROGRAM; prints what it finds at its end. */
+/** Run a program of the documentation in a page and print its result: node docs.mjs BROWSER FOLDER PROGRAM. */
 
 import { readFileSync } from "node:fs";
 import { dirname } from "node:path";

@@ -3,7 +3,7 @@
  *
  *   node draw.mjs BROWSER PAGE PICTURES
  *
- * Prints as JSON what was recognized, what the page said, and the errors; the downloaded model goes to PICTURES.
+ * Prints the recognized digits, the page's status and the errors as JSON; screenshots and the model go to PICTURES.
  */
 
 import { writeFileSync } from "node:fs";
@@ -29,7 +29,7 @@ const DIGITS = [
   [[72, 40, 50, 50, 30, 38, 32, 16, 55, 10, 72, 22, 72, 40, 64, 90]],
 ];
 
-/** Moved a little, turned a little: nobody draws the same digit twice. */
+/** Shift and rotate a little: nobody draws the same digit twice. */
 function strokes(digit, variant) {
   const [angle, dx, dy, scale] = [
     [0, 0, 0, 1],
@@ -74,7 +74,7 @@ try {
   await draw(page, 3, 3);
   await page.screenshot({ path: join(pictures, "before.png") });
   await page.getByRole("button", { name: "Train" }).click();
-  // The page stays alive while its worker trains.
+  // The page stays responsive while its worker trains.
   const frames = await page.evaluate(
     () =>
       new Promise((resolve) => {
@@ -102,8 +102,8 @@ try {
   await until(page, "Kept");
   await page.reload();
   await until(page, "Ready");
-  await page.getByRole("button", { name: "Go on" }).click();
-  await until(page, "Going on");
+  await page.getByRole("button", { name: "Resume" }).click();
+  await until(page, "Resumed");
   console.log(JSON.stringify({ recognized, trained, frames, errors }));
 } finally {
   await browser.close();

@@ -3,7 +3,7 @@
  *
  *   node federated.mjs BROWSER URL EXAMPLES...
  *
- * Prints as JSON what each page said at its end, its table, and the errors.
+ * Prints each page's final status, its table and the errors as JSON.
  */
 
 import { launch, open } from "./browser.mjs";

@@ -3,7 +3,7 @@
  *
  *   node federated_token.mjs BROWSER URL TOKENS...
  *
- * Prints as JSON what the page said before the first and after each.
+ * Prints the page's status before the first token and after each as JSON.
  */
 
 import { launch, open } from "./browser.mjs";

@@ -1,4 +1,4 @@
-/** The parts that need no runtime: safetensors, models, orders, tensors. */
+/** Tests that need no runtime: safetensors, models, shuffling, tensors. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -15,13 +15,13 @@ const TENSORS = {
   none: { type: "float64", dims: [0, 4], data: new Float64Array() },
 };
 
-test("safetensors come back as they were written", () => {
+test("safetensors survive a round trip", () => {
   const file = writeSafetensors(TENSORS);
   assert.deepEqual(readSafetensors(file), TENSORS);
   assert.deepEqual(readSafetensors(Buffer.concat([Buffer.from("xyz"), file]).subarray(3)), TENSORS, "at an odd address");
 });
 
-test("what is no safetensors file is refused", () => {
+test("rejects files that are not safetensors", () => {
   const file = writeSafetensors(TENSORS);
   const header = (text) => {
     const bytes = new TextEncoder().encode(text);
@@ -37,10 +37,10 @@ test("what is no safetensors file is refused", () => {
   const wrong = header('{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}');
   assert.throws(() => readSafetensors(new Uint8Array([...wrong, 0, 0, 0, 0])), /'x' lies outside of it/);
   const odd = header('{"x":{"dtype":"C64","shape":[],"data_offsets":[0,0]}}');
-  assert.throws(() => readSafetensors(odd), /element type C64 is none/);
+  assert.throws(() => readSafetensors(odd), /element type C64 is not supported/);
 });
 
-/** Protocol buffers by hand: a field of bytes, and a number. */
+/** Encode Protocol Buffers fields: bytes, and an integer. */
 const field = (number, content) => [(number << 3) | 2, ...varint(content.length), ...content];
 const number = (field, value) => [field << 3, ...varint(value)];
 const varint = (value) => (value < 128 ? [value] : [(value & 127) | 128, ...varint(Math.floor(value / 128))]);
@@ -69,7 +69,7 @@ const packed = [...number(1, 2), ...number(2, 1), ...field(4, floats(1, 2)), ...
 const unpacked = [...number(2, 1), ...floats(1, 2).flatMap((byte, index) => (index % 4 ? [byte] : [(4 << 3) | 5, byte])), ...field(8, text("w"))];
 const weight = (...values) => ({ w: { type: "float32", dims: [2], data: Float32Array.from(values) } });
 
-test("ports and metadata are read", () => {
+test("reads inputs, outputs and metadata", () => {
   const info = readModel(model(raw));
   assert.deepEqual(info.inputs, [{ name: "x", type: "float32", shape: ["N", null, 300] }]);
   assert.deepEqual(info.outputs, [{ name: "y", type: "int64", shape: [] }]);
@@ -77,7 +77,7 @@ test("ports and metadata are read", () => {
 });
 
 for (const [name, tensor] of Object.entries({ raw, packed, unpacked })) {
-  test(`weights are written where they stand: ${name}`, () => {
+  test(`overwrites weights in place: ${name}`, () => {
     const before = model(tensor);
     const copy = before.slice();
     const after = patchWeights(before, weight(3, 4));
@@ -90,20 +90,20 @@ for (const [name, tensor] of Object.entries({ raw, packed, unpacked })) {
   });
 }
 
-test("weights that do not fit are refused", () => {
+test("rejects weights that do not match", () => {
   const wide = { w: { type: "float64", dims: [2], data: new Float64Array(2) } };
   assert.throws(() => patchWeights(model(raw), wide), /'w' is float32 in the model and float64 in training/);
   const long = { w: { type: "float32", dims: [3], data: new Float32Array(3) } };
   assert.throws(() => patchWeights(model(raw), long), /'w' has 8 bytes in the model and 12 in training/);
   const external = [...number(2, 1), ...field(8, text("w")), ...number(14, 1)];
-  assert.throws(() => patchWeights(model(external), weight(1, 2)), /lies in a data file.*with onnxtrain import-states/);
-  assert.throws(() => patchWeights(model(raw), { v: weight(1, 2).w }), /'v' is no initializer of the model; save a checkpoint/);
-  assert.throws(() => readModel(Uint8Array.of(1 << 3, 200)), /ends within a field/);
-  assert.throws(() => readModel(Uint8Array.of((7 << 3) | 2, 9)), /reaches over its end/);
-  assert.throws(() => readModel(new Uint8Array()), /no ONNX model/);
+  assert.throws(() => patchWeights(model(external), weight(1, 2)), /is in an external data file.*with onnxtrain import-states/);
+  assert.throws(() => patchWeights(model(raw), { v: weight(1, 2).w }), /'v' is not an initializer of the model; save a checkpoint/);
+  assert.throws(() => readModel(Uint8Array.of(1 << 3, 200)), /truncated within a field/);
+  assert.throws(() => readModel(Uint8Array.of((7 << 3) | 2, 9)), /extends beyond its end/);
+  assert.throws(() => readModel(new Uint8Array()), /not an ONNX model/);
 });
 
-test("orders follow from the seed and have every number once", () => {
+test("shuffling is a seeded permutation", () => {
   const order = permutation(1000, generator(3));
   assert.deepEqual([...order].sort((a, b) => a - b), Array.from({ length: 1000 }, (_, index) => index));
   assert.deepEqual(permutation(1000, generator(3)), order);
@@ -118,17 +118,17 @@ test("orders follow from the seed and have every number once", () => {
   for (const count of counts.values()) assert.ok(Math.abs(count - 1000) < 150, `${count} of 1000`);
 });
 
-test("batches get the type and shape of their input", () => {
+test("converts batches to the type and shape of their input", () => {
   const image = { name: "image", type: "float32", shape: ["N", 2, 2] };
   assert.deepEqual(toTensor(image, [1, 2, 3, 4]).dims, [1, 2, 2]);
   assert.deepEqual(toTensor({ name: "t", type: "int64", shape: ["N"] }, [1, 2]).data, BigInt64Array.of(1n, 2n));
-  assert.throws(() => toTensor(image, [1, 2, 3]), /'image' has 3 values, which do not fill the shape \[N, 2, 2\]/);
-  assert.throws(() => toTensor({ name: "t", type: "int64", shape: ["N"] }, [0.5]), /needs whole numbers, but has 0.5 at index 0/);
-  assert.throws(() => toTensor({ ...image, shape: ["N", "T"] }, [1]), /2 free dimensions; give it as \{data, dims\}/);
+  assert.throws(() => toTensor(image, [1, 2, 3]), /'image' has 3 values, which do not match the shape \[N, 2, 2\]/);
+  assert.throws(() => toTensor({ name: "t", type: "int64", shape: ["N"] }, [0.5]), /needs integers, but has 0.5 at index 0/);
+  assert.throws(() => toTensor({ ...image, shape: ["N", "T"] }, [1]), /2 dynamic axes; pass it as \{data, dims\}/);
   assert.throws(() => toTensor(image, { data: [1], dims: [1, 1, 1] }), /shape \[1, 1, 1\], but the graph needs \[N, 2, 2\]/);
 });
 
-test("rows are taken and put together", () => {
+test("selects and concatenates rows", () => {
   const tensor = TENSORS["layer.weight"];
   const rows = takeRows(tensor, [1, 0, 1]);
   assert.deepEqual(rows, { type: "float32", dims: [3, 3], data: Float32Array.of(4, 5, 6, 1, 2, 3, 4, 5, 6) });

@@ -1,5 +1,5 @@
 /**
- * Memory of trainings that are loaded and closed:
+ * Memory after trainings are loaded and closed:
  *
  *   ONNXTRAIN_CASE=FOLDER node --test test/memory.test.mjs
  *
@@ -23,7 +23,7 @@ const batch = readSafetensors(read("batch.safetensors"));
 const files = { graph, states, model, runtime: DIST };
 const { module } = await wasmRuntime(DIST);
 
-/** The heap's size after each cycle of some work; it must not grow once it has settled. */
+/** Heap size after each cycle of some work; it must not grow once it has settled. */
 async function staysSmall(work) {
   const sizes = [];
   for (let cycle = 0; cycle < CYCLES; cycle++) {
@@ -33,7 +33,7 @@ async function staysSmall(work) {
   assert.equal(sizes.at(-1), sizes[SETTLED], `bytes after each cycle: ${sizes.join(", ")}`);
 }
 
-test("trainings that are closed leave nothing", async () => {
+test("closed trainings free their memory", async () => {
   await staysSmall(async () => {
     const training = await StepGraph.load(files);
     assert.ok(Number.isFinite(await training.step(batch, { learningRate: 0.01 })));
@@ -44,9 +44,9 @@ test("trainings that are closed leave nothing", async () => {
   });
 });
 
-test("trainings that are closed at once leave nothing", () => staysSmall(async () => (await StepGraph.load(files)).close()));
+test("trainings closed at once free their memory", () => staysSmall(async () => (await StepGraph.load(files)).close()));
 
-test("trainings that end with an error leave nothing", async () => {
+test("failed trainings free their memory", async () => {
   await staysSmall(async () => {
     const training = await StepGraph.load(files);
     await assert.rejects(training.step({}, { learningRate: 0.01 }), /is missing/);
@@ -60,15 +60,15 @@ for (const [what, spoilt, message] of [
   ["a model", { model: ROTTEN }, /The file is no ONNX model/],
   ["states", { states: states.subarray(0, states.length - 8) }, /safetensors/],
 ]) {
-  test(`${what} that cannot be read leaves nothing`, () => staysSmall(() => assert.rejects(StepGraph.load({ ...files, ...spoilt }), message)));
+  test(`a load that fails for its ${what} frees its memory`, () => staysSmall(() => assert.rejects(StepGraph.load({ ...files, ...spoilt }), message)));
 }
 
-test("a graph that the runtime refuses leaves nothing", async () => {
+test("a graph that the runtime rejects frees its memory", async () => {
   const runtime = new WasmRuntime(module);
   await staysSmall(() => assert.rejects(runtime.open(new Uint8Array(2 ** 20)), /ONNX Runtime: /));
 });
 
-test("states that cannot be held close their session", async () => {
+test("a failure to allocate states closes the session", async () => {
   const runtime = new WasmRuntime(module);
   const plan = { outputs: {}, inPlace: new Set(), loss: { name: "loss", type: "float32", shape: [] } };
   await staysSmall(async () => {
@@ -79,7 +79,7 @@ test("states that cannot be held close their session", async () => {
   });
 });
 
-test("a training is closed once, and used no more", async () => {
+test("a closed training rejects calls", async () => {
   const training = await StepGraph.load(files);
   await Promise.all([training.close(), training.close()]);
   for (const use of [() => training.step(batch, { learningRate: 0.01 }), () => training.predict(batch), () => training.weights()]) {
@@ -87,7 +87,7 @@ test("a training is closed once, and used no more", async () => {
   }
 });
 
-test("tensors on a device are freed with their training", async () => {
+test("device tensors are freed with their training", async () => {
   let alive = 0;
   class Tensor {
     constructor(type, data, dims) {

@@ -1,4 +1,4 @@
-/** A server of local folders for tests: paths by the first name in them. */
+/** A test server of local folders, selected by the first component of the path. */
 
 import { createReadStream, statSync } from "node:fs";
 import { createServer } from "node:http";
@@ -14,7 +14,7 @@ const TYPES = {
 
 /**
  * @param {Record<string, string>} folders - Folders by the name under which they are served; "" is the root.
- * @param {boolean} isolated - Whether pages are isolated from other origins, as threads need it.
+ * @param {boolean} isolated - Whether pages are cross-origin isolated, as threads require.
  */
 export async function serve(folders, { isolated = false, blank = "" } = {}) {
   const server = createServer((request, response) => {

@@ -4,8 +4,8 @@
  *   node start.mjs BROWSER FOLDER PAGES isolated|plain [THREADS]
  *
  * Prints as JSON, for each page, milliseconds of `StepGraph.load` and of the first step (all files come from this machine),
- * the processor's time of the page's own thread in both, its workers, whether it is isolated from other origins, and the losses of
- * some steps.
+ * the CPU time of the page's own thread in both, its workers, whether it is cross-origin isolated, and the losses of some
+ * steps.
  */
 
 import { dirname } from "node:path";
@@ -21,7 +21,7 @@ const server = await serve(
 );
 const browser = await launch(executable);
 
-/** Milliseconds that the page's own thread has computed so far. */
+/** CPU milliseconds of the page's own thread. */
 async function computed(session) {
   const { metrics } = await session.send("Performance.getMetrics");
   return 1000 * metrics.find(({ name }) => name === "TaskDuration").value;

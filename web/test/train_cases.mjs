@@ -3,7 +3,7 @@
  *
  *   node train_cases.mjs BROWSER FOLDER RUNTIME STEPS NAME=LEARNING_RATE...
  *
- * RUNTIME is "wasm", "worker" (the same in a worker), "package" (the public interface) or "webgpu".
+ * RUNTIME is "wasm", "worker" (the same in a worker), "package" (the public API) or "webgpu".
  */
 
 import { dirname } from "node:path";

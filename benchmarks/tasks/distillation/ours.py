@@ -1,4 +1,4 @@
-"""A small network learns the digits from 300 labels and from what a larger one, trained on more, says about them."""
+"""Distil a larger network into a small one, on 300 labelled digits."""
 
 from sklearn.datasets import load_digits
 

@@ -1,4 +1,4 @@
-"""A small network learns the digits from labels and from a larger one with Keras."""
+"""Distil a larger network into a small one with Keras."""
 
 import keras
 from keras.distillation import Distiller, LogitsDistillation
@@ -13,7 +13,7 @@ teacher.compile(keras.optimizers.Adam(0.003), loss, metrics=["accuracy"])
 teacher.fit(x[:1200], y[:1200], epochs=20, verbose=0)
 
 student = keras.Sequential([keras.Input((64,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(10)])
-# An object: Keras 3.15 takes the divergence of the logits themselves where the loss is the text "kl_divergence".
+# An object: with the string "kl_divergence" Keras 3.15 applies the divergence to the logits themselves.
 told = LogitsDistillation(temperature=3.0, loss=keras.losses.KLDivergence())
 distiller = Distiller(teacher, student, distillation_losses=told, student_loss_weight=0.1)
 distiller.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])

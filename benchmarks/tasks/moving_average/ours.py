@@ -1,4 +1,4 @@
-"""Train at a high rate, and keep the moving average of the weights, which is what validation measures."""
+"""Train at a high learning rate with a moving average of the weights, which validation uses."""
 
 from sklearn.datasets import load_digits
 

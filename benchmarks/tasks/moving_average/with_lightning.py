@@ -1,4 +1,4 @@
-"""Train at a high rate, and keep the moving average of the weights, with PyTorch Lightning."""
+"""Train at a high learning rate with a moving average of the weights, in PyTorch Lightning."""
 
 import lightning
 import torch

@@ -1,4 +1,4 @@
-"""Answer five questions of yes or no about each example."""
+"""Multi-label classification: five yes-or-no questions per example."""
 
 from sklearn.datasets import make_multilabel_classification
 

@@ -1,4 +1,4 @@
-"""Answer five questions of yes or no with Keras."""
+"""Multi-label classification with Keras."""
 
 import keras
 from sklearn.datasets import make_multilabel_classification

@@ -14,7 +14,7 @@ def sequences(count: int = 320) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gpt2() -> GPT2LMHeadModel:
-    """A GPT-2 of two layers, without dropout, so that both begin and go the same way."""
+    """A GPT-2 of two layers without dropout, so that both sides train identically."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 30, "n_positions": 12, "n_embd": 32, "n_layer": 2, "n_head": 2}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -34,7 +34,7 @@ class _Logits(torch.nn.Module):
 
 
 def gpt2_file() -> str:
-    """The same as an ONNX file, of which somebody begins who has no PyTorch."""
+    """The same as an ONNX file, the starting point without PyTorch."""
     tokens, mask = (torch.tensor(array[:2]) for array in sequences())
     axes = {"input_ids": {0: "batch"}, "attention_mask": {0: "batch"}}
     names = {"input_names": list(axes), "output_names": ["logits"], "dynamic_axes": axes}

@@ -1,4 +1,4 @@
-"""Train a language model on the next token; padding does not count."""
+"""Train a language model on the next token, ignoring padding."""
 
 import numpy as np
 

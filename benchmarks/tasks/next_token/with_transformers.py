@@ -1,4 +1,4 @@
-"""Train a language model on the next token with the trainer of Hugging Face; padding does not count."""
+"""Train a language model on the next token with Hugging Face's Trainer, ignoring padding."""
 
 import math
 

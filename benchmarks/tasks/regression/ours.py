@@ -1,4 +1,4 @@
-"""Predict the course of an illness: a DataFrame with a column of numbers."""
+"""Predict disease progression: regression on a DataFrame."""
 
 from sklearn.datasets import load_diabetes
 

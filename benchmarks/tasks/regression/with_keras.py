@@ -1,4 +1,4 @@
-"""Predict the course of an illness with Keras."""
+"""Predict disease progression with Keras."""
 
 import keras
 from sklearn.datasets import load_diabetes

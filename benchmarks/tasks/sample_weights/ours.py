@@ -1,4 +1,4 @@
-"""Find illness with examples of different weight: the rare class counts three times."""
+"""Diagnose with sample weights: the rare class counts three times."""
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer

@@ -1,4 +1,4 @@
-"""Find illness with examples of different weight with Keras."""
+"""Diagnose with sample weights in Keras."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Sentences of tokens: class 1 where a token of joy stands in them; and a small BERT with random weights."""
+"""Token sequences, class 1 if a positive token occurs; and a small BERT with random weights."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ def sentences(count: int = 500) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def bert() -> BertForSequenceClassification:
-    """A BERT of two layers, without dropout, so that both begin and go the same way."""
+    """A BERT of two layers without dropout, so that both sides train identically."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     sizes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

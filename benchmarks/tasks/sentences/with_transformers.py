@@ -1,4 +1,4 @@
-"""Fine-tune BERT for sentences with the trainer of Hugging Face."""
+"""Fine-tune BERT for sentences with Hugging Face's Trainer."""
 
 import numpy as np
 from transformers import Trainer, TrainingArguments
@@ -26,7 +26,7 @@ arguments = TrainingArguments(
 
 
 def accuracy(predictions):
-    """The share of right answers."""
+    """Accuracy of predictions."""
     return {"accuracy": float(np.mean(predictions.predictions.argmax(-1) == predictions.label_ids))}
 
 

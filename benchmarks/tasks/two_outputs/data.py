@@ -1,4 +1,4 @@
-"""The digits, how much ink each takes, and a model file of two outputs."""
+"""The digits, their brightness, and a model file with two outputs."""
 
 import numpy as np
 import onnx
@@ -9,14 +9,14 @@ import onnxtrain
 
 
 def digits_and_ink():
-    """Pictures [N, 64], which digit each shows, and how far its brightness is from the mean, in deviations."""
+    """Images [N, 64], their digits, and their standardized brightness."""
     x, y = load_digits(return_X_y=True)
     ink = x.mean(1, keepdims=True)
     return x / 16, y, (ink - ink.mean()) / ink.std()
 
 
 def write_model(path):
-    """A perceptron with a common hidden layer, and the outputs ``digit`` [N, 10] and ``ink`` [N, 1]."""
+    """A perceptron with a shared hidden layer and the outputs ``digit`` [N, 10] and ``ink`` [N, 1]."""
     model = onnxtrain.examples.mlp((64, 64, 10))
     graph = model.graph
     graph.node[-1].output[0] = graph.output[0].name = "digit"

@@ -1,4 +1,4 @@
-"""Read a digit and say how much ink it takes: two outputs, whose losses have weights."""
+"""Classify a digit and predict its brightness: two outputs with weighted losses."""
 
 import onnxtrain
 from data import digits_and_ink, write_model

@@ -1,4 +1,4 @@
-"""Read a digit and say how much ink it takes with Keras."""
+"""Classify a digit and predict its brightness with Keras."""
 
 import keras
 

@@ -1,4 +1,4 @@
-// AdamW of domain onnxtrain: weight decay beside the step, bias correction and epsilon as PyTorch has them.
+// AdamW of domain onnxtrain: decoupled weight decay; bias correction and epsilon as in PyTorch.
 #pragma once
 
 #include <cmath>

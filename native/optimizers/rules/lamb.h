@@ -1,5 +1,5 @@
-// LAMB of domain onnxtrain: the step of AdamW, scaled to the size of the weights of its tensor. An update needs the
-// tensor's norms first, so that this rule runs in two passes: both compute the step, the first for its norm.
+// LAMB of domain onnxtrain: the step of AdamW, scaled by the norm of the weights of its tensor. An update needs the
+// tensor's norms first, so this rule runs in two passes: both compute the step, the first only for its norm.
 #pragma once
 
 #include <cmath>
@@ -34,7 +34,7 @@ struct Rule {
   struct Scalars {
     T scale, alpha, one_minus_alpha, beta, one_minus_beta, epsilon, weight_decay;
 
-    // Each number rounded once.
+    // Each value is rounded once.
     template <typename Narrow>
     Scalars<Narrow> as() const {
       return {static_cast<Narrow>(scale),         static_cast<Narrow>(alpha),
@@ -48,7 +48,7 @@ struct Rule {
     double weights = 0.0, steps = 0.0;
   };
 
-  // What a kernel is told: `squares` is where the first pass adds to, `rate` what the second one multiplies with.
+  // Kernel arguments: the first pass adds to `squares`, the second one multiplies by `rate`.
   struct Told {
     Scalars<double> scalars;
     Squares* squares;
@@ -67,7 +67,7 @@ struct Rule {
             .weight_decay = attributes.weight_decay};
   }
 
-  // The step of one element, without the learning rate; v and h become the new ones.
+  // The step of one element without the learning rate; updates v and h.
   template <typename T>
   ONNXTRAIN_ANYWHERE static T step(const Scalars<T>& s, T x, T g, T& v, T& h) {
     v = s.alpha * v + s.one_minus_alpha * g;
@@ -82,7 +82,7 @@ struct Rule {
     x = x - rate * taken;
   }
 
-  // What the learning rate of a tensor is multiplied with.
+  // The trust ratio: factor of a tensor's learning rate.
   ONNXTRAIN_ANYWHERE static double trust(const Squares& sums) {
     const double weights = std::sqrt(sums.weights), steps = std::sqrt(sums.steps);
     return weights * steps > 0.0 ? weights / steps : 1.0;
@@ -149,7 +149,7 @@ struct Rule {
         T v = V[begin + i], h = H[begin + i];
         taken[i] = step(s, X[begin + i], G[begin + i], v, h);
       }
-      told.squares->weights += squares(X + begin, n);  // part by part, however many a call has
+      told.squares->weights += squares(X + begin, n);  // chunk by chunk, however many a call has
       told.squares->steps += squares(taken, n);
     }
   }

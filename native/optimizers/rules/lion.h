@@ -1,4 +1,4 @@
-// Lion of domain onnxtrain: steps of one size, along the sign of an averaged gradient.
+// Lion of domain onnxtrain: steps of fixed size along the sign of an averaged gradient.
 #pragma once
 
 #include "optimizers/rule.h"

@@ -1,4 +1,4 @@
-// Momentum of ai.onnx.preview.training, standard and Nesterov's, in the order of operations of its operator page.
+// Momentum of ai.onnx.preview.training, standard and Nesterov, in the order of operations of its operator page.
 #pragma once
 
 #include "optimizers/rule.h"

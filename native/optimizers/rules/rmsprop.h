@@ -1,4 +1,4 @@
-// RMSprop of domain onnxtrain, as PyTorch has it where it is not centred.
+// RMSprop of domain onnxtrain, as in PyTorch without `centered`.
 #pragma once
 
 #include "optimizers/rule.h"

@@ -1,4 +1,4 @@
-// SGD of domain onnxtrain: plain, with momentum, and Nesterov's, as PyTorch has them.
+// SGD of domain onnxtrain: plain, with momentum, and Nesterov, as in PyTorch.
 #pragma once
 
 #include "optimizers/rule.h"

@@ -1,5 +1,5 @@
-// SSGD of domain onnxtrain: descent whose steps grow with the size of a weight within its layer. An update needs the
-// layer's sum of w^2 first, so that this rule runs in two passes.
+// SSGD of domain onnxtrain: descent whose steps grow with the magnitude of a weight within its layer. An update needs
+// the layer's sum of w^2 first, so this rule runs in two passes.
 #pragma once
 
 #include <cmath>
@@ -50,7 +50,7 @@ struct Rule {
   static const char* states(const Attributes& attributes) { return attributes.alpha > 0.0 ? "V" : ""; }
 
   static void check(const Attributes& attributes) {
-    // Written so that NaN is refused too.
+    // Written so that NaN is rejected too.
     if (attributes.measure == kPNorm) {
       if (!(attributes.p > 0.0 && attributes.p <= (attributes.reweighting == kL1 ? 1.0 : 2.0))) {
         refuse("p", attributes.p,
@@ -126,7 +126,7 @@ struct Rule {
     return measure;
   }
 
-  // The constant that the kernels leave out of h: h(z) = factor * relative h(z).
+  // Constant factor that the kernels omit from h: h(z) = factor * relative h(z).
   ONNXTRAIN_ANYWHERE static double factor_of(const Attributes& attributes, double largest) {
     const double epsilon = attributes.epsilon;
     switch (attributes.measure) {
@@ -144,14 +144,14 @@ struct Rule {
     }
   }
 
-  // A sum relative to the z `largest`.
+  // A sum relative to `largest`, a value of z.
   ONNXTRAIN_ANYWHERE static double relative_sum(const Attributes& attributes, const LayerSum& sum, double largest) {
     if (attributes.measure != kExponential && attributes.measure != kTanh) return sum.sum;
     const double powers = (attributes.measure == kTanh ? 2.0 : 1.0) * ((attributes.reweighting == kL1) ? 2.0 : 1.0);
     return sum.sum * std::exp(powers * ((sum.largest - largest) / attributes.epsilon));
   }
 
-  // The sum of `count` layer sums relative to the z `largest`, by halves: the rounding error grows with the logarithm.
+  // Pairwise sum of `count` layer sums relative to `largest`: the rounding error grows with the logarithm.
   static double add_by_halves(const Attributes& attributes, const LayerSum* sums, std::size_t count, double largest) {
     if (count > 1) {
       const std::size_t half = count / 2;
@@ -176,14 +176,14 @@ struct Rule {
     return largest;
   }
 
-  // Of a layer of `count` elements whose sum is `sum` relative to the z `largest`.
+  // For a layer of `count` elements whose sum is `sum` relative to `largest`.
   ONNXTRAIN_ANYWHERE static SsgdScalars scalars_of(const Attributes& attributes, double R, double sum, double largest,
                                                    std::size_t count) {
     SsgdScalars scalars = {};
     scalars.measure = measure_scalars(attributes);
     scalars.measure.largest = largest;
     const double mean = sum / static_cast<double>(count);
-    // A layer of zeros under a p-norm has w = 0 everywhere: zero is absorbing, the layer does not move.
+    // A layer of zeros under a p-norm has w = 0 everywhere: zero is absorbing and the layer does not move.
     scalars.inverse_mean = mean < std::numeric_limits<double>::min() ? 0.0 : 1.0 / mean;
     scalars.rate = R;
     scalars.norm_coefficient = attributes.norm_coefficient;

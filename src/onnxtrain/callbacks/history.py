@@ -13,8 +13,7 @@ from typing import Any
 
 from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.model_file.output_path import explained
-from onnxtrain.model_file.writing import AtomicFiles
+from onnxtrain.model_file.writing import AtomicFiles, explained
 from onnxtrain.renamed import MetricValues, metric_name, renamed_metrics
 from onnxtrain.report.history_charts import measured, side_by_side
 from onnxtrain.training.formatting import html_table, text_table

@@ -1,11 +1,18 @@
-"""The command line: arguments in, tables and files out; the work is done by the library."""
+"""The command line: arguments in, tables and files out; the library does the work."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from onnxtrain.cli.interruption import CODE, end_process, interrupted, listening, say_interrupted
+from onnxtrain.cli.process import (
+    INTERRUPTED,
+    end_process,
+    interrupted,
+    listening,
+    occupy_standard_descriptors,
+    report_interruption,
+)
 
 __all__ = ["main"]
 
@@ -14,24 +21,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: What follows ``onnxtrain``; by default what the process was given.
+        arguments: The arguments after ``onnxtrain``; by default those of the process.
 
     Returns:
-        The exit code: 0; 1 where a result was not reached; 2 for bad input; 130 after Ctrl-C.
+        The exit code: 0 for success; 1 if a result was not reached; 2 for bad input; 130 after Ctrl-C.
     """
-    # What runs a command is imported here, where Ctrl-C meanwhile is caught: it takes most of the time until a command
-    # begins.
+    # Importing the command takes most of its start-up time; inside `listening` Ctrl-C is caught meanwhile.
     with listening(whole_process=arguments is None):
         code = _run(arguments)
-    if arguments is None and code == CODE:
+    if arguments is None and code == INTERRUPTED:
         end_process(code)
     return code
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        from onnxtrain.cli.streams import occupy_standard_descriptors
-
         occupy_standard_descriptors()
         from onnxtrain.cli.app import run
 
@@ -39,4 +43,4 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BaseException as error:
         if not interrupted(error):
             raise
-        return say_interrupted(error)
+        return report_interruption(error)

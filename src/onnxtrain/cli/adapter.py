@@ -1,4 +1,4 @@
-"""``onnxtrain adapter``: adapters merged, converted and looked into, and models with slots for them."""
+"""``onnxtrain adapter``: merge, convert and inspect adapters, and give models slots for them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
-from onnxtrain.cli.flags import MODEL, RESULTS, SWITCH
-from onnxtrain.cli.lora_flags import ADAPTERS
+from onnxtrain.cli.flags import ADAPTERS, MODEL, RESULTS, SWITCH
 from onnxtrain.errors import OptionError
 
-HELP = "Merge adapters into a model, convert them, look into them, or give a model slots to run them in."
+HELP = "Merge adapters into a model, convert or inspect them, or give a model slots for them."
 
 EXAMPLES = """\
 Examples
@@ -21,7 +20,7 @@ Examples
   A model that computes the same without the adapter:
     onnxtrain adapter merge model.onnx tuned.onnx_adapter -o merged.onnx
 
-  A model into which ONNX Runtime loads adapters while it runs:
+  A model that takes adapters at run time:
     onnxtrain adapter slots model.onnx -o slots.onnx
     onnxtrain adapter slots model.onnx tuned.onnx_adapter -o slots.onnx
 
@@ -29,7 +28,7 @@ Examples
     onnxtrain adapter to-peft model.onnx tuned.onnx_adapter -o tuned
     onnxtrain adapter from-peft model.onnx tuned -o tuned.onnx_adapter
 
-  What it holds, and whether it belongs to a model:
+  The contents of an adapter, and whether it fits a model:
     onnxtrain adapter inspect tuned.onnx_adapter
     onnxtrain adapter inspect model.onnx tuned.onnx_adapter
 """
@@ -64,22 +63,22 @@ def command(
             group=ADAPTERS,
             negative=(),
             metavar="PATTERN",
-            help="slots: the layers that get some. May be repeated.  [default: attention's, else all-linear]",
+            help="slots: the layers that get slots. May be repeated.  [default: attention's, else all-linear]",
         ),
     ] = None,
-    dora: Annotated[bool, SWITCH, Parameter(group=ADAPTERS, help="slots: for adapters with magnitudes, too.")] = False,
+    dora: Annotated[bool, SWITCH, Parameter(group=ADAPTERS, help="slots: also take magnitudes (DoRA).")] = False,
     requantize: Annotated[
         bool,
         SWITCH,
         Parameter(
             group=ADAPTERS,
-            help="merge: quantize quantized weights anew, with the scales that they have; says what is lost.",
+            help="merge: requantize quantized weights with their own scales; reports the loss.",
         ),
     ] = False,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> None:
-    """Run ``onnxtrain adapter``; the flags are described where they are declared."""
+    """Run ``onnxtrain adapter``."""
     _check(action, adapter, output, {"--targets": bool(targets), "--dora": dora}, requantize=requantize)
     if action == "inspect":
         _inspect(model, adapter, as_json=json_output)
@@ -104,22 +103,22 @@ def command(
 
 
 def _check(
-    action: Action, adapter: Path | None, output: Path | None, of_slots: dict[str, bool], *, requantize: bool
+    action: Action, adapter: Path | None, output: Path | None, slot_flags: dict[str, bool], *, requantize: bool
 ) -> None:
-    """Refuse arguments that the action does not take, and the lack of those that it needs."""
+    """Raise OptionError for arguments that the action does not take, and for missing ones."""
     if adapter is None and action not in ("slots", "inspect"):
         raise OptionError(f"{action} needs a model and an adapter: onnxtrain adapter {action} MODEL ADAPTER.")
     if output is None and action != "inspect":
         raise OptionError(f"{action} writes a result; give --output.")
     if output is not None and action == "inspect":
         raise OptionError(f"inspect writes nothing, but --output is {str(output)!r}; leave it out.")
-    for flag, given in of_slots.items():
+    for flag, given in slot_flags.items():
         if given and action != "slots":
-            raise OptionError(f"{flag} is for slots, and not for {action}; leave it out.")
+            raise OptionError(f"{flag} is for slots, not for {action}; leave it out.")
         if given and adapter is not None:
-            raise OptionError(f"{flag} says which slots there are, and so does the adapter; leave one of them out.")
+            raise OptionError(f"{flag} determines the slots, and so does the adapter; leave one of them out.")
     if requantize and action != "merge":
-        raise OptionError(f"--requantize is for merge, and not for {action}; leave it out.")
+        raise OptionError(f"--requantize is for merge, not for {action}; leave it out.")
     if action == "to-peft" and output is not None and output.suffix == ".onnx_adapter":
         raise OptionError(f"to-peft writes a folder, but --output is {str(output)!r}; give the name of a folder.")
     if action == "from-peft" and output is not None and output.suffix != ".onnx_adapter":
@@ -136,7 +135,7 @@ def _run(
     dora: bool,
     requantize: bool,
 ) -> dict[str, Any]:
-    """Do it; returns what there is to say of it."""
+    """Run the action; returns the facts to print."""
     from onnxtrain.adapters import add_slots, convert_adapter, merge_adapter
     from onnxtrain.adapters.layers import AUTO
 
@@ -153,7 +152,7 @@ def _run(
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
-        return "\n".join(f"{name}: {lost:.1%} of what the adapter adds" for name, lost in value.items())
+        return "\n".join(f"{name}: {lost:.1%} of the adapter's change" for name, lost in value.items())
     names = value if isinstance(value, list) else [str(value)]
     return "\n".join(names)
 

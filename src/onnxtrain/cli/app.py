@@ -1,4 +1,4 @@
-"""The command ``onnxtrain``: its commands, and one sentence for everything that goes wrong."""
+"""The application ``onnxtrain``: its commands, and one sentence for every error."""
 
 from __future__ import annotations
 
@@ -14,61 +14,43 @@ from cyclopts import App, CycloptsError
 from rich.text import Text
 
 import onnxtrain
-from onnxtrain.cli import interruption, wording
 from onnxtrain.cli.configuration import remember, with_file
-from onnxtrain.cli.interruption import interrupted
-from onnxtrain.cli.launching import LOST, after_error, one_voice
-from onnxtrain.cli.notices import notices
-from onnxtrain.cli.streams import quiet_streams
+from onnxtrain.cli.distributed import LOST, after_error, one_voice
+from onnxtrain.cli.messages import in_flags, notices, usage
+from onnxtrain.cli.process import INTERRUPTED, interrupted, interruption_sentence, quiet_streams
 from onnxtrain.cli.terminal import console
 from onnxtrain.errors import OnnxTrainError, OptionError, ParallelError
 from onnxtrain.model_file.writing import forget_written
 from onnxtrain.report.escaping import visible
 
 COMMANDS = (
-    *(
-        "fit",
-        "prune",
-        "evaluate",
-        "predict",
-        "inspect",
-        "doctor",
-        "check",
-        "adapter",
-        "quantize",
-        "export",
-        "import-states",
-        "runs",
-        "completion",
-    ),
-    "demo",
+    *("fit", "prune", "evaluate", "predict", "inspect", "doctor", "check", "adapter", "quantize", "export"),
+    *("import-states", "runs", "completion", "demo"),
 )
-"""Each is a module of this package, with underscores for hyphens, that has a function ``command``, its ``HELP`` and its
-``EXAMPLES``.
+"""Each is a module of this package, with underscores for hyphens: a function ``command``, its ``HELP`` and
+``EXAMPLES`` (not its docstring: ``python -OO`` removes those)."""
 
-The help is no docstring, since there are none under ``python -OO``."""
-
-_HELP = "Train, fine-tune and look into ONNX models on stock ONNX Runtime."
+_HELP = "Train, fine-tune, prune and inspect ONNX models on stock ONNX Runtime."
 
 _EXAMPLES = """\
-What a command takes: onnxtrain fit --help
+The flags of a command: onnxtrain fit --help
 
     onnxtrain demo
     onnxtrain inspect model.onnx
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy --epochs 5
 """
 
-FAILURE, MISUSE, INTERRUPTED = 1, 2, 130
-"""Exit codes: a result that was not reached or a defect; bad input; Ctrl-C."""
+FAILURE, MISUSE = 1, 2
+"""Exit codes: a result that was not reached, or a defect; bad input."""
 
 
 def module_of(command: str) -> Any:
-    """The module of a command."""
+    """Return the module of a command."""
     return importlib.import_module(f"onnxtrain.cli.{command.replace('-', '_')}")
 
 
 def build() -> App:
-    """The application with all its commands."""
+    """Return the application with all its commands."""
     app = App(
         name="onnxtrain",
         help=_HELP,
@@ -85,7 +67,7 @@ def build() -> App:
 
 
 def run(tokens: Sequence[str]) -> int:
-    """Run a command: what :func:`onnxtrain.cli.main` does once everything is imported."""
+    """Run a command and return the exit code."""
     with one_voice(tokens), quiet_streams() as output:
         with notices(everything="--debug" in tokens):
             code = _attempt(tokens)
@@ -113,7 +95,7 @@ def _attempt(tokens: Sequence[str]) -> int:
 
 
 def _check_not_empty(tokens: Sequence[str]) -> None:
-    """Raise OptionError for an argument that is empty: as a path it would be the present folder."""
+    """Raise OptionError for an empty argument: as a path it would be the current folder."""
     for before, token in itertools.pairwise(["onnxtrain", *tokens]):
         flag, _, value = token.partition("=")
         if flag.startswith("--") and flag != token and not value:
@@ -124,15 +106,15 @@ def _check_not_empty(tokens: Sequence[str]) -> None:
 
 
 def _fail(error: BaseException) -> int:
-    """Say what went wrong; returns the exit code."""
+    """Print the sentence of an error; returns the exit code."""
     if interrupted(error):
-        code, sentence = INTERRUPTED, interruption.sentence(error)
+        code, sentence = INTERRUPTED, interruption_sentence(error)
     elif isinstance(error, ParallelError) and error.lost:
-        code, sentence = LOST, wording.in_flags(str(error))
+        code, sentence = LOST, in_flags(str(error))
     elif isinstance(error, OnnxTrainError):
-        code, sentence = MISUSE, wording.in_flags(str(error))
+        code, sentence = MISUSE, in_flags(str(error))
     elif isinstance(error, CycloptsError):
-        code, sentence = MISUSE, wording.usage(error)
+        code, sentence = MISUSE, usage(error)
     elif isinstance(error, OSError):
         code, sentence = MISUSE, _system_error(error)
     elif isinstance(error, MemoryError):

@@ -1,4 +1,4 @@
-"""``onnxtrain check``: one training step on an execution provider against the processor."""
+"""``onnxtrain check``: compare a training step on an execution provider with the CPU's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.export import sizes_of
 from onnxtrain.cli.flags import DATA, RESULTS, RUNNING, OptimizerSettings, Training
 
-HELP = "Do one training step on an execution provider and compare it with the processor's."
+HELP = "Run one training step on an execution provider and compare it with the CPU's."
 
 EXAMPLES = """\
-The exit status is 1 where the step fails or differs; then every operator is
-tried alone, with the processor's inputs.
+The exit status is 1 if the step fails or differs; then every operator is
+tried alone, with the CPU's inputs.
 
 Examples
 
@@ -35,7 +35,7 @@ def command(
     loss: flags.Loss,
     loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
     data: Annotated[
-        str | None, Parameter(group=DATA, metavar="PATH", help="Data for the batch.  [default: random numbers]")
+        str | None, Parameter(group=DATA, metavar="PATH", help="Data for the batch.  [default: random values]")
     ] = None,
     target: flags.Target = None,
     batch_size: Annotated[int, Parameter(group=DATA, help="Examples in the batch.")] = 4,
@@ -53,16 +53,16 @@ def command(
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     tolerance: Annotated[
         float,
-        Parameter(group=RESULTS, help="The difference that counts, in units of the result's largest element."),
+        Parameter(group=RESULTS, help="Largest accepted difference, relative to the result's largest element."),
     ] = 1e-3,
     threads: flags.Threads = None,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> int:
-    """Run ``onnxtrain check``; the flags are described where they are declared."""
+    """Run ``onnxtrain check``."""
     from onnxtrain.runtime.options import RuntimeOptions
+    from onnxtrain.trainer import Trainer
     from onnxtrain.training.provider_check import check_provider
-    from onnxtrain.training.trainer import Trainer
 
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})
     RuntimeOptions(providers=[provider]).provider_list()  # before the model is read
@@ -83,7 +83,7 @@ def command(
         return 0 if report.agrees else 1
     console = terminal.console()
     if report.failure:
-        console.print(f"{report.provider} cannot do the step: {report.failure}", soft_wrap=True, markup=False)
+        console.print(f"{report.provider} cannot run the step: {report.failure}", soft_wrap=True, markup=False)
     for each in report.outputs:
         console.print(f"differs: {each.name} by {each.size:.1e}", soft_wrap=True, markup=False)
     for each in report.nodes:
@@ -95,15 +95,15 @@ def command(
         console.print(f"{report.left_out} operators with graphs or sequences were not tried alone.")
     if report.agrees:
         console.print(
-            f"{report.provider} does the step: {report.compared} results, which differ from the processor's by "
-            f"{report.largest:.1e} of their largest element at most.",
+            f"{report.provider} runs the step: {report.compared} results differ from the CPU's by at most "
+            f"{report.largest:.1e} of their largest element.",
             soft_wrap=True,
         )
     return 0 if report.agrees else 1
 
 
 def _finite(value: object) -> object:
-    """JSON has no infinity: ``None`` stands for it."""
+    """Replace infinities and NaN by None: JSON lacks them."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""``onnxtrain completion``: what makes a shell complete commands and flags."""
+"""``onnxtrain completion``: print a script with which a shell completes commands and flags."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags
 
-HELP = "Print a script that makes a shell complete commands, flags and files."
+HELP = "Print a script with which a shell completes commands, flags and files."
 
 EXAMPLES = """\
 Examples
@@ -30,7 +30,7 @@ def command(
     *,
     debug: flags.Debug = False,
 ) -> None:
-    """Run ``onnxtrain completion``; the flags are described where they are declared."""
+    """Run ``onnxtrain completion``."""
     from onnxtrain.cli.app import build
 
     print(build().generate_completion(shell=shell))  # noqa: T201 - the output of the command

@@ -1,4 +1,4 @@
-"""``--config run.toml``: flags from a file, and the flags of a run as such a file."""
+"""``--config run.toml``: read flags from a file, and write the flags of a run as such a file."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Config = Annotated[
     Parameter(
         group=RUNNING,
         metavar="FILE",
-        help="Take flags from a .toml file, as MODEL and flags without their hyphens: epochs = 5. What the command "
-        "line says as well, it decides.",
+        help="Read MODEL and flags from a .toml file, without leading hyphens: epochs = 5. Flags of the command line "
+        "override them.",
     ),
 ]
 
 _MODEL: Final = "model"
-_OF_ONE_CALL: Final = (
+_ONE_CALL: Final = (
     *(
         "config",
         "run",
@@ -46,13 +46,13 @@ _OF_ONE_CALL: Final = (
     ),
     *("parallel", "processes", "restarts", "sum_order", "compress", "shard_states", "shard_gradients", "wait"),
 )
-"""Flags that a configuration file leaves out: they belong to one call and do not affect the results."""
+"""Flags that a written configuration omits: they belong to one call and do not affect the results."""
 
 _tokens: ContextVar[tuple[str, ...]] = ContextVar("tokens", default=())
 
 
 def command_line() -> str:
-    """The command that runs, as one would type it."""
+    """Return the running command as typed."""
     return shlex.join(["onnxtrain", *_tokens.get()])
 
 
@@ -62,12 +62,12 @@ def given_tokens() -> tuple[str, ...]:
 
 
 def remember(tokens: Sequence[str]) -> None:
-    """Note the command that runs."""
+    """Remember the running command."""
     _tokens.set(tuple(tokens))
 
 
 def with_file(app: App, tokens: Sequence[str]) -> tuple[App, list[str]]:
-    """The application with the flags of the file that ``--config`` names, and the tokens with its model.
+    """Return the application with the flags of the file of ``--config``, and the tokens with its model.
 
     Raises:
         OptionError: The file cannot be read.
@@ -113,12 +113,12 @@ def _lacks_model(app: App, tokens: Sequence[str]) -> bool:
         names = [] if error.argument is None else [str(name).lower() for name in error.argument.names]
         return _MODEL in names
     except CycloptsError:
-        pass  # said when the command is run
+        pass  # running the command reports it
     return False
 
 
 def as_toml(values: Mapping[str, Any]) -> str:
-    """Arguments of a command as a configuration file: dataclasses in their fields, without what is not given.
+    """Return arguments of a command as a configuration file: the fields of dataclasses, without those that are None.
 
     >>> print(as_toml({"model": Path("m.onnx"), "epochs": 5, "train": ["head.*"], "seed": None}), end="")
     model = "m.onnx"
@@ -134,7 +134,7 @@ def _flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     for name, value in values.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             found += _flat({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
-        elif name not in _OF_ONE_CALL:
+        elif name not in _ONE_CALL:
             found.append((name, value))
     return found
 

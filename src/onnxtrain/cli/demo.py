@@ -1,4 +1,4 @@
-"""``onnxtrain demo``: train a small network on handwritten digits, and check the file that comes out."""
+"""``onnxtrain demo``: train a small network on handwritten digits, and check the saved file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from onnxtrain.cli import flags, terminal
-from onnxtrain.cli.streams import unattended
+from onnxtrain.cli.process import unattended
 
 HELP = "Build a convolutional network as ONNX, train it on handwritten digits, check the file: under a minute."
 
@@ -26,11 +26,11 @@ Examples
 def command(
     *,
     folder: Annotated[
-        Path, Parameter(group=flags.RESULTS, metavar="FOLDER", help="Where the files go; made where missing.")
+        Path, Parameter(group=flags.RESULTS, metavar="FOLDER", help="Folder of the files; created if missing.")
     ] = Path("onnxtrain-demo"),
     debug: flags.Debug = False,
 ) -> int:
-    """Run ``onnxtrain demo``; the flags are described where they are declared."""
+    """Run ``onnxtrain demo``."""
     from onnxtrain import demo
     from onnxtrain.cli.progress import Progress
     from onnxtrain.examples import digits_cnn
@@ -60,7 +60,7 @@ def command(
     reported = history.rows[-1]["val_accuracy"]
     checks = {
         f"accuracy {found.accuracy:.2%} on held-out images, {demo.GOAL:.0%} needed": found.accuracy >= demo.GOAL,
-        f"plain onnxruntime and the training agree on it ({found.accuracy:.2%}, {reported:.2%})": (
+        f"plain onnxruntime and the training agree ({found.accuracy:.2%}, {reported:.2%})": (
             abs(found.accuracy - reported) < 0.5 / len(digits.test_labels)
         ),
         f"all {len(found.trained)} trained initializers changed, and nothing else in the file": (

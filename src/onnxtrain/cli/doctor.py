@@ -1,4 +1,4 @@
-"""``onnxtrain doctor``: what in an export stands in the way of training."""
+"""``onnxtrain doctor``: find what prevents or changes the training of an exported model."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, terminal
-from onnxtrain.cli.wording import in_flags
+from onnxtrain.cli.messages import in_flags
 
-HELP = "Say what in a model stands in the way of training, and the export call that avoids it."
+HELP = "Find what prevents or changes the training of a model, and the export call that avoids it."
 
 EXAMPLES = """\
-The exit status is 1 where something stops a training.
+The exit status is 1 if the model cannot be trained.
 
 Examples
 
@@ -33,7 +33,7 @@ def command(
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> int:
-    """Run ``onnxtrain doctor``; the flags are described where they are declared."""
+    """Run ``onnxtrain doctor``."""
     from onnxtrain.training.advice.doctor import diagnose, trains
 
     findings = diagnose(model, output=prediction)

@@ -1,4 +1,4 @@
-"""``onnxtrain evaluate``: loss and metrics of a model on data."""
+"""``onnxtrain evaluate``: measure loss and metrics of a model on data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.data_flags import ReaderFlags
+from onnxtrain.cli.flags import ReaderFlags
 
 HELP = "Measure the loss and other metrics of a model on data."
 
@@ -42,7 +42,7 @@ def command(
     config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
-    """Run ``onnxtrain evaluate``; the flags are described where they are declared."""
+    """Run ``onnxtrain evaluate``."""
     from onnxtrain.training.inference.forward import evaluate
 
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})

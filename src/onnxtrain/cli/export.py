@@ -1,13 +1,15 @@
-"""``onnxtrain export``: training as a file: the standard's training model, or a step graph for any runtime."""
+"""``onnxtrain export``: write the standard's training model, or a step graph for any runtime."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
+from rich.console import Console
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config
@@ -16,14 +18,14 @@ from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
 from onnxtrain.errors import OptionError
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, ValueInfoProto
 
-HELP = "Write a training model (ONNX's own TrainingInfoProto), the graph of one step, or the first states."
+HELP = "Write a training model (ONNX's own TrainingInfoProto), the graph of one step, or the initial states."
 
 EXAMPLES = """\
 Examples
 
-  The training as the ONNX standard writes it down, to keep, send and resume:
+  The training in ONNX's own form, to keep, send and resume:
     onnxtrain export model.onnx --loss softmax_cross_entropy --optimizer adam \\
         --training-model training.onnx
 
@@ -39,7 +41,7 @@ Examples
     onnxtrain export model.onnx --loss softmax_cross_entropy --web page
     python -m http.server --directory page
 
-  What a step graph takes and gives:
+  The inputs and outputs of a step graph:
     onnxtrain export step.onnx --describe
 """
 
@@ -53,12 +55,10 @@ class Written:
 
     training_model: Annotated[Path | None, _File, Parameter(help="Write the training model here.")] = None
     step_graph: Annotated[Path | None, _File, Parameter(help="Write the step graph here.")] = None
-    states: Annotated[
-        Path | None, _File, Parameter(help="Write the first values of the states here, as safetensors.")
-    ] = None
-    entry: Annotated[
-        int | None, Parameter(help="Which entry becomes the step graph, where training_info has several.")
-    ] = None
+    states: Annotated[Path | None, _File, Parameter(help="Write the initial states here, as safetensors.")] = None
+    entry: Annotated[int | None, Parameter(help="Index of the entry of training_info that becomes the step graph.")] = (
+        None
+    )
     kernels: Annotated[
         bool,
         SWITCH,
@@ -75,16 +75,16 @@ class Written:
         str,
         Parameter(
             metavar="URL",
-            help="Where the page finds the dist folder of onnxruntime-web; copy it into the page and say ./dist/ to "
-            "need no other server.",
+            help="URL of the dist folder of onnxruntime-web; with a copy of it in the page, give ./dist/ to need no "
+            "other server.",
         ),
     ] = RUNTIME
     portable: Annotated[
         Literal["webgpu"] | None,
-        Parameter(help="Make the step graph for ONNX Runtime's WebGPU provider: nothing in it is float64."),
+        Parameter(help="Make the step graph for ONNX Runtime's WebGPU provider, without float64."),
     ] = None
     describe: Annotated[
-        bool, SWITCH, Parameter(help="Print what the step graph takes and gives; the model may be one already.")
+        bool, SWITCH, Parameter(help="Print the inputs and outputs of the step graph; MODEL may be one already.")
     ] = False
     static: Annotated[
         list[str] | None,
@@ -100,10 +100,10 @@ class Written:
         return self.step_graph is not None or self.describe or self.web is not None
 
     def paths(self, *, tie: bool, state_dtype: str | None, master_weights: bool) -> dict[str, Path]:
-        """The files by what they hold.
+        """Return the output files by content.
 
         Raises:
-            OptionError: There is none.
+            OptionError: There is none, or two options exclude each other.
         """
         given = {"training model": self.training_model, "step graph": self.step_graph, "states": self.states}
         found = {what: path for what, path in given.items() if path is not None}
@@ -116,24 +116,20 @@ class Written:
         if self.web is not None and tie:
             raise OptionError(
                 "--web writes a page that saves every weight by its own name, and --tie leaves copies out; export the "
-                "step graph with --tie, and bring its states home with import-states --tie."
+                "step graph with --tie, and import its states with import-states --tie."
             )
         if self.web is not None and state_dtype is not None:
-            raise OptionError(
-                f"--web keeps states as browsers have numbers, not as {state_dtype}; leave --state-dtype out."
-            )
+            raise OptionError(f"--web keeps states in float32, not in {state_dtype}; leave --state-dtype out.")
         if self.web is not None and not master_weights:
-            raise OptionError(
-                "--web keeps weights as browsers have numbers, not as bfloat16; leave --no-master-weights out."
-            )
+            raise OptionError("--web keeps weights in float32, not in bfloat16; leave --no-master-weights out.")
         return found
 
 
 def sizes_of(static: list[str] | None) -> dict[str, int]:
-    """The sizes of ``--static`` by name.
+    """Return the sizes of ``--static`` by name.
 
     Raises:
-        OptionError: One is not as it should be.
+        OptionError: One is not of the form NAME=SIZE.
     """
     sizes = {}
     for text in static or ():
@@ -157,7 +153,7 @@ def command(
         SWITCH,
         Parameter(
             group=TRAINED,
-            help="Write two entries: one adds up the gradients of micro-batches, one applies them.",
+            help="Write two entries: one accumulates the gradients of micro-batches, one applies them.",
         ),
     ] = False,
     ema: flags.Ema = None,
@@ -167,9 +163,8 @@ def command(
     config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
-    """Run ``onnxtrain export``; the flags are described where they are declared."""
+    """Run ``onnxtrain export``."""
     import onnxtrain
-    from onnxtrain.cli.describe import describe
     from onnxtrain.model_file.file import ModelFile, check_writable
     from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
 
@@ -188,22 +183,22 @@ def command(
         check_writable(path)
     file = ModelFile.load(model)
     if written.describe and not files and written.web is None and _is_step(file.proto):
-        describe(terminal.console(), file.proto)
+        _describe(terminal.console(), file.proto)
         return
     sizes = sizes_of(written.static)
     if file.proto.training_info:
         if loss is not None:
-            raise OptionError(f"{str(model)!r} is a training model, which has its own loss; leave --loss out.")
+            raise OptionError(f"{str(model)!r} is a training model with its own loss; leave --loss out.")
         proto = file.whole()
     elif loss is None:
-        raise OptionError(f"{str(model)!r} is no training model yet; give it a --loss.")
+        raise OptionError(f"{str(model)!r} is not a training model; give --loss.")
     else:
         arguments = training.arguments() | {"accumulate": accumulate, "ema": ema}
         proto = onnxtrain.training_model(model, loss=loss_flags.of(loss), optimizer=settings.build(), **arguments)
     fix_dimensions(proto, sizes)
     rows: dict[str, str] = {}
     step = None
-    if written.needs_step():  # before anything is written: this finds operators without a gradient
+    if written.needs_step():  # before the first write: lowering reports operators without a gradient
         step = onnxtrain.lower(
             proto,
             entry=written.entry,
@@ -219,14 +214,14 @@ def command(
     if written.states is not None:
         _save(_states(proto, file.folder), written.states)
     if written.web is not None and step is not None:
-        rate = settings.learning_rate if settings.learning_rate is not None else settings.build().learning_rate
+        rate = settings.build().learning_rate
         WebPage(file, step, _states(proto, file.folder), rate, written.web_runtime).write(written.web)
         rows["web page"] = f"{written.web}; serve it with python -m http.server --directory {written.web}"
     rows |= {what: f"{path} ({terminal.file_size(path)})" for what, path in files.items()}
     console = terminal.console()
     console.print(terminal.facts(rows))
     if written.describe and step is not None:
-        describe(console, step)
+        _describe(console, step)
 
 
 def _is_step(model: ModelProto) -> bool:
@@ -249,7 +244,7 @@ def _ports(step: ModelProto) -> dict[str, str]:
 
 
 def _states(proto: ModelProto, folder: Path | None) -> bytes:
-    """The first values of the states, as safetensors."""
+    """Return the initial states, as safetensors."""
     from onnx import numpy_helper
     from safetensors.numpy import save
 
@@ -264,3 +259,44 @@ def _save(content: bytes, path: Path) -> None:
 
     with AtomicFiles() as files, files.create(path) as file:
         file.write(content)
+
+
+def _describe(console: Console, step: ModelProto) -> None:
+    """Print the feeds, states and results of a step graph.
+
+    Raises:
+        ModelError: The model is not a step graph.
+    """
+    from onnxtrain.passes.description import IN_PLACE_KEY, STATES_KEY, Description
+
+    metadata = {entry.key: entry.value for entry in step.metadata_props}
+    found = Description.read(metadata)
+    news: dict[str, str] = json.loads(metadata[STATES_KEY])
+    in_place = set(json.loads(metadata[IN_PLACE_KEY]))
+    inputs = {value.name: value for value in step.graph.input}
+    feeds = terminal.table("feed", "what it is", "type", "shape", title=f"step graph, version {found.version}")
+    for name, role in found.feeds.items():
+        feeds.add_row(name, role.replace("_", " "), *_port(inputs[name]))
+    states = terminal.table("state", "what it is", "type", "shape", "new value", "in place")
+    for name, role in found.states.items():
+        port = _port(inputs[name]) if name in inputs else ("", "")
+        in_place_text = "yes" if name in in_place else "no" if name in news else ""
+        states.add_row(name, role, *port, news.get(name, "never written"), in_place_text)
+    results = terminal.table("result", "what it is", "type", "shape")
+    for value in step.graph.output:
+        if value.name not in news.values():
+            role = "loss before the update" if value.name == found.loss else ""
+            results.add_row(value.name, role, *_port(value))
+    for table in (feeds, states, results):
+        console.print(table)
+
+
+def _port(value: ValueInfoProto) -> tuple[str, str]:
+    """Return the type and shape of an input or output."""
+    from onnx import TensorProto
+
+    tensor = value.type.tensor_type
+    dims: Iterable[str] = (
+        dim.dim_param or (str(dim.dim_value) if dim.HasField("dim_value") else "?") for dim in tensor.shape.dim
+    )
+    return TensorProto.DataType.Name(tensor.elem_type).lower(), f"[{', '.join(dims)}]"

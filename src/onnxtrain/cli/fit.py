@@ -14,22 +14,22 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths
 from onnxtrain.cli.configuration import Config, as_toml, command_line
-from onnxtrain.cli.data_flags import ReaderFlags
+from onnxtrain.cli.distributed import DistributedFlags
 from onnxtrain.cli.flags import (
-    COURSE,
     DATA,
+    LOOP,
     RESULTS,
     RUNNING,
     SWITCH,
     TRAINED,
+    LoraFlags,
     OptimizerFlags,
     OptimizerSettings,
+    ReaderFlags,
     Training,
 )
-from onnxtrain.cli.lora_flags import LoraFlags, check_output
-from onnxtrain.cli.streams import quiet_on_request, unattended
-from onnxtrain.cli.together import Together
-from onnxtrain.cli.wording import in_flags
+from onnxtrain.cli.messages import in_flags
+from onnxtrain.cli.process import quiet_on_request, unattended
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from onnxtrain.callbacks import Callback
+    from onnxtrain.trainer import Trainer
     from onnxtrain.training.run_folder import RunFolder
-    from onnxtrain.training.trainer import Trainer
 
 HELP = "Train a model on data; the result differs from it in the trained weights and in nothing else."
 
@@ -81,12 +81,12 @@ Examples
 """
 
 
-@Parameter(name="*", group=COURSE)
+@Parameter(name="*", group=LOOP)
 @dataclass(frozen=True)
-class Course:
+class LoopFlags:
     """Settings of the training loop: arguments of :meth:`onnxtrain.Trainer.fit`."""
 
-    epochs: Annotated[int, Parameter(help="How often to go through the data.")] = 1
+    epochs: Annotated[int, Parameter(help="Passes through the data.")] = 1
     batch_size: Annotated[int, Parameter(help="Examples per step.")] = 32
     schedule: Annotated[
         str | None,
@@ -95,7 +95,7 @@ class Course:
             "each with 'warmup(100)+' in front."
         ),
     ] = None
-    shuffle: Annotated[bool, Parameter(help="Take the examples in a new order every epoch.")] = True
+    shuffle: Annotated[bool, Parameter(help="Shuffle the examples every epoch.")] = True
     early_stopping: Annotated[
         int | None,
         Parameter(
@@ -106,22 +106,25 @@ class Course:
     checkpoint_every: Annotated[
         int | None, Parameter(metavar="STEPS", help="Steps between checkpoints.  [default: an epoch]")
     ] = None
-    keep: Annotated[int, Parameter(help="How many checkpoints to keep.")] = 3
+    keep: Annotated[int, Parameter(help="Number of checkpoints to keep.")] = 3
     save_best: Annotated[
         str | None,
-        Parameter(metavar="METRIC", help="Keep the best epoch's model as best.onnx in that folder, by val_accuracy."),
+        Parameter(
+            metavar="METRIC",
+            help="Keep the best epoch's model by this metric, val_accuracy, as best.onnx there.",
+        ),
     ] = None
     resume: Annotated[
         bool,
         SWITCH,
-        Parameter(help="Go on from the newest checkpoint, bit for bit as if never stopped."),
+        Parameter(help="Continue from the newest checkpoint, bit for bit as if never stopped."),
     ] = False
     change: Annotated[
         list[str] | None,
         Parameter(
             negative=(),
             metavar="NAMES",
-            help="What --resume may find otherwise than the checkpoint has it: epochs,learning_rate. May be repeated.",
+            help="Settings that may differ from the checkpoint with --resume: epochs,learning_rate. May be repeated.",
         ),
     ] = None
 
@@ -148,8 +151,8 @@ class Results:
         Path | None,
         Parameter(
             metavar="FOLDER",
-            help="Write metrics.csv, curves.svg, report.html and config.toml there, and the model where --output does "
-            "not say otherwise.",
+            help="Write metrics.csv, curves.svg, report.html and config.toml there, and the model if --output is "
+            "not given.",
         ),
     ] = None
 
@@ -157,20 +160,20 @@ class Results:
 @Parameter(name="*", group=RESULTS)
 @dataclass(frozen=True)
 class LoggerFlags:
-    """Packages that people watch trainings with."""
+    """Packages that log trainings."""
 
     tensorboard: Annotated[
         Path | None, Parameter(metavar="FOLDER", help="Write event files for TensorBoard to this folder.")
     ] = None
     mlflow: Annotated[
-        bool, SWITCH, Parameter(help="Log to a run of MLflow, which MLFLOW_TRACKING_URI and its like configure.")
+        bool, SWITCH, Parameter(help="Log to a run of MLflow, configured by MLFLOW_TRACKING_URI and others.")
     ] = False
     wandb: Annotated[
-        bool, SWITCH, Parameter(help="Log to a run of Weights & Biases, which WANDB_PROJECT and its like configure.")
+        bool, SWITCH, Parameter(help="Log to a run of Weights & Biases, configured by WANDB_PROJECT and others.")
     ] = False
 
     def build(self, *, quiet: bool) -> list[Callback]:
-        """The callbacks that write the logs.
+        """Return the callbacks that write the logs.
 
         Raises:
             OptionError: A package is not installed.
@@ -201,20 +204,15 @@ def command(
     data: flags.Data,
     loss: flags.Loss,
     loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
-    validation: Annotated[
-        str | None,
-        Parameter(
-            group=DATA, metavar="PATH", help="Data to evaluate on after every epoch, or the fraction to hold out: 0.1."
-        ),
-    ] = None,
+    validation: flags.Validation = None,
     target: flags.Target = None,
     sample_weight: Annotated[
         str | None,
         Parameter(
             group=DATA,
             metavar="COLUMN",
-            help="What multiplies the loss of each example, a number of at least 0: a column or array of the data, or "
-            "a .npy or text file of one number per example.",
+            help="Weight of each example in the loss, 0 or more: a column or array of the data, or a .npy or text file "
+            "with one number per example.",
         ),
     ] = None,
     reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
@@ -224,47 +222,51 @@ def command(
         Parameter(
             group=TRAINED,
             metavar="CLASSES",
-            help="Replace the last layer by a fresh one for this many classes; its weights are called head.*.",
+            help="Replace the last layer by a new one for this many classes; its weights are named head.*.",
         ),
     ] = None,
     accumulate: Annotated[
-        int, Parameter(group=TRAINED, help="Micro-batches per step; their step equals that of the whole batch.")
+        int,
+        Parameter(
+            group=TRAINED,
+            help="Micro-batches per step (gradient accumulation); no result changes.",
+        ),
     ] = 1,
     ema: flags.Ema = None,
     training: Training = Training(),  # noqa: B008 - frozen
     adapters: LoraFlags = LoraFlags(),  # noqa: B008 - frozen
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
-    course: Course = Course(),
+    loop: LoopFlags = LoopFlags(),
     results: Results = Results(),
     loggers: LoggerFlags = LoggerFlags(),
     threads: flags.Threads = None,
     provider: flags.Provider = None,
-    together: Together = Together(),  # noqa: B008 - frozen
+    distributed: DistributedFlags = DistributedFlags(),  # noqa: B008 - frozen
     progress: Annotated[
         Literal["auto", "lines"],
-        Parameter(group=RUNNING, help="Lines in a terminal, too, instead of a bar.", show_default=False),
+        Parameter(group=RUNNING, help="lines prints lines in a terminal, too, instead of a bar.", show_default=False),
     ] = "auto",
     quiet: flags.Quiet = False,
     config: Config = None,
     debug: flags.Debug = False,
 ) -> int:
-    """Run ``onnxtrain fit``; the flags are described where they are declared."""
+    """Run ``onnxtrain fit``."""
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
     from onnxtrain.model_file.rescue import save_or_rescue
-    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.trainer import Trainer
 
-    if together.processes is not None or together.restarts:
-        return together.launch(course.checkpoint)
+    if distributed.processes is not None or distributed.restarts:
+        return distributed.launch(loop.checkpoint)
     logs = loggers.build(quiet=quiet)
-    parallel = together.communicator()
+    parallel = distributed.communicator()
     root = parallel is None or parallel.rank == 0
     folder = results.run
     lora = adapters.build()
     ending = ".onnx" if lora is None or results.in_place else ".onnx_adapter"
     default = f"{model.stem}-trained{ending}" if folder is None else str(folder / f"model{ending}")
     output = paths.output_of(model, results.output, default, in_place=results.in_place)
-    _check_paths(results, course, output, validated=validation is not None, root=root, adapters=lora is not None)
+    _check_paths(results, loop, output, validated=validation is not None, root=root, adapters=lora is not None)
     paths.check_paths(
         {
             paths.MODEL: paths.model(model),
@@ -272,7 +274,7 @@ def command(
             "--validation": paths.data(validation),
             "--sample-weight": paths.data(sample_weight if _is_file(sample_weight) else None),
             "--loss": paths.loss(loss),
-            "--checkpoint": paths.Given(course.checkpoint, written=True, files="checkpoint-*"),
+            "--checkpoint": paths.Given(loop.checkpoint, written=True, files="checkpoint-*"),
             "--output": paths.output(output, is_model=output.suffix not in ("", ".onnx_adapter")),
             "--lora-adapter": paths.Given(adapters.lora_adapter),
             "--curve": paths.output(results.curve),
@@ -283,7 +285,7 @@ def command(
         in_place=results.in_place,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TrainingHint)  # the progress says all hints
+        warnings.simplefilter("ignore", TrainingHint)  # Progress prints all hints
         trainer = Trainer(
             _with_head(model, new_head, training.prediction, training.seed),
             loss=loss_flags.of(loss),
@@ -293,35 +295,34 @@ def command(
             lora=lora,
             options=flags.runtime(threads, provider),
             parallel=parallel,
-            shard_states=together.shard_states,
-            shard_gradients=together.shard_gradients,
+            shard_states=distributed.shard_states,
+            shard_gradients=distributed.shard_gradients,
             **training.arguments(),
         )
-    run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=course.resume)
+    run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=loop.resume)
     if root and (output.parent.is_dir() or folder is None):  # else the run makes it
-        check_output(trainer, output)
-    source, held_out = reading.source(data), _validation(validation)
-    held_out = reading.source(held_out) if isinstance(held_out, str) else held_out
+        _check_output(trainer, output)
+    source, held_out = reading.source(data), reading.held_out(validation)
     weights = _sample_weight(sample_weight)
     shown = Progress(trainer, name=model.name, display=progress)
-    with _interruptible(trainer, output, course), contextlib.closing(shown):
+    with _interruptible(trainer, output, loop), contextlib.closing(shown):
         history = trainer.fit(
             source,
             validation=held_out,
             target=target,
             sample_weight=weights,
-            epochs=course.epochs,
-            batch_size=course.batch_size,
-            schedule=course.schedule,
+            epochs=loop.epochs,
+            batch_size=loop.batch_size,
+            schedule=loop.schedule,
             metrics=metrics or (),
-            shuffle=course.shuffle,
-            callbacks=[shown, *_early_stopping(course), *logs],
-            checkpoint=course.checkpoint,
-            checkpoint_every=course.checkpoint_every,
-            keep=course.keep,
-            save_best=course.save_best,
-            resume=course.resume,
-            change=",".join(course.change or ()),
+            shuffle=loop.shuffle,
+            callbacks=[shown, *_early_stopping(loop), *logs],
+            checkpoint=loop.checkpoint,
+            checkpoint_every=loop.checkpoint_every,
+            keep=loop.keep,
+            save_best=loop.save_best,
+            resume=loop.resume,
+            change=",".join(loop.change or ()),
             run=run,
         )
     if not root:
@@ -342,20 +343,17 @@ def command(
 def _run_folder(
     path: Path, model: Path, arguments: Mapping[str, Any], settings: OptimizerFlags, *, resume: bool
 ) -> RunFolder:
-    """The folder of a run, which keeps all that would repeat it: every flag, also those left at their defaults."""
+    """Return the folder of a run, with every flag that repeats it, defaults included."""
     from onnxtrain.training.run_folder import RunFolder
 
-    optimizer = settings.build()
-    known = {"learning_rate": optimizer.learning_rate, **optimizer.node_attributes()}
-    resolved = {name: value for name, value in known.items() if hasattr(settings, name)}
-    text = as_toml({**arguments, **resolved})
+    text = as_toml({**arguments, "settings": None, **settings.resolved()})
     folder = RunFolder(path, title=model.name, command=command_line(), settings=text)
     folder.check(resume=resume)
     return folder
 
 
 def _with_head(model: Path, classes: int | None, output: str | None, seed: int) -> Path | ModelProto:
-    """The model to train: as it is, or with a new head."""
+    """Return the model to train: the given one, or with a new head."""
     if classes is None:
         return model
     from onnxtrain.edit.head import replace_head
@@ -364,40 +362,59 @@ def _with_head(model: Path, classes: int | None, output: str | None, seed: int) 
 
 
 def _check_paths(
-    results: Results, course: Course, output: Path, *, validated: bool, root: bool, adapters: bool
+    results: Results, loop: LoopFlags, output: Path, *, validated: bool, root: bool, adapters: bool
 ) -> None:
-    """Find out before training what would fail after it."""
+    """Check before the training what would fail after it."""
     from onnxtrain.adapters.files import check_adapter_path, is_adapter_path
     from onnxtrain.model_file.file import check_writable
 
-    if not root:  # which writes nothing
+    if not root:  # only rank 0 writes
         return
     for path in (output, results.curve, results.history):
         in_run = results.run is not None and path is not None and path.parent == results.run
-        if path is None or (in_run and not path.parent.exists()):  # the run makes its folder
+        if path is None or (in_run and not path.parent.exists()):  # the run makes the folder
             continue
         if adapters and path == output and is_adapter_path(output):
             check_adapter_path(output)
         else:
             check_writable(path)
-    if course.checkpoint:
-        folder = Path(course.checkpoint)
+    if loop.checkpoint:
+        folder = Path(loop.checkpoint)
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
-            raise OptionError(f"--checkpoint is {course.checkpoint!r}, but {str(existing)!r} is a file, no folder.")
+            raise OptionError(f"--checkpoint is {loop.checkpoint!r}, but {str(existing)!r} is a file, no folder.")
         check_writable(existing / "checkpoint")
     if results.history is not None and results.history.suffix not in (".json", ".csv"):
         raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
-    if course.save_best is not None and not course.checkpoint:
+    if loop.save_best is not None and not loop.checkpoint:
         raise OptionError("--save-best needs the folder of the checkpoints; give --checkpoint.")
-    if course.early_stopping is not None and not validated:
+    if loop.early_stopping is not None and not validated:
         raise OptionError("--early-stopping watches the validation loss; give --validation a file or a fraction.")
 
 
-def _early_stopping(course: Course) -> list[Callback]:
+def _check_output(trainer: Trainer, output: Path) -> None:
+    """Check before the training that the output can be written, with adapters merged or alone.
+
+    Raises:
+        ModelError: The output cannot be written.
+        OptionError: The adapters cannot be merged into the model.
+    """
+    from onnxtrain.data.data_names import names_file
+    from onnxtrain.model_file.file import check_writable
+
+    adapted = trainer._objective.adapted
+    if adapted is None or not adapted.writes(output):
+        if adapted is not None:
+            adapted.check_mergeable()
+        trainer._file.check_writable(output)
+        if (labels := names_file(output)).exists():
+            check_writable(labels)
+
+
+def _early_stopping(loop: LoopFlags) -> list[Callback]:
     from onnxtrain.callbacks import EarlyStopping
 
-    return [] if course.early_stopping is None else [EarlyStopping(patience=course.early_stopping)]
+    return [] if loop.early_stopping is None else [EarlyStopping(patience=loop.early_stopping)]
 
 
 def _is_file(sample_weight: str | None) -> bool:
@@ -408,11 +425,11 @@ def _is_file(sample_weight: str | None) -> bool:
 
 
 _WEIGHTS_LIMIT = 1 << 30
-"""Bytes of a text file of weights."""
+"""Largest text file of weights, in bytes."""
 
 
 def _sample_weight(given: str | None) -> np.ndarray | str | None:
-    """The weights of the examples, or the column that has them.
+    """Return the weights of the examples, or the name of their column.
 
     Raises:
         DataError: The file cannot be read.
@@ -438,28 +455,16 @@ def _sample_weight(given: str | None) -> np.ndarray | str | None:
     return weights
 
 
-def _validation(given: str | None) -> str | float | None:
-    """The path of data, or the fraction to hold out."""
-    if given is None or Path(given).exists():
-        return given
-    try:
-        return float(given)
-    except ValueError:
-        raise DataError(
-            f"--validation is {given!r}; it needs a .npz or .csv file, a folder, or a fraction such as 0.1."
-        ) from None
-
-
 @contextlib.contextmanager
-def _interruptible(trainer: Trainer, output: Path, course: Course) -> Iterator[None]:
-    """Let Ctrl-C say what is kept: the last checkpoint, or the model so far beside the output."""
+def _interruptible(trainer: Trainer, output: Path, loop: LoopFlags) -> Iterator[None]:
+    """Save the model so far beside the output after Ctrl-C, unless there are checkpoints."""
     try:
         yield
     except KeyboardInterrupt as error:
-        if error.args and not course.checkpoint:
-            ending = ".onnx" if trainer.objective.adapted is None else output.suffix
+        if error.args and not loop.checkpoint:
+            ending = ".onnx" if trainer._objective.adapted is None else output.suffix
             path = output.with_name(f"{output.stem}-interrupted{ending}")
-            trainer.save(path, ema=trainer.specification.ema is not None)
+            trainer.save(path, ema=trainer.config.ema is not None)
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
         if not str(error):
             raise

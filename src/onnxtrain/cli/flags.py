@@ -1,23 +1,25 @@
-"""Flags that several commands have: what is trained, the optimizer, where messages go."""
+"""Flags of several commands: data, loss, trainable parameters, adapters, optimizer, output."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
-from onnxtrain.errors import OptionError
-from onnxtrain.operators import OPTIMIZERS
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
+from onnxtrain.training.optimizers import optimizers_by_name, read_optimizer
 
 if TYPE_CHECKING:
+    from onnxtrain.adapters.lora import Lora
     from onnxtrain.runtime.options import RuntimeOptions
 
 LOSS_HELP = (
-    "What to minimise: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, mean_absolute_error, huber, "
+    "The loss: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, mean_absolute_error, huber, "
     "focal, binary_focal, dice, ctc, triplet, info_nce, 'distillation(teacher=FILE)', each with arguments as in "
     "'huber(delta=0.5)'; "
     "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)."
@@ -25,10 +27,12 @@ LOSS_HELP = (
 
 MODEL = Group("Model", sort_key=0)
 DATA = Group("Data", sort_key=1)
+READING = Group("Reading data", sort_key=1.5)
 LOSS = Group("Loss", sort_key=2)
-TRAINED = Group("What is trained", sort_key=3)
+TRAINED = Group("Trainable parameters", sort_key=3)
+ADAPTERS = Group("Adapters", sort_key=3)
 OPTIMIZER = Group("Optimizer", sort_key=4)
-COURSE = Group("Course of the training", sort_key=5)
+LOOP = Group("Training loop", sort_key=5)
 RESULTS = Group("Results", sort_key=6)
 RUNNING = Group("Running", sort_key=7)
 
@@ -50,7 +54,7 @@ Data = Annotated[
         group=DATA,
         metavar="PATH",
         help="A .npz or .safetensors file or a folder of .npy files: arrays named like the model's inputs, and the "
-        "target. Or a .csv or .parquet file with --target, a folder with one folder of pictures per class, or a .tar "
+        "target. Or a .csv or .parquet file with --target, a folder with one folder of images per class, or a .tar "
         "file.",
     ),
 ]
@@ -58,45 +62,49 @@ Target = Annotated[
     str | None,
     Parameter(group=DATA, metavar="NAME", help="Name of the target: the array, where several are left, or the column."),
 ]
+Validation = Annotated[
+    str | None,
+    Parameter(group=DATA, metavar="PATH", help="Data to evaluate on, or the fraction to hold out: 0.1."),
+]
 Loss = Annotated[str, Parameter(group=LOSS, metavar="NAME", help=LOSS_HELP)]
 
 
 @Parameter(name="*", group=LOSS)
 @dataclass(frozen=True)
 class LossFlags:
-    """Arguments of the loss that have a flag of their own."""
+    """Arguments of the loss with flags of their own."""
 
     axis: Annotated[
         int | None,
-        Parameter(help="Class axis of the logits, for softmax_cross_entropy.  [default: as the labels' shape tells]"),
+        Parameter(help="Class axis of the logits, for softmax_cross_entropy.  [default: by the labels' shape]"),
     ] = None
     ignore_index: Annotated[
-        int | None, Parameter(help="Label that does not count, for softmax_cross_entropy.  [default: -100]")
+        int | None, Parameter(help="Label that the loss ignores, for softmax_cross_entropy.  [default: -100]")
     ] = None
     class_weights: Annotated[
         str | None,
         Parameter(metavar="NUMBERS", help="One weight per class, for softmax_cross_entropy: 1,1,3."),
     ] = None
     label_smoothing: Annotated[
-        float | None, Parameter(help="Share of every label that is spread over all classes, in [0, 1).  [default: 0]")
+        float | None, Parameter(help="Share of every label to spread over all classes, in [0, 1).  [default: 0]")
     ] = None
     chunk: Annotated[
         int | None,
         Parameter(
             metavar="ROWS",
-            help="Rows (tokens) of logits there are at once, for softmax_cross_entropy and next_token: less memory for "
-            "large vocabularies.  [default: all]",
+            help="Rows (tokens) of logits to compute at a time, for softmax_cross_entropy and next_token: saves memory "
+            "with large vocabularies.  [default: all]",
         ),
     ] = None
     check_targets: Annotated[
-        bool, Parameter(help="Refuse targets outside of 0 to 1, and distributions that do not sum to 1.")
+        bool, Parameter(help="Refuse targets outside 0 to 1, and distributions that do not sum to 1.")
     ] = True
 
     def of(self, loss: str) -> Any:
-        """The loss with these arguments.
+        """Return the loss with these arguments.
 
         Raises:
-            OptionError: It has no such argument.
+            OptionError: The loss has no such argument.
         """
         given: dict[str, Any] = {"axis": self.axis, "ignore_index": self.ignore_index}
         given["class_weights"] = None if self.class_weights is None else _numbers(self.class_weights)
@@ -122,7 +130,7 @@ Prediction = Annotated[
     Parameter(
         group=LOSS,
         metavar="NAME",
-        help="Output of the model that the loss is built on.  [default: the first floating one]",
+        help="Output of the model that the loss reads.  [default: the first floating-point output]",
     ),
 ]
 Metrics = Annotated[
@@ -131,7 +139,7 @@ Metrics = Annotated[
         group=DATA,
         negative=(),
         metavar="NAME",
-        help="What to measure, with commas between: accuracy,f1,auc,top_k(5),r2 ..., or a loss by its name.",
+        help="Metrics to measure: accuracy,f1,auc,top_k(5),r2 ..., or a loss by its name.",
     ),
 ]
 Ema = Annotated[
@@ -139,7 +147,7 @@ Ema = Annotated[
     Parameter(
         group=TRAINED,
         metavar="DECAY",
-        help="Keep a moving average of the weights with this decay, such as 0.999; fit writes it as the model.",
+        help="Keep a moving average of the weights with this decay, such as 0.999; fit writes the averages.",
     ),
 ]
 Threads = Annotated[int | None, Parameter(group=RUNNING, help="Threads within an operator.  [default: one per core]")]
@@ -150,8 +158,8 @@ Provider = Annotated[
         group=RUNNING,
         negative=(),
         metavar="NAME",
-        help="Execution provider, such as cuda or openvino; the processor runs what it does not. May be repeated, the "
-        "preferred one first.  [default: cpu]",
+        help="Execution provider, such as cuda or openvino; the CPU runs the operators that it lacks. May be repeated, "
+        "the preferred one first.  [default: cpu]",
     ),
 ]
 Debug = Annotated[bool, SWITCH, Parameter(group=RUNNING, help="Show the traceback of an error.")]
@@ -160,10 +168,10 @@ Json = Annotated[bool, SWITCH, Parameter(group=RESULTS, help="Print JSON instead
 
 
 def runtime(threads: int | None, provider: list[str] | None) -> RuntimeOptions:
-    """The options of the sessions.
+    """Return the options of the sessions.
 
     Raises:
-        OptionError: There is no such provider here.
+        OptionError: A provider is not available.
     """
     from onnxtrain.runtime.options import RuntimeOptions
 
@@ -278,85 +286,273 @@ class Training:
         return given
 
 
-class OptimizerFlags:
-    """The flags of the optimizers: the name, the learning rate and the attributes of all of them."""
+@Parameter(name="*", group=READING)
+@dataclass(frozen=True)
+class ReaderFlags:
+    """Settings of the readers in :mod:`onnxtrain.data`, for all data of a command."""
 
-    optimizer: str
-    learning_rate: float | None
+    mean: Annotated[
+        str | None, Parameter(metavar="NUMBERS", help="Images: subtract this, one number or 0.49,0.46,0.41.")
+    ] = None
+    std: Annotated[
+        str | None, Parameter(metavar="NUMBERS", help="Images: divide by this, one number or 0.23,0.22,0.23.")
+    ] = None
+    skip_broken: Annotated[bool, SWITCH, Parameter(help="Images: skip those that cannot be read.")] = False
+    delimiter: Annotated[
+        str | None, Parameter(metavar="MARK", help="CSV: separator of cells.  [default: detected]")
+    ] = None
+    encoding: Annotated[
+        str | None, Parameter(metavar="NAME", help="CSV: the encoding of the text.  [default: detected]")
+    ] = None
+    decimal: Annotated[str | None, Parameter(metavar="MARK", help="CSV: the decimal sign.  [default: detected]")] = None
+    tokenizer: Annotated[
+        Path | None, Parameter(metavar="FILE", help="Text: a tokenizer.json for a column of texts.")
+    ] = None
+    text: Annotated[str, Parameter(metavar="NAME", help="Text: the column.")] = "text"
+    length: Annotated[
+        int | None,
+        Parameter(metavar="TOKENS", help="Text: tokens per example.  [default: the model's or longest]"),
+    ] = None
 
-    def build(self) -> Optimizer:
-        """The optimizer that the flags describe.
+    def source(self, path: str) -> Any:
+        """Return the data of a path, read with these settings.
 
         Raises:
-            OptionError: The optimizer has no such attribute, or the value is outside its range.
+            OptionError: A setting is for another kind of data.
         """
-        settings = _by_name()[self.optimizer]
-        known = ["learning_rate", *(attribute.name for attribute in settings.schema.attributes)]
-        given = {}
+        from onnxtrain.data import CsvFile, ImageFolder, TarFile, TextFile
+        from onnxtrain.data.csv_file import CSV_SUFFIXES
+        from onnxtrain.data.image_folder import is_image_folder
+        from onnxtrain.data.tar_file import is_tar
+
+        image_settings = {"mean": _channel_values("mean", self.mean), "std": _channel_values("std", self.std)}
+        if self.tokenizer is not None:
+            self._only("tokenizer", "text", "length", kind="texts", path=path)
+            return TextFile(path, self.tokenizer, self.text, self.length)
+        if is_tar(path) or is_image_folder(Path(path)):
+            self._only("mean", "std", "skip_broken", kind="images", path=path)
+            reader = TarFile if is_tar(path) else ImageFolder
+            return reader(path, **image_settings, skip_broken=self.skip_broken)
+        if Path(path).suffix.lower() in CSV_SUFFIXES:
+            self._only("delimiter", "encoding", "decimal", kind="a CSV file", path=path)
+            return CsvFile(path, self.delimiter, self.encoding, self.decimal)
+        self._only(kind="arrays", path=path)
+        return path
+
+    def held_out(self, validation: str | None) -> Any:
+        """Return validation data with these settings, or the fraction to hold out.
+
+        Raises:
+            DataError: The text is neither.
+        """
+        if validation is None:
+            return None
+        if Path(validation).exists():
+            return self.source(validation)
+        try:
+            return float(validation)
+        except ValueError:
+            raise DataError(
+                f"--validation is {validation!r}; it needs a .npz or .csv file, a folder, or a fraction such as 0.1."
+            ) from None
+
+    def _only(self, *names: str, kind: str, path: str) -> None:
+        """Raise OptionError for settings that are not for this kind of data."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in names and value != field.default:
+                flag = f"--{field.name.replace('_', '-')}"
+                shown = flag if value is True else f"{flag} is {str(value)!r}"
+                raise OptionError(f"{shown}, but {path!r} is read as {kind}; leave it out.")
+
+
+def _channel_values(name: str, given: str | None) -> float | Sequence[float] | None:
+    if given is None:
+        return None
+    try:
+        found = [float(part) for part in given.split(",")]
+    except ValueError:
+        raise OptionError(f"--{name} is {given!r}; it needs numbers such as 0.5 or 0.49,0.46,0.41.") from None
+    return found[0] if len(found) == 1 else found
+
+
+@Parameter(name="*", group=ADAPTERS)
+@dataclass(frozen=True)
+class LoraFlags:
+    """Adapters to train beside frozen weights."""
+
+    lora: Annotated[
+        int | None,
+        Parameter(
+            metavar="RANK",
+            help="Train adapters of this rank beside frozen weights. The output is then an adapter (.onnx_adapter, or "
+            "a folder for PEFT), or a model (.onnx) into which it is merged.",
+        ),
+    ] = None
+    lora_alpha: Annotated[float | None, Parameter(help="Adapters are scaled by alpha / rank.  [default: 16]")] = None
+    lora_targets: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            metavar="PATTERN",
+            help="The layers to adapt: names that 'inspect --adaptable' lists, or all-linear. May be "
+            "repeated.  [default: attention's, else all-linear]",
+        ),
+    ] = None
+    lora_dropout: Annotated[float | None, Parameter(help="Dropout of the adapters' inputs.  [default: 0]")] = None
+    lora_init: Annotated[
+        Literal["kaiming", "gaussian"] | None, Parameter(help="Initial values of adapters.  [default: kaiming]")
+    ] = None
+    lora_adapter: Annotated[
+        Path | None,
+        Parameter(metavar="PATH", help="Continue with this .onnx_adapter file or PEFT folder, instead of --lora."),
+    ] = None
+    dora: Annotated[bool, SWITCH, Parameter(help="Train the magnitudes of columns, too (DoRA).")] = False
+    rslora: Annotated[bool, SWITCH, Parameter(help="Scale adapters by alpha / sqrt(rank) (rsLoRA).")] = False
+
+    @property
+    def given(self) -> bool:
+        """Return whether any flag asks for adapters."""
+        return self.lora is not None or self.lora_adapter is not None
+
+    def build(self) -> Lora | None:
+        """Return the settings of the adapters, if any.
+
+        Raises:
+            OptionError: A setting is given without adapters, or is invalid.
+        """
+        named: dict[str, Any] = {"alpha": self.lora_alpha, "targets": self.lora_targets, "dropout": self.lora_dropout}
+        named |= {"init": self.lora_init, "adapter": self.lora_adapter}
+        settings = {name: value for name, value in named.items() if value is not None}
+        if not self.given:
+            flags = [f"--lora-{name}" for name in settings]
+            flags += [f"--{name}" for name in ("dora", "rslora") if getattr(self, name)]
+            if flags:
+                raise OptionError(f"{flags[0]} is for adapters, but there are none; give their rank: --lora 8.")
+            return None
+        from onnxtrain.adapters.lora import Lora
+
+        if self.lora is not None:
+            settings["rank"] = self.lora
+        return Lora(**settings, dora=self.dora, rslora=self.rslora)
+
+
+class OptimizerFlags:
+    """Flags of the optimizers: the name, and every setting under each of its names."""
+
+    optimizer: str
+
+    def build(self, default: Optimizer | None = None) -> Optimizer:
+        """Return the optimizer that the flags describe.
+
+        Args:
+            default: Settings that no flag gives, where the optimizer is of the same class.
+
+        Raises:
+            OptionError: The optimizer has no such setting, or the value is outside its range.
+        """
+        settings, given = read_optimizer(self.optimizer)
+        known = setting_names(settings)
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.name == "optimizer" or value is None:
                 continue
             if field.name not in known:
-                flags = ", ".join("--" + name.replace("_", "-") for name in known)
+                flags = ", ".join(_flag(name) for name in known if name not in ("lr", "sparsity"))
                 raise OptionError(
-                    f"--{field.name.replace('_', '-')} is {value}, but {self.optimizer} has no such attribute; "
-                    f"it has {flags}."
+                    f"{_flag(field.name)} is {value}, but {settings.__name__.lower()} has no such setting; it has "
+                    f"{flags}."
                 )
+            if field.name in given:
+                raise OptionError(f"{_flag(field.name)} is given twice, by the flag and in {self.optimizer!r}.")
             given[field.name] = value
-        return settings.from_attributes(**given)
+        if isinstance(default, settings):
+            return dataclasses.replace(default, **as_fields(default, given))
+        return settings(**given)
+
+    def resolved(self) -> dict[str, Any]:
+        """Return values of these flags that give the same optimizer, also where defaults change."""
+        optimizer = self.build()
+        none = dict.fromkeys(field.name for field in dataclasses.fields(self))  # type: ignore[arg-type]
+        given = {"optimizer": type(optimizer).__name__.lower(), "learning_rate": optimizer.learning_rate}
+        return {**none, **given, **optimizer.node_attributes()}
 
 
-def _by_name() -> dict[str, type[Optimizer]]:
-    return {name.lower(): entry.settings for name, entry in OPTIMIZERS.items()}
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
-def _default(settings: type[Optimizer], name: str) -> Any:
-    made = settings.from_attributes()
-    return made.learning_rate if name == "learning_rate" else made.node_attributes()[name]
-
-
-def _show(value: float | str) -> str:
+def _show(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _attribute_help(name: str) -> str:
-    """Return the help of an optimizer attribute, with the optimizers that have it and their defaults."""
+def _setting_help(name: str) -> str:
+    """Return the help of a setting, with the optimizers that have it and their defaults."""
     texts: dict[str, list[str]] = {}
-    for optimizer, settings in _by_name().items():
+    for optimizer, settings in optimizers_by_name().items():
+        defaults = settings().node_attributes()
         for attribute in settings.schema.attributes:
-            if attribute.name == name:
-                who = f"{optimizer}: {_show(_default(settings, name))}"
-                texts.setdefault(attribute.doc, []).append(who)
+            field, _, index = attribute.familiar.partition("[")
+            default = f"{optimizer}: {_show(defaults[attribute.name])}"
+            if name == attribute.name and (not field or index or attribute.kind is str):
+                texts.setdefault(attribute.doc, []).append(default)
+            elif name == attribute.name:
+                also = field.replace("1 - ", "1 - --") if " " in field else _flag(field)
+                texts.setdefault(f"ONNX's name of {also}.", []).append(default)
+            elif name == field and index == "0]":
+                texts.setdefault("--alpha and --beta as a pair, 0.9,0.999.", []).append(optimizer)
+            elif name == field and not index and attribute.kind is str:
+                texts.setdefault(f"{_flag(attribute.name)} {attribute.choices[1]}.", []).append(optimizer)
+            elif name == field and not index:
+                texts.setdefault(attribute.doc, []).append(default)
+            elif field == f"1 - {name}":
+                texts.setdefault(f"1 - {_flag(attribute.name)}.", []).append(optimizer)
     return " ".join(f"{doc} [{', '.join(who)}]" for doc, who in texts.items())
 
 
+def _pair(_: Any, tokens: Sequence[Token]) -> tuple[float, ...]:
+    """Convert ``0.9,0.999``, or an array of TOML."""
+    text = ",".join(token.value for token in tokens)
+    try:
+        return tuple(float(part) for part in text.strip("()").split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a pair of numbers such as 0.9,0.999") from None
+
+
 def _optimizer_flags(default: str) -> type[OptimizerFlags]:
-    """The class of all flags: adding an optimizer adds its attributes here."""
-    optimizers = _by_name()
-    rates = ", ".join(f"{name}: {_default(settings, 'learning_rate'):g}" for name, settings in optimizers.items())
+    """Return the class of all flags: an optimizer adds its settings by being registered."""
+    optimizers = optimizers_by_name()
+    rates = ", ".join(f"{name}: {settings().learning_rate:g}" for name, settings in optimizers.items())
+    names: dict[str, Any] = {
+        "optimizer": Annotated[
+            Literal[tuple(optimizers)] | str,
+            Parameter(metavar="NAME", help="The update rule, with settings as in 'adam(lr=1e-3)', or by flags."),
+        ],
+        "learning_rate": Annotated[
+            float | None,
+            Parameter(
+                name=["--learning-rate", "--lr"],
+                help=f"Learning rate, the highest one of a schedule. [{rates}]",
+            ),
+        ],
+    }
+    kinds = {attribute.name: attribute.kind for each in optimizers.values() for attribute in each.schema.attributes}
+    for settings in optimizers.values():
+        for name in setting_names(settings):
+            if name in ("lr", "sparsity") or name in names:
+                continue
+            if name == "betas":
+                pair = Parameter(negative=(), n_tokens=1, converter=_pair, metavar="A,B", help=_setting_help(name))
+                names[name] = Annotated[tuple[float, ...] | None, pair]
+            elif name == "nesterov":
+                names[name] = Annotated[bool | None, Parameter(negative=(), help=_setting_help(name))]
+            else:
+                kind = kinds.get(name, float)
+                names[name] = Annotated[kind | None, Parameter(help=_setting_help(name))]
     fields: list[tuple[str, Any, Any]] = [
-        (
-            "optimizer",
-            Annotated[Literal[tuple(optimizers)], Parameter(help="The update rule.")],
-            dataclasses.field(default=default),
-        ),
-        (
-            "learning_rate",
-            Annotated[
-                float | None,
-                Parameter(
-                    name=["--learning-rate", "--lr"],
-                    help=f"The learning rate, the highest one of a schedule. [{rates}]",
-                ),
-            ],
-            dataclasses.field(default=None),
-        ),
+        (name, kind, dataclasses.field(default=default if name == "optimizer" else None))
+        for name, kind in names.items()
     ]
-    kinds = {a.name: a.kind for settings in optimizers.values() for a in settings.schema.attributes}
-    for name, kind in kinds.items():
-        annotation = Annotated[kind | None, Parameter(help=_attribute_help(name))]  # type: ignore[valid-type]
-        fields.append((name, annotation, dataclasses.field(default=None)))
     made = dataclasses.make_dataclass("OptimizerSettings", fields, bases=(OptimizerFlags,), frozen=True)
     made.__module__ = __name__  # Python 3.11 says "types", where cyclopts would look for the annotations
     result: type[OptimizerFlags] = Parameter(name="*", group=OPTIMIZER)(made)

@@ -1,4 +1,4 @@
-"""``onnxtrain import-states``: the weights that a step graph was trained to, back in the model."""
+"""``onnxtrain import-states``: write the trained weights of a step graph back into the model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 
-HELP = "Write a model with the weights of a file of states, which a browser or another program trained."
+HELP = "Write a model with weights that a browser or another program has trained."
 
 EXAMPLES = """\
 Examples
 
     onnxtrain import-states model.onnx states.safetensors -o tuned.onnx
 
-  With what the export was told to untie or to tie:
+  After an export with --untie or --tie:
     onnxtrain import-states model.onnx states.safetensors --tie -o tuned.onnx
 """
 
@@ -33,7 +33,7 @@ def command(
     tie: Annotated[bool, flags.SWITCH, Parameter(help="The export had --tie.")] = False,
     debug: flags.Debug = False,
 ) -> None:
-    """Run ``onnxtrain import-states``; the flags are described where they are declared."""
+    """Run ``onnxtrain import-states``."""
     from onnxtrain.training.import_states import import_states
 
     paths.check_paths(

@@ -1,4 +1,4 @@
-"""``onnxtrain inspect``: what is in a model, seen with the eyes of one who wants to train it."""
+"""``onnxtrain inspect``: print what can be trained in a model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from onnxtrain.cli import flags, terminal
-from onnxtrain.cli.wording import in_flags
+from onnxtrain.cli.messages import in_flags
 
 if TYPE_CHECKING:
     from onnxtrain.training.advice.inspection import Inspection
 
-HELP = "Print what a model holds: which weights can be trained and why others cannot, operators, hints."
+HELP = "Print the weights of a model, why some cannot be trained, its operators, and hints."
 
 EXAMPLES = """\
 Examples
@@ -49,7 +49,7 @@ def command(
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> None:
-    """Run ``onnxtrain inspect``; the flags are described where they are declared."""
+    """Run ``onnxtrain inspect``."""
     if adaptable:
         _adaptable(model, as_json=json_output)
         return
@@ -79,7 +79,7 @@ def _initializers(console: Console, found: Inspection) -> None:
 
 
 def _adaptable(model: Path, *, as_json: bool) -> None:
-    """The layers that can have adapters."""
+    """Print the layers that can have adapters."""
     from onnxtrain.adapters import adaptable_layers
 
     found = adaptable_layers(model)

@@ -1,4 +1,4 @@
-"""The paths of a command: no two may be the same file, so that nothing is overwritten unasked."""
+"""The paths of a command: no two may be the same file, so that no file is overwritten by accident."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxtrain.errors import OptionError
-from onnxtrain.model_file.references import data_files_of
-from onnxtrain.model_file.saving import fresh_locations
+from onnxtrain.model_file.saving import data_files_of, fresh_locations
 
 MODEL = "MODEL"
-"""Name of the model in messages: it has no flag."""
+"""Name of the model in messages; it has no flag."""
 
 RUN_FILES = ("metrics.csv", "curves.svg", "report.html", "run.json", "config.toml")
 """Files that ``--run`` writes into its folder."""
 
 Key = tuple[int, int] | str
-"""Tells files apart: device and inode, for a file that is not there yet the path behind all links."""
+"""Identity of a file: device and inode, or the resolved path of a missing file."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A path as a command got it.
+    """A path given to a command.
 
     Attributes:
-        path: The path; ``None`` where the flag was not given.
+        path: The path; ``None`` if the flag was not given.
         written: Whether it is an output.
-        is_model: Whether it is a model, whose data files count, too.
-        files: Of a folder, the files that count, too: names, or a pattern for those that are there.
+        is_model: Whether it is a model; its data files belong to it.
+        files: Files of a folder that belong to it: names, or a pattern for existing ones.
     """
 
     path: str | os.PathLike[str] | None
@@ -40,27 +39,27 @@ class Given:
 
 
 def data(path: str | None) -> Given:
-    """Arrays: a file, or a folder of ``.npy`` files."""
+    """Return a path of arrays: a file, or a folder of ``.npy`` files."""
     return Given(path, files="*.npy")
 
 
 def model(path: str | os.PathLike[str] | None) -> Given:
-    """A model that is read."""
+    """Return the path of a model to read."""
     return Given(path, is_model=True)
 
 
 def output(path: Path | None, *, is_model: bool = False) -> Given:
-    """A file that is written."""
+    """Return the path of a file to write."""
     return Given(path, written=True, is_model=is_model)
 
 
 def folder(path: Path | None, files: tuple[str, ...]) -> Given:
-    """A folder into which files of these names are written."""
+    """Return the path of a folder in which files of these names are written."""
     return Given(path, written=True, files=files)
 
 
 def loss(name: str | None) -> Given:
-    """A loss, where it is a model."""
+    """Return the path of a loss that is a model."""
     return model(name if name is not None and name.endswith(".onnx") else None)
 
 
@@ -81,9 +80,8 @@ def check_paths(paths: Mapping[str, Given], *, in_place: bool | None = None) -> 
     """Refuse two paths that are the same file, by whatever names and links.
 
     Args:
-        paths: What the command got, by flag. What belongs to one flag (a model and its data files, a folder and its
-            files) may be the same.
-        in_place: Whether ``--output`` may be the model; ``None`` for a command that does not have ``--in-place``.
+        paths: The paths by flag. Files of one flag (a model and its data files, a folder and its files) may coincide.
+        in_place: Whether ``--output`` may be the model; ``None`` for a command without ``--in-place``.
 
     Raises:
         OptionError: Two are the same; the message names the flags.
@@ -96,7 +94,7 @@ def check_paths(paths: Mapping[str, Given], *, in_place: bool | None = None) -> 
             if owner == flag or (in_place and {owner, flag} == {MODEL, "--output"}):
                 continue
             if owner == MODEL and part and part_of_owner:
-                continue  # an output in the model's folder, which is refused where it is written
+                continue  # an output in the model's folder: writing it raises
             if in_place is not None and (owner, flag) == (MODEL, "--output") and not part and not part_of_owner:
                 raise OptionError(
                     f"--output is the model itself, {str(given.path)!r}; say --in-place to write onto it, or give "
@@ -110,7 +108,7 @@ def check_paths(paths: Mapping[str, Given], *, in_place: bool | None = None) -> 
 
 
 def _files(given: Given, paths: Mapping[str, Given]) -> Iterator[tuple[Key | None, str]]:
-    """All files that a path stands for, with what they are to it."""
+    """Return the identities of all files of a path, each with a label for messages."""
     if given.path is None:
         return
     path = Path(given.path)
@@ -125,17 +123,17 @@ def _files(given: Given, paths: Mapping[str, Given]) -> Iterator[tuple[Key | Non
 
 
 def _data_files(path: Path, given: Given, paths: Mapping[str, Given]) -> Iterator[tuple[Key | None, str]]:
-    """The data files of a model; those of a new one have the names that the model has for them."""
+    """Return the data files of a model; a new model gets those of the model that it is made from."""
     source = path
     if given.written:
         if path.exists():
-            return  # they get names that nothing has
+            return  # they get fresh names
         source = Path(paths[MODEL].path or path)
     found = sorted((data_files_of(source) if source.is_file() else None) or ())
     if given.written:
         found = list(fresh_locations(path, found, source.name).values())
     for location in found:
-        if given.written or _is_beside(path.parent, location):  # of others reading the model says what is wrong
+        if given.written or _is_beside(path.parent, location):  # otherwise reading the model reports it
             yield _key(path.parent / location), location
 
 
@@ -144,7 +142,7 @@ def _is_beside(folder: Path, location: str) -> bool:
     try:
         data = (folder / location).resolve()
         return data.is_file() and data.is_relative_to(folder.resolve())
-    except (OSError, ValueError):  # a name that is none
+    except (OSError, ValueError):  # an invalid name
         return False
 
 

@@ -1,4 +1,4 @@
-"""``onnxtrain predict``: the outputs of a model for data, as a file."""
+"""``onnxtrain predict``: write the outputs of a model for data to a file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.data_flags import ReaderFlags
+from onnxtrain.cli.flags import ReaderFlags
 from onnxtrain.errors import OptionError
 
-HELP = "Write the outputs of a model for data; a target in the data is not looked at."
+HELP = "Write the outputs of a model for data; a target in the data is ignored."
 
 EXAMPLES = """\
 Examples
@@ -21,7 +21,7 @@ Examples
     onnxtrain predict model.onnx --data test.npz --output predictions.npz
     onnxtrain predict model.onnx --data images.npy --output logits.npy
 
-  A line for each picture, with its file, its label and all probabilities:
+  A line for each image, with its file, its label and all probabilities:
     onnxtrain predict tuned.onnx --data pictures --output found.csv
 """
 
@@ -48,8 +48,8 @@ def command(
         flags.SWITCH,
         Parameter(
             group=flags.RESULTS,
-            help="The first output has scores of classes: write labels and probabilities to the .csv or .parquet file. "
-            "So it is without saying where the model was trained on texts.",
+            help="Write labels and probabilities to the .csv or .parquet file; the first output has scores of classes. "
+            "The default for models trained on text labels.",
         ),
     ] = False,
     batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,
@@ -58,7 +58,7 @@ def command(
     config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
-    """Run ``onnxtrain predict``; the flags are described where they are declared."""
+    """Run ``onnxtrain predict``."""
     from onnxtrain.data.data_names import read_labels
     from onnxtrain.model_file.file import ModelFile, check_writable
     from onnxtrain.model_file.writing import AtomicFiles
@@ -94,7 +94,7 @@ def command(
         rows["written"] = f"{output} ({terminal.file_size(output)})"
         terminal.console().print(terminal.facts(rows))
         return
-    # Text comes as Python objects, which only pickle could write.
+    # Strings are Python objects, which only pickle could write.
     arrays = {name: array.astype(np.str_) if array.dtype.hasobject else array for name, array in arrays.items()}
     with AtomicFiles() as files, files.create(output) as file:
         if output.suffix == ".npy":
@@ -107,7 +107,7 @@ def command(
 
 
 def _files(source: Any, size: int) -> list[str] | None:
-    """The pictures that the lines are of; None where these are not known, since some could not be read."""
+    """Return the image of each line; None if some images could not be read."""
     from onnxtrain.data import ImageFolder
 
     if not isinstance(source, ImageFolder):

@@ -12,20 +12,20 @@ from rich.text import Text
 
 from onnxtrain.callbacks import EarlyStopping, TrainingState, progress
 from onnxtrain.cli import terminal
-from onnxtrain.cli.wording import in_flags
+from onnxtrain.cli.messages import in_flags
 from onnxtrain.report.record import words
 
 if TYPE_CHECKING:
-    from onnxtrain.training.trainer import Trainer
+    from onnxtrain.trainer import Trainer
 
 
 class Progress(progress.Progress):
     """Shows a training on the terminal.
 
     Args:
-        trainer: What is trained.
-        name: What to call the model.
-        display: "lines", or "auto": a bar where the output is a terminal.
+        trainer: The trainer.
+        name: Name of the model.
+        display: "lines", or "auto": a bar on a terminal, else lines.
     """
 
     def __init__(self, trainer: Trainer, *, name: str, display: str = "auto") -> None:
@@ -41,7 +41,7 @@ class Progress(progress.Progress):
         return progress.Bar(self._console) if bar else progress.Lines(self._console.print)
 
     def on_fit_begin(self, state: TrainingState) -> None:
-        """Say what is trained, and put up the bar."""
+        """Print the trainable parameters, and start the bar."""
         self._introduce()
         super().on_fit_begin(state)
 
@@ -57,12 +57,12 @@ class Progress(progress.Progress):
             self._console.print(Text.assemble(("hint: ", "yellow"), in_flags(hint)))
 
     def on_fit_end(self, state: TrainingState) -> None:
-        """Take the bar down."""
+        """Stop the bar."""
         super().on_fit_end(state)
         self._stop_reason = state.stop_reason
 
     def note_waiting(self) -> None:
-        """The summary says it."""
+        """Do nothing: the summary reports the waiting time."""
 
     def written(self, what: str, path: Path) -> None:
         """Remember a file for the summary."""
@@ -80,7 +80,7 @@ class Progress(progress.Progress):
             self._console.print(text_curve(rows))
 
     def summary(self, rows: list[dict[str, float]]) -> None:
-        """The final table: last and best values, the time, the files."""
+        """Print the final table: last and best values, the time, the files."""
         if self._stop_reason:
             self._console.print(f"Stopped early: {self._stop_reason}.")
         parts: list[Any] = [measured(rows)] if rows else []
@@ -94,7 +94,7 @@ class Progress(progress.Progress):
 
 
 def measured(rows: list[dict[str, float]]) -> Table:
-    """Every measured value: in the last epoch, and in its best one."""
+    """Return the table of metrics in the last epoch and in the best one."""
     table = terminal.table("", "last epoch", "best", "in epoch", right=("last epoch", "best", "in epoch"))
     for name in rows[-1]:
         if name in ("epoch", "step", "learning_rate"):

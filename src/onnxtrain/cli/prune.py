@@ -1,4 +1,4 @@
-"""``onnxtrain prune``: make a model sparse, keep its accuracy, and report what came of it."""
+"""``onnxtrain prune``: make a model sparse, keep its accuracy, and report the result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from cyclopts import Group, Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config, as_toml
-from onnxtrain.cli.data_flags import ReaderFlags
-from onnxtrain.cli.flags import COURSE, DATA, RESULTS, SWITCH, PruningOptimizer, Training
-from onnxtrain.cli.streams import quiet_on_request, unattended
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.cli.flags import LOOP, RESULTS, SWITCH, PruningOptimizer, ReaderFlags, Training
+from onnxtrain.cli.process import quiet_on_request, unattended
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,14 +58,15 @@ class Pruning:
     )
     accuracy_drop: Annotated[
         float | None,
-        Parameter(help="Instead: as many as keep the validation accuracy within this (0.01 is one point)."),
+        Parameter(help="Instead of --sparsity: the validation accuracy to lose at most (0.01 is one point)."),
     ] = None
     method: Annotated[
         Literal["ssgd", "magnitude", "random"],
-        Parameter(help="Train with sparsity promotion; or the baselines: cut the smallest weights, or any."),
+        Parameter(help="ssgd trains with sparsity promotion; the baselines cut the smallest weights, or random ones."),
     ] = "ssgd"
     scope: Annotated[
-        Literal["global", "layer"], Parameter(help="Weights of all tensors compete, or each gets the same sparsity.")
+        Literal["global", "layer"],
+        Parameter(help="Rank the weights of all tensors together, or give each the same sparsity."),
     ] = "global"
     tensors: Annotated[
         list[str] | None,
@@ -77,13 +76,13 @@ class Pruning:
             help="Parameters to prune. May be repeated.  [default: weights and embeddings]",
         ),
     ] = None
-    rounds: Annotated[int, Parameter(help="How many cuts, spread over the training on a cubic schedule.")] = 1
-    fresh: Annotated[bool, SWITCH, Parameter(help="Draw the weights anew before the training.")] = False
+    rounds: Annotated[int, Parameter(help="Number of cuts, spread over the training on a cubic schedule.")] = 1
+    fresh: Annotated[bool, SWITCH, Parameter(help="Initialize the weights anew before the training.")] = False
 
 
-@Parameter(name="*", group=COURSE)
+@Parameter(name="*", group=LOOP)
 @dataclass(frozen=True)
-class Course:
+class LoopFlags:
     """Settings of the training loops: arguments of :func:`onnxtrain.prune`."""
 
     epochs: Annotated[int, Parameter(help="Epochs of the training; 0 cuts the model as it is.")] = 10
@@ -106,16 +105,13 @@ def command(
     data: flags.Data,
     loss: flags.Loss,
     loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
-    validation: Annotated[
-        str | None,
-        Parameter(group=DATA, metavar="PATH", help="Data to measure on, or the fraction to hold out: 0.1."),
-    ] = None,
+    validation: flags.Validation = None,
     target: flags.Target = None,
     reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     pruning: Pruning = Pruning(),
     training: Training = Training(),  # noqa: B008 - frozen
     settings: PruningOptimizer = PruningOptimizer(),  # noqa: B008 - frozen
-    course: Course = Course(),
+    loop: LoopFlags = LoopFlags(),
     output: Annotated[
         Path | None,
         Parameter(
@@ -145,12 +141,12 @@ def command(
     config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
-    """Run ``onnxtrain prune``; the flags are described where they are declared."""
+    """Run ``onnxtrain prune``."""
     given = dict(locals())
-    from onnxtrain.pruning.prune import prune
+    from onnxtrain.pruning.prune import DEFAULT_OPTIMIZER, prune
 
     console = terminal.console()
-    arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(course)
+    arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(loop)
     path = paths.output_of(model, output, f"{model.stem}-pruned.onnx", in_place=in_place)
     paths.check_paths(
         {
@@ -167,9 +163,9 @@ def command(
         model,
         reading.source(data),
         loss=loss_flags.of(loss),
-        validation=_measured(validation, reading),
+        validation=reading.held_out(validation),
         target=target,
-        optimizer=_optimizer(settings),
+        optimizer=settings.build(DEFAULT_OPTIMIZER),
         storage=storage,
         save=path,
         report=report,
@@ -191,42 +187,15 @@ def command(
 
 
 def _write_config(path: Path, given: Mapping[str, Any]) -> None:
-    """Write what repeats the command."""
+    """Write the flags that repeat the command."""
     from onnxtrain.model_file.writing import AtomicFiles
 
     with AtomicFiles() as files, files.create(path) as file:
         file.write(as_toml(given).encode())
 
 
-def _optimizer(settings: PruningOptimizer) -> Optimizer:
-    """The optimizer; for SSGD what is not given is as :func:`onnxtrain.prune` has it."""
-    from onnxtrain.pruning.prune import DEFAULT_OPTIMIZER
-
-    built = settings.build()
-    if settings.optimizer != "ssgd":
-        return built
-    given = [field.name for field in dataclasses.fields(built) if getattr(settings, field.name) is not None]
-    return dataclasses.replace(DEFAULT_OPTIMIZER, **{name: getattr(built, name) for name in given})
-
-
 def _display(console: Console) -> Display:
-    """A bar for those who watch, with the lines of epochs and cuts above it; only these elsewhere."""
+    """Return a progress bar for a terminal, below the lines of epochs and cuts; elsewhere the lines alone."""
     from onnxtrain.callbacks.progress import Bar, Lines
 
     return Bar(console) if console.is_terminal else Lines(lambda line: terminal.lines(console, line))
-
-
-def _measured(given: str | None, reading: ReaderFlags) -> Any:
-    """Data to measure on, or the fraction to hold out."""
-    found = _validation(given)
-    return reading.source(found) if isinstance(found, str) else found
-
-
-def _validation(given: str | None) -> str | float | None:
-    """A path, or the fraction to hold out."""
-    if given is None or Path(given).exists():
-        return given
-    try:
-        return float(given)
-    except ValueError:
-        return given

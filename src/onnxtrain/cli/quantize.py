@@ -1,4 +1,4 @@
-"""``onnxtrain quantize``: a quantized model, for ONNX Runtime and for quantization-aware training."""
+"""``onnxtrain quantize``: quantize a model for ONNX Runtime and for quantization-aware training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config
 
-HELP = "Quantize a model with ONNX Runtime's quantizer, with the settings that quantization-aware training takes."
+HELP = "Quantize a model with ONNX Runtime's quantizer, ready for quantization-aware training."
 
 EXAMPLES = """\
 Examples
@@ -27,20 +27,20 @@ def command(
     model: flags.ModelPath,
     /,
     *,
-    data: Annotated[str, Parameter(group=flags.DATA, help="Some hundred examples, for the ends of activations.")],
+    data: Annotated[str, Parameter(group=flags.DATA, help="Some hundred examples, for the ranges of activations.")],
     output: Annotated[
         Path, Parameter(name=("--output", "-o"), group=flags.RESULTS, metavar="FILE", help="The quantized model.")
     ],
     bits: Annotated[int, Parameter(help="Bits of the weights: 8 or 4.")] = 8,
     per_channel: Annotated[bool, Parameter(help="A scale for each output channel of a weight.")] = True,
     exclude: Annotated[
-        list[str] | None, Parameter(negative=(), metavar="NODE", help="Names of nodes that stay as they are.")
+        list[str] | None, Parameter(negative=(), metavar="NODE", help="Names of nodes that are not quantized.")
     ] = None,
     batch_size: Annotated[int, Parameter(help="Examples at a time.")] = 32,
     config: Config = None,
     debug: flags.Debug = False,
 ) -> None:
-    """Run ``onnxtrain quantize``; the flags are described where they are declared."""
+    """Run ``onnxtrain quantize``."""
     from onnxtrain.data.data_names import read_names, write_names
     from onnxtrain.model_file.file import ModelFile
     from onnxtrain.training.quantize import quantize

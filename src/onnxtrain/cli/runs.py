@@ -1,4 +1,4 @@
-"""``onnxtrain runs``: trainings that ``fit --run`` wrote down, side by side."""
+"""``onnxtrain runs``: compare trainings that ``fit --run`` recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from onnxtrain.cli import flags, terminal
 from onnxtrain.report.record import words
 
-HELP = "Compare runs: what each reached, and the settings in which they differ."
+HELP = "Compare runs: their best values, and the settings in which they differ."
 
 EXAMPLES = """\
 Examples
@@ -31,7 +31,7 @@ def command(
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> None:
-    """Run ``onnxtrain runs``; the flags are described where they are declared."""
+    """Run ``onnxtrain runs``."""
     from onnxtrain.report.runs import differences, read_runs
 
     runs = read_runs(folders)
@@ -60,7 +60,7 @@ def command(
     console = terminal.console()
     console.print(table)
     if differ and differ[0]:
-        settings = terminal.table("run", *differ[0], title="what differs")
+        settings = terminal.table("run", *differ[0], title="differences")
         for run, values in zip(runs, differ, strict=True):
             cells = ("not given" if value is None else str(value) for value in values.values())
             settings.add_row(str(run.path), *cells)

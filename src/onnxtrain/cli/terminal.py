@@ -20,11 +20,11 @@ from onnxtrain.training.formatting import number as number
 from onnxtrain.training.formatting import plural as plural
 
 _PLAIN_WIDTH = 200
-"""Columns where the output is a file or a pipe, so that no table is cut."""
+"""Columns of a file or a pipe, so that no table is cut."""
 
 
 class _PlainConsole(Console):
-    """A console that shows texts as they are: no markup, no emoji by name, no control characters."""
+    """Console that prints text verbatim: no markup, no emoji names, no control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
@@ -43,18 +43,18 @@ class _PlainConsole(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on the standard output, or the standard error."""
+    """Return a console on the standard output or the standard error."""
     found = _PlainConsole(stderr=stderr)
     return found if found.is_terminal else _PlainConsole(stderr=stderr, width=_PLAIN_WIDTH)
 
 
 def lines(console: Console, text: str) -> None:
-    """Print a text: broken between words in a terminal, and line by line as it is elsewhere."""
+    """Print a text, wrapped between words on a terminal only."""
     console.print(text, soft_wrap=not console.is_terminal)
 
 
 def table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """An empty table; the columns named in ``right`` hold numbers."""
+    """Return an empty table; the columns named in ``right`` hold numbers."""
     result = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -66,7 +66,7 @@ def table(*columns: str, title: str | None = None, right: Sequence[str] = ()) ->
 
 
 def facts(rows: Mapping[str, str]) -> Table:
-    """Names and what they are, without lines."""
+    """Return a table of names and values without lines."""
     result = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     result.add_column(style="dim")
     result.add_column(overflow="fold")
@@ -76,7 +76,7 @@ def facts(rows: Mapping[str, str]) -> Table:
 
 
 def file_size(path: Path) -> str:
-    """The size of a file in units of a thousand."""
+    """Return the size of a file in powers of 1000 bytes."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         return "a device or a pipe"

@@ -1,4 +1,4 @@
-"""Write a folder that is a web page: it trains a model in the browser (``onnxtrain export --web``)."""
+"""Write a web page that trains a model in the browser (``onnxtrain export --web``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from onnxtrain.model_file.file import ModelFile
 
 PAGE = Path(__file__).parent.parent / "web"
-"""The page and the programs in it: index.html, page.js, and the package onnxtrain-web, compiled."""
+"""The page and its scripts: index.html, page.js, and the compiled package onnxtrain-web."""
 
 WEB_FILES = (
     *("index.html", "page.js", "onnxtrain-web.js", "worker.js"),
@@ -27,7 +27,7 @@ RUNTIME = "https://cdn.jsdelivr.net/npm/onnxruntime-web@1.30.0/dist/"
 """Default URL of ONNX Runtime for pages: the version that the tests run."""
 
 EPOCHS, BATCH_SIZE = 40, 8
-"""Of the page: for some dozens of examples."""
+"""Defaults of the page, for some dozens of examples."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class WebPage:
     Attributes:
         model: The user's model.
         step: The step graph, of standard operators.
-        states: The first values of its states, as safetensors.
+        states: Its initial states, as safetensors.
         learning_rate: The learning rate.
         runtime: URL of the files of onnxruntime-web.
     """
@@ -52,7 +52,7 @@ class WebPage:
         """Return the settings that the page's script reads.
 
         Raises:
-            OptionError: The step graph has no loss, or nothing to feed but the learning rate.
+            OptionError: The step graph has no loss, or takes no batch.
         """
         from onnxtrain.passes.description import Description
 
@@ -79,7 +79,7 @@ class WebPage:
         return settings
 
     def write(self, folder: Path) -> None:
-        """Write the page into a folder, which is made where it is not there.
+        """Write the page into a folder, creating it if needed.
 
         Raises:
             ModelError: The folder cannot be written, or the model keeps weights in other files.
@@ -104,12 +104,12 @@ class WebPage:
 
 
 def _shape(value: ValueInfoProto) -> list[int]:
-    """The sizes of a tensor; 0 for those that are free."""
+    """Return the sizes of a tensor; 0 for dynamic ones."""
     return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
 def _image(value: ValueInfoProto) -> dict[str, int] | None:
-    """The size of gray images ([N, 1, height, width], float), where an input takes such."""
+    """Return the size of gray images ([N, 1, height, width], float) if an input takes them."""
     from onnx import TensorProto
 
     shape = _shape(value)

@@ -10,7 +10,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.frames import as_input, check_width, choose_columns
 from onnxtrain.data.images import Layout, check_pixel_count, pixels_of
-from onnxtrain.data.naming import check_beside
+from onnxtrain.data.naming import check_beside, check_pasts
 from onnxtrain.errors import DataError
 
 
@@ -34,7 +34,9 @@ class HuggingFaceExamples:
         self, dataset: Any, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
     ) -> None:
         self._dataset, self._specs = dataset, list(specs)
-        names = list(dataset.column_names)
+        caches = specs[0].pasts if specs else ()
+        self._caches = [name for name in dataset.column_names if name in caches]
+        names = [name for name in dataset.column_names if name not in caches]
         beside = [spec.name for spec in specs if spec.beside]
         check_beside(beside, names, "the dataset has no column")
         others = [name for name in names if name != target and name not in beside]
@@ -58,6 +60,7 @@ class HuggingFaceExamples:
                 *(self._features or self._columns.values()),
                 *(beside if self._features else []),
                 *([target] if self._target else []),
+                *self._caches,
             ]
         )
 
@@ -67,6 +70,7 @@ class HuggingFaceExamples:
     def batch(self, rows: Sequence[int]) -> object:
         """Some examples as inputs by name and targets."""
         found = self._dataset[list(rows)]
+        check_pasts({name: found[name] for name in self._caches}, self._specs, "the dataset")
         if self._features is not None:
             inputs = {self._specs[0].name: np.stack([_numbers(found[name], name) for name in self._features], axis=1)}
             alone = [spec for spec in self._specs if spec.beside]

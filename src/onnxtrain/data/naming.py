@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from onnxtrain.data.conversion import TensorSpec, is_array_like
 from onnxtrain.errors import DataError
@@ -28,20 +31,30 @@ def check_pasts(arrays: Mapping[str, object], specs: Sequence[TensorSpec], what:
     """Refuse a KV cache with rows, which a model without its KV-cache inputs would ignore.
 
     Returns:
-        The names of these inputs.
+        The names of the KV-cache inputs.
 
     Raises:
-        DataError: there is one.
+        DataError: A KV cache has rows, or the flag of a merged decoder asks for one.
     """
     pasts = specs[0].pasts if specs else ()
     for name in pasts:
-        shape = getattr(arrays.get(name), "shape", (0,))
-        if 0 not in shape:
+        shape = _shape_of_cache(arrays[name]) if name in arrays else None
+        if shape is not None:
             raise DataError(
-                f"{what} has a past of shape {tuple(shape)} in '{name}', but training, evaluation and prediction begin "
+                f"{what} has a past of shape {shape} in '{name}', but training, evaluation and prediction begin "
                 f"with an empty KV cache: give whole sequences, and leave the inputs of the past out or without rows."
             )
     return pasts
+
+
+def _shape_of_cache(value: Any) -> tuple[int, ...] | None:
+    """The shape of a cache; None where it has no rows, or is the flag of a merged decoder and false."""
+    try:
+        shape = tuple(np.shape(value))
+    except ValueError:  # lists of several lengths
+        return (len(value),)
+    is_false = len(shape) < 3 and np.asarray(value).dtype.kind == "b" and not np.any(value)
+    return None if 0 in shape or is_false else shape
 
 
 def match_names(

@@ -6,13 +6,14 @@ Constants that hold the size are changed where the node that reads them has exam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.edit.batch_axis import Place, output_axes
 from onnxtrain.edit.same_examples import check_same_examples
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.ir.clone import subgraphs
@@ -75,7 +76,7 @@ def free_batch_axis(model: ir.Model) -> bool:
         return False
     size = sizes[0]
     assert size is not None
-    given = {value: Place(0) for value in inputs if _static(value)[0] == size}
+    given = {value: _BatchAxis(0) for value in inputs if _static(value)[0] == size}
     freeing = _Freeing(model, size, given)
     for node in list(graph):
         freeing.visit(node)
@@ -87,6 +88,130 @@ def _static(value: ir.Value) -> list[int | None]:
     return [] if value.shape is None else [axis if isinstance(axis, int) else None for axis in value.shape]
 
 
+class _BatchAxis(NamedTuple):
+    """The batch axis of a value.
+
+    Attributes:
+        axis: Along which axis.
+        before: How many elements this axis has for each step of the examples' own axis before it, where a Reshape has
+            joined the two: 5 behind [5, batch] as [5 batch].
+    """
+
+    axis: int
+    before: int = 1
+
+
+_Axes = Mapping[ir.Value, _BatchAxis]
+"""The batch axis of every value that has one."""
+
+
+def _output_axes(node: ir.Node, axes: _Axes, size: int) -> list[_BatchAxis | None]:
+    """Return the batch axis of each output; None for an output without one.
+
+    Args:
+        node: A node of which an input has examples; shapes are inferred for the fixed batch size.
+        axes: The axes of the values before.
+        size: The batch size that the model has.
+    """
+    found = [_batch_axis(node, index, axes, size) for index in range(len(node.outputs))]
+    return [
+        batch if batch is not None and (value.shape is None or 0 <= batch.axis < len(value.shape)) else None
+        for batch, value in zip(found, node.outputs, strict=True)
+    ]
+
+
+def _batch_axis(node: ir.Node, index: int, axes: _Axes, size: int) -> _BatchAxis | None:
+    source = next(value for value in node.inputs if value is not None and value in axes)
+    if node.op_type in ("Reshape", "Flatten"):
+        return _reshaped(_static(source), _static(node.outputs[0]), axes[source], size)
+    axis = _axis(node, index, source, axes)
+    return None if axis is None else _BatchAxis(axis, axes[source].before)
+
+
+def _axis(node: ir.Node, index: int, source: ir.Value, axes: _Axes) -> int | None:
+    axis, rank = axes[source].axis, _rank(source)
+    own = _rank(node.outputs[index])
+    operator = node.op_type
+    if operator in ("Shape", "Size"):
+        return None
+    if operator in ("LSTM", "GRU", "RNN"):
+        layout = node.attributes["layout"].as_int() if "layout" in node.attributes else 0
+        return 0 if layout else (2 if index == 0 else 1)
+    if operator == "Transpose":
+        order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(rank))[::-1]
+        return order.index(axis)
+    if operator == "Gather":
+        return _gathered(node, axes)
+    if operator in ("Squeeze", "Unsqueeze") or operator.startswith(("Reduce", "Arg")):
+        return _moved(node, axis, rank, own)
+    if own == rank or own == 0:
+        return axis
+    return axis + own - rank  # broadcasting aligns the last axes
+
+
+def _reshaped(
+    before: Sequence[int | None], after: Sequence[int | None], source: _BatchAxis, size: int
+) -> _BatchAxis | None:
+    """Return the batch axis behind a Reshape: the axes before it have as many elements as before."""
+    if None in before[: source.axis]:
+        return None
+    outer = math.prod(before[: source.axis]) * source.before  # type: ignore[arg-type]
+    if outer == 1:
+        return _BatchAxis(0)
+    passed = 1
+    for axis, dim in enumerate(after):
+        if dim is None:
+            return None
+        if passed == outer and (dim == size or dim > 1):
+            return _BatchAxis(axis)
+        following = after[axis + 1] if axis + 1 < len(after) else None
+        if passed < outer <= passed * dim and (passed * dim > outer or (size == 1 and following != 1)):
+            return _BatchAxis(axis, outer // passed)  # merged with the axes before it
+        passed *= dim
+    return None
+
+
+def _gathered(node: ir.Node, axes: _Axes) -> int | None:
+    data, indices = node.inputs[0], node.inputs[1]
+    assert data is not None
+    assert indices is not None
+    gathered = (node.attributes["axis"].as_int() if "axis" in node.attributes else 0) % max(_rank(data), 1)
+    if indices in axes:
+        return gathered + axes[indices].axis
+    axis = axes[data].axis
+    if axis == gathered:
+        return None
+    return axis if axis < gathered else axis + _rank(indices) - 1
+
+
+def _moved(node: ir.Node, axis: int, rank: int, own: int) -> int | None:
+    """Return an axis behind operators that add or remove axes: Squeeze, Unsqueeze, reductions."""
+    given = node.attributes.get("axes") or node.attributes.get("axis")
+    listed: list[int] | None = None
+    if given is not None:
+        listed = [given.as_int()] if given.type == ir.AttributeType.INT else list(given.as_ints())
+    elif node.op_type.startswith("Arg"):
+        listed = [0]
+    elif len(node.inputs) > 1 and node.inputs[1] is not None:
+        tensor = constant_tensor(node.inputs[1])
+        listed = None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
+    if node.op_type == "Unsqueeze":
+        new = sorted(added % (rank + len(listed)) for added in listed) if listed is not None else []
+        for added in new:
+            axis += added <= axis
+        return axis
+    if listed is None:  # all axes, or those of size 1
+        return axis if own == rank else None
+    gone = {removed % rank for removed in listed}
+    if own == rank:
+        return None if axis in gone else axis
+    return None if axis in gone else axis - sum(removed < axis for removed in gone)
+
+
+def _rank(value: ir.Value) -> int:
+    return 0 if value.shape is None else len(value.shape)
+
+
 class _Freeing:
     """One model while its batch is freed.
 
@@ -96,7 +221,7 @@ class _Freeing:
         axes: Where the inputs have examples.
     """
 
-    def __init__(self, model: ir.Model, size: int, axes: dict[ir.Value, Place]) -> None:
+    def __init__(self, model: ir.Model, size: int, axes: dict[ir.Value, _BatchAxis]) -> None:
         self.graph, self.opset = model.graph, model.graph.opset_imports.get("", 1)
         self.size, self.axes = size, axes
         self._source = next(iter(axes))
@@ -110,13 +235,11 @@ class _Freeing:
         """Change what a node reads, and find out where its outputs have examples."""
         if not any(value in self.axes for value in node.inputs if value is not None):
             return
-        places = output_axes(node, self.axes, self.size)
-        for value, place in zip(node.outputs, places, strict=True):
-            if place is not None:
-                self.axes[value] = place
+        found = _output_axes(node, self.axes, self.size)
+        self.axes.update({value: axis for value, axis in zip(node.outputs, found, strict=True) if axis is not None})
         change = {"Reshape": self._reshape, "Expand": self._expand, "Resize": self._resize, "Concat": self._concat}
-        if node.op_type in change and places and places[0] is not None:
-            change[node.op_type](node, places[0].axis)
+        if node.op_type in change and found and found[0] is not None:
+            change[node.op_type](node, found[0].axis)
         elif node.op_type in _STATES:
             self._states(node)
         elif self.size > 1:
@@ -142,11 +265,11 @@ class _Freeing:
             return
         dims = _static(node.outputs[0])
         wanted = target.reshape(-1).tolist()
-        if len(dims) == len(wanted) and all(size is not None for place, size in enumerate(dims) if place != axis):
-            wanted = [-1 if place == axis else size for place, size in enumerate(dims)]
+        if len(dims) == len(wanted) and all(size is not None for index, size in enumerate(dims) if index != axis):
+            wanted = [-1 if index == axis else size for index, size in enumerate(dims)]
         elif -1 not in wanted:
             wanted[axis] = -1
-        elif wanted[axis] != -1 and axis == 0 and self.axes.get(node.inputs[0]) == Place(0):  # type: ignore[arg-type]
+        elif wanted[axis] != -1 and axis == 0 and self.axes.get(node.inputs[0]) == _BatchAxis(0):  # type: ignore[arg-type]
             wanted[axis] = 0
         if wanted != target.reshape(-1).tolist():
             node.replace_input_with(1, self._initializer(node, np.array(wanted, np.int64)))
@@ -156,10 +279,10 @@ class _Freeing:
         rank = len(_static(node.outputs[0]))
         if target is None or rank == 0 or node.inputs[0] not in self.axes:
             return
-        place = axis - (rank - target.size)
-        if place >= 0 and target.reshape(-1)[place] == self.size:
+        index = axis - (rank - target.size)
+        if index >= 0 and target.reshape(-1)[index] == self.size:
             changed = target.reshape(-1).copy()
-            changed[place] = 1  # as many as there are
+            changed[index] = 1  # broadcasts: as many as the input has
             node.replace_input_with(1, self._initializer(node, changed))
 
     def _resize(self, node: ir.Node, axis: int) -> None:
@@ -173,26 +296,26 @@ class _Freeing:
         """Constants beside examples, a class token for one, are repeated for each of them."""
         if node.attributes["axis"].as_int() % len(_static(node.outputs[0]) or [0]) == axis:
             return
-        for place, value in enumerate(node.inputs):
+        for index, value in enumerate(node.inputs):
             if value is not None and value not in self.axes and len(_static(value)) > axis:
-                node.replace_input_with(place, self._repeated(node, value, axis))
+                node.replace_input_with(index, self._repeated(node, value, axis))
 
     def _states(self, node: ir.Node) -> None:
         layout = node.attributes["layout"].as_int() if "layout" in node.attributes else 0
-        for place in _STATES[node.op_type]:
-            value = node.inputs[place] if len(node.inputs) > place else None
+        for index in _STATES[node.op_type]:
+            value = node.inputs[index] if len(node.inputs) > index else None
             if value is not None and value not in self.axes:
-                node.replace_input_with(place, self._repeated(node, value, 0 if layout else 1))
+                node.replace_input_with(index, self._repeated(node, value, 0 if layout else 1))
 
     def _operands(self, node: ir.Node) -> None:
         """Of constants with a value for every example the first one stands for all, by broadcasting."""
         rank = len(_static(node.outputs[0])) if node.outputs else 0
-        place = self.axes.get(node.outputs[0]) if node.outputs else None
-        if place is None or node.op_type not in _ELEMENTWISE:
+        batch = self.axes.get(node.outputs[0]) if node.outputs else None
+        if batch is None or node.op_type not in _ELEMENTWISE:
             return
         for index, value in enumerate(node.inputs):
             if value is not None and value not in self.axes:
-                own = place.axis - (rank - len(_static(value)))
+                own = batch.axis - (rank - len(_static(value)))
                 if own >= 0 and _static(value)[own] == self.size:
                     node.replace_input_with(index, self._first_of(node, value, own))
 

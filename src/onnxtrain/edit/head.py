@@ -6,17 +6,29 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.edit.tail import fit_tail
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import captured_values
+from onnxtrain.ir.inference import keeps_shape
 from onnxtrain.ir.replace import set_inputs
-from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.ir.value import constant_tensor, dimensions, is_float
 from onnxtrain.layers import uniform
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
 
 _HEADS = ("Gemm", "MatMul", "Conv")
+
+
+_ANY_NUMBER = frozenset(
+    {"Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin", "TopK", "Dropout", "LpNormalization"}
+    | {"Flatten", "Squeeze", "Unsqueeze", "Transpose", "Shape", "Size", "Cast", "CastLike", "Identity"}
+    | {"GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "DepthToSpace"}
+    | {"ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum", "ReduceLogSumExp", "ReduceL2"}
+)
+"""Operators that take any number of classes as they are."""
+
+_SIZES = {"Reshape": 1, "Resize": 3, "Expand": 1}
+"""Operators that say in an input which sizes their result has, and where."""
 
 
 @checks_arguments
@@ -60,7 +72,7 @@ def replace_head(
     head = _find(working, end) if at is None else _named(working, at)
     old = _classes(head)
     result = _replace(working, head, int(classes), working.free_name(name), np.random.default_rng(seed))
-    fit_tail(working, result, old, int(classes))
+    _fit_tail(working, result, old, int(classes))
     working.forget_behind([result])
     return working.finish()
 
@@ -177,6 +189,71 @@ def _bias_after(working: Working, head: ir.Node) -> ir.Node | None:
         return None
     sizes = [size for size in dimensions(other) or () if size != 1]
     return node if sizes == [_classes(head)] else None
+
+
+def _fit_tail(working: Working, head: ir.Value, old: int, new: int) -> None:
+    """Let what is computed from a head do for its new number of classes, in place.
+
+    Sizes that a Reshape, Resize or Expand gives for the class axis are changed.
+
+    Raises:
+        OptionError: A node behind the head is made for the old number.
+    """
+    behind, sizes = {head}, set[ir.Value]()
+    for node in working.graph:
+        read = [value for value in (*node.inputs, *captured_values(node)) if value is not None]
+        if not any(value in behind or value in sizes for value in read):
+            continue
+        if not any(value in behind for value in read):  # computes with shapes only
+            sizes.update(node.outputs)
+            continue
+        if node.op_type in _SIZES and not node.domain:
+            _resize(working, node, old, new)
+        elif not _takes_any_number(node, behind, old):
+            raise OptionError(
+                f"Behind the head stands {_label(node)}, which is made for its "
+                f"{old} classes; name a layer further back with at=, or use cut and append."
+            )
+        (sizes if node.op_type in ("Shape", "Size") else behind).update(node.outputs)
+
+
+def _takes_any_number(node: ir.Node, behind: set[ir.Value], old: int) -> bool:
+    if node.domain:
+        return False
+    if node.op_type in _ANY_NUMBER:
+        return True
+    if not keeps_shape(node.op_type):
+        return False
+    others = [value for value in node.inputs if value is not None and value not in behind]
+    return all(value.shape is not None and old not in _sizes(value) for value in others) or old == 1
+
+
+def _sizes(value: ir.Value) -> list[int]:
+    assert value.shape is not None
+    return [size for size in value.shape if isinstance(size, int)]
+
+
+def _resize(working: Working, node: ir.Node, old: int, new: int) -> None:
+    """Change the size of the class axis in a constant that a node takes sizes from."""
+    index = _SIZES[node.op_type]
+    value = node.inputs[index] if len(node.inputs) > index else None
+    tensor = None if value is None else constant_tensor(value)
+    if value is None or tensor is None:
+        return
+    given = tensor.numpy()
+    found = np.flatnonzero(given == old)
+    if len(found) == 0:
+        return
+    if len(found) > 1 or old == 1:
+        raise OptionError(
+            f"Behind the head stands {_label(node)} to sizes {given.tolist()}, "
+            f"of which it is not clear which one counts its {old} classes; use cut and append."
+        )
+    changed = given.copy()
+    changed[found[0]] = new
+    name = working.free_name(f"{value.name}_{new}")
+    made = working.initializer(name, changed, tensor.dtype)
+    set_inputs(node, [*node.inputs[:index], made, *node.inputs[index + 1 :]])
 
 
 def _integer(node: ir.Node, name: str, default: int = 0) -> int:

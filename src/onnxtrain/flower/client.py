@@ -6,18 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
+from onnxtrain.config import Options
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
 from onnxtrain.flower.messages import answer, flower, refusal, settings_of, weights_of
 from onnxtrain.losses.heads import check_numbers
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.trainer import Trainer
 from onnxtrain.training.differential_privacy import DP, fit_privately, in_micro_batches
 from onnxtrain.training.fitting import fit
-from onnxtrain.training.learner import Learner
-from onnxtrain.training.options import Options
 from onnxtrain.training.proximal import near
-from onnxtrain.training.trainer import Trainer
 
 Data = Any
 """Data in any form that a trainer accepts, or a function from Flower's context to such data."""
@@ -113,18 +112,18 @@ class _Client:
         if size is None:
             raise DataError("A client's weights are averaged by its number of examples; give data of a known size.")
         epochs = int(config.get("epochs", self.epochs))
-        learner = near(trainer, mu) if (mu := float(config.get("proximal-mu", 0.0))) else trainer
+        trainer = near(trainer, mu) if (mu := float(config.get("proximal-mu", 0.0))) else trainer
         if self.dp is None:
-            history = fit(learner, source, target=self.target, epochs=epochs, batch_size=self.batch_size)
+            history = fit(trainer, source, target=self.target, epochs=epochs, batch_size=self.batch_size)
             measured = {"loss": float(history.rows[-1]["loss"])}
         else:
-            learner = in_micro_batches(learner)
-            measured = self._privately(learner, self.dp, source, epochs, context)
-        return answer(message, measured, size, learner.trained_values())
+            trainer = in_micro_batches(trainer)
+            measured = self._privately(trainer, self.dp, source, epochs, context)
+        return answer(message, measured, size, dict(trainer.trained))
 
-    def _privately(self, learner: Learner, dp: DP, source: Any, epochs: int, context: Any) -> dict[str, float]:
+    def _privately(self, trainer: Trainer, dp: DP, source: Any, epochs: int, context: Any) -> dict[str, float]:
         """Train with noise; epsilon covers the steps of all rounds so far. The loss is not private and is not sent."""
-        done = fit_privately(learner, source, dp, target=self.target, epochs=epochs, batch_size=self.batch_size)
+        done = fit_privately(trainer, source, dp, target=self.target, epochs=epochs, batch_size=self.batch_size)
         records = context.state.config_records
         steps = done.steps + (int(records[_PRIVACY]["steps"]) if _PRIVACY in records else 0)
         records[_PRIVACY] = flower("flwr.app").ConfigRecord({"steps": steps})
@@ -134,7 +133,7 @@ class _Client:
         """Evaluate the server's weights; answer with the metrics and the number of examples."""
         trainer = self._trainer(message, round_number=0)
         given = self.data if self.validation is None else self.validation
-        evaluator, dataset = trainer.open_for_evaluation(_source(given, context), target=self.target)
+        evaluator, dataset = trainer._open_for_evaluation(_source(given, context), target=self.target)
         metrics = evaluator.objective.resolve_metrics(self.metrics)
         check_numbers(metrics)
         measured = evaluator.evaluate(dataset, 256, metrics)
@@ -145,7 +144,7 @@ class _Client:
         options = self.options.copy()
         options["seed"] = options.get("seed", 0) + round_number
         trainer = Trainer(self.model, loss=self.loss, optimizer=self.optimizer, **options)
-        trainer.set_weights(weights_of(message, trainer.trained_values()))
+        trainer.set_weights(weights_of(message, dict(trainer.trained)))
         return trainer
 
 

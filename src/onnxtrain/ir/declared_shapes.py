@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.ir.clone import captured_values, subgraphs
-from onnxtrain.ir.inference import shape_from_inputs, told_shape
+from onnxtrain.ir.inference import known_shape, shape_from_inputs
 from onnxtrain.ir.value import Dimension, constant_tensor, dimensions
 
 MADE_UP = "unk__"
@@ -90,7 +90,7 @@ def _is_of_one_branch(node: ir.Node, place: int) -> bool:
     if outer is None or condition is None or constant_tensor(condition) is not None:
         return False
     for body in subgraphs(node):
-        inner = told_shape(body.outputs[place])
+        inner = known_shape(body.outputs[place])
         if inner is None:
             continue
         if len(inner) != len(outer) or any(map(_differ, outer, inner)):

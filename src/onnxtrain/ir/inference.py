@@ -1,16 +1,57 @@
-"""Types and shapes of single nodes as they are emitted: cheap, and exact where it says anything.
+"""Types and shapes of standard operators from their inputs: the one table behind both Python inferences.
 
-Whole graphs are inferred by ONNX itself (:mod:`onnxtrain.ir.shapes`); this is for the nodes that rules
-emit between two such passes, of which there are thousands.
+The builder asks it for each node that a rule emits, thousands between two inferences of ONNX: there only constants
+count as known elements. :mod:`onnxtrain.ir.symbols` asks it for whole graphs and follows sizes that the graph computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import onnx_ir as ir
 
 from onnxtrain.ir.value import Dimension, constant_tensor, dimensions
+
+Sizes = tuple[Dimension, ...] | None
+"""A shape, or the elements of an integer vector; ``None`` where nothing is known."""
+
+
+LONGEST = 64
+"""Elements up to which an integer tensor may hold sizes: longer ones are not followed, whatever sizes a model has."""
+
+
+class Facts(Protocol):
+    """The knowledge about a node's inputs from which the shape of its output follows.
+
+    Attributes:
+        divides_symbols: Whether the -1 of a Reshape may be found by dividing symbols by each other.
+    """
+
+    divides_symbols: bool
+
+    def shape(self, value: ir.Value | None) -> Sizes:
+        """The shape of a value."""
+
+    def content(self, value: ir.Value | None) -> Sizes:
+        """The elements of a small integer tensor."""
+
+
+class _Declared:
+    """The shapes that values have, and the elements of constants."""
+
+    divides_symbols = False
+
+    def shape(self, value: ir.Value | None) -> Sizes:
+        return None if value is None else dimensions(value)
+
+    def content(self, value: ir.Value | None) -> Sizes:
+        constant = None if value is None else constant_tensor(value)
+        return None if constant is None else tuple(int(number) for number in constant.numpy().reshape(-1))
+
+
+_DECLARED = _Declared()
 
 _BOOLEAN = frozenset(
     {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf"}
@@ -21,59 +62,33 @@ _ELEMENTWISE = frozenset(
     | {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"}
 )
 _SAME_SHAPE = frozenset(
-    {
-        "Abs",
-        "Acos",
-        "Acosh",
-        "Asin",
-        "Asinh",
-        "Atan",
-        "Atanh",
-        "Cast",
-        "CastLike",
-        "Ceil",
-        "Clip",
-        "Cos",
-        "Cosh",
-    }
-    | {
-        "Erf",
-        "Exp",
-        "Floor",
-        "Gelu",
-        "Identity",
-        "IsNaN",
-        "IsInf",
-        "Log",
-        "LogSoftmax",
-        "Neg",
-        "Not",
-        "Reciprocal",
-    }
-    | {
-        "Relu",
-        "Round",
-        "Sigmoid",
-        "Sign",
-        "Sin",
-        "Sinh",
-        "Softmax",
-        "Softplus",
-        "Sqrt",
-        "Tan",
-        "Tanh",
-        "CumSum",
-    }
-    | {"ScatterElements", "ScatterND", "Trilu", "BatchNormalization", "HardSigmoid", "Elu", "LeakyRelu"}
+    {"Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Ceil", "Clip", "Cos", "Cosh"}
+    | {"CumSum", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log"}
+    | {"LogSoftmax", "Neg", "Not", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Softmax"}
+    | {"Softplus", "Sqrt", "Tan", "Tanh", "BatchNormalization", "ScatterElements", "ScatterND", "Trilu"}
 )
-
+_TYPED = frozenset(
+    {"Conv", "Expand", "Flatten", "Gather", "GatherElements", "Gemm", "LayerNormalization", "Pad", "Slice", "Split"}
+    | {"Tile"}
+)
 _ONE_TYPE = frozenset({"Split", "BatchNormalization", "SoftmaxCrossEntropyLoss", "LayerNormalization"})
+_SEQUENCES = frozenset(
+    {"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SplitToSequence", "SequenceMap"}
+)
+_TYPED_BY = {
+    **dict.fromkeys(("CastLike", "DequantizeLinear", "Where"), 1),
+    **dict.fromkeys(("EmbedLayerNormalization", "GatherBlockQuantized", "MatMulIntegerToFloat", "OneHot"), 2),
+}
+"""The input that gives an operator's first output its element type, where that is not the first input."""
+
+_BODIES = {"If": ("then_branch", 0), "Loop": ("body", 1), "Scan": ("body", 0)}
+"""The attribute with a body whose outputs, after the first few, have the types of the node's outputs."""
 
 
 def infer_outputs(node: ir.Node) -> None:
-    """Set element type and shape of a new node's outputs as far as its inputs tell.
+    """Set element type and shape of a new node's outputs as far as its inputs determine them.
 
-    Nothing is told where attributes and inputs do not go together, as in branches that are never taken.
+    They stay unknown where attributes and inputs do not fit, as in branches that are never taken.
     """
     try:
         _infer_outputs(node)
@@ -83,13 +98,15 @@ def infer_outputs(node: ir.Node) -> None:
 
 def _infer_outputs(node: ir.Node) -> None:
     if node.op_type in _BODIES:
-        _infer_from_body(node)
+        name, skipped = _BODIES[node.op_type]
+        for output, source in zip(node.outputs, node.attributes[name].as_graph().outputs[skipped:], strict=False):
+            output.type = source.type
         return
     if node.op_type in _SEQUENCES:
         _infer_sequence(node)
         return
     dtype = _dtype(node)
-    shape = _shape(node)
+    shape = _declared_shape(node)
     for index, output in enumerate(node.outputs):
         if dtype is not None and (index == 0 or node.op_type in _ONE_TYPE):
             output.dtype = dtype
@@ -103,72 +120,8 @@ def _infer_outputs(node: ir.Node) -> None:
         node.outputs[1].dtype = ir.DataType.INT64
 
 
-def told_shape(value: ir.Value) -> tuple[Dimension, ...] | None:
-    """The shape of a value, or what the inputs of its node tell: ONNX's inference sees no constants outside a body."""
-    producer = value.producer()
-    known = dimensions(value)
-    if known is not None or producer is None:
-        return known
-    return shape_from_inputs(value)
-
-
-def shape_from_inputs(value: ir.Value) -> tuple[Dimension, ...] | None:
-    """What the inputs of its node tell of the shape of a value, whatever else is known of it."""
-    producer = value.producer()
-    if producer is None or producer.domain or value is not producer.outputs[0]:
-        return None
-    try:
-        return _shape(producer)
-    except (LookupError, ValueError):
-        return None
-
-
-def is_followed(operator: str) -> bool:
-    """Whether as much is told here of a standard operator's one output as ONNX's inference does for known inputs."""
-    return keeps_shape(operator) or operator in _FOLLOWED
-
-
-_FOLLOWED = frozenset({"Concat", "ConstantOfShape", "Expand", "Flatten", "MatMul", "Reshape", "Transpose", "Unsqueeze"})
-
-
-def is_elementwise(operator: str) -> bool:
-    """Whether a standard operator has one output, to whose shape its inputs broadcast."""
-    return operator in _ELEMENTWISE
-
-
-def keeps_shape(operator: str) -> bool:
-    """Whether the result of a standard operator has the shape of its first input, or that to which all broadcast."""
-    return operator in _ELEMENTWISE or operator in _SAME_SHAPE
-
-
-def keeps_type(operator: str) -> bool:
-    """Whether the element type of a standard operator's results follows from that of its inputs, as is told here."""
-    return keeps_shape(operator) or operator in _SHAPES or operator in _TYPED
-
-
-_TYPED = frozenset(
-    {
-        "Conv",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "Gemm",
-        "LayerNormalization",
-        "Pad",
-        "Slice",
-        "Split",
-        "Tile",
-    }
-)
-
-_SEQUENCES = frozenset(
-    {"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SplitToSequence", "SequenceMap"}
-)
-
-
 def _infer_sequence(node: ir.Node) -> None:
-    """These give sequences of tensors of the element type that comes in, SequenceMap of its body's."""
+    """Give sequences the element type of the tensors that enter them; SequenceMap's that of its body's outputs."""
     sources = [value.dtype for value in node.inputs if value is not None]
     if node.op_type == "SequenceMap":
         sources = [value.dtype for value in node.attributes["body"].as_graph().outputs]
@@ -178,23 +131,6 @@ def _infer_sequence(node: ir.Node) -> None:
     for output, dtype in zip(node.outputs, sources, strict=False):
         if dtype is not None:
             output.type = ir.SequenceType(ir.TensorType(dtype))
-
-
-# The attribute with a body whose outputs, after the first few, have the types of the node's outputs.
-_BODIES = {"If": ("then_branch", 0), "Loop": ("body", 1), "Scan": ("body", 0)}
-
-
-def _infer_from_body(node: ir.Node) -> None:
-    name, skipped = _BODIES[node.op_type]
-    for output, source in zip(node.outputs, node.attributes[name].as_graph().outputs[skipped:], strict=False):
-        output.type = source.type
-
-
-_TYPED_BY = {
-    **dict.fromkeys(("CastLike", "DequantizeLinear", "Where"), 1),
-    **dict.fromkeys(("EmbedLayerNormalization", "GatherBlockQuantized", "MatMulIntegerToFloat", "OneHot"), 2),
-}
-"""The input that gives an operator's first output its element type, where that is not the first input."""
 
 
 def _dtype(node: ir.Node) -> ir.DataType | None:
@@ -209,24 +145,88 @@ def _dtype(node: ir.Node) -> ir.DataType | None:
     if node.op_type == "ConstantOfShape":
         value = node.attributes.get("value")
         return ir.DataType.FLOAT if value is None else value.as_tensor().dtype
-    position = _TYPED_BY.get(node.op_type, 0)
-    source = node.inputs[position] if position < len(node.inputs) else None
+    source = _input(node, _TYPED_BY.get(node.op_type, 0))
     return None if source is None else source.dtype
 
 
-def _shape(node: ir.Node) -> tuple[Dimension, ...] | None:
-    inputs = node.inputs
+def _split(node: ir.Node) -> None:
+    """Give the parts of a Split their shapes, where their sizes are constants or follow from their number."""
+    source = _DECLARED.shape(node.inputs[0])
+    if source is None:
+        return
+    axis = integer(node, "axis", 0) % len(source)
+    sizes: Sequence[Dimension] | None = _DECLARED.content(_input(node, 1))
+    if sizes is None:
+        whole, parts = source[axis], len(node.outputs)
+        sizes = [None] * parts
+        if isinstance(whole, int) and len(node.inputs) < 2:
+            each = -(-whole // parts)
+            sizes = [each] * (parts - 1) + [whole - each * (parts - 1)]
+    for output, size in zip(node.outputs, sizes, strict=True):
+        if output.shape is None:
+            output.shape = ir.Shape((*source[:axis], size, *source[axis + 1 :]))
+
+
+def _declared_shape(node: ir.Node) -> Sizes:
+    """The shape of the first output as the shapes of inputs and constants determine it."""
+    if node.op_type in _NOT_AS_EMITTED:
+        return None
+    if node.op_type in _SHAPES and _DECLARED.shape(_input(node, 0)) is None:
+        return None
+    return output_shape(node, _DECLARED)
+
+
+def known_shape(value: ir.Value) -> Sizes:
+    """The shape of a value, or what its node's inputs determine: in a body, ONNX does not see constants outside."""
+    known = dimensions(value)
+    return shape_from_inputs(value) if known is None else known
+
+
+def shape_from_inputs(value: ir.Value) -> Sizes:
+    """The shape of a value as its node's inputs determine it, whatever else is known of the value."""
+    producer = value.producer()
+    if producer is None or producer.domain or value is not producer.outputs[0]:
+        return None
+    try:
+        return _declared_shape(producer)
+    except (LookupError, ValueError):
+        return None
+
+
+def is_inferred(operator: str) -> bool:
+    """Return whether this module finds as much of a standard operator's one output as ONNX does for known inputs."""
+    return keeps_shape(operator) or operator in _INFERRED
+
+
+_INFERRED = frozenset({"Concat", "ConstantOfShape", "Expand", "Flatten", "MatMul", "Reshape", "Transpose", "Unsqueeze"})
+
+
+def is_elementwise(operator: str) -> bool:
+    """Return whether a standard operator has one output, to whose shape its inputs broadcast."""
+    return operator in _ELEMENTWISE
+
+
+def keeps_shape(operator: str) -> bool:
+    """Return whether a standard operator's output has the shape of its first input, or to which all broadcast."""
+    return operator in _ELEMENTWISE or operator in _SAME_SHAPE
+
+
+def keeps_type(operator: str) -> bool:
+    """Return whether the element types of a standard operator's outputs follow from its inputs here."""
+    return keeps_shape(operator) or operator in _SHAPES.keys() - _NOT_AS_EMITTED or operator in _TYPED
+
+
+def output_shape(node: ir.Node, facts: Facts) -> Sizes:
+    """The shape of the first output of a standard operator, as far as the facts about its inputs determine it."""
     if node.op_type in _ELEMENTWISE:
-        return broadcast_shapes(*(None if v is None else dimensions(v) for v in inputs))
-    if node.op_type in _SAME_SHAPE and inputs and inputs[0] is not None:
-        return dimensions(inputs[0])
-    if node.op_type in _SHAPES and inputs and inputs[0] is not None:
-        source = dimensions(inputs[0])
-        return None if source is None else _SHAPES[node.op_type](node, source)
-    return None
+        return broadcast_shapes(*map(facts.shape, node.inputs))
+    if node.op_type in _SAME_SHAPE:
+        return facts.shape(_input(node, 0))
+    rule = _SHAPES.get(node.op_type)
+    return None if rule is None else rule(node, facts)
 
 
-def broadcast_shapes(*shapes: tuple[Dimension, ...] | None) -> tuple[Dimension, ...] | None:
+def broadcast_shapes(*shapes: tuple[Dimension, ...] | None) -> Sizes:
     """The shape that NumPy broadcasting gives; ``None`` per axis that the sizes do not decide."""
     if any(shape is None for shape in shapes):
         return None
@@ -245,23 +245,75 @@ def broadcast_shapes(*shapes: tuple[Dimension, ...] | None) -> tuple[Dimension, 
     return tuple(result)
 
 
-def _transpose(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
-    attribute = node.attributes.get("perm")
+def _quotient(sizes: Sequence[Dimension], divisors: Sequence[Dimension]) -> Dimension:
+    """The product of sizes over the product of divisors, where it is a number or one symbol."""
+    if None in sizes or None in divisors or 0 in divisors:
+        return None
+    symbols = [size for size in sizes if isinstance(size, str)]
+    for size in divisors:
+        if isinstance(size, str):
+            if size not in symbols:
+                return None
+            symbols.remove(size)
+    above = math.prod(size for size in sizes if isinstance(size, int))
+    below = math.prod(size for size in divisors if isinstance(size, int))
+    if not symbols:
+        return above // below if above % below == 0 else None
+    return symbols[0] if len(symbols) == 1 and above == below else None
+
+
+def integer(node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute of a node, or its default."""
+    attribute = node.attributes.get(name)
+    return default if attribute is None or attribute.is_ref() else attribute.as_int()
+
+
+def slice_bounds(node: ir.Node, facts: Facts, rank: int) -> dict[int, slice] | None:
+    """The slice of each axis that a Slice cuts, where all bounds are numbers and steps are positive."""
+    parts = [facts.content(_input(node, index)) for index in (1, 2)]
+    count = len(parts[0] or ())
+    for index, default in ((3, tuple(range(count))), (4, (1,) * count)):
+        parts.append(default if _input(node, index) is None else facts.content(_input(node, index)))
+    bounds: dict[int, slice] = {}
+    for bound in zip(*(part or () for part in parts), strict=False):
+        start, end, axis, step = bound
+        if not (isinstance(start, int) and isinstance(end, int) and isinstance(axis, int) and isinstance(step, int)):
+            return None
+        if step < 1:
+            return None
+        bounds[axis % rank] = slice(start, end, step)
+    return bounds if count and len(bounds) == count else None
+
+
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _axes(node: ir.Node, facts: Facts) -> list[int] | None:
+    """The axes that a node's second input lists, where they are known."""
+    content = facts.content(_input(node, 1))
+    axes = [axis for axis in content or () if isinstance(axis, int)]
+    return axes if content is not None and len(axes) == len(content) else None
+
+
+def _transpose(node: ir.Node, facts: Facts) -> Sizes:
+    shape, attribute = facts.shape(node.inputs[0]), node.attributes.get("perm")
+    if shape is None:
+        return None
     order = list(attribute.as_ints()) if attribute is not None else list(range(len(shape)))[::-1]
     return tuple(shape[axis] for axis in order)
 
 
-def _reduce(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
-    keep = node.attributes.get("keepdims")
-    keepdims = keep is None or keep.as_int() == 1
-    noop = node.attributes.get("noop_with_empty_axes")
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    constant = None if given is None else constant_tensor(given)
-    if given is not None and constant is None:
-        return (None,) * len(shape) if keepdims and noop is None else None
-    axes = set() if constant is None else {int(axis) % len(shape) for axis in constant.numpy().reshape(-1)}
+def _reduce(node: ir.Node, facts: Facts) -> Sizes:
+    shape, keepdims = facts.shape(node.inputs[0]), integer(node, "keepdims", 1) == 1
+    if shape is None:
+        return None
+    listed = () if _input(node, 1) is None else _axes(node, facts)
+    if listed is None:
+        return (None,) * len(shape) if keepdims and "noop_with_empty_axes" not in node.attributes else None
+    axes = {axis % len(shape) for axis in listed}
     if not axes:
-        if noop is not None and noop.as_int() == 1:
+        if integer(node, "noop_with_empty_axes", 0) == 1:
             return shape
         return (1,) * len(shape) if keepdims else ()
     if keepdims:
@@ -269,18 +321,17 @@ def _reduce(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...
     return tuple(size for axis, size in enumerate(shape) if axis not in axes)
 
 
-def _matmul(node: ir.Node, left: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
-    second = node.inputs[1]
-    right = None if second is None else dimensions(second)
-    if right is None or len(left) < 2 or len(right) < 2:
+def _matmul(node: ir.Node, facts: Facts) -> Sizes:
+    left, right = facts.shape(node.inputs[0]), facts.shape(node.inputs[1])
+    if left is None or right is None or len(left) < 2 or len(right) < 2:
         return None
     batch = broadcast_shapes(left[:-2], right[:-2])
     return None if batch is None else (*batch, left[-2], right[-1])
 
 
-def _unsqueeze(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
-    axes = _constant_axes(node)
-    if axes is None:
+def _unsqueeze(node: ir.Node, facts: Facts) -> Sizes:
+    shape, axes = facts.shape(node.inputs[0]), _axes(node, facts)
+    if shape is None or axes is None:
         return None
     rank = len(shape) + len(axes)
     new = {axis % rank for axis in axes}
@@ -288,82 +339,53 @@ def _unsqueeze(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, 
     return tuple(1 if axis in new else next(rest) for axis in range(rank))
 
 
-def _squeeze(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
-    axes = _constant_axes(node)
+def _squeeze(node: ir.Node, facts: Facts) -> Sizes:
+    shape, axes = facts.shape(node.inputs[0]), _axes(node, facts)
+    if shape is None:
+        return None
     if axes is None:
         return () if shape == (1,) else None
     gone = {axis % len(shape) for axis in axes}
     return tuple(size for axis, size in enumerate(shape) if axis not in gone)
 
 
-def _constant_axes(node: ir.Node) -> list[int] | None:
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    constant = None if given is None else constant_tensor(given)
-    return None if constant is None else [int(axis) for axis in constant.numpy().reshape(-1)]
+def _shape_operator(node: ir.Node, facts: Facts) -> Sizes:
+    shape = facts.shape(node.inputs[0])
+    if shape is None:
+        return None
+    return (len(shape[integer(node, "start", 0) : integer(node, "end", len(shape))]),)
 
 
-def _shape_operator(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
-    start, end = node.attributes.get("start"), node.attributes.get("end")
-    first = 0 if start is None else start.as_int()
-    last = len(shape) if end is None else end.as_int()
-    return (len(range(len(shape))[first:last]),)
-
-
-def _reshape(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
-    target = _constant_axes(node)
+def _reshape(node: ir.Node, facts: Facts) -> Sizes:
+    shape, target = facts.shape(node.inputs[0]), facts.content(_input(node, 1))
     if target is None:
-        second = node.inputs[1] if len(node.inputs) > 1 else None
-        wanted = None if second is None else dimensions(second)
-        return (None,) * wanted[0] if wanted is not None and isinstance(wanted[0], int) else None
-    allow = node.attributes.get("allowzero")
-    copied = allow is None or allow.as_int() == 0
-    sizes: list[Dimension] = [
-        shape[axis] if size == 0 and copied and axis < len(shape) else size for axis, size in enumerate(target)
-    ]
+        return None
+    sizes = list(target)
+    if not integer(node, "allowzero", 0):
+        for axis, size in enumerate(target):
+            if size == 0:
+                sizes[axis] = None if shape is None or axis >= len(shape) else shape[axis]
     if -1 in sizes:
-        rest = [size for size in sizes if size != -1]
-        missing: Dimension = None
-        if all(isinstance(size, int) for size in (*shape, *rest)):
-            total, known = 1, 1
-            for size in shape:
-                total *= int(size)  # type: ignore[arg-type]
-            for size in rest:
-                known *= int(size)  # type: ignore[arg-type]
-            missing = total // known if known else None
-        sizes[sizes.index(-1)] = missing
+        at = sizes.index(-1)
+        rest = [*sizes[:at], *sizes[at + 1 :]]
+        static = all(isinstance(size, int) for size in (*(shape or ()), *rest))
+        sizes[at] = _quotient(shape, rest) if shape is not None and (static or facts.divides_symbols) else None
     return tuple(sizes)
 
 
-def _split(node: ir.Node) -> None:
-    """Give the parts of a Split their shapes, where their sizes are constants or follow from their number."""
-    source = None if node.inputs[0] is None else dimensions(node.inputs[0])
-    if source is None:
-        return
-    given = node.attributes.get("axis")
-    axis = (0 if given is None else given.as_int()) % len(source)
-    sizes: Sequence[Dimension] | None = _constant_axes(node)
-    if sizes is None:
-        whole, parts = source[axis], len(node.outputs)
-        sizes = [None] * parts
-        if isinstance(whole, int) and len(node.inputs) < 2:
-            each = -(-whole // parts)
-            sizes = [each] * (parts - 1) + [whole - each * (parts - 1)]
-    for output, size in zip(node.outputs, sizes, strict=True):
-        if output.shape is None:
-            output.shape = ir.Shape((*source[:axis], size, *source[axis + 1 :]))
-
-
-def _gather(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
-    places = None if node.inputs[1] is None else dimensions(node.inputs[1])
-    if places is None:
+def _gather(node: ir.Node, facts: Facts) -> Sizes:
+    shape, indices = facts.shape(node.inputs[0]), facts.shape(node.inputs[1])
+    if shape is None or indices is None:
         return None
-    given = node.attributes.get("axis")
-    axis = (0 if given is None else given.as_int()) % len(shape)
-    return (*shape[:axis], *places, *shape[axis + 1 :])
+    axis = integer(node, "axis", 0) % len(shape)
+    return (*shape[:axis], *indices, *shape[axis + 1 :])
 
 
-def _pad(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
-    pads, rank = _constant_axes(node), len(shape)
+def _pad(node: ir.Node, facts: Facts) -> Sizes:
+    shape, pads = facts.shape(node.inputs[0]), _axes(node, facts)
+    if shape is None:
+        return None
+    rank = len(shape)
     if pads is None or len(pads) != 2 * rank or len(node.inputs) > 3:
         return (None,) * rank
     added = [pads[axis] + pads[rank + axis] for axis in range(rank)]
@@ -373,32 +395,60 @@ def _pad(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
     )
 
 
-def _concat(node: ir.Node, shape: tuple[Dimension, ...]) -> tuple[Dimension, ...] | None:
+def _concat(node: ir.Node, facts: Facts) -> Sizes:
+    shape = facts.shape(node.inputs[0])
+    if shape is None:
+        return None
     axis = node.attributes["axis"].as_int() % max(len(shape), 1)
     total = 0
     for value in node.inputs:
-        source = None if value is None else dimensions(value)
-        if source is None:
-            return (*shape[:axis], None, *shape[axis + 1 :])
-        size = source[axis]
+        source = facts.shape(value)
+        size = None if source is None else source[axis]
         if not isinstance(size, int):
             return (*shape[:axis], None, *shape[axis + 1 :])
         total += size
     return (*shape[:axis], total, *shape[axis + 1 :])
 
 
-_SHAPES = {
+def _range(node: ir.Node, facts: Facts) -> Sizes:
+    bounds = [facts.content(value) for value in node.inputs]
+    if all(bound is not None and len(bound) == 1 for bound in bounds):
+        start, limit, delta = (bound[0] for bound in bounds if bound)
+        if start == 0 and delta == 1 and not (isinstance(limit, int) and limit < 0):
+            return (limit,)
+    return (None,)
+
+
+def _expand(node: ir.Node, facts: Facts) -> Sizes:
+    return broadcast_shapes(facts.shape(node.inputs[0]), facts.content(node.inputs[1]))
+
+
+def _slice(node: ir.Node, facts: Facts) -> Sizes:
+    sizes = facts.shape(node.inputs[0])
+    bounds = None if not sizes else slice_bounds(node, facts, len(sizes))
+    if sizes is None or bounds is None:
+        return None
+    return tuple(
+        size if axis not in bounds else len(range(size)[bounds[axis]]) if isinstance(size, int) else None
+        for axis, size in enumerate(sizes)
+    )
+
+
+_SHAPES: dict[str, Callable[[ir.Node, Facts], Sizes]] = {
     "Transpose": _transpose,
     "MatMul": _matmul,
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,
     "Shape": _shape_operator,
-    "Size": lambda node, shape: (),
+    "Size": lambda node, facts: (),
     "Reshape": _reshape,
     "Concat": _concat,
+    "ConstantOfShape": lambda node, facts: facts.content(node.inputs[0]),
+    "Expand": _expand,
     "Gather": _gather,
     "Pad": _pad,
-    "Range": lambda node, shape: (None,),
+    "Range": _range,
+    "Slice": _slice,
     **dict.fromkeys(
         (
             *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"),
@@ -407,3 +457,6 @@ _SHAPES = {
         _reduce,
     ),
 }
+
+_NOT_AS_EMITTED = frozenset({"ConstantOfShape", "Expand", "Slice"})
+"""Operators whose shapes only a whole graph's inference takes from the table; rules state those that they emit."""

@@ -19,7 +19,7 @@ from onnxtrain.ir.declared_shapes import (
 )
 from onnxtrain.ir.limits import check_shapes
 from onnxtrain.ir.nesting import check_depth
-from onnxtrain.ir.symbols import asks_again, resolve_symbols
+from onnxtrain.ir.symbols import needs_inference, resolve_symbols
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.workarounds.inference import hide_computed_slices, is_taken_for_scalar
 
@@ -56,7 +56,7 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         if any(learned):
             _infer(model)
         if resolve_symbols(model.graph):
-            if asks_again(model.graph):
+            if needs_inference(model.graph):
                 _infer(model)
             resolve_symbols(model.graph)
         correct_outputs(model.graph)

@@ -291,7 +291,7 @@ Metrics = Any
 """Metrics by name, in a text or a list, or as functions; a mapping by output for several losses."""
 
 
-class Head(NamedTuple):
+class LossHead(NamedTuple):
     """An output of the model with its loss.
 
     Attributes:
@@ -309,7 +309,7 @@ class Head(NamedTuple):
         """Name of the output."""
         return str(self.output.name)
 
-    def with_form(self, model: ir.Model, form: TargetForm) -> Head:
+    def with_form(self, model: ir.Model, form: TargetForm) -> LossHead:
         """Return the head for targets of another form."""
         if form == self.targets.form:
             return self
@@ -327,7 +327,7 @@ class Head(NamedTuple):
         return loss.build(op, prediction, target, op.cast(weights, prediction.dtype))
 
 
-def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm, name: str) -> Head:
+def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm, name: str) -> LossHead:
     """Build the head of an output for targets of a form; ``name`` is the step graph's input for them."""
     graph = model.graph
     inner, axis = before_activation(output, declared.with_form(form))
@@ -346,7 +346,7 @@ def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm,
         inputs=tuple(graph.inputs),
         from_probabilities=labelled and inner is output and "Softmax" in loss.trains_through and sums_to_one(output),
     )
-    return Head(output, inner, targets)
+    return LossHead(output, inner, targets)
 
 
 def are_none(metrics: Metrics) -> bool:
@@ -378,11 +378,11 @@ class HeadMetric(NamedTuple):
     """
 
     name: str
-    head: Head
+    head: LossHead
     metric: NamedMetric
 
 
-def metrics_of_heads(heads: Sequence[Head], metrics: Metrics) -> list[HeadMetric]:
+def metrics_of_heads(heads: Sequence[LossHead], metrics: Metrics) -> list[HeadMetric]:
     """Resolve metrics for the predictions of their outputs.
 
     Raises:

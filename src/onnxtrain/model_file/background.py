@@ -19,7 +19,7 @@ import numpy as np
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.aligned import aligned
 from onnxtrain.model_file.origin import Origin, stamp_of
-from onnxtrain.model_file.output_path import reason
+from onnxtrain.model_file.writing import reason
 
 _GAP = 1 << 16
 """Bytes between the data of two initializers up to which both are read in one call, and what lies between with them."""

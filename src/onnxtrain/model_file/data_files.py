@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.external import ExternalData
-from onnxtrain.model_file.output_path import reason
+from onnxtrain.model_file.writing import reason
 
 _HELD = 16
 """Number of a model's data files that are held open."""

@@ -16,22 +16,27 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.background import BackgroundRead
 from onnxtrain.model_file.checks import check_model
-from onnxtrain.model_file.crash_recovery import clear_leftovers
 from onnxtrain.model_file.data_files import DataFiles, DataTensor, raw_array
 from onnxtrain.model_file.embedded_weights import Hidden, fill, fill_tensor, lift, with_hidden
 from onnxtrain.model_file.external import ExternalData
 from onnxtrain.model_file.large import LargeData
-from onnxtrain.model_file.new_values import NewValues, check_shared
 from onnxtrain.model_file.origin import Origin
-from onnxtrain.model_file.output_path import place_of
 from onnxtrain.model_file.protobuf_wire import Template
 from onnxtrain.model_file.reading import parse_file, places_by_name, read_file, serialised
-from onnxtrain.model_file.saving import DataFile, fresh_locations, inside, refuse_node, save_model
+from onnxtrain.model_file.saving import (
+    DataFile,
+    NewValues,
+    check_shared,
+    fresh_locations,
+    inside,
+    refuse_node,
+    save_model,
+)
 from onnxtrain.model_file.self_contained import with_external_data
 from onnxtrain.model_file.skeleton import default_opset, is_large, without_data
 from onnxtrain.model_file.sparse_tensors import dense_array
 from onnxtrain.model_file.working import understood, working_copy
-from onnxtrain.model_file.writing import check_writable
+from onnxtrain.model_file.writing import check_writable, resolve_output
 
 __all__ = ["ModelFile", "check_writable"]
 
@@ -339,14 +344,13 @@ class ModelFile:
         target = Path(path)
         if not self._sizes:
             return
-        place = place_of(target)
-        if place.is_node:
+        output = resolve_output(target)
+        if output.is_node:
             refuse_node(target)
-        if place.exists:
+        if output.exists:
             for file in self._sizes:
                 _check_folder(target, inside(target.parent, file))
             return
-        clear_leftovers(target.parent)
         for location in fresh_locations(target, self._sizes, self._original).values():
             _check_folder(target, inside(target.parent, location))
 
@@ -358,12 +362,12 @@ class ModelFile:
     ) -> None:
         """Write the model with new values for some initializers; every other byte is as it was.
 
-        External data files are copied to a place beside the new model and the values written into the copies. They keep
-        their names where these are free; one that is named after the model (``model.onnx.data``) is named after the new
-        one (``tuned.onnx.data``). Over an existing file they are written under new names (``model.data`` becomes
-        ``model.<hex>.data``), which are then the one other thing in the model that changes: so the old model stays
-        whole until a single rename puts the new one in its place. Then data files that only the old one used are
-        removed. Saving over the model itself works; arrays that are mapped from its old data keep their values.
+        Data files are copied beside the new model and the values written into the copies. They keep their names where
+        these are free; one that is named after the model (``model.onnx.data``) is named after the new one
+        (``tuned.onnx.data``). Over an existing file they get new names (``tuned.onnx.<hex>.data``), the only other
+        thing in the model that changes: the old model stays whole until a single rename puts the new one in its place.
+        Then the old data files that onnxtrain wrote for this path are removed. Saving over the model itself works;
+        arrays that are mapped from its old data keep their values.
 
         Args:
             path: The new file.

@@ -12,8 +12,8 @@ from onnx import ModelProto
 
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.origin import Stamp, stamp_of
-from onnxtrain.model_file.output_path import reason
 from onnxtrain.model_file.protobuf_wire import CutOffError, Template, TooManyFieldsError, WireError
+from onnxtrain.model_file.writing import reason
 
 _MAXIMUM_BYTES = (1 << 31) - 1
 """The limit of protocol buffers."""

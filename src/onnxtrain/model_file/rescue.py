@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.output_path import ELSEWHERE
+from onnxtrain.model_file.writing import ELSEWHERE
 
 _LONGEST = 200
 """Bytes of a name, with room for what is put behind it."""

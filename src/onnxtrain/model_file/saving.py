@@ -1,44 +1,76 @@
-"""Write a model and its data files so that whoever opens it finds the old weights or the new ones, never a mix."""
+"""Write a model and its data files so that whoever opens it finds the old weights or the new ones, never a mix.
+
+Data files are written under new names. The rename of the model file then switches from the old weights to the new.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
+import mmap
 import os
 import posixpath
 import re
+import stat
 import zlib
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, helper
+
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.crash_recovery import clear_leftovers
-from onnxtrain.model_file.data_changes import Change, copy_with_changes, same_content
 from onnxtrain.model_file.data_files import DataFiles
-from onnxtrain.model_file.output_path import place_of
-from onnxtrain.model_file.references import data_files_of
-from onnxtrain.model_file.writing import AtomicFiles, folder_lock
+from onnxtrain.model_file.embedded_weights import Hidden
+from onnxtrain.model_file.external import ExternalData
+from onnxtrain.model_file.protobuf_wire import Path as FieldPath
+from onnxtrain.model_file.protobuf_wire import Template
+from onnxtrain.model_file.tensor_data import raw_bytes
+from onnxtrain.model_file.writing import AtomicFiles, folder_lock, resolve_output, uninterrupted
 
 _PATIENCE = 10.0
-"""Seconds to wait for another save in the same folder; a training must not be lost, so that then both go on."""
+"""Seconds to wait for another save in the same folder; then both go on, since a trained model must not be lost."""
 
-_NUMBERED = r"(?P<stem>.+)\.[0-9a-f]{8}(?P<ending>(?:\.[^.]*)?)"
-"""A data file that was saved over before: ``NAME.<hex>.ENDING``."""
+_LONGEST_NAME = 255
+"""Bytes of a file name, on all usual file systems."""
+
+_LONGEST_MODEL = 200
+"""Bytes of the model's name in the names of its data files."""
+
+_BLOCK = 1 << 20
+"""Bytes that are read at once."""
 
 _BEGINNING = 4096
+"""Bytes of each change that decide the name of a data file."""
 
-_LONGEST = 255
-"""Bytes of a file's name, on all usual file systems."""
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+class Change(NamedTuple):
+    """New bytes for a range of a data file.
+
+    Attributes:
+        offset: Start of the range.
+        length: Its length.
+        data: Returns the new bytes.
+    """
+
+    offset: int
+    length: int
+    data: Callable[[], bytes | memoryview]
 
 
 class DataFile(NamedTuple):
     """A data file to write.
 
     Attributes:
-        source: Where its bytes are now.
-        size: Up to which byte tensors reach in it.
-        changes: What is written over them.
+        source: The file with its present bytes.
+        size: End of the last tensor in it.
+        changes: New bytes.
     """
 
     source: Path
@@ -46,26 +78,15 @@ class DataFile(NamedTuple):
     changes: Sequence[Change]
 
 
-class _Beginnings:
-    """Records the first bytes of each change to a data file as it is written, so that each is computed once."""
+_Stamp = tuple[int, int, int, int]
 
-    def __init__(self, changes: Sequence[Change]) -> None:
-        self._known: dict[int, bytes] = {}
-        self.changes = [change._replace(data=partial(self._made, change)) for change in changes]
-        """The same changes; what they write is noted."""
+_written: set[_Stamp] = set()
+"""Data files that this process wrote: device, inode, modification time, size."""
 
-    def _made(self, change: Change) -> bytes | memoryview:
-        data = change.data()
-        self._known[change.offset] = bytes(data[:_BEGINNING])
-        return data
 
-    def token(self, number: int) -> str:
-        """Eight hexadecimal digits that follow from what is written: from its beginnings, which differ soon enough."""
-        checksum = number
-        for change in self.changes:
-            begin = self._known.get(change.offset, b"")
-            checksum = zlib.crc32(begin, zlib.crc32(str(change.offset).encode(), checksum))
-        return f"{checksum:08x}"
+def _stamp(path: Path) -> _Stamp:
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def save_model(
@@ -79,127 +100,210 @@ def save_model(
 ) -> dict[str, str]:
     """Write a model with its data files.
 
-    Where there is no file yet, data files get the names of :func:`fresh_locations`. Where there is one, they get new
-    names, so that the old model stays whole until the new one takes its place, in one rename; data files that only the
-    old one used are removed after that.
+    Data files of a new model get the names of :func:`fresh_locations`. Over an existing model they get new names,
+    ``MODEL.<hex>.ENDING``, so that the old model stays whole until one rename replaces it. Then those data files of the
+    old model are removed that onnxtrain wrote for this path, which such a name tells, or this process.
 
     Args:
         path: The new file.
-        data: The data files by the locations that the model names.
-        render: The model's bytes, given new locations by old ones.
+        data: The data files, by the locations in the model.
+        render: Returns the model's bytes, given the new locations by the old ones.
         sources: Reads the data files.
-        keep: Data files that are not removed whatever was there.
-        original: The name of the file that the model was read from; ``None`` where it was given as an object.
+        keep: Data files that are never removed.
+        original: Name of the file that the model was read from; ``None`` for a model that was given as an object.
 
     Returns:
-        Where data files are now, by the locations that were given.
+        The new locations of the data files, by the old ones.
 
     Raises:
-        ModelError: Something cannot be written or read.
+        ModelError: A file cannot be written or read.
     """
     target = Path(path)
     folder = target.parent
     with folder_lock(folder, wait=_PATIENCE, needed=False) as locked:
-        place = place_of(target)
-        if place.is_node and data:
+        output = resolve_output(target)
+        if output.is_node and data:
             refuse_node(target)
-        named = (data_files_of(place.file) or set()) if place.exists and not place.is_node else set()
-        _clear(folder, [target.name, *data, *named])
-        moved = {} if place.exists else fresh_locations(target, data, original)
-        if not place.exists:
-            _clear(folder, moved.values())
-        with AtomicFiles(target) as files:
-            for outdated in _outdated(folder, named, keep):
-                files.outdate(outdated)
+        named = (data_files_of(output.file) or ()) if output.exists and not output.is_node else ()
+        replaced = {posixpath.normpath(location) for location in named}
+        fresh = {} if output.exists else fresh_locations(target, data, original)
+        moved: dict[str, str] = {}
+        new: list[Path] = []
+        with AtomicFiles() as files, files.create(target) as file:
             for location, item in data.items():
                 with sources.open(item.source, item.size) as source:
-                    if not place.exists:
-                        with files.create(inside(folder, moved[location]), is_data=True) as file:
-                            copy_with_changes(source, file, item.changes)
-                        continue
-                    written = _Beginnings(item.changes)
-                    own = own_location(target, location, len(data), original)
-                    candidates = (location, own, _after(target.name, location, single=len(data) == 1))
-                    base = next((name for name in candidates if name in named), own)
-                    names = _Names(folder, base, written, named if locked else ())
-                    if not item.changes and (kept := names.with_bytes_of(source)) is not None:
-                        moved[location] = kept
-                        continue
-
-                    def settle(file: BinaryIO, location: str = location, names: _Names = names) -> Path | None:
-                        kept = names.with_bytes_of(file)
-                        moved[location] = kept or names.new(moved.values())
-                        return None if kept else inside(folder, moved[location])
-
-                    provisional = inside(folder, names.new(moved.values()))
-                    with files.create(provisional, is_data=True, settle=settle) as file:
-                        copy_with_changes(source, file, written.changes)
-            with files.create(target) as file:
-                for chunk in render(moved):
-                    file.write(chunk)
+                    if output.exists:
+                        own = own_location(target, location, len(data), original)
+                        base = _named_after(target, own, single=len(data) == 1)
+                        old = {location, own} | {name for name in replaced if _unnumbered(target, name) == base}
+                        reusable = sorted((old & replaced).difference(moved.values())) if locked else None
+                        name, is_new = _write_beside(files, target, base, source, item.changes, reusable)
+                    else:
+                        name, is_new = fresh[location], True
+                        inside(folder, name)
+                        with files.create_data(folder, name) as pending:
+                            _copy_with_changes(source, pending.file, item.changes)
+                moved[location] = name
+                if is_new:
+                    new.append(folder / name)
+            for chunk in render(moved):
+                file.write(chunk)
+        with contextlib.suppress(OSError), uninterrupted():
+            _written.update(map(_stamp, new))
+            if locked:
+                used = [*keep, *(folder / location for location in moved.values())]
+                _remove_outdated(target, replaced, {path.resolve() for path in used})
     return moved
 
 
+def _write_beside(
+    files: AtomicFiles,
+    target: Path,
+    base: str,
+    source: BinaryIO,
+    changes: Sequence[Change],
+    reusable: Sequence[str] | None,
+) -> tuple[str, bool]:
+    """Write a data file of a model that exists already, under a name that follows from the new content.
+
+    Args:
+        files: Takes the file.
+        target: The model.
+        base: Location without a number.
+        source: The data file to copy.
+        changes: New bytes.
+        reusable: Data files that need not be written again where they hold the new bytes; ``None`` where another run
+            may be about to remove them.
+
+    Returns:
+        The location, and whether the file is new.
+    """
+    folder = target.parent
+    inside(folder, base)
+    kept = None if changes else _same_file(folder, reusable or (), source)
+    if kept is not None:
+        return kept, False
+    with files.create_data(folder, base) as pending:
+        checksum = _copy_with_changes(source, pending.file, changes)
+        pending.file.flush()
+        if reusable is not None:
+            kept = _same_file(folder, [*reusable, _numbered(target, base, checksum)], pending.file)
+        name = kept or _free_name(folder, target, base, checksum, files.data_paths())
+        pending.final = None if kept else folder / name
+    return name, kept is None
+
+
+def data_files_of(model: Path) -> set[str] | None:
+    """Return the data file locations that a model file names, as spelled there; ``None`` for an unreadable model.
+
+    The file is mapped, not read into memory.
+    """
+    try:
+        if not model.stat().st_size:
+            return None
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return Template(data).locations()
+    except (OSError, ValueError):  # also bytes that are no protocol buffers
+        return None
+
+
 def fresh_locations(target: Path, locations: Collection[str], original: str | None) -> dict[str, str]:
-    """Choose the data files of a new model, by the locations that the model has for them; none of them exists.
+    """Choose locations of a new model's data files at which nothing exists, by the locations in the model.
 
     A data file that is named after the model (``model.onnx.data``) is named after the new one (``tuned.onnx.data``).
-    Any other keeps its name where that is free, and is named after the new one where it is not.
+    Any other keeps its name where that is free, and is named after the new model where it is not.
 
     Args:
         target: The new model.
         locations: Its data files.
-        original: The name of the file that it was read from; ``None`` where it was given as an object.
+        original: Name of the file that it was read from; ``None`` for a model that was given as an object.
     """
     found: dict[str, str] = {}
-
-    def free(location: str) -> bool:
-        return location not in found.values() and not os.path.lexists(target.parent / location)
-
     for location in locations:
         chosen = own_location(target, location, len(locations), original)
-        if not free(chosen):
-            chosen = _after(target.name, location, single=len(locations) == 1)
-        name = chosen
-        for number in itertools.count():
-            if free(name):
-                break
-            name = _numbered(chosen, f"{number:08x}")
-        found[location] = name
+        if chosen in found.values() or os.path.lexists(target.parent / chosen):
+            chosen = _named_after(target, location, single=len(locations) == 1)
+        if chosen in found.values() or os.path.lexists(target.parent / chosen):
+            chosen = _free_name(target.parent, target, chosen, 0, [target.parent / other for other in found.values()])
+        found[location] = chosen
     return found
 
 
 def own_location(target: Path, location: str, count: int, original: str | None) -> str:
-    """The location of a data file for a new model: another one only where its name begins with the original's."""
-    name = location.rpartition("/")[2]
+    """Return the location of a data file for a new model: it changes where its name begins with the original's."""
+    before, slash, name = location.rpartition("/")
     if original is None or original == target.name or not name.startswith(original):
         return location
-    return _after(target.name, location, single=count == 1, original=original)
+    ending = ".data" if count == 1 and len(os.fsencode(name)) > _LONGEST_MODEL else name.removeprefix(original)
+    return f"{before}{slash}{_short(target.name)}{_ending(ending)}"
 
 
-def _after(target: str, location: str, *, single: bool, original: str | None = None) -> str:
-    """``tuned.onnx.data`` for the only data file of a model, else the old name behind ``tuned.onnx``."""
+def _named_after(target: Path, location: str, *, single: bool) -> str:
+    """``tuned.onnx.data`` for the only data file of a model, else ``tuned.onnx.NAME``."""
     before, slash, name = location.rpartition("/")
-    other = ".data" if single else f".{name}"
-    rest = other if original is None else name.removeprefix(original)
-    while len(os.fsencode(target + rest)) > _LONGEST:
-        target, rest = (target[:-1], rest) if target else ("", rest[1:])
-    return f"{before}{slash}{target}{rest}"
+    model = _short(target.name)
+    ending = ".data" if single else _ending(f".{name.removeprefix(f'{model}.')}")
+    return f"{before}{slash}{model}{ending}"
 
 
-def _clear(folder: Path, locations: Iterable[str]) -> None:
-    """Remove what runs that were killed have left, also in the folders of data files."""
-    names: dict[str, list[str]] = {}
-    for location in map(posixpath.normpath, locations):
-        below, _, name = location.rpartition("/")
-        if not os.path.isabs(location) and location.split("/")[0] != "..":
-            names.setdefault(below, []).append(name)
-    for below, found in names.items():
-        clear_leftovers(folder / below, found)
+def _short(model: str) -> str:
+    """Return the name of a model as it begins the names of its data files."""
+    while len(os.fsencode(model)) > _LONGEST_MODEL:
+        model = model[:-1]
+    return model
+
+
+def _ending(text: str) -> str:
+    while len(os.fsencode(text)) > _LONGEST_NAME - _LONGEST_MODEL - len(".01234567"):
+        text = text[1:]
+    return text
+
+
+def _numbered(target: Path, location: str, number: int) -> str:
+    """``tuned.onnx.<hex>.data`` for ``tuned.onnx.data``."""
+    before, slash, name = location.rpartition("/")
+    model = _short(target.name)
+    return f"{before}{slash}{model}.{number & 0xFFFFFFFF:08x}{name.removeprefix(model)}"
+
+
+def _unnumbered(target: Path, location: str) -> str | None:
+    """Undo :func:`_numbered`; ``None`` for a location of another form."""
+    before, slash, name = location.rpartition("/")
+    model = _short(target.name)
+    match = re.fullmatch(rf"{re.escape(model)}\.[0-9a-f]{{8}}(\..+)", name, re.DOTALL)
+    return match and f"{before}{slash}{model}{match[1]}"
+
+
+def _free_name(folder: Path, target: Path, location: str, number: int, taken: Collection[Path]) -> str:
+    """Return a numbered location at which nothing exists."""
+    names = (_numbered(target, location, each) for each in itertools.count(number))
+    return next(name for name in names if folder / name not in taken and not os.path.lexists(folder / name))
+
+
+def _same_file(folder: Path, names: Iterable[str], content: BinaryIO) -> str | None:
+    """Return the one of these data files that holds the bytes of an open file."""
+    for name in names:
+        path = folder / name
+        if path.is_file() and not path.is_symlink() and _holds(path, content):
+            return name
+    return None
+
+
+def _remove_outdated(target: Path, locations: Iterable[str], keep: Container[Path]) -> None:
+    """Remove data files of a replaced model that onnxtrain wrote for it; other models may use any others."""
+    for location in locations:
+        path = target.parent / location
+        real = path.resolve()
+        status = os.lstat(path) if os.path.lexists(path) else None
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or real in keep:
+            continue
+        ours = _unnumbered(target, location) is not None or _stamp(path) in _written
+        if ours and real.is_relative_to(target.parent.resolve()):
+            path.unlink(missing_ok=True)
 
 
 def refuse_node(target: Path) -> None:
-    """A device or a pipe takes one file.
+    """Refuse to save a model with data files into a device or a pipe.
 
     Raises:
         ModelError: Always.
@@ -211,10 +315,10 @@ def refuse_node(target: Path) -> None:
 
 
 def inside(folder: Path, location: str) -> Path:
-    """The path of a data file, which no link may lead out of the model's folder.
+    """Return the path of a data file, unless a link leads out of the model's folder.
 
     Raises:
-        ModelError: One does.
+        ModelError: A link leads out.
     """
     path = folder / location
     if not path.parent.resolve().is_relative_to(folder.resolve()):
@@ -222,58 +326,154 @@ def inside(folder: Path, location: str) -> Path:
     return path
 
 
-class _Names(NamedTuple):
-    """Candidate names of a data file that is written over an old model's.
+def _holds(path: Path, other: BinaryIO) -> bool:
+    """Return whether a file holds the bytes of an open file."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return size == os.fstat(other.fileno()).st_size and all(
+            os.pread(file.fileno(), _BLOCK, position) == os.pread(other.fileno(), _BLOCK, position)
+            for position in range(0, size, _BLOCK)
+        )
+
+
+def _copy_with_changes(source: BinaryIO, target: BinaryIO, changes: Iterable[Change]) -> int:
+    """Copy an open data file with some bytes changed, keeping holes; returns a checksum of the changes' beginnings."""
+    position, end, checksum = 0, os.fstat(source.fileno()).st_size, 0
+    for change in sorted(changes, key=lambda change: change.offset):
+        _copy(source, target, position, change.offset)
+        checksum = zlib.crc32(_write_change(target, change), zlib.crc32(str(change.offset).encode(), checksum))
+        position = max(position, change.offset + change.length)
+    _copy(source, target, position, end)
+    target.truncate(max(position, end))
+    return checksum
+
+
+def _write_change(target: BinaryIO, change: Change) -> bytes:
+    """Write the new bytes of a range, and return the first of them; only these stay in memory."""
+    data = change.data()
+    target.seek(change.offset)
+    target.write(data)
+    return bytes(data[:_BEGINNING])
+
+
+def _copy(source: BinaryIO, target: BinaryIO, start: int, end: int) -> None:
+    """Copy a range of bytes to the same range of another file."""
+    while start < end:
+        first, last = _content(source, start, end)
+        source.seek(first)
+        target.seek(first)
+        for position in range(first, last, _BLOCK):
+            target.write(source.read(min(_BLOCK, last - position)))
+        start = last
+
+
+def _content(file: BinaryIO, start: int, end: int) -> tuple[int, int]:
+    """Return the next range before ``end`` that is no hole; all of it if the system cannot tell."""
+    if not hasattr(os, "SEEK_DATA"):
+        return start, end
+    try:
+        first = os.lseek(file.fileno(), start, os.SEEK_DATA)
+    except OSError as error:
+        return (end, end) if error.errno == errno.ENXIO else (start, end)
+    return min(first, end), min(os.lseek(file.fileno(), first, os.SEEK_HOLE), end)
+
+
+class NewValues:
+    """New values of initializers, grouped by their storage in the model.
+
+    Large values are requested when they are written, one after the other.
+
+    Args:
+        values: New arrays by initializer name, of the initializers' types and shapes.
+        declared: Returns the initializer of a name.
+        positions: Indices of the main graph's initializers.
+        external: Initializers whose data is in files.
+        hidden: Weights outside the initializers of the main graph.
+        large: Indices of initializers whose data is inside the model and requested when it is written.
 
     Attributes:
-        folder: Of the model.
-        location: Its name in the model that was given.
-        written: What is written over it.
-        named: The data files of the old model.
+        inline: Values inside the model, by index.
+        inner: Values in Constant nodes, attributes and bodies, by field path.
+        changes: Values in data files, by file.
+
+    Raises:
+        ModelError: A value does not fit its initializer.
     """
 
-    folder: Path
-    location: str
-    written: _Beginnings
-    named: Container[str]
+    def __init__(
+        self,
+        values: Arrays,
+        declared: Callable[[str], TensorProto],
+        *,
+        positions: Mapping[str, int],
+        external: Mapping[str, ExternalData],
+        hidden: Mapping[str, Hidden],
+        large: Container[int],
+    ) -> None:
+        self.inline: dict[int, npt.NDArray[np.generic]] = {}
+        self.inner: dict[FieldPath, tuple[TensorProto, npt.NDArray[np.generic]]] = {}
+        self.changes: dict[str, list[Change]] = {}
+        self._late: dict[int, Callable[[], bytes | memoryview]] = {}
+        for name in values:
+            tensor = declared(name)
+            stored = partial(_stored_bytes, tensor, values, name)
+            if name in external:
+                data = external[name]
+                self.changes.setdefault(data.file, []).append(Change(data.offset, data.length, stored))
+            elif name in hidden:
+                array = values[name]
+                _check_value(tensor, array)
+                self.inner[hidden[name].path] = (tensor, hidden[name].stored(array))
+            elif positions[name] in large:
+                self._late[positions[name]] = stored
+            else:
+                array = values[name]
+                _check_value(tensor, array)
+                self.inline[positions[name]] = array
 
-    def with_bytes_of(self, complete: BinaryIO) -> str | None:
-        """The data file of the old model that holds the very same bytes, where there is one: then it stays.
-
-        So who saves the same result again gets the same files.
-        """
-        for name in (self.location, _numbered(self.location, self.written.token(0))):
-            path = self.folder / name
-            if name in self.named and path.is_file() and not path.is_symlink() and same_content(path, complete):
-                return name
-        return None
-
-    def new(self, taken: Collection[str]) -> str:
-        """A name that nothing has; for the same new weights the same one, if that is free."""
-        for number in itertools.count():
-            name = _numbered(self.location, self.written.token(number))
-            if name not in taken and not os.path.lexists(self.folder / name):
-                break
-        return name
+    def late(self, position: int) -> bytes | memoryview | None:
+        """Return the new data of a large initializer inside the model; ``None`` where it stays."""
+        stored = self._late.get(position)
+        return None if stored is None else stored()
 
 
-def _numbered(location: str, token: str) -> str:
-    """``model.data`` becomes ``model.<token>.data``; an earlier number is replaced."""
-    before, slash, name = location.rpartition("/")
-    match = re.fullmatch(_NUMBERED, name, re.DOTALL)
-    stem, ending = (match["stem"], match["ending"]) if match else os.path.splitext(name)
-    while len(os.fsencode(f"{stem}.{token}{ending}")) > _LONGEST:
-        stem, ending = (stem[:-1], ending) if stem else ("", ending[:-1])
-    return f"{before}{slash}{stem}.{token}{ending}"
+def _check_value(tensor: TensorProto, array: npt.NDArray[np.generic]) -> None:
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    shape = tuple(tensor.dims)
+    if array.dtype != dtype or array.shape != shape:
+        raise ModelError(
+            f"The new value of {tensor.name!r} is {array.dtype}{list(array.shape)}, "
+            f"but the model has {dtype}{list(shape)}; type and shape must stay the same."
+        )
 
 
-def _outdated(folder: Path, named: Iterable[str], keep: Iterable[Path]) -> list[Path]:
-    """The data files of the model that is replaced: plain files in its folder, no links."""
-    kept = {path.resolve() for path in keep}
-    found = []
-    for location in named:
-        path = folder / location
-        plain = path.is_file() and not path.is_symlink() and path.stat().st_nlink == 1
-        if plain and path.resolve().is_relative_to(folder.resolve()) and path.resolve() not in kept:
-            found.append(path)
-    return found
+def _stored_bytes(tensor: TensorProto, values: Arrays, name: str) -> bytes | memoryview:
+    array = values[name]
+    _check_value(tensor, array)
+    return raw_bytes(array, tensor.data_type)
+
+
+def check_shared(external: Mapping[str, ExternalData], values: Arrays) -> None:
+    """Refuse different values for initializers that share bytes of a data file, as exporters store equal ones.
+
+    Raises:
+        ModelError: Initializers that share bytes are given different values.
+    """
+    order = sorted(external, key=lambda name: (external[name].file, external[name].offset))
+    widest = order[0] if order else ""  # the one that reaches furthest so far
+    for name in order[1:]:
+        first, second = external[widest], external[name]
+        apart = first.file != second.file or second.offset >= first.offset + first.length
+        same = (first.offset, first.length) == (second.offset, second.length)
+        changed = widest in values or name in values
+        if changed and not apart and not (same and _are_equal(values.get(widest), values.get(name))):
+            raise ModelError(
+                f"The initializers {widest!r} and {name!r} share bytes of {first.file!r}, so that they "
+                "cannot be given different values; save the model with its weights inside, and train that."
+            )
+        if apart or second.offset + second.length > first.offset + first.length:
+            widest = name
+
+
+def _are_equal(one: npt.NDArray[np.generic] | None, other: npt.NDArray[np.generic] | None) -> bool:
+    return one is not None and other is not None and one.tobytes() == other.tobytes()

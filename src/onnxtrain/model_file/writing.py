@@ -1,46 +1,195 @@
-"""Write files so that a reader, or a crash, never sees half of one. All outputs are written through here."""
+"""Write files so that a reader, or a crash, never sees half of one: temporary file, fsync, rename.
+
+Every output goes through :class:`AtomicFiles`. The temporary file of ``NAME`` lies beside it and is called
+``.NAME.<hex>.tmp``. The name follows from the output alone, and the writer keeps the file locked. So a run finds what
+a killed run left of the same output, and leaves alone what a running one is writing.
+
+Locks are the kernel's (``flock``): they end with the process. On a file system without locks nothing is waited for and
+no leftover is removed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
+import itertools
 import os
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
-from onnxtrain.errors import ModelError
-from onnxtrain.model_file.crash_recovery import Marker, clear_leftovers, new_token, temporary
-from onnxtrain.model_file.locks import folder_lock
-from onnxtrain.model_file.output_path import explained, open_node, place_of
+from onnxtrain.errors import ModelError, OnnxTrainError
 
-__all__ = ["AtomicFiles", "check_writable", "folder_lock"]
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+ELSEWHERE = "save it somewhere else"
+"""Advice for an output that cannot be written, where the reason implies no other."""
+
+_PERMITTED = "give a name in a folder that you may write to"
+
+_ADVICE = {
+    errno.EMFILE: "close files, or allow more of them (ulimit -n)",
+    errno.ENFILE: "close files, or allow more of them",
+    errno.ELOOP: "its links lead in a circle, remove them",
+}
+
+_LONGEST_NAME = 255
+"""Bytes of a file name, on all usual file systems."""
+
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
+_LOOK = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
-class _Pending(NamedTuple):
-    """A complete file that has not taken its place: its name until then, the file, the output as it was given."""
+class OutputPath(NamedTuple):
+    """A resolved output path.
+
+    Attributes:
+        path: The path as it was given; messages name it.
+        file: The file to replace or to create, behind all links; for a device or a pipe the path itself.
+        is_node: True for a device or a pipe, which is written in place and never replaced.
+        exists: True where something is there already.
+    """
+
+    path: Path
+    file: Path
+    is_node: bool
+    exists: bool
+
+
+def resolve_output(path: str | os.PathLike[str], advice: str = ELSEWHERE) -> OutputPath:
+    """Resolve an output path without touching it.
+
+    Args:
+        path: The path.
+        advice: End of the message where the system's reason does not say what to do.
+
+    Raises:
+        ModelError: Nothing can be written there: the path is a folder, a socket, a cycle of links or an invalid name.
+    """
+    target = Path(path)
+    _check_name(target)
+    with explained(target, advice):
+        try:
+            status = os.stat(target)
+        except (FileNotFoundError, NotADirectoryError):  # a new file, or the missing target of a link
+            return OutputPath(target, _behind_links(target), is_node=False, exists=False)
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelError(f"{str(target)!r} cannot be written: it is a folder; give the name of a file in it.")
+        if stat.S_ISSOCK(status.st_mode):
+            raise ModelError(f"{str(target)!r} cannot be written: it is a socket; give the name of a file.")
+        real = _behind_links(target)
+        # Some links, such as those in /proc, lead to no name: their target is written in place.
+        found = os.lstat(real) if os.path.lexists(real) else None
+        if stat.S_ISREG(status.st_mode) and found is not None and os.path.samestat(status, found):
+            return OutputPath(target, real, is_node=False, exists=True)
+    return OutputPath(target, target, is_node=True, exists=True)
+
+
+def _check_name(target: Path) -> None:
+    try:
+        allowed = b"\0" not in os.fsencode(target)
+    except UnicodeEncodeError:
+        allowed = False
+    if not allowed:
+        raise ModelError(
+            f"{str(target)!r} cannot be written: no file can have this name; give it one without such characters."
+        )
+
+
+def _behind_links(target: Path) -> Path:
+    """Return the target of a link; links among the folders of the path stay as they are written."""
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
+
+
+@contextlib.contextmanager
+def explained(target: Path, advice: str = ELSEWHERE, *, others_pass: bool = False) -> Iterator[None]:
+    """Turn an OSError into a one-sentence ModelError that names the output.
+
+    Args:
+        target: The output.
+        advice: End of the sentence where the reason does not say what to do.
+        others_pass: Let errors pass that name a file: they are about another file than the output.
+
+    Raises:
+        ModelError: The system refused an operation.
+    """
+    try:
+        yield
+    except OSError as error:
+        if others_pass and error.filename is not None:
+            raise
+        raise ModelError(f"{str(target)!r} cannot be written: {reason(error, advice)}.") from error
+
+
+def reason(error: OSError, advice: str) -> str:
+    """Return the system's reason with the advice for it, or the given advice if there is none."""
+    return f"{error.strerror or error}; {_ADVICE.get(error.errno or 0, advice)}"
+
+
+class _Stream(io.RawIOBase):
+    """Write-only stream to a device or a pipe: no seeks, and each write is complete."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return self._file.write(data)
+
+
+@contextlib.contextmanager
+def _open_node(path: Path) -> Iterator[BinaryIO]:
+    """Open a device or a pipe for writing; opening a pipe waits for its reader."""
+    descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NOCTTY", 0))
+    with open(descriptor, "wb") as file:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.ftruncate(descriptor, 0)
+        yield cast("BinaryIO", _Stream(file))
+        file.flush()
+
+
+@dataclass(eq=False)
+class PendingFile:
+    """A file that is written under a temporary name.
+
+    Attributes:
+        temporary: The temporary path.
+        final: The path it is renamed to; ``None`` drops the file.
+        target: The output as it was given, for messages.
+        file: The open file.
+        number: Number of the temporary name among those of the same output.
+        is_renamed: True once it has its final name.
+    """
 
     temporary: Path
-    file: Path
+    final: Path | None
     target: Path
-    is_data: bool
+    file: BinaryIO
+    number: int
+    is_renamed: bool = False
 
 
 class AtomicFiles:
-    """Several files that take their places together, when all are complete.
+    """Several files that are renamed to their final names together, once all are complete.
 
-    Each is written under a temporary name in its own folder and flushed to the disk. On leaving the context
-    they replace what was there, in the order of their creation; after an error they are removed and nothing
-    has changed. A process that has the old file open or mapped keeps the old content. A link stays, and the file that
-    it leads to is replaced. A device or a pipe is written into at once.
-
-    What a killed process leaves is removed by the next one that writes to the same folder (see ``leftovers``).
-
-    Args:
-        model: A model among the files, created last, whose data files are among them, too.
+    Each is written under a temporary name in its own folder and flushed to the disk. On leaving the context they
+    replace what was there, in the order of their creation; after an error they are removed and nothing has changed. A
+    process that has the old file open or mapped keeps the old content. A link stays, and its target is replaced. A
+    device or a pipe is written in place.
 
     Example:
         >>> import tempfile
@@ -51,69 +200,70 @@ class AtomicFiles:
         b'all of it'
     """
 
-    def __init__(self, model: Path | None = None) -> None:
-        self._model = model
-        self._outdated: list[Path] = []
-        self._pending: list[_Pending] = []
-        self._markers: dict[Path, Marker] = {}
-
-    def outdate(self, data: Path) -> None:
-        """Remove an old data file at the end, unless a model still names it then."""
-        self._outdated.append(data)
+    def __init__(self) -> None:
+        self._outputs: list[PendingFile] = []
+        self._data: list[PendingFile] = []
 
     @contextlib.contextmanager
-    def create(
-        self, target: Path, *, is_data: bool = False, settle: Callable[[BinaryIO], Path | None] | None = None
-    ) -> Iterator[BinaryIO]:
+    def create(self, target: Path) -> Iterator[BinaryIO]:
         """Open the file that becomes ``target``; missing folders are made.
-
-        Args:
-            target: The output.
-            is_data: Whether it is a data file of the model, of no use without it.
-            settle: Looks at the complete file and gives it another name in the same folder, which nothing has; ``None``
-                where it is not wanted after all.
 
         Raises:
             ModelError: It cannot be written.
         """
-        place = place_of(target)
-        if place.is_node:
-            with explained(target, others_pass=True), open_node(place) as stream:
+        output = resolve_output(target)
+        if output.is_node:
+            with explained(target, others_pass=True), _open_node(output.file) as stream:
                 yield stream
             note_written(target)
             return
         with explained(target):
-            place.file.parent.mkdir(parents=True, exist_ok=True)
+            output.file.parent.mkdir(parents=True, exist_ok=True)
             with uninterrupted():
-                unfinished = temporary(place.file, self._marker(place.file.parent, place.file.name).token)
-                # Not tempfile: its files are private to the user, these get the ordinary permissions.
-                descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-                self._pending.append(_Pending(unfinished, place.file, target, is_data))
-        with explained(target, others_pass=True), open(descriptor, "r+b") as file:
-            if place.exists:
+                temporary, number, descriptor = _create_temporary(output.file)
+                file = cast("BinaryIO", open(descriptor, "r+b"))  # noqa: SIM115 - its lock is held until the rename
+                self._outputs.append(PendingFile(temporary, output.file, target, file, number))
+        with explained(target, others_pass=True):
+            if output.exists:
                 with contextlib.suppress(OSError):
-                    os.chmod(unfinished, stat.S_IMODE(place.file.stat().st_mode))
+                    os.chmod(temporary, stat.S_IMODE(output.file.stat().st_mode))
             yield file
             file.flush()
-            if settle is not None and not self._settle(settle(file)):
-                return
-            os.fsync(file.fileno())
+            os.fsync(descriptor)
 
-    def _settle(self, name: Path | None) -> bool:
-        """Give the file that was written last its name; whether it is wanted."""
-        pending = self._pending.pop()
-        if name is None:
-            pending.temporary.unlink(missing_ok=True)
-            return False
-        self._pending.append(pending._replace(file=name, target=name))
-        return True
+    @contextlib.contextmanager
+    def create_data(self, folder: Path, location: str) -> Iterator[PendingFile]:
+        """Open a data file of the output that was created last; it is renamed before the outputs.
 
-    def _marker(self, folder: Path, name: str) -> Marker:
-        """Says in a folder that this run writes there; the first time, what others have left there goes."""
-        if folder not in self._markers:
-            self._markers[folder] = Marker(folder)
-            clear_leftovers(folder, [name])
-        return self._markers[folder]
+        Args:
+            folder: The folder of the output.
+            location: Path of the data file relative to that folder. The caller may set another name in the same folder
+                as ``final``, once the file is complete.
+
+        Raises:
+            ModelError: It cannot be written.
+        """
+        output = self._outputs[-1]
+        assert output.final is not None
+        target = folder / location
+        # No lock: it belongs to whoever holds the output's temporary file.
+        temporary = _temporary_path(target.parent / output.final.name, f"{output.number}/{location}")
+        with explained(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with uninterrupted():
+                temporary.unlink(missing_ok=True)
+                file = cast("BinaryIO", open(os.open(temporary, _CREATE, 0o666), "r+b"))  # noqa: SIM115
+                pending = PendingFile(temporary, target, target, file, output.number)
+                self._data.append(pending)
+        with explained(target, others_pass=True), file:
+            yield pending
+            if pending.final is not None:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def data_paths(self) -> list[Path]:
+        """Return the final paths of the data files so far."""
+        return [pending.final for pending in self._data if pending.final is not None]
 
     def __enter__(self) -> AtomicFiles:
         return self
@@ -122,71 +272,135 @@ class AtomicFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with uninterrupted():
-            self._leave(complete=kind is None)
+            try:
+                if kind is None:
+                    self._rename()
+            finally:
+                for pending in (*self._data, *self._outputs):
+                    with contextlib.suppress(OSError):  # closing flushes the buffer, for which a full disk has no room
+                        if not pending.is_renamed:
+                            pending.temporary.unlink(missing_ok=True)
+                        pending.file.close()
+                self._data.clear()
+                self._outputs.clear()
 
-    def _leave(self, *, complete: bool) -> None:
+    def _rename(self) -> None:
+        """Rename all files; where one cannot be renamed, remove the data files that were."""
         try:
-            if complete:
-                self._take_places()
+            for pending in (*self._data, *self._outputs):
+                if pending.final is None:
+                    continue
+                if pending is self._outputs[-1]:
+                    self._flush_folders()  # the files before it are on the disk before its name is
+                with explained(pending.target):
+                    os.replace(pending.temporary, pending.final)
+                pending.is_renamed = True
+                if pending in self._outputs:
+                    note_written(pending.target)
+            self._flush_folders()
+        except BaseException:
+            if not any(pending.is_renamed for pending in self._outputs):
+                for pending in self._data:
+                    if pending.is_renamed and pending.final is not None:
+                        pending.final.unlink(missing_ok=True)
+            raise
+
+    def _flush_folders(self) -> None:
+        """Make renames survive a power failure, where folders can be flushed."""
+        renamed = (pending for pending in (*self._data, *self._outputs) if pending.is_renamed)
+        for folder in {pending.final.parent for pending in renamed if pending.final is not None}:
+            with contextlib.suppress(OSError):
+                descriptor = os.open(folder, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+
+def _temporary_path(file: Path, key: str) -> Path:
+    """Return the temporary path of a file, of bounded length, for a key that tells several ones apart."""
+    ending = f".{zlib.crc32(key.encode(errors='surrogateescape')):08x}.tmp"
+    name = os.fsencode(file.name)[: _LONGEST_NAME - len(ending) - 1]
+    return file.parent / f".{os.fsdecode(name)}{ending}"
+
+
+def _create_temporary(file: Path) -> tuple[Path, int, int]:
+    """Create and lock a temporary file: its path, its number and its descriptor.
+
+    Its lock tells other runs that it is in use. One that a killed run left is removed.
+    """
+    for number in itertools.count():
+        path = _temporary_path(file, str(number))
+        _remove_abandoned(path)
+        try:
+            # Not tempfile: its files are private to the user, these get the ordinary permissions.
+            descriptor = os.open(path, _CREATE, 0o666)
+        except FileExistsError:  # another run is writing the same output
+            continue
+        if _try_lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+            return path, number, descriptor
+        os.close(descriptor)  # another run took it for abandoned before it was locked
+    raise AssertionError("unreachable")
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove a temporary file that no process holds; silently leave what cannot be removed."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, _LOOK)
+        try:
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and _try_lock(descriptor) and os.path.samestat(status, os.lstat(path)):
+                path.unlink()
         finally:
-            for pending in self._pending:
-                with contextlib.suppress(OSError):
-                    pending.temporary.unlink(missing_ok=True)
-            self._pending.clear()
-            for marker in self._markers.values():
-                marker.remove()
-            self._markers.clear()
+            os.close(descriptor)
 
-    def _take_places(self) -> None:
-        self._note()
-        changed: set[Path] = set()
-        while self._pending:
-            pending = self._pending[0]
-            if len(self._pending) == 1:
-                _flush_folders(changed)  # what the last file names is on the disk before that file is
-            with explained(pending.target):
-                os.replace(pending.temporary, pending.file)
-            self._pending.pop(0)
-            if not pending.is_data:
-                note_written(pending.target)
-            changed.add(pending.file.parent)
-        _flush_folders(changed)
 
-    def _note(self) -> None:
-        """Write down what is of no use unless the model names it: at the end it goes, here or in a later run."""
-        files = [(pending.file, pending.temporary) for pending in self._pending if pending.is_data]
-        files += [(path, path) for path in self._outdated]
-        if self._model is not None and files:
-            with explained(self._model):
-                self._marker(self._model.parent, self._model.name).note(self._model, files)
-            _flush_folders([self._model.parent])
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Make sure, before the work, that its result can be written to a path.
 
+    Raises:
+        ModelError: The folder does not exist or accepts no files, or the path is a folder.
+    """
+    output = resolve_output(path, _PERMITTED)
+    label = repr(str(output.path))
+    if output.is_node:
+        if not os.access(output.file, os.W_OK):
+            raise ModelError(f"{label} cannot be written: Permission denied; {_PERMITTED}.")
+        return
+    folder = output.file.parent
+    if not folder.is_dir():
+        raise ModelError(f"{label} cannot be written: there is no folder {str(folder)!r}; make it first.")
+    with explained(output.path, _PERMITTED), uninterrupted():
+        # Only trying tells: permissions, read-only disks, names that are too long.
+        temporary, _, descriptor = _create_temporary(output.file)
+        temporary.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+_MOST_NOTED = 100
 
 _written: dict[Path, None] = {}
 
 
 def note_written(path: Path) -> None:
-    """Note a file that took its place, for what is said after Ctrl-C."""
+    """Record a complete output, for the message after Ctrl-C."""
     if len(_written) < _MOST_NOTED:
         _written[path] = None
 
 
 def written() -> list[Path]:
-    """The first files that took their places since :func:`forget_written`."""
+    """Return the first outputs that were completed since :func:`forget_written`."""
     return [*_written]
 
 
 def forget_written() -> None:
-    """Begin anew: a command starts."""
+    """Clear the record of complete outputs when a command starts."""
     _written.clear()
-
-
-_MOST_NOTED = 100
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until a few file operations are done, which belong together."""
+    """Delay Ctrl-C until a few file operations that belong together are done."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -201,38 +415,104 @@ def uninterrupted() -> Iterator[None]:
             handler(*came[0])
 
 
-def _flush_folders(folders: Iterable[Path]) -> None:
-    """Make renames survive a power failure, where folders can be flushed."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+_POLL_SECONDS = 0.05
 
 
-_PERMITTED = "give a name in a folder that you may write to"
+@dataclass(eq=False)
+class _Held:
+    """A folder lock of this process: its descriptor, and the number of its holders."""
+
+    descriptor: int
+    count: int
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Find out before the work whether a file can be written after it.
+_held: dict[tuple[int, int], _Held] = {}
+"""By device and inode: a process would wait for its own lock."""
+
+_guard = threading.Lock()
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Lock an open file or folder without waiting; ``None`` where the file system has no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+@contextlib.contextmanager
+def folder_lock(
+    folder: str | os.PathLike[str],
+    *,
+    wait: float = 0.0,
+    needed: bool = True,
+    error: type[OnnxTrainError] = ModelError,
+) -> Iterator[bool]:
+    """Keep other processes out of a folder. One process may take the lock several times.
+
+    The folder itself is locked, so that no lock file has to be created and none can be left.
+
+    Args:
+        folder: An existing folder.
+        wait: Seconds to wait for another process.
+        needed: Raise the error where the other process holds the lock for longer; else go on without the lock.
+        error: The class of that error.
+
+    Yields:
+        True where the folder is locked; False on a file system without locks, and where this process goes on without.
 
     Raises:
-        ModelError: The folder does not exist or does not take files, or the path is a folder.
+        OnnxTrainError: Another process holds the lock.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, folder_lock(folder):
+        ...     pass  # no other process is in here
     """
-    place = place_of(path, _PERMITTED)
-    label = repr(str(place.path))
-    if place.is_node:
-        if not os.access(place.file, os.W_OK):
-            raise ModelError(f"{label} cannot be written: Permission denied; {_PERMITTED}.")
-        return
-    folder = place.file.parent
-    if not folder.is_dir():
-        raise ModelError(f"{label} cannot be written: there is no folder {str(folder)!r}; make it first.")
-    clear_leftovers(folder, [place.file.name])
-    probe = temporary(place.file, new_token())
-    with explained(place.path, _PERMITTED), uninterrupted():
-        # Only trying tells: permissions, read-only disks, names that are too long.
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        probe.unlink(missing_ok=True)
+    deadline = time.monotonic() + wait
+    while (key := _lock_folder(folder)) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    if key is None and needed:
+        raise error(
+            f"{str(Path(folder))!r} is in use: another run of onnxtrain writes there; wait until it has ended, "
+            "or give another folder."
+        )
+    try:
+        yield bool(key)
+    finally:
+        if key:
+            _unlock_folder(key)
+
+
+def _lock_folder(folder: str | os.PathLike[str]) -> tuple[int, int] | tuple[()] | None:
+    """Return the key of the lock, ``()`` where there are no locks, ``None`` where another process holds it."""
+    with _guard:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except (OSError, ValueError):  # a system that cannot open folders, one that may not be read, NUL in its name
+            return ()
+        status = os.fstat(descriptor)
+        key = (status.st_dev, status.st_ino)
+        if key in _held:
+            os.close(descriptor)
+            _held[key].count += 1
+            return key
+        locked = _try_lock(descriptor)
+        if locked:
+            _held[key] = _Held(descriptor, 1)
+            return key
+        os.close(descriptor)
+        return None if locked is False else ()
+
+
+def _unlock_folder(key: tuple[int, int]) -> None:
+    with _guard:
+        held = _held[key]
+        held.count -= 1
+        if not held.count:
+            os.close(_held.pop(key).descriptor)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, positive
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import Attribute, OptimizerSchema, State
 
@@ -28,7 +27,7 @@ def rule(
     epsilon: Wide,
     norm_coefficient: Wide,
 ) -> tuple[Any, ...]:
-    """The update of one variable; returns X_new and H_new."""
+    """Update one variable; returns X_new and H_new."""
     r = R / positive(
         1 + T * decay_factor,
         "Adagrad: 1 + T * decay_factor is {:g}, but must be above 0, or the step would go uphill; "
@@ -47,9 +46,19 @@ SCHEMA = OptimizerSchema(
     "sum of all squared gradients so far.",
     rule=rule,
     attributes=(
-        Attribute("decay_factor", "How fast the learning rate falls: step T uses R / (1 + T * decay_factor).", 0.0),
-        Attribute("epsilon", "Added to the root of H_new, so that nothing is divided by zero.", EPSILON),
-        Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay).", 0.0),
+        Attribute(
+            "decay_factor",
+            "Decay of the learning rate: step T uses R / (1 + T * decay_factor).",
+            0.0,
+            familiar="lr_decay",
+        ),
+        Attribute("epsilon", "Added to the root of H_new against division by zero.", EPSILON, familiar="eps"),
+        Attribute(
+            "norm_coefficient",
+            "Adds norm_coefficient * X to the gradient (weight decay).",
+            0.0,
+            familiar="weight_decay",
+        ),
     ),
     states=(State("H", "The sum of squared gradients."),),
 )
@@ -68,7 +77,7 @@ def adagrad(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -
         All X_new, then all H_new, each of the type and shape of its input.
 
     Raises:
-        OperatorError: Types, shapes, counts or attributes are not as the operator needs them, or
+        OperatorError: The operator does not accept the types, shapes, counts or attributes, or
             1 + T * decay_factor is not above 0.
 
     Example:
@@ -80,7 +89,7 @@ def adagrad(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
-@accept_aliases
+@accept_all_names
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
     """Adagrad: the learning rate of every element shrinks with its accumulated squared gradients.
@@ -99,10 +108,10 @@ class Adagrad(Optimizer):
         learning_rate: R, 0 or more.
         decay_factor: 0 or more.
         epsilon: 0 or more.
-        norm_coefficient: Weight decay that joins the gradient, 0 or more.
+        norm_coefficient: Weight decay added to the gradient (L2 regularization), 0 or more.
 
     Raises:
-        OptionError: A number is outside its range.
+        OptionError: A setting is outside its range.
 
     Source:
         J. Duchi, E. Hazan, Y. Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic
@@ -120,7 +129,7 @@ class Adagrad(Optimizer):
     epsilon: float = EPSILON
     norm_coefficient: float = 0.0
 
-    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+    if TYPE_CHECKING:  # the names that the decorator adds
 
         def __init__(
             self,

@@ -1,4 +1,4 @@
-"""Adam: steps along the averaged gradient, divided by the root of the averaged squared gradient."""
+"""Adam: steps along the running average of the gradient, scaled by the root of the average of its square."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
 from onnxtrain.operators.sparsity import Sparsity
@@ -32,7 +31,7 @@ def rule(
     norm_coefficient: Wide,
     norm_coefficient_post: Wide,
 ) -> tuple[Any, ...]:
-    """The update of one variable; returns X_final, V_new and H_new."""
+    """Update one variable; returns X_final, V_new and H_new."""
     G_regularized = norm_coefficient * X + G
     V_new = alpha * V + (1 - alpha) * G_regularized
     H_new = beta * H + (1 - beta) * G_regularized * G_regularized
@@ -46,13 +45,30 @@ def rule(
 SCHEMA = OptimizerSchema(
     name="Adam",
     doc="One step of Adam: along the running average of the gradient, divided by the root of the running "
-    "average of its square. For T above 0 the learning rate is corrected for averages that began at zero.",
+    "average of its square. For T above 0 the learning rate corrects the bias of averages that began at zero.",
     rule=rule,
     attributes=(
-        Attribute("alpha", "Weight of the old value in the average of the gradient.", ALPHA, sensible=FRACTION),
-        Attribute("beta", "Weight of the old value in the average of the squared gradient.", BETA, sensible=FRACTION),
-        Attribute("epsilon", "Added to the root of H_new, so that nothing is divided by zero.", EPSILON),
-        Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay).", 0.0),
+        Attribute(
+            "alpha",
+            "Weight of the old value in the average of the gradient.",
+            ALPHA,
+            sensible=FRACTION,
+            familiar="betas[0]",
+        ),
+        Attribute(
+            "beta",
+            "Weight of the old value in the average of the squared gradient.",
+            BETA,
+            sensible=FRACTION,
+            familiar="betas[1]",
+        ),
+        Attribute("epsilon", "Added to the root of H_new against division by zero.", EPSILON, familiar="eps"),
+        Attribute(
+            "norm_coefficient",
+            "Adds norm_coefficient * X to the gradient (weight decay).",
+            0.0,
+            familiar="weight_decay",
+        ),
         Attribute(
             "norm_coefficient_post",
             "Shrinks the updated variable by the factor 1 - norm_coefficient_post.",
@@ -73,7 +89,7 @@ def adam(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
 
     Args:
         R: Learning rate, one float32 or float64 number.
-        T: Update count, one int64 number; at 0 or below, the learning rate is not corrected.
+        T: Update count, one int64 number; at 0 or below there is no bias correction.
         *inputs: All X, then all G, all V and all H; float32 or float64, one type for each variable.
         **attributes: ``alpha`` (0.9), ``beta`` (0.999), ``epsilon`` (1e-6), ``norm_coefficient`` (0),
             ``norm_coefficient_post`` (0).
@@ -83,7 +99,7 @@ def adam(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
         each of the type and shape of its input.
 
     Raises:
-        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+        OperatorError: The operator does not accept the types, shapes, counts or attributes.
 
     Example:
         >>> import numpy as np
@@ -94,10 +110,10 @@ def adam(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
-@accept_aliases
+@accept_all_names
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam: steps along the averaged gradient, divided by the root of the averaged squared gradient.
+    """Adam: steps along the running average of the gradient, scaled by the root of the average of its square.
 
     With learning rate R, update count T (1 in the first step), parameter X, its gradient G and the states
     V and H::
@@ -108,24 +124,23 @@ class Adam(Optimizer):
         R'    = R * sqrt(1 - beta**T) / (1 - alpha**T)     for T > 0, else R
         X_new = (1 - norm_coefficient_post) * (X - R' * V_new / (sqrt(H_new) + epsilon))
 
-    PyTorch: ``torch.optim.Adam(lr=learning_rate, betas=(alpha, beta), weight_decay=norm_coefficient)``, names that
-    are taken here, too, as is ``eps``. The difference is epsilon: here it is added before the bias correction, PyTorch
-    adds it after. A step with PyTorch's ``eps`` equals one here with ``epsilon = eps * sqrt(1 - beta**T)``; so a
-    constant epsilon weighs more in early steps here, and its default is 1e-6, not 1e-8. ``norm_coefficient_post`` is
-    not AdamW's ``weight_decay``: it scales the updated parameter, and is not multiplied by the learning rate.
+    PyTorch: ``torch.optim.Adam(lr=learning_rate, betas=(alpha, beta), weight_decay=norm_coefficient)`` differs in
+    epsilon: ONNX adds it before the bias correction, PyTorch after it. A step with PyTorch's ``eps`` equals one here
+    with ``epsilon = eps * sqrt(1 - beta**T)``: a constant epsilon weighs more in early steps here. The default is 1e-6,
+    not 1e-8. ``norm_coefficient_post`` is not AdamW's ``weight_decay``: it scales the updated parameter, and the
+    learning rate does not multiply it.
 
     Args:
         learning_rate: R, 0 or more.
         alpha: In [0, 1).
         beta: In [0, 1).
         epsilon: 0 or more.
-        norm_coefficient: Weight decay that joins the gradient, 0 or more.
+        norm_coefficient: Weight decay added to the gradient (L2 regularization), 0 or more.
         norm_coefficient_post: Decay of the updated parameter, in [0, 1).
-        sparsity: Scale the updates so that the model becomes sparse; see
-            :class:`~onnxtrain.operators.sparsity.Sparsity`.
+        sparsity: Scaling of the updates that makes the model sparse, :class:`~onnxtrain.operators.sparsity.Sparsity`.
 
     Raises:
-        OptionError: A number is outside its range.
+        OptionError: A setting is outside its range.
 
     Source:
         D. P. Kingma, J. Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015;
@@ -150,7 +165,7 @@ class Adam(Optimizer):
     norm_coefficient_post: float = 0.0
     sparsity: Sparsity | None = None
 
-    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+    if TYPE_CHECKING:  # the names that the decorator adds
 
         def __init__(
             self,

@@ -1,8 +1,7 @@
-"""AdamW: Adam whose weight decay shrinks the parameter itself, beside the step."""
+"""AdamW: Adam with decoupled weight decay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
 
@@ -32,7 +30,7 @@ def rule(
     epsilon: Wide,
     weight_decay: Wide,
 ) -> tuple[Any, ...]:
-    """The update of one variable; returns X_new, V_new and H_new."""
+    """Update one variable; returns X_new, V_new and H_new."""
     V_new = alpha * V + (1 - alpha) * G
     H_new = beta * H + (1 - beta) * G * G
     correction = np.sqrt(where(T > 0, 1 - beta**T, 1))
@@ -46,13 +44,30 @@ def rule(
 SCHEMA = OptimizerSchema(
     name="AdamW",
     doc="One step of Adam with decoupled weight decay: along the running average of the gradient, divided by the root "
-    "of the running average of its square, both corrected for having begun at zero where T is above 0. The decay "
-    "shrinks the variable by a factor that depends on the learning rate, and does not join the gradient.",
+    "of the running average of its square, both with bias correction where T is above 0. The decay shrinks the "
+    "variable by a factor that depends on the learning rate; it is not added to the gradient.",
     rule=rule,
     attributes=(
-        Attribute("alpha", "Weight of the old value in the average of the gradient.", ALPHA, sensible=FRACTION),
-        Attribute("beta", "Weight of the old value in the average of the squared gradient.", BETA, sensible=FRACTION),
-        Attribute("epsilon", "Added to the root after its correction, so that nothing is divided by zero.", EPSILON),
+        Attribute(
+            "alpha",
+            "Weight of the old value in the average of the gradient.",
+            ALPHA,
+            sensible=FRACTION,
+            familiar="betas[0]",
+        ),
+        Attribute(
+            "beta",
+            "Weight of the old value in the average of the squared gradient.",
+            BETA,
+            sensible=FRACTION,
+            familiar="betas[1]",
+        ),
+        Attribute(
+            "epsilon",
+            "Added to the corrected root against division by zero.",
+            EPSILON,
+            familiar="eps",
+        ),
         Attribute("weight_decay", "Shrinks the variable by the factor 1 - R * weight_decay.", WEIGHT_DECAY),
     ),
     states=(
@@ -69,7 +84,7 @@ def adamw(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> 
 
     Args:
         R: Learning rate, one float32 or float64 number.
-        T: Update count, one int64 number; at 0 or below, nothing is corrected.
+        T: Update count, one int64 number; at 0 or below there is no bias correction.
         *inputs: All X, then all G, all V and all H; float32 or float64, one type for each variable.
         **attributes: ``alpha`` (0.9), ``beta`` (0.999), ``epsilon`` (1e-8), ``weight_decay`` (0.01).
 
@@ -77,7 +92,7 @@ def adamw(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> 
         All X_new, then all V_new and all H_new, each of the type and shape of its input.
 
     Raises:
-        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+        OperatorError: The operator does not accept the types, shapes, counts or attributes.
 
     Example:
         >>> import numpy as np
@@ -88,10 +103,10 @@ def adamw(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> 
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
-@accept_aliases
+@accept_all_names
 @dataclass(frozen=True)
 class AdamW(Optimizer):
-    """AdamW: Adam whose weight decay shrinks the parameter itself, beside the step.
+    """AdamW: Adam with decoupled weight decay, which shrinks the parameter itself.
 
     With learning rate R, update count T (1 in the first step), parameter X, its gradient G, the states V and H, and
     alpha, beta = betas::
@@ -104,9 +119,7 @@ class AdamW(Optimizer):
     (The operator multiplies the last fraction by sqrt(1 - beta**T) above and below.)
 
     PyTorch: ``torch.optim.AdamW(lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay)`` takes the same
-    steps; ``maximize`` and ``amsgrad`` are not there. As attributes of the operator the settings are called
-    ``alpha, beta = betas``, ``epsilon = eps`` and ``weight_decay``; the command line has ``--alpha``, ``--beta``,
-    ``--epsilon`` and ``--weight-decay``.
+    steps; ``maximize`` and ``amsgrad`` are missing here.
 
     Args:
         learning_rate: R, 0 or more.
@@ -115,7 +128,7 @@ class AdamW(Optimizer):
         weight_decay: Decay of the parameter, multiplied by the learning rate, 0 or more.
 
     Raises:
-        OptionError: A number is outside its range.
+        OptionError: A setting is outside its range.
 
     Source:
         I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; onnxtrain::AdamW, version 1.
@@ -130,14 +143,13 @@ class AdamW(Optimizer):
     """
 
     schema: ClassVar[OptimizerSchema] = SCHEMA
-    names: ClassVar[Mapping[str, str]] = {"alpha": "betas[0]", "beta": "betas[1]", "epsilon": "eps"}
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (ALPHA, BETA)
     eps: float = EPSILON
     weight_decay: float = WEIGHT_DECAY
 
-    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+    if TYPE_CHECKING:  # the names that the decorator adds
 
         def __init__(
             self,
@@ -147,4 +159,7 @@ class AdamW(Optimizer):
             weight_decay: float = WEIGHT_DECAY,
             *,
             lr: float = ...,
+            alpha: float = ...,
+            beta: float = ...,
+            epsilon: float = ...,
         ) -> None: ...

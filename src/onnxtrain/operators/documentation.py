@@ -1,4 +1,4 @@
-"""Reference pages of the optimizer operators, in the form of ONNX's operator pages.
+"""Reference pages of the optimizer operators, laid out as ONNX's operator pages.
 
 ``python -m onnxtrain.operators FOLDER`` writes them.
 """
@@ -13,13 +13,13 @@ from onnxtrain.operators.schema import Attribute, OptimizerSchema
 
 
 def pages() -> dict[str, str]:
-    """All pages by file name."""
+    """Return all pages by file name."""
     made = {f"{entry.schema.name.lower()}.md": page(entry) for entry in OPTIMIZERS.values()}
     return {"index.md": index(), **made}
 
 
 def index() -> str:
-    """The table of optimizers."""
+    """Return the table of optimizers."""
     rows = [
         f"| [{s.name}]({s.name.lower()}.md) | `{s.domain}` | {', '.join(x.name for x in s.states)} | "
         f"{', '.join(f'`{a.name}`' for a in s.attributes)} |"
@@ -38,13 +38,13 @@ def index() -> str:
 
 
 def page(entry: Entry) -> str:
-    """The page of one operator."""
+    """Return the page of one operator."""
     schema = entry.schema
     parts = [
         f"# {schema.name}",
         _summary(schema),
         "## Update rule",
-        "For one variable; the tensors of several are updated independently of each other. R, T and the attributes "
+        "For one variable; several variables are updated independently. R, T and the attributes "
         "combine in float64 and are rounded to the variable's type where they meet a tensor.",
         f"```python\n{_body_of(schema)}```",
         *([schema.details] if schema.details else []),
@@ -81,14 +81,14 @@ def _summary(schema: OptimizerSchema) -> str:
 
 
 def _body_of(schema: OptimizerSchema) -> str:
-    """The lines of the rule below its docstring."""
+    """Return the lines of the rule below its docstring."""
     source = inspect.getsource(schema.rule)
     _, _, body = source.split('"""', 2)
     return inspect.cleandoc(body) + "\n"
 
 
 def _example(entry: Entry) -> str:
-    """The doctest of the operator over arrays."""
+    """Return the doctest of the operator over arrays."""
     _, example = inspect.cleandoc(entry.reference.__doc__ or "").split("Example:\n")
     return inspect.cleandoc(example)
 
@@ -100,7 +100,8 @@ def _attribute(attribute: Attribute) -> str:
     else:
         default = f" (default is {attribute.default if kind == 'string' else f'{attribute.default:g}'})"
     choices = f" One of {', '.join(attribute.choices)}." if attribute.choices else ""
-    return f"<dt><tt>{attribute.name}</tt> : {kind}{default}</dt>\n<dd>{attribute.doc}{choices}</dd>"
+    familiar = f" As a setting also <tt>{attribute.familiar}</tt>." if attribute.familiar else ""
+    return f"<dt><tt>{attribute.name}</tt> : {kind}{default}</dt>\n<dd>{attribute.doc}{choices}{familiar}</dd>"
 
 
 def _inputs(schema: OptimizerSchema) -> str:
@@ -122,14 +123,14 @@ def _outputs(schema: OptimizerSchema) -> str:
     return _definitions(
         (
             "outputs (variadic, heterogeneous) : T3",
-            f"In this order: {', '.join(order)}, each of the type and shape of its input. An output that is not "
-            "wanted has an empty name.",
+            f"In this order: {', '.join(order)}, each of the type and shape of its input. An unused "
+            "output has an empty name.",
         )
     )
 
 
 def _always(schema: OptimizerSchema) -> list[bool]:
-    """Which states the operator has with every attribute at its default."""
+    """Return which states the operator has with every attribute at its default."""
     defaults = {a.name: 0.0 if a.default is None else a.default for a in schema.attributes}
     return [state.used(defaults) for state in schema.states]
 

@@ -1,8 +1,7 @@
-"""LAMB: AdamW whose step is scaled, tensor by tensor, to the size of the weights."""
+"""LAMB: AdamW with layer-wise learning rates, for large batches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
 
@@ -32,7 +30,7 @@ def rule(
     epsilon: Wide,
     weight_decay: Wide,
 ) -> tuple[Any, ...]:
-    """The update of one variable; returns X_new, V_new and H_new."""
+    """Update one variable; returns X_new, V_new and H_new."""
     V_new = alpha * V + (1 - alpha) * G
     H_new = beta * H + (1 - beta) * G * G
     correction = np.sqrt(where(T > 0, 1 - beta**T, 1))
@@ -47,15 +45,32 @@ def rule(
 
 SCHEMA = OptimizerSchema(
     name="LAMB",
-    doc="One step of LAMB. The step of Adam, corrected for averages that have begun at zero where T is above 0, and "
-    "the decay of the variable are added up; the learning rate is multiplied by the ratio of the norms of the variable "
-    "and of this sum, which are those of the whole tensor. The ratio is 1 where one of the norms is zero.",
+    doc="One step of LAMB. The step of Adam, with bias correction where T is above 0, and the decay of the variable "
+    "are added up; the learning rate is multiplied by the ratio of two norms over the whole tensor: the variable's and "
+    "this sum's. The ratio is 1 where one of the norms is zero.",
     rule=rule,
     attributes=(
-        Attribute("alpha", "Weight of the old value in the average of the gradient.", ALPHA, sensible=FRACTION),
-        Attribute("beta", "Weight of the old value in the average of the squared gradient.", BETA, sensible=FRACTION),
-        Attribute("epsilon", "Added to the root after its correction, so that nothing is divided by zero.", EPSILON),
-        Attribute("weight_decay", "How much of the variable is added to the step before it is scaled.", WEIGHT_DECAY),
+        Attribute(
+            "alpha",
+            "Weight of the old value in the average of the gradient.",
+            ALPHA,
+            sensible=FRACTION,
+            familiar="betas[0]",
+        ),
+        Attribute(
+            "beta",
+            "Weight of the old value in the average of the squared gradient.",
+            BETA,
+            sensible=FRACTION,
+            familiar="betas[1]",
+        ),
+        Attribute(
+            "epsilon",
+            "Added to the corrected root against division by zero.",
+            EPSILON,
+            familiar="eps",
+        ),
+        Attribute("weight_decay", "Share of the variable that is added to the step before scaling.", WEIGHT_DECAY),
     ),
     states=(
         State("V", "The running average of the gradient."),
@@ -71,7 +86,7 @@ def lamb(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
 
     Args:
         R: Learning rate, one float32 or float64 number.
-        T: Update count, one int64 number; at 0 or below, nothing is corrected.
+        T: Update count, one int64 number; at 0 or below there is no bias correction.
         *inputs: All X, then all G, all V and all H; float32 or float64, one type for each variable.
         **attributes: ``alpha`` (0.9), ``beta`` (0.999), ``epsilon`` (1e-6), ``weight_decay`` (0.01).
 
@@ -79,7 +94,7 @@ def lamb(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
         All X_new, then all V_new and all H_new, each of the type and shape of its input.
 
     Raises:
-        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+        OperatorError: The operator does not accept the types, shapes, counts or attributes.
 
     Example:
         >>> import numpy as np
@@ -90,10 +105,10 @@ def lamb(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
-@accept_aliases
+@accept_all_names
 @dataclass(frozen=True)
 class LAMB(Optimizer):
-    """LAMB: AdamW whose step is scaled, tensor by tensor, to the size of the weights. For large batches.
+    """LAMB: AdamW with layer-wise learning rates, for large batches.
 
     With learning rate R, update count T (1 in the first step), parameter X, its gradient G, the states V and H, and
     alpha, beta = betas; norms are Euclidean, over all elements of the tensor::
@@ -105,18 +120,17 @@ class LAMB(Optimizer):
 
     PyTorch has no LAMB. The steps are those of algorithm 2 of the paper with phi(z) = z. ``timm.optim.Lamb`` scales
     parameters without decay only with ``always_adapt=True``, and clips gradients by their global norm, which is
-    ``Trainer(clip_norm=1.0)`` here; biases and norms are usually left without decay:
-    ``groups=[Group("*.bias|*norm*", weight_decay=0)]``. As attributes of the operator the settings are called
-    ``alpha, beta = betas``, ``epsilon = eps`` and ``weight_decay``.
+    ``Trainer(clip_norm=1.0)`` here. Biases and norms usually have no decay:
+    ``groups=[Group("*.bias|*norm*", weight_decay=0)]``.
 
     Args:
         learning_rate: R, 0 or more.
         betas: Both in [0, 1).
         eps: 0 or more.
-        weight_decay: How much of the parameter is added to the step before it is scaled, 0 or more.
+        weight_decay: Share of the parameter that is added to the step before scaling, 0 or more.
 
     Raises:
-        OptionError: A number is outside its range.
+        OptionError: A setting is outside its range.
 
     Source:
         Y. You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", ICLR 2020;
@@ -128,14 +142,13 @@ class LAMB(Optimizer):
     """
 
     schema: ClassVar[OptimizerSchema] = SCHEMA
-    names: ClassVar[Mapping[str, str]] = {"alpha": "betas[0]", "beta": "betas[1]", "epsilon": "eps"}
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (ALPHA, BETA)
     eps: float = EPSILON
     weight_decay: float = WEIGHT_DECAY
 
-    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+    if TYPE_CHECKING:  # the names that the decorator adds
 
         def __init__(
             self,
@@ -145,9 +158,12 @@ class LAMB(Optimizer):
             weight_decay: float = WEIGHT_DECAY,
             *,
             lr: float = ...,
+            alpha: float = ...,
+            beta: float = ...,
+            epsilon: float = ...,
         ) -> None: ...
 
     @property
     def elementwise(self) -> bool:
-        """No: the norms are those of the whole tensor."""
+        """False: the norms are over the whole tensor."""
         return False

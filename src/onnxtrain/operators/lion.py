@@ -1,8 +1,7 @@
-"""Lion: steps of one size, along the sign of an averaged gradient."""
+"""Lion: steps of one size along the sign of an averaged gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
 
@@ -28,7 +26,7 @@ def rule(
     beta: Wide,
     weight_decay: Wide,
 ) -> tuple[Any, ...]:
-    """The update of one variable; returns X_new and V_new."""
+    """Update one variable; returns X_new and V_new."""
     direction = np.sign(alpha * V + (1 - alpha) * G)
     V_new = beta * V + (1 - beta) * G
     X_new = (1 - R * weight_decay) * X - R * direction
@@ -41,8 +39,16 @@ SCHEMA = OptimizerSchema(
     "decay shrinks the variable by a factor that depends on the learning rate.",
     rule=rule,
     attributes=(
-        Attribute("alpha", "Weight of the running average in the direction.", 0.9, sensible=FRACTION),
-        Attribute("beta", "Weight of the old value in the running average of the gradient.", 0.99, sensible=FRACTION),
+        Attribute(
+            "alpha", "Weight of the running average in the direction.", 0.9, sensible=FRACTION, familiar="betas[0]"
+        ),
+        Attribute(
+            "beta",
+            "Weight of the old value in the running average of the gradient.",
+            0.99,
+            sensible=FRACTION,
+            familiar="betas[1]",
+        ),
         Attribute("weight_decay", "Shrinks the variable by the factor 1 - R * weight_decay.", 0.0),
     ),
     states=(State("V", "The running average of the gradient."),),
@@ -56,7 +62,7 @@ def lion(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
 
     Args:
         R: Learning rate, one float32 or float64 number.
-        T: Update count, one int64 number, which does not matter.
+        T: Update count, one int64 number; Lion ignores it.
         *inputs: All X, then all G and all V; float32 or float64, one type for each variable.
         **attributes: ``alpha`` (0.9), ``beta`` (0.99), ``weight_decay`` (0).
 
@@ -64,7 +70,7 @@ def lion(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
         All X_new, then all V_new, each of the type and shape of its input.
 
     Raises:
-        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+        OperatorError: The operator does not accept the types, shapes, counts or attributes.
 
     Example:
         >>> import numpy as np
@@ -74,19 +80,18 @@ def lion(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
-@accept_aliases
+@accept_all_names
 @dataclass(frozen=True)
 class Lion(Optimizer):
-    """Lion: steps of one size, along the sign of an averaged gradient.
+    """Lion: steps of one size along the sign of an averaged gradient.
 
     With learning rate R, parameter X, its gradient G, the state V, and alpha, beta = betas::
 
         X_new = (1 - R * weight_decay) * X - R * sign(alpha * V + (1 - alpha) * G)
         V_new = beta * V + (1 - beta) * G
 
-    PyTorch has no Lion; the authors' own takes these steps. Its learning rate is three to ten times smaller than
-    AdamW's, its weight decay as many times larger. As attributes of the operator the betas are called ``alpha`` and
-    ``beta``.
+    PyTorch has no Lion; the authors' implementation takes these steps. The learning rate is three to ten times smaller
+    than AdamW's, the weight decay as many times larger.
 
     Args:
         learning_rate: R, 0 or more.
@@ -94,7 +99,7 @@ class Lion(Optimizer):
         weight_decay: Decay of the parameter, multiplied by the learning rate, 0 or more.
 
     Raises:
-        OptionError: A number is outside its range.
+        OptionError: A setting is outside its range.
 
     Source:
         X. Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023; onnxtrain::Lion, version 1.
@@ -105,13 +110,12 @@ class Lion(Optimizer):
     """
 
     schema: ClassVar[OptimizerSchema] = SCHEMA
-    names: ClassVar[Mapping[str, str]] = {"alpha": "betas[0]", "beta": "betas[1]"}
 
     learning_rate: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
 
-    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+    if TYPE_CHECKING:  # the names that the decorator adds
 
         def __init__(
             self,
@@ -120,4 +124,6 @@ class Lion(Optimizer):
             weight_decay: float = 0.0,
             *,
             lr: float = ...,
+            alpha: float = ...,
+            beta: float = ...,
         ) -> None: ...

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
 from onnxtrain.operators.sparsity import Sparsity
@@ -28,7 +27,7 @@ def rule(
     mode: str,
     norm_coefficient: Wide,
 ) -> tuple[Any, ...]:
-    """The update of one variable; returns X_new and V_new."""
+    """Update one variable; returns X_new and V_new."""
     G_regularized = norm_coefficient * X + G
     beta_adjusted = where(T > 0, beta, 1)
     V_new = alpha * V + beta_adjusted * G_regularized
@@ -43,10 +42,22 @@ SCHEMA = OptimizerSchema(
     "along the gradient plus the momentum that follows from it.",
     rule=rule,
     attributes=(
-        Attribute("alpha", "Weight of the old momentum.", sensible=FRACTION),
-        Attribute("beta", "Weight of the gradient in the new momentum for T above 0; for others it is 1."),
-        Attribute("mode", "Which form of momentum moves the variable.", kind=str, choices=("standard", "nesterov")),
-        Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay)."),
+        Attribute("alpha", "Weight of the old momentum.", sensible=FRACTION, familiar="momentum"),
+        Attribute(
+            "beta",
+            "Weight of the gradient in the new momentum for T above 0; for others it is 1.",
+            familiar="1 - dampening",
+        ),
+        Attribute(
+            "mode",
+            "Form of momentum that moves the variable.",
+            kind=str,
+            choices=("standard", "nesterov"),
+            familiar="nesterov",
+        ),
+        Attribute(
+            "norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay).", familiar="weight_decay"
+        ),
     ),
     states=(State("V", "The momentum."),),
 )
@@ -66,7 +77,7 @@ def momentum(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) 
         All X_new, then all V_new, each of the type and shape of its input.
 
     Raises:
-        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+        OperatorError: The operator does not accept the types, shapes, counts or attributes.
 
     Example:
         >>> import numpy as np
@@ -79,7 +90,7 @@ def momentum(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) 
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
-@accept_aliases
+@accept_all_names
 @dataclass(frozen=True)
 class Momentum(Optimizer):
     """Stochastic gradient descent with momentum, standard or Nesterov's; plain with ``alpha=0``.
@@ -101,12 +112,11 @@ class Momentum(Optimizer):
         alpha: In [0, 1).
         beta: 0 or more.
         mode: "standard" or "nesterov".
-        norm_coefficient: Weight decay that joins the gradient, 0 or more.
-        sparsity: Scale the updates so that the model becomes sparse; see
-            :class:`~onnxtrain.operators.sparsity.Sparsity`.
+        norm_coefficient: Weight decay added to the gradient (L2 regularization), 0 or more.
+        sparsity: Scaling of the updates that makes the model sparse, :class:`~onnxtrain.operators.sparsity.Sparsity`.
 
     Raises:
-        OptionError: A number is outside its range, or the mode is unknown.
+        OptionError: A setting is outside its range, or the mode is unknown.
 
     Source:
         I. Sutskever, J. Martens, G. Dahl, G. Hinton, "On the importance of initialization and momentum in
@@ -126,7 +136,7 @@ class Momentum(Optimizer):
     norm_coefficient: float = 0.0
     sparsity: Sparsity | None = None
 
-    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+    if TYPE_CHECKING:  # the names that the decorator adds
 
         def __init__(
             self,
@@ -139,6 +149,7 @@ class Momentum(Optimizer):
             *,
             lr: float = ...,
             momentum: float = ...,
+            dampening: float = ...,
             nesterov: bool = ...,
             weight_decay: float = ...,
         ) -> None: ...

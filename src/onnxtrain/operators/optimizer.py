@@ -1,31 +1,42 @@
-"""What the public optimizer objects share."""
+"""Optimizer settings: the learning rate and the attributes of the operator, under every name that users know."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self, TypeVar
 
-from onnxtrain.errors import OperatorError, OptionError
-from onnxtrain.operators.schema import NOT_NEGATIVE, OptimizerSchema, State
+from onnxtrain.errors import ArgumentError, OperatorError, OptionError
+from onnxtrain.operators.schema import NOT_NEGATIVE, Attribute, OptimizerSchema, State
 from onnxtrain.operators.sparsity import Sparsity
+from onnxtrain.spelling import suggestion
+
+T = TypeVar("T")
+
+LEARNING_RATES: Final = ("learning_rate", "lr")
+"""Names of the learning rate of every optimizer."""
+
+_COMPLEMENT: Final = "1 - "
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer's settings: the learning rate, and the attributes of its operator.
+    """Settings of an optimizer: the learning rate and the attributes of its operator.
 
-    A setting has the name of its attribute, unless ``names`` says otherwise: ``{"alpha": "betas[0]"}`` for one that is
-    the first of a pair.
+    Every optimizer takes each setting by two names: the operator's attribute (``alpha``, ``beta``, ``epsilon``,
+    ``norm_coefficient``), as ONNX's standard has it, and PyTorch's name (``betas``, ``eps``, ``weight_decay``,
+    ``momentum``, ``nesterov``), where that differs; ``lr`` is ``learning_rate``. The same names work in Python, in text
+    (``"adam(lr=1e-3)"``), in TOML and as flags of the command line. The fields of the class have one of the two.
 
     Raises:
-        OptionError: A setting is outside its range; the message names it, what it got and the range.
+        OptionError: A setting is outside its range; the message states the setting, its value and the range.
     """
 
     schema: ClassVar[OptimizerSchema]
-    names: ClassVar[Mapping[str, str]] = {}
 
-    learning_rate: float
+    learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -34,7 +45,7 @@ class Optimizer:
                 f"{name}: learning_rate is {self.learning_rate!r}, but must be a finite number, {NOT_NEGATIVE}."
             )
         for attribute in self.schema.attributes:
-            label, value = self._setting(attribute.name)
+            label, value = self._read(attribute)
             if attribute.kind is str:
                 continue
             if not _is_number(value) or value not in attribute.sensible:
@@ -45,74 +56,188 @@ class Optimizer:
             raise OptionError(str(error)) from None
 
     def node_attributes(self) -> dict[str, float | str]:
-        """All attributes of the operator's node."""
+        """Return all attributes of the operator's node."""
         return {
             attribute.name: value if attribute.kind is str else float(value)
             for attribute in self.schema.attributes
-            for _, value in [self._setting(attribute.name)]
+            for _, value in [self._read(attribute)]
         }
 
     @classmethod
-    def from_attributes(cls, **given: Any) -> Self:
-        """The settings that give the operator these attributes; ``learning_rate`` may be among them.
+    def field_of(cls, attribute: Attribute) -> str:
+        """Return the field that holds an attribute: ``alpha``, or ``betas[0]`` for an item of a pair."""
+        return attribute.name if attribute.name in _field_names(cls) else attribute.familiar
 
-        Raises:
-            OptionError: A value is outside its range.
-        """
-        defaults = {field.name: field.default for field in fields(cls)}
-        found: dict[str, Any] = {}
-        for attribute, value in given.items():
-            field, index = _place(cls.names.get(attribute, attribute))
-            if index is not None:
-                items = [*found.get(field, defaults[field])]
-                items[index] = value
-                value = tuple(items)
-            found[field] = value
-        return cls(**found)
-
-    def _setting(self, attribute: str) -> tuple[str, Any]:
-        """An attribute as the user knows it: the name of its setting, and its value."""
-        name = self.names.get(attribute, attribute)
-        field, index = _place(name)
-        value = getattr(self, field)
-        if index is None:
-            return name, value
-        if not isinstance(value, (tuple, list)) or len(value) <= index:
-            raise OptionError(f"{type(self).__name__}: {field} is {value!r}, but must be a pair of numbers.")
-        return name, value[index]
+    def _read(self, attribute: Attribute) -> tuple[str, Any]:
+        """Return the label and the value of an attribute in the fields."""
+        label = self.field_of(attribute)
+        name, index = _item(label)
+        value = getattr(self, name)
+        if attribute.kind is str and name != attribute.name:
+            if not isinstance(value, bool):
+                raise OptionError(f"{type(self).__name__}: {name} is {value!r}, but must be True or False.")
+            return label, attribute.choices[value]
+        return label, value if index is None else _pair(type(self), name, value)[index]
 
     @property
     def states(self) -> tuple[State, ...]:
-        """What is kept for each parameter, with initial values, in the order of the operator's inputs."""
+        """States of each parameter, in the order of the operator's inputs."""
         return self.schema.used_states(self.schema.complete(self.node_attributes()))
 
     @property
     def sparsity_modifier(self) -> Sparsity | None:
-        """How the rule is modified to promote sparsity; ``None`` where it is not."""
+        """The sparsity promotion that modifies the rule, if any."""
         found = getattr(self, "sparsity", None)
         return found if isinstance(found, Sparsity) else None
 
     @property
     def promotes_sparsity(self) -> bool:
-        """Whether steps grow with the size of a weight."""
+        """True where steps grow with the size of a weight."""
         return self.sparsity_modifier is not None
 
     @property
     def elementwise(self) -> bool:
-        """Whether the update of an element depends on no other element of its tensor."""
+        """True where the update of an element depends on no other element of its tensor."""
         return not self.promotes_sparsity
 
     def plain(self) -> Self:
-        """The same update rule without sparsity promotion."""
+        """Return the same update rule without sparsity promotion."""
         modifiable = any(field.name == "sparsity" for field in fields(self))
         return replace(self, **{"sparsity": None}) if modifiable else self  # type: ignore[arg-type]
 
 
-def _place(name: str) -> tuple[str, int | None]:
-    """The field of a setting, and its place within it."""
-    field, _, index = name.rstrip("]").partition("[")
-    return field, int(index) if index else None
+def setting_names(settings: type[Optimizer]) -> tuple[str, ...]:
+    """Return all names of an optimizer's settings: of the learning rate, of the attributes, of other fields."""
+    attributes = settings.schema.attributes
+    familiar = (_item(attribute.familiar)[0].removeprefix(_COMPLEMENT) for attribute in attributes)
+    own = (name for attribute, also in zip(attributes, familiar, strict=True) for name in (also, attribute.name))
+    return tuple(dict.fromkeys(name for name in (*LEARNING_RATES, *own, *_field_names(settings)) if name))
+
+
+def as_fields(settings: Optimizer | type[Optimizer], given: Mapping[str, Any], positional: int = 0) -> dict[str, Any]:
+    """Return arguments under the names of the fields.
+
+    Args:
+        settings: The class of the settings, or an object whose pairs complete an argument for one of their items.
+        given: Arguments by any name of a setting.
+        positional: Number of positional arguments in front of them.
+
+    Raises:
+        OptionError: There is no such setting, or one is given twice.
+    """
+    cls = settings if isinstance(settings, type) else type(settings)
+    attributes = {attribute.name: attribute for attribute in cls.schema.attributes}
+    first = _field_names(cls)[:positional]
+    inside = [name for name, each in attributes.items() if _item(cls.field_of(each))[0] in first]
+    before = dict.fromkeys([*first, *inside], "the arguments before")
+    found: dict[str, Any] = {}
+    for argument, value in given.items():
+        for setting, part in _settings_of(cls, argument, value):
+            if setting in before:
+                raise OptionError(f"{cls.__name__}: {setting} is given twice, by {before[setting]} and by {argument}.")
+            before[setting] = argument
+            name, index = _item(cls.field_of(attributes[setting]) if setting in attributes else setting)
+            if index is not None:
+                items = list(found.get(name, getattr(settings, name)))
+                items[index] = part
+                part = tuple(items)
+            elif name != setting:
+                part = _is_on(cls, attributes[setting], part) if attributes[setting].kind is str else part
+            found[name] = part
+    return found
+
+
+def _settings_of(cls: type[Optimizer], argument: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Return the attributes and other fields that an argument sets, with their values."""
+    name = cls.__name__
+    if argument in LEARNING_RATES:
+        yield LEARNING_RATES[0], value
+        return
+    attributes = {attribute.name: attribute for attribute in cls.schema.attributes}
+    if argument in attributes:
+        yield argument, value
+        return
+    matches = [(each, *_item(each.familiar)) for each in attributes.values() if each.familiar]
+    matches = [match for match in matches if match[1].removeprefix(_COMPLEMENT) == argument]
+    for attribute, familiar, index in matches:
+        if index is not None:
+            yield attribute.name, _pair(cls, argument, value)[index]
+        elif attribute.kind is str:
+            if not isinstance(value, bool):
+                raise OptionError(f"{name}: {argument} is {value!r}, but must be True or False.")
+            yield attribute.name, attribute.choices[value]
+        elif familiar != argument:
+            if not _is_number(value):
+                raise OptionError(f"{name}: {argument} is {value!r}, but must be a number.")
+            yield attribute.name, 1 - value
+        else:
+            yield attribute.name, value
+    if matches:
+        return
+    if argument not in _field_names(cls):
+        names = setting_names(cls)
+        raise ArgumentError(
+            f"{name} has no setting {argument!r}; its settings are {', '.join(names)}.{suggestion(argument, names)}"
+        )
+    yield argument, value
+
+
+def _is_on(cls: type[Optimizer], attribute: Attribute, value: Any) -> bool:
+    """Return whether a mode is the second of its two choices, for a field that is True or False."""
+    if value not in attribute.choices:
+        allowed = ", ".join(map(repr, attribute.choices))
+        raise OptionError(f"{cls.__name__}: {attribute.name} is {value!r}, but must be one of {allowed}.")
+    return bool(attribute.choices.index(value))
+
+
+def _pair(cls: type[Optimizer], name: str, value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise OptionError(f"{cls.__name__}: {name} is {value!r}, but must be a pair of numbers.")
+    return value[0], value[1]
+
+
+def _item(label: str) -> tuple[str, int | None]:
+    """Return the field and the index of ``betas[0]``."""
+    name, _, index = label.rstrip("]").partition("[")
+    return name, int(index) if index else None
+
+
+def _field_names(settings: type[Optimizer]) -> list[str]:
+    return [field.name for field in fields(settings)]
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def accept_all_names(settings: type[T]) -> type[T]:
+    """Let a class of settings take each setting by all its names; decorator of a dataclass."""
+    plain = settings.__init__
+    if hasattr(plain, "__signature__"):
+        return settings
+    cls: Any = settings
+    own = _field_names(cls)
+    attributes = {attribute.name: attribute for attribute in cls.schema.attributes}
+    added = {}
+    for name in setting_names(cls):
+        if name not in own:
+            pair = any(_item(each.familiar) == (name, 0) for each in attributes.values())
+            text = name in attributes and attributes[name].kind is str
+            flag = any(each.familiar == name and each.kind is str for each in attributes.values())
+            added[name] = "tuple[float, float]" if pair else "str" if text else "bool" if flag else "float"
+
+    @functools.wraps(plain)
+    def construct(self: Any, *args: Any, **given: Any) -> None:
+        plain(self, *args, **as_fields(type(self), given, len(args)))
+
+    signature = inspect.signature(plain)
+    keywords = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=f"{kind} | None")
+        for name, kind in added.items()
+    ]
+    construct.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values(), *keywords]
+    )
+    construct.__annotations__ = {**plain.__annotations__, **{name: f"{kind} | None" for name, kind in added.items()}}
+    settings.__init__ = construct  # type: ignore[method-assign]
+    return settings

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxtrain.ir.domains import is_default_domain
-from onnxtrain.operators.aliases import accept_aliases
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.schema import OptimizerSchema
 
 
@@ -81,7 +80,7 @@ class Optimizers(Mapping[str, Entry]):
             return None
         with self._lock:
             if schema.name not in self._entries:
-                settings = accept_aliases(getattr(module, schema.name))
+                settings = accept_all_names(getattr(module, schema.name))
                 self._entries[schema.name] = Entry(schema, settings, getattr(module, schema.name.lower()))
         return self._entries[schema.name]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
 
@@ -29,7 +27,7 @@ def rule(
     weight_decay: Wide,
     momentum: Wide,
 ) -> tuple[Any, ...]:
-    """The update of one variable; returns X_new, H_new and, with momentum, V_new."""
+    """Update one variable; returns X_new, H_new and, with momentum, V_new."""
     G_regularized = weight_decay * X + G
     H_new = alpha * H + (1 - alpha) * G_regularized * G_regularized
     direction = G_regularized / (np.sqrt(H_new) + epsilon)
@@ -43,11 +41,11 @@ def rule(
 SCHEMA = OptimizerSchema(
     name="RMSprop",
     doc="One step of RMSprop: along the gradient, divided by the root of the running average of its square; where "
-    "momentum is above 0, along what such directions add up to.",
+    "momentum is above 0, along the accumulated directions.",
     rule=rule,
     attributes=(
         Attribute("alpha", "Weight of the old value in the average of the squared gradient.", 0.99, sensible=FRACTION),
-        Attribute("epsilon", "Added to the root of H_new, so that nothing is divided by zero.", 1e-8),
+        Attribute("epsilon", "Added to the root of H_new against division by zero.", 1e-8, familiar="eps"),
         Attribute("weight_decay", "Adds weight_decay * X to the gradient.", 0.0),
         Attribute("momentum", "Weight of the old momentum; 0 for none, and no state V.", 0.0, sensible=FRACTION),
     ),
@@ -65,7 +63,7 @@ def rmsprop(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -
 
     Args:
         R: Learning rate, one float32 or float64 number.
-        T: Update count, one int64 number, which does not matter.
+        T: Update count, one int64 number; RMSprop ignores it.
         *inputs: All X, then all G, all H and, where momentum is above 0, all V; float32 or float64, one type for each
             variable.
         **attributes: ``alpha`` (0.99), ``epsilon`` (1e-8), ``weight_decay`` (0), ``momentum`` (0).
@@ -74,7 +72,7 @@ def rmsprop(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -
         All X_new, then all H_new and all V_new, each of the type and shape of its input.
 
     Raises:
-        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+        OperatorError: The operator does not accept the types, shapes, counts or attributes.
 
     Example:
         >>> import numpy as np
@@ -84,7 +82,7 @@ def rmsprop(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
-@accept_aliases
+@accept_all_names
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
     """RMSprop: steps along the gradient, divided by the root of its averaged square.
@@ -97,18 +95,17 @@ class RMSprop(Optimizer):
         X_new = X - R * V_new
 
     PyTorch: ``torch.optim.RMSprop(lr=learning_rate, alpha=alpha, eps=eps, weight_decay=weight_decay,
-    momentum=momentum)`` takes the same steps; ``centered`` is not there. As an attribute of the operator ``eps`` is
-    called ``epsilon``.
+    momentum=momentum)`` takes the same steps; ``centered`` is missing here.
 
     Args:
         learning_rate: R, 0 or more.
         alpha: In [0, 1).
         eps: 0 or more.
-        weight_decay: Weight decay that joins the gradient, 0 or more.
+        weight_decay: Weight decay added to the gradient (L2 regularization), 0 or more.
         momentum: In [0, 1); with 0 there is no state V.
 
     Raises:
-        OptionError: A number is outside its range.
+        OptionError: A setting is outside its range.
 
     Source:
         T. Tieleman, G. Hinton, "Lecture 6.5: RMSprop", COURSERA 2012; onnxtrain::RMSprop, version 1.
@@ -119,7 +116,6 @@ class RMSprop(Optimizer):
     """
 
     schema: ClassVar[OptimizerSchema] = SCHEMA
-    names: ClassVar[Mapping[str, str]] = {"epsilon": "eps"}
 
     learning_rate: float = 0.01
     alpha: float = 0.99
@@ -127,7 +123,7 @@ class RMSprop(Optimizer):
     weight_decay: float = 0.0
     momentum: float = 0.0
 
-    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+    if TYPE_CHECKING:  # the names that the decorator adds
 
         def __init__(
             self,
@@ -138,4 +134,5 @@ class RMSprop(Optimizer):
             momentum: float = 0.0,
             *,
             lr: float = ...,
+            epsilon: float = ...,
         ) -> None: ...

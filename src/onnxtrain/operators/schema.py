@@ -59,7 +59,9 @@ class Attribute(NamedTuple):
         default: The value when it is left out; ``None`` makes the attribute required.
         kind: ``float`` or ``str``.
         choices: The strings that it may be; empty where the schema's ``check`` decides.
-        sensible: What an optimizer object accepts (the operator itself takes every number).
+        sensible: The values that an optimizer's settings accept; the operator itself takes every number.
+        familiar: PyTorch's name of the setting, where it differs: ``eps``, ``betas[0]`` for the first of a pair,
+            ``1 - dampening`` for the complement, ``nesterov`` for a mode that is on or off.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Attribute(NamedTuple):
     kind: type[float] | type[str] = float
     choices: tuple[str, ...] = ()
     sensible: Interval = NOT_NEGATIVE
+    familiar: str = ""
 
 
 class State(NamedTuple):

@@ -1,19 +1,17 @@
-"""SGD: stochastic gradient descent, plain or with momentum, as PyTorch has it."""
+"""SGD: stochastic gradient descent, plain or with momentum, as in PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide, where
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import FRACTION, Attribute, OptimizerSchema, State
 
@@ -29,7 +27,7 @@ def rule(
     weight_decay: Wide,
     mode: str,
 ) -> tuple[Any, ...]:
-    """The update of one variable; returns X_new and, with momentum, V_new."""
+    """Update one variable; returns X_new and, with momentum, V_new."""
     G_regularized = weight_decay * X + G
     if not states:
         return (X - R * G_regularized,)
@@ -46,10 +44,15 @@ SCHEMA = OptimizerSchema(
     rule=rule,
     attributes=(
         Attribute("momentum", "Weight of the old momentum; 0 for none, and no state.", 0.0, sensible=FRACTION),
-        Attribute("dampening", "What the gradient's weight in the momentum lacks to 1, for T above 0.", 0.0),
+        Attribute("dampening", "1 minus the gradient's weight in the momentum, for T above 0.", 0.0),
         Attribute("weight_decay", "Adds weight_decay * X to the gradient.", 0.0),
         Attribute(
-            "mode", "Which form of momentum moves the variable.", "standard", kind=str, choices=("standard", "nesterov")
+            "mode",
+            "Form of momentum that moves the variable.",
+            "standard",
+            kind=str,
+            choices=("standard", "nesterov"),
+            familiar="nesterov",
         ),
     ),
     states=(State("V", "The momentum.", used=lambda attributes: float(attributes["momentum"]) > 0),),
@@ -71,7 +74,7 @@ def sgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tu
         All X_new, then all V_new, each of the type and shape of its input.
 
     Raises:
-        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+        OperatorError: The operator does not accept the types, shapes, counts or attributes.
 
     Example:
         >>> import numpy as np
@@ -83,7 +86,7 @@ def sgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> tu
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
-@accept_aliases
+@accept_all_names
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent, plain or with momentum.
@@ -97,18 +100,18 @@ class SGD(Optimizer):
         X_new = X - R * V_new                              with momentum
         X_new = X - R * (G' + momentum * V_new)            with nesterov
 
-    PyTorch: ``torch.optim.SGD`` with the same arguments takes the same steps. As an attribute of the operator
-    ``nesterov`` is ``mode``, "standard" or "nesterov". :class:`Momentum` is ONNX's operator for the same with momentum.
+    PyTorch: ``torch.optim.SGD`` with the same arguments takes the same steps. :class:`Momentum` is ONNX's own operator
+    for gradient descent with momentum.
 
     Args:
         learning_rate: R, 0 or more.
         momentum: In [0, 1); with 0 there is no state.
         dampening: 0 or more.
-        weight_decay: Weight decay that joins the gradient, 0 or more.
-        nesterov: Nesterov's form of momentum.
+        weight_decay: Weight decay added to the gradient (L2 regularization), 0 or more.
+        nesterov: Use Nesterov's momentum.
 
     Raises:
-        OptionError: A number is outside its range; or nesterov is asked for without momentum or with dampening.
+        OptionError: A setting is outside its range, or nesterov is given without momentum or with dampening.
 
     Source:
         I. Sutskever, J. Martens, G. Dahl, G. Hinton, "On the importance of initialization and momentum in
@@ -122,7 +125,6 @@ class SGD(Optimizer):
     """
 
     schema: ClassVar[OptimizerSchema] = SCHEMA
-    names: ClassVar[Mapping[str, str]] = {"mode": "nesterov"}
 
     learning_rate: float = 1e-3
     momentum: float = 0.0
@@ -130,7 +132,7 @@ class SGD(Optimizer):
     weight_decay: float = 0.0
     nesterov: bool = False
 
-    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+    if TYPE_CHECKING:  # the names that the decorator adds
 
         def __init__(
             self,
@@ -141,28 +143,13 @@ class SGD(Optimizer):
             nesterov: bool = False,
             *,
             lr: float = ...,
+            mode: str = ...,
         ) -> None: ...
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.nesterov, bool):
-            raise OptionError(f"SGD: nesterov is {self.nesterov!r}, but must be True or False.")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise OptionError(
                 f"SGD: nesterov needs a momentum above 0 and no dampening, but momentum is {self.momentum} and "
                 f"dampening is {self.dampening}."
             )
-
-    @classmethod
-    def from_attributes(cls, **given: Any) -> Self:
-        """The settings that give the operator these attributes."""
-        if "mode" in given and given["mode"] not in (modes := SCHEMA.attributes[-1].choices):
-            raise OptionError(f"SGD: mode is {given['mode']!r}, but must be one of {', '.join(map(repr, modes))}.")
-        return super().from_attributes(
-            **{name: value == "nesterov" if name == "mode" else value for name, value in given.items()}
-        )
-
-    def _setting(self, attribute: str) -> tuple[str, Any]:
-        if attribute == "mode":
-            return "nesterov", "nesterov" if self.nesterov else "standard"
-        return super()._setting(attribute)

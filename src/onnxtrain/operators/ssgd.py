@@ -1,4 +1,4 @@
-"""SSGD: gradient descent whose steps grow with the size of a weight, so that small weights die out."""
+"""SSGD: gradient descent with steps that grow with the size of a weight, so that small weights vanish."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from numpy.typing import ArrayLike
 
 from onnxtrain.errors import OperatorError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.operators.aliases import accept_aliases
 from onnxtrain.operators.arithmetic import Tensor, Wide
 from onnxtrain.operators.measures import BUILT_IN
 from onnxtrain.operators.measures import measure as find_measure
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import Optimizer, accept_all_names
 from onnxtrain.operators.reference import evaluate
 from onnxtrain.operators.schema import (
     FRACTION,
@@ -46,7 +45,7 @@ def rule(
     norm_coefficient: Wide,
     max_scale: Wide,
 ) -> tuple[Any, ...]:
-    """The update of one variable, which is one layer; returns X_new and, with momentum, V_new."""
+    """Update one variable (a layer); returns X_new and, with momentum, V_new."""
     chosen = find_measure(measure, reweighting=reweighting, epsilon=float(epsilon), p=float(p))
     layer = Layer.of(X, chosen)
     G_regularized = norm_coefficient * X + G
@@ -58,7 +57,7 @@ def rule(
 
 
 def check(attributes: Attributes) -> None:
-    """Raise OperatorError for parameters that the measure does not have, or negative ones."""
+    """Raise OperatorError for parameters that the measure lacks, or for negative ones."""
     find_measure(
         str(attributes["measure"]),
         reweighting=str(attributes["reweighting"]),
@@ -87,9 +86,9 @@ The measures, with ε for `epsilon`:
 SCHEMA = OptimizerSchema(
     name="SSGD",
     doc="One step of sparsity-promoting gradient descent. Every weight's step is scaled by s = w² / mean(w²), "
-    "the mean taken over its variable (a layer): w grows with the size of the weight, as the diversity measure "
-    "says, so that large weights learn and small ones die out. Without regularization the fixed points are those "
-    "of the loss alone.",
+    "the mean taken over its variable (a layer). The diversity measure defines w, which grows with the size of the "
+    "weight: large weights learn and small ones vanish. Without regularization the fixed points are those of the loss "
+    "alone.",
     rule=rule,
     attributes=(
         Attribute(
@@ -101,14 +100,14 @@ SCHEMA = OptimizerSchema(
         ),
         Attribute(
             "reweighting",
-            "Whether the measure is a function of the square (l2) or of the absolute value (l1) of a weight.",
+            "l2 for a measure of the square of a weight, l1 for one of its absolute value.",
             "l2",
             kind=str,
             choices=("l1", "l2"),
         ),
         Attribute(
             "epsilon",
-            "Parameter of all measures but p-norm; a smaller one promotes sparsity more.",
+            "Parameter of all measures except p-norm; a smaller one promotes sparsity more.",
             EPSILON,
             sensible=POSITIVE,
         ),
@@ -119,8 +118,19 @@ SCHEMA = OptimizerSchema(
             sensible=Interval(0.0, 2.0, low_included=False, high_included=True),
         ),
         Attribute("regularization", "Weight λ of the measure in the objective.", 0.0),
-        Attribute("alpha", "Weight of the old momentum; at 0 there is no momentum and no V.", 0.0, sensible=FRACTION),
-        Attribute("norm_coefficient", "Adds norm_coefficient * X to the gradient (weight decay).", 0.0),
+        Attribute(
+            "alpha",
+            "Weight of the old momentum; at 0 there is no momentum and no V.",
+            0.0,
+            sensible=FRACTION,
+            familiar="momentum",
+        ),
+        Attribute(
+            "norm_coefficient",
+            "Adds norm_coefficient * X to the gradient (weight decay).",
+            0.0,
+            familiar="weight_decay",
+        ),
         Attribute("max_scale", "The largest s; at 0 there is no limit.", 0.0),
     ),
     states=(State("V", "The momentum, where alpha is above 0.", used=lambda a: float(a["alpha"]) > 0),),
@@ -136,7 +146,7 @@ def ssgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
 
     Args:
         R: Learning rate, one float32 or float64 number.
-        T: Update count, one int64 number; SSGD does not depend on it.
+        T: Update count, one int64 number; SSGD ignores it.
         *inputs: All X, then all G and, where ``alpha`` is above 0, all V; float32 or float64, one type for each
             variable. A variable is one layer: the mean of w² is taken over it.
         **attributes: ``measure`` ("log-sum"), ``reweighting`` ("l2"), ``epsilon`` (0.01), ``p`` (0.5),
@@ -146,7 +156,7 @@ def ssgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
         All X_new, then all V_new where there is V, each of the type and shape of its input.
 
     Raises:
-        OperatorError: Types, shapes, counts or attributes are not as the operator needs them.
+        OperatorError: The operator does not accept the types, shapes, counts or attributes.
 
     Example:
         >>> import numpy as np
@@ -157,7 +167,7 @@ def ssgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
     return evaluate(SCHEMA, R, T, *inputs, **attributes)
 
 
-@accept_aliases
+@accept_all_names
 @dataclass(frozen=True)
 class SSGD(Optimizer):
     """Sparsity-promoting gradient descent: prunes a network while it trains.
@@ -171,26 +181,25 @@ class SSGD(Optimizer):
         X_new = X - R * s * D - A
 
     A is zero without regularization λ; else 2 R λ X / mean(w²) for l2, R λ w sign(X) / mean(w²) for l1. With
-    ε > 0 nothing becomes exactly zero: a threshold makes zeros of what has died out. With "p-norm" a weight that
-    is zero stays zero. s averages 1 over a layer, so the step of its survivors grows like 1 / density: see
-    ``max_scale``.
+    ε > 0 no weight becomes exactly zero; a threshold removes the vanished ones. With "p-norm" a zero weight stays
+    zero. s averages 1 over a layer, so the steps of the remaining weights grow like 1 / density: see ``max_scale``.
 
-    PyTorch has nothing like it; ``measure="p-norm", p=2`` (l2) is ``torch.optim.SGD(lr=learning_rate,
+    PyTorch has no SSGD; ``measure="p-norm", p=2`` (l2) is ``torch.optim.SGD(lr=learning_rate,
     momentum=alpha, weight_decay=norm_coefficient)``.
 
     Args:
         learning_rate: R, 0 or more.
         measure: "log-sum", "p-norm", "arctan", "geman-mcclure", "exponential", "tanh", or a registered one.
         reweighting: "l2" or "l1".
-        epsilon: Of all measures but "p-norm", above 0.
-        p: Of "p-norm", in (0, 2] for l2, (0, 1] for l1.
+        epsilon: Parameter of all measures except "p-norm", above 0.
+        p: Parameter of "p-norm", in (0, 2] for l2, (0, 1] for l1.
         regularization: λ, 0 or more.
         alpha: Momentum, in [0, 1).
-        norm_coefficient: Weight decay that joins the gradient, 0 or more.
+        norm_coefficient: Weight decay added to the gradient (L2 regularization), 0 or more.
         max_scale: Largest s; 0 is no limit.
 
     Raises:
-        OptionError: A setting is outside its range, or there is no such measure.
+        OptionError: A setting is outside its range, or the measure is unknown.
 
     Source:
         C.-H. Lee, I. Fedorov, B. D. Rao, H. Garudadri, "SSGD: Sparsity-Promoting Stochastic Gradient Descent
@@ -213,7 +222,7 @@ class SSGD(Optimizer):
     norm_coefficient: float = 0.0
     max_scale: float = 0.0
 
-    if TYPE_CHECKING:  # the names of other tools, which the decorator takes
+    if TYPE_CHECKING:  # the names that the decorator adds
 
         def __init__(
             self,
@@ -234,14 +243,14 @@ class SSGD(Optimizer):
 
     @property
     def native(self) -> bool:
-        """Whether the native kernels know the measure: those built in, not registered ones."""
+        """True where the native kernels implement the measure: the built-in ones, not registered ones."""
         return self.measure in BUILT_IN
 
     @property
     def promotes_sparsity(self) -> bool:
-        """Whether the measure is more than plain gradient descent's."""
+        """False for the measure that is plain gradient descent."""
         return not (self.measure == "p-norm" and self.p == (1.0 if self.reweighting == "l1" else 2.0))
 
     def plain(self) -> SSGD:
-        """The same steps without sparsity promotion, by the same operator: for biases and normalization."""
+        """Return the same operator without sparsity promotion, for biases and normalization."""
         return replace(self, measure="p-norm", reweighting="l2", p=2.0, regularization=0.0, max_scale=0.0)

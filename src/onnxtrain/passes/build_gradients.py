@@ -1,7 +1,7 @@
 """Build the gradients that Gradient nodes of ``ai.onnx.preview.training``, or a caller, ask for.
 
-What the specification leaves open is decided so: a y that is not scalar is seeded with ones; an x that y does
-not depend on gets zeros; names are resolved in the main graph, where the node has to stand.
+Where the specification leaves a choice: a y that is not scalar is seeded with ones; an x that y does not depend on gets
+zeros; names are resolved in the main graph, where the node has to be.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward, Engine
+from onnxtrain.autodiff.masked_softmax import read_replacements
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
+from onnxtrain.ir import Builder
 from onnxtrain.ir.ancestors import ancestors
 from onnxtrain.ir.clone import Values, all_nodes, captured_values, clone_nodes
 from onnxtrain.ir.domains import TRAINING_DOMAIN
@@ -24,7 +26,7 @@ from onnxtrain.ir.value import dimensions, is_float
 
 
 class Derivative(NamedTuple):
-    """A derivative that is asked for from outside, not by a Gradient node.
+    """Derivative that a caller asks for, not a Gradient node.
 
     Attributes:
         y: The value to differentiate; seeded with ones.
@@ -36,15 +38,16 @@ class Derivative(NamedTuple):
 
 
 def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Iterator[Backward]:
-    """Replace every Gradient node by the nodes that compute it, then append what is asked for, in place, one by one.
+    """Replace every Gradient node by the nodes that compute it, then append the derivative, in place, one by one.
 
-    How they are built is said by the model's metadata (:class:`~onnxtrain.autodiff.options.GradientOptions`), which
-    is taken away with them. A gradient may go through one that was built before.
+    The model's metadata (:class:`~onnxtrain.autodiff.options.GradientOptions`) holds the options of the gradients and
+    is removed with them. A gradient may go through one that was built before. The gradient of a softmax whose NaN the
+    model replaces reads the replacement.
 
-    Requires: a sorted graph. Ensures: a sorted graph without Gradient nodes; fused operators are nodes yet.
+    Requires: a sorted graph. Ensures: a sorted graph without Gradient nodes; fused operators are still nodes.
 
     Yields:
-        What carries a gradient, when it stands.
+        The nodes that carry a gradient, as soon as they are in the graph.
 
     Raises:
         GradientError: A name does not exist, an x determines another, operators have no rule.
@@ -56,9 +59,15 @@ def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> It
         complete_shapes(model)
         backward = _lower(model, node, index, options)
         model.graph.sort()
-        yield backward
+        yield _masked(model.graph, backward)
     if derivative is not None:
-        yield _append(model, derivative, options)
+        yield _masked(model.graph, _append(model, derivative, options))
+
+
+def _masked(graph: ir.Graph, backward: Backward) -> Backward:
+    """Let the gradient of a softmax whose NaN the model replaces read the replacement: masked rows have none."""
+    backward.nodes += read_replacements(Builder(graph, graph.opset_imports.get("", 1)))
+    return backward
 
 
 def _append(model: ir.Model, derivative: Derivative, options: GradientOptions) -> Backward:
@@ -81,7 +90,7 @@ def _is_gradient(node: ir.Node) -> bool:
 
 
 def _check_nested(model: ir.Model) -> None:
-    """Names are those of the main graph: they mean nothing inside a function or a subgraph."""
+    """Refuse Gradient nodes in functions and subgraphs, where names of the main graph mean nothing."""
     nested = [node for graph in model.graph.subgraphs() for node in graph if _is_gradient(node)]
     nested += [node for function in model.functions.values() for node in all_nodes(function) if _is_gradient(node)]
     if nested:
@@ -146,7 +155,7 @@ def _values(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _check_independent(label: str, graph: ir.Graph, xs: Sequence[ir.Value], zs: Sequence[ir.Value]) -> None:
-    """No x may be computed from another x or z: dy/dx would have two meanings."""
+    """Refuse an x that is computed from another x or z: dy/dx would have two meanings."""
     named = {*xs, *zs}
     depends: dict[ir.Value, ir.Value] = {}
     for node in graph:
@@ -177,8 +186,8 @@ def _substitute(
     count: int,
     index: int,
 ) -> tuple[ir.Value, list[ir.Value], list[ir.Value]]:
-    """Compute y again on the node's inputs: a copy of the nodes between the named tensors and y."""
-    # Identities make the substitutes values of their own: one tensor may be given for two names.
+    """Recompute y from the inputs of the node: copy the nodes between the named tensors and y."""
+    # One tensor may be given for two names: an Identity makes each substitute a value of its own.
     fresh: list[ir.Value] = []
     for value in given:
         identity = ir.Node("", "Identity", [value], num_outputs=1)
@@ -186,7 +195,7 @@ def _substitute(
         identity.outputs[0].type, identity.outputs[0].shape = value.type, value.shape
         fresh.append(identity.outputs[0])
     mapping: Values = dict(zip(names, fresh, strict=True))
-    producer = y.producer()  # where nodes stand in the graph does not tell, y being named, not read
+    producer = y.producer()  # y is named and not read, so the order of nodes does not tell
     determines_y = ancestors([] if producer is None else [producer])
     affected: set[ir.Value] = set(names)
     copied = []
@@ -208,6 +217,6 @@ def _substitute(
 
 
 def _have_one_shape(one: ir.Value, other: ir.Value) -> bool:
-    """Whether two values are known to have the same shape."""
+    """Return whether two values are known to have the same shape."""
     shape = dimensions(one)
     return shape is not None and None not in shape and shape == dimensions(other)

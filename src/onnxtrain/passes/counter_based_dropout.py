@@ -1,7 +1,7 @@
 """Draw the masks of Dropout from counters that are states of the training, instead of the runtime's generator.
 
-The runtime's generator starts when a session does: a training that is resumed would draw other masks than the one that
-went on. A mask that follows from (seed, counters, index) is the same in any session, on any runtime, at any step.
+The runtime's generator starts with the session, so a resumed training would draw other masks than the undisturbed one.
+A mask that follows from (seed, counters, index) is the same in any session, on any runtime, at any step.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from onnxtrain.ir.value import constant_tensor
 from onnxtrain.training_info.entry import COUNTERS_KEY
 
 _APART = 1_000_003
-"""Numbers of micro-batches in a step below this have masks of their own."""
+"""Number of micro-batches in a step up to which each has masks of its own."""
 
 
 def counter_based_dropout(model: ir.Model) -> None:
-    """Write Dropout nodes that drop, and that have a seed, as ``CountedDropout`` of the domain ``onnxtrain``, in place.
+    """Replace Dropout nodes that drop and have a seed by ``CountedDropout`` of the domain ``onnxtrain``, in place.
 
-    From x, the ratio and the counters that the model's metadata names. Left alone are nodes in the bodies of control
-    flow, and all where the metadata names no counters: a stranger's training model does not.
+    Its inputs are x, the ratio and the counters that the model's metadata names. Nodes in the bodies of control flow
+    stay, and so do all nodes where the metadata names no counters, as in training models of other tools.
 
     Requires: a sorted graph. Ensures: a sorted graph.
 
     Raises:
-        ModelError: The metadata's entry is no list of names.
+        ModelError: The metadata entry is not a list of names.
     """
     graph = model.graph
     entry = model.metadata_props.pop(COUNTERS_KEY, "[]")
@@ -53,7 +53,7 @@ def counter_based_dropout(model: ir.Model) -> None:
 
 
 def _drops(node: ir.Node) -> bool:
-    """Whether a node is a Dropout in training mode whatever is fed, with a seed."""
+    """Return whether a node is a Dropout with a seed whose training mode is constant and true."""
     if node.op_type != "Dropout" or node.domain or "seed" not in node.attributes or len(node.inputs) < 3:
         return False
     mode = None if node.inputs[2] is None else constant_tensor(node.inputs[2])

@@ -1,4 +1,4 @@
-"""What a step graph says about itself, so that a loop in any language knows what to feed and what comes back."""
+"""Description of a step graph in its metadata: what a loop in any language feeds, and what comes back."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ STEP_KEY = "onnxtrain.step"
 """Key of the metadata that holds a :class:`Description` as JSON."""
 
 VERSION = 1
-"""The version of the description; it grows when a program that reads the present one would do something wrong."""
+"""Version of the description; it grows when programs that read the present one would go wrong."""
 
 
 class Description(NamedTuple):
-    """What the inputs and outputs of a step graph are for.
+    """Purpose of each input and output of a step graph.
 
     Attributes:
         version: The version of this description.
-        feeds: What is fed at every step, by input name: "batch" (an input of the model), "target" or
+        feeds: The source of each input that is fed at every step: "batch" (an input of the model), "target" or
             "learning_rate".
-        states: What the states are, by input name: "parameter" (trained by its gradient), "statistic" (a weight of
-            the model that is written without a gradient, such as a running mean), "count" (of updates) or
-            "optimizer".
+        states: The purpose of each state: "parameter" (trained by its gradient), "statistic" (a weight of the model
+            that is written without a gradient, such as a running mean), "count" (of updates) or "optimizer".
         loss: The output with the loss before the update; ``None`` where the step returns none.
     """
 
@@ -48,7 +47,7 @@ class Description(NamedTuple):
 
     @classmethod
     def of(cls, entry: Entry) -> Description:
-        """Describe an entry whose Gradient and optimizer nodes are still there."""
+        """Describe an entry whose Gradient and optimizer nodes are still in the graph."""
         graph = entry.model.graph
         optimizers = [node for node in all_nodes(graph) if find(node.domain, node.op_type) is not None]
         gradients = [node for node in graph if (node.domain, node.op_type) == (TRAINING_DOMAIN, "Gradient")]
@@ -71,18 +70,18 @@ class Description(NamedTuple):
         return cls(VERSION, feeds, {name: state(name) for name in entry.states}, _loss(entry, gradients))
 
     def only(self, names: Iterable[str]) -> Description:
-        """The description without the inputs that a graph does not have."""
+        """Return the description without the inputs that a graph lacks."""
         kept = set(names)
         feeds = {name: role for name, role in self.feeds.items() if name in kept}
         return self._replace(feeds=feeds, states={n: r for n, r in self.states.items() if n in kept})
 
     def to_json(self) -> str:
-        """As the metadata has it."""
+        """Return the metadata entry."""
         return json.dumps(self._asdict())
 
     @classmethod
     def read(cls, metadata: Mapping[str, str]) -> Description:
-        """The description of a step graph.
+        """Read the description of a step graph.
 
         Raises:
             ModelError: The metadata has none, or one of a later version.
@@ -99,7 +98,7 @@ class Description(NamedTuple):
 
 
 def _variables(node: ir.Node) -> Iterator[ir.Value]:
-    """What a Gradient or an optimizer node is asked to train."""
+    """Yield the values that a Gradient or an optimizer node trains."""
     inputs = [value for value in node.inputs if value is not None]
     schema = find(node.domain, node.op_type)
     if schema is None:
@@ -110,7 +109,7 @@ def _variables(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _sources(values: Iterable[ir.Value | None]) -> set[str]:
-    """The names of the graph inputs that values are computed from."""
+    """Return the names of the graph inputs that values are computed from."""
     waiting = [value for value in values if value is not None]
     seen = set(waiting)
     names = set()
@@ -127,7 +126,7 @@ def _sources(values: Iterable[ir.Value | None]) -> set[str]:
 
 
 def _loss(entry: Entry, gradients: Iterable[ir.Node]) -> str | None:
-    """The result that is differentiated, or the only one."""
+    """Return the result that is differentiated, or the only one."""
     differentiated = {node.attributes["y"].as_string() for node in gradients}
     producers = {value.name: node for node in entry.model.graph for value in node.outputs}
     for name in entry.results:

@@ -1,9 +1,9 @@
-"""Sums over slices that are computed together with their gradient, which goes through the same slices.
+"""Compute sums over slices together with their gradient, which goes through the same slices.
 
-The gradient of a Scan is a Scan that computes each step once more, from the last to the first
-(:mod:`onnxtrain.autodiff.rules.loops`). Where the forward one only adds up, the order does not matter, and its gradient
-does not wait for it: the terms are there in the Scan backwards, too, and one of the two is enough. That is a loss whose
-logits are computed in chunks (:mod:`onnxtrain.losses.chunks`): without this they would be computed twice.
+The gradient of a Scan is a Scan that recomputes each step, from the last to the first
+(:mod:`onnxtrain.autodiff.rules.loops`). Where the forward Scan only adds up, the order does not matter, and its
+gradient does not wait for it: the backward Scan has the terms, too, and one of the two is enough. A loss whose logits
+are computed in chunks (:mod:`onnxtrain.losses.chunks`) has this shape; without this pass they would be computed twice.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from onnxtrain.ir.value import constant_number
 
 
 def join_scans(graph: ir.Graph) -> None:
-    """Let the gradient of a Scan that is a sum over slices give the sum, too, in place.
+    """Let the gradient of a Scan that is a sum over slices return the sum, too, in place.
 
-    What is recognised is a Scan with one state, which begins with zero and to which each step adds a number, and a Scan
-    that takes slices of the same tensors in the opposite order and does not depend on the first.
+    The pattern is a Scan with one state, which begins with zero and to which each step adds a number, and a Scan that
+    takes slices of the same tensors in the opposite order and does not depend on the first.
 
     Requires: a sorted graph whose gradients are built. Ensures: a sorted graph; the sum is added up in another order.
     """
@@ -40,7 +40,7 @@ def join_scans(graph: ir.Graph) -> None:
 
 
 def _is_sum(node: ir.Node) -> bool:
-    """Whether a node is a Scan that adds something of each slice to a number that begins with zero."""
+    """Return whether a node is a Scan that adds a value of each slice to a number that begins with zero."""
     if node.op_type != "Scan" or node.domain or len(node.outputs) != 1:
         return False
     body, initial = node.attributes["body"].as_graph(), node.inputs[0]
@@ -53,7 +53,7 @@ def _is_sum(node: ir.Node) -> bool:
 
 
 def _addition(body: ir.Graph) -> ir.Node | None:
-    """The node that gives the state after a step."""
+    """Return the node that computes the state after a step."""
     node = body.outputs[0].producer()
     while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -65,7 +65,7 @@ def _slices(scan: ir.Node) -> int:
 
 
 def _taken(scan: ir.Node) -> dict[ir.Value, tuple[int, int, int]]:
-    """The tensors that a Scan takes slices of: their place among its inputs, axis and direction."""
+    """Return the tensors that a Scan slices: index among its inputs, axis and direction."""
     first, count = len(scan.inputs) - _slices(scan), _slices(scan)
     given = [
         list(scan.attributes[name].as_ints()) if name in scan.attributes else [0] * count
@@ -79,7 +79,7 @@ def _taken(scan: ir.Node) -> dict[ir.Value, tuple[int, int, int]]:
 
 
 def _goes_back(node: ir.Node, forward: ir.Node) -> bool:
-    """Whether a node is a Scan through the slices of another, from the last to the first."""
+    """Return whether a node is a Scan through the slices of another, from the last to the first."""
     if node is forward or node.op_type != "Scan" or node.domain:
         return False
     there, back = _taken(forward), _taken(node)
@@ -90,7 +90,7 @@ def _goes_back(node: ir.Node, forward: ir.Node) -> bool:
 
 
 def _join(graph: ir.Graph, forward: ir.Node, backward: ir.Node) -> None:
-    """Let the Scan backwards give the terms as a further output, and take their sum for the result of the other."""
+    """Add the terms as an output of the backward Scan, and replace the result of the other one by their sum."""
     there, back = forward.attributes["body"].as_graph(), backward.attributes["body"].as_graph()
     values: Values = {
         there.inputs[place]: back.inputs[_taken(backward)[value][0]] for value, (place, *_) in _taken(forward).items()
@@ -120,12 +120,12 @@ def _join(graph: ir.Graph, forward: ir.Node, backward: ir.Node) -> None:
 
 
 def _follows(node: ir.Node, added: ir.Node) -> bool:
-    """Whether a node hands on the state after the step."""
+    """Return whether a node forwards the state after the step."""
     return node.op_type == "Identity" and node.inputs[0] in added.outputs
 
 
 def _copied(nodes: list[ir.Node], back: ir.Graph, values: Values) -> list[ir.Node]:
-    """Copies of nodes for a body; what it computes already stands for the others."""
+    """Copy nodes into a body, which may compute the same values already."""
     known = {key: node for node in back if (key := _key(node, {})) is not None}
     made: list[ir.Node] = []
     for node in nodes:
@@ -139,7 +139,7 @@ def _copied(nodes: list[ir.Node], back: ir.Graph, values: Values) -> list[ir.Nod
 
 
 def _key(node: ir.Node, values: Values) -> Hashable | None:
-    """Equal for nodes that compute the same, with some values standing for others."""
+    """Return a key that is equal for nodes that compute the same, given values that are equal."""
     attributes = attribute_key({name: attribute.value for name, attribute in node.attributes.items()})
     if attributes is None or node.op_type in NEVER_SHARED:
         return None

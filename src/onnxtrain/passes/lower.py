@@ -54,24 +54,23 @@ def lower(
     portable: Portable | None = None,
     folder: str | os.PathLike[str] = "",
 ) -> onnx.ModelProto:
-    """The step graph of a training model: a plain ONNX model that does one training step.
+    """Lower a training model to its step graph: a plain ONNX model that does one training step.
 
     Inputs: those of the model and of the algorithm (batch, target, learning rate) under their own names, then
-    every state tensor (parameters, optimizer state, the update count T) under its own name. Outputs: what the
-    algorithm returns beside states (the loss), then the new value of each state ``s`` as ``{s}_new``. To
+    every state tensor (parameters, optimizer state, the update count T) under its own name. Outputs: the values that
+    the algorithm returns beside states (the loss), then the new value of each state ``s`` as ``{s}_new``. To
     train, feed each ``{s}_new`` back as ``s``. The metadata entry ``onnxtrain.states`` holds this mapping as
     JSON, and ``onnxtrain.in_place`` lists the states whose two values may share one buffer: those and no others. The
-    entry ``onnxtrain.step`` says what every input is for (see
-    :class:`~onnxtrain.passes.description.Description`). The first values of the states are the initializers of
-    the training model.
+    entry ``onnxtrain.step`` describes every input (see :class:`~onnxtrain.passes.description.Description`). The first
+    values of the states are the initializers of the training model.
 
     Args:
         training_model: A model with ``training_info``, or the path of one.
-        entry: Which entry of ``training_info``, where there are several.
+        entry: Index in ``training_info``, where it has several entries.
         kernels: Keep optimizers (and other operators with a native kernel) as nodes, for a session that
             registers :func:`onnxtrain.custom_ops_library`; by default only standard operators are used.
         portable: "webgpu" for a graph that ONNX Runtime's WebGPU provider runs: nothing in it is float64.
-        folder: Where external data lies, for a model given as a proto.
+        folder: Folder of the external data, for a model given as a proto.
 
     Returns:
         The step graph, with all its data.
@@ -94,19 +93,19 @@ def lower(
     description = Description.of(joined)
     step = lower_entry(joined, kernels=kernels, portable=portable)
     _write_metadata(step, description)
-    return with_external_data(ir.to_proto(infer_shapes(step.model)), place)  # strangers like to see shapes
+    return with_external_data(ir.to_proto(infer_shapes(step.model)), place)  # viewers show shapes
 
 
 def lower_entry(
     entry: Entry, *, kernels: bool, portable: Portable | None = None, updates: Collection[str] = ()
 ) -> StepGraph:
-    """The step graph of an entry, which is used up by it.
+    """Lower an entry to its step graph; the entry is changed and must not be used again.
 
     Args:
         entry: The entry.
         kernels: Keep optimizers and fused operators as nodes, for a session that loads the native kernels.
-        portable: The provider that the graph is for, where it is not the processor.
-        updates: Optimizers that this provider has kernels of, where it has some.
+        portable: The provider that the graph is for, where it is not the CPU.
+        updates: Optimizers that this provider has kernels for.
     """
     graph = entry.model.graph
     _choose_outputs(graph, entry.results, entry.updates | entry.passed)
@@ -128,7 +127,7 @@ def lower_entry(
 
 
 def _write_metadata(step: StepGraph, description: Description) -> None:
-    """Say in the graph what those who train with it need to know."""
+    """Describe the graph in its metadata for programs that train with it."""
     said = step.model.metadata_props
     said[STATES_KEY] = json.dumps({state: new for state, new in step.states.items() if new is not None})
     said[IN_PLACE_KEY] = json.dumps([name for name in step.states if name in step.in_place])
@@ -136,7 +135,7 @@ def _write_metadata(step: StepGraph, description: Description) -> None:
 
 
 def _choose_outputs(graph: ir.Graph, returned: Sequence[str], updates: Mapping[str, str]) -> None:
-    """Outputs: what is returned, then ``{state}_new`` for each update (through an Identity of that name)."""
+    """Set the outputs: those to return, then ``{state}_new`` for each update, through an Identity."""
     values = {value.name: value for value in graph.outputs}
     values |= {output.name: output for node in graph for output in node.outputs}
     values |= {value.name: value for value in graph.inputs}

@@ -1,4 +1,4 @@
-"""Join the main graph of a training model and one algorithm graph to the graph that runs."""
+"""Merge the main graph of a training model and one algorithm graph into the graph that runs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from onnxtrain.training_info.entry import COUNTERS_KEY, Entry
 from onnxtrain.training_info.read import bindings, entry_initializers, joined_model, state_tensors
 
 MINIMUM_OPSET = 18
-"""The oldest version of ONNX's operators that gradient rules emit; older models are upgraded for the step."""
+"""Oldest version of ONNX's operators that gradient rules emit; older models are upgraded for the step."""
 
 
 def join(model: onnx.ModelProto, index: int, *, folder: str = "") -> Entry:
-    """One entry of a training model as a working graph: before the list of passes, join.
+    """Merge one entry of a training model into a working graph for the list of passes.
 
     Requires: a training model that is valid. Ensures: one sorted graph of opset 18 or newer, whose states are inputs;
     other tensors are initializers, and the model's options of gradients are its metadata.
 
     Args:
         model: A training model that passed :func:`onnxtrain.training_info.check.check_training_model`.
-        index: Which entry of ``training_info``.
-        folder: Where external data lies.
+        index: Index of the entry in ``training_info``.
+        folder: Folder of the external data.
     """
     working = ir.from_proto(upgrade_opset(joined_model(model, index), MINIMUM_OPSET))
     set_folder(working, folder)

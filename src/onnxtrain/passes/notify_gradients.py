@@ -1,4 +1,4 @@
-"""Gradients that are announced as soon as they are there, while the rest of the backward pass runs."""
+"""Notify the process when gradients are ready, while the rest of the backward pass runs (communication overlap)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, take_over
 
 LISTENER = "onnxtrain/gradients_ready"
-"""Name of the input that has the address of the function to call, 0 for none."""
+"""Name of the input with the address of the function to call, 0 for none."""
 
 
 def notify_gradients(graph: ir.Graph, groups: Sequence[Sequence[str]]) -> None:
     """Insert a ``GradientsReady`` for every group of outputs, as early as it can run, in place.
 
-    ONNX Runtime keeps the order of a graph as far as it can, so that a node runs soon after its last input is there.
-    An output that is a copy of another value becomes that value, so that its memory is written by whoever computes it.
+    ONNX Runtime keeps the order of a graph as far as it can, so that a node runs soon after its last input is ready. An
+    output that is a copy of another value becomes that value, so that its producer writes the memory of the output.
 
-    Requires: a sorted graph for native kernels, of which the groups name outputs. Ensures: a sorted graph with an
-    input :data:`LISTENER`, int64 [], and one more output for each group.
+    Requires: a sorted graph for native kernels, whose outputs the groups name. Ensures: a sorted graph with an input
+    :data:`LISTENER`, int64 [], and one more output for each group.
     """
     outputs = {str(value.name): value for value in graph.outputs}
     for name in (name for group in groups for name in group):
@@ -50,10 +50,10 @@ def notify_gradients(graph: ir.Graph, groups: Sequence[Sequence[str]]) -> None:
 
 
 def _put_in_order(graph: ir.Graph, announcing: Sequence[ir.Node]) -> None:
-    """Let each group be computed and announced before what only later ones need.
+    """Compute and announce each group before the values that only later groups need.
 
-    A sorted graph may as well have the gradients of all weights at its end. What no gradient needs stands where it can
-    run first.
+    A sorted graph may have the gradients of all weights at its end. Nodes that no gradient needs are moved to where
+    they can run first.
     """
     nodes = list(graph)
     place = {node: position for position, node in enumerate(nodes)}
@@ -70,7 +70,7 @@ def _put_in_order(graph: ir.Graph, announcing: Sequence[ir.Node]) -> None:
 
 
 def _without_copy(graph: ir.Graph, output: ir.Value) -> ir.Value:
-    """The value that an output is a copy of, in its place, where that is no output or input itself."""
+    """Return the value that an output copies, renamed to replace it, unless it is an output or input itself."""
     node = output.producer()
     if node is None or node.op_type != "Identity" or node.domain:
         return output

@@ -1,4 +1,4 @@
-"""All that happens to a graph on its way to a session, in order."""
+"""List of passes that turn a graph into one that a session runs, in order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.ir.passes import clean, remove_unused
 from onnxtrain.passes.build_gradients import Derivative, build_gradients
-from onnxtrain.passes.check_patterns import check_patterns
-from onnxtrain.passes.check_states import check_states
 from onnxtrain.passes.counter_based_dropout import counter_based_dropout
 from onnxtrain.passes.fuse.fuse_activations import fuse_activations
 from onnxtrain.passes.fuse.fuse_attention import fuse_attention
@@ -31,13 +29,12 @@ from onnxtrain.passes.kernels.split_cross_entropy import split_cross_entropy
 from onnxtrain.passes.kernels.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.passes.kernels.use_half_weights import use_half_weights
 from onnxtrain.passes.kernels.use_low_bit_kernels import use_low_bit_kernels
-from onnxtrain.passes.mask_softmax_gradients import mask_softmax_gradients
 from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
-from onnxtrain.passes.memory.recompute import recompute
+from onnxtrain.passes.memory.recompute import check_patterns, recompute
 from onnxtrain.passes.memory.rematerialize_dequantized import rematerialize_dequantized
 from onnxtrain.passes.memory.reuse_activations import reuse_activations
 from onnxtrain.passes.portable.webgpu_bodies import Portable
-from onnxtrain.passes.round_states import round_states
+from onnxtrain.passes.round_states import check_states, round_states
 from onnxtrain.passes.synchronize_batch_norm import synchronize_batch_norm
 
 
@@ -49,26 +46,26 @@ def lower_graph(
     portable: Portable | None = None,
     updates: Collection[str] = (),
 ) -> ir.Model:
-    """The list of passes: from a graph with Gradient and optimizer nodes to one that a session runs, in place.
+    """Run all passes: from a graph with Gradient and optimizer nodes to one that a session runs, in place.
 
-    Step graphs, gradients, evaluation and the ONNX backend all go through it. What is not in a graph costs nothing:
+    Step graphs, gradients, evaluation and the ONNX backend all go through it. A pass without work costs nothing:
     without Gradient nodes there is nothing to recompute, without optimizers nothing to update, and passes for recurrent
-    layers, and for graphs that any runtime runs, are imported where there are such.
+    layers, and for graphs that any runtime runs, are imported only where they are needed.
 
-    Requires: a sorted graph; its outputs are what is wanted. Ensures: a sorted graph of standard operators that any
-    runtime runs; with ``kernels`` also of operators that the native library has.
+    Requires: a sorted graph with the wanted outputs. Ensures: a sorted graph of standard operators that any runtime
+    runs; with ``kernels`` also of operators that the native library has.
 
     Args:
-        model: A working copy. Its metadata says how gradients are built
+        model: A working copy. Its metadata holds the options of gradients
             (:class:`~onnxtrain.autodiff.options.GradientOptions`).
         kernels: Whether the session loads the native kernels.
         derivative: A derivative to append as graph outputs ``{x}_grad``.
-        portable: The provider that the graph is for, where it is not the processor.
+        portable: The provider that the graph is for, where it is not the CPU.
         updates: The optimizers that stay nodes although the rest is standard operators, since the session loads kernels
             of theirs for its provider (:mod:`onnxtrain.runtime.cuda_updates`).
 
     Raises:
-        GradientError: A gradient cannot be built; products are to be computed in bfloat16, which standard operators
+        GradientError: A gradient cannot be built; matmuls are to be computed in bfloat16, which standard operators
             do not.
         OperatorError: An optimizer node is not as its operator needs it.
     """
@@ -88,48 +85,47 @@ def lower_graph(
         from onnxtrain.passes.portable.write_activation_defaults import write_activation_defaults
 
         write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
-    counter_based_dropout(model)  # masks from counters that are states: a step taken again draws the same
+    counter_based_dropout(model)  # masks from counters that are states: a repeated step draws the same
     if kernels:
         fuse_activations(model)  # Gelu: one node for five
         fuse_norms(model)  # RMS norm: one node for seven
         fuse_rotary(model)  # rotary embedding: one node for seven
-        fuse_attention(model)  # scores, mask, softmax and product: one node
-        fuse_linear(model, frozen=rounds)  # product, transposition, bias and Relu: one node
+        fuse_attention(model)  # scores, mask, softmax and matmul: one node
+        fuse_linear(model, frozen=rounds)  # matmul, transposition, bias and Relu: one node
         if recurrent:
             read_last_state(model)  # of a recurrent layer: its gradient is one step
             fuse_recurrent(model)  # LSTM, GRU, RNN that keep what their gradients read
     backward = Backward()
     for gradient in build_gradients(model, derivative):  # a Gradient node becomes the nodes that compute it
-        mask_softmax_gradients(model, gradient)  # rows without a key have a gradient of zero
         backward += gradient
     join_scans(graph)  # sums over chunks in one pass with their gradient
     if kernels:
         synchronize_batch_norm(model, backward)  # statistics of all processes
-    resolve_fused(model, backward, kernels=kernels, portable=portable)  # what has no kernel becomes its body
+    resolve_fused(model, backward, kernels=kernels, portable=portable)  # operators without a kernel become their body
     clean(model)
-    recompute(graph, backward, options.recompute)  # activations computed again instead of kept
+    recompute(graph, backward, options.recompute)  # activations recomputed instead of kept
     if kernels:
-        reuse_activations(graph, backward)  # activations that their gradient gives once more
+        reuse_activations(graph, backward)  # activations that their gradient recomputes on its way
         if recurrent:
-            split_recurrent_gradients(model)  # what their products do not read is released before them
+            split_recurrent_gradients(model)  # values that their matmuls do not read are released before them
         split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
         use_low_bit_kernels(model)
-        use_half_weights(model)  # products read weights in 16 bits as they are stored
-        multiply_in_bfloat16(model, wanted=rounds)  # products with weights, where asked for
+        use_half_weights(model)  # matmuls read weights in 16 bits as they are stored
+        multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for
         remove_unused(model)
-        fuse_relu(graph)  # the gradient of Relu inside that of the product behind it
-        rematerialize_dequantized(graph)  # frozen weights of few bits are in float while they are read
+        fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
+        rematerialize_dequantized(graph)  # frozen low-bit weights are in float only while they are read
         optimizer_in_backward(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
-        check_states(graph)  # those in 8 bits are inside
-        round_states(graph)  # what no update has taken in
+        check_states(graph)  # none in 8 bits outside the updates
+        round_states(graph)  # those outside the updates
     else:
         from onnxtrain.passes.portable.keep_provider_optimizers import keep_provider_optimizers
         from onnxtrain.passes.portable.lower_optimizers import lower_optimizers
 
         check_states(graph)  # none in 8 bits
-        kept = keep_provider_optimizers(model, updates)  # what the provider has kernels of
+        kept = keep_provider_optimizers(model, updates)  # optimizers that the provider has kernels for
         lower_optimizers(model, kept)  # optimizers become their bodies
         round_states(graph)  # states in bfloat16
         clean(model)
@@ -141,11 +137,11 @@ def lower_graph(
         if portable is not None:
             from onnxtrain.passes.portable.target_webgpu import target_webgpu
 
-            target_webgpu(model)  # nothing that the provider lacks
+            target_webgpu(model)  # only operators that the provider has
     return model
 
 
 def _forget_domain(model: ir.Model, domain: str) -> None:
-    """Drop the import of a domain that no node is of any more."""
+    """Drop the import of a domain that no node has any more."""
     if domain in model.graph.opset_imports and not any(node.domain == domain for node in all_nodes(model.graph)):
         model.graph.opset_imports.pop(domain)

@@ -1,14 +1,14 @@
-"""Optimizer states that are kept in bfloat16, rounded in standard operators where no kernel does it.
+"""Round optimizer states in bfloat16 with standard operators, where no kernel does it.
 
 bfloat16 has 8 significant bits, float32 has 24: between two neighbours of bfloat16, u apart, lie 2^16 numbers. With an
-average such as ``H_new = 0.999 H + 0.001 G^2`` the new value is nearer to the old one than half of u almost always:
-rounded to the nearest, H would never fall. So it is rounded at random, to the lower neighbour t or the upper one t + u,
-such that the expected value is the number:
+average such as ``H_new = 0.999 H + 0.001 G^2`` the new value is almost always nearer to the old one than u / 2: rounded
+to nearest, H would never fall. So rounding is stochastic, to the lower neighbour t or the upper one t + u, such that
+the expected value is the number:
 
     RoundStochastic(x) = sign(x) (t + u)  where (|x| - t) + r 2^-16 u >= u, else sign(x) t
 
-with r, of 16 bits, drawn from (seed, count, index of the element) as :mod:`onnxtrain.ir.prng` says. What is
-finite stays finite: above the largest bfloat16 it becomes that one.
+with r, of 16 bits, drawn from (seed, count, index of the element) as in :mod:`onnxtrain.ir.prng`. Finite values stay
+finite: above the largest bfloat16 they become the largest.
 
 Source: S. Gupta et al., "Deep Learning with Limited Numerical Precision", ICML 2015.
 """
@@ -23,21 +23,38 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.prng import draw, upper_bits
 from onnxtrain.ir.replace import remove_nodes, take_over
-from onnxtrain.training_info.rounding import OPERATOR
+from onnxtrain.training_info.rounding import DECODE, ENCODE, OPERATOR
 
 _LARGEST = np.float32((2 - 2.0**-7) * 2.0**127)
 _TINY = np.float32(0.6 * 2.0**-133)
 _STEP = np.float32(0.6 * 2.0**-7)
-"""Of a number of bfloat16, this part, or the tiny number, is nearer to u than to 0 or 2 u."""
+"""Relative and, with ``_TINY``, absolute increment that is nearer to u than to 0 or 2 u."""
+
+
+def check_states(graph: ir.Graph) -> None:
+    """Refuse states in 8 bits outside the update of a kernel.
+
+    Requires: a graph after the passes that move states into updates. Ensures: it is unchanged and has no such states.
+
+    Raises:
+        OperatorError: A node decodes or encodes them.
+    """
+    for node in graph:
+        if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (DECODE, ENCODE):
+            raise OperatorError(
+                f"{node.op_type}: states in 8 bits are decoded and encoded by the native kernels, inside the update of "
+                "their optimizer alone; take state_dtype='bfloat16', or leave it out, in graphs for any runtime and "
+                "where something else reads a state."
+            )
 
 
 def round_states(graph: ir.Graph) -> None:
-    """Write RoundStochastic in standard operators, in place; inside an update it is the kernel's.
+    """Write RoundStochastic in standard operators, in place; inside an update the kernel does it.
 
     Requires: a sorted graph. Ensures: the same.
 
     Raises:
-        OperatorError: A node rounds what is not float32.
+        OperatorError: The input of a node is not float32.
     """
     for node in list(graph):
         if (node.domain, node.op_type) != (ONNXTRAIN_DOMAIN, OPERATOR):

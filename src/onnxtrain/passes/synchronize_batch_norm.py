@@ -1,13 +1,13 @@
-"""Batch normalization by the statistics of the parts that all processes have, not of one process's alone.
+"""Compute batch normalization from the statistics of all processes (SyncBatchNorm).
 
-The parts of a batch have n elements of a channel each, with mean m and variance v. The sums of n, n m and n (v + m²)
-over the processes, in double precision, give the mean and the variance of the whole, and so
+The part of a batch in one process has n elements of a channel, with mean m and variance v. The sums of n, n m and
+n (v + m²) over the processes, in double precision, give the mean and the variance of the whole, and so
 
     forward:   y = scale x̂ + bias, x̂ = (x - mean) r, r = 1 / sqrt(variance + ε)
     backward:  dx = scale r (dy - (Σ dy + x̂ Σ dy x̂) / Σ n)
 
-with Σ over all processes: one sum in the forward pass of a node, and one in the backward pass. That the losses of the
-processes add up, so that dy is of their sum, is for the caller to see to.
+with Σ over all processes: one sum in the forward pass of a node, and one in the backward pass. The caller ensures that
+the losses of the processes add up, so that dy is the gradient of their sum.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from onnxtrain.training_info.entry import SYNCHRONIZED_KEY
 
 _GRADIENT = "BatchNormalizationGradient"
 _EPSILON, _MOMENTUM = 1e-5, 0.9
-"""What attributes of BatchNormalization are where they are left out."""
+"""Defaults of attributes of BatchNormalization."""
 
 
 class _Whole(NamedTuple):
-    """The statistics of the batch of all processes, in double precision: [C], [C] and [1]."""
+    """Statistics of the batch of all processes, in double precision: [C], [C] and [1]."""
 
     mean: Value
     variance: Value
@@ -37,17 +37,18 @@ class _Whole(NamedTuple):
 
 
 def synchronize_batch_norm(model: ir.Model, backward: Backward) -> None:
-    """Let batch normalization in training mode, and its gradient, take sums over all processes, in place.
+    """Let batch normalization in training mode, and its gradient, sum over all processes, in place.
 
-    Where the model's metadata asks for it, which is then taken away. The nodes ``AllReduce`` that do so block until all
-    processes have come to them: all must run graphs of the same nodes, in the same order.
+    The model's metadata asks for it; the entry is removed. The nodes ``AllReduce`` block until all processes have come
+    to
+    them: all must run graphs of the same nodes, in the same order.
 
     Requires: a sorted graph whose nodes have types, in which BatchNormalizationGradient nodes are not resolved.
     Ensures: a sorted graph.
 
     Args:
         model: A model whose gradients are built.
-        backward: What the engine emitted; what is emitted for gradients is added.
+        backward: The nodes that the engine emitted; those emitted here for gradients are added.
     """
     graph = model.graph
     if model.metadata_props.pop(SYNCHRONIZED_KEY, "false") != "true":
@@ -85,7 +86,7 @@ def _number(node: ir.Node, name: str, otherwise: float) -> float:
 
 
 def _normalize(graph: ir.Graph, op: Builder, node: ir.Node) -> _Whole:
-    """Put the nodes that normalize by all processes in the place of a node; returns the statistics."""
+    """Replace a node by nodes that normalize over all processes; returns the statistics."""
     op.scope = node.name or "batch_norm"
     epsilon, momentum = _number(node, "epsilon", _EPSILON), _number(node, "momentum", _MOMENTUM)
     x, scale, bias, mean, variance = (op.wrap(_x(node, index)) for index in range(5))
@@ -114,7 +115,7 @@ def _normalize(graph: ir.Graph, op: Builder, node: ir.Node) -> _Whole:
 
 
 def _differentiate(graph: ir.Graph, op: Builder, node: ir.Node, whole: _Whole) -> dict[ir.Value, ir.Value]:
-    """Put the gradient by the statistics of all processes in the place of that of one; returns what became of it."""
+    """Replace the gradient by one that uses the statistics of all processes; returns the new nodes."""
     op.scope = node.name or _GRADIENT
     epsilon = _number(node, "epsilon", _EPSILON)
     dy, x, scale = (op.wrap(_x(node, index)) for index in range(3))
@@ -136,7 +137,7 @@ def _differentiate(graph: ir.Graph, op: Builder, node: ir.Node, whole: _Whole) -
 
 
 def _all_reduced(op: Builder, terms: list[Value], sizes: Value) -> tuple[Value, ...]:
-    """The sums of vectors over all processes, in one message."""
+    """Return the sums of vectors over all processes, in one message."""
     joined = op.Concat(*terms, axis=0)
     joined.ir.dtype = ir.DataType.DOUBLE
     total = op.AllReduce(joined.with_shape((None,)), domain=ONNXTRAIN_DOMAIN)

@@ -1,4 +1,4 @@
-"""What optimizer nodes update, as a pass sees it: the tensors of each parameter, and what made its gradient."""
+"""Read the parameters of optimizer nodes: the tensors of each, and the nodes that computed its gradient."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Variable(NamedTuple):
     """One parameter of an optimizer node.
 
     Attributes:
-        inputs: X, G, and the states; of states in 8 bits their scales come before them.
-        outputs: The new X, and the new states; of states in 8 bits their scales follow.
-        mask: Where it is false the gradient is zero; ``None`` for no mask.
-        seeds: Of the rounding of each state, which have fewer bits then; empty where they have X's type.
-        blockwise: Whether states of fewer bits are in 8, with scales; they are bfloat16 if not.
-        parameter_seed: Of the rounding of X, which is bfloat16 then.
+        inputs: X, G, and the states; states in 8 bits have their scales before them.
+        outputs: The new X, and the new states; states in 8 bits have their scales behind them.
+        mask: False where the gradient is zero; ``None`` for no mask.
+        seeds: Seeds of the rounding of each state in fewer bits; empty where states have X's type.
+        blockwise: Whether states in fewer bits are in 8, with scales; they are bfloat16 if not.
+        parameter_seed: Seed of the rounding of an X in bfloat16.
     """
 
     inputs: tuple[ir.Value, ...]
@@ -33,7 +33,7 @@ class Variable(NamedTuple):
 
 
 def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | None:
-    """The parameters of an optimizer node; ``None`` where the kernels cannot update them."""
+    """Return the parameters of an optimizer node; ``None`` where the kernels cannot update them."""
     inputs = [value for value in node.inputs if value is not None]
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     groups = 2 + len(schema.used_states(schema.complete(attributes)))
@@ -46,7 +46,7 @@ def variables_of(node: ir.Node, schema: OptimizerSchema) -> list[Variable] | Non
 
 
 def held_in_bfloat16(x: ir.Value) -> ir.Value | None:
-    """What a parameter is a float copy of; ``None`` where it is no such copy."""
+    """Return the bfloat16 value that a parameter is the float copy of, or ``None``."""
     cast = x.producer()
     if cast is None or (cast.domain, cast.op_type) != ("", "Cast"):
         return None
@@ -55,7 +55,7 @@ def held_in_bfloat16(x: ir.Value) -> ir.Value | None:
 
 
 def without_factor(variables: Sequence[Variable]) -> tuple[ir.Value | None, list[Variable], list[ir.Node]]:
-    """The scalar that all gradients are multiplied by, the gradients before it, and the nodes that multiply."""
+    """Return the scalar that multiplies all gradients, the gradients before it, and the nodes that multiply."""
     nodes = [made_for_update(variable.inputs[1], "Mul") for variable in variables]
     factors = {None if node is None else node.inputs[1] for node in nodes}
     factor = next(iter(factors)) if len(factors) == 1 else None
@@ -66,7 +66,7 @@ def without_factor(variables: Sequence[Variable]) -> tuple[ir.Value | None, list
 
 
 def made_for_update(gradient: ir.Value, operator: str, domain: str = "") -> ir.Node | None:
-    """The node that a gradient comes from, where it is this operator and nothing but the update reads its result."""
+    """Return the producer of a gradient if it is this operator and only the update reads its result."""
     node = gradient.producer()
     if node is None or node.domain != domain or node.op_type != operator or gradient.is_graph_output():
         return None
@@ -74,7 +74,7 @@ def made_for_update(gradient: ir.Value, operator: str, domain: str = "") -> ir.N
 
 
 def with_gradient(variable: Variable, node: ir.Node, *, place: int = 0, mask: ir.Value | None = None) -> Variable:
-    """The variable with an input of the node that made its gradient in the place of that."""
+    """Return the variable with its gradient replaced by an input of the node that computed it."""
     gradient = node.inputs[place]
     assert gradient is not None
     inputs = (variable.inputs[0], gradient, *variable.inputs[2:])

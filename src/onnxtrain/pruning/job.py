@@ -13,6 +13,7 @@ import onnx
 
 from onnxtrain.callbacks import Callback, TrainingState
 from onnxtrain.callbacks.progress import Display, Progress, StepsOf
+from onnxtrain.config import Options
 from onnxtrain.data import split_validation
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
@@ -26,9 +27,7 @@ from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import Cut, Probe, Scope, check_sparsity, cubic, magnitude_cut, random_cut, search
 from onnxtrain.schedules import Schedule
-from onnxtrain.training.learner import Source
-from onnxtrain.training.options import Options
-from onnxtrain.training.trainer import Trainer
+from onnxtrain.trainer import Source, Trainer
 from onnxtrain.weights.masks import choose_tensors
 
 Method = Literal["ssgd", "magnitude", "random"]
@@ -118,17 +117,17 @@ class Job:
         self.shown = Progress(StepsOf(display))
         self.plan, self.target, self.say = plan, target, say
         self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
-        self.names = choose_tensors(self.trainer.objective.shapes, plan.tensors, "tensors", self.trainer.weights)
+        self.names = choose_tensors(self.trainer._objective.shapes, plan.tensors, "tensors", self.trainer.weights)
         if plan.tensors is not None and "sparsify" not in options:
             # What is pruned is what is sparsified.
-            self.trainer.change(replace(self.trainer.specification, sparsify=tuple(self.names)))
+            self.trainer._change(replace(self.trainer.config, sparsify=tuple(self.names)))
         if not self.names:
             raise OptionError(
                 "The model has nothing to prune: no parameter that is trained has rank 2 or more and is the weight "
                 "of a product, a convolution, a recurrent layer or an embedding; "
                 "choose others with tensors=."
             )
-        classifies = isinstance(self.trainer.objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy))
+        classifies = isinstance(self.trainer._objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy))
         self.metric = "accuracy" if classifies else "loss"
         if plan.accuracy_drop is not None and not classifies:
             raise OptionError("accuracy_drop= needs a loss of a classifier; for this loss give sparsity=.")
@@ -150,7 +149,7 @@ class Job:
         before = self.measure(trainer)
         given = self._weights()
         if plan.fresh:
-            for name, value in fresh_values(trainer.working_model(), trainer.parameters, plan.seed).items():
+            for name, value in fresh_values(trainer._objective.model.clone(), trainer.parameters, plan.seed).items():
                 trainer.parameters[name] = value
         trained = self._train(data)
         self._fine_tune(data)
@@ -171,9 +170,9 @@ class Job:
             probes=tuple(self.probes),
             masks=self._cut().masks,
             given=given,
-            values={name: np.array(array) for name, array in self.trainer.saved_values().items()},
-            file=self.trainer.file,
-            names=self.trainer.names,
+            values={name: np.array(array) for name, array in self.trainer._initializers().items()},
+            file=self.trainer._file,
+            names=self.trainer._data.names,
         )
 
     def measure(self, trainer: Trainer) -> float:
@@ -202,7 +201,7 @@ class Job:
         plan, trained = self.plan, self.trainer
         if plan.fine_tune_epochs == 0:
             return
-        self.trainer = trained.again(optimizer=plan.fine_tune_optimizer, seed=trained.seed + 1)
+        self.trainer = trained._again(optimizer=plan.fine_tune_optimizer, seed=trained.seed + 1)
         self.trainer.fit(
             data,
             target=self.target,

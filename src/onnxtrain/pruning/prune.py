@@ -10,6 +10,7 @@ from typing import Unpack
 import onnx
 
 from onnxtrain.callbacks.progress import Display
+from onnxtrain.config import Options
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import check_writable
@@ -20,8 +21,7 @@ from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.thresholds import Scope
 from onnxtrain.schedules import Schedule
-from onnxtrain.training.learner import Source
-from onnxtrain.training.options import Options
+from onnxtrain.trainer import Source
 
 __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 
@@ -148,7 +148,7 @@ def prune(
     say = display.note if isinstance(progress, Display) else progress or (lambda line: None)
     job = Job(plan, model, loss, target, options, say, display)
     if save is not None and storage == "dense":
-        job.trainer.file.check_writable(save)
+        job.trainer._file.check_writable(save)
     result = job.run(data, validation)
     if save is not None:
         save_or_rescue(lambda path: result.save(path, storage=storage), save)

@@ -19,15 +19,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from onnxtrain.callbacks.report import matplotlib_available
 from onnxtrain.data.data_names import write_names
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.file import check_writable
 from onnxtrain.model_file.writing import AtomicFiles
-from onnxtrain.pruning.figure import draw
+from onnxtrain.pruning.figure import charts
 from onnxtrain.pruning.record import PruneRecord
 from onnxtrain.pruning.sparse import save_sparse
 from onnxtrain.pruning.thresholds import Probe
+from onnxtrain.report.png import matplotlib_available, png
 
 Storage = Literal["dense", "sparse"]
 
@@ -160,9 +160,8 @@ class PruneResult(PruneRecord):
             "report.json": (json.dumps(self.as_dict(), indent=2) + "\n").encode(),
         }
         if matplotlib_available():
-            stream = io.BytesIO()
-            draw(self).savefig(stream, format="png", dpi=150)
-            contents["report.png"] = stream.getvalue()
+            left = f"{self.non_zeros:,} of {self.size:,} weights left ({self.compression:.1f}x)"
+            contents["report.png"] = png(charts(self), title=f"{self.method}: {left}")
         with AtomicFiles() as files:
             for name, data in contents.items():
                 with files.create(Path(folder) / name) as file:

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 import onnx
 
 from onnxtrain.callbacks.base import Callback, TrainingState
+from onnxtrain.config import Options
 from onnxtrain.data import Batch, IterableDataset
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import OptionError
@@ -22,8 +23,7 @@ from onnxtrain.model_file.writing import check_writable
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.ray.collective import Collective, ray
 from onnxtrain.schedules import Schedule
-from onnxtrain.training.options import Options
-from onnxtrain.training.trainer import Trainer
+from onnxtrain.trainer import Trainer
 
 _MODEL = "model.onnx"
 """Name of the model in a Ray checkpoint."""
@@ -140,7 +140,7 @@ def _work(config: Mapping[str, Any]) -> None:
     trainer = Trainer(onnx.ModelProto.FromString(task.model), parallel=communicator, **task.settings)
     fit_options = dict(task.fit_options)
     target = fit_options["target"]
-    specs = trainer.objective.inputs
+    specs = trainer._objective.inputs
     data = _RayData(
         train.get_dataset_shard("train"), fit_options["batch_size"], task.rows, specs, target=target, validate=False
     )
@@ -216,7 +216,7 @@ class _Reports(Callback):
         if measured is None:
             return
         train = ray("ray.train")
-        if self._trainer.communicator.rank:
+        if self._trainer._communicator.rank:
             train.report(measured)
             return
         with tempfile.TemporaryDirectory() as name:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import colorsys
+import dataclasses
 import html
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from onnxtrain.report.axes import Scale, shown, spans_orders
-from onnxtrain.report.colours import colours
 from onnxtrain.report.escaping import visible
 
 _WIDTH = 640
@@ -33,6 +34,15 @@ _TEXTS = {
 
 _GRID = 'stroke="currentColor" stroke-opacity="0.15"'
 _AXIS = 'stroke="currentColor" stroke-opacity="0.5"'
+
+LOGARITHMIC_FROM = 30.0
+"""Values above 0 of which the largest is more than this factor above the smallest have a logarithmic axis."""
+
+_FIRST: Final = ("#2563eb", "#ea580c", "#059669", "#7c3aed", "#be123c", "#0891b2", "#a16207", "#475569")
+"""Tell apart for most eyes, on white."""
+
+_BRIGHTEST: Final = 0.36
+"""The relative luminance of the brightest line; white has 1."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,41 @@ def line_chart(
     parts = [legend, _grid(up, None), _whole_marks(across, places, height), _axis_name(unit, height)]
     for colour, line in zip(colours(len(series)), series.values(), strict=True):
         parts.append(_line(line, places, across, up, colour))
+    return Chart(height, title, "".join(parts))
+
+
+def curve_chart(
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    name: str,
+    falling: bool = False,
+    logarithmic: tuple[bool, bool] = (False, False),
+) -> Chart:
+    """Draw lines through points (x, y); a single point is a dot.
+
+    Args:
+        curves: The points of each line by its name; values that are not finite leave a gap.
+        title: The heading.
+        name: The name of the horizontal axis.
+        falling: Whether x falls from left to right.
+        logarithmic: Whether the horizontal and the vertical axis are logarithmic; values up to 0 leave a gap then.
+    """
+
+    def drawable(point: tuple[float, float]) -> bool:
+        return all(math.isfinite(at) and (at > 0 or not log) for at, log in zip(point, logarithmic, strict=True))
+
+    legend, top = _legend(list(curves), title)
+    height = top + 260 + _BOTTOM
+    known = [point for line in curves.values() for point in line if drawable(point)]
+    across = Scale.around([x for x, _ in known], _LEFT, _WIDTH - _RIGHT, logarithmic=logarithmic[0])
+    if falling:
+        across = dataclasses.replace(across, start=across.end, end=across.start)
+    up = Scale.around([y for _, y in known], height - _BOTTOM, top, logarithmic=logarithmic[1])
+    parts = [legend, _grid(up, across), _axis_name(name, height)]
+    for colour, line in zip(colours(len(curves)), curves.values(), strict=True):
+        ys = [y if drawable((x, y)) else math.nan for x, y in line]
+        parts.append(_line(ys, [x for x, _ in line], across, up, colour))
     return Chart(height, title, "".join(parts))
 
 
@@ -213,6 +258,111 @@ def column_chart(counts: Sequence[float], edges: Sequence[float], *, title: str,
             f'height="{y(0) - y(count):.1f}" fill="{colours(1)[0]}"/>'
         )
     return Chart(height, title, "".join(parts))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to places on an axis.
+
+    Attributes:
+        low: the value at the beginning.
+        high: the value at the end.
+        start: where the beginning is, in pixels.
+        end: where the end is.
+        logarithmic: whether equal factors have equal lengths.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    logarithmic: bool = False
+
+    @classmethod
+    def around(cls, values: Iterable[float], start: float, end: float, *, logarithmic: bool = False) -> Scale:
+        """A scale that holds all finite values, with a little room on both sides.
+
+        >>> round(Scale.around([2.0], 0, 100)(2.0))
+        50
+        """
+        found = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
+        low, high = (min(found), max(found)) if found else (0.0, 1.0)
+        if logarithmic:
+            room = 1.1 if high == low else (high / low) ** 0.04
+            return cls(low / room, high * room, start, end, True)
+        room = (high - low) * 0.04 or abs(high) * 0.1 or 1.0
+        return cls(low - room, high + room, start, end)
+
+    def __call__(self, value: float) -> float:
+        """The place of a value."""
+        low, high, at = self.low, self.high, value
+        if self.logarithmic:
+            low, high, at = math.log(low), math.log(high), math.log(at)
+        return self.start + (at - low) / (high - low) * (self.end - self.start)
+
+    def marks(self, most: int = 6) -> list[float]:
+        """Round values within the scale.
+
+        >>> Scale(0.0, 1.04, 0, 100).marks()
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+        >>> Scale(0.008, 12.0, 0, 100, logarithmic=True).marks()
+        [0.01, 0.1, 1.0, 10.0]
+        >>> Scale(0.07, 1.5, 0, 100, logarithmic=True).marks()
+        [0.1, 0.2, 0.5, 1.0]
+        """
+        if self.logarithmic:
+            first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+            if last - first >= 2:
+                every = -(-(last - first + 1) // most)
+                return [float(f"1e{power}") for power in range(first, last + 1, every)]
+            found = [float(f"{factor}e{power}") for power in range(first - 1, last + 1) for factor in (1, 2, 5)]
+            if sum(self.low <= mark <= self.high for mark in found) > 1:
+                return [mark for mark in found if self.low <= mark <= self.high]
+        rough = (self.high - self.low) / most
+        if not rough > 0 or not math.isfinite(rough):
+            return [self.low]
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+
+
+def spans_orders(values: Iterable[float]) -> bool:
+    """Return whether values are easier to read on a logarithmic axis."""
+    found = [value for value in values if math.isfinite(value)]
+    return bool(found) and min(found) > 0 and max(found) > LOGARITHMIC_FROM * min(found)
+
+
+def shown(value: float) -> str:
+    """A value in few characters.
+
+    >>> shown(0.25), shown(1234567.0), shown(3.0), shown(float("nan"))
+    ('0.25', '1.235e+06', '3', 'nan')
+    """
+    return f"{value:.4g}"
+
+
+def colours(count: int) -> list[str]:
+    """As many colours as lines, each once, as ``#rrggbb``.
+
+    >>> colours(2)
+    ['#2563eb', '#ea580c']
+    >>> len(set(colours(200)))
+    200
+    """
+    if count <= len(_FIRST):
+        return list(_FIRST[:count])
+    return [_hex(index / count, (0.3, 0.45, 0.6)[index % 3]) for index in range(count)]
+
+
+def _hex(hue: float, lightness: float) -> str:
+    """A colour that is dark enough for a line on white: yellow and green are brighter than blue of equal lightness."""
+    while True:
+        parts = colorsys.hls_to_rgb(hue, lightness, 0.85)
+        if sum(weight * part**2.2 for weight, part in zip((0.21, 0.72, 0.07), parts, strict=True)) < _BRIGHTEST:
+            return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+        lightness *= 0.95
 
 
 def _line(line: Sequence[float], places: Sequence[float], across: Scale, up: Scale, colour: str) -> str:

@@ -6,8 +6,7 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 
-from onnxtrain.report.axes import shown
-from onnxtrain.report.charts import Chart, bar_chart, column_chart, line_chart, matrix_chart, point_chart
+from onnxtrain.report.charts import Chart, bar_chart, column_chart, line_chart, matrix_chart, point_chart, shown
 from onnxtrain.report.escaping import visible
 from onnxtrain.report.history_charts import curves
 from onnxtrain.report.record import (

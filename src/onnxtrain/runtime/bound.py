@@ -167,7 +167,7 @@ class Update(Protocol):
 @functools.cache
 def defaults(entry: Entry) -> Mapping[str, float | str]:
     """The attributes that an optimizer's settings give its operator, where nothing else is said."""
-    return entry.settings.from_attributes().node_attributes()
+    return entry.settings().node_attributes()
 
 
 @functools.cache

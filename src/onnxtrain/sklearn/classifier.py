@@ -119,7 +119,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     @property
     def _gives_probabilities(self) -> bool:
         """True where the output holds probabilities; outputs of LogSoftmax count as logits."""
-        targets = self.trainer_.objective.targets
+        targets = self.trainer_._objective.targets
         return self._head.activation in ("Softmax", "Sigmoid") or (targets is not None and targets.from_probabilities)
 
     def _default_loss(self) -> str:

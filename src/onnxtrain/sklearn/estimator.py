@@ -23,9 +23,9 @@ from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.patterns import Patterns
 from onnxtrain.schedules import Schedule
+from onnxtrain.trainer import Trainer
 from onnxtrain.training.inference.head import Head
 from onnxtrain.training.optimizers import choose_optimizer
-from onnxtrain.training.trainer import Trainer
 
 
 class NotInstalled:
@@ -182,11 +182,11 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         if not names:
             return None
         trainer = self.trainer_
-        inputs = trainer.names.specs(trainer.objective.inputs)
+        inputs = trainer._data.names.specs(trainer._objective.inputs)
         own = [spec.name for spec in inputs]
         if len(inputs) == 1:
             order = in_order(names, inputs[0], "X")
-            trainer.names = trainer.names.learned({own[0]: tuple(order)}, ())
+            trainer._data.names = trainer._data.names.learned({own[0]: tuple(order)}, ())
         elif set(own) == set(names):
             order = own
         else:
@@ -198,7 +198,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         """Split X into the model's inputs."""
         order = self._order
         ordered = X if order is None or order == list(range(X.shape[1])) else X[:, order]
-        return rows_to_inputs(ordered, self.trainer_.objective.inputs)
+        return rows_to_inputs(ordered, self.trainer_._objective.inputs)
 
     @abc.abstractmethod
     def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:

@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto
 
+from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, read_small
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.specification import Specification
 from onnxtrain.training_info.recipe import UpdateRule
 
 JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 
-def describe_settings(specification: Specification, objective: Objective) -> dict[str, JSON]:
+def describe_settings(config: TrainingConfig, objective: Objective) -> dict[str, JSON]:
     """What the trainer was given, apart from the model."""
-    optimizer, loss, form = specification.optimizer, objective.loss, objective.form
-    sparsified = sorted(objective.sparsified(specification.sparsify))
-    groups = {name: _describe_rule(rule) for name, rule in objective.rules(specification).items()}
+    optimizer, loss, form = config.optimizer, objective.loss, objective.form
+    sparsified = sorted(objective.sparsified(config.sparsify))
+    groups = {name: _describe_rule(rule) for name, rule in objective.rules(config).items()}
     return {
         **({"groups": groups} if groups else {}),
-        **({} if specification.ema is None else {"ema": describe(specification.ema)}),
+        **({} if config.ema is None else {"ema": describe(config.ema)}),
         "loss": describe(loss) if loss is not None else f"output:{objective.prediction.name}",
         "output": str(objective.prediction.name),
         "targets": [each.kind for each in form] if isinstance(form, tuple) else None if form is None else form.kind,
@@ -41,17 +41,17 @@ def describe_settings(specification: Specification, objective: Objective) -> dic
         "sparsity": describe(optimizer.sparsity_modifier),
         "sparsify": list(sparsified) if optimizer.promotes_sparsity else None,
         "parameters": {name: list(shape) for name, shape in objective.shapes.items()},
-        "batch_norm": specification.batch_norm,
-        "dropout": specification.dropout,
-        "clip_value": specification.clip_value,
-        "clip_norm": specification.clip_norm,
-        "accumulate": specification.accumulate,
-        "straight_through": specification.straight_through,
-        **({} if specification.state_dtype is None else {"state_dtype": specification.state_dtype}),
-        **({} if specification.compute == "float32" else {"compute": specification.compute}),
-        **({} if specification.master_weights else {"master_weights": False}),
-        **({"qat": True} if specification.qat else {}),
-        "seed": specification.seed,
+        "batch_norm": config.batch_norm,
+        "dropout": config.dropout,
+        "clip_value": config.clip_value,
+        "clip_norm": config.clip_norm,
+        "accumulate": config.accumulate,
+        "straight_through": config.straight_through,
+        **({} if config.state_dtype is None else {"state_dtype": config.state_dtype}),
+        **({} if config.compute == "float32" else {"compute": config.compute}),
+        **({} if config.master_weights else {"master_weights": False}),
+        **({"qat": True} if config.qat else {}),
+        "seed": config.seed,
     }
 
 

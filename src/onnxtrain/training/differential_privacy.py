@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxtrain.data import ArrayDataset, Batch
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.training.learner import Learner
+from onnxtrain.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ class PrivateSteps:
 
 
 def fit_privately(
-    learner: Learner, data: Any, dp: DP, *, target: str | None = None, epochs: int = 1, batch_size: int = 32
+    trainer: Trainer, data: Any, dp: DP, *, target: str | None = None, epochs: int = 1, batch_size: int = 32
 ) -> PrivateSteps:
     """Train for as many steps as some epochs have, each on examples that are drawn independently.
 
     The gradient of one example after the other is clipped: a step takes as long as one on each of them alone.
 
     Args:
-        learner: What is trained, with at least two micro-batches (``accumulate=2``): gradients are summed apart.
+        trainer: What is trained, with at least two micro-batches (``accumulate=2``): gradients are summed apart.
         data: Training data in arrays.
         dp: How much noise, and the bound on gradients.
         target: Name of the target in a file with several arrays left.
@@ -111,22 +111,22 @@ def fit_privately(
         OptionError: The statistics of batch normalization would be taken from the data without noise.
         DataError: The data are not in arrays, or fewer than a batch.
     """
-    dataset = _checked(learner, learner.open(data, target=target), batch_size)
+    dataset = _checked(trainer, trainer.open(data, target=target), batch_size)
     generator = np.random.default_rng(dp.seed)
     sampling = batch_size / dataset.size
     steps = epochs * max(1, round(dataset.size / batch_size))
     total, drawn = 0.0, 0
-    step = _Step(learner, dp, generator)
+    step = _Step(trainer, dp, generator)
     for index in range(steps):
         chosen = np.flatnonzero(generator.random(dataset.size) < sampling)
         loss = step.take(dataset, chosen, batch_size)
-        learner.check_finite(loss / max(len(chosen), 1), index)
+        trainer._check_loss(loss / max(len(chosen), 1), index)
         total, drawn = total + loss, drawn + len(chosen)
     return PrivateSteps(steps, sampling, total / max(drawn, 1))
 
 
-def _checked(learner: Learner, dataset: Any, batch_size: int) -> ArrayDataset:
-    if learner.statistics:
+def _checked(trainer: Trainer, dataset: Any, batch_size: int) -> ArrayDataset:
+    if trainer.statistics:
         raise OptionError(
             "batch_norm='train' takes statistics of the data without noise, which differential privacy does not "
             "allow; leave batch_norm='frozen'."
@@ -141,38 +141,38 @@ def _checked(learner: Learner, dataset: Any, batch_size: int) -> ArrayDataset:
 class _Step:
     """Steps whose gradient is a sum of clipped gradients, with noise."""
 
-    def __init__(self, learner: Learner, dp: DP, generator: np.random.Generator) -> None:
-        self._learner, self._dp, self._generator = learner, dp, generator
-        self._names = [f"{name}/accumulated" for name in learner.parameters]
+    def __init__(self, trainer: Trainer, dp: DP, generator: np.random.Generator) -> None:
+        self._trainer, self._dp, self._generator = trainer, dp, generator
+        self._names = [f"{name}/accumulated" for name in trainer.parameters]
 
     def take(self, dataset: ArrayDataset, chosen: np.ndarray, batch_size: int) -> float:
         """One step on the examples chosen; returns the sum of their losses before it."""
-        learner, names = self._learner, self._names
-        sums = {name: np.zeros(learner.states[name].shape) for name in names}
+        trainer, names = self._trainer, self._names
+        sums = {name: np.zeros(trainer.states[name].shape) for name in names}
         loss = 0.0
         self._clear()
         for batch in dataset.take(chosen).batches(1) if len(chosen) else ():
             loss += self._add(sums, batch)
-        states = learner.states
+        states = trainer.states
         spread = self._dp.noise * self._dp.clip
         for name, total in sums.items():
             states[name] = (total + self._generator.normal(0.0, spread, total.shape)).astype(states[name].dtype)
         states["accumulated_weight"] = np.asarray(float(batch_size))
         states["accumulated_loss"] = np.asarray(loss)
-        rate = np.asarray(learner.learning_rate, np.float32)
-        learner.session.step({learner.objective.names.learning_rate: rate}, entry=1)
+        rate = np.asarray(trainer.learning_rate, np.float32)
+        trainer._session.step({trainer._objective.names.learning_rate: rate}, entry=1)
         return loss
 
     def _clear(self) -> None:
         """Make the sums of gradients, weights and losses zero."""
         for name in (*self._names, "accumulated_weight", "accumulated_loss"):
-            self._learner.states[name][...] = 0
+            self._trainer.states[name][...] = 0
 
     def _add(self, sums: dict[str, np.ndarray], batch: Batch) -> float:
         """Add the clipped gradient of one example; returns its loss."""
-        learner, states = self._learner, self._learner.states
-        objective = learner.objective
-        found = learner.session.step(objective.inputs_of(batch) | objective.targets_of(batch), entry=0)
+        trainer, states = self._trainer, self._trainer.states
+        objective = trainer._objective
+        found = trainer._session.step(objective.inputs_of(batch) | objective.targets_of(batch), entry=0)
         weight = float(states["accumulated_weight"]) or 1.0
         gradients = {name: states[name].astype(np.float64) / weight for name in self._names}
         norm = math.sqrt(sum(float(np.vdot(gradient, gradient)) for gradient in gradients.values()))
@@ -180,10 +180,10 @@ class _Step:
         for name, gradient in gradients.items():
             sums[name] += gradient * factor
         self._clear()
-        return float(found[learner.objective.names.loss])
+        return float(found[trainer._objective.names.loss])
 
 
-def in_micro_batches(learner: Learner) -> Learner:
-    """A learner of the same weights whose gradients are summed apart from their update."""
-    specification = dataclasses.replace(learner.specification, accumulate=max(2, learner.accumulate))
-    return Learner(specification, learner.objective, learner.trained_values())
+def in_micro_batches(trainer: Trainer) -> Trainer:
+    """A trainer of the same weights whose gradients are summed apart from their update."""
+    config = dataclasses.replace(trainer.config, accumulate=max(2, trainer.accumulate))
+    return Trainer._of(config, trainer._objective, dict(trainer.trained))

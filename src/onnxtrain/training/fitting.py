@@ -22,9 +22,9 @@ from onnxtrain.schedules.choice import vanishing_hint
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.checkpoints.fingerprint import describe_course, names_to_change
 from onnxtrain.training.description import describe_data, describe_model, describe_settings
-from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.training.learner import Learner, Source
 from onnxtrain.training.loop import Loop
+
+Source = Any
 
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def fit(
-    trainer: Learner,
+    trainer: Any,
     data: Source,
     y: Any = None,
     *,
@@ -68,7 +68,7 @@ def fit(
         raise OptionError("resume needs the folder of the checkpoints; give checkpoint=.")
     if save_best is not None and checkpoint is None:
         raise OptionError("save_best needs the folder of the checkpoints; give checkpoint=.")
-    keeps_averages = trainer.specification.ema is not None
+    keeps_averages = trainer.config.ema is not None
     ema = keeps_averages if ema is None else ema
     if ema and not keeps_averages:
         raise OptionError(
@@ -76,12 +76,12 @@ def fit(
             "Trainer(ema=0.999)."
         )
     if save_best is not None and checkpoint is not None and os.path.isdir(checkpoint):
-        trainer.file.check_writable(os.path.join(checkpoint, "best.onnx"))
+        trainer._file.check_writable(os.path.join(checkpoint, "best.onnx"))
     changes = names_to_change(change)
     folder = None if run is None else _run_folder(run, resume=bool(resume))
     if changes and not resume:
         raise OptionError("change names what a resumed training may have otherwise; give resume=True, too.")
-    together = trainer.communicator
+    together = trainer._communicator
     store = None if checkpoint is None else _store(checkpoint, keep)
     if resume and store is not None:
         _take_names(trainer, store, None if resume is True else resume)
@@ -97,7 +97,7 @@ def fit(
     per_epoch = _steps_per_epoch(trainer, dataset, size)
     rate = resolve_schedule(
         schedule,
-        trainer.rate.base,
+        trainer._rate.base,
         total_steps=None if per_epoch is None else per_epoch * epochs,
         steps_per_epoch=per_epoch,
     )
@@ -105,7 +105,7 @@ def fit(
         text = vanishing_hint(schedule, rate, per_epoch * epochs, per_epoch)
         warn_of([Hint(text, surprising=True)] if text else [])
     shown = [] if together.rank else _progress(progress, callbacks)
-    measured = trainer.objective.resolve_metrics(metrics)
+    measured = trainer._objective.resolve_metrics(metrics)
     check_numbers(measured)
     history = History()
     if save_best is not None and checkpoint is not None:
@@ -117,7 +117,7 @@ def fit(
     listeners = CallbackList([history, *callbacks, *shown])
     listeners.silent = together.rank > 0
     loop = Loop(
-        trainer, trainer.steps.share(dataset), held_out, measured, rate, listeners, None if together.rank else store
+        trainer, trainer._executor.share(dataset), held_out, measured, rate, listeners, None if together.rank else store
     )
     loop.prefetch, loop.augment = Prefetch(threaded=prefetch), augment
     loop.keeps, loop.ema = store is not None, ema
@@ -130,9 +130,9 @@ def fit(
             stack.enter_context(loop.store.reserved())
         if store is not None or together.size > 1:
             loop.identity = {
-                **describe_settings(trainer.specification, trainer.objective),
+                **describe_settings(trainer.config, trainer._objective),
                 **describe_course(
-                    trainer.rate.base,
+                    trainer._rate.base,
                     schedule=schedule,
                     epochs=epochs,
                     per_epoch=per_epoch,
@@ -141,47 +141,47 @@ def fit(
                     callbacks=callbacks,
                     augment=augment,
                 ),
-                **describe_model(trainer.file),
+                **describe_model(trainer._file),
                 "labels": None if trainer.labels is None else list(trainer.labels),
                 "columns": {name: list(names) for name, names in trainer.columns.items()},
                 "data": describe_data(dataset),
                 "validation": describe_data(held_out),
                 **({"measures_ema": ema} if keeps_averages else {}),
             }
-        trainer.steps.agree({**loop.identity, "epochs": epochs, "checkpoint": checkpoint is not None, "resume": resume})
+        trainer._executor.agree(
+            {**loop.identity, "epochs": epochs, "checkpoint": checkpoint is not None, "resume": resume}
+        )
         newest = None if loop.store is None else loop.store.latest()
         if not resume and newest is not None:
             raise CheckpointError(
                 f"The folder {os.fspath(checkpoint or '')!r} holds checkpoints of an earlier training (the newest is "
                 f"{newest}); resume it, or give another folder."
             )
-        stack.enter_context(trainer.rate.training())
+        stack.enter_context(trainer._rate.training())
         stack.callback(listeners.close)
         if resume:
             loop.resume(changes, None if resume is True else resume)
         loop.run(epochs)
-    trainer.names = trainer.names.learned(dataset.columns, ())  # an iterable tells them only now
+    trainer._data.names = trainer._data.names.learned(dataset.columns, ())  # an iterable tells them only now
     if folder is not None:
         folder.finish(trainer, ema=ema)
     return history
 
 
-def _take_names(trainer: Learner, store: CheckpointStore, given: str | os.PathLike[str] | None) -> None:
+def _take_names(trainer: Any, store: CheckpointStore, given: str | os.PathLike[str] | None) -> None:
     """Read data by the names that columns and classes had when a checkpoint was written."""
-    metadata = trainer.communicator.on_root(lambda: store.metadata(given))
+    metadata = trainer._communicator.on_root(lambda: store.metadata(given))
     kept = names_of_checkpoint(metadata or {})
-    trainer.names = trainer.names.learned(kept.columns, kept.left_out)
-    trainer.expected_labels = kept.labels
+    trainer._data.names = trainer._data.names.learned(kept.columns, kept.left_out)
+    trainer._data.expected_labels = kept.labels
 
 
-def _open_validation(
-    trainer: Learner, validation: Source, target: str | None, ema: bool, weights: str | None
-) -> tuple[Evaluator, Dataset]:
+def _open_validation(trainer: Any, validation: Source, target: str | None, ema: bool, weights: str | None) -> Any:
     """The validation data, and what measures them: with weights where they have an array of this name."""
     if weights is not None:
         with contextlib.suppress(NoSuchArrayError):
-            return trainer.open_for_evaluation(validation, target=target, ema=ema, sample_weight=weights)
-    return trainer.open_for_evaluation(validation, target=target, ema=ema)
+            return trainer._open_for_evaluation(validation, target=target, ema=ema, sample_weight=weights)
+    return trainer._open_for_evaluation(validation, target=target, ema=ema)
 
 
 def _progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> list[Progress]:
@@ -208,23 +208,23 @@ def _run_folder(run: str | os.PathLike[str] | RunFolder, *, resume: bool) -> Run
     return folder
 
 
-def _examples_per_step(trainer: Learner, dataset: Dataset, batch_size: int) -> int:
+def _examples_per_step(trainer: Any, dataset: Dataset, batch_size: int) -> int:
     """The batch size of a training; a model of a fixed one takes a batch, or one for every micro-batch.
 
     Raises:
         DataError: A batch would have to be padded, and padding cannot be left out of the loss.
     """
-    fixed, loss = trainer.objective.fixed_batch, trainer.objective.loss
+    fixed, loss = trainer._objective.fixed_batch, trainer._objective.loss
     if fixed is None:
         return batch_size
     rest = 0 if dataset.size is None else dataset.size % fixed.size
     if rest and (loss is not None or dataset.size == rest):
-        trainer.objective.on_real_rows(rest)  # what cannot be is found out here, not after an epoch
-    return trainer.steps.most_rows or batch_size
+        trainer._objective.on_real_rows(rest)  # what cannot be is found out here, not after an epoch
+    return trainer._executor.most_rows or batch_size
 
 
-def _steps_per_epoch(trainer: Learner, dataset: Dataset, size: int) -> int | None:
-    fixed = trainer.objective.fixed_batch
-    if fixed is not None and trainer.objective.loss is None and dataset.size is not None:
+def _steps_per_epoch(trainer: Any, dataset: Dataset, size: int) -> Any:
+    fixed = trainer._objective.fixed_batch
+    if fixed is not None and trainer._objective.loss is None and dataset.size is not None:
         return -(-(dataset.size // fixed.size * fixed.size) // size)
     return dataset.batch_count(size)

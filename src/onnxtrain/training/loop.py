@@ -23,10 +23,9 @@ from onnxtrain.losses.heads import HeadMetric
 from onnxtrain.metrics.base import MeanAccumulator
 from onnxtrain.renamed import VALIDATION, MetricValues
 from onnxtrain.schedules import Schedule
+from onnxtrain.state import Parameters
 from onnxtrain.training.checkpoints.fingerprint import differences
 from onnxtrain.training.description import JSON, describe_masks, describe_weights
-from onnxtrain.training.learner import Learner
-from onnxtrain.training.steps.feeding import Parameters
 from onnxtrain.version import __version__
 from onnxtrain.weights.ema import average_name
 from onnxtrain.weights.masks import set_to_zero
@@ -65,7 +64,7 @@ class Loop:
 
     def __init__(
         self,
-        trainer: Learner,
+        trainer: Any,
         dataset: Dataset,
         validation: Dataset | None,
         metrics: list[HeadMetric],
@@ -91,7 +90,7 @@ class Loop:
     def run(self, epochs: int) -> None:
         """All epochs from the current position."""
         state = self.state
-        state.bind_rate(self.trainer.rate.choose)
+        state.bind_rate(self.trainer._rate.choose)
         state.trainer, state.weights = self.trainer, self.trainer.trained
         state.averages, state.ema = Parameters(self.trainer.states, list(self._averages.values())), self.ema
         state.data = self.dataset.name
@@ -102,7 +101,7 @@ class Loop:
                     self._epoch()
                 self.callbacks.on_fit_end(state)
                 if (
-                    self.stopping.signal is not None and self.trainer.communicator.size == 1
+                    self.stopping.signal is not None and self.trainer._communicator.size == 1
                 ):  # it came after the last step
                     raise self.stopping.exception(f"Interrupted; {self._where_to_go_on() or self._what_is_kept()}")
         except KeyboardInterrupt as interrupt:
@@ -126,10 +125,10 @@ class Loop:
             position.batch += 1
             if not batch.total:
                 continue
-            rate = trainer.rate.follow(self.rate, position.step)
-            trainer.steps.tell(self.stopping)
-            loss = trainer.step_batch(batch)
-            trainer.check_finite(loss, position.step, self._last_good())
+            rate = trainer._rate.follow(self.rate, position.step)
+            trainer._executor.tell(self.stopping)
+            loss = trainer._step_batch(batch)
+            trainer._check_loss(loss, position.step, self._last_good())
             position.step += 1
             position.total += loss * batch.total
             for name, part_loss in trainer.loss_parts.items():
@@ -141,7 +140,7 @@ class Loop:
             self.callbacks.on_step_end(state)
             if self.callbacks.decide_by_step:
                 self._decide_once()
-            asked = trainer.steps.asked(self.stopping)
+            asked = trainer._executor.asked(self.stopping)
             if asked or (self.every is not None and position.step % self.every == 0):
                 self._save()
             if asked:
@@ -172,13 +171,13 @@ class Loop:
                     seed=trainer.seed,
                     epoch=position.epoch,
                     start=position.batch,
-                    rank=trainer.communicator.rank,
+                    rank=trainer._communicator.rank,
                 )
             copies = type(undivided(self.dataset)) is IterableDataset
             with contextlib.closing(self.prefetch(read, copies=copies)) as batches:
                 for batch in batches:
-                    fixed = trainer.objective.fixed_batch
-                    if fixed is not None and trainer.objective.loss is None:
+                    fixed = trainer._objective.fixed_batch
+                    if fixed is not None and trainer._objective.loss is None:
                         whole = batch.total // fixed.size * fixed.size
                         batch = share(batch, slice(0, batch.size // fixed.size * fixed.size), whole)
                     yield batch
@@ -208,7 +207,7 @@ class Loop:
             state.metrics |= {VALIDATION + name: value for name, value in measured.items()}
         self.callbacks.on_epoch_end(state)
         self._decide_once()
-        trainer.steps.check()
+        trainer._executor.check()
         self.position = Position(
             epoch=position.epoch + 1, step=position.step, stopped=state.stop_reason, last_rate=position.last_rate
         )
@@ -216,8 +215,8 @@ class Loop:
 
     def _decide_once(self) -> None:
         """Of several processes, do what the callbacks of rank 0 decided: whether to stop, and the learning rate."""
-        state, rate = self.state, self.trainer.rate
-        state.stop, state.stop_reason, rate.chosen = self.trainer.communicator.broadcast_object(
+        state, rate = self.state, self.trainer._rate
+        state.stop, state.stop_reason, rate.chosen = self.trainer._communicator.broadcast_object(
             (state.stop, state.stop_reason, rate.chosen)
         )
 
@@ -232,13 +231,13 @@ class Loop:
     @functools.cached_property
     def _frozen(self) -> JSON:
         """A hash of what the training does not change in the file, taken before it is written onto."""
-        return describe_weights(self.trainer.file, without=self.trainer.saved_values().keys())
+        return describe_weights(self.trainer._file, without=self.trainer._initializers().keys())
 
     def _save(self) -> None:
         if not self.keeps:
             return
         self.trainer.check_weights()
-        tensors = {f"state/{name}": array for name, array in self.trainer.steps.kept_states().items()}
+        tensors = {f"state/{name}": array for name, array in self.trainer._executor.kept_states().items()}
         if self.store is None:  # another process writes
             return
         tensors |= {f"callbacks/{name}": array for name, array in self.callbacks.record_arrays().items()}
@@ -249,9 +248,9 @@ class Loop:
                 "onnxtrain": __version__,
                 "fingerprint": self._fingerprint(),
                 "frozen": self._frozen,
-                "position": dataclasses.asdict(self.position) | {"learning_rate": self.trainer.rate.chosen},
+                "position": dataclasses.asdict(self.position) | {"learning_rate": self.trainer._rate.chosen},
                 "callbacks": self.callbacks.record(),
-                "left_out": list(self.trainer.names.left_out),
+                "left_out": list(self.trainer._data.names.left_out),
             },
         )
 
@@ -261,7 +260,7 @@ class Loop:
         Of several processes rank 0 reads it; what it is then, it is in all.
         """
         here = self._fingerprint()
-        found = self.trainer.communicator.on_root(lambda: self._read(here, change, given))
+        found = self.trainer._communicator.on_root(lambda: self._read(here, change, given))
         if found is None:
             return
         tensors, metadata = found
@@ -301,9 +300,9 @@ class Loop:
         """Whether the model has the weights of the newest checkpoint: it was saved in place, and then the run ended."""
         assert self.store is not None
         tensors, metadata = self.store.load_newest()
-        names, averages = [*self.trainer.trained_values()], self._averages
+        names, averages = [*dict(self.trainer.trained)], self._averages
         try:
-            given = {name: self.trainer.file.value(name) for name in names}
+            given = {name: self.trainer._file.value(name) for name in names}
         except ModelError:  # changed meanwhile
             return False
         # Those of the last step, or the best ones that a callback keeps; both live, or averaged.
@@ -320,8 +319,8 @@ class Loop:
     def _averages(self) -> dict[str, str]:
         """The states that hold moving averages, by parameter; empty where none are kept."""
         trainer = self.trainer
-        kept = trainer.specification.ema is not None
-        return {name: average_name(name) for name in trainer.objective.parameters} if kept else {}
+        kept = trainer.config.ema is not None
+        return {name: average_name(name) for name in trainer._objective.parameters} if kept else {}
 
     def _take_states(self, tensors: Mapping[str, np.ndarray], changed: Collection[str]) -> None:
         """Parameters and the optimizer's states; what a new update rule does not share stays at its first values.
@@ -331,7 +330,7 @@ class Loop:
         """
         trainer = self.trainer
         states = trainer.states
-        wanted = list(trainer.trained_values() if "optimizer" in changed else trainer.steps.kept_names)
+        wanted = list(dict(trainer.trained) if "optimizer" in changed else trainer._executor.kept_names)
         missing = [name for name in wanted if f"state/{name}" not in tensors]
         if missing and not {"attributes", "sparsity", "accumulate", "batch_norm"} & set(changed):
             raise CheckpointError(f"The checkpoint lacks the states {missing[:5]}; it is of another training.")
@@ -341,8 +340,8 @@ class Loop:
                 f"The checkpoint has new values of {lost[:5]}, which this training keeps as the model has them; resume "
                 "with the batch_norm that it was written with."
             )
-        wanted += [name for name in trainer.steps.residual_names if f"state/{name}" in tensors]
-        trainer.steps.take_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
+        wanted += [name for name in trainer._executor.residual_names if f"state/{name}" in tensors]
+        trainer._executor.take_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
         if "masks" in changed:
             set_to_zero(states, trainer.masks)
 
@@ -353,7 +352,7 @@ class Loop:
         if "early_stopping" in changed:
             position.stopped = None
         if not {"learning_rate", "schedule"} & set(changed):  # what is set now was set last
-            self.trainer.rate.chosen = position.learning_rate
+            self.trainer._rate.chosen = position.learning_rate
         self.position = position
         self.state.step = position.step
         if position.last_rate is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Batch, Dataset, TensorSpec
 from onnxtrain.data.conversion import to_numpy
 from onnxtrain.data.target_checks import check_weights
@@ -18,13 +19,21 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.declared_shapes import declared_otherwise
 from onnxtrain.ir.value import dimensions
 from onnxtrain.losses.base import Forms, JointLoss, Loss, LossByExample, examples, reduced
-from onnxtrain.losses.heads import Head, HeadMetric, Metrics, Targets, are_none, metrics_of_heads, tensor_spec, wrapped
+from onnxtrain.losses.heads import (
+    HeadMetric,
+    LossHead,
+    Metrics,
+    Targets,
+    are_none,
+    metrics_of_heads,
+    tensor_spec,
+    wrapped,
+)
 from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training.advice.hints import Hint, find_hints
-from onnxtrain.training.specification import Specification
 from onnxtrain.training.working_copy.adaptation import Adapted
-from onnxtrain.training.working_copy.training_modes import Layers, Modes
+from onnxtrain.training.working_copy.training_modes import LayerCounts, Modes
 from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
 from onnxtrain.training_info.rounding import Rounding
 from onnxtrain.weights.groups import group_hints, merged_hints, update_rules
@@ -63,21 +72,21 @@ class Objective:
     targets: Targets | None = None
     names: Names = field(default_factory=Names)
     statistics: dict[str, str] = field(default_factory=dict)
-    layers: Layers = field(default_factory=Layers)
+    layers: LayerCounts = field(default_factory=LayerCounts)
     dropped: tuple[str, ...] = ()
     modes: Modes = field(default_factory=Modes)
     copies: Sequence[Copy] = ()
     table: Sequence[Initializer] = ()
     adapted: Adapted | None = None
     weights: ir.Value | None = None
-    others: Sequence[Head] = ()
+    others: Sequence[LossHead] = ()
     stored: Sequence[Stored] = ()
     wide: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def heads(self) -> list[Head]:
+    def heads(self) -> list[LossHead]:
         """All outputs with losses on targets."""
-        return [] if self.targets is None else [Head(self.output, self.prediction, self.targets), *self.others]
+        return [] if self.targets is None else [LossHead(self.output, self.prediction, self.targets), *self.others]
 
     @property
     def part_names(self) -> list[str]:
@@ -85,7 +94,7 @@ class Objective:
         names = [f"{head.name}_loss" for head in self.heads] if self.others else []
         return free_names(self.model.graph, names)
 
-    def with_heads(self, heads: Sequence[Head]) -> Objective:
+    def with_heads(self, heads: Sequence[LossHead]) -> Objective:
         """The same with other losses."""
         first, *others = heads
         return replace(self, output=first.output, prediction=first.prediction, targets=first.targets, others=others)
@@ -104,10 +113,39 @@ class Objective:
             return tuple(head.targets.form for head in self.heads)
         return None if self.targets is None else self.targets.form
 
-    @property
+    @cached_property
     def inputs(self) -> list[TensorSpec]:
-        """What data for the model's inputs must be."""
+        """Types, shapes and names of the model's inputs."""
         return [tensor_spec(value) for value in self.model.graph.inputs]
+
+    @cached_property
+    def batched(self) -> frozenset[str]:
+        """Names of the inputs and targets with one row per example, in a model of a fixed batch size."""
+        fixed = self.fixed_batch
+        specs = [*self.inputs, *(head.targets.spec for head in self.heads)]
+        return frozenset(
+            spec.name for spec in specs if fixed is not None and spec.shape and spec.shape[0] == fixed.size
+        )
+
+    def for_any_rows(self, spec: TensorSpec) -> TensorSpec:
+        """Return the specification of an array without its batch size where batches are padded."""
+        if spec.name not in self.batched:
+            return spec
+        assert spec.shape is not None
+        return replace(spec, shape=(None, *spec.shape[1:]))
+
+    def accept(self, dataset: Dataset, weights: Any = None) -> Dataset:
+        """Convert a dataset to the targets and weights that the losses read, and check its values.
+
+        Raises:
+            DataError: They do not fit, or hold values that a loss cannot take.
+        """
+        if self.targets is not None:
+            dataset = self.expected(dataset)
+        if weights is not None:
+            dataset = self.weighted(dataset, weights)
+        self.validate(dataset, labels=self.targets is not None)
+        return dataset
 
     def expected(self, dataset: Dataset) -> Dataset:
         """A dataset whose targets are checked against, and converted to, what the losses need."""
@@ -154,13 +192,13 @@ class Objective:
         """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
         return matmul_weights(self.model, self.parameters)
 
-    def optimizers(self, specification: Specification) -> list[Optimizer]:
+    def optimizers(self, config: TrainingConfig) -> list[Optimizer]:
         """The update rules of all parameters."""
-        return [specification.optimizer, *(rule.optimizer for rule in self.rules(specification).values())]
+        return [config.optimizer, *(rule.optimizer for rule in self.rules(config).values())]
 
-    def hints(self, specification: Specification) -> list[Hint]:
+    def hints(self, config: TrainingConfig) -> list[Hint]:
         """What is worth knowing about the model before it is trained; the values of the file are read."""
-        file = specification.model
+        file = config.model
         tied = {copy.original for copy in self.copies}  # on request
         found = find_hints(
             self.model,
@@ -171,11 +209,11 @@ class Objective:
             dropout=self.modes.dropout,
             undecided=[row.name for row in self.table if row.undecided],
             dropped=self.dropped,
-            quantized=not (specification.qat or specification.straight_through or specification.lora is not None),
+            quantized=not (config.qat or config.straight_through or config.lora is not None),
         )
-        texts = group_hints(specification.groups, self.table, self.model)
-        choices = {"train": specification.train, "freeze": specification.freeze}
-        choices |= {repr(group): group.patterns for group in specification.groups}
+        texts = group_hints(config.groups, self.table, self.model)
+        choices = {"train": config.train, "freeze": config.freeze}
+        choices |= {repr(group): group.patterns for group in config.groups}
         merged = merged_hints(choices, self.table, self.model)
         otherwise = declared_otherwise(file.proto.graph, self.model.graph)
         surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise)]
@@ -240,7 +278,7 @@ class Objective:
         """
         return choose_tensors(self.shapes, patterns, "sparsify", self.matmul_weights)
 
-    def recipe(self, specification: Specification) -> Recipe:
+    def recipe(self, config: TrainingConfig) -> Recipe:
         """All that the training model is made from, with a graph of its own, which whoever builds it uses up.
 
         Raises:
@@ -258,34 +296,32 @@ class Objective:
             build_loss=own.build_loss,
             targets=[head.targets.value for head in own.heads],
             parameters=self.parameters,
-            optimizer=specification.optimizer,
-            clipping=specification.clipping,
-            micro_batches=specification.accumulate > 1 or specification.divided,
-            alone=specification.accumulate == 1,
-            cleared=not specification.divided,
+            optimizer=config.optimizer,
+            clipping=config.clipping,
+            micro_batches=config.accumulate > 1 or config.divided,
+            alone=config.accumulate == 1,
+            cleared=not config.divided,
             statistics=self.statistics,
-            synchronized=specification.synchronized,
-            masks=specification.masks,
-            sparsified=self.sparsified(specification.sparsify),
+            synchronized=config.synchronized,
+            masks=config.masks,
+            sparsified=self.sparsified(config.sparsify),
             names=self.names,
-            options=specification.gradients,
+            options=config.gradients,
             weights=own.weights,
-            rules=self.rules(specification),
-            averaging=specification.ema,
-            rounding=(
-                None if specification.state_dtype is None else Rounding(specification.state_dtype, specification.seed)
-            ),
+            rules=self.rules(config),
+            averaging=config.ema,
+            rounding=(None if config.state_dtype is None else Rounding(config.state_dtype, config.seed)),
             wide=self.wide,
-            seed=specification.seed,
+            seed=config.seed,
         )
 
-    def rules(self, specification: Specification) -> dict[str, UpdateRule]:
+    def rules(self, config: TrainingConfig) -> dict[str, UpdateRule]:
         """How the parameters of groups are updated.
 
         Raises:
             OptionError: A group matches nothing, or has a setting that the optimizer has not.
         """
-        return update_rules(specification.groups, specification.optimizer, self.table, self.model)
+        return update_rules(config.groups, config.optimizer, self.table, self.model)
 
     def resolve_metrics(self, metrics: Metrics) -> list[HeadMetric]:
         """Metrics by name or as functions, told how to read this model's predictions; by output where it has several.
@@ -328,7 +364,7 @@ class Objective:
             return replace(targets, prediction=own(targets.prediction), value=fresh, inputs=inputs)
 
         targets = None if self.targets is None else own_targets(self.targets)
-        others = [Head(own(head.output), own(head.prediction), own_targets(head.targets)) for head in self.others]
+        others = [LossHead(own(head.output), own(head.prediction), own_targets(head.targets)) for head in self.others]
         weights = self.weights
         if weights is not None:
             weights = ir.Value(name=weights.name, type=weights.type, shape=weights.shape)

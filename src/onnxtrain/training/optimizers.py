@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from onnxtrain.errors import OptionError
@@ -13,10 +15,10 @@ from onnxtrain.training.call_text import name_of, read_call
 
 
 def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:
-    """The optimizer that is meant: itself, one by its name, with settings as in Python, or ``Adam()``.
+    """Return an optimizer: the given one, one by its name with settings as in Python, or ``Adam()``.
 
     Raises:
-        OptionError: There is none of this name, or a setting is not one of its own.
+        OptionError: There is no optimizer of this name, or it has no such setting.
 
     >>> choose_optimizer("adamw(lr=3e-4, weight_decay=0.1)")
     AdamW(learning_rate=0.0003, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.1)
@@ -25,14 +27,38 @@ def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:
         return Adam()
     if isinstance(optimizer, Optimizer):
         return optimizer
-    names = {name.lower(): entry.settings for name, entry in OPTIMIZERS.items()}
-    call = read_call(optimizer.lower()) if isinstance(optimizer, str) else None
+    settings, given = read_optimizer(optimizer)
+    return settings(**given)
+
+
+def read_optimizer(text: str) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Return the class and the settings of an optimizer written as text.
+
+    Raises:
+        OptionError: There is no optimizer of this name, or it has fewer settings.
+    """
+    names = optimizers_by_name()
+    call = read_call(text.lower()) if isinstance(text, str) else None
     if call is None or call.name not in names:
         raise OptionError(
-            f"optimizer is {optimizer!r}, but must be an optimizer such as onnxtrain.Adam(), or the name of one: "
-            f"{', '.join(sorted(names))}.{suggestion(name_of(optimizer), names)}"
+            f"optimizer={text!r} is not an optimizer; give one such as onnxtrain.Adam(lr=0.001), or text such as "
+            f"'adam(lr=0.001)', with one of the names {', '.join(sorted(names))}.{suggestion(name_of(text), names)}"
         )
-    return names[call.name](*map(_value, call.positional), **{name: _value(text) for name, text in call.named.items()})
+    settings = names[call.name]
+    own = [field.name for field in fields(settings)]
+    if len(call.positional) > len(own):
+        raise OptionError(f"optimizer is {text!r}, but {settings.__name__} has {len(own)} settings: {', '.join(own)}.")
+    given = {name: _value(value) for name, value in zip(own, call.positional, strict=False)}
+    for name, value in call.named.items():
+        if name in given:
+            raise OptionError(f"{settings.__name__}: {name} is given twice in {text!r}.")
+        given[name] = _value(value)
+    return settings, given
+
+
+def optimizers_by_name() -> Mapping[str, type[Optimizer]]:
+    """Return the classes of settings by the operator's name in lower case."""
+    return {name.lower(): entry.settings for name, entry in OPTIMIZERS.items()}
 
 
 def _value(text: str) -> Any:

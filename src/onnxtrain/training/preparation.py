@@ -1,4 +1,4 @@
-"""From a specification to its objective: the working copy in its modes, the losses on it, what of it is trained."""
+"""From a config to its objective: the working copy in its modes, the losses on it, what of it is trained."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import onnx_ir as ir
 from onnxtrain.autodiff.expand import is_expanded
 from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
 from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.losses.base import JointLoss, Loss
-from onnxtrain.losses.heads import Head, head_of, named_output, wrapped
+from onnxtrain.losses.heads import LossHead, head_of, named_output, wrapped
 from onnxtrain.patterns import escape
 from onnxtrain.training.advice.dropped_biases import dropped_biases
 from onnxtrain.training.objective import Objective, graph_values
-from onnxtrain.training.specification import Specification
 from onnxtrain.training.working_copy.adaptation import Adapted
 from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.training.working_copy.low_bit import set_accuracy
@@ -34,7 +34,7 @@ from onnxtrain.weights.ties import Copy, choose_copies, compute_copies
 
 @gc_paused()
 def prepare(
-    specification: Specification,
+    config: TrainingConfig,
     *,
     modes: Modes | None = None,
     copies: Sequence[Copy] | None = None,
@@ -42,11 +42,11 @@ def prepare(
     ignoring: bool = True,
     differentiable: bool = False,
 ) -> Objective:
-    """The objective of a specification.
+    """The objective of a config.
 
     Args:
-        specification: What is trained.
-        modes: Batch normalization and dropout, where not those of the specification.
+        config: What is trained.
+        modes: Batch normalization and dropout, where not those of the config.
         copies: Initializers that are copies of others, where these have been found before.
         table: The initializers, where they have been sorted before; then their values are not read.
         ignoring: Whether labels that are ignored where present are provided for, before data tell.
@@ -56,41 +56,41 @@ def prepare(
         OptionError: An unknown loss or output, a pattern that matches nothing.
         GradientError: Operators between parameters and prediction have no gradient; all are listed.
     """
-    file, loss = specification.model, specification.loss
+    file, loss = config.model, config.loss
     training = modes is None
-    modes = specification.modes if modes is None else modes
-    copies = choose_copies(file, specification.tie) if copies is None else copies
+    modes = config.modes if modes is None else modes
+    copies = choose_copies(file, config.tie) if copies is None else copies
     model = file.training_model()
     dropped = dropped_biases(model)
     forget_traces(model)
     leave_out_pasts(model)
     halves = widen(model)
     model = infer_shapes(model)
-    if specification.free_batch:
+    if config.free_batch:
         from onnxtrain.edit.dynamic_batch import free_batch, free_batch_axis
 
         if table is None:
             free_batch(file.inlined())  # which finds out whether it can be
         free_batch_axis(model)
         infer_shapes(model)
-    set_accuracy(model, specification.options.accuracy_level)
+    set_accuracy(model, config.options.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
     quantized = None
-    if specification.qat:
+    if config.qat:
         from onnxtrain.training.working_copy.quantized_training import train_quantized
 
         quantized = train_quantized(model)
     adapted = None
-    if specification.lora is not None:
-        output_name, seed = specification.output, specification.seed
-        adapted = specification.lora.attach(model, file, output=output_name, seed=seed, training=training)
+    if config.lora is not None:
+        output_name, seed = config.output, config.seed
+        adapted = config.lora.attach(model, file, output=output_name, seed=seed, training=training)
     if isinstance(loss, str):
         output = _loss_output(model.graph, loss)
     else:
         first = None if isinstance(loss, Loss) else loss.parts[0][0]
-        output = named_output(model.graph, specification.output if first is None else first)
+        output = named_output(model.graph, config.output if first is None else first)
     objective = Objective(
         model=model,
         prediction=output,
@@ -105,14 +105,14 @@ def prepare(
         adapted=adapted,
     )
     if not isinstance(loss, str):
-        objective = objective.with_heads(_heads(objective, specification, loss, ignoring=ignoring))
+        objective = objective.with_heads(_heads(objective, config, loss, ignoring=ignoring))
     if table is None:
         learned = [] if quantized is None else quantized.learned
-        table = in_file(_table(objective, specification, learned, differentiable=differentiable), halves)
+        table = in_file(_table(objective, config, learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
-    wide = {} if specification.master_weights else hold_rounded(model, halves, objective.parameters)
+    wide = {} if config.master_weights else hold_rounded(model, halves, objective.parameters)
     same = {*wide, *(copy.name for copy in copies if copy.original in wide)}
     stored = rounded(halves, trained - same)
     if quantized is not None:
@@ -121,8 +121,8 @@ def prepare(
     return replace(objective, stored=stored, wide=wide)
 
 
-def _heads(objective: Objective, specification: Specification, loss: Loss | JointLoss, *, ignoring: bool) -> list[Head]:
-    """The outputs with losses, as the specification names them."""
+def _heads(objective: Objective, config: TrainingConfig, loss: Loss | JointLoss, *, ignoring: bool) -> list[LossHead]:
+    """The outputs with losses, as the config names them."""
     model = objective.model
     if isinstance(loss, Loss):
         declared: list[tuple[ir.Value, Loss, str]] = [(objective.output, loss, objective.names.target)]
@@ -130,11 +130,10 @@ def _heads(objective: Objective, specification: Specification, loss: Loss | Join
         declared = [
             (named_output(model.graph, name), own, free_names(model.graph, [f"{name}_target"])[0]) for name, own in loss
         ]
-    forms = specification.form
+    forms = config.form
     if forms is None:
         found = [
-            own.first_form(wrapped(output, model.opset_imports[""]), specification.targets)
-            for output, own, _ in declared
+            own.first_form(wrapped(output, model.opset_imports[""]), config.targets) for output, own, _ in declared
         ]
         forms = tuple(replace(form, ignoring=ignoring) for form in found)
     elif not isinstance(forms, tuple):
@@ -143,10 +142,10 @@ def _heads(objective: Objective, specification: Specification, loss: Loss | Join
 
 
 def _table(
-    objective: Objective, specification: Specification, learned: Sequence[str], *, differentiable: bool
+    objective: Objective, config: TrainingConfig, learned: Sequence[str], *, differentiable: bool
 ) -> list[Initializer]:
     """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
-    copy, straight_through = objective.model, specification.straight_through
+    copy, straight_through = objective.model, config.straight_through
     xs = tuple(value for value in copy.graph.initializers.values() if is_float(value))
     predictions = tuple(head.prediction for head in objective.heads) or (objective.prediction,)
     if not is_expanded(Forward.of(copy, straight_through=straight_through), Route(predictions, xs)):
@@ -157,8 +156,8 @@ def _table(
     rows = parameter_table(
         copy,
         ys,
-        train=_trained(objective.adapted, specification.train),
-        freeze=specification.freeze,
+        train=_trained(objective.adapted, config.train),
+        freeze=config.freeze,
         straight_through=straight_through,
         learned=learned,
         copies={

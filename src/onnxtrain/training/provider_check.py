@@ -18,7 +18,7 @@ from onnxtrain.passes.portable.fix_dimensions import fix_dimensions
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.providers import CPU, Provider, name_of
 from onnxtrain.runtime.step import create_session
-from onnxtrain.training.learner import Learner
+from onnxtrain.trainer import Trainer
 from onnxtrain.training_info.read import state_tensors
 
 Arrays = Mapping[str, np.ndarray]
@@ -74,7 +74,7 @@ class Report:
 
 
 def check_provider(
-    learner: Learner,
+    trainer: Trainer,
     provider: Provider,
     data: Any = None,
     *,
@@ -83,10 +83,10 @@ def check_provider(
     sizes: Mapping[str, int] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Report:
-    """Do one step of a learner on a provider and on the processor, in standard operators, and compare all results.
+    """Do one step of a trainer on a provider and on the processor, in standard operators, and compare all results.
 
     Args:
-        learner: What is trained; its own states stay as they are.
+        trainer: What is trained; its own states stay as they are.
         provider: The provider, by full or short name, or with its options.
         data: Data for the batch; by default random numbers, 0 and 1 for integers.
         target: Name of the target in a file with several arrays left.
@@ -98,17 +98,17 @@ def check_provider(
         OptionError: There is no such provider here, or no such dimension.
         DataError: The data does not fit the model.
     """
-    options = RuntimeOptions(providers=[provider], kernels=False, threads=learner.options.threads)
+    options = RuntimeOptions(providers=[provider], kernels=False, threads=trainer.options.threads)
     options.provider_list()
-    feeds = dict(_batch(learner, data, target, batch_size, sizes or {}))
-    training = learner.training_model()
+    feeds = dict(_batch(trainer, data, target, batch_size, sizes or {}))
+    training = trainer.training_model()
     if sizes:
         fix_dimensions(training, sizes)
     step = lower(training, entry=0)
     feeds |= {name: np.asarray(numpy_helper.to_array(tensor)) for name, tensor in state_tensors(training).items()}
-    feeds[learner.objective.names.learning_rate] = np.asarray(learner.learning_rate, np.float32)
+    feeds[trainer._objective.names.learning_rate] = np.asarray(trainer.learning_rate, np.float32)
     feeds = {value.name: feeds[value.name] for value in step.graph.input}
-    on_cpu = RuntimeOptions(providers=[CPU], kernels=False, threads=learner.options.threads)
+    on_cpu = RuntimeOptions(providers=[CPU], kernels=False, threads=trainer.options.threads)
     names = [value.name for value in step.graph.output]
     expected = dict(zip(names, _run(step, on_cpu, feeds), strict=True))
     failure, found = "", {}
@@ -150,18 +150,18 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _batch(
-    learner: Learner, data: Any, target: str | None, batch_size: int, sizes: Mapping[str, int]
+    trainer: Trainer, data: Any, target: str | None, batch_size: int, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """The inputs of the model and the targets, by name."""
     if data is None:
         generator = np.random.default_rng(0)
-        specs = [*learner.objective.inputs, *(head.targets.spec for head in learner.objective.heads)]
+        specs = [*trainer._objective.inputs, *(head.targets.spec for head in trainer._objective.heads)]
         symbols: dict[str, int] = {}
         yield from ((spec.name, _random(spec, generator, batch_size, sizes, symbols)) for spec in specs)
         return
-    fixed = learner.objective.fixed_batch
-    batch = next(iter(learner.open(data, target=target).batches(batch_size if fixed is None else fixed.size)))
-    yield from (learner.objective.inputs_of(batch) | learner.objective.targets_of(batch)).items()
+    fixed = trainer._objective.fixed_batch
+    batch = next(iter(trainer.open(data, target=target).batches(batch_size if fixed is None else fixed.size)))
+    yield from (trainer._objective.inputs_of(batch) | trainer._objective.targets_of(batch)).items()
 
 
 def _random(

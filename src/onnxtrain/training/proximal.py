@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder
-from onnxtrain.training.learner import Learner
+from onnxtrain.trainer import Trainer
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.specification import Specification
 from onnxtrain.training_info.recipe import LossTerms
 
 
@@ -46,15 +46,15 @@ class ProximalObjective(Objective):
         return terms._replace(loss=(terms.loss + pull).with_shape(()))
 
 
-def near(learner: Learner, mu: float) -> Learner:
-    """A learner of the same model that begins at the weights as they are now, and is pulled back to them.
+def near(trainer: Trainer, mu: float) -> Trainer:
+    """A trainer of the same model that begins at the weights as they are now, and is pulled back to them.
 
     Args:
-        learner: What is trained, with its weights; it is not changed.
+        trainer: What is trained, with its weights; it is not changed.
         mu: The weight of the proximal term mu / 2 * ||w - w_now||^2 in the loss.
 
     Returns:
-        A learner with an optimizer that starts anew.
+        A trainer with an optimizer that starts anew.
 
     Raises:
         OptionError: mu is negative or not finite.
@@ -63,9 +63,9 @@ def near(learner: Learner, mu: float) -> Learner:
     """
     if not (math.isfinite(mu) and mu >= 0):
         raise OptionError(f"The weight of the proximal term is {mu}; it needs a finite number of at least 0.")
-    own = learner.objective
+    own = trainer._objective
     fields = {item.name: getattr(own, item.name) for item in dataclasses.fields(Objective)}
-    anchors = {name: np.array(value) for name, value in learner.parameters.items()}
+    anchors = {name: np.array(value) for name, value in trainer.parameters.items()}
     objective = ProximalObjective(**fields, mu=mu, anchors=anchors)
-    specification: Specification = learner.specification
-    return Learner(specification, objective, learner.trained_values())
+    config: TrainingConfig = trainer.config
+    return Trainer._of(config, objective, dict(trainer.trained))

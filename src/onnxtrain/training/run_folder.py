@@ -25,7 +25,6 @@ from onnxtrain.report.charts import stacked
 from onnxtrain.report.history_charts import curves
 from onnxtrain.report.page import page
 from onnxtrain.report.record import ParameterRow, RunRecord
-from onnxtrain.training.learner import Learner
 from onnxtrain.version import __version__
 
 METRICS, CURVES, REPORT, RUN, CONFIG = "metrics.csv", "curves.svg", "report.html", "run.json", "config.toml"
@@ -101,7 +100,7 @@ class RunFolder(Callback):
     def describe(
         self,
         history: History,
-        trainer: Learner,
+        trainer: Any,
         data: Dataset,
         validation: Dataset | None,
         batch_size: int,
@@ -113,9 +112,9 @@ class RunFolder(Callback):
             self._compared = validation, "the validation data"
         elif data.size is not None:  # else they cannot be read once more
             self._compared = data, "the training data"
-        loss = trainer.objective.loss
+        loss = trainer._objective.loss
         facts = {
-            "model": trainer.file.path,
+            "model": trainer._file.path,
             "loss": None if loss is None else loss.name,
             "optimizer": trainer.optimizer,
             "examples": data.size,
@@ -124,7 +123,7 @@ class RunFolder(Callback):
             "schedule": schedule,
             "seed": trainer.seed,
         }
-        self._names = trainer.names.record()
+        self._names = trainer._data.names.record()
         self._facts = {name: str(value) for name, value in facts.items() if value is not None}
         self._facts["started"] = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
         self._facts["versions"] = (
@@ -166,14 +165,14 @@ class RunFolder(Callback):
         if state.stop_reason:
             self._facts["stopped early"] = state.stop_reason
 
-    def finish(self, trainer: Learner, *, ema: bool = False) -> None:
+    def finish(self, trainer: Any, *, ema: bool = False) -> None:
         """Compare predictions, of the moving averages with ``ema``, with targets, and write curves and report."""
         self._facts["time"] = f"{self._seconds:.1f} s, {self._examples / max(self._seconds, 1e-9):,.0f} examples/s"
         self._facts["waiting for data"] = f"{self._waited / max(self._seconds, 1e-9):.1%} of the time"
         outcome, said = self._outcome(trainer, ema)
         norms = {name: [row[name] for row in self._norms] for name in (self._norms or [{}])[0]}
         record = RunRecord(
-            title=self._title or (self.path.name if trainer.file.path is None else trainer.file.path.name),
+            title=self._title or (self.path.name if trainer._file.path is None else trainer._file.path.name),
             command=self._command,
             facts=self._facts,
             rows=self._history.rows,
@@ -193,9 +192,9 @@ class RunFolder(Callback):
         self._write(REPORT, page(record))
         self._write_run(finished=True)
 
-    def _outcome(self, trainer: Learner, ema: bool) -> tuple[Outcome | None, str]:
+    def _outcome(self, trainer: Any, ema: bool) -> tuple[Outcome | None, str]:
         """Predictions compared with targets, and what to say about them."""
-        targets = trainer.objective.targets
+        targets = trainer._objective.targets
         if self._compared is None or targets is None or targets.metric_input.predicts is None:
             return None, "Nothing is compared: the loss, or the data, do not say with what."
         data, name = self._compared
@@ -206,7 +205,7 @@ class RunFolder(Callback):
         measured = "the moving averages of the weights" if ema else "the weights"
         return found, found.note or f"On {name}, with {measured} as they are at the end."
 
-    def _parameters(self, trainer: Learner) -> list[ParameterRow]:
+    def _parameters(self, trainer: Any) -> list[ParameterRow]:
         last = self._norms[-1] if self._norms else {}
         rows = []
         for name, array in trainer.trained.items():
@@ -255,9 +254,9 @@ class GradientNorms:
         trainer: who trains the model.
     """
 
-    def __init__(self, trainer: Learner) -> None:
+    def __init__(self, trainer: Any) -> None:
         plain = Momentum(learning_rate=1e-3, alpha=0.0, beta=1.0, norm_coefficient=0.0)
-        self._learner = trainer.again(optimizer=plain, sparsify=None, clip_value=None, clip_norm=None, groups=())
+        self._learner = trainer._again(optimizer=plain, sparsify=None, clip_value=None, clip_norm=None, groups=())
 
     def measure(self, weights: Mapping[str, np.ndarray], batch: Batch) -> dict[str, float]:
         """The norm of the gradient of each parameter, with these weights on this batch."""
@@ -266,7 +265,7 @@ class GradientNorms:
         momenta = {name: f"{name}/V" for name in learner.parameters}
         for name in momenta.values():  # 0 times infinity of an earlier step would be NaN
             learner.states[name] = np.zeros_like(learner.states[name])
-        learner.step_batch(batch)
+        learner._step_batch(batch)
         return {name: _norm(learner.states[state].astype(np.float64)) for name, state in momenta.items()}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import onnx
 
 from onnxtrain.autodiff.options import Compute
+from onnxtrain.config import TrainingConfig
 from onnxtrain.losses.base import TargetKind
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.self_contained import with_external_data
@@ -16,7 +17,6 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import warn_of
 from onnxtrain.training.preparation import prepare
-from onnxtrain.training.specification import Specification
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training_info.build import build_training_model
 from onnxtrain.weights.ema import EMA
@@ -108,7 +108,7 @@ def training_model(
     Warns:
         TrainingHint: Training does something else than its caller may expect.
     """
-    specification = Specification.of(
+    config = TrainingConfig.of(
         model,
         loss,
         optimizer,
@@ -136,6 +136,6 @@ def training_model(
         free_batch=free_batch,
         lora=lora,
     )
-    file, objective = specification.model, prepare(specification)
-    warn_of(objective.hints(specification))
-    return with_external_data(build_training_model(objective.recipe(specification)), file.folder)
+    file, objective = config.model, prepare(config)
+    warn_of(objective.hints(config))
+    return with_external_data(build_training_model(objective.recipe(config)), file.folder)

@@ -1,4 +1,4 @@
-/** The page that `onnxtrain export --web` writes: draws or opens examples, trains on them, recognizes. */
+/** The page of `onnxtrain export --web`: draw or open examples, train on them, classify new drawings. */
 
 import { readSafetensors, StepGraph } from "./onnxtrain-web.js";
 
@@ -17,7 +17,7 @@ function say(text, isError = false) {
   element("status").classList.toggle("error", isError);
 }
 
-/** Runs something that a button asked for, and says what went wrong. */
+/** Run a button's action and show its error. */
 function guarded(work) {
   return async (...values) => {
     try {
@@ -66,7 +66,7 @@ pad.addEventListener(
   }),
 );
 
-/** The drawing at the model's size, its middle in the middle, from 0 (black) to 1 (white). */
+/** The drawing, centred, at the model's input size, from 0 (black) to 1 (white). */
 function pixels() {
   const { height, width } = settings.image;
   const { data } = pen.getImageData(0, 0, pad.width, pad.height);
@@ -197,7 +197,7 @@ element("keep").onclick = guarded(async () => {
 });
 element("recall").onclick = guarded(async () => {
   await training.restore(KEPT);
-  say("Going on from what was kept.");
+  say("Resumed from the browser.");
 });
 element("data").onchange = guarded(open);
 

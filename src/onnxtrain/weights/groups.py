@@ -18,8 +18,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.operators.aliases import LEARNING_RATE, translated
-from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.operators.optimizer import LEARNING_RATES, Optimizer, as_fields
 from onnxtrain.patterns import alternatives, escape, matches, pattern_list
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.call_text import read_call
@@ -74,7 +73,7 @@ class Group:
             raise OptionError(f"{self!r}: lr_scale is {lr_scale!r}, but must be a number.")
         if not (math.isfinite(lr_scale) and lr_scale >= 0):
             raise OptionError(f"{self!r}: lr_scale is {lr_scale}, but must be a finite number, 0 or more.")
-        if lr_scale != 1 and {LEARNING_RATE, "learning_rate"} & settings.keys():
+        if lr_scale != 1 and settings.keys() & {*LEARNING_RATES}:
             raise OptionError(f"{self!r} has both a learning rate and lr_scale; give one of them.")
 
     def __repr__(self) -> str:
@@ -90,7 +89,7 @@ class Group:
             OptionError: A setting does not exist, or its value is outside its range.
         """
         try:
-            settings = translated(type(optimizer), dict(self.settings))
+            settings = as_fields(optimizer, dict(self.settings))
             own = dataclasses.replace(optimizer, **settings)
         except OptionError as error:
             raise OptionError(f"{self!r}: {error}") from None
@@ -107,7 +106,7 @@ class Group:
     def scaled(self, patterns: Sequence[str], factor: float) -> Group:
         """Return a group of other parameters with the same settings and a scaled rate."""
         settings = dict(self.settings)
-        for name in {LEARNING_RATE, "learning_rate"} & settings.keys():
+        for name in settings.keys() & {*LEARNING_RATES}:
             return Group(patterns, **settings | {name: settings[name] * factor})
         return Group(patterns, lr_scale=self.lr_scale * factor, **settings)
 

@@ -1,8 +1,8 @@
-"""LSTM, GRU and RNN through which a gradient flows, as operators with native kernels.
+"""Replace LSTM, GRU and RNN through which a gradient flows by operators with native kernels.
 
-ONNX Runtime's own keep nothing for a gradient, which then computes all gates once more and goes back in time with some
-ten nodes a step. As with activations and attention, they are replaced before the gradient is built, in working copies
-for sessions that load the native kernels only.
+ONNX Runtime's own keep nothing for a gradient, which then recomputes all gates and goes back in time with some ten
+nodes a step. As with activations and attention, they are replaced before the gradient is built, in working copies for
+sessions that load the native kernels only.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from onnxtrain.ir.replace import remove_nodes, take_over
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.passes.fuse.patterns import varying_values
 
-_FIRST_STATES = (5, 6)  # initial_h and, of an LSTM, initial_c
+_FIRST_STATES = (5, 6)  # initial_h and, for an LSTM, initial_c
 
 
 def fuse_recurrent(model: ir.Model) -> None:
-    """Write recurrent nodes as those of the same name of the domain ``onnxtrain``, in place.
+    """Replace recurrent nodes by those of the same name of the domain ``onnxtrain``, in place.
 
-    They have the inputs and results of the standard ones, and then what the gradient reads: gates [steps, batch,
-    directions, gates hidden], and the cells of an LSTM [steps, directions, batch, hidden], or what a GRU with
-    ``linear_before_reset`` scales [steps, batch, directions, hidden]. First states that are known to be zeros, as
-    exporters write them, are left out: the states before all steps then lie in Y, and the gradient does not copy them.
-    Left alone are nodes through which no gradient flows, those with ``layout`` = 1, whose size of the state is not
-    known, and types that no kernel has. The node keeps its name.
+    They have the inputs and outputs of the standard ones, and then the values that the gradient reads: gates [steps,
+    batch, directions, gates hidden], and the cells of an LSTM [steps, directions, batch, hidden], or the linear part
+    that a GRU with ``linear_before_reset`` scales [steps, batch, directions, hidden]. First states that are known to be
+    zeros, as exporters write them, are left out: all previous states then lie in Y, and the gradient does not copy
+    them. Left alone are nodes through which no gradient flows, those with ``layout`` = 1 or an unknown hidden size, and
+    types that no kernel has. The node keeps its name.
 
     Requires: a sorted graph with types and shapes. Ensures: a sorted graph; values that outputs or Gradient nodes name
     stay.
@@ -47,7 +47,7 @@ def fuse_recurrent(model: ir.Model) -> None:
 
 
 def _is_taken(node: ir.Node) -> bool:
-    """Whether there is a kernel for a node."""
+    """Return whether a kernel computes a node."""
     floating = [value for index, value in enumerate(node.inputs) if value is not None and index != 4]
     if len(floating) < 3 or node.inputs[0] is None or node.inputs[0].dtype not in KERNEL_TYPES:
         return False

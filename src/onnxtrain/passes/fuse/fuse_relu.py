@@ -1,8 +1,8 @@
-"""The gradient of a Relu inside that of the product behind it.
+"""Fuse the gradient of a Relu into the gradient of the linear layer behind it.
 
-Of a layer y = x w + b with x = relu(z), the gradient by x is in the nearest cache when it is complete, and so is the
-part of x that says where z was above zero. A node of its own for Relu goes over both once more, and costs the runtime
-the start of a kernel, which is most of the time of a small layer.
+In a layer y = x w + b with x = relu(z), the gradient by x is in the nearest cache when it is complete, and so is the
+part of x that says where z was above zero. A separate node for Relu reads both once more, and costs the runtime the
+start of a kernel, which is most of the time of a small layer.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from onnxtrain.ir.replace import remove_nodes, take_over
 
 
 def fuse_relu(graph: ir.Graph) -> None:
-    """Let the gradients of products give the gradient by what the Relu before the product got, in place.
+    """Let the gradients of linear layers return the gradient by the input of the Relu before the layer, in place.
 
-    ``LinearGradient`` of the domain ``onnxtrain`` gets ``activation`` = "Relu" in the place of
+    ``LinearGradient`` of the domain ``onnxtrain`` gets ``activation`` = "Relu" and replaces
 
         dy, w, x -> LinearGradient -> dx, dw, db
         dx, x -> ReluGradient -> dz
 
-    and gives dz in the place of dx, with the same bits. Left alone is a dx that is an output, or that others read, as
-    where several nodes read x.
+    with dz as its first output, with the same bits. Left alone is a dx that is an output, or that others read, as where
+    several nodes read x.
 
     Requires: a sorted graph. Ensures: the same.
     """
@@ -38,7 +38,7 @@ def fuse_relu(graph: ir.Graph) -> None:
 
 
 def _product(relu: ir.Node) -> ir.Node | None:
-    """The node that gives what a ReluGradient alone reads, where that has its x, too."""
+    """Return the LinearGradient whose dx only this ReluGradient reads, if both have the same x."""
     if not _is(relu, "ReluGradient"):
         return None
     dx, x = relu.inputs[:2]

@@ -1,7 +1,8 @@
-"""Rotary embeddings that exporters write as half a dozen nodes, as the one operator that ONNX Runtime has for them."""
+"""Fuse rotary embeddings that exporters write as several nodes into the one operator that ONNX Runtime has for them."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +11,21 @@ import onnx_ir as ir
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, take_over
-from onnxtrain.ir.value import Dimension, constant_number, constant_tensor, dimensions
-from onnxtrain.passes.fuse.patterns import are_seen, named_by_gradients, operands, readers, varying_values
+from onnxtrain.ir.value import Dimension, constant_tensor, dimensions
+from onnxtrain.passes.fuse.patterns import (
+    Match,
+    Number,
+    OneOf,
+    Op,
+    Optional,
+    Pattern,
+    Term,
+    Var,
+    find,
+    has_anchor,
+    named_by_gradients,
+    varying_values,
+)
 from onnxtrain.passes.fuse.transposition import order_of
 
 OPERATOR = "RotaryEmbedding"
@@ -22,53 +36,71 @@ _HEADS_SECOND = (0, 2, 1, 3)
 _UNARY = ("Cast", "Cos", "Sin", "Identity", "Neg")
 _BINARY = ("Mul", "Div", "Add", "Sub")
 _ROWS = ("Unsqueeze", "Squeeze", "Expand", "Gather", "Slice")
-"""What chooses, repeats or counts rows and leaves each of them as it is, unless it goes along the last axis."""
+"""Operators that select, repeat or reorder rows and leave each of them as it is, unless they act on the last axis."""
+
+
+_X = Var("x")
+_LAST = (-1, _RANK - 1)
+
+
+def _half_of_x(output: int, start: Term, stop: Term) -> Term:
+    """Return the pattern of one half of x: an output of a Split in two, or a Slice along the last axis."""
+    cut = Op("Slice", _X, start, stop, Number(*_LAST), Optional(Number(1)))
+    return OneOf(cut, Op("Split", _X, Optional(Var("sizes")), output=output, outputs=2, axis=_LAST))
+
+
+_TURNED = Op(
+    "Concat",
+    Op("Neg", _half_of_x(1, Var("middle"), Number(name="end")), name="negation"),
+    _half_of_x(0, Number(0), Var("stop")),
+    name="turned",
+    axis=_LAST,
+)
+PATTERN = Pattern(
+    "rotary embedding",
+    Op("Add", Op("Mul", _TURNED, Var("sines")), Op("Mul", _X, Var("cosines"))),
+    {"Concat"},
+)
 
 
 def fuse_rotary(model: ir.Model) -> None:
-    """Write y = x cos + [-b, a] sin with x = [a, b], halves of the last axis, as one node, in place.
+    """Replace y = x cos + [-b, a] sin with x = [a, b], halves of the last axis, by one node, in place.
 
     Its gradient is one node, too: the rotation by the opposite angles. x is [B, H, S, D] or [B, S, H, D] in float32;
     cosines and sines broadcast over the heads, and over the batch or not. Left alone are:
 
-    - those whose inner values others read, that are outputs, or that a Gradient node names;
-    - tables of which it is not certain that their halves are equal: they are constants that are, or computed from a
-      Concat of a value with itself, as exporters write it;
-    - tables through which a gradient flows, and sizes of which it is not certain that they are equal.
+    - tables whose halves are not known to be equal: they must be constants with equal halves, or computed from a Concat
+      of a value with itself, as exporters write it;
+    - tables through which a gradient flows, and sizes that are not known to be equal.
 
-    Requires: a sorted graph with shapes. Ensures: the values stand where the last of the old nodes stood; the node that
-    gives y has its name.
+    Requires: a sorted graph with shapes. Ensures: the new nodes are where the last of the old ones was; the node that
+    computes y has its name.
     """
     graph = model.graph
-    concatenations = [node for node in graph if node.op_type == "Concat" and not node.domain]
-    if not concatenations:
+    if not has_anchor(graph, PATTERN):
         return
     named, varying = named_by_gradients(graph), varying_values(graph)
     main, replaced = Builder(graph, graph.opset_imports[""]), set[ir.Node]()
-    for turned in concatenations:
-        rotation = _match(turned)
-        if rotation is None or are_seen(rotation.inside, rotation.y, named):
-            continue
-        if any(table in varying or not _is_doubled(table) for table in (rotation.cosines, rotation.sines)):
-            continue
-        last = rotation.y.producer()
-        assert last is not None
+    for match in find(graph, PATTERN, named, lambda match: _check(match, varying)):
+        layout = _layout(match["x"], match["cosines"])
+        assert layout is not None
+        last = match.nodes[0]
         op = main.before(last)
         op.scope = f"fused {last.name}" if last.name else ""
-        y = _emit(op, rotation, named)
-        op.emitted[-1].name = last.name  # whoever wants y to be recomputed names the node that gives it
-        take_over(graph, {rotation.y: y})
-        replaced |= rotation.inside
+        y = _emit(op, _Rotation(match["x"], match["cosines"], match["sines"], layout), named)
+        op.emitted[-1].name = last.name  # recompute= names the node that computes y
+        take_over(graph, {match.y: y})
+        replaced.update(match.nodes)
     if replaced:
         graph.opset_imports.setdefault(MICROSOFT_DOMAIN, 1)
         remove_nodes(graph, replaced)
 
 
 class _Layout(NamedTuple):
-    """How cosines and sines lie beside x.
+    """Arrangement of cosines and sines relative to x.
 
     Attributes:
-        heads: The axis of the heads, 1 or 2; the other of these is that of the positions.
+        heads: The axis of the heads, 1 or 2; the other one is the axis of the positions.
         per_sequence: Whether each sequence of the batch has rows of its own.
     """
 
@@ -77,107 +109,38 @@ class _Layout(NamedTuple):
 
 
 class _Rotation(NamedTuple):
-    """A rotary embedding as it stands in the graph.
-
-    Attributes:
-        x: What is turned, of four axes.
-        y: The result.
-        cosines: As long as x along the last axis.
-        sines: Likewise.
-        layout: How the tables lie beside x.
-        inside: The nodes.
-    """
+    """Operands of a rotary embedding: x of four axes, and tables as long as x along the last axis."""
 
     x: ir.Value
-    y: ir.Value
     cosines: ir.Value
     sines: ir.Value
     layout: _Layout
-    inside: set[ir.Node]
 
 
-def _match(turned: ir.Node) -> _Rotation | None:
-    """The rotary embedding that a Concat of halves is part of."""
-    halves = _turned_halves(turned)
-    if halves is None:
-        return None
-    x, inside = halves
-    for by_sines in readers(turned.outputs[0], "Mul"):
-        sines = _other(by_sines, turned.outputs[0])
-        for total in readers(by_sines.outputs[0], "Add"):
-            plain = _other(total, by_sines.outputs[0])
-            by_cosines = operands(plain, "Mul")
-            if plain is None or by_cosines is None or sines is None or x not in by_cosines:
-                continue
-            product = plain.producer()
-            assert product is not None
-            cosines = _other(product, x)
-            layout = None if cosines is None else _layout(x, cosines)
-            if cosines is not None and layout is not None and layout == _layout(x, sines):
-                nodes = {turned, by_sines, total, product, *inside}
-                return _Rotation(x, total.outputs[0], cosines, sines, layout, nodes)
+def _check(match: Match, varying: Collection[ir.Value]) -> str | None:
+    """Return why the operator does not compute this rotation."""
+    x, sizes = match["x"], dimensions(match["x"])
+    if sizes is None or len(sizes) != _RANK or x.dtype != ir.DataType.FLOAT or not isinstance(sizes[-1], int):
+        return f"x has shape {sizes} and type {x.dtype}; it needs four axes, a known last one, and the type FLOAT"
+    size = sizes[-1]
+    halves = (match["turned"].inputs[1], match["negation"].inputs[0])
+    if size % 2 or any((dimensions(half) or (None,))[-1] != size // 2 for half in halves):
+        return f"the last axis, of size {size}, is not cut into two known halves"
+    if (end := match.get("end")) is not None and end < size:
+        return f"the second half ends at {end:g} of {size}"
+    layout = _layout(x, match["cosines"])
+    if layout is None or layout != _layout(x, match["sines"]):
+        return "cosines and sines are not known to have one row for each position, the same for all heads"
+    for name in ("cosines", "sines"):
+        if match[name] in varying:
+            return f"a gradient flows through the {name}"
+        if not _is_doubled(match[name]):
+            return f"the halves of the {name} are not known to be equal"
     return None
 
 
-def _turned_halves(turned: ir.Node) -> tuple[ir.Value, set[ir.Node]] | None:
-    """x of [-b, a], where that is what a Concat gives, and the nodes between."""
-    if len(turned.inputs) != 2 or turned.attributes["axis"].as_int() not in (-1, _RANK - 1):
-        return None
-    minus_b, a = turned.inputs
-    negation = None if minus_b is None else minus_b.producer()
-    if negation is None or a is None or negation.op_type != "Neg" or negation.domain:
-        return None
-    b = negation.inputs[0]
-    first, second = a.producer(), None if b is None else b.producer()
-    if first is None or second is None or b is None or first.domain or second.domain:
-        return None
-    x, sizes = first.inputs[0], [dimensions(value) or (None,) for value in (a, b)]
-    whole = None if x is None else dimensions(x)
-    if x is None or x is not second.inputs[0] or x.dtype != ir.DataType.FLOAT or whole is None or len(whole) != _RANK:
-        return None
-    if not isinstance(whole[-1], int) or any((size[-1], size[-1]) != _halved(whole[-1]) for size in sizes):
-        return None
-    if first is second:
-        axis = first.attributes.get("axis")
-        split = first.op_type == "Split" and axis is not None and axis.as_int() in (-1, _RANK - 1)
-        return (x, {turned, negation, first}) if split and tuple(first.outputs) == (a, b) else None
-    if not (_begins(first) and _ends(second, whole[-1])):
-        return None
-    return x, {turned, negation, first, second}
-
-
-def _halved(size: int) -> tuple[int, int]:
-    """Two halves; of an odd size they are not equal."""
-    return size // 2, size - size // 2
-
-
-def _begins(node: ir.Node) -> bool:
-    """Whether a Slice takes its part of the last axis from the first element on."""
-    return _is_along_last(node) and constant_number(node.inputs[1]) == 0
-
-
-def _ends(node: ir.Node, size: int) -> bool:
-    """Whether a Slice takes its part of the last axis up to the last element."""
-    end = constant_number(node.inputs[2]) if _is_along_last(node) else None
-    return end is not None and end >= size
-
-
-def _is_along_last(node: ir.Node) -> bool:
-    """Whether a node is a Slice of neighbours along the last of four axes, and no other."""
-    if node.op_type != "Slice" or len(node.inputs) < 4:
-        return False
-    step = 1 if len(node.inputs) < 5 else constant_number(node.inputs[4])
-    return step == 1 and constant_number(node.inputs[3]) in (-1, _RANK - 1)
-
-
-def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """The operand beside a value; the value itself where it is both."""
-    first, second = node.inputs
-    return second if first is value else first
-
-
 def _layout(x: ir.Value, table: ir.Value) -> _Layout | None:
-    """How a table lies beside x, where it is known to have a row for each place, and the same for all heads."""
+    """Return the arrangement of a table relative to x, if it has a row for each position, the same for all heads."""
     sizes, rows = dimensions(x), dimensions(table)
     if sizes is None or rows is None or len(rows) > _RANK:
         return None
@@ -191,7 +154,7 @@ def _layout(x: ir.Value, table: ir.Value) -> _Layout | None:
 
 
 def _is_doubled(table: ir.Value | None) -> bool:
-    """Whether the second half of each row, along the last axis, is known to be as the first."""
+    """Return whether the second half of each row, along the last axis, is known to equal the first."""
     waiting, seen = [table], set[ir.Value]()
     while waiting:
         value = waiting.pop()
@@ -204,7 +167,7 @@ def _is_doubled(table: ir.Value | None) -> bool:
 
 
 def _doubled_where(value: ir.Value) -> list[ir.Value | None] | None:
-    """The values whose rows have equal halves where those of a value have; ``None`` where that is not known."""
+    """Return the values that must have equal halves for a value to have them; ``None`` where that is not known."""
     sizes = dimensions(value)
     if not sizes or not isinstance(sizes[-1], int) or value.is_graph_input():
         return None
@@ -227,12 +190,12 @@ def _doubled_where(value: ir.Value) -> list[ir.Value | None] | None:
 
 
 def _width(value: ir.Value) -> Dimension:
-    """The size of the last axis; 1 of a scalar."""
+    """Return the size of the last axis; 1 for a scalar."""
     return (dimensions(value) or (1,))[-1]
 
 
 def _leaves_rows(node: ir.Node, size: int) -> bool:
-    """Whether the rows of a node's result, along the last axis, are among those of its first input."""
+    """Return whether the rows of a node's result, along the last axis, are among those of its first input."""
     source = node.inputs[0]
     sizes = None if source is None else dimensions(source)
     if not sizes or sizes[-1] != size or size < 2:
@@ -247,7 +210,7 @@ def _leaves_rows(node: ir.Node, size: int) -> bool:
 
 
 def _emit(op: Builder, rotation: _Rotation, named: set[str]) -> ir.Value:
-    """The operator's node, and what brings its result into the form of x."""
+    """Emit the node of the operator, and the nodes that bring its result into the layout of x."""
     x, heads_at = rotation.x, rotation.layout.heads
     batch, heads, places, width = (_sizes(x)[axis] for axis in (0, heads_at, 3 - heads_at, 3))
     tables = [_half(op, table, _number(width)) for table in (rotation.cosines, rotation.sines)]
@@ -265,7 +228,7 @@ def _emit(op: Builder, rotation: _Rotation, named: set[str]) -> ir.Value:
 
 
 def _before_transpose(x: ir.Value, named: set[str]) -> ir.Value | None:
-    """[B, S, H, D], of which x is the transposition."""
+    """Return the [B, S, H, D] that x is the transposition of, or ``None``."""
     node = x.producer()
     if node is None or node.domain or node.op_type != "Transpose" or x.name in named:
         return None
@@ -273,7 +236,7 @@ def _before_transpose(x: ir.Value, named: set[str]) -> ir.Value | None:
 
 
 def _flat(op: Builder, rows: ir.Value, named: set[str]) -> Value:
-    """[B, S, H, D] as [B, S, H D]: as it was before it was divided into heads, where it was."""
+    """Return [B, S, H, D] as [B, S, H D]: the value before it was divided into heads, where there is one."""
     batch, places, heads, width = _sizes(rows)
     shape = batch, places, heads * width if isinstance(heads, int) and isinstance(width, int) else None
     node = rows.producer()
@@ -285,7 +248,7 @@ def _flat(op: Builder, rows: ir.Value, named: set[str]) -> Value:
 
 
 def _half(op: Builder, table: ir.Value, width: int) -> Value:
-    """The first halves of a table's rows, [rows, D/2]."""
+    """Return the first halves of a table's rows, [rows, D/2]."""
     half, tensor = width // 2, constant_tensor(table)
     if tensor is not None:
         return op.constant(tensor.numpy()[..., :half].reshape(-1, half))
@@ -294,7 +257,7 @@ def _half(op: Builder, table: ir.Value, width: int) -> Value:
 
 
 def _positions(op: Builder, rotation: _Rotation) -> Value:
-    """Which rows of the tables are taken, [B, S]; the first of them, [1], where all sequences have the same."""
+    """Return the rows of the tables to read, [B, S]; the first of them, [1], where all sequences have the same."""
     if not rotation.layout.per_sequence:
         return op.ints(0)
     table = op.wrap(rotation.cosines)
@@ -307,7 +270,7 @@ def _positions(op: Builder, rotation: _Rotation) -> Value:
 
 
 def _sizes(value: ir.Value) -> tuple[Dimension, ...]:
-    """The axes of a value that is known to have four."""
+    """Return the sizes of a value that is known to have four axes."""
     sizes = dimensions(value)
     assert sizes is not None
     return sizes

@@ -1,9 +1,9 @@
-"""Updates of a training step together with what is done to gradients just before, and to states: one pass over memory.
+"""Fuse updates with the operations on gradients just before and on states: one pass over memory.
 
-Clipping by norm multiplies every gradient by the same factor, and a mask makes a part of it zero; as operators of their
-own, each reads and writes all gradients once more, beside an update that takes little longer than that. States that are
-kept in bfloat16 would be there in float as well. Only in working copies for sessions that load the native kernels: a
-step graph for any runtime has the standard operators.
+Clipping by norm multiplies every gradient by the same factor, and a mask zeroes a part of it; as separate operators,
+each reads and writes all gradients once more, beside an update that takes little longer than that. States in bfloat16
+would be in float as well. Only in working copies for sessions that load the native kernels: a step graph for any
+runtime has the standard operators.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ from onnxtrain.training_info.rounding import DECODE, ENCODE, OPERATOR, is_signed
 
 
 def fuse_updates(model: ir.Model) -> None:
-    """Let optimizer nodes take their gradients as they were before a factor or a mask, in place.
+    """Let optimizer nodes take their gradients from before a common factor or a mask, in place.
 
-    Optimizers over gradients that are all products with one scalar, or of which some are
-    ``Where(mask, gradient, 0)``, or whose states are bfloat16 or in 8 bits and rounded at random, become FusedAdagrad,
-    FusedAdam, … of the domain ``onnxtrain``: inputs R, T, factor, then all X, all G, with ``masked = 1`` all masks
-    (bool, of X's shape), and all states; the other attributes and the outputs are those of the operator. With
-    ``seeds``, one for each of the states in their order, states are bfloat16; with ``blockwise = 1``, too, they are in
-    8 bits, and their scales stand before them in the inputs and behind them in the outputs. With ``parameter_seeds``, X
-    is bfloat16, rounded likewise. Parameters with a mask and those without get a node each, and so do those with other
-    states, and those that are held in bfloat16. Where something else reads the gradient that the
-    operator would have had, it keeps it.
+    Optimizers whose gradients are all multiplied by one scalar, or some of which are ``Where(mask, gradient, 0)``, or
+    whose states are in bfloat16 or 8 bits with stochastic rounding, become FusedAdagrad, FusedAdam, … of the domain
+    ``onnxtrain``: inputs R, T, factor, then all X, all G, with ``masked = 1`` all masks (bool, of X's shape), and all
+    states; the other attributes and the outputs are those of the operator. With ``seeds``, one for each state in order,
+    states are bfloat16; with ``blockwise = 1``, too, they are in 8 bits, and their scales stand before them in the
+    inputs and behind them in the outputs. With ``parameter_seeds``, X is bfloat16, rounded likewise. Parameters with a
+    mask and those without get a node each, and so do those with other states, and those held in bfloat16. Where
+    something else reads the gradient that the operator would have had, it keeps it.
 
     Requires: a sorted graph. Ensures: the same.
     """
     graph = model.graph
-    if _lacks_shapes(graph):  # of factors and masks in a stranger's training model
+    if _lacks_shapes(graph):  # of factors and masks in training models of other tools
         infer_shapes(model)
     for node in list(graph):
         schema = find(node.domain, node.op_type)
@@ -109,7 +108,7 @@ def fuse_updates(model: ir.Model) -> None:
 
 
 def _lacks_shapes(graph: ir.Graph) -> bool:
-    """Whether the shape of something that gradients are combined with right before an update is not known."""
+    """Return whether a factor or mask that is applied to gradients right before an update has no known shape."""
     updates = [node for node in graph if find(node.domain, node.op_type) is not None]
     producers = [value.producer() for node in updates for value in node.inputs if value is not None]
     combined = [node for node in producers if node is not None and node.op_type in ("Mul", "Where")]
@@ -117,7 +116,7 @@ def _lacks_shapes(graph: ir.Graph) -> bool:
 
 
 def _without_masks(variables: Sequence[Variable]) -> tuple[list[Variable], list[ir.Node]]:
-    """The variables with their masks, and the nodes that applied them."""
+    """Return the variables with their masks, and the nodes that applied them."""
     found, nodes = [], []
     for variable in variables:
         node = made_for_update(variable.inputs[1], "Where")
@@ -136,7 +135,7 @@ def _without_masks(variables: Sequence[Variable]) -> tuple[list[Variable], list[
 def _without_rounding(
     variables: Sequence[Variable], count: ir.Value | None, roles: Sequence[str]
 ) -> tuple[list[Variable], list[ir.Node], list[ir.Node]]:
-    """The variables with their states as they are kept, the nodes that rounded these, and those that widened them."""
+    """Return the variables with their stored states, the nodes that rounded them, and those that widened them."""
     found, rounding, widening = [], list[ir.Node](), list[ir.Node]()
     for variable in variables:
         for blockwise in (False, True):
@@ -158,7 +157,7 @@ def _without_rounding(
 def _without_parameter_rounding(
     variables: Sequence[Variable], count: ir.Value | None
 ) -> tuple[list[Variable], list[ir.Node]]:
-    """The variables with their parameters as they are held, and the nodes that rounded these; casts may have others."""
+    """Return the variables with their stored parameters, and the nodes that rounded them."""
     found, rounding = [], list[ir.Node]()
     for variable in variables:
         x, new = held_in_bfloat16(variable.inputs[0]), variable.outputs[0]
@@ -177,12 +176,12 @@ def _without_parameter_rounding(
 def _with_kept_states(
     variable: Variable, widening: Sequence[ir.Node], rounding: Sequence[ir.Node], blockwise: bool
 ) -> Variable:
-    """The variable with its states as they are kept."""
+    """Return the variable with its stored states."""
     states = [node.inputs[0] for node in widening]
     scales = [node.inputs[1] for node in widening] if blockwise else []
     x = variable.inputs[0]
     inputs = (*variable.inputs[:2], *(value for value in (*scales, *states) if value is not None))
-    for node in rounding:  # a stranger's training model need not say it
+    for node in rounding:  # training models of other tools need not declare it
         node.outputs[0].dtype = ir.DataType.UINT8 if blockwise else ir.DataType.BFLOAT16
         node.outputs[0].shape = x.shape
     for node, scale in zip(rounding, scales, strict=False):
@@ -193,12 +192,12 @@ def _with_kept_states(
 
 
 def _kept(variable: Variable) -> str:
-    """How a variable's states are kept."""
+    """Return the format in which the states of a variable are stored."""
     return "" if not variable.seeds else "8bit" if variable.blockwise else "bfloat16"
 
 
 def _widened_by(state: ir.Value, role: str, blockwise: bool) -> ir.Node | None:
-    """The node that makes numbers of what is kept of a state, where nothing but the update reads them."""
+    """Return the node that widens a stored state, if nothing but the update reads its result."""
     node = made_for_update(state, DECODE if blockwise else "Cast", ONNXTRAIN_DOMAIN if blockwise else "")
     if node is None or not blockwise:
         return node if node is not None and _is_bfloat16(node.inputs[0]) else None
@@ -207,7 +206,7 @@ def _widened_by(state: ir.Value, role: str, blockwise: bool) -> ir.Node | None:
 
 
 def _rounded_by(new: ir.Value, count: ir.Value | None, blockwise: bool) -> ir.Node | None:
-    """The node that rounds the new value of a state, where nothing else reads that."""
+    """Return the node that rounds the new value of a state, if nothing else reads that value."""
     readers = list(new.consumers())
     if len(readers) != 1 or len(new.uses()) != 1 or new.is_graph_output():
         return None

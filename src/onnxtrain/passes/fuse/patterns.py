@@ -1,24 +1,406 @@
-"""What recognising groups of nodes takes: what a value is a multiple of, and whether others look at it.
+"""Patterns of nodes: a formula is declared as nested operators and found in a graph.
 
-A Gradient node names values without reading them: a name means the value that the model's author saw, so a named
-value stays, and what depended on it goes on depending on it.
+    x, scale = Var("x"), Var("scale")
+    mean = Op("ReduceMean", OneOf(Op("Pow", x, 2), Op("Mul", x, x)), Var("axes"))
+    NORM = Pattern("RMS norm", Op("Mul", Op("Div", x, Op("Sqrt", mean)), scale), anchors={"ReduceMean"})
+
+    for match in find(graph, NORM, named, check):
+        ...  # emit one node that computes match.y from match["x"] and match["scale"]
+
+A match never contains a value that anything else needs: a graph output, a value that another node reads, or one that a
+Gradient node names. A Gradient node names the value that the model's author saw, without reading it, so a named value
+stays, and what depended on it goes on depending on it.
+
+With the logger ``onnxtrain.passes`` at level DEBUG, :func:`find` says of every anchor node outside all matches why the
+pattern does not match there.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxtrain.ir.clone import captured_values
 from onnxtrain.ir.domains import TRAINING_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, set_inputs
-from onnxtrain.ir.value import constant_number, is_float
+from onnxtrain.ir.value import constant_number, dimensions, is_float
+
+_log = logging.getLogger("onnxtrain.passes")
+
+_COMMUTATIVE = ("Add", "Mul")
+
+
+@dataclass(frozen=True)
+class Match:
+    """Nodes that compute a formula.
+
+    Attributes:
+        y: The result.
+        nodes: The nodes found so far, that of the result first; one may be listed twice.
+        captures: What names stand for, in the order in which they were found: the value of a :class:`Var`, the number
+            of a :class:`Number`, the factors of a :class:`Scaled`, the node of an :class:`Op`.
+        failures: Where the search stopped, and why; ``None`` unless asked for.
+    """
+
+    y: ir.Value
+    nodes: tuple[ir.Node, ...] = ()
+    captures: tuple[tuple[str, Any], ...] = ()
+    failures: list[tuple[Match, ir.Value | None, str]] | None = field(default=None, compare=False)
+
+    @property
+    def graph(self) -> ir.Graph | ir.Function | None:
+        """The graph that the result is computed in."""
+        node = self.y.producer()
+        return None if node is None else node.graph
+
+    def __getitem__(self, name: str) -> Any:
+        return next(found for key, found in self.captures if key == name)
+
+    def get(self, name: str) -> Any:
+        """Return the first capture of a name, or ``None``."""
+        return next((found for key, found in self.captures if key == name), None)
+
+    def all(self, *names: str) -> list[Any]:
+        """Return all captures of some names, in the order in which they were found."""
+        return [found for key, found in self.captures if key in names]
+
+    def capture(self, name: str, found: Any) -> Match:
+        """Return the match with one more capture."""
+        return replace(self, captures=(*self.captures, (name, found)))
+
+    def fail(self, value: ir.Value | None, expected: object) -> None:
+        """Record that a value is not what the pattern has there."""
+        if self.failures is not None:
+            self.failures.append((self, value, str(expected)))
+
+
+class Term:
+    """Part of a pattern: describes how a value is computed."""
+
+    def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:
+        """Yield each way in which the value is what the term describes."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Var(Term):
+    """Any value, the same one wherever the name occurs; with ``repeats`` each occurrence captures its own value."""
+
+    name: str
+    repeats: bool = False
+
+    def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
+        known = None if self.repeats else found.get(self.name)
+        if value is None or (known is not None and known is not value):
+            found.fail(value, self.name)
+        else:
+            yield found if known is value else found.capture(self.name, value)
+
+
+class Number(Term):
+    """A constant of one element: any number, or one of those given, within a relative tolerance."""
+
+    def __init__(self, *values: float, name: str | None = None, tolerance: float = 0.0) -> None:
+        self.values, self.name, self.tolerance = values, name, tolerance
+
+    def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
+        number = constant_number(value)
+        if number is None or (self.values and not any(self._is(number, wanted) for wanted in self.values)):
+            found.fail(value, self)
+        else:
+            yield found if self.name is None else found.capture(self.name, number)
+
+    def _is(self, number: float, wanted: float) -> bool:
+        return math.isclose(number, wanted, rel_tol=self.tolerance)
+
+    def __str__(self) -> str:
+        return f"constant {' or '.join(f'{value:.6g}' for value in self.values)}".rstrip()
+
+
+@dataclass(frozen=True)
+class Optional(Term):
+    """An input that may be left out."""
+
+    term: Term
+
+    def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
+        yield from (found,) if value is None else self.term.matches(value, found)
+
+
+class OneOf(Term):
+    """The first of several terms that leads to a match."""
+
+    def __init__(self, *terms: Term) -> None:
+        self.terms = terms
+
+    def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
+        for term in self.terms:
+            yield from term.matches(value, found)
+
+
+class Op(Term):
+    """A node of an operator.
+
+    Args:
+        operator: Its type. The operands of Add and Mul match in either order.
+        inputs: Terms; a number stands for a constant. Inputs that are not described must be absent.
+        name: Name under which the node is captured; where it occurs again, it is the same node.
+        output: Index of the output that the value is.
+        outputs: Number of outputs, where it matters.
+        attributes: Values that an attribute may have; ``None`` among them where it may be absent.
+    """
+
+    def __init__(
+        self,
+        operator: str,
+        *inputs: Term | float,
+        name: str | None = None,
+        output: int = 0,
+        outputs: int | None = None,
+        **attributes: Sequence[object],
+    ) -> None:
+        self.operator, self.name, self.output, self.outputs = operator, name, output, outputs
+        self.inputs = [term if isinstance(term, Term) else Number(term) for term in inputs]
+        self.attributes = attributes
+        # Operators first: they fail sooner than variables, which match anything.
+        self._order = sorted(range(len(inputs)), key=lambda index: isinstance(inputs[index], Var))
+
+    def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
+        if self.name is not None and (known := found.get(self.name)) is not None:
+            yield from (found,) if known.outputs[self.output] is value else ()
+            return
+        node = None if value is None else value.producer()
+        if value is None or node is None or not self._is(node, value, found):
+            found.fail(value, self)
+            return
+        given = [*node.inputs, *[None] * (len(self.inputs) - len(node.inputs))]
+        if any(extra is not None for extra in given[len(self.inputs) :]):
+            found.fail(value, f"{self} with {len(self.inputs)} inputs")
+            return
+        found = replace(found, nodes=(*found.nodes, node))
+        found = found if self.name is None else found.capture(self.name, node)
+        yield from self._operands(given, found, 0)
+        if self.operator in _COMMUTATIVE and given[0] is not given[1]:
+            yield from self._operands(given[::-1], found, 0)
+
+    def _operands(self, given: Sequence[ir.Value | None], found: Match, done: int) -> Iterator[Match]:
+        if done == len(self._order):
+            yield found
+            return
+        index = self._order[done]
+        for longer in self.inputs[index].matches(given[index], found):
+            yield from self._operands(given, longer, done + 1)
+
+    def _is(self, node: ir.Node, value: ir.Value, found: Match) -> bool:
+        if node.op_type != self.operator or node.domain or node.graph is not found.graph:
+            return False
+        if value is not node.outputs[self.output] or self.outputs not in (None, len(node.outputs)):
+            return False
+        return all(
+            (node.attributes[name].value if name in node.attributes else None) in accepted
+            for name, accepted in self.attributes.items()
+        )
+
+    def __str__(self) -> str:
+        accepted = [f"{name} in {tuple(values)}" for name, values in self.attributes.items()]
+        return self.operator + (f" ({', '.join(accepted)})" if accepted else "")
+
+
+class Product(Term):
+    """The product of some terms and a constant, multiplied in any order by Mul and Div; ``number`` to three digits."""
+
+    def __init__(self, *terms: Term, number: float) -> None:
+        self.terms, self.number = terms, number
+
+    def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
+        for number, left, longer in self._ways(value, self.terms, found):
+            if not left and math.isclose(number, self.number, rel_tol=1e-3):
+                yield longer
+            elif not left:
+                found.fail(value, f"a product with the constant {self.number:.6g}, not {number:.6g}")
+
+    def _ways(
+        self, value: ir.Value | None, terms: Sequence[Term], found: Match
+    ) -> Iterator[tuple[float, Sequence[Term], Match]]:
+        """Yield each way to read a value as constant times some of the terms: the constant, and the terms left."""
+        number = constant_number(value)
+        if number is not None:
+            yield number, terms, found
+            return
+        if value is None or not terms:
+            return
+        for index, term in enumerate(terms):
+            for longer in term.matches(value, found):
+                yield 1.0, (*terms[:index], *terms[index + 1 :]), longer
+        node = value.producer()
+        if node is None or node.domain or node.op_type not in ("Mul", "Div") or node.graph is not found.graph:
+            return
+        first, second = node.inputs
+        inside = replace(found, nodes=(*found.nodes, node))
+        if node.op_type == "Div":
+            divisor = constant_number(second)
+            for number, left, longer in self._ways(first, terms, inside) if divisor else ():
+                yield number / divisor, left, longer  # type: ignore[operator]
+            return
+        for one, left, longer in self._ways(first, terms, inside):
+            for other, least, longest in self._ways(second, left, longer):
+                yield one * other, least, longest
+
+
+@dataclass(frozen=True)
+class Scaled(Term):
+    """A term, multiplied or divided any number of times by a constant or by a value of one element.
+
+    The capture ``name`` has one entry for each: a number to multiply by, or a value and its operator (Mul or Div).
+    """
+
+    term: Term
+    name: str
+
+    def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
+        if value is not None and (step := _unscaled(value)) is not None and value.producer() is not None:
+            scaled, factor = step
+            inside = replace(found, nodes=(*found.nodes, value.producer()))  # type: ignore[arg-type]
+            yield from self.matches(scaled, inside.capture(self.name, factor))
+        yield from self.term.matches(value, found)
+
+
+def _unscaled(value: ir.Value) -> tuple[ir.Value, float | tuple[ir.Value, str]] | None:
+    """Return the value that one node multiplies, and the factor."""
+    node = value.producer()
+    if node is None or node.domain or node.op_type not in ("Mul", "Div") or None in node.inputs:
+        return None
+    first, second = node.inputs
+    assert first is not None
+    assert second is not None
+    number = constant_number(second)
+    if number is not None:
+        return first, (number if node.op_type == "Mul" else 1 / number if number else math.inf)
+    if node.op_type == "Mul":
+        number = constant_number(first)
+        if number is not None:
+            return second, number
+        if dimensions(first) in ((), (1,)):
+            return second, (first, "Mul")
+    return (first, (second, node.op_type)) if dimensions(second) in ((), (1,)) else None
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A formula.
+
+    Attributes:
+        name: What it is called in the log.
+        term: How the result is computed.
+        anchors: Operators without which there is no match: the search ends at once in a graph that has none.
+    """
+
+    name: str
+    term: Term
+    anchors: Collection[str]
+
+
+def has_anchor(graph: ir.Graph, pattern: Pattern) -> bool:
+    """Return whether a graph has a node without which a pattern does not match."""
+    return any(node.op_type in pattern.anchors and not node.domain for node in graph)
+
+
+def find(
+    graph: ir.Graph,
+    pattern: Pattern,
+    named: Collection[str] = (),
+    check: Callable[[Match], str | None] = lambda match: None,
+    *,
+    backwards: bool = False,
+) -> Iterator[Match]:
+    """Yield the matches of a pattern in a graph, which may be changed between two of them.
+
+    Args:
+        graph: A sorted graph.
+        pattern: The pattern.
+        named: Names of values that have to stay.
+        check: Returns why a match is not wanted, or ``None``.
+        backwards: Begin at the end of the graph, so that the longest of the matches that share nodes comes first.
+    """
+    if not has_anchor(graph, pattern):
+        return
+    failures: list[tuple[Match, ir.Value | None, str]] | None = [] if _log.isEnabledFor(logging.DEBUG) else None
+    taken = set[ir.Node]()
+    for node in reversed(list(graph)) if backwards else list(graph):
+        if node.graph is not graph or node in taken or not node.outputs:
+            continue
+        for match in pattern.term.matches(node.outputs[0], Match(node.outputs[0], failures=failures)):
+            reason = _refusal(match, named) or check(match)
+            if reason is None:
+                taken.update(match.nodes)
+                yield match
+                break
+            if failures is not None:
+                failures.append((match, None, reason))
+    if failures is not None:
+        _explain(graph, pattern, taken, failures)
+
+
+def _refusal(match: Match, named: Collection[str]) -> str | None:
+    """Return why the nodes of a match cannot be replaced: something else needs a value between them."""
+    inside = set(match.nodes)
+    for output in dict.fromkeys(output for node in match.nodes for output in node.outputs if output is not match.y):
+        if output.is_graph_output():
+            return f"{output.name!r} is an output of the graph"
+        if output.name in named:
+            return f"a Gradient node names {output.name!r}"
+        others = [reader for reader, _ in output.uses() if reader not in inside]
+        if others:
+            return f"{output.name!r} is read by {_shown(others[0])} as well"
+    for name, found in match.captures:
+        value = found[0] if isinstance(found, tuple) else found
+        if isinstance(value, ir.Value) and value.producer() in inside:
+            return f"{name} is {value.name!r}, which is computed on the way"
+    return None
+
+
+def _explain(
+    graph: ir.Graph,
+    pattern: Pattern,
+    taken: Collection[ir.Node],
+    failures: Sequence[tuple[Match, ir.Value | None, str]],
+) -> None:
+    """Log why each anchor outside all matches is there: the reason that was found furthest into the pattern."""
+    for node in graph:
+        if node.op_type not in pattern.anchors or node.domain or node in taken:
+            continue
+        near = [failure for failure in failures if node in failure[0].nodes]
+        if not near:
+            readers = ", ".join(_shown(reader) for output in node.outputs for reader, _ in output.uses())
+            _log.debug("%s: %s is in no match; it is read by %s.", pattern.name, _shown(node), readers or "no node")
+            continue
+        _, value, reason = max(near, key=lambda failure: (failure[1] is None, len(set(failure[0].nodes))))
+        if value is not None:
+            source = value.producer()
+            given = f"{value.name!r}" + ("" if source is None else f" of {_shown(source)}")
+            reason = f"the pattern has {reason} where the graph has {given}"
+        _log.debug("%s: %s is in no match: %s.", pattern.name, _shown(node), reason)
+
+
+def _shown(node: ir.Node) -> str:
+    return f"{node.op_type} {node.name!r}" if node.name else node.op_type
+
+
+# What Gradient nodes need
+
+
+def gradient_nodes(graph: ir.Graph) -> list[ir.Node]:
+    """Return the Gradient nodes of a graph."""
+    return [node for node in graph if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN]
 
 
 def named_by_gradients(graph: ir.Graph) -> set[str]:
-    """Names that Gradient nodes speak of."""
+    """Return the names that Gradient nodes have in their attributes."""
     names: set[str] = set()
     for node in gradient_nodes(graph):
         lists = [node.attributes[key].as_strings() for key in ("xs", "zs") if key in node.attributes]
@@ -26,13 +408,8 @@ def named_by_gradients(graph: ir.Graph) -> set[str]:
     return names
 
 
-def gradient_nodes(graph: ir.Graph) -> list[ir.Node]:
-    """The Gradient nodes of a graph."""
-    return [node for node in graph if node.op_type == "Gradient" and node.domain == TRAINING_DOMAIN]
-
-
 def varying_values(graph: ir.Graph) -> set[ir.Value]:
-    """The values through which a gradient may have to flow: those x that Gradient nodes name, and what follows.
+    """Return the values through which a gradient may flow: the xs of Gradient nodes, and what is computed from them.
 
     Requires: a sorted graph.
     """
@@ -44,64 +421,13 @@ def varying_values(graph: ir.Graph) -> set[ir.Value]:
     return found
 
 
-def multiple_of(value: ir.Value | None) -> tuple[ir.Value, float] | None:
-    """What a value is a constant multiple of, and the factor."""
-    node = None if value is None else value.producer()
-    if node is None or node.domain or node.op_type not in ("Mul", "Div"):
-        return None
-    first, second = node.inputs
-    factor = constant_number(second)
-    if factor is not None and first is not None:
-        return first, (factor if node.op_type == "Mul" else 1 / factor if factor else math.inf)
-    factor = constant_number(first)
-    if node.op_type == "Mul" and factor is not None and second is not None:
-        return second, factor
-    return None
-
-
-def operands(value: ir.Value | None, operator: str) -> tuple[ir.Value, ir.Value] | None:
-    """The first two inputs of the node that a value is the result of, where it is this operator."""
-    node = None if value is None else value.producer()
-    if node is None or node.domain or node.op_type != operator or None in node.inputs[:2]:
-        return None
-    first, second = node.inputs[:2]
-    assert first is not None
-    assert second is not None
-    return first, second
-
-
-def readers(value: ir.Value, operator: str) -> list[ir.Node]:
-    """The nodes of a standard operator that read a value."""
-    return [node for node, _ in value.uses() if node.op_type == operator and not node.domain]
-
-
-def between(x: ir.Value, y: ir.Value) -> set[ir.Node]:
-    """The nodes that compute y from x, constants apart."""
-    found: set[ir.Node] = set()
-    pending = [y]
-    while pending:
-        node = pending.pop().producer()
-        if node is not None and node not in found and node.op_type != "Constant":
-            found.add(node)
-            pending += [value for value in node.inputs if value is not None and value is not x]
-    return found
-
-
-def are_seen(inside: set[ir.Node], y: ir.Value, named: set[str]) -> bool:
-    """Whether something else than y depends on what these nodes give, or may name it."""
-    outputs = [output for node in inside for output in node.outputs if output is not y]
-    return any(
-        is_needed(output, named) or any(reader not in inside for reader, _ in output.uses()) for output in outputs
-    )
-
-
-def is_needed(value: ir.Value, named: set[str]) -> bool:
-    """Whether a value has to exist whoever reads it: an output of the graph, or named by a Gradient node."""
+def is_needed(value: ir.Value, named: Collection[str]) -> bool:
+    """Return whether a value stays even if no node reads it: a graph output, or named by a Gradient node."""
     return value.is_graph_output() or value.name in named
 
 
-def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node], named: set[str]) -> None:
-    """Take away those of some nodes that nobody needs, and then what only they read, in place."""
+def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node], named: Collection[str]) -> None:
+    """Remove those of some nodes whose results nothing needs, and then the nodes that only they read, in place."""
     pending, unread = list(nodes), dict[ir.Node, None]()
     while pending:
         node = pending.pop()

@@ -1,4 +1,4 @@
-"""Transpositions one after another, as one: taking a value from where it had the wanted order of axes already."""
+"""Merge transpositions: take a value from where it already had the wanted order of axes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Order = tuple[int, ...]
 
 
 def transposed(op: Builder, value: ir.Value, order: Sequence[int], named: Collection[str]) -> Value:
-    """A transposed value, in one Transpose together with those that gave it, or in none.
+    """Return a transposed value, in one Transpose together with those before it, or in none.
 
     Args:
         op: The builder.
-        value: What is transposed.
-        order: Per axis of the result, the axis of the value.
-        named: Names of values that are taken as they are, whatever gave them: a gradient by them is asked for.
+        value: The value to transpose.
+        order: For each axis of the result, the axis of the value.
+        named: Names of values that are taken as they are, because a gradient by them is asked for.
     """
     view = _View(value, tuple(order))
     for earlier in _earlier(view, named):
@@ -33,7 +33,7 @@ def transposed(op: Builder, value: ir.Value, order: Sequence[int], named: Collec
 
 
 def transposes(value: ir.Value, named: Collection[str]) -> Iterator[ir.Node]:
-    """The nodes that transpose a value, also through a Reshape to the shape that it has, as exporters write it.
+    """Yield the nodes that transpose a value, also through a Reshape to the shape that it has, as exporters write it.
 
     Nothing is found past a value that is named: what depends on it has to go on depending on it.
     """
@@ -51,18 +51,18 @@ def transposes(value: ir.Value, named: Collection[str]) -> Iterator[ir.Node]:
 
 
 def order_of(transpose: ir.Node, rank: int) -> Order:
-    """The order in which a Transpose puts the axes; by default it reverses them."""
+    """Return the order in which a Transpose puts the axes; by default it reverses them."""
     attribute = transpose.attributes.get("perm")
     return tuple(reversed(range(rank))) if attribute is None else tuple(attribute.as_ints())
 
 
 def composed(first: Sequence[int], second: Sequence[int]) -> Order:
-    """The order that one after another gives."""
+    """Return the order of one transposition after another."""
     return tuple(first[axis] for axis in second)
 
 
 def is_identity(order: Sequence[int]) -> bool:
-    """Whether axes stay where they are."""
+    """Return whether axes stay where they are."""
     return list(order) == list(range(len(order)))
 
 
@@ -71,9 +71,9 @@ class _View(NamedTuple):
 
     Attributes:
         value: The value.
-        order: That of the Transpose.
-        shape: That of the Reshape, which splits one axis in two; all sizes are numbers or symbols.
-        split: The first of these two.
+        order: The order of the Transpose.
+        shape: The shape of the Reshape, which splits one axis in two; all sizes are numbers or symbols.
+        split: The first of these two axes.
     """
 
     value: ir.Value
@@ -82,7 +82,7 @@ class _View(NamedTuple):
     split: int = 0
 
     def target(self) -> list[int] | None:
-        """The shape as numbers: axes before the split can be copied (0), one other can be left open (-1)."""
+        """Return the shape as numbers: axes before the split can be copied (0), one other can be left open (-1)."""
         target = []
         for axis, size in enumerate(self.shape or ()):
             target.append(size if isinstance(size, int) else 0 if axis < self.split else -1)
@@ -92,7 +92,7 @@ class _View(NamedTuple):
 
 
 def _earlier(view: _View | None, named: Collection[str]) -> Iterator[_View]:
-    """The same taken from further and further up."""
+    """Yield the same tensor as a view of values further and further up."""
     while view is not None and view.value.name not in named:
         node = view.value.producer()
         source = None if node is None or node.domain else node.inputs[0]
@@ -118,7 +118,7 @@ def _before_transpose(view: _View, source: ir.Value, node: ir.Node) -> _View:
 
 
 def _before_reshape(view: _View, source: ir.Value) -> _View | None:
-    """From the other side of a Reshape that splits the first of three axes, or that merged what is split."""
+    """Return the view before a Reshape that splits the first of three axes, or that merged the split axes."""
     outer, inner = dimensions(view.value), dimensions(source)
     if view.shape is not None:
         return _View(source, view.order) if inner == view.shape else None

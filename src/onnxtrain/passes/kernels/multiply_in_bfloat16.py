@@ -1,4 +1,4 @@
-"""Products with weights on the processor's own multiplication of bfloat16, where the training asks for it."""
+"""Compute linear layers with the CPU's bfloat16 instructions, where the training asks for it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.value import dimensions
 
 LEAST = 64
-"""Sizes of a weight from which on a product is worth the rounding: narrower ones, as those of adapters, stay exact."""
+"""Least rows and columns of a weight that are worth the rounding: narrower ones, as in adapters, stay exact."""
 
 
 def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
-    """Let products with weights round their factors to bfloat16 and add up in float, forwards and back, in place.
+    """Let linear layers round their operands to bfloat16 and accumulate in float, forward and backward, in place.
 
     ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits`` and ``MatMulNBitsGradient`` of the domain
-    ``onnxtrain`` get the attribute ``compute``. Left in float32 are products with weights of fewer than 64 rows or
-    columns, or of sizes that are not known; in float64 those of it. All else, as attention, norms, losses and updates,
-    is never rounded.
+    ``onnxtrain`` get the attribute ``compute``. Linear layers whose weights have fewer than 64 rows or columns, or
+    unknown sizes, stay in float32, and those in float64 stay in float64. All else, as attention, norms, losses and
+    updates, is never rounded.
 
     Requires: types, and the shapes of weights. Ensures: a sorted graph.
 
@@ -35,7 +35,7 @@ def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
 
 
 def _is_worth_it(node: ir.Node) -> bool:
-    """Whether a node is a product in float whose weight is large enough."""
+    """Return whether a node is a linear layer in float whose weight is large enough."""
     if node.op_type in (PRODUCT, GRADIENT):
         sizes: list[object] = [node.attributes[name].as_int() for name in ("K", "N")]
     elif node.op_type in ("Linear", "LinearGradient"):

@@ -1,7 +1,7 @@
-"""The last step of a recurrent layer, read from its last state.
+"""Read the last step of a recurrent layer from its last state.
 
-A classifier of sequences takes the last of all steps out of Y. The gradient of that is as large as Y and nothing but
-zeros before the last step, while that of the last state Y_h, which holds the same numbers, has one step.
+A classifier of sequences takes the last step of Y. The gradient of Y is as large as Y and zero before the last step;
+the gradient of the last state Y_h, which holds the same numbers, has one step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _STEPS, _DIRECTIONS = 0, 1  # axes of Y [steps, directions, batch, hidden]
 
 
 def read_last_state(model: ir.Model) -> None:
-    """Let what takes the last step of Y of an LSTM, GRU or RNN take Y_h, in place.
+    """Replace the last step of Y of an LSTM, GRU or RNN by Y_h, in place.
 
-    What is recognised is a Gather of one index from Y, also behind a Squeeze of the directions and Transpose nodes, as
-    exporters write them: the last step of a layer that goes forward, the first of one that goes back. Left alone are
-    layers of two directions and with lengths, whose last states are of several steps, and values on the way that a
-    Gradient node names.
+    The pattern is a Gather of one index from Y, also behind a Squeeze of the directions and Transpose nodes, as
+    exporters write them: the last step of a forward layer, the first step of a reverse one. Left alone are
+    bidirectional layers and layers with sequence lengths, whose last states are from several steps, and paths with a
+    value that a Gradient node names.
 
     Requires: a sorted graph with shapes. Ensures: a sorted graph; values that outputs or Gradient nodes name stay, and
     so does what depends on them.
@@ -47,7 +47,7 @@ def read_last_state(model: ir.Model) -> None:
 
 
 def _layer(gather: ir.Node, named: set[str]) -> tuple[ir.Node, list[int]] | None:
-    """The layer whose last step a node takes, and the axes of Y that the result has, in its order."""
+    """Return the layer whose last step a node takes, and the axes of Y that the result has, in its order."""
     found = _source(gather.inputs[0], named)
     if found is None:
         return None
@@ -62,7 +62,7 @@ def _layer(gather: ir.Node, named: set[str]) -> tuple[ir.Node, list[int]] | None
 
 
 def _source(value: ir.Value | None, named: set[str]) -> tuple[ir.Value, list[int]] | None:
-    """Y of a layer that a value is, with its axes in another order or fewer of them, and these axes."""
+    """Return Y of a layer that a value is, with axes permuted or removed, and the axes that are left, in order."""
     axes: list[int] | None = None
     ways: list[ir.Node] = []
     while value is not None and value.name not in named and (node := value.producer()) is not None:
@@ -85,7 +85,7 @@ def _source(value: ir.Value | None, named: set[str]) -> tuple[ir.Value, list[int
 
 
 def _through(node: ir.Node, axes: list[int]) -> list[int] | None:
-    """The axes behind a Squeeze or Transpose; none where more than that of the directions may be gone."""
+    """Return the axes behind a Squeeze or Transpose; ``None`` if an axis other than the directions may be removed."""
     if node.op_type == "Transpose":
         return list(composed(axes, order_of(node, len(axes))))
     given = node.inputs[1] if len(node.inputs) > 1 else None
@@ -97,7 +97,7 @@ def _through(node: ir.Node, axes: list[int]) -> list[int] | None:
 
 
 def _has_one_last_state(layer: ir.Node, named: set[str]) -> bool:
-    """Whether Y_h is one step of Y, and may be read: in one direction, of all steps, and in the usual order of axes."""
+    """Return whether Y_h is one step of Y and may be read: one direction, no lengths, default layout."""
     lengths = layer.inputs[4] if len(layer.inputs) > 4 else None
     if any(state.name in named for state in layer.outputs[1:]):
         return False
@@ -110,7 +110,7 @@ def _has_one_last_state(layer: ir.Node, named: set[str]) -> bool:
 
 
 def _is_last(index: ir.Value | None, layer: ir.Node, y: ir.Value) -> bool:
-    """Whether an index is that of the step that a layer takes last."""
+    """Return whether an index is the step that a layer takes last."""
     number = constant_number(index)
     if number is None or index is None or index.shape is None or len(index.shape) != 0:
         return False
@@ -124,7 +124,7 @@ def _is_last(index: ir.Value | None, layer: ir.Node, y: ir.Value) -> bool:
 
 
 def _last_state(op: Builder, layer: ir.Node, axes: list[int]) -> Value:
-    """Y_h [directions, batch, hidden] with these axes of Y, in this order."""
+    """Return Y_h [directions, batch, hidden] with these axes of Y, in this order."""
     view = Node(layer, op)
     y = view.outputs[0]
     state = view.output_required(1, y.dtype, None if y.shape is None else y.shape[1:])

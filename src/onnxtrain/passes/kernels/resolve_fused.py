@@ -19,14 +19,14 @@ from onnxtrain.passes.portable.webgpu_bodies import Portable, body_for
 def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portable: Portable | None = None) -> None:
     """Keep the nodes of fused operators that a kernel can run, and write the others in standard operators, in place.
 
-    Requires: a graph whose inputs have types. Ensures: the nodes of a body stand where their node stood; nodes behind
-    them have types, which ONNX infers for none of ONNX Runtime's own operators.
+    Requires: a graph whose inputs have types. Ensures: the nodes of a body are where their node was; nodes behind them
+    have types, which ONNX infers for none of ONNX Runtime's own operators.
 
     Args:
         model: A model whose gradients are built.
-        backward: What the engine emitted; bodies take the place of their nodes in it.
+        backward: The nodes that the engine emitted; bodies replace their nodes in it.
         kernels: Whether the model is for a session that loads the native kernels.
-        portable: The provider that the graph is for, where it is not the processor.
+        portable: The provider that the graph is for, where it is not the CPU.
     """
     kept, renamed = False, dict[ir.Value, ir.Value]()
     emitted = set(backward.nodes)
@@ -37,7 +37,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
         nodes = list(graph)
         for node in nodes:
             if find_fused(node) is None:
-                if any(output.dtype is None for output in node.outputs):  # behind one that ONNX has no types for
+                if any(output.dtype is None for output in node.outputs):  # ONNX infers no types behind some
                     infer_outputs(node)
                 continue
             if kernels and has_kernel(node):
@@ -52,12 +52,12 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
             except GradientError:
                 if node.domain == ONNXTRAIN_DOMAIN or node in emitted:
                     raise
-                graph.remove(op.emitted, safe=True)  # the model's own, of ONNX Runtime, and beyond the body: it stays
+                graph.remove(op.emitted, safe=True)  # the model's own node, which the body does not cover: it stays
                 continue
             nodes += [made for made in written if find_fused(made) is not None]
             for inner in [inner for made in written for inner in subgraphs(made)]:
                 graphs += [inner, *inner.subgraphs()]
-            if node in emitted:  # the others are the model's own, or stand in the body of one that was emitted
+            if node in emitted:  # others are the model's own, or in the body of an emitted one
                 backward.nodes += written
     backward.arriving = {renamed.get(value, value) for value in backward.arriving}
     others = any(node.domain == ONNXTRAIN_DOMAIN for node in all_nodes(model.graph))

@@ -1,10 +1,10 @@
-"""Cross-entropy in its parts, which ONNX Runtime would make of it otherwise, and with more of them.
+"""Write cross-entropy in its parts, which ONNX Runtime would do otherwise, with more of them.
 
-ONNX Runtime has no kernel for SoftmaxCrossEntropyLoss. It puts the operator's body in its place when a session is
-created, looks at the whole graph anew, and takes two transpositions out again: of a step graph of 5,000 nodes that is a
-quarter of the time. The body also holds two arrays of the logits' size while it runs: of a language model with 50,257
-words and a batch of 8 x 128 tokens, 206 MB each. The parts that stand here instead have the same results to the bit. In
-graphs for native kernels only, as other passes that look at time and memory.
+ONNX Runtime has no kernel for SoftmaxCrossEntropyLoss. It inlines the operator's body when a session is created,
+optimizes the whole graph again, and removes two transpositions: in a step graph of 5,000 nodes that takes a quarter of
+the time. The body also holds two arrays of the logits' size while it runs: 206 MB each for a language model with 50,257
+words and a batch of 8 x 128 tokens. The parts written here have the same results to the bit. In graphs for native
+kernels only, as other passes that save time and memory.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from onnxtrain.ir.replace import remove_nodes, take_over
 from onnxtrain.ir.value import Value
 
 LEAST_CLASSES = 4096
-"""Of fewer classes, logits are small beside what the layers below keep: a loss with weights stays as it is."""
+"""With fewer classes, logits are small beside the activations of the layers: a weighted loss stays as it is."""
 
 _TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
 def split_cross_entropy(graph: ir.Graph) -> None:
-    """Write SoftmaxCrossEntropyLoss as LogSoftmax and what picks the terms of the labels, in place.
+    """Write SoftmaxCrossEntropyLoss as LogSoftmax and a selection of the labels' terms, in place.
 
-    So the standard defines it. With weights of classes, or a label to ignore, what picks them is
-    NegativeLogLikelihoodLoss, where classes are many. Left alone are logits that are not [rows, classes], and weighted
-    losses over few classes.
+    This is the standard's definition. With class weights or a label to ignore, NegativeLogLikelihoodLoss selects, where
+    there are many classes. Left alone are logits that are not [rows, classes], and weighted losses over few classes.
 
     Requires: a sorted graph with types. Ensures: the same.
     """
@@ -53,7 +52,7 @@ def split_cross_entropy(graph: ir.Graph) -> None:
 
 
 def _picked(op: Builder, log_probability: Value, labels: Value, reduction: str) -> Value:
-    """The loss [rows], or its mean or sum: minus the logarithm of the probability of each row's label."""
+    """Return the loss [rows], or its mean or sum: minus the log probability of each row's label."""
     terms = op.Neg(op.GatherElements(log_probability, op.Unsqueeze(labels, [1]), axis=1))
     terms = op.Squeeze(terms, [1])
     if reduction == "none":
@@ -62,7 +61,7 @@ def _picked(op: Builder, log_probability: Value, labels: Value, reduction: str) 
 
 
 def _logits(node: ir.Node) -> ir.Value | None:
-    """The logits [rows, classes] of a loss."""
+    """Return the logits [rows, classes] of a loss."""
     if node.domain or node.op_type != "SoftmaxCrossEntropyLoss":
         return None
     x = node.inputs[0]

@@ -1,8 +1,8 @@
-"""The products of a recurrent layer's gradient in nodes of their own.
+"""Split the matmuls of a recurrent layer's gradient into nodes of their own.
 
 The gradient of a layer goes back in time, and reads the cells of an LSTM and the gradient of Y; then the gradients of X
-and of the weights are products over all steps, which read neither, and each but a part of the rest. In one node all of
-it is in memory at once.
+and of the weights are matmuls over all steps, which read neither, and each only some of the other tensors. A single
+node would hold all of them at once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ OPERATOR = "RecurrentProductsGradient"
 _RESULTS = ("dX", "dW", "dR", "dB")
 _READ = {"dX": ("W",), "dW": ("X",), "dR": ("sequence_lens", "initial_h", "Y"), "dB": ()}
 _NODES = (("dR",), ("dX",), ("dW", "dB"))
-"""What each node computes, in order. Y is released after the first, if no other layer reads it; W is updated last."""
+"""Results of each node, in order. Y is released after the first, if no other layer reads it; W is updated last."""
 
 
 def split_recurrent_gradients(model: ir.Model) -> None:
-    """Let nodes behind that of a recurrent layer's gradient compute dX, dW, dR and dB from dgates, in place.
+    """Compute dX, dW, dR and dB from dgates in nodes behind the gradient of a recurrent layer, in place.
 
-    The runtime releases before them what they do not read: the cells of an LSTM, the gradient of Y; and between them Y,
-    and a gradient of weights once these are updated. A GRU whose reset gate comes before the product stays as it is,
-    since its products read more than the gradients of gates.
+    Before them the runtime releases tensors that they do not read: the cells of an LSTM, the gradient of Y; and between
+    them Y, and a gradient of weights once these are updated. A GRU with ``linear_before_reset`` = 0 stays as it is,
+    since its matmuls read more than the gradients of gates.
 
     Requires: a sorted graph whose fused operators are those that kernels run, with types and shapes. Ensures: a sorted
     graph.
@@ -92,9 +92,9 @@ def _split(graph: ir.Graph, op: Builder, node: ir.Node) -> None:
 
 
 def _batch_first(x: ir.Value | None) -> ir.Value | None:
-    """What X [steps, batch, inputs] is a transposition of, if it is one of an input of the graph.
+    """Return the graph input that X [steps, batch, inputs] is a transposition of, or ``None``.
 
-    That is there in any case, so that X need not be kept from the forward pass.
+    The input exists in any case, so X need not be kept from the forward pass.
     """
     node = None if x is None else x.producer()
     if node is None or node.domain or node.op_type != "Transpose" or order_of(node, 3) != (1, 0, 2):

@@ -1,4 +1,4 @@
-"""Convolutions of a training step on this project's own kernels, where those are faster than ONNX Runtime's.
+"""Run convolutions of a training step on this project's own kernels, where they are faster than ONNX Runtime's.
 
 Only in working copies for sessions that load the native kernels: a step graph for any runtime has the standard
 operator.
@@ -16,16 +16,15 @@ from onnxtrain.autodiff.kernel_limits import MOST_AXES, windows_fit
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 FEW_PRODUCTS = 48
-"""Products per element of the output below which ONNX Runtime is faster, unless the convolution is depthwise."""
+"""Products per output element below which ONNX Runtime is faster, unless the convolution is depthwise."""
 
 
 def use_convolution_kernels(model: ir.Model) -> None:
-    """Write Conv as the operator of the same name of the domain ``onnxtrain``, in place.
+    """Replace Conv by the operator of the same name of the domain ``onnxtrain``, in place.
 
-    y = x * w + b, with Conv's attributes written out. Left alone are those whose kernel size is not known, that leave
-    their padding to the runtime, whose windows are larger than the kernel takes, and those of few products, as the
-    first layer's often is. Milliseconds on one
-    core, batch 32:
+    y = x * w + b, with Conv's attributes written out. Left alone are convolutions with an unknown kernel size, with
+    automatic padding, with windows larger than the kernel takes, and with few products per element, as in many first
+    layers. Milliseconds on one core, batch 32:
 
         layer                              ONNX Runtime   kernel
         64 x 32 x 32, 3 x 3, 64 filters        14.1        11.0
@@ -53,7 +52,7 @@ def use_convolution_kernels(model: ir.Model) -> None:
 
 
 def _attributes(node: ir.Node) -> Sequence[ir.Attr] | None:
-    """The attributes of the kernel's node; ``None`` where the standard operator stays."""
+    """Return the attributes of the kernel's node; ``None`` where the standard operator stays."""
     if node.op_type != "Conv" or node.domain:
         return None
     x, weight = node.inputs[:2]

@@ -1,4 +1,4 @@
-"""Products with weights in float16 and bfloat16 that read them as they are stored."""
+"""Let linear layers read weights in float16 and bfloat16 as they are stored."""
 
 from __future__ import annotations
 
@@ -8,57 +8,56 @@ from onnxtrain.autodiff.fused import VERSION
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.replace import substitute_and_rename
 from onnxtrain.ir.value import HALVES
-from onnxtrain.passes.fuse.fuse_linear import OPERATOR, LayerFinder
-from onnxtrain.passes.fuse.patterns import remove_unread
+from onnxtrain.passes.fuse.linear_layers import LAYER, OPERATOR, check_layer, layer_of
+from onnxtrain.passes.fuse.patterns import Match, find, remove_unread
 
 
 def use_half_weights(model: ir.Model) -> None:
-    """Let products with weights of 16 bits widen them part by part, in place: no whole weight is there in float32.
+    """Let linear layers widen float16 and bfloat16 weights tile by tile, in place: no whole weight is in float32.
 
-    A weight w of 16 bits reaches a product y = x w in float32 through a Cast. ``Linear`` of the domain ``onnxtrain``
-    reads w itself and gives the same bits; MatMul and Gemm become such a node, in the bodies of operators, too, where a
-    loss goes over the logits in chunks. Left alone are products in float64, and those of other forms
-    (:func:`~onnxtrain.passes.fuse.fuse_linear.fuse_linear` lists them).
+    A 16-bit weight w reaches a matmul y = x w in float32 through a Cast. ``Linear`` of the domain ``onnxtrain`` reads w
+    itself and gives the same bits; MatMul and Gemm become such a node, also in the bodies of operators, where a loss
+    goes over the logits in chunks. Left alone are matmuls in float64, and those that the pattern of
+    :func:`~onnxtrain.passes.fuse.fuse_linear.fuse_linear` does not match.
 
     Requires: a sorted graph whose gradients are built, types, and the shapes of weights. Ensures: a sorted graph; Casts
     that nothing reads any more may be left.
     """
     for graph in (model.graph, *model.graph.subgraphs()):
         assert isinstance(graph, ir.Graph)
-        replaced = [last for node in list(graph) if (last := _read_as_stored(graph, node)) is not None]
+        for node in graph:
+            if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (OPERATOR, "LinearGradient"):
+                stored = _stored(node.inputs[1])
+                if stored is not None:
+                    node.replace_input_with(1, stored)
+        replaced = []
+        for match in find(graph, LAYER, check=_check, backwards=True):
+            _read_as_stored(graph, match)
+            replaced.append(match.nodes[0])
         if replaced:
-            remove_unread(graph, replaced, set())
+            remove_unread(graph, replaced, ())
             model.graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
 
 
-def _read_as_stored(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
-    """Let a product read a weight in 16 bits itself; returns the node whose result another gives now."""
-    if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (OPERATOR, "LinearGradient"):
-        stored = _stored(node.inputs[1])
-        if stored is not None:
-            node.replace_input_with(1, stored)
-        return None
-    layer = _PRODUCTS.match(node)
-    stored = None if layer is None else _stored(layer.w)
-    if layer is None or stored is None:
-        return None
-    y = layer.last.outputs[0]
+def _check(match: Match) -> str | None:
+    stored = _stored(layer_of(match).w)
+    return "its weight is not stored in 16 bits" if stored is None else check_layer(match)
+
+
+def _read_as_stored(graph: ir.Graph, match: Match) -> None:
+    """Replace a linear layer by one that reads the 16-bit weight."""
+    layer, y = layer_of(match), match.y
     attributes = [ir.AttrInt64("transB", int(layer.transposed))]
-    linear = ir.Node(
-        ONNXTRAIN_DOMAIN, OPERATOR, [layer.x, stored, layer.bias], attributes, num_outputs=1, name=node.name
-    )
-    graph.insert_before(layer.last, linear)
+    inputs = [layer.x, _stored(layer.w), layer.bias]
+    linear = ir.Node(ONNXTRAIN_DOMAIN, OPERATOR, inputs, attributes, num_outputs=1, name=match["matmul"].name)
+    graph.insert_before(match.nodes[0], linear)
     result = linear.outputs[0]
     result.type, result.shape = y.type, y.shape
     substitute_and_rename(graph, {y: result})
-    return layer.last
-
-
-_PRODUCTS = LayerFinder(set(), ())
 
 
 def _stored(weight: ir.Value | None) -> ir.Value | None:
-    """What a weight in float32 is made of, where that is of 16 bits."""
+    """Return the 16-bit value that a weight in float32 is cast from, or ``None``."""
     cast = None if weight is None else weight.producer()
     if weight is None or weight.dtype != ir.DataType.FLOAT or cast is None:
         return None

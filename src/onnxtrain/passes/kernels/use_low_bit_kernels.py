@@ -1,4 +1,4 @@
-"""Products with weights of a few bits on this project's own kernel, which keeps no second copy of them."""
+"""Run matmuls with low-bit weights on this project's own kernel, which keeps no second copy of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from onnxtrain.ir import Builder
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 
 _IN_FLOAT = (0, 1)
-"""Accuracy levels at which ONNX Runtime computes in float: the default, and that of float32."""
+"""Accuracy levels at which ONNX Runtime computes in float: the default, and float32."""
 
 
 def use_low_bit_kernels(model: ir.Model) -> None:
-    """Write MatMulNBits of ONNX Runtime as the operator of the same name of the domain ``onnxtrain``, in place.
+    """Replace MatMulNBits of ONNX Runtime by the operator of the same name of the domain ``onnxtrain``, in place.
 
-    y = x wᵀ + bias. ONNX Runtime arranges the weights anew when a session is created, and so holds them twice, or makes
-    a whole weight of floats for the time of a product. Left alone are nodes whose columns are in groups by index, that
-    are to compute in fewer bits (``accuracy_level``), and those of half precision. Bodies of operators
-    are gone through, too, where a loss computes its logits in chunks.
+    y = x wᵀ + bias. ONNX Runtime repacks the weights when a session is created, and so holds them twice, or dequantizes
+    a whole weight for the time of a matmul. Left alone are nodes with columns grouped by index (``g_idx``), with an
+    ``accuracy_level`` of fewer bits, and those in half precision. Bodies of operators are included, where a loss
+    computes its logits in chunks.
 
     Requires: a sorted graph, types. Ensures: a sorted graph.
     """
@@ -31,7 +31,7 @@ def use_low_bit_kernels(model: ir.Model) -> None:
 
 
 def _use_in(graph: ir.Graph, main: Builder) -> None:
-    """The same in the main graph, or in a body."""
+    """Replace the nodes of the main graph, or of a body."""
     for node in list(graph):
         size = _size(node)
         if size is None:
@@ -53,7 +53,7 @@ def _use_in(graph: ir.Graph, main: Builder) -> None:
 
 
 def _size(node: ir.Node) -> PackedWeight | None:
-    """How the weight of a node is packed; ``None`` where ONNX Runtime's operator stays."""
+    """Return how the weight of a node is packed; ``None`` where ONNX Runtime's operator stays."""
     if (node.domain, node.op_type) != (MICROSOFT_DOMAIN, "MatMulNBits"):
         return None
     level = node.attributes.get("accuracy_level")

@@ -1,8 +1,8 @@
 """Prove which states a step may update in place: outputs bound to the buffers of inputs.
 
-The proof holds on the graph as it is written, for any runtime. Nodes run in any order that respects their inputs. What
-only moves, casts or scales numbers need not be stored, so that whoever reads the result may read the original. And what
-works element by element may become one with its producer.
+The proof holds on the graph as it is written, for any runtime. Nodes run in any order that respects their inputs. A
+result that only moves, casts or scales elements need not be stored, so that its readers may read the original. And an
+elementwise node may be fused with its producer.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def _operators(names: str) -> frozenset[str]:
 # Operators whose result has the elements of the input in the same order.
 _IN_ORDER = _operators("Identity Reshape Flatten Squeeze Unsqueeze Cast CastLike")
 
-# Operators whose result a runtime may leave out: a view of the input, or computed by those who read it.
+# Operators whose result a runtime need not store: a view of the input, or computed by its readers.
 _MOVING = _IN_ORDER | _operators(
     """Transpose Slice Split Expand BitCast Concat Pad Tile Gather Dropout DepthToSpace SpaceToDepth
     Optional OptionalGetElement SequenceConstruct SequenceInsert SequenceErase SequenceAt SplitToSequence
     ConcatFromSequence"""
 )
-_SCALING = _operators("Add Sub Mul Div")  # with a constant: x * 1 is x, and products take factors in
+_SCALING = _operators("Add Sub Mul Div")  # with a constant: x * 1 is x, and matmuls absorb factors
 
 # Operators that finish reading an element of an input of the output's shape before they write that element.
 _IN_STEP = _operators("Add Sub Mul Div Pow Where Neg Abs Sqrt Clip Relu")
-_OF_SEVERAL = _operators("Max Min Sum Mean")  # the same of two inputs; of more, one may meet the result of others
+_OF_SEVERAL = _operators("Max Min Sum Mean")  # with two inputs; of more, one may be read after the first result
 
 _POINTWISE = _IN_STEP | _OF_SEVERAL
 _POINTWISE |= _operators("And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Mod Not Or Xor")
@@ -44,18 +44,18 @@ _POINTWISE |= _operators(
 _POINTWISE |= _operators("Round Selu Sigmoid Sign Sin Softplus Softsign Swish Tanh ThresholdedRelu")
 
 _OPERATOR_DOMAINS = frozenset({"", MACHINE_LEARNING_DOMAIN, TRAINING_DOMAIN, ONNXTRAIN_DOMAIN, MICROSOFT_DOMAIN})
-"""What has another domain is a function, whose body may do anything."""
+"""A node of another domain is a function, whose body may do anything."""
 
 
 def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[str]:
-    """The states whose new value may be written where the old one stands: behind the list of passes, the proof.
+    """Return the states whose new value may be written into the buffer of the old one.
 
-    The writer of the new value runs at some time; the old value must not be read after. It is safe where
-    every node that reads the state, by itself or through what need not be stored, is the writer itself (and reads
-    each element before it writes it) or an ancestor of the writer, which therefore has run before, and does not
-    become one with it. Everything else needs a second buffer.
+    The writer of the new value runs at some time; the old value must not be read after. It is safe where every node
+    that reads the state, by itself or through values that need not be stored, is the writer itself (and reads each
+    element before it writes it) or an ancestor of the writer, which therefore has run before, and is not fused with it.
+    Everything else needs a second buffer.
 
-    Requires: a graph that no pass changes any more. Ensures: it is as it was.
+    Requires: a graph that no pass changes any more. Ensures: it is unchanged.
 
     Args:
         graph: The step graph, topologically sorted.
@@ -69,7 +69,7 @@ def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[st
         if new_name is None:
             continue
         value, new = inputs.get(state), outputs[new_name]
-        if value is None or _is_safe(value, new, readers, ancestors):  # no input: nothing reads the old value
+        if value is None or _is_safe(value, new, readers, ancestors):  # not an input: nothing reads the old value
             proved.add(state)
     return proved
 
@@ -95,9 +95,9 @@ class Reading(NamedTuple):
 
     Attributes:
         node: The node.
-        operand: What it reads.
+        operand: The input that it reads.
         as_it_is: Whether the operand has the elements of the value in the same order.
-        results: Outputs of the graph that it gives and that need not be stored apart from the value.
+        results: Graph outputs that it computes and that need not be stored apart from the value.
     """
 
     node: ir.Node
@@ -107,11 +107,11 @@ class Reading(NamedTuple):
 
 
 class _Writer:
-    """Who writes a new value: the nodes that may be one kernel, which then writes into the buffer of the old value.
+    """Nodes that write a new value: they may become one kernel, which then writes into the buffer of the old value.
 
-    These are the producer of the new value and, as far as they work element by element or only move numbers, the
-    producers of what it reads; and the first nodes behind them that do neither. Reductions, loops and branches are
-    done before anything is made of their results, and stay outside.
+    These are the producer of the new value and, as far as they are elementwise or only move elements, the producers of
+    its inputs; and the first nodes behind them that are neither. Reductions, loops and branches end before their
+    results are read, and stay outside.
 
     Attributes:
         kernel: These nodes, and whether elements are in order between each and the new value.
@@ -121,7 +121,7 @@ class _Writer:
     def __init__(self, value: ir.Value, new: ir.Value) -> None:
         self._value, self._new = value, new
         self.kernel: dict[ir.Node, bool] = {}
-        self._last: set[ir.Node] = set()  # those that write the new value where the nodes stay apart
+        self._last: set[ir.Node] = set()  # the writers of the new value if no nodes are fused
         waiting = [(new, True, True)]
         while waiting:
             result, in_order, is_last = waiting.pop()
@@ -139,12 +139,12 @@ class _Writer:
         self.computes = bool(self._last)
 
     def may_read(self, reading: Reading) -> bool:
-        """Whether one of these nodes may read the buffer that is written."""
+        """Return whether one of these nodes may read the buffer that is written."""
         node = reading.node
         if node.op_type.removeprefix("Fused") in OPTIMIZERS:
             return node is self._new.producer() and reading.operand is self._value
         if _is_in_order(node):
-            return True  # those who read its result are asked
+            return True  # the readers of its result decide
         shape = self._value.shape
         in_order = self.kernel[node] and reading.as_it_is and shape is not None and shape == self._new.shape
         if node in self._last:
@@ -153,7 +153,7 @@ class _Writer:
 
 
 class Readers:
-    """Which nodes of the main graph read a value: by themselves, in subgraphs, or through what need not be stored."""
+    """Nodes of the main graph that read a value: by themselves, in subgraphs, or through values not stored."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self.outputs = set(graph.outputs)
@@ -163,7 +163,7 @@ class Readers:
                 self._by_value.setdefault(value, {})[node] = None
 
     def of(self, value: ir.Value) -> Iterator[Reading]:
-        """All who read a value."""
+        """Return all readers of a value."""
         waiting, seen = [(value, True)], {value}
         while waiting:
             operand, as_it_is = waiting.pop()
@@ -192,21 +192,21 @@ def _is_pointwise(node: ir.Node) -> bool:
 
 
 def _not_stored(node: ir.Node, operand: ir.Value) -> Sequence[ir.Value]:
-    """The outputs of a node that may be the memory of an operand, or be computed from it by those who read them."""
-    outputs = node.outputs  # of an update thousands, which are not copied for each of its operands
+    """Return the outputs of a node that may share the memory of an operand, or be computed from it by their readers."""
+    outputs = node.outputs  # an update has thousands: they are not copied for each operand
     if node.domain not in _OPERATOR_DOMAINS or _is_moving(node):
         return outputs
     if not node.domain and node.op_type in _SCALING:
         return outputs if any(_is_constant(value) for value in node.inputs if value is not operand) else ()
     bodies = subgraphs(node)
-    # What comes in as it is may go out as it is: through a loop that does not run, or that hands it through.
+    # A loop that does not run, or that forwards a value, returns it as it is.
     if bodies and operand in node.inputs:
         return outputs
     return outputs if any(_leads_back(value, operand) for body in bodies for value in body.outputs) else ()
 
 
 def _leads_back(value: ir.Value, operand: ir.Value) -> bool:
-    """Whether a result of a body may be the memory of a value of its surroundings."""
+    """Return whether a result of a body may share the memory of a value outside of it."""
     if value is operand:
         return True
     node = value.producer()
@@ -226,7 +226,7 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 class Ancestors:
-    """Which nodes are certain to have run before a node: bit sets over the graph's order."""
+    """Nodes that are certain to have run before a node: bit sets over the order of the graph."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._index = {node: position for position, node in enumerate(graph)}
@@ -239,11 +239,11 @@ class Ancestors:
             self._before[node] = before | (1 << position)
 
     def position(self, node: ir.Node) -> int:
-        """The place of a node in the graph's order."""
+        """Return the index of a node in the order of the graph."""
         return self._index[node]
 
     def includes(self, node: ir.Node, candidate: ir.Node) -> bool:
-        """Whether ``candidate`` is an ancestor of ``node``."""
+        """Return whether ``candidate`` is an ancestor of ``node``."""
         return bool(self._before[node] >> self._index[candidate] & 1)
 
 

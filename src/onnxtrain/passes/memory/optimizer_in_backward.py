@@ -1,8 +1,8 @@
-"""Updates in the backward pass: each as soon as its gradients are there, which then need not be kept.
+"""Run the optimizer in the backward pass: each update as soon as its gradients are ready, which are then released.
 
-One node for all parameters reads all gradients at once, so that they all have to be there: as many bytes as the weights
-have. Several nodes, each behind the last reader of its weights, let a gradient go when its weights have been updated.
-In graphs for native kernels only: one for any runtime has a body for each parameter, in the order of that runtime.
+One node for all parameters reads all gradients at once, so all must be kept: as many bytes as the weights have. With
+several nodes, each behind the last reader of its weights, a gradient is released when its weights are updated. In
+graphs for native kernels only: a graph for any runtime has a body for each parameter, in the order of that runtime.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from onnxtrain.passes.memory.in_place import Ancestors, Readers
 from onnxtrain.passes.updates import Variable, held_in_bfloat16, variables_of, without_factor
 
 LEAST_BYTES = 4 << 20
-"""Of the weights that one node updates: less is not worth a start of all threads."""
+"""Least bytes of weights that one node updates: fewer are not worth starting all threads."""
 
 
 def optimizer_in_backward(graph: ir.Graph) -> None:
     """Split optimizer nodes into several, each for the parameters whose gradients come next, in place.
 
-    Each gets its learning rate through ``After`` where something that is no ancestor of its gradients reads its
-    weights, such as the product for the gradient of a layer's input: it may then write the weights where they stand.
-    Each part stands where it can run first, for ONNX Runtime keeps the order of a graph as far as it can. Nodes whose
-    gradients have a factor in common are left: that is the norm of all of them.
+    Where a node that is no ancestor of its gradients reads its weights, such as the matmul for the gradient of a
+    layer's input, a part gets its learning rate through ``After``: it may then write the weights in place. Each part is
+    put where it can run first, since ONNX Runtime keeps the order of a graph as far as it can. Nodes whose gradients
+    share a factor
+    stay: the factor comes from the norm of all of them.
 
     Requires: a sorted graph. Ensures: the same.
     """
@@ -46,7 +47,7 @@ def optimizer_in_backward(graph: ir.Graph) -> None:
 
 
 def _parts(graph: ir.Graph, variables: Sequence[Variable]) -> Iterator[list[Variable]]:
-    """The parameters in the order in which their gradients come, cut where a part is large enough."""
+    """Return the parameters in the order in which their gradients come, cut where a part is large enough."""
     place = {node: position for position, node in enumerate(graph)}
 
     def comes(variable: Variable) -> int:
@@ -106,7 +107,7 @@ def _split(graph: ir.Graph, node: ir.Node, parts: Sequence[Sequence[Variable]]) 
 
 
 def _unordered(part: Sequence[Variable], node: ir.Node, readers: Readers, ancestors: Ancestors) -> list[ir.Value]:
-    """Results of the readers of weights that need not have run when the gradients of a part are there."""
+    """Return results of readers of weights that may run after the gradients of a part are ready."""
     producers = [producer for variable in part if (producer := variable.inputs[1].producer()) is not None]
     late = {
         reading.node: None
@@ -115,7 +116,7 @@ def _unordered(part: Sequence[Variable], node: ir.Node, readers: Readers, ancest
         if reading.node not in (node, variable.inputs[0].producer())
     }
     found: list[ir.Node] = []
-    for reader in sorted(late, key=ancestors.position, reverse=True):  # the later first: they cover earlier ones
+    for reader in sorted(late, key=ancestors.position, reverse=True):  # later ones first: they cover earlier ones
         if not any(ancestors.includes(known, reader) for known in (*producers, *found)):
             found.append(reader)
     return [reader.outputs[0] for reader in found]

@@ -1,53 +1,82 @@
-"""Compute values again in the backward pass instead of keeping them from the forward pass.
+"""Recompute values in the backward pass instead of keeping them from the forward pass (activation checkpointing).
 
 Copies of forward nodes must neither run before the backward pass arrives at them, nor be recognized as copies: by
-this package, by ONNX Runtime's elimination of common subexpressions, or by any other runtime that is given the
-graph. So a copy reads its input through a Reshape to its own shape, the shape being that of the input plus a zero
-that the graph computes from a gradient. ONNX Runtime gives a Reshape the memory of its input: nothing is copied.
+this package, by ONNX Runtime's elimination of common subexpressions, or by any other runtime. So a copy reads its input
+through a Reshape to its own shape plus a zero that the graph computes from a gradient. ONNX Runtime gives a Reshape the
+memory of its input: nothing is copied.
 
-A value that gradients do not read any more could be fused away with its reader, and a fused operator rounds
-otherwise than those it is made of. A Reshape before the reader keeps ONNX Runtime from that: numbers stay as they are.
+A value that gradients do not read any more could be fused with its reader, and a fused operator rounds differently from
+its parts. A Reshape before the reader keeps ONNX Runtime from fusing: numbers stay as they are.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
+from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder
 from onnxtrain.ir.clone import Values, captured_values, clone_nodes, subgraphs
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.sharing import RANDOM
 from onnxtrain.ir.value import is_float
-from onnxtrain.passes.memory.numbered_layers import LAYERS, layer_of
-from onnxtrain.patterns import matches
+from onnxtrain.patterns import matches, no_match
 
 _ONCE = RANDOM | {"Dropout", "AllReduce"}
-"""Operators that give something else the next time, or for which processes would have to meet again."""
+"""Operators whose result differs the next time, or for which processes would have to meet again."""
 
 _FUSED_ANYWAY = frozenset({"MatMul"})
-"""Operators with which ONNX Runtime fuses what they read, however many others read it, too."""
+"""Operators that ONNX Runtime fuses with their producers, however many others read them."""
+
+_LAYERS = "layers"
+"""The pattern for all nodes of numbered layers, each layer recomputed by itself."""
+
+_LAYER = r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])"
+"""A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
 
 SHAPES_ONLY = frozenset({"Shape", "Size"})
-"""Operators that read no element of what they are given."""
+"""Operators that read no element of their input."""
+
+
+def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
+    """Refuse patterns that match no node name.
+
+    Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged; each pattern matches a name.
+
+    Raises:
+        GradientError: A pattern matches no name.
+    """
+    if not patterns:
+        return
+    nodes = [node for node in graph if node.name and not (node.op_type == "Gradient" and node.domain)]
+    names = [node.name or "" for node in nodes]
+    for pattern in patterns:
+        if pattern == _LAYERS and not any(map(_layer_of, nodes)):
+            raise GradientError(
+                "recompute='layers', but no node has a name with a numbered layer, such as 'layers.3'; name nodes by "
+                f"patterns; the model has {', '.join(map(repr, names[:8])) or 'no node with a name'}."
+            )
+        if pattern != _LAYERS and not matches(pattern, *names):
+            raise GradientError(no_match("recompute", pattern, "named node", names))
 
 
 def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> None:
     """Let gradient nodes read copies of the forward nodes whose names match a pattern, in place.
 
-    Neighbouring matching nodes are recomputed together, from what enters the first of them. What is not floating
-    (shapes, indices) and what draws random numbers is not recomputed. Requires: a sorted graph without dead nodes.
+    Neighbouring matching nodes are recomputed together, from the inputs of the first of them. Values that are not
+    floating (shapes, indices) and nodes that draw random numbers are not recomputed. Requires: a sorted graph without
+    dead nodes.
     Ensures: the same, and every output equal bit by bit.
 
-    Args:
-        graph: The main graph.
-        backward: The nodes that carry gradients; what is no longer in the graph is passed over.
-        patterns: Glob patterns of names of nodes, checked before. Where they match none any more, because what they
-            name is part of a fused node, nothing is left to recompute: the fused node keeps none of it.
+    Args: graph: The main graph. backward: The nodes that carry gradients; those no longer in the graph are passed over.
+        patterns: Glob patterns of names of nodes, checked before. If a node that a pattern names is fused by now,
+        nothing
+            is left to recompute: the fused node keeps none of its values.
     """
     if not patterns:
         return
@@ -55,8 +84,8 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> N
     chosen = _choose([node for node in graph if node not in carrying], patterns)
     order = {node: index for index, node in enumerate(graph)}
     late = _late(graph, carrying, backward.arriving)
-    by_layer = LAYERS in patterns
-    for nodes in _neighbours(graph, {node: layer_of(node) if by_layer else "" for node in chosen}):
+    by_layer = _LAYERS in patterns
+    for nodes in _neighbours(graph, {node: _layer_of(node) if by_layer else "" for node in chosen}):
         segment = _Segment(graph, nodes, [node for node in graph if node in carrying], order)
         trigger = segment.trigger(late)
         if trigger is not None:
@@ -68,21 +97,21 @@ def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]
     matching = [
         node
         for node in forward
-        if any(matches(pattern, node.name or "") for pattern in patterns) or (LAYERS in patterns and layer_of(node))
+        if any(matches(pattern, node.name or "") for pattern in patterns) or (_LAYERS in patterns and _layer_of(node))
     ]
     return {node for node in matching if any(map(is_float, node.outputs)) and not _draws(node)}
 
 
 def _draws(node: ir.Node) -> bool:
     if node.op_type in _ONCE or node.domain not in ("", MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN):
-        return True  # an operator of someone else's may draw, too
+        return True  # an unknown operator may draw random numbers
     return any(_draws(inner) for graph in subgraphs(node) for inner in graph)
 
 
 def _late(graph: ir.Graph, carrying: Collection[ir.Node], arriving: Collection[ir.Value]) -> set[ir.Node]:
-    """The gradient nodes that cannot run before the backward pass arrives at them.
+    """Return the gradient nodes that cannot run before the backward pass arrives at them.
 
-    They depend on the gradient of some forward value, and that on an activation; a gradient node that only reads
+    They depend on the gradient of some forward value, and through it on an activation; a gradient node that only reads
     a forward value (to transpose it, say) could run in the forward pass.
     """
     active: set[ir.Node] = set()
@@ -99,7 +128,7 @@ def _late(graph: ir.Graph, carrying: Collection[ir.Node], arriving: Collection[i
 
 
 def _neighbours(graph: ir.Graph, chosen: Mapping[ir.Node, str]) -> list[list[ir.Node]]:
-    """The chosen nodes of one layer in groups that are connected by what they read from each other; in order."""
+    """Return the chosen nodes of one layer in groups that are connected by their inputs; in order."""
     group: dict[ir.Node, list[ir.Node]] = {}
     for node in graph:
         if node not in chosen:
@@ -123,7 +152,7 @@ class _Segment(NamedTuple):
         graph: The graph.
         nodes: The nodes in order.
         backward: The gradient nodes in order.
-        order: Places of all nodes in the graph.
+        order: Indices of all nodes in the graph.
     """
 
     graph: ir.Graph
@@ -134,8 +163,8 @@ class _Segment(NamedTuple):
     def trigger(self, late: Collection[ir.Node]) -> ir.Value | None:
         """The gradient whose arrival starts the recomputation; ``None`` where no gradient node needs it.
 
-        It is one that the first gradient node that reads the segment reads, too, or the last one before it: none
-        of these depends on the segment.
+        It is one that the first gradient node that reads the segment reads, too, or the last one before it: none of
+        these depends on the segment.
         """
         reader = next((node for node in self.readers() if node.op_type not in SHAPES_ONLY), None)
         if reader is None:
@@ -147,12 +176,12 @@ class _Segment(NamedTuple):
         return next((v for node in reversed(before) for v in node.outputs if v.name and is_float(v)), None)
 
     def readers(self) -> list[ir.Node]:
-        """The gradient nodes that read what the segment computes."""
+        """Return the gradient nodes that read results of the segment."""
         results = {output for node in self.nodes for output in node.outputs}
         return [node for node in self.backward if any(value in results for value in node.inputs)]
 
     def copy(self, trigger: ir.Value) -> None:
-        """Put copies in the place of the segment for the gradient nodes from the first reader on."""
+        """Replace the segment by copies for the gradient nodes from the first reader on."""
         readers = self.readers()
         first = next(node for node in readers if node.op_type not in SHAPES_ONLY)
         readers = [node for node in readers if self.order[node] >= self.order[first]]
@@ -163,7 +192,7 @@ class _Segment(NamedTuple):
             if not any(value in mapping for value in node.inputs):
                 source = next((value for value in node.inputs if value is not None and not _is_constant(value)), None)
                 if source is None:
-                    continue  # computed from constants: runtimes do that once, ahead
+                    continue  # computed from constants: runtimes fold it
                 mapping[source] = _behind(op, source, trigger)
             copies = clone_nodes([node], mapping, rename=lambda name: f"again/{name}")
             self.graph.insert_before(first, copies)
@@ -189,7 +218,7 @@ class _Segment(NamedTuple):
             set_inputs(reader, [same if old is value else old for old in reader.inputs])
 
     def _needed(self, readers: Iterable[ir.Node]) -> list[ir.Node]:
-        """What of the segment the readers depend on."""
+        """Return the nodes of the segment that the readers depend on."""
         needed = {value for node in readers for value in node.inputs}
         found = []
         for node in reversed(self.nodes):
@@ -206,7 +235,7 @@ def _is_constant(value: ir.Value) -> bool:
 
 
 def _behind(op: Builder, source: ir.Value, trigger: ir.Value) -> ir.Value:
-    """The same tensor in the same memory, not before the trigger is computed."""
+    """Return the same tensor in the same memory, not before the trigger is computed."""
     gradient, value = op.wrap(trigger), op.wrap(source)
     element = op.Slice(op.Reshape(gradient, op.ints(-1)), op.ints(0), op.ints(1))
     element = op.cast(element, ir.DataType.FLOAT)  # not every runtime compares every type
@@ -214,3 +243,9 @@ def _behind(op: Builder, source: ir.Value, trigger: ir.Value) -> ir.Value:
     again = op.Reshape(value, op.Shape(value) + zero, allowzero=1)
     again.ir.type = source.type
     return again.with_shape(value.shape).ir
+
+
+def _layer_of(node: ir.Node) -> str:
+    """Return the name of a node up to the number of its layer; "" where it has none."""
+    found = re.search(_LAYER, node.name or "")
+    return "" if found is None else (node.name or "")[: found.end()]

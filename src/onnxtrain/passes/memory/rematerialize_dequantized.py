@@ -1,4 +1,4 @@
-"""Weights of fewer bits become floats where they are used, each time, and are not kept from the first use to the last.
+"""Dequantize low-bit weights at each use instead of keeping the floats from the first use to the last.
 
 These are frozen weights, and those that are trained in bfloat16 without a copy in float32.
 """
@@ -22,16 +22,16 @@ _LEAST_ELEMENTS = 1 << 14
 
 
 def rematerialize_dequantized(graph: ir.Graph) -> None:
-    """Let each reader of a weight of fewer bits have a node of its own that makes floats of it, in place.
+    """Give each reader of a low-bit weight a dequantizing node of its own, in place.
 
-    A weight is read in the forward pass, and for the gradient of what it multiplies: kept from one to the other, all
-    weights of a model would be there in float at once, four or eight times as large as they are. ONNX Runtime would
-    also run these nodes, which need nothing but weights, ahead of all others; so their scales wait for what the reader
-    reads beside the weight: zero times its number of elements is added to them.
+    A weight is read in the forward pass, and for the gradient of the other operand: kept from one to the other, all
+    weights of a model would be in float at once, four or eight times as large as they are. ONNX Runtime would also run
+    these nodes, which need nothing but weights, ahead of all others; so their scales wait for the other input of the
+    reader: zero times its number of elements is added to them.
 
     An update that reads a weight keeps the node as it is: :mod:`onnxtrain.passes.fuse.fuse_updates` fuses the two.
 
-    Requires: a sorted graph in which what is trained are inputs. Ensures: a sorted graph that computes the same.
+    Requires: a sorted graph whose trainable parameters are inputs. Ensures: a sorted graph that computes the same.
     """
     count, order = 0, {node: place for place, node in enumerate(graph)}
     main = Builder(graph, graph.opset_imports.get("", 1))
@@ -41,7 +41,7 @@ def rematerialize_dequantized(graph: ir.Graph) -> None:
         (value,) = node.outputs
         readers = [reader for reader in dict.fromkeys(reader for reader, _ in value.uses()) if reader.graph is graph]
         if not readers or len(readers) < len({reader for reader, _ in value.uses()}):
-            continue  # the bodies of control flow read it where they run
+            continue  # bodies of control flow read it wherever they run
         first: ir.Node | None = None
         others = sorted(readers, key=order.__getitem__)
         if not any(map(_updates, others)):
@@ -62,7 +62,7 @@ def rematerialize_dequantized(graph: ir.Graph) -> None:
 
 
 def _wait(op: Builder, node: ir.Node, reader: ir.Node) -> None:
-    """Let a node run when the other inputs of its reader are there."""
+    """Delay a node until the other inputs of its reader are computed."""
     others = [value for value in reader.inputs if value is not None and value.producer() not in (None, node)]
     awaited = next(iter(others), None)
     if awaited is None or not isinstance(awaited.type, ir.TensorType):
@@ -85,7 +85,7 @@ def _updates(node: ir.Node) -> bool:
 
 
 def _widens_weight(node: ir.Node, graph: ir.Graph) -> bool:
-    """Whether a node makes floats of a large initializer of fewer bits, or of an input of a known size."""
+    """Return whether a node makes floats of a large low-bit initializer, or of an input of a known size."""
     if not _dequantizes(node) and not _widens(node):
         return False
     if node.outputs[0].is_graph_output():
@@ -104,7 +104,7 @@ def _dequantizes(node: ir.Node) -> bool:
 
 
 def _widens(node: ir.Node) -> bool:
-    """Whether a node is a Cast to wider numbers."""
+    """Return whether a node is a Cast to wider numbers."""
     if node.op_type != "Cast" or node.domain != "":
         return False
     given, made = node.inputs[0], node.outputs[0]

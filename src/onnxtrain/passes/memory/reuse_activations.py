@@ -1,9 +1,9 @@
-"""Activations that are not kept for the backward pass: the node of their gradient gives them once more.
+"""Let the gradient of an activation return the activation again, which is then not kept for the backward pass.
 
-Of an activation y = f(x), its own gradient reads x, and the gradient of what follows (a weight, mostly) reads y: both
-are kept. The kernel of the gradient has x in hand and computes most of y on its way, so it gives y, too, in the
-memory of x, and y is kept no longer than the forward pass needs it. In graphs for native kernels only: standard
-operators would go over memory once more for it.
+The gradient of an activation y = f(x) reads x, and the gradient of the next node (a weight, mostly) reads y: both are
+kept. The kernel of the gradient reads x and computes most of y on its way, so it returns y, too, in the memory of x,
+and y is kept no longer than the forward pass needs it. In graphs for native kernels only: standard operators would go
+over memory once more for it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _VIEWS = frozenset({"Flatten", "Reshape"})
 def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
     """Let gradients that read a Clip or Gelu read the second output of its gradient's node, in place.
 
-    Left alone is an activation that a gradient reads on which that of the activation depends.
+    Left alone is an activation read by a gradient that the gradient of the activation depends on.
 
     Requires: a sorted graph whose fused operators are those that kernels run. Ensures: a sorted graph.
 
     Args:
         graph: The main graph.
-        backward: The nodes that carry gradients; what is no longer in the graph is passed over.
+        backward: The nodes that carry gradients; those no longer in the graph are passed over.
     """
     carrying = {node for node in backward.nodes if node.graph is graph}
     changed = False
@@ -49,7 +49,7 @@ def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
 
 
 def _activation(node: ir.Node, carrying: Collection[ir.Node]) -> ir.Value | None:
-    """y of the activation whose gradient a node computes from dy and x."""
+    """Return y of the activation whose gradient a node computes from dy and x."""
     if node.op_type not in ("ClipGradient", "GeluGradient") or node.inputs[1] is None:
         return None
     for forward, place in node.inputs[1].uses():
@@ -59,7 +59,7 @@ def _activation(node: ir.Node, carrying: Collection[ir.Node]) -> ir.Value | None
 
 
 def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
-    """Whether a node computes the activation that a node is the gradient of."""
+    """Return whether a node computes the activation that the other node is the gradient of."""
     if gradient.op_type == "ClipGradient":
         return forward.op_identifier() == ("", "Clip", "") and _bounds(forward.inputs[1:]) == _bounds(
             gradient.inputs[2:]
@@ -77,12 +77,12 @@ def _given(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
 
 
 def _bounds(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
-    """The bounds that are given; a lower one of minus infinity is none."""
+    """Return the bounds that are given; a lower bound of minus infinity is none."""
     return [(place, value) for place, value in _given(values) if place or constant_number(value) != -math.inf]
 
 
 def _reads(y: ir.Value, carrying: Collection[ir.Node]) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Gradient nodes that read the elements of y, and what they read: y itself, or a forward node's view of it."""
+    """Yield gradient nodes that read the elements of y, each with y or a forward node's view of y."""
     for reader in dict.fromkeys(reader for reader, _ in y.uses()):
         if reader in carrying:
             if reader.op_type not in SHAPES_ONLY:
@@ -92,7 +92,7 @@ def _reads(y: ir.Value, carrying: Collection[ir.Node]) -> Iterator[tuple[ir.Node
 
 
 def _leads_to(target: ir.Node, nodes: Collection[ir.Node], carrying: Collection[ir.Node]) -> bool:
-    """Whether a gradient node depends on one of others."""
+    """Return whether a gradient node depends on one of others."""
     pending, seen = list(nodes), set(nodes)
     while pending:
         for output in pending.pop().outputs:
@@ -118,7 +118,7 @@ def _reuse(graph: ir.Graph, node: ir.Node, y: ir.Value, carrying: set[ir.Node]) 
 
 
 def _copy_views(graph: ir.Graph, after: ir.Node, view: ir.Value, mapping: Values) -> list[ir.Node]:
-    """Make the views that lead from a value of the mapping to ``view`` of its substitute, too."""
+    """Copy the views that lead from a value of the mapping to ``view`` for its substitute."""
     chain: list[ir.Node] = []
     while view not in mapping:
         producer = view.producer()

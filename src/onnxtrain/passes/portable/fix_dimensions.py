@@ -1,4 +1,4 @@
-"""Give symbolic dimensions of a model a size: a graph of static shapes is shorter and faster."""
+"""Replace symbolic dimensions by sizes: a graph of static shapes is shorter and faster."""
 
 from __future__ import annotations
 

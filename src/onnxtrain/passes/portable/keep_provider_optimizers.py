@@ -1,4 +1,4 @@
-"""Updates that another provider than the processor's has kernels of: nodes where all else is standard operators."""
+"""Keep optimizer nodes that a provider other than the CPU has kernels for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onnxtrain.passes.updates import variables_of
 
 
 def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> frozenset[ir.Node]:
-    """The optimizer nodes that kernels of a provider run, made fit for them in place.
+    """Return the optimizer nodes that kernels of a provider run, adapted to them in place.
 
-    Those kernels know gradients of their parameter's shape only: where that is not certain, an Expand sees to it. Nodes
-    in subgraphs, of other operators and over other types than float and double are not among them.
+    Those kernels take only gradients of their parameter's shape: where the shape is not certain, an Expand is added.
+    Nodes in subgraphs, of other operators and over types other than float and double are not among them.
 
-    Requires: a graph without Gradient nodes. Ensures: the nodes stay where they are.
+    Requires: a graph without Gradient nodes. Ensures: the order of the nodes.
 
     Args:
         model: A working copy.

@@ -19,7 +19,7 @@ from onnxtrain.operators.registry import OPTIMIZERS, find
 from onnxtrain.operators.schema import OptimizerSchema
 
 OPSET_WITHOUT_IMPORT = 18
-"""The version of ONNX's own operators that a model gets that imported none, because it had only optimizers."""
+"""Version of ONNX's own operators for a model that imported none, because it had only optimizers."""
 
 
 def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Model:
@@ -60,7 +60,7 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
 
 
 def _check_optimizers(model: ir.Model) -> None:
-    """Check every optimizer node of a model: counts, grouping, attributes, and what types and shapes tell.
+    """Check every optimizer node of a model: counts, grouping, attributes, known types and shapes.
 
     Raises:
         OperatorError: A node is not as its operator needs it.
@@ -91,7 +91,7 @@ def _optimizer_nodes(model: ir.Model, graph: ir.Graph | ir.Function, deep: bool 
 
 
 def _inline_functions(model: ir.Model) -> None:
-    """Inline the functions that hold optimizer nodes, and those that call such functions."""
+    """Inline the functions that contain optimizer nodes, and those that call such functions."""
     holding: set[ir.OperatorIdentifier] = set()
     while True:
         found = {

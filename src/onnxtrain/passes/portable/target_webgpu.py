@@ -1,4 +1,4 @@
-"""Make step graphs that ONNX Runtime's WebGPU provider runs: nothing in them is float64."""
+"""Fit step graphs to ONNX Runtime's WebGPU provider: nothing in them is float64."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DOUBLE, _FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
 def target_webgpu(model: ir.Model) -> None:
     """Fit a step graph to the WebGPU provider of onnxruntime-web 1.30, in place.
 
-    What the provider does not claim to have runs on the processor by itself. Two things it claims and has not:
+    Operators that the provider does not list run on the CPU by themselves. Two things it lists and lacks:
     BatchNormalization in training mode, which is written in other operators here, and MaxPool with the output Indices,
-    which gradients of MaxPool read where the sizes of images are not known. Some convolutions it computes wrongly, so
-    that they are written in others. (workarounds: statistics on WebGPU, indices on WebGPU, convolutions on WebGPU)
+    which gradients of MaxPool read where the sizes of images are not known. It computes some convolutions wrongly; they
+    are written in others. (workarounds: statistics on WebGPU, indices on WebGPU, convolutions on WebGPU)
 
     Requires: a graph without functions. Ensures: a graph without float64 that the provider runs.
 
@@ -78,8 +78,8 @@ def _normalize_by_hand(graph: ir.Graph, opset: int) -> None:
 def _use_single_precision(model: ir.Model) -> None:
     """Make every float64 of a step graph float32, in place.
 
-    The bodies of optimizers compute in float64 what depends on learning rate and update count only. In float32 a step
-    differs by some units of the last place of the update.
+    The bodies of optimizers compute in float64 only the values that depend on learning rate and update count. In
+    float32 a step differs by some units in the last place of the update.
 
     Requires: a graph without functions. Ensures: a graph without float64.
 

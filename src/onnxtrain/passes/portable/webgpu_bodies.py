@@ -1,4 +1,4 @@
-"""Operators in what ONNX Runtime's WebGPU provider has, where their ordinary bodies read what it lacks.
+"""Bodies of operators for ONNX Runtime's WebGPU provider, where their ordinary bodies read outputs that it lacks.
 
 (workarounds: indices on WebGPU)
 """
@@ -26,7 +26,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 def max_pool_gradient_without_indices(node: Node) -> Sequence[Value | None]:
-    """From dy and x, with MaxPool's attributes: dx = dy where the first maximum of its window stands.
+    """Compute dx from dy, x and MaxPool's attributes: dx = dy at the first maximum of its window.
 
     A convolution with one filter for each position of a window lays the windows side by side, p[k]. With m their
     maximum, the first maximum of a window is where relu((p[k] = m) - Σ over j < k (p[j] = m)) is 1, and the transposed
@@ -42,7 +42,7 @@ def max_pool_gradient_without_indices(node: Node) -> Sequence[Value | None]:
         return max_pool_gradient(node)
     begin = pads[: windows.rank]
     reach = [s * (n - 1) + e for s, n, e in zip(windows.strides, counts, windows.extent, strict=True)]
-    ends = [min(start + size, full) for start, size, full in zip(begin, sizes, reach, strict=True)]  # of x in there
+    ends = [min(start + size, full) for start, size, full in zip(begin, sizes, reach, strict=True)]  # where x ends
 
     filters = op.constant(np.eye(positions).reshape(positions, 1, *kernel), x.dtype)
     over = {"strides": windows.strides, "dilations": windows.dilations, "kernel_shape": kernel}
@@ -62,26 +62,26 @@ def max_pool_gradient_without_indices(node: Node) -> Sequence[Value | None]:
 
 
 def _planes(op: Builder, value: Value, sizes: Sequence[int]) -> Value:
-    """[batch, channels, sizes...] as [batch * channels, 1, sizes...]."""
+    """Reshape [batch, channels, sizes...] to [batch * channels, 1, sizes...]."""
     return op.Reshape(value, op.ints(-1, 1, *sizes))
 
 
 def _cut(op: Builder, value: Value, starts: Sequence[int], ends: Sequence[int], sizes: Sequence[int]) -> Value:
-    """A part of an image of some sizes."""
+    """Return a part of an image of the given sizes."""
     if not any(starts) and list(ends) == list(sizes):
         return value
     return op.Slice(value, op.ints(*starts), op.ints(*ends), op.ints(*range(2, 2 + len(sizes))))
 
 
 def _padded(op: Builder, value: Value, begin: Sequence[int], end: Sequence[int], fill: float) -> Value:
-    """An image with a number around it."""
+    """Return an image with a number around it."""
     if not any(begin) and not any(end):
         return value
     return op.Pad(value, op.ints(0, 0, *begin, 0, 0, *end), op.constant(fill, value.dtype))
 
 
 def body_for(portable: Portable | None, operator: str) -> Body | None:
-    """The body of a fused operator that a provider needs in the place of the operator's own, if it needs one."""
+    """Return the body of a fused operator that a provider needs instead of the operator's own, or ``None``."""
     return _BODIES.get(operator) if portable == "webgpu" else None
 
 

@@ -1,4 +1,4 @@
-"""Convolutions that ONNX Runtime's WebGPU provider computes rightly (workarounds: convolutions on WebGPU)."""
+"""Rewrite convolutions that ONNX Runtime's WebGPU provider computes wrongly (workarounds: convolutions on WebGPU)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from onnxtrain.ir.replace import remove_nodes, take_over
 
 
 def mend_convolutions(graph: ir.Graph, opset: int) -> None:
-    """Write the convolutions that the provider computes wrongly in others, in place.
+    """Replace the convolutions that the provider computes wrongly by others, in place.
 
-    With four filters side by side it reads wrong elements where channels come in threes: another filter of zeros makes
-    it take them one by one. Of grouped ones it mixes the filters where their number in a group is no multiple of four:
-    they become a convolution for each group.
+    With four filters side by side it reads wrong elements where channels come in threes: one more filter of zeros makes
+    it take them one by one. It mixes the filters of grouped convolutions whose number of filters in a group is no
+    multiple of four: they become one convolution for each group.
     """
     for node in list(graph):
         if node.domain or node.op_type != "Conv":
@@ -53,11 +53,11 @@ def _comes_in_threes(x: Value, w: Value, attributes: dict[str, Any]) -> bool:
     sizes = None if w.shape is None else w.shape[2:]
     strides = attributes.get("strides", [1])
     one_by_one = sizes is not None and set(sizes) == {1} and set(strides) == {1}
-    return not one_by_one  # which are products of matrices
+    return not one_by_one  # 1 x 1 convolutions are matmuls
 
 
 def _with_more_filters(op: Builder, x: Value, w: Value, bias: Value | None, attributes: dict[str, Any]) -> Value:
-    """With one filter of zeros behind the others, whose channel is cut off."""
+    """Add one filter of zeros behind the others, and cut off its channel."""
     rank = w.rank
     assert rank is not None
     more = op.Pad(w, op.ints(*[0] * rank, 1, *[0] * (rank - 1)))
@@ -68,7 +68,7 @@ def _with_more_filters(op: Builder, x: Value, w: Value, bias: Value | None, attr
 def _by_groups(
     op: Builder, x: Value, w: Value, bias: Value | None, group: int, attributes: dict[str, Any]
 ) -> Value | None:
-    """A convolution for each group, where the provider mixes filters; ``None`` where it does not."""
+    """Return one convolution for each group where the provider mixes filters; else ``None``."""
     channels, filters = _size(w, 1), _size(w, 0)
     if channels is None or filters is None or filters % 4 or not filters // group % 4 or filters // group < group:
         return None

@@ -1,4 +1,4 @@
-"""The numbers that activation functions of recurrent layers have where the model gives none, written down."""
+"""Write out the default parameters of activation functions of recurrent layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _KINDS = ("activation_alpha", "activation_beta")
 
 
 def write_activation_defaults(model: ir.Model) -> None:
-    """Write ``activation_alpha`` and ``activation_beta`` of LSTM, GRU and RNN down in full, in place.
+    """Write ``activation_alpha`` and ``activation_beta`` of LSTM, GRU and RNN out in full, in place.
 
-    ONNX Runtime takes 0 where a model leaves out a number of Affine, ScaledTanh or ThresholdedRelu, and their defaults
-    are others (workarounds: numbers of recurrent activations).
+    ONNX Runtime takes 0 where a model leaves out a parameter of Affine, ScaledTanh or ThresholdedRelu; the standard's
+    defaults differ (workarounds: numbers of recurrent activations).
 
     Requires: nothing. Ensures: lists that are as long as the functions need; nodes with the usual functions stay.
     """

@@ -172,8 +172,8 @@ def _pasts(found: Inspection) -> Iterator[Finding]:
         listed = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
         yield Finding(
             Severity.NOTE,
-            f"Training begins without a past: {len(names)} inputs for past keys and values ({listed}) are left "
-            "out, so that data need not have them, and may have them without rows. The saved file keeps them.",
+            f"Training starts from an empty KV cache: {len(names)} inputs ({listed}) are left out, so that data need "
+            "not have them, and may have them without rows. The saved file keeps them.",
         )
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingHint
-from onnxtrain.training.working_copy.training_modes import Layers
+from onnxtrain.training.working_copy.kv_cache import cache_hints
+from onnxtrain.training.working_copy.training_modes import LayerCounts
 from onnxtrain.weights.parameters import shared_parameters
 from onnxtrain.weights.readers import (
     LINEAR,
@@ -51,7 +52,7 @@ class Hint(NamedTuple):
 def find_hints(
     model: ir.Model,
     parameters: Sequence[str],
-    layers: Layers,
+    layers: LayerCounts,
     copies: Sequence[Copy] = (),
     *,
     batch_norm: str = "frozen",
@@ -74,6 +75,7 @@ def find_hints(
         quantized: Whether the rounding of quantization stops gradients.
     """
     return [
+        *(Hint(text, surprising) for text, surprising in cache_hints(model.graph)),
         *_undecided(undecided),
         *_dropped(dropped),
         *(_quantized(model) if quantized else ()),
@@ -197,7 +199,7 @@ def _copied(copies: Sequence[Copy]) -> list[Hint]:
     ]
 
 
-def _batch_norm(layers: Layers, mode: str) -> list[Hint]:
+def _batch_norm(layers: LayerCounts, mode: str) -> list[Hint]:
     count, nested = layers.batch_norms, layers.nested_batch_norms
     if mode != "frozen":
         if not count:
@@ -238,7 +240,7 @@ def _batch_norm(layers: Layers, mode: str) -> list[Hint]:
     return found
 
 
-def _dropout(layers: Layers, *, drop: bool) -> list[Hint]:
+def _dropout(layers: LayerCounts, *, drop: bool) -> list[Hint]:
     count, nested, dropping = layers.dropouts, layers.nested_dropouts, layers.dropping
     found = []
     if drop and nested:

@@ -183,9 +183,11 @@ def inspect(
     file = ModelFile.load(model)
     working = infer_shapes(file.training_model())
     graph = working.graph
-    pasts = tuple(leave_out_pasts(working.clone()))
     ports = tuple(_port(v) for v in graph.inputs), tuple(_port(v) for v in graph.outputs)
     operators = _operators(working)
+    pasts = tuple(leave_out_pasts(working))
+    if pasts:
+        infer_shapes(working)
     dropped = dropped_biases(working)
     halves = widen(working)
     layers = find_layers(working)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset, open_dataset
 from onnxtrain.data.conversion import kind_of
 from onnxtrain.data.data_names import read_names
@@ -21,11 +22,10 @@ from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.data_adapter import open_with_targets
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.training.objective import of_model
-from onnxtrain.training.opening import open_with_targets
 from onnxtrain.training.preparation import prepare
-from onnxtrain.training.specification import Specification
 from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.training.working_copy.training_modes import set_inference
 
@@ -64,9 +64,9 @@ def evaluate(
         DataError: The data does not fit the model.
         OptionError: An unknown loss, metric or output.
     """
-    specification = Specification.of(model, loss, output=output, options=options)
-    objective = prepare(specification, table=())
-    names = read_names(specification.model)
+    config = TrainingConfig.of(model, loss, output=output, options=options)
+    objective = prepare(config, table=())
+    names = read_names(config.model)
     labels, inputs = names.labels, names.specs(objective.inputs)
 
     def adapted(dataset: Dataset, targets: Targets, name: str | None) -> Dataset:
@@ -83,7 +83,7 @@ def evaluate(
     else:
         dataset = open_dataset(data, inputs, target=target, need_target=False, validate=False)
     objective.validate(dataset, labels=wanted)
-    options = specification.options
+    options = config.options
     return Evaluator(objective, new_states({}, options), options).evaluate(dataset, batch_size, metrics)
 
 

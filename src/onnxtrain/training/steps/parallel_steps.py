@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.callbacks.stopping import Stopping
+from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.data.shares import shared
 from onnxtrain.errors import ParallelError
@@ -20,7 +21,6 @@ from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.checkpoints.fingerprint import differences
 from onnxtrain.training.description import describe_model, describe_settings, describe_weights
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.specification import Specification
 from onnxtrain.training.steps.buckets import buckets
 from onnxtrain.training.steps.steps import Arrays, Steps
 from onnxtrain.training_info.algorithm import FirstValues
@@ -42,8 +42,8 @@ class ParallelSteps(Steps):
 
     Args:
         objective: What is minimised.
-        specification: What the objective was made for, with a communicator of several processes.
-        states: Buffers of an earlier specification to go on with; by default new ones, with the values of rank 0.
+        config: What the objective was made for, with a communicator of several processes.
+        states: Buffers of an earlier config to go on with; by default new ones, with the values of rank 0.
         values: What new buffers have, where that is not what the model has.
 
     Raises:
@@ -55,14 +55,14 @@ class ParallelSteps(Steps):
     def __init__(
         self,
         objective: Objective,
-        specification: Specification,
+        config: TrainingConfig,
         *,
         states: StateBuffers | None = None,
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        assert specification.parallel is not None
-        self.communicator = specification.parallel
-        super().__init__(objective, specification, states=states, values=values)
+        assert config.parallel is not None
+        self.communicator = config.parallel
+        super().__init__(objective, config, states=states, values=values)
         self._signal = self._signal_of_any = 0
         self._losses = [0.0] * self.communicator.size
         self._table = np.zeros((self.communicator.size, 4 + len(self._part_names)))
@@ -118,7 +118,7 @@ class ParallelSteps(Steps):
         """What has to be the same in all processes."""
         import onnxruntime
 
-        specification = self.specification
+        config = self.config
         trained = [*self.objective.parameters, *self.objective.statistics, *(c.name for c in self.objective.copies)]
         return {
             "onnxtrain": __version__,
@@ -126,11 +126,11 @@ class ParallelSteps(Steps):
             "numpy": np.__version__,
             "processes": self.communicator.size,
             "kernels": kernels_available(),
-            "shared": [specification.shard_states, specification.shard_gradients],
+            "shared": [config.shard_states, config.shard_gradients],
             "compression": repr(self.communicator.compress),
-            "model": describe_model(specification.model)["model"],
-            "frozen weights": describe_weights(specification.model, without=trained),
-            **describe_settings(specification, self.objective),
+            "model": describe_model(config.model)["model"],
+            "frozen weights": describe_weights(config.model, without=trained),
+            **describe_settings(config, self.objective),
         }
 
     def rows_of(self, rows: int) -> slice:
@@ -223,7 +223,7 @@ class ParallelSteps(Steps):
         super().take_states({name: value for name, value in values.items() if name not in residuals})
 
     def go_on_from(self, before: Steps) -> None:
-        """Take over what the steps of an earlier specification have not sent."""
+        """Take over what the steps of an earlier config have not sent."""
         super().go_on_from(before)
         if isinstance(before, ParallelSteps):
             others = before._residuals_of()

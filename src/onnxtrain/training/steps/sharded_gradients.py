@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import OptionError
 from onnxtrain.parallel.reduction import Take
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.specification import Specification
 from onnxtrain.training.steps.sharded_steps import ShardedSteps
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.entry import Entry
@@ -30,33 +30,33 @@ class ShardedGradientSteps(ShardedSteps):
 
     Args:
         objective: What is minimised.
-        specification: What the objective was made for.
-        states: Buffers of an earlier specification to go on with.
+        config: What the objective was made for.
+        states: Buffers of an earlier config to go on with.
         values: What new buffers have, where that is not what the model has.
     """
 
     def __init__(
         self,
         objective: Objective,
-        specification: Specification,
+        config: TrainingConfig,
         *,
         states: StateBuffers | None = None,
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        if specification.accumulate > 1:
+        if config.accumulate > 1:
             raise OptionError("shard_gradients=True keeps no sums of micro-batches; leave it or accumulate out.")
-        if specification.parallel is not None and specification.parallel.compress is not None:
+        if config.parallel is not None and config.parallel.compress is not None:
             raise OptionError(
                 "shard_gradients=True keeps no whole gradients, but compress keeps what was not sent of each; leave "
                 "one of them out."
             )
-        if not specification.options.uses_kernels():
+        if not config.options.uses_kernels():
             raise OptionError("shard_gradients=True needs the native kernels, which announce gradients; leave it out.")
         self._rooms: list[np.ndarray] = []
         self._free: list[np.ndarray] = []
         self._held: dict[int, np.ndarray] = {}
         self._room_is_free = threading.Condition()
-        super().__init__(objective, specification, states=states, values=values)
+        super().__init__(objective, config, states=states, values=values)
 
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
         entries, values = super()._build(objective)

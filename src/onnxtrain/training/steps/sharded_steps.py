@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.passes.lower import lower_entry
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.specification import Specification
 from onnxtrain.training.steps.parallel_steps import ParallelSteps
 from onnxtrain.training.steps.row_squares import Layout, RowSquares
 from onnxtrain.training.steps.steps import Arrays, Steps
@@ -56,8 +56,8 @@ class ShardedSteps(ParallelSteps):
 
     Args:
         objective: What is minimised.
-        specification: What the objective was made for.
-        states: Buffers of an earlier specification to go on with.
+        config: What the objective was made for.
+        states: Buffers of an earlier config to go on with.
         values: What new buffers have, where that is not what the model has.
     """
 
@@ -66,43 +66,43 @@ class ShardedSteps(ParallelSteps):
     def __init__(
         self,
         objective: Objective,
-        specification: Specification,
+        config: TrainingConfig,
         *,
         states: StateBuffers | None = None,
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        if not all(rule.elementwise for rule in objective.optimizers(specification)):
+        if not all(rule.elementwise for rule in objective.optimizers(config)):
             raise OptionError(
                 "shard_states=True cuts weights at any element, but this optimizer's update of one depends on others "
                 "of its tensor; leave one of them out."
             )
-        if specification.clip_norm is not None and specification.clip_value is not None:
+        if config.clip_norm is not None and config.clip_value is not None:
             raise OptionError("shard_states=True clips by value or by norm; leave clip_value or clip_norm out.")
-        if specification.ema is not None:
+        if config.ema is not None:
             raise OptionError(
                 "shard_states=True keeps no moving average of the weights; leave shard_states or ema out."
             )
-        if specification.state_dtype is not None:
+        if config.state_dtype is not None:
             raise OptionError(
                 "shard_states=True cuts states of the weights' type; leave shard_states or state_dtype out."
             )
-        if not specification.master_weights:
+        if not config.master_weights:
             raise OptionError("shard_states=True cuts weights in float32; leave shard_states or master_weights out.")
-        super().__init__(objective, specification, states=states, values=values)
+        super().__init__(objective, config, states=states, values=values)
         self._parameters = [self.states.join(names, parts=self.communicator.size) for names in self._buckets]
         self._pieces = {
             name: piece for index, names in enumerate(self._buckets) for name, piece in self._cut(index, names)
         }
         self._own = self._own_gradients()
         self._squares: RowSquares | None = None
-        if specification.clip_norm is not None:
+        if config.clip_norm is not None:
             dtypes = [memory.dtype for memory in self._parameters]
             self._squares = RowSquares(
                 self._layouts(), self.communicator, dtypes=dtypes, order=list(self.objective.parameters)
             )
         self._update: StepSession | None = None
         if not self._pieces:  # of a model with fewer elements than fit a cache line in each process
-            first = np.asarray(specification.optimizer.schema.first_count, np.int64)
+            first = np.asarray(config.optimizer.schema.first_count, np.int64)
             self._share = StateBuffers({objective.names.count: first})
             return
         entry, first_values = build_update(self._recipe())
@@ -152,7 +152,7 @@ class ShardedSteps(ParallelSteps):
 
     def _recipe(self) -> Any:
         """What the update of this process is made from: pieces in the place of parameters."""
-        recipe = self.objective.recipe(self.specification)
+        recipe = self.objective.recipe(self.config)
         initializers = recipe.model.graph.initializers
         values = []
         for name, piece in self._pieces.items():
@@ -171,7 +171,7 @@ class ShardedSteps(ParallelSteps):
         )
 
     def _session_of(self, entry: Entry) -> StepSession:
-        options = self.specification.options
+        options = self.config.options
         kernels = options.uses_kernels()
         return StepSession(lower_entry(entry, kernels=kernels), self._share, options, kernels=kernels)
 
@@ -248,7 +248,7 @@ class ShardedSteps(ParallelSteps):
         return lambda: fill_states(write(), self.kept_states())
 
     def go_on_from(self, before: Steps) -> None:
-        """Take over the shares of the steps of an earlier specification."""
+        """Take over the shares of the steps of an earlier config."""
         super().go_on_from(before)
         if isinstance(before, ShardedSteps):
             for name in before._share:
@@ -256,9 +256,9 @@ class ShardedSteps(ParallelSteps):
                     self._share[name] = before._share.current(name)
 
     def _roles(self) -> list[str]:
-        return [role.name for role in self.specification.optimizer.schema.states]
+        return [role.name for role in self.config.optimizer.schema.states]
 
     def _has(self, name: str, role: str) -> bool:
-        rule = self.objective.rules(self.specification).get(name)
-        optimizer = self.specification.optimizer if rule is None else rule.optimizer
+        rule = self.objective.rules(self.config).get(name)
+        optimizer = self.config.optimizer if rule is None else rule.optimizer
         return any(state.name == role for state in optimizer.states)

@@ -1,4 +1,4 @@
-"""The steps of a specification: its session, built when it is first needed, on buffers that outlive it."""
+"""The steps of a config: its session, built when it is first needed, on buffers that outlive it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.gc_pause import gc_paused
@@ -18,7 +19,6 @@ from onnxtrain.runtime.providers import device_of
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.training.objective import Objective
-from onnxtrain.training.specification import Specification
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.build import build_entries, build_unfilled
 from onnxtrain.training_info.entry import Entry
@@ -35,8 +35,8 @@ class Steps:
 
     Args:
         objective: What is minimised.
-        specification: What the objective was made for.
-        states: Buffers of an earlier specification to go on with; by default new ones.
+        config: What the objective was made for.
+        states: Buffers of an earlier config to go on with; by default new ones.
         values: What new buffers have, where that is not what the model has.
 
     Attributes:
@@ -50,31 +50,31 @@ class Steps:
     def __init__(
         self,
         objective: Objective,
-        specification: Specification,
+        config: TrainingConfig,
         *,
         states: StateBuffers | None = None,
         values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.objective = objective
-        self.specification = specification
-        self.accumulate = specification.accumulate
+        self.config = config
+        self.accumulate = config.accumulate
         self.fixed = objective.fixed_batch
         # What no session can run is said at once, and not at the first step.
-        device = device_of(specification.options.provider_list())
-        kernels = specification.options.uses_kernels()
-        if specification.compute == "bfloat16":
-            specification.options.require_bfloat16()
+        device = device_of(config.options.provider_list())
+        kernels = config.options.uses_kernels()
+        if config.compute == "bfloat16":
+            config.options.require_bfloat16()
         refuse_what_crashes(objective.model.graph)
-        if specification.state_dtype is not None and device is not None:
+        if config.state_dtype is not None and device is not None:
             raise OptionError(
-                f"state_dtype={specification.state_dtype!r} is for states in the processor's memory; "
+                f"state_dtype={config.state_dtype!r} is for states in the processor's memory; "
                 "leave providers or state_dtype out."
             )
-        if not specification.master_weights and device is not None:
+        if not config.master_weights and device is not None:
             raise OptionError(
                 "master_weights=False is for weights in the processor's memory; leave providers or master_weights out."
             )
-        if specification.state_dtype == "8bit" and not kernels:
+        if config.state_dtype == "8bit" and not kernels:
             raise OptionError(
                 "state_dtype='8bit' needs the native kernels, which decode and encode states inside the update, and "
                 "these are not used here; take state_dtype='bfloat16'."
@@ -87,11 +87,11 @@ class Steps:
                 {name: given[name] if name in given else first_values[name] for name in first_values}
                 if given
                 else first_values,  # one after the other
-                specification.options,
-                None if given else specification.model.take,
+                config.options,
+                None if given else config.model.take,
             )
             # It is the buffers that have the weights from now on.
-            specification.model.release([*first_values, *(copy.name for copy in objective.copies)])
+            config.model.release([*first_values, *(copy.name for copy in objective.copies)])
         self.states = states
         self._session: TrainingSession | None = None
         self._padded: TrainingSession | None = None
@@ -109,7 +109,7 @@ class Steps:
 
     @gc_paused()
     def _build(self, objective: Objective) -> tuple[list[Entry], FirstValues]:
-        return build_entries(objective.recipe(self.specification))
+        return build_entries(objective.recipe(self.config))
 
     @property
     def session(self) -> TrainingSession:
@@ -121,21 +121,21 @@ class Steps:
 
     @gc_paused()
     def _open(self, entries: list[Entry], first_values: FirstValues) -> TrainingSession:
-        specification = self.specification
-        file = specification.model
+        config = self.config
+        file = config.model
         with invalid_refused(lambda: file.path or file.whole()):
             return TrainingSession.of_entries(
                 entries,
                 first_values,
                 self._writer(),
-                options=specification.options,
+                options=config.options,
                 folder=str(file.folder or ""),
                 states=self.states,
             )
 
     def _writer(self) -> Callable[[], onnx.ModelProto]:
         """Writes the training model. The session has it, and must not keep alive the steps that keep the session."""
-        return functools.partial(_written, self.objective, self.specification)
+        return functools.partial(_written, self.objective, self.config)
 
     def padded_session(self, rows: int) -> TrainingSession:
         """The same steps on the same states for padded batches, with the loss on the real examples.
@@ -151,7 +151,7 @@ class Steps:
         return self._padded
 
     def step(self, feeds: Arrays, learning_rate: float) -> float:
-        """One step on one batch, of as many micro-batches as the specification says; returns the loss before it.
+        """One step on one batch, of as many micro-batches as the config says; returns the loss before it.
 
         Raises:
             DataError: The arrays do not fit a model of a fixed batch size.
@@ -227,7 +227,7 @@ class Steps:
         return []
 
     def go_on_from(self, before: Steps) -> None:
-        """Take over what the steps of an earlier specification have beside the buffers."""
+        """Take over what the steps of an earlier config have beside the buffers."""
 
     def _rows(self, feeds: Arrays) -> int:
         """How many examples there are."""
@@ -290,5 +290,5 @@ class Steps:
             self.padded_session(rows % fixed.size)  # what cannot be padded is found out before any micro-batch
 
 
-def _written(objective: Objective, specification: Specification) -> onnx.ModelProto:
-    return build_unfilled(objective.recipe(specification)).proto
+def _written(objective: Objective, config: TrainingConfig) -> onnx.ModelProto:
+    return build_unfilled(objective.recipe(config)).proto

@@ -1,71 +1,211 @@
-"""Keys and values of the past, which language models take as inputs: training begins with none, and they go."""
+"""Remove the KV-cache inputs of language models from a working copy: training starts from an empty cache."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
 from onnxtrain.ir import Builder
+from onnxtrain.ir.clone import Values, all_nodes, captured_values, clone_nodes, subgraphs
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import PASTS, dimensions
+from onnxtrain.ir.value import PASTS, Dimension, dimensions, is_float
 
 _ROWS = 2
-"""The axis of [batch, heads, rows, size] along which a past grows."""
+"""The axis of [batch, heads, rows, size] along which a cache grows."""
 
-_PLACES = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7)}
-"""Operators of ONNX Runtime, and their inputs that are a past."""
+_CACHE_SLOTS = {
+    ("", "Attention"): (4, 5),
+    (MICROSOFT_DOMAIN, "GroupQueryAttention"): (3, 4),
+    (MICROSOFT_DOMAIN, "MultiHeadAttention"): (6, 7),
+}
+"""Attention operators and their input slots for cached keys and values."""
 
-_LAYER_AND_KIND = r"\d+|keys?|values?"
-"""What tells the caches of one model apart in their names."""
+_FLAG = "use_cache_branch"
+"""The input of merged decoders (optimum) that chooses between the branch with the cache and the branch without."""
+
+_STALE = "onnxtrain.weights_of_the_cache_branch"
+"""Key of the metadata of an input: weights that only the removed branch of a merged decoder reads."""
+
+_LAYER_OR_CONTENT = r"\d+|keys?|values?"
+"""The parts of a name that differ between the cache inputs of one model."""
 
 
 def leave_out_pasts(model: ir.Model) -> list[str]:
-    """Take inputs for keys and values of the past out of a working copy, in place, as if they were empty.
+    """Remove the KV-cache inputs of a working copy, in place, as if the cache were empty.
 
-    Such an input has four axes, [batch, heads, rows, size], with any number of rows; what reads it are attention nodes,
-    a Concat along the rows, or a Shape. Keys and values of an encoder, which nothing is appended to, stay, and so do
-    caches of a fixed size. Where one input that grows is read in another way, all stay: they go together or not at all.
+    A merged decoder (an If on the input ``use_cache_branch``) becomes its branch without cache. In other decoders, a
+    cache input has four axes, [batch, heads, rows, size], with any number of rows, and is read by attention nodes, by
+    a Concat along the rows, or by Shape. Keys and values of an encoder, to which nothing is appended, stay inputs, as
+    do caches of a fixed length. Where one growing input is read in another way, all stay.
 
     Returns:
-        The names of the inputs that went.
+        The names of the removed inputs.
     """
-    graph = model.graph
-    growing = [value for value in graph.inputs if _may_be_past(value)]
-    for value in growing:
-        _read_itself(graph, value)
-    pasts = [value for value in growing if _is_past(value)]
-    rows = {(dimensions(past) or ())[_ROWS] for past in pasts} - {None}
-    families = {_family(past) for past in pasts}
-    kept = [value for value in growing if value not in pasts]
-    # Exporters may give each cache a symbol of its own, so that equal symbols are not the only sign.
-    if any((dimensions(value) or ())[_ROWS] in rows or _family(value) in families for value in kept):
-        return []
-    others = [value for value in graph.inputs if value not in pasts and dimensions(value)]
-    if not others:
-        return []
-    for past in pasts:
-        for node, place in list(past.uses()):
-            if node.domain == MICROSOFT_DOMAIN:
-                node.replace_input_with(place, None)
-            elif node.op_type == "Concat":
-                _leave_out(node, place)
-            else:
-                _tell_shape(graph, node, past, _with_batch_of(past, others))
-        graph.inputs.remove(past)
-    names = [str(past.name) for past in pasts]
-    for value in graph.inputs:
+    names = [*_take_branch_without_cache(model.graph), *_remove_growing_caches(model.graph)]
+    for value in model.graph.inputs:
         value.meta[PASTS] = tuple(names)
     return names
 
 
+def cache_hints(graph: ir.Graph) -> Iterator[tuple[str, bool]]:
+    """Describe the KV-cache inputs that a working copy still has: sentences, and whether each is a warning."""
+    kept = [value for value in graph.inputs if _has_cache_name(value)]
+    encoder = [value for value in kept if re.search("encoder|cross", str(value.name).lower())]
+    fixed = [value for value in kept if value not in encoder and isinstance(_rows(value), int)]
+    others = [value for value in kept if value not in encoder and value not in fixed]
+    if encoder:
+        yield (
+            f"{_listed(encoder)} hold keys and values of an encoder and stay inputs: data must have them, and no "
+            "gradient reaches the encoder. The decoder exported without a cache (use_cache=False) computes them from "
+            "the encoder's output.",
+            False,
+        )
+    if fixed:
+        lengths = " or ".join(map(str, sorted({int(str(_rows(value))) for value in fixed})))
+        yield (
+            f"{_listed(fixed)} have a length of {lengths} that the file fixes, and stay inputs: data must have them. "
+            "Export without a cache (use_cache=False), or with dynamic_axes for the length of the cache.",
+            True,
+        )
+    if others:
+        readers = ", ".join(sorted({node.op_type for value in others for node, _ in value.uses()})) or "no node"
+        yield (
+            f"{_listed(others)} are read by {readers} in a way that an empty cache cannot replace, and stay inputs: "
+            "data must have them. Export without a cache (use_cache=False).",
+            True,
+        )
+    stale = next((value.meta[_STALE] for value in graph.inputs if value.meta.get(_STALE)), ())
+    if stale:
+        yield (
+            f"Training leaves weights that only the branch with the cache reads as they are ({_some(stale)}): the "
+            "saved file would generate with trained and untrained weights. Merge decoders that share their weights, "
+            "or train the decoder without a cache.",
+            True,
+        )
+
+
+def _listed(inputs: list[ir.Value]) -> str:
+    names = _some([str(value.name) for value in inputs])
+    return f"The model has KV-cache inputs ({len(inputs)}: {names}) that"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+
+
+def _has_cache_name(value: ir.Value) -> bool:
+    """Return whether an input is a cache by its name: float with at least three axes, or the flag of a merged file."""
+    if value.name == _FLAG:
+        return True
+    shape = dimensions(value)
+    return is_float(value) and (shape is None or len(shape) >= 3) and bool(re.search("past|cache", str(value.name)))
+
+
+def _rows(value: ir.Value) -> Dimension:
+    shape = dimensions(value)
+    return shape[_ROWS] if shape is not None and len(shape) == 4 else None
+
+
+def _take_branch_without_cache(graph: ir.Graph) -> list[str]:
+    """Replace the If nodes of a merged decoder by their else branches; return the inputs that nothing reads any more.
+
+    Nothing changes where an else branch reads a cache, too.
+    """
+    flag = next((value for value in graph.inputs if value.name == _FLAG), None)
+    choices = [] if flag is None else [node for node, _ in flag.uses()]
+    if not choices or any(node.op_type != "If" or node.domain or node.graph is not graph for node in choices):
+        return []
+    branches = {node: node.attributes["else_branch"].as_graph() for node in choices}
+    read = {value for branch in branches.values() for node in all_nodes(branch) for value in node.inputs}
+    if any(_has_cache_name(value) for value in graph.inputs if value in read):
+        return []
+    captured = {value for node in choices for value in captured_values(node)}
+    for node, branch in branches.items():
+        _inline(graph, node, branch)
+    unread = [value for value in graph.inputs if value is flag or (value in captured and not value.uses())]
+    for value in unread:
+        graph.inputs.remove(value)
+    stale = [str(v.name) for v in captured if v.is_initializer() and is_float(v) and dimensions(v) and not v.uses()]
+    for value in graph.inputs:
+        value.meta[_STALE] = tuple(sorted(stale))
+    return [str(value.name) for value in unread]
+
+
+def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
+    """Replace an If by the nodes of one of its branches."""
+    taken = {str(value.name) for value in (*graph.inputs, *graph.initializers.values())}
+    taken |= {str(output.name) for other in graph if other is not node for output in other.outputs}
+    rename = functools.partial(_free_name, taken=taken)
+    values: Values = {}
+    constants = []
+    for name, value in branch.initializers.items():
+        assert value.const_value is not None
+        constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)])
+        made = constant.outputs[0]
+        made.name, made.type, made.shape = rename(name), value.type, value.shape
+        values[value] = made
+        constants.append(constant)
+    names = [output.name for output in node.outputs]
+    for output in node.outputs:
+        output.name = None
+    graph.insert_before(node, [*constants, *clone_nodes(branch, values, rename=rename)])
+    for original, output, inner in zip(names, node.outputs, branch.outputs, strict=True):
+        found = values.get(inner)
+        if found is None or found.is_graph_output() or found.producer() in constants:
+            copy = ir.Node("", "Identity", [found or inner])
+            graph.insert_before(node, copy)
+            found = copy.outputs[0]
+        found.type, found.shape = found.type or output.type, found.shape or output.shape
+        output.replace_all_uses_with(found, replace_graph_outputs=True)
+        found.name = original
+    bodies = subgraphs(node)
+    graph.remove(node, safe=True)
+    for inner_node in all_nodes(itertools.chain(*bodies)):  # which would count as readers of what they capture
+        for index in range(len(inner_node.inputs)):
+            inner_node.replace_input_with(index, None)
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    return f"{name}/without_cache" if name in taken else name
+
+
+def _remove_growing_caches(graph: ir.Graph) -> list[str]:
+    growing = [value for value in graph.inputs if _may_be_cache(value)]
+    for value in growing:
+        _read_itself(graph, value)
+    caches = [value for value in growing if _is_only_appended_to(value)]
+    rows = {_rows(cache) for cache in caches} - {None}
+    families = {_family(cache) for cache in caches}
+    kept = [value for value in growing if value not in caches]
+    # Exporters may give each cache a symbol of its own, so that equal symbols are not the only sign.
+    if any(_rows(value) in rows or _family(value) in families for value in kept):
+        return []
+    others = [value for value in graph.inputs if value not in caches and dimensions(value)]
+    if not others:
+        return []
+    for cache in caches:
+        for node, slot in list(cache.uses()):
+            if _use(node, slot) == "attention":
+                node.replace_input_with(slot, None)
+            elif node.op_type == "Concat":
+                _remove_input(node, slot)
+            else:
+                _replace_shape(graph, node, cache, _with_batch_of(cache, others))
+        graph.inputs.remove(cache)
+    return [str(cache.name) for cache in caches]
+
+
 def _family(value: ir.Value) -> str:
-    """The name of a cache without its layer and without key or value: equal for all caches of one kind."""
-    return re.sub(_LAYER_AND_KIND, "#", str(value.name).lower())
+    """The name of a cache without its layer and without key or value: equal for the caches of one model."""
+    return re.sub(_LAYER_OR_CONTENT, "#", str(value.name).lower())
 
 
-def _may_be_past(value: ir.Value) -> bool:
-    """Whether an input has the axes of a past: any number of rows."""
+def _may_be_cache(value: ir.Value) -> bool:
+    """Return whether an input has the axes of a cache with any number of rows."""
     shape = dimensions(value)
     if shape is None or len(shape) != 4 or isinstance(shape[_ROWS], int) or not isinstance(shape[1], int):
         return False
@@ -73,7 +213,7 @@ def _may_be_past(value: ir.Value) -> bool:
 
 
 def _read_itself(graph: ir.Graph, value: ir.Value) -> None:
-    """Let those read a past that read copies of it, in place: a cache that starts from it is a Concat of one input."""
+    """Redirect the readers of copies of a cache to the cache: Identity, and Concat of one input."""
     waiting = [value]
     while waiting:
         for node, _ in list(waiting.pop().uses()):
@@ -85,37 +225,37 @@ def _read_itself(graph: ir.Graph, value: ir.Value) -> None:
                 break
 
 
-def _is_past(value: ir.Value) -> bool:
-    kinds = {_kind(node, place) for node, place in value.uses()}
-    return kinds <= {"attention", "concat", "shape"} and bool(kinds - {"shape"})
+def _is_only_appended_to(value: ir.Value) -> bool:
+    uses = {_use(node, slot) for node, slot in value.uses()}
+    return uses <= {"attention", "concat", "shape"} and bool(uses - {"shape"})
 
 
-def _kind(node: ir.Node, place: int) -> str:
-    if node.domain == MICROSOFT_DOMAIN:
-        return "attention" if place in _PLACES.get(node.op_type, ()) else ""
+def _use(node: ir.Node, slot: int) -> str:
+    if slot in _CACHE_SLOTS.get((node.domain, node.op_type), ()):
+        return "attention"
     if node.op_type == "Concat" and not node.domain and len(node.inputs) > 1:
         return "concat" if node.attributes["axis"].as_int() in (_ROWS, _ROWS - 4) else ""
     return "shape" if node.op_type == "Shape" and not node.domain else ""
 
 
-def _leave_out(concat: ir.Node, place: int) -> None:
-    """What is put side by side without one of it; the output keeps its name and shape."""
-    inputs = [value for index, value in enumerate(concat.inputs) if index != place]
+def _remove_input(concat: ir.Node, slot: int) -> None:
+    """Remove an input of a Concat; the output keeps its name and shape."""
+    inputs = [value for index, value in enumerate(concat.inputs) if index != slot]
     concat.resize_inputs(len(inputs))
     for index, value in enumerate(inputs):
         concat.replace_input_with(index, value)
 
 
-def _with_batch_of(past: ir.Value, others: list[ir.Value]) -> ir.Value:
-    """An input whose first axis is that of the past."""
-    size = (dimensions(past) or (None,))[0]
+def _with_batch_of(cache: ir.Value, others: list[ir.Value]) -> ir.Value:
+    """Return an input with the first axis of the cache."""
+    size = (dimensions(cache) or (None,))[0]
     return next((value for value in others if (dimensions(value) or (None,))[0] == size), others[0])
 
 
-def _tell_shape(graph: ir.Graph, node: ir.Node, past: ir.Value, other: ir.Value) -> None:
-    """Put the shape of an empty past in the place of a node that asks for it."""
+def _replace_shape(graph: ir.Graph, node: ir.Node, cache: ir.Value, other: ir.Value) -> None:
+    """Replace a Shape node by the shape of an empty cache."""
     op = Builder(graph, graph.opset_imports[""], before=node)
-    sizes = [size if isinstance(size, int) else 0 for size in dimensions(past) or ()]
+    sizes = [size if isinstance(size, int) else 0 for size in dimensions(cache) or ()]
     sizes[_ROWS] = 0
     whole = op.Concat(op.Shape(op.wrap(other), start=0, end=1), op.ints(*sizes[1:]), axis=0)
     first, last = (node.attributes.get(name) for name in ("start", "end"))

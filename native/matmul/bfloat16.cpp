@@ -1,0 +1,118 @@
+#include "matmul/bfloat16.h"
+
+#include <algorithm>
+
+#include "matmul/partition.h"
+#include "scratch.h"
+#include "sizes.h"
+#include "tuning.h"
+
+namespace onnxtrain {
+namespace {
+
+// A float matrix as left operand: lines are rows or, if transposed, columns.
+struct Left {
+  const float* data;
+  std::size_t line;
+  bool transposed;
+};
+
+constexpr std::size_t kRoundedRows = 16;  // at a time: the lanes of the widest vector
+
+// Rounds the whole left matrix, which every part of the multiplication reads.
+void round_left(const Bfloat16Kernels& kernels, const Left& left, const Bfloat16Matmul& product, std::uint16_t* words,
+                const ParallelFor& parallel_for) {
+  const Rounding rounding = {left.data,     left.line,     left.transposed,    product.rows,
+                             product.depth, words,         product.left_stride};
+  const std::size_t rows = std::max(kRoundedRows, rounded_up(tuning::kTaskElements / std::max<std::size_t>(product.depth, 1),
+                                                             kRoundedRows));
+  parallel_for(divided_up(product.rows, rows), [&](std::size_t task) {
+    kernels.round(rounding, task * rows, std::min(product.rows, (task + 1) * rows));
+  });
+}
+
+void multiply(const Left& left, Bfloat16Matmul whole, const ParallelFor& parallel_for) {
+  if (whole.rows == 0 || whole.columns == 0) return;
+  constexpr std::size_t kUnit = 16, kRowUnit = 6, kLine = 32;  // column unit; row unit: a tile's rows; words per cache line
+  const Bfloat16Kernels& kernels = bfloat16_kernels();
+  whole.left_stride = checked_product(divided_up(whole.depth, kLine) | 1, kLine);  // an odd number of cache lines
+  const Buffer words(checked_product(whole.rows, whole.left_stride, sizeof(std::uint16_t)));
+  round_left(kernels, left, whole, words.as<std::uint16_t>(), parallel_for);
+  whole.left = words.as<std::uint16_t>();
+  const Cut cut(whole.rows, whole.columns, whole.depth, tuning::kBfloat16Depth * sizeof(std::uint16_t), false);
+  const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
+  const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
+  whole.block = rounded_up(divided_up(depth, divided_up(depth, tuning::kBfloat16Depth)), 2);
+  BufferPool pool(checked_product(kernels.scratch(most_columns, whole.block), sizeof(std::uint16_t)));
+  parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
+    const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
+    const std::size_t row = begin_of(row_part, cut.rows, whole.rows, kRowUnit);
+    const std::size_t column = begin_of(column_part, cut.columns, whole.columns, kUnit);
+    Bfloat16Matmul part = whole;
+    part.rows = begin_of(row_part + 1, cut.rows, whole.rows, kRowUnit) - row;
+    part.columns = begin_of(column_part + 1, cut.columns, whole.columns, kUnit) - column;
+    if (part.rows == 0 || part.columns == 0) return;
+    part.left += row * part.left_stride;
+    part.first_column = column;
+    part.target += row * part.target_row + column;
+    if (part.bias != nullptr) part.bias += column;
+    if (part.activation != nullptr) part.activation += part.target - whole.target;
+    pool.lend([&](const Buffer& buffer) {
+      part.scratch = buffer.as<std::uint16_t>();
+      kernels.multiply(part);
+    });
+  });
+}
+
+}  // namespace
+
+void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, const void* w, const float* bias, float* y,
+                        const ParallelFor& parallel_for, const LinearEnding& ending) {
+  Bfloat16Matmul product = {};
+  product.right = {stored, w, sizes.transposed ? sizes.inputs : sizes.outputs, sizes.transposed, nullptr};
+  product.rows = sizes.rows;
+  product.columns = sizes.outputs;
+  product.depth = sizes.inputs;
+  product.bias = bias;
+  product.target = y;
+  product.target_row = sizes.outputs;
+  product.ending = ending.ending;
+  product.activation = static_cast<const float*>(ending.activation);
+  multiply({x, sizes.inputs, false}, product, parallel_for);
+}
+
+void multiply_low_bit_in_bfloat16(std::size_t rows, const float* x, const PackedWeights& w, bool transposed, float* y,
+                                   const ParallelFor& parallel_for) {
+  const LowBit<float> weights = low_bit<float>(w, transposed);
+  Bfloat16Matmul product = {};
+  product.right = {Stored::kLowBit, nullptr, 0, transposed, &weights};
+  product.rows = rows;
+  product.columns = transposed ? w.rows : w.columns;
+  product.depth = transposed ? w.columns : w.rows;
+  product.target = y;
+  product.target_row = product.columns;
+  multiply({x, product.depth, false}, product, parallel_for);
+}
+
+void linear_weight_gradient_in_bfloat16(const Linear& sizes, const float* dy, const float* x, float* dw, float* dbias,
+                                        const ParallelFor& parallel_for) {
+  struct Matrix {
+    const float* data;
+    std::size_t columns;
+  };
+  const Matrix of_x = {x, sizes.inputs}, of_dy = {dy, sizes.outputs};
+  const Matrix &left = sizes.transposed ? of_dy : of_x, &right = sizes.transposed ? of_x : of_dy;
+  Bfloat16Matmul product = {};
+  product.right = {Stored::kFloat, right.data, right.columns, false, nullptr};
+  product.rows = left.columns;
+  product.columns = right.columns;
+  product.depth = sizes.rows;
+  product.target = dw;
+  product.target_row = right.columns;
+  multiply({left.data, left.columns, true}, product, parallel_for);
+  if (dbias == nullptr) return;
+  const Columns none = {nullptr, 0, 0};
+  weight_gradient(kFloat, sizes.rows, {dy, sizes.outputs, sizes.outputs}, none, nullptr, dbias, parallel_for);
+}
+
+}  // namespace onnxtrain

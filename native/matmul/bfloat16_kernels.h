@@ -1,0 +1,286 @@
+// bfloat16 matrix multiplication: the right matrix is packed, one block of the depth at a time, as panels of pairs of
+// neighbours along the depth, [panel][pair][columns of the panel].
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/padding.h"
+#include "matmul/prefetch.h"
+#include "matmul/bfloat16_words.h"
+#include "matmul/epilogue.h"
+#include "matmul/matrix_tile.h"
+#include "tuning.h"
+
+namespace onnxtrain {
+namespace {
+
+using Pair = std::uint32_t;  // two neighbours along the depth, the first in the lower half
+
+inline Vector<Pair> load_pairs(const std::uint16_t* from) {
+  Vector<Pair> pairs;
+  __builtin_memcpy(&pairs, from, sizeof pairs);
+  return pairs;
+}
+
+inline void store_pairs(std::uint16_t* to, Vector<Pair> pairs) { __builtin_memcpy(to, &pairs, sizeof pairs); }
+
+// sum + left[1] * right[1] + left[0] * right[0] in each lane.
+#if defined(__AVX512BF16__)
+inline Vector<float> add_products(Vector<float> sum, Vector<Pair> left, Vector<Pair> right) {
+  return (Vector<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
+}
+#else
+inline Vector<float> add_products(Vector<float> sum, Vector<Pair> left, Vector<Pair> right) {
+  sum += (Vector<float>)(left & 0xffff0000u) * (Vector<float>)(right & 0xffff0000u);
+  return sum + (Vector<float>)(left << 16) * (Vector<float>)(right << 16);
+}
+#endif
+
+struct PairTile {
+  const std::uint16_t* left;  // rows `left_stride` words apart
+  std::size_t left_stride;
+  std::size_t pairs;  // half the depth
+  const std::uint16_t* columns;  // [pairs][vectors * lanes]
+  bool accumulate;  // adds to the contents of `sums`
+  float* sums;      // rows `sums_stride` apart
+  std::size_t sums_stride;
+  Stream ahead;  // prefetched during this multiplication
+};
+
+template <std::size_t rows, std::size_t vectors>
+void multiply_pairs(const PairTile& tile) {
+  constexpr std::size_t lanes = kLanes<float>;
+  Vector<float> sum[rows][vectors];
+#pragma GCC unroll 8
+  for (std::size_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < vectors; ++v) {
+      sum[r][v] = tile.accumulate ? load(tile.sums + r * tile.sums_stride + v * lanes) : Vector<float>{};
+    }
+  }
+  const std::uint16_t* columns = tile.columns;
+  Stream ahead = tile.ahead;
+  for (std::size_t k = 0; k < tile.pairs; ++k, columns += 2 * vectors * lanes) {
+    Vector<Pair> right[vectors];
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < vectors; ++v) right[v] = load_pairs(columns + 2 * v * lanes);
+    ahead.fetch();
+#pragma GCC unroll 8
+    for (std::size_t r = 0; r < rows; ++r) {
+      Pair pair;
+      __builtin_memcpy(&pair, tile.left + r * tile.left_stride + 2 * k, sizeof pair);
+      const Vector<Pair> left = broadcast(pair);
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < vectors; ++v) sum[r][v] = add_products(sum[r][v], left, right[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (std::size_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < vectors; ++v) store(tile.sums + r * tile.sums_stride + v * lanes, sum[r][v]);
+  }
+}
+
+using MultiplyPairs = void (*)(const PairTile&);
+
+template <std::size_t vectors>
+MultiplyPairs multiply_pairs_of_rows(std::size_t rows) {
+  constexpr std::size_t most = tile_rows(vectors);
+  static constexpr MultiplyPairs kernels[kMaxTileRows] = {
+      multiply_pairs<1, vectors>, multiply_pairs<2, vectors>, multiply_pairs<3, vectors>,
+      multiply_pairs<4, vectors>, multiply_pairs<5, vectors>, multiply_pairs<6, vectors>,
+      multiply_pairs<most < 7 ? 6 : 7, vectors>, multiply_pairs<most < 8 ? 6 : 8, vectors>};
+  return kernels[rows - 1];
+}
+
+inline MultiplyPairs multiply_pairs_of(std::size_t rows, std::size_t vectors) {
+  if constexpr (kMaxTileVectors >= 4) {
+    if (vectors == 4) return multiply_pairs_of_rows<4>(rows);
+    if (vectors == 3) return multiply_pairs_of_rows<3>(rows);
+  }
+  return vectors == 2 ? multiply_pairs_of_rows<2>(rows) : multiply_pairs_of_rows<1>(rows);
+}
+
+// Sizes in words: the panels of a block, and two of its rows, or the same amount of a vector's columns.
+inline std::size_t bfloat16_scratch(std::size_t columns, std::size_t block) {
+  return padded<float>(columns) * block + 2 * std::max(padded<float>(columns), kLanes<float> * padded<Pair>(block));
+}
+
+inline void fill_zero_words(std::uint16_t* to, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) to[i] = 0;
+}
+
+// Interleaves two rows of the depth into pairs.
+inline void interleave(const std::uint16_t* first, const std::uint16_t* second, std::size_t count, std::uint16_t* to) {
+  for (std::size_t i = 0; i < count; i += kLanes<float>) {
+    Pair pairs[kLanes<float>];
+    for (std::size_t j = 0; j < kLanes<float>; ++j) {
+      pairs[j] = static_cast<Pair>(first[i + j]) | static_cast<Pair>(second[i + j]) << 16;
+    }
+    __builtin_memcpy(to + 2 * i, pairs, sizeof pairs);
+  }
+}
+
+// A panel of the right matrix, for a block of the depth.
+struct PairPanel {
+  std::size_t begin, depth;
+  std::size_t column, columns, width;  // of the part; zeros from `columns` to `width`
+  std::uint16_t* packed;
+  std::uint16_t* lines;  // room for lines converted to bfloat16
+
+  std::size_t pairs() const { return (depth + 1) / 2; }
+};
+
+// From a matrix whose lines are rows.
+inline void pack_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
+  std::uint16_t *first = panel.lines, *second = first + panel.width;
+  fill_zero_words(first + panel.columns, panel.width - panel.columns);
+  fill_zero_words(second + panel.columns, panel.width - panel.columns);
+  for (std::size_t k = 0; k < panel.pairs(); ++k) {
+    read_words(p.right, panel.begin + 2 * k, p.first_column + panel.column, panel.columns, first);
+    if (2 * k + 1 < panel.depth) {
+      read_words(p.right, panel.begin + 2 * k + 1, p.first_column + panel.column, panel.columns, second);
+    } else {
+      fill_zero_words(second, panel.columns);
+    }
+    interleave(first, second, panel.width, panel.packed + 2 * k * panel.width);
+  }
+}
+
+// From a matrix whose lines are columns.
+inline void pack_transposed_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
+  constexpr std::size_t lanes = kLanes<Pair>;
+  const std::size_t pairs = panel.pairs(), stride = 2 * padded<Pair>(pairs);
+  for (std::size_t j = 0; j < panel.width; j += lanes) {
+    std::uint16_t* to = panel.packed + 2 * j;
+    for (std::size_t i = 0; i < lanes; ++i) {
+      std::uint16_t* line = panel.lines + i * stride;
+      const std::size_t read = j + i < panel.columns ? panel.depth : 0;
+      if (read != 0) read_words(p.right, p.first_column + panel.column + j + i, panel.begin, panel.depth, line);
+      fill_zero_words(line + read, stride - read);
+    }
+    for (std::size_t k = 0; k < pairs; k += lanes) {
+      Vector<Pair> square[lanes];
+#pragma GCC unroll 16
+      for (std::size_t i = 0; i < lanes; ++i) square[i] = load_pairs(panel.lines + i * stride + 2 * k);
+      transpose_in_registers<Pair>(square);
+      const std::size_t rows = std::min(pairs - k, lanes);
+      for (std::size_t i = 0; i < rows; ++i) store_pairs(to + 2 * (k + i) * panel.width, square[i]);
+    }
+  }
+}
+
+// Layout of a panel in memory.
+inline Lines panel_lines(const Bfloat16Matmul& p, const PairPanel& panel) {
+  const MatrixPart part = {panel.begin, panel.depth, p.first_column + panel.column, panel.columns};
+  if (p.right.low_bit != nullptr) return part.lines(*p.right.low_bit);
+  const std::size_t bytes = p.right.stored == Stored::kFloat ? 4 : 2;
+  return part.lines(p.right.data, 8 * bytes, p.right.line * bytes, p.right.transposed);
+}
+
+// Multiplies rows [begin, end) by a panel, prefetching others.
+inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std::size_t begin, std::size_t end,
+                           const Lines& next) {
+  alignas(kVectorBytes) float buffer[kMaxTileRows * kMaxTileVectors * kLanes<float>];
+  const std::size_t width = panel.width, vectors = width / kLanes<float>, valid = panel.columns;
+  const bool first = panel.begin == 0, accumulate = !first || p.bias != nullptr, whole = valid == width;
+  const bool ends = p.ending != Ending::kNone && panel.begin + panel.depth >= p.depth;
+  const Parts tiles(end - begin, tile_rows(vectors));
+  Ahead ahead(next, tiles.count);
+  for (std::size_t t = 0; t < tiles.count; ++t) {
+    const std::size_t row = begin + tiles.begin(t), rows = tiles.size(t);
+    float* target = p.target + row * p.target_row + panel.column;
+    for (std::size_t r = 0; r < rows; ++r) {
+      float* line = target + r * p.target_row;
+      if (first && p.bias != nullptr) copy(p.bias + panel.column, valid, line);
+      if (!whole && accumulate) copy(line, valid, buffer + r * width);
+    }
+    PairTile tile = {p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,
+                     whole ? target : buffer, whole ? p.target_row : width, {}};
+    if (panel.depth != 0) tile.ahead = ahead.next(panel.packed, panel.pairs());
+    multiply_pairs_of(rows, vectors)(tile);
+    for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * width, valid, target + r * p.target_row);
+    if (ends) {
+      const float* activation = p.activation == nullptr ? nullptr : p.activation + (target - p.target);
+      end_rows(p.ending, rows, valid, static_cast<std::ptrdiff_t>(p.target_row), activation, target);
+    }
+  }
+}
+
+// One block of the depth after the other: strips of rows, each with all panels, which are packed for the first strip.
+inline void multiply_bfloat16(const Bfloat16Matmul& p) {
+  const Panels<float> panels(p.columns);
+  const Parts strips(p.rows, tuning::kStripRows);
+  const auto panel_of = [&](std::size_t begin, std::size_t panel) {
+    const std::size_t depth = std::min(p.depth - begin, p.block), column = panels.begin(panel);
+    const std::size_t width = panels.width(panel);
+    std::uint16_t* packed = strips.count == 1 ? p.scratch : p.scratch + 2 * column * ((depth + 1) / 2);
+    return PairPanel{begin,  depth, column, std::min(p.columns - column, width), width, packed,
+                     p.scratch + padded<float>(p.columns) * p.block};
+  };
+  std::size_t begin = 0;
+  do {
+    const std::size_t next = begin + std::min(p.depth - begin, p.block);
+    for (std::size_t strip = 0; strip < strips.count; ++strip) {
+      const std::size_t first = strips.begin(strip), end = first + strips.size(strip);
+      for (std::size_t index = 0; index < panels.count(); ++index) {
+        const PairPanel panel = panel_of(begin, index);
+        if (strip == 0) (p.right.transposed ? pack_transposed_pairs : pack_pairs)(p, panel);
+        Lines lines = {};
+        if (strip == 0 && index + 1 < panels.count()) {
+          lines = panel_lines(p, panel_of(begin, index + 1));
+        } else if (strip + 1 == strips.count && index + 1 == panels.count() && next < p.depth) {
+          lines = panel_lines(p, panel_of(next, 0));
+        }
+        multiply_panel(p, panel, first, end, lines);
+      }
+    }
+    begin = next;
+  } while (begin < p.depth);
+}
+
+inline void round_lines(const Rounding& r, std::size_t first_row, std::size_t end_row) {
+  for (std::size_t row = first_row; row < end_row; ++row) {
+    std::uint16_t* to = r.target + row * r.stride;
+    round_to_words(r.source + row * r.line, r.depth, to);
+    if (r.depth % 2 != 0) to[r.depth] = 0;
+  }
+}
+
+// As many rows as a vector has lanes, transposed in squares along the depth.
+inline void round_transposed(const Rounding& r, std::size_t first_row, std::size_t end_row) {
+  constexpr std::size_t lanes = kLanes<float>;
+  alignas(kVectorBytes) float lines[lanes * kWidened];
+  for (std::size_t row = first_row; row < end_row; row += lanes) {
+    const std::size_t rows = std::min(end_row - row, lanes);
+    for (std::size_t begin = 0; begin < r.depth; begin += kWidened) {
+      const std::size_t depth = std::min(r.depth - begin, kWidened);
+      for (std::size_t k = 0; k < depth; k += lanes) {
+        Vector<float> square[lanes];
+        for (std::size_t i = 0; i < lanes; ++i) {
+          const float* from = r.source + (begin + k + i) * r.line + row;
+          square[i] = Vector<float>{};
+          if (k + i >= depth) continue;
+          if (rows == lanes) {
+            square[i] = load(from);
+          } else {
+            __builtin_memcpy(&square[i], from, rows * sizeof(float));
+          }
+        }
+        transpose_in_registers<float>(square);
+        for (std::size_t i = 0; i < lanes; ++i) store(lines + i * kWidened + k, square[i]);
+      }
+      for (std::size_t i = 0; i < rows; ++i) {
+        round_to_words(lines + i * kWidened, depth, r.target + (row + i) * r.stride + begin);
+      }
+    }
+    for (std::size_t i = 0; i < rows && r.depth % 2 != 0; ++i) r.target[(row + i) * r.stride + r.depth] = 0;
+  }
+}
+
+inline void round_matrix(const Rounding& r, std::size_t first_row, std::size_t end_row) {
+  (r.transposed ? round_transposed : round_lines)(r, first_row, end_row);
+}
+
+}  // namespace
+}  // namespace onnxtrain

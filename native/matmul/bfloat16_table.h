@@ -1,0 +1,62 @@
+// Multiplication of two matrices with elements rounded to bfloat16 and float accumulation: functions over pointers,
+// compiled once per instruction set, and once more for CPUs with bfloat16 instructions.
+//
+// sum += left[2k + 1] * right[2k + 1]; sum += left[2k] * right[2k], both fused, for k = 0, 1, ...: the result of the
+// instruction vdpbf16ps of AVX512-BF16. Other instruction sets emulate it with the same bits, except that the
+// instruction flushes sums below 2^-126 to zero.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "matmul/table.h"
+
+namespace onnxtrain {
+
+// The right matrix [depth, columns] in memory: lines are its rows or, if transposed, its columns.
+struct StoredMatrix {
+  Stored stored;
+  const void* data;        // null for low-bit weights
+  std::size_t line;        // elements between lines
+  bool transposed;
+  const LowBit<float>* low_bit;  // null otherwise
+};
+
+// A part of a multiplication: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
+// right[depth, column].
+struct Bfloat16Matmul {
+  const std::uint16_t* left;  // rounded, rows `left_stride` apart, zero-padded to an even depth
+  std::size_t left_stride;
+  StoredMatrix right;
+  std::size_t first_column;  // of the right matrix
+  std::size_t rows, columns, depth;
+  const float* bias;  // null: zero
+  float* target;
+  std::size_t target_row;
+  Ending ending;
+  const float* activation;  // as in `Matmul`
+  std::size_t block;       // depth at a time, even
+  std::uint16_t* scratch;  // `scratch(columns, block)` elements
+};
+
+// Rounds a float matrix: target [rows][stride] = source [rows, depth], zero-padded to an even depth.
+struct Rounding {
+  const float* source;
+  std::size_t line;  // elements between lines of the source
+  bool transposed;   // true if lines are columns
+  std::size_t rows, depth;
+  std::uint16_t* target;
+  std::size_t stride;
+};
+
+struct Bfloat16Kernels {
+  bool by_processor;  // true if the CPU has an instruction for them
+  std::size_t (*scratch)(std::size_t columns, std::size_t block);
+  void (*round)(const Rounding&, std::size_t first_row, std::size_t end_row);
+  void (*multiply)(const Bfloat16Matmul&);
+};
+
+// The kernels for the instruction set in use, with the CPU's own bfloat16 instruction where it has one.
+const Bfloat16Kernels& bfloat16_kernels();
+
+}  // namespace onnxtrain

@@ -1,0 +1,165 @@
+// Multiplies a few rows by a panel of columns with the sums in registers: the inner kernel of matrix multiplications
+// and convolutions.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/vector.h"
+#include "tuning.h"
+
+namespace onnxtrain {
+namespace {
+
+// A tile has as many vectors of columns as fit the registers with sums, columns and one broadcast element, and enough
+// rows that loading the columns costs less than multiplying.
+inline constexpr std::size_t kMaxTileVectors = kVectorRegisters == 32 ? 4 : 2;
+inline constexpr std::size_t kMaxTileRows = 8;
+
+inline constexpr std::size_t tile_rows(std::size_t vectors) {
+  if (kVectorRegisters == 32) return vectors == 4 ? 6 : 8;
+  return vectors == 2 ? 6 : 8;
+}
+
+inline constexpr std::size_t kMaxTileColumnBytes = kMaxTileVectors * kVectorBytes;
+
+// Data to prefetch during a multiplication: a number of bytes of a line per depth element, then those of the next line.
+struct Stream {
+  const char* at = nullptr;
+  std::size_t step = 0;
+  std::size_t left = static_cast<std::size_t>(-1);  // of the line, in bytes; by default the line does not end
+  std::size_t line = 0;                             // length of a line
+  std::ptrdiff_t between = 0;                       // from the end of a line to the next one
+
+  void fetch() {
+    __builtin_prefetch(at);
+    at += step;
+    if (left > step) {
+      left -= step;
+    } else {
+      at += between;
+      left += line - step;
+    }
+  }
+};
+
+// What a tile prefetches.
+enum class Fetching {
+  kNothing,
+  kStreams,  // the streams in `ahead`
+  kColumns,  // the columns themselves, if they come from beyond the core's caches
+};
+
+template <typename T>
+struct Tile {
+  const T* const* rows;           // start of each row
+  const std::ptrdiff_t* offsets;  // of the elements of a row, `depth` of them, the same for all rows
+  std::size_t depth;
+  const T* columns;  // [depth][vectors * lanes], rows `columns_stride` apart
+  bool accumulate;   // adds to the contents of `sums`
+  T* sums;           // [rows][vectors * lanes], rows `sums_stride` apart
+  std::size_t sums_stride;
+  std::size_t columns_stride = 0;  // 0: contiguous
+  Stream ahead[2] = {};  // data to prefetch
+};
+
+template <typename T, std::size_t rows, std::size_t vectors, Fetching fetching>
+void multiply(const Tile<T>& tile) {
+  constexpr std::size_t lanes = kLanes<T>;
+  Vector<T> sum[rows][vectors];
+  const T* row[rows];
+#pragma GCC unroll 8
+  for (std::size_t r = 0; r < rows; ++r) {
+    row[r] = tile.rows[r];
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < vectors; ++v) {
+      sum[r][v] = tile.accumulate ? load(tile.sums + r * tile.sums_stride + v * lanes) : Vector<T>{};
+    }
+  }
+  const T* columns = tile.columns;
+  const std::size_t stride = tile.columns_stride == 0 ? vectors * lanes : tile.columns_stride;
+  Stream first = tile.ahead[0], second = tile.ahead[1];
+  for (const std::ptrdiff_t *offset = tile.offsets, *end = offset + tile.depth; offset != end; ++offset) {
+    Vector<T> right[vectors];
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < vectors; ++v) right[v] = load(columns + v * lanes);
+    if constexpr (fetching == Fetching::kColumns) {
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < vectors; ++v) {
+        __builtin_prefetch(reinterpret_cast<const char*>(columns + v * lanes) + tuning::kColumnsAheadBytes);
+      }
+    }
+    columns += stride;
+    if constexpr (fetching == Fetching::kStreams) {
+      first.fetch();
+      second.fetch();
+    }
+#pragma GCC unroll 8
+    for (std::size_t r = 0; r < rows; ++r) {
+      const Vector<T> left = broadcast(row[r][*offset]);
+#pragma GCC unroll 4
+      for (std::size_t v = 0; v < vectors; ++v) sum[r][v] += left * right[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (std::size_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (std::size_t v = 0; v < vectors; ++v) store(tile.sums + r * tile.sums_stride + v * lanes, sum[r][v]);
+  }
+}
+
+template <typename T>
+using Multiply = void (*)(const Tile<T>&);
+
+template <typename T, std::size_t vectors, Fetching fetching>
+inline Multiply<T> multiply_of_rows(std::size_t rows) {
+  constexpr std::size_t most = tile_rows(vectors);
+  static constexpr Multiply<T> kernels[kMaxTileRows] = {
+      multiply<T, 1, vectors, fetching>, multiply<T, 2, vectors, fetching>, multiply<T, 3, vectors, fetching>,
+      multiply<T, 4, vectors, fetching>, multiply<T, 5, vectors, fetching>, multiply<T, 6, vectors, fetching>,
+      multiply<T, most < 7 ? 6 : 7, vectors, fetching>, multiply<T, most < 8 ? 6 : 8, vectors, fetching>};
+  return kernels[rows - 1];
+}
+
+// The kernel for a tile of 1 to tile_rows(vectors) rows.
+template <typename T, Fetching fetching = Fetching::kNothing>
+inline Multiply<T> multiply_of(std::size_t rows, std::size_t vectors) {
+  if constexpr (kMaxTileVectors >= 4) {
+    if (vectors == 4) return multiply_of_rows<T, 4, fetching>(rows);
+    if (vectors == 3) return multiply_of_rows<T, 3, fetching>(rows);
+  }
+  return vectors == 2 ? multiply_of_rows<T, 2, fetching>(rows) : multiply_of_rows<T, 1, fetching>(rows);
+}
+
+// Splits `total` items into equal parts of at most `most`.
+struct Parts {
+  std::size_t count, smaller, larger;  // the first `larger` parts have one item more
+
+  Parts(std::size_t total, std::size_t most)
+      : count((total + most - 1) / most),
+        smaller(count == 0 ? 0 : total / count),
+        larger(count == 0 ? 0 : total % count) {}
+  std::size_t begin(std::size_t part) const { return part * smaller + (part < larger ? part : larger); }
+  std::size_t size(std::size_t part) const { return smaller + (part < larger ? 1 : 0); }
+};
+
+// Columns split into panels of whole vectors, the last one padded. In memory a panel is [depth][vectors * lanes];
+// panels are contiguous.
+template <typename T>
+struct Panels {
+  Parts parts;
+
+  explicit Panels(std::size_t columns, std::size_t most_vectors = kMaxTileVectors)
+      : parts((columns + kLanes<T> - 1) / kLanes<T>, most_vectors) {}
+  std::size_t count() const { return parts.count; }
+  std::size_t vectors(std::size_t panel) const { return parts.size(panel); }
+  std::size_t begin(std::size_t panel) const { return parts.begin(panel) * kLanes<T>; }
+  std::size_t width(std::size_t panel) const { return parts.size(panel) * kLanes<T>; }
+};
+
+template <typename T>
+std::size_t panel_count(std::size_t columns) {
+  return Panels<T>(columns).count();
+}
+
+}  // namespace
+}  // namespace onnxtrain

@@ -1,0 +1,169 @@
+"""The values that a training changes: parameters, running statistics, optimizer states and moving averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+
+import numpy as np
+
+from onnxtrain.data.conversion import all_finite
+from onnxtrain.errors import ModelError, NumericalError, OptionError
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.formatting import html_table, text_table
+from onnxtrain.training.objective import Objective
+from onnxtrain.weights.ema import average_name
+from onnxtrain.weights.stored import with_stored
+from onnxtrain.weights.ties import with_copies
+
+
+class Parameters(MutableMapping[str, np.ndarray]):
+    """Live views of values by name: assigning copies into them, as ``update`` does.
+
+    An array that is kept has the current values after every step; ``np.array(parameters[name])`` copies the values of
+    now.
+    """
+
+    def __init__(self, states: MutableMapping[str, np.ndarray], names: Sequence[str]) -> None:
+        self._states = states
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._states[name]
+
+    def __setitem__(self, name: str, value: np.ndarray) -> None:
+        if name not in self._names:
+            raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
+        self._states[name] = value
+
+    def __repr__(self) -> str:
+        return text_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[dict[str, object]]:
+        return [{"name": name, "shape": list(array.shape), "dtype": array.dtype} for name, array in self.items()]
+
+    def check(self, name: str, value: np.ndarray) -> None:
+        """Check that an array can be assigned.
+
+        Raises:
+            OptionError: There is no such parameter, or it has another type or shape.
+        """
+        if name not in self._names:
+            raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
+        own = self._states[name]
+        if (value.dtype, value.shape) != (own.dtype, own.shape):
+            raise OptionError(
+                f"The parameter {name!r} is {own.dtype} of shape {own.shape}; got {value.dtype} of shape {value.shape}."
+            )
+
+    def __delitem__(self, name: str) -> None:
+        raise OptionError(f"The parameter {name!r} belongs to the model and cannot be deleted.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class State:
+    """Name the values of a training in its buffers, and convert them to the initializers of the file.
+
+    Attributes:
+        buffers: All values by the names of the step graph; live arrays.
+        parameters: Live views of the trainable parameters by name.
+        trained: Live views of the trainable parameters and running statistics by name.
+        averages: Buffer names of the moving averages by parameter; empty where none are kept.
+    """
+
+    def __init__(self, buffers: StateBuffers, objective: Objective, *, keeps_averages: bool) -> None:
+        self.buffers = buffers
+        self.parameters = Parameters(buffers, objective.parameters)
+        self.trained = Parameters(buffers, [*objective.parameters, *objective.statistics])
+        self.averages = {name: average_name(name) for name in objective.parameters} if keeps_averages else {}
+        self._keeps_averages = keeps_averages
+
+    def check_averages(self, ema: bool) -> None:
+        """Check that moving averages are kept where they are asked for.
+
+        Raises:
+            OptionError: They are not.
+        """
+        if ema and not self._keeps_averages:
+            raise OptionError(
+                "ema=True asks for the moving average of the parameters, but this trainer keeps none; make it with "
+                "Trainer(ema=0.999)."
+            )
+
+    def values(self, *, ema: bool = False) -> dict[str, np.ndarray]:
+        """Return live views of parameters (or their moving averages) and running statistics.
+
+        Raises:
+            OptionError: No averages are kept.
+        """
+        self.check_averages(ema)
+        averages = {name: self.buffers[average] for name, average in self.averages.items()} if ema else {}
+        return {**self.trained, **averages}
+
+    def initializers(self, objective: Objective, file: ModelFile, *, ema: bool = False) -> Mapping[str, np.ndarray]:
+        """Return the initializers of the saved model: in the types of the file, with tied copies.
+
+        Adapters are merged into their weights, lazily for each weight.
+
+        Raises:
+            OptionError: Adapters cannot be merged, since weights are quantized or shared; no averages are kept.
+        """
+        values, adapted = with_copies(self.values(ema=ema), objective.copies), objective.adapted
+        if adapted is None:
+            return with_stored(values, objective.stored)
+        own = {name: array for name, array in values.items() if name not in adapted.parameters}
+        return with_stored(own, objective.stored) | adapted.merged(file, values)
+
+    def check_finite(self, file: ModelFile, *, ema: bool = False) -> None:
+        """Check that no weight became NaN or infinite in training.
+
+        Raises:
+            NumericalError: One did; the message names the first parameter.
+        """
+        for name, array in self.values(ema=ema).items():
+            if all_finite(array) or _equals_initializer(file, name, array):
+                continue
+            values = np.asarray(array, np.float64)
+            wrong = values[~np.isfinite(values)]
+            raise NumericalError(
+                f"The weight {name!r} holds {wrong[0]} ({wrong.size:,} of {values.size:,} values), so that nothing is "
+                "saved; go on from a checkpoint (load_checkpoint), or train again with a lower learning rate or "
+                "clip_norm=1.0."
+            )
+
+
+def _equals_initializer(file: ModelFile, name: str, array: np.ndarray) -> bool:
+    try:
+        return np.array_equal(file.value(name).astype(np.float64), array.astype(np.float64), equal_nan=True)
+    except ModelError:  # of an adapter, which the file lacks
+        return False
+
+
+def split_flat(flat: np.ndarray, like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Split a flat array into named arrays.
+
+    Args:
+        flat: All elements, in the order of the names.
+        like: Arrays of the names, types and shapes to make.
+
+    Raises:
+        OptionError: There are more elements or fewer.
+    """
+    size = sum(array.size for array in like.values())
+    if flat.shape != (size,):
+        raise OptionError(f"The weights are an array of shape {flat.shape}; together they have {size} elements.")
+    ends = np.cumsum([array.size for array in like.values()])
+    return {
+        name: flat[end - array.size : end].reshape(array.shape).astype(array.dtype)
+        for (name, array), end in zip(like.items(), ends, strict=True)
+    }

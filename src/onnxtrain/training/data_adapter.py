@@ -1,0 +1,400 @@
+"""Convert a user's data to the arrays that a step graph reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.data import Dataset, TargetCheck, TensorSpec
+from onnxtrain.data.conversion import check_finite, is_array_like, kind_of, symbol_sizes, to_numpy
+from onnxtrain.data.data_names import DataNames
+from onnxtrain.data.labels import learn_labels, no_labels
+from onnxtrain.data.naming import NoSuchArrayError, check_pasts, is_batch_list
+from onnxtrain.data.table_columns import NamedColumns, column_of, columns_of_table, is_frame, named_array
+from onnxtrain.data.target_checks import check_weights
+from onnxtrain.errors import DataError
+from onnxtrain.losses.base import Forms
+from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
+from onnxtrain.training.objective import Objective
+
+Adapting = Callable[[Dataset, Targets, str | None], Dataset]
+"""Makes targets, or those of a name, what the loss takes."""
+
+
+class DataAdapter:
+    """Convert data in any form to what an objective reads, by the column names and labels of the data seen so far.
+
+    Attributes:
+        names: Names of columns and labels in the data.
+        numbered: True where the targets seen so far were the numbers of classes.
+        expected_labels: Labels of the checkpoint that is resumed, for text targets.
+    """
+
+    def __init__(self, names: DataNames, *, numbered: bool = False) -> None:
+        self.names = names
+        self.numbered = numbered
+        self.expected_labels: tuple[str, ...] | None = None
+        self._labels_are_new = False
+        self._last_shapes: tuple[Any, ...] = ()  # of step_feeds; targets of the same shapes have the same form
+
+    def copy(self) -> DataAdapter:
+        """Return an adapter with the same names."""
+        return DataAdapter(self.names, numbered=self.numbered)
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """Text labels in the order of the classes."""
+        return self.names.labels
+
+    @labels.setter
+    def labels(self, labels: Sequence[str] | None) -> None:
+        self.names = dataclasses.replace(self.names, labels=None if labels is None else tuple(labels))
+
+    def step_feeds(
+        self, objective: Objective, inputs: Any, targets: Any, sample_weight: Any
+    ) -> tuple[Objective, dict[str, np.ndarray]]:
+        """Convert the arrays of one step.
+
+        Returns:
+            The objective for targets of this form, and arrays by input name of its step graph.
+
+        Raises:
+            DataError: Arrays do not fit the model, or hold NaN or infinity.
+            OptionError: There are weights of examples, and the loss takes none.
+        """
+        objective = objective.weighting(sample_weight is not None)
+        feeds = self._input_feeds(objective, inputs)
+        if objective.targets is not None:
+            if targets is None:
+                raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
+            if objective.others:
+                objective, found = self._targets_of_several(objective, targets, feeds)
+                feeds |= found
+            else:
+                objective = self._add_target(objective, targets, feeds)
+        if sample_weight is not None:
+            assert objective.weights is not None
+            spec = dataclasses.replace(tensor_spec(objective.weights), shape=(None,))
+            feeds[spec.name] = weights = check_weights(fit_to_spec(sample_weight, spec))
+            first = next(iter(targets.values())) if isinstance(targets, Mapping) else targets
+            if first is not None and len(weights) != len(first):
+                raise DataError(f"sample_weight has {len(weights)} numbers, but there are {len(first)} targets.")
+        return objective, feeds
+
+    def _input_feeds(self, objective: Objective, inputs: Any) -> dict[str, np.ndarray]:
+        arrays = by_input_name(objective.inputs, inputs)
+        feeds = {}
+        for spec in objective.inputs:
+            given = arrays[spec.name]
+            if is_frame(given):
+                (own,) = self.names.specs([spec])
+                given, columns = named_array(given, own, repr(spec.name))
+                self.names = self.names.learned({} if columns is None else {spec.name: columns}, ())
+            feeds[spec.name] = fit_to_spec(given, objective.for_any_rows(spec))
+        check_inputs(feeds)
+        return feeds
+
+    def _add_target(self, objective: Objective, targets: Any, feeds: dict[str, np.ndarray]) -> Objective:
+        """Add the target of the only loss to the feeds; return the objective for its form."""
+        wanted = objective.targets
+        assert wanted is not None
+        if isinstance(targets, Mapping):
+            (targets,) = targets_by_output(objective.heads, targets).values()
+        targets = wanted.adapt(np.asarray(targets), self.labels)
+        shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in objective.inputs))
+        classes = wanted.are_classes(targets)  # then nothing is ignored and nothing is wrong
+        if shapes != self._last_shapes or (not classes and wanted.hold_ignored(targets)):
+            sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in objective.inputs)
+            objective = objective.with_form(wanted.form_of(targets, sizes))
+            assert objective.targets is not None
+            wanted = objective.targets
+            self._last_shapes = shapes
+            classes = wanted.are_classes(targets)
+        feeds[wanted.name] = fitted = fit_to_spec(targets, objective.for_any_rows(wanted.spec))
+        if not classes:
+            check_targets(fitted, wanted.check)
+        return objective
+
+    def _targets_of_several(
+        self, objective: Objective, targets: Any, inputs: Mapping[str, np.ndarray]
+    ) -> tuple[Objective, dict[str, np.ndarray]]:
+        """Return the objective for the forms of several targets, and these by input name of the step graph."""
+        heads = objective.heads
+        given = targets_by_output(heads, targets)
+        arrays = [head.targets.adapt(np.asarray(given[head.name])) for head in heads]
+        shapes = (*((array.dtype, array.shape) for array in arrays), *(array.shape for array in inputs.values()))
+        pairs = list(zip(heads, arrays, strict=True))
+        if shapes != self._last_shapes or any(head.targets.hold_ignored(array) for head, array in pairs):
+            sizes = symbol_sizes((spec, inputs[spec.name].shape) for spec in objective.inputs)
+            objective = objective.with_form(tuple(head.targets.form_of(array, sizes) for head, array in pairs))
+            self._last_shapes = shapes
+        found = {}
+        for head, array in zip(objective.heads, arrays, strict=True):
+            own = head.targets
+            found[own.name] = check_targets(fit_to_spec(array, objective.for_any_rows(own.spec)), own.check)
+        return objective, found
+
+    def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
+        """Open data for prediction; targets need not be there.
+
+        Raises:
+            DataError: It cannot be read or does not fit.
+        """
+        from onnxtrain.data.opening import open_dataset  # a single step does not need the readers of files
+
+        targets = objective.targets
+        dataset = open_dataset(
+            source,
+            self.names.specs(objective.inputs),
+            target=target,
+            target_spec=None if targets is None else targets.spec,
+            need_target=False,
+            validate=False,
+        )
+        objective.validate(dataset, labels=False)
+        return dataset
+
+    def open_with_targets(
+        self, objective: Objective, source: Any, *, target: str | None, sample_weight: Any, learning: bool
+    ) -> tuple[Dataset, Forms | None, Any]:
+        """Open data with targets and weights; :meth:`Objective.accept` checks their values.
+
+        Args:
+            objective: The loss on its inputs and targets.
+            source: The data.
+            target: Name of the target in a file with several arrays left.
+            sample_weight: One weight per example, or the name of the array or column that has them.
+            learning: Whether text labels may be learned from data that lack some of the classes.
+
+        Returns:
+            The dataset, the forms of the targets, and the weights: an array, their name in the dataset, or ``None``.
+
+        Raises:
+            DataError: It cannot be read or does not fit.
+        """
+        inputs = self.names.specs(objective.inputs)
+        source, weights = with_weights(source, sample_weight, objective.inputs)
+        if objective.targets is not None:
+            adapt = self._adapt if learning else self._adapt_complete
+            named = weights if isinstance(weights, str) else None
+            dataset, forms = open_with_targets(
+                objective, source, inputs=inputs, target=target, adapted=adapt, weights=named
+            )
+            return dataset, forms, weights
+        from onnxtrain.data.opening import open_dataset  # as in open
+
+        return open_dataset(source, inputs, target=target, need_target=False, validate=False), None, weights
+
+    def _adapt(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
+        """Convert targets to the form of the loss; text labels become class indices where there is one loss."""
+        if name is not None:
+            return dataset.adapting(targets.adapt, name)
+        found = dataset.targets
+        if found is not None and self.labels is None and targets.take_labels:
+            if kind_of(found.dtype) != "string":
+                self.numbered = True
+            elif self.numbered:
+                raise DataError(
+                    "the targets are texts, but those of earlier data were the numbers of classes, so that nothing "
+                    "tells which text is which class; give texts, or numbers, for all data."
+                )
+            elif self.expected_labels is not None:
+                self.labels = self.expected_labels
+            else:
+                self.labels = learn_labels(found, targets.classes, dataset.declared_labels)
+                self._labels_are_new = True
+        labels = self.labels
+        return dataset.adapting(lambda array: targets.adapt(array, labels))
+
+    def _adapt_complete(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
+        """Like :meth:`_adapt`, but without learning labels from data that may lack classes."""
+        before = self.labels
+        result = self._adapt(dataset, targets, name)
+        learned, classes = self.labels, targets.classes
+        if before is None and learned is not None and classes is not None and len(learned) < classes:
+            self.labels = None
+            raise DataError(no_labels(learned, classes))
+        return result
+
+    def take_new_labels(self) -> tuple[str, ...] | None:
+        """Return the labels that were learned since the last call; ``None`` where there are none."""
+        new, self._labels_are_new = self._labels_are_new, False
+        return self.labels if new else None
+
+
+def open_with_targets(
+    objective: Objective,
+    source: Any,
+    *,
+    inputs: Sequence[TensorSpec],
+    target: str | None,
+    adapted: Adapting,
+    weights: str | None = None,
+) -> tuple[Dataset, Forms]:
+    """Data in any form with targets, and what these are; values are not checked yet.
+
+    Several targets are arrays named like the outputs, or the mapping in (inputs, targets).
+
+    Args:
+        objective: What is minimised.
+        source: The data.
+        inputs: What the model needs of its inputs.
+        target: Name of the target.
+        adapted: Makes targets what the loss takes.
+        weights: Name of the array of weights, which stays in the data under this name.
+
+    Raises:
+        DataError: The data cannot be read, or something is missing.
+    """
+    from onnxtrain.data.opening import open_dataset  # a single step has no use for the readers of files
+
+    beside = [] if weights is None else [weights]
+    if weights is not None:
+        source = with_named(source, weights, inputs)
+    heads = objective.heads
+    for head in heads:
+        head.targets.check_batch_axis()
+    if len(heads) == 1:
+        (head,) = heads
+        if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
+            source = (source[0], targets_by_output(heads, source[1])[head.name])
+        dataset = open_dataset(source, inputs, target=target, validate=False, others=beside)
+        dataset = adapted(dataset, head.targets, None)
+        return dataset, head.targets.form_of_dataset(dataset)
+    if target is not None:
+        raise DataError(
+            f"target={target!r} names one target, but {len(heads)} outputs have losses; name the arrays of targets "
+            f"like the outputs: {', '.join(head.name for head in heads)}."
+        )
+    if isinstance(source, tuple) and len(source) == 2 and (isinstance(source[1], Mapping) or is_array_like(source[1])):
+        source = (source[0], targets_by_output(heads, source[1]))
+    names = [head.name for head in heads]
+    dataset = open_dataset(source, inputs, need_target=False, validate=False, others=[*names, *beside])
+    forms = []
+    for head in heads:
+        dataset = adapted(dataset, head.targets, head.name)
+        forms.append(head.targets.form_of_dataset(dataset, head.name))
+    return dataset, tuple(forms)
+
+
+def with_named(source: Any, weights: str, inputs: Sequence[TensorSpec]) -> Any:
+    """Data in which the weights have their name: a table of inputs becomes the mapping that it stands for.
+
+    Raises:
+        NoSuchArrayError: It is arrays without names.
+    """
+    if not isinstance(source, tuple) or len(source) != 2 or isinstance(source[0], Mapping):
+        return source
+    table, targets = source
+    if is_frame(table) and len(inputs) == 1:
+        keys = columns_of_table(table, "the table")
+        if weights in keys:
+            rest = {name: column_of(table, key, name) for name, key in keys.items() if name != weights}
+            features = NamedColumns(np.stack(list(rest.values()), axis=1), tuple(rest))
+            return {inputs[0].name: features, weights: column_of(table, keys[weights], weights)}, targets
+    raise NoSuchArrayError(
+        f"sample_weight is {weights!r}, but the inputs have no column of this name; give the weights themselves, or a "
+        "table with them."
+    )
+
+
+def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tuple[Any, Any]:
+    """Data without their weights, and these: what was given, or the third part of (inputs, targets, weights).
+
+    Raises:
+        DataError: Both are there.
+    """
+    triple = isinstance(source, tuple) and len(source) == 3
+    flat = triple and len(inputs) == 2 and all(is_array_like(part) for part in source)
+    if not triple or flat or is_batch_list(source) or isinstance(source[2], Mapping):
+        return source, weights
+    if weights is not None and not isinstance(weights, str):
+        raise DataError("The data are (inputs, targets, weights), and sample_weight is given, too; leave one out.")
+    return source[:2], source[2]
+
+
+def targets_by_output(heads: list[LossHead], targets: Any) -> dict[str, Any]:
+    """Targets of one step by the outputs that they are for.
+
+    Raises:
+        DataError: One is missing, or it is not said whose they are.
+    """
+    names = [head.name for head in heads]
+    if not isinstance(targets, Mapping):
+        if len(heads) == 1:
+            return {names[0]: targets}
+        raise DataError(
+            f"{len(heads)} outputs have losses, but the targets are a {type(targets).__name__}; give a mapping with "
+            f"{', '.join(names)}."
+        )
+    for name in names:
+        if name not in targets:
+            raise DataError(f"The targets of {name!r} are missing; got {', '.join(map(str, targets)) or 'none'}.")
+    return {name: targets[name] for name in names}
+
+
+def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
+    """Inputs given in any form, by the names of the model.
+
+    Raises:
+        DataError: An input is missing, or there are too many.
+    """
+    if isinstance(inputs, Mapping):
+        check_pasts(inputs, specs, "The batch")
+        missing = [spec.name for spec in specs if spec.name not in inputs]
+        if missing:
+            raise DataError(f"The inputs {missing} are missing; got {', '.join(map(str, inputs)) or 'none'}.")
+        return dict(inputs)
+    positional = isinstance(inputs, tuple) or (isinstance(inputs, list) and len(specs) > 1)
+    arrays = list(inputs) if positional else [inputs]
+    if len(arrays) != len(specs):
+        names = ", ".join(spec.name for spec in specs)
+        raise DataError(f"The model has {len(specs)} inputs ({names}), but {len(arrays)} arrays were given.")
+    return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+
+
+def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
+    """An array of the type of an input; ranks and fixed sizes checked."""
+    array = to_numpy(value, repr(spec.name))
+    if array.dtype != spec.dtype:
+        found, needed = kind_of(array.dtype), kind_of(spec.dtype)
+        if (found == "float" and needed in ("integer", "boolean")) or found in ("string", "other"):
+            raise DataError(f"{spec.name!r} needs {spec.dtype}, but got {array.dtype}.")
+        array = array.astype(spec.dtype)
+    shape = spec.shape
+    if shape is not None and (
+        array.ndim != len(shape)
+        or any(isinstance(size, int) and size != got for size, got in zip(shape, array.shape, strict=True))
+    ):
+        hint = spec.size_hint if array.ndim == len(shape) else spec.hint
+        raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.{hint}")
+    return array
+
+
+def check_inputs(inputs: Mapping[str, np.ndarray]) -> None:
+    """Refuse inputs of one step that hold NaN or infinity, as ``fit`` does.
+
+    Raises:
+        DataError: One does.
+    """
+    for name, array in inputs.items():
+        if array.dtype.kind not in "iub":
+            rows = np.atleast_1d(array)
+            check_finite(rows, f"the input {name!r}", range(len(rows)))
+
+
+def check_targets(targets: np.ndarray, check: TargetCheck | None) -> np.ndarray:
+    """The targets of one step, unless they hold values that the loss has no use for.
+
+    Raises:
+        DataError: They hold NaN or infinity, or fail the loss's check.
+    """
+    examples = range(len(targets)) if targets.ndim else [0]
+    if targets.dtype.kind not in "iu":
+        check_finite(np.atleast_1d(targets), "the target array", examples)
+    if check is not None:
+        check(targets, "the target array", examples)
+    return targets
