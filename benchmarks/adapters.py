@@ -173,8 +173,8 @@ def report(found: dict[str, list[dict[str, Any]]]) -> str:
         mapped = statistics.median(result["file"] for result in results)
         losses = " → ".join(f"{results[0]['losses'][place]:.4f}" for place in (0, -1))
         rows.append([name, *cells, f"{mapped:,.0f}", losses])
-    head = ["framework", "step, ms", "of processors, ms", "to the end of the first, s", "of processors, s"]
-    return table([*head, "peak, MiB", "files in it, MiB", "loss"], rows)
+    head = ["framework", "step, ms", "CPU time, ms", "first step done after, s", "CPU time, s"]
+    return table([*head, "peak, MiB", "of which files, MiB", "loss"], rows)
 
 
 def figures(results: Sequence[dict[str, Any]]) -> tuple[float, ...]:

@@ -147,7 +147,7 @@ def _least(runs: Sequence[Found]) -> Found:
 
 def work(stepped: Sequence[str], folder: str) -> None:
     """One process of a machine: sums of several sizes, then steps."""
-    from onnxtrain.parallel import MPI
+    from onnxtrain.distributed import MPI
 
     mpi = MPI(timeout=120)
     small = np.zeros((mpi.size, TABLE_BYTES), np.uint8)
@@ -204,7 +204,7 @@ def timed(mpi: Any, action: Callable[[], None], seconds: float = 0.5) -> float:
 def stepping(mpi: Any, name: str, folder: str, steps: int = 15) -> dict[str, float]:
     """Median step time, and median compute time of the slowest rank."""
     import onnxtrain
-    from onnxtrain.parallel import Communicator
+    from onnxtrain.distributed import Communicator
 
     class Timed(Communicator):
         """A communicator that measures another one."""
@@ -307,7 +307,7 @@ def cluster(software: Software, folder: str) -> Iterator[str]:
     """The table of clusters, and its assumptions."""
     from arithmetic import PASSES, forward_operations
 
-    from onnxtrain.training.steps.buckets import bucket_bytes
+    from onnxtrain.distributed.data_parallel import bucket_bytes
 
     rows, free = [], Software(0.0, 0.0, software.trips)
     for name, examples in SHOWN.items():

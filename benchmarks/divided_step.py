@@ -25,9 +25,9 @@ from models import LOSS, MODELS, find_model
 from step import listed
 
 import onnxtrain
-from onnxtrain.parallel import Single
+from onnxtrain.distributed import Single
+from onnxtrain.distributed.data_parallel import DataParallelExecutor
 from onnxtrain.runtime.step import create_session
-from onnxtrain.training.steps.parallel_steps import ParallelSteps
 
 SESSIONS = (2, 3, 4)
 TURN = 8
@@ -102,13 +102,13 @@ def trainer(path: Any) -> onnxtrain.Trainer:
     return onnxtrain.Trainer(path, loss=LOSS, optimizer=onnxtrain.Adam(LEARNING_RATE), threads=1, parallel=Beside())
 
 
-def divided_steps(made: onnxtrain.Trainer) -> ParallelSteps:
+def divided_steps(made: onnxtrain.Trainer) -> DataParallelExecutor:
     """The executor of a distributed rank, in a single process."""
     kind: Any = type(made.config)
     alone = kind.divided
     kind.divided = property(lambda self: True)
     try:
-        steps = ParallelSteps(made._objective, made.config)
+        steps = DataParallelExecutor(made._objective, made.config)
         steps.session  # noqa: B018 - it is built now
     finally:
         kind.divided = alone

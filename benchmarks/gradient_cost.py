@@ -38,7 +38,7 @@ from peers import Task
 import onnxtrain
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.passes.lower import lower_entry
-from onnxtrain.passes.merge_algorithm import join
+from onnxtrain.passes.merge_algorithm import merge_algorithm
 from onnxtrain.runtime.step import create_session
 
 GOAL_SECONDS = 3.0
@@ -132,7 +132,7 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
         session.append(time.perf_counter() - begin)
         build.append(whole[-1] - session[-1])
     with_kernels = len(step_graph.graph) if kernels else None
-    standard = len(lower_entry(join(model, 0), kernels=False).model.graph)
+    standard = len(lower_entry(merge_algorithm(model, 0), kernels=False).model.graph)
     seconds = [statistics.median(times) for times in (build, session, whole)]
     cells = [str(nodes), "-" if with_kernels is None else str(with_kernels), str(standard)]
     return [*cells, *map(significant, seconds)], seconds[-1]

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     write_report(
         f"{table(header, rows)}\n\nWeights, states, gradients and others in bytes per parameter; Adam, the median "
-        f"of {STEPS} steps in processor seconds, threads: {options.threads}. {machine_line()}",
+        f"of {STEPS} steps in CPU seconds, threads: {options.threads}. {machine_line()}",
         options.output,
     )
     return 0

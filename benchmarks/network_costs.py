@@ -89,7 +89,7 @@ class Software:
 
 def exchanges(size: float, machines: int) -> list[float]:
     """Message bytes of each exchange of an all-reduce, as in the MPI communicator."""
-    from onnxtrain.parallel.mpi import _AT_ONCE, _BLOCK
+    from onnxtrain.distributed.mpi import _AT_ONCE, _BLOCK
 
     if size <= _AT_ONCE:
         return [size]

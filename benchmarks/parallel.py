@@ -212,8 +212,8 @@ def tail(communicator: Any, spans: Sequence[tuple[float, float]]) -> float:
 def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float], Any]:
     """A step of onnxtrain, and its communication counter."""
     import onnxtrain
-    from onnxtrain.parallel import MPI, Communicator, Single
-    from onnxtrain.training.steps.parallel_steps import ParallelSteps
+    from onnxtrain.distributed import MPI, Communicator, Single
+    from onnxtrain.distributed.data_parallel import DataParallelExecutor
 
     class Counting(Communicator):
         """A communicator that measures another one."""
@@ -273,7 +273,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
     if peer == "split":
         # In several processes the two halves are a specification's; here one process has them without need.
         type(trainer.config).divided = property(lambda self: True)
-        steps = ParallelSteps(trainer._objective, trainer.config)
+        steps = DataParallelExecutor(trainer._objective, trainer.config)
     names = trainer._objective.names
     if several:
         communicator.beside = lambda: steps._reduction.waited

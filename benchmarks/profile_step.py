@@ -174,8 +174,8 @@ def limit_line(task: Task, profile: Profile, rate: float) -> str:
     operations = PASSES * forward_operations(task.model_path, batches(task)(0)[0])
     limit = operations / rate
     return (
-        f"Arithmetic limit: {operations / 1e9:.3g} GFLOP in matrix products and convolutions, at the "
-        f"{rate / 1e9:.0f} GFLOP/s of a large product {milliseconds(limit)} ms: the step takes "
+        f"Arithmetic limit: {operations / 1e9:.3g} GFLOP in matrix multiplications and convolutions, at the "
+        f"{rate / 1e9:.0f} GFLOP/s of a large one {milliseconds(limit)} ms: the step takes "
         f"{profile.step_seconds / limit:.1f} times that.\n"
     )
 

@@ -11,7 +11,7 @@ onnxruntime alone; no epoch is chosen by its error. The exit code is 1 where the
 at 68x with at most 1.92 % error, LeNet-5 at 280x with at most 0.75 % (means over the seeds).
 
 The whole run takes about two hours on two quiet cores; with --log FILE, results are saved as they come, and those
-already there are not computed again. --held-out 10000 is for choosing settings: it trains on all training images except
+already there are skipped. --held-out 10000 is for choosing settings: it trains on all training images except
 the last 10,000 and measures on those; no test image is read. --quick runs one seed, one stage and fewer epochs, LeNet-5
 on a tenth of the images. Neither measures the goal.
 """

@@ -107,7 +107,11 @@ def storage(path: Path, title: str) -> str:
     packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     image = np.zeros((1, 1, 28, 28), np.float32)
     rows = []
-    for name, file in (("dense, with its zeros", path), ("sparse_initializer", sparse), ("dense through gzip", packed)):
+    for name, file in (
+        ("dense, with its zeros", path),
+        ("sparse_initializer", sparse),
+        ("dense, read through gzip", packed),
+    ):
         data = file.read_bytes()
         loads, runs = [], []
         for _ in range(20):
@@ -122,7 +126,7 @@ def storage(path: Path, title: str) -> str:
             runs.append(time.perf_counter() - begin)
         zipped = "" if file is packed else f"{len(gzip.compress(data, mtime=0)):,}"
         rows.append([name, f"{len(data):,}", zipped, f"{1e3 * np.median(loads):.2f}", f"{1e6 * np.median(runs):.0f}"])
-    header = ["storage", "bytes", "through gzip", "load, ms", "one image, us"]
+    header = ["storage", "bytes", "gzipped", "load, ms", "one image, us"]
     return f"{title}, on onnxruntime {onnxruntime.__version__}\n\n{table(header, rows)}"
 
 

@@ -1,4 +1,4 @@
-"""A pipeline that skl2onnx has converted goes on learning, without what it was made from.
+"""Train a pipeline converted by skl2onnx further, without the original scikit-learn objects.
 
 Needs scikit-learn and skl2onnx.
 """

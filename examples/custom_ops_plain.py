@@ -1,7 +1,7 @@
-"""Use onnxtrain's native operators from ONNX Runtime alone: nothing of onnxtrain is imported here.
+"""Use onnxtrain's native operators from ONNX Runtime alone, without importing onnxtrain.
 
-Adam minimises (x - 3)^2. The gradient 2 (x - 3) and the operator stand in one graph; parameter and state are inputs
-and outputs, bound to the same memory, so every run of the session is one training step in place.
+Adam minimizes (x - 3)^2. The gradient 2 (x - 3) and the operator are in one graph; parameter and state are inputs
+and outputs bound to the same memory, so every run of the session is one training step in place.
 
 Run it with the path of the library, which `python -c "import onnxtrain; print(onnxtrain.custom_ops_library())"`
 prints.
@@ -48,7 +48,7 @@ def model() -> bytes:
 
 
 def main(library: str) -> None:
-    """Train for 500 steps and print where x went."""
+    """Train for 500 steps and print x."""
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(library)
     session = onnxruntime.InferenceSession(model(), options, providers=["CPUExecutionProvider"])

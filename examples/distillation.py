@@ -1,8 +1,8 @@
-"""Distillation: a small network learns from the probabilities of a large one, with no label at all.
+"""Distillation: a small network is trained on the probabilities of a large one, without labels.
 
-`softmax_cross_entropy` takes distributions as targets. They are the teacher's probabilities at a temperature: dividing
-logits by 2 shows the student which wrong classes are nearly right. Source: Hinton, Vinyals, Dean, "Distilling the
-Knowledge in a Neural Network", 2015. Where there are labels, too, `loss="distillation(teacher=teacher.onnx)"` mixes
+`softmax_cross_entropy` takes distributions as targets, here the teacher's probabilities at temperature 2, which give
+the student more information about wrong classes. Source: Hinton, Vinyals, Dean, "Distilling the
+Knowledge in a Neural Network", 2015. If there are labels, too, `loss="distillation(teacher=teacher.onnx)"` mixes
 both.
 """
 
@@ -16,7 +16,7 @@ TEMPERATURE = 2.0
 
 
 def examples(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points [N, 8] and the number, 0 to 3, of the corner of a square that two hidden sums lie in."""
+    """Return points [N, 8] and classes 0 to 3, the quadrant of two hidden sums."""
     points = np.random.default_rng(seed).normal(size=(count, 8)).astype(np.float32)
     first, second = points[:, :4].sum(axis=1), points[:, 2:6].sum(axis=1)
     return points, (2 * (first > 0) + (second > 0)).astype(np.int64)

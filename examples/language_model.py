@@ -1,7 +1,6 @@
-"""A language model: an LSTM learns a nursery rhyme letter by letter, and recites it.
+"""A character-level language model: an LSTM learns a nursery rhyme and continues it.
 
-Training shifts the text by one: the target of every letter is the next one, so that targets are labels [N, T] beside
-logits [N, T, V].
+The target of every letter is the next one, so targets are labels [N, T] for logits [N, T, V].
 """
 
 from pathlib import Path
@@ -22,7 +21,7 @@ LENGTH = 32
 
 
 def letter_model(width: int = 64) -> onnx.ModelProto:
-    """`letters` [N, T] (int64) to `logits` [N, T, V]: embedding, LSTM, and a product with an output matrix."""
+    """`letters` [N, T] (int64) to `logits` [N, T, V]: embedding, LSTM, and output projection."""
     rng, count = np.random.default_rng(0), len(LETTERS)
 
     def weight(name: str, *shape: int) -> onnx.TensorProto:
@@ -30,7 +29,7 @@ def letter_model(width: int = 64) -> onnx.ModelProto:
 
     nodes = [
         helper.make_node("Gather", ["embedding", "letters"], ["embedded"]),
-        helper.make_node("Transpose", ["embedded"], ["steps"], perm=[1, 0, 2]),  # ONNX's LSTM has the time first
+        helper.make_node("Transpose", ["embedded"], ["steps"], perm=[1, 0, 2]),  # ONNX's LSTM is time-major
         helper.make_node("LSTM", ["steps", "lstm.w", "lstm.r", "lstm.b"], ["states"], hidden_size=width),
         helper.make_node("Squeeze", ["states", "directions"], ["state"]),
         helper.make_node("Transpose", ["state"], ["hidden"], perm=[1, 0, 2]),
@@ -51,7 +50,7 @@ def letter_model(width: int = 64) -> onnx.ModelProto:
 
 
 def recite(model: Path, start: str, length: int) -> str:
-    """Continue a text with the likeliest letter, again and again."""
+    """Continue a text by greedy decoding."""
     numbers = [LETTERS.index(letter) for letter in start]
     for _ in range(length):
         logits = onnxtrain.predict(model, np.array([numbers[-LENGTH:]]))
@@ -60,7 +59,7 @@ def recite(model: Path, start: str, length: int) -> str:
 
 
 def main(folder: Path) -> str:
-    """Train, write `letters.onnx`, and return what the model says after "twinkle"."""
+    """Train, write `letters.onnx`, and return the model's continuation of "twinkle"."""
     numbers = np.array([LETTERS.index(letter) for letter in RHYME * 2])
     windows = np.lib.stride_tricks.sliding_window_view(numbers, LENGTH + 1)[: len(RHYME)]
 

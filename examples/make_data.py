@@ -1,8 +1,8 @@
-"""Writes the files to try things with, examples/data: a model, pictures for a new head, and a table with its model.
+"""Write the sample files in examples/data: a model, images for a new head, and a table with its model.
 
     pip install ".[demo,images]" && python examples/make_data.py
 
-They are in the repository; this says where they come from. Flowers and digits are data sets that scikit-learn ships.
+The files are in the repository; this script documents their origin. Flowers and digits are data sets of scikit-learn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEW = {7: "seven", 8: "eight", 9: "nine"}
 
 
 def digits() -> None:
-    """A network that knows the digits 0 to 6, and 40 pictures each of 7, 8 and 9."""
+    """Write a network trained on the digits 0 to 6, and 40 images each of 7, 8 and 9."""
     x, y = load_digits(return_X_y=True)
     images = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     known = y < 7
@@ -37,7 +37,7 @@ def digits() -> None:
 
 
 def flowers() -> None:
-    """Iris as a table with text labels, and a fresh network for it."""
+    """Write Iris as a table with text labels, and an untrained network for it."""
     iris = load_iris()
     with (DATA / "flowers.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")

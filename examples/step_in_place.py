@@ -1,8 +1,7 @@
-"""Step an exported graph without copying its states; nothing of onnxtrain is imported here.
+"""Step an exported graph without copying its states and without importing onnxtrain.
 
-A step graph's metadata says which states may have one buffer for their old and their new value: `onnxtrain.in_place`.
-Every other state has two buffers that take turns, because something in the graph may read the old value when the new
-one is written already.
+The metadata entry `onnxtrain.in_place` lists the states whose old and new value may share a buffer. Other states
+alternate between two buffers, because a node may read the old value after the new one is written.
 
 Write the files and run it:
 
@@ -19,12 +18,12 @@ from safetensors.numpy import load_file
 
 
 class Stepper:
-    """A step graph, its states, and the buffers that they lie in."""
+    """A step graph, its states, and their buffers."""
 
     def __init__(self, path: str, states: dict[str, np.ndarray]) -> None:
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         metadata = self.session.get_modelmeta().custom_metadata_map
-        self.new_names = json.loads(metadata["onnxtrain.states"])  # state to the output that is its new value
+        self.new_names = json.loads(metadata["onnxtrain.states"])  # state to the output with its new value
         in_place = set(json.loads(metadata["onnxtrain.in_place"]))
         self.states = {name: np.ascontiguousarray(array) for name, array in states.items()}
         self.others = {
@@ -35,7 +34,7 @@ class Stepper:
         self.results = [name for name in outputs if name not in self.new_names.values()]
 
     def step(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """One training step; returns the loss and whatever else the graph gives beside states."""
+        """Run one training step; return the loss and other outputs that are not states."""
         binding = self.session.io_binding()
         arrays = {name: np.ascontiguousarray(array) for name, array in feeds.items()} | self.states
         for name in self.inputs:
@@ -47,14 +46,14 @@ class Stepper:
             array = self.others[name]
             binding.bind_output(output, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.session.run_with_iobinding(binding)
-        for name in self.new_names:  # for those in place it is the same buffer
+        for name in self.new_names:  # the same buffer for in-place states
             self.states[name], self.others[name] = self.others[name], self.states[name]
-        results = binding.get_outputs()[: len(self.results)]  # in the order in which they were bound
+        results = binding.get_outputs()[: len(self.results)]  # in binding order
         return {name: np.array(value.numpy()) for name, value in zip(self.results, results, strict=True)}
 
 
 def main(graph: str, states: str) -> None:
-    """Learn which of three numbers is the largest."""
+    """Learn to find the largest of three values."""
     stepper = Stepper(graph, load_file(states))
     (size,) = stepper.session.get_inputs()[0].shape[1:]
     points = np.random.default_rng(0).normal(size=(64, size)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A table: columns of a CSV file are the inputs, one of texts is the target."""
+"""Tabular data: columns of a CSV file are the inputs, a text column is the target."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ DATA = Path(__file__).resolve().parent / "data"
 
 
 def main(folder: Path) -> float:
-    """Train, write `flowers.onnx` into the folder, and return the accuracy on rows that were held out."""
+    """Train, write `flowers.onnx` into the folder, and return the accuracy on held-out rows."""
     trainer = onnxtrain.Trainer(DATA / "flowers.onnx", loss="cross_entropy", optimizer="adam(lr=0.01)")
     history = trainer.fit(
         DATA / "flowers.csv",
@@ -25,7 +25,7 @@ def main(folder: Path) -> float:
     )
     trainer.save(folder / "flowers.onnx")
 
-    # Wherever it is used, it needs nothing but ONNX Runtime.
+    # Inference needs only ONNX Runtime.
     session = onnxruntime.InferenceSession(folder / "flowers.onnx")
     (logits,) = session.run(None, {"input": np.array([[5.1, 3.5, 1.4, 0.2]], np.float32)})
     names = json.loads((folder / "flowers.labels.json").read_text())["labels"]

@@ -1,6 +1,6 @@
-"""Text classification: words become numbers, and a small transformer tells praise from complaint.
+"""Text classification: tokenize sentences, and train a small transformer to tell praise from complaint.
 
-The sentences are made here. With a real tokenizer only `encode` is another.
+The sentences are synthetic. To use a real tokenizer, replace `encode`.
 """
 
 import itertools
@@ -23,7 +23,7 @@ FORMS = [
 
 
 def sentences() -> tuple[list[str], np.ndarray]:
-    """Every combination of form, thing and word, and whether it is praise."""
+    """Return every combination of template, noun and adjective, with the label: 1 for praise."""
     made = [
         (form.format(thing=thing, word=word), word in PRAISE)
         for form, thing, word in itertools.product(FORMS, THINGS, PRAISE + COMPLAINT)
@@ -33,7 +33,7 @@ def sentences() -> tuple[list[str], np.ndarray]:
 
 
 def encode(texts: list[str], vocabulary: dict[str, int]) -> dict[str, np.ndarray]:
-    """The model's inputs: numbers of words [N, 10], 0 where a sentence has ended, and a mask of the same shape."""
+    """Return the model's inputs: token ids [N, 10], 0 for padding, and a mask of the same shape."""
     ids = np.zeros((len(texts), LENGTH), np.int64)
     for row, text in zip(ids, texts, strict=True):
         found = [vocabulary[word] for word in text.split()[:LENGTH] if word in vocabulary]

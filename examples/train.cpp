@@ -6,9 +6,9 @@
 //   ./train step.onnx states.safetensors batch.safetensors 0.01 20 trained.safetensors
 //   onnxtrain import-states model.onnx trained.safetensors -o tuned.onnx
 //
-// The batch has a tensor for every input of the model and for the target. The second line is for onnxruntime's Python
-// package, whose library lacks the name that programs look for; the program finds that name beside itself. A graph that was
-// exported with --kernels needs the library of operators as one more argument of ./train:
+// The batch has a tensor for every input of the model and for the target. The second line links the library of
+// onnxruntime's Python package to the name that the loader looks for. A graph exported with --kernels needs the
+// operator library as one more argument of ./train:
 //
 //   python -c "import onnxtrain; print(onnxtrain.custom_ops_library())"
 

@@ -1,6 +1,6 @@
-"""Two outputs, as detectors have them: what is in the picture, and where.
+"""Two outputs, as in object detection: class and position of the object in an image.
 
-Each output has its loss, cross-entropy for the class and squared errors for the place; their weighted sum is minimised.
+Each output has its loss, cross-entropy for the class and squared error for the position; the weighted sum is minimized.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ SIZE = 12
 
 
 def pictures(count: int, seed: int) -> dict[str, np.ndarray]:
-    """Squares and crosses [N, 1, 12, 12] in noise, their class [N], and the middle of their place [N, 2], 0 to 1."""
+    """Squares and crosses [N, 1, 12, 12] in noise, their class [N], and the center of their position [N, 2], 0 to 1."""
     rng = np.random.default_rng(seed)
     image = rng.normal(0, 0.1, (count, 1, SIZE, SIZE)).astype(np.float32)
     label, corner = rng.integers(0, 2, count), rng.integers(0, SIZE - 4, (count, 2))
@@ -57,7 +57,7 @@ def detector() -> onnx.ModelProto:
 
 
 def main(folder: Path) -> tuple[float, float]:
-    """Train, write `detector.onnx`, and return accuracy and mean error of the place, in pixels, on new pictures."""
+    """Train, write `detector.onnx`, and return accuracy and mean error of the position, in pixels, on new images."""
     data = pictures(1500, seed=0)
     targets = {"logits": data["label"], "position": data["place"]}
     trainer = onnxtrain.Trainer(

@@ -1,7 +1,7 @@
-"""A wake word of your own: a model as wake-word detectors ship it learns another word from 60 recordings.
+"""A custom wake word: a typical wake-word model learns another word from 60 recordings.
 
-Such a model takes 16 frames of 96 numbers from a speech embedding, one example at a time, and ends in a Sigmoid. Both
-its fixed batch of one and its Sigmoid stay as they are. Sounds are made here: a word is a pattern over the frames, in
+Such a model takes 16 frames of 96 speech-embedding features, one example at a time, and ends in a Sigmoid. Its fixed
+batch size of one and its Sigmoid are kept. The data are synthetic: a word is a pattern over the frames, in
 noise.
 """
 
@@ -46,7 +46,7 @@ def shipped_model() -> onnx.ModelProto:
 
 
 def recordings(words: int, others: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Frames [N, 16, 96] and whether they hold the word: a bump that moves over the features, begun early or late."""
+    """Return frames [N, 16, 96] and labels: the word is a bump that moves over the features, with a random start."""
     rng = np.random.default_rng(seed)
     sounds = rng.normal(0, 1, (words + others, FRAMES, FEATURES)).astype(np.float32)
     time, feature = np.arange(FRAMES)[:, None], np.arange(FEATURES)

@@ -1,5 +1,5 @@
 """ONNX's own backend tests, through our backend: the nine of the training domain, and those of every operator that
-our graphs emit (found by reading the sources)."""
+our graphs emit (found in the sources)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import sampling
 from onnxtrain import backend
 from onnxtrain.backend import _meaning
 from onnxtrain.errors import GradientError, ModelError, OperatorError, OptionError
-from onnxtrain.model_file.limits import newest_opset
+from onnxtrain.model_file.validity import newest_opset
 from onnxtrain.operators.arithmetic import ONNX_OPERATORS
 
 TRAINING_TESTS = {
@@ -65,7 +65,7 @@ def emitted_operators() -> set[str]:
 
 
 def chosen_tests() -> dict[str, TestCase]:
-    """ONNX's tests of the training operators, and of all that is emitted."""
+    """ONNX's tests of the training operators, and of all emitted operators."""
     emitted = emitted_operators()
     return {
         case.name: case
@@ -82,7 +82,7 @@ def is_redefined(case: TestCase) -> bool:
 
 
 class Selected(Runner):
-    """ONNX's runner over chosen tests only: its own would report thousands as skipped."""
+    """ONNX's runner for chosen tests only; its own would report thousands as skipped."""
 
     def __init__(self, names: set[str]) -> None:
         super().__init__(backend, __name__)
@@ -119,7 +119,7 @@ def test_the_suite_is_the_one_that_was_meant():
 
 
 def older_definition(case: TestCase) -> onnx.ModelProto | None:
-    """The model of a test at the newest opset that ONNX Runtime has; none where it has what came later."""
+    """The model of a test at ONNX Runtime's newest opset; none where it uses later features."""
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     next(entry for entry in model.opset_import if not entry.domain).version = newest_opset()
@@ -132,7 +132,7 @@ def older_definition(case: TestCase) -> onnx.ModelProto | None:
 
 @pytest.mark.parametrize("name", REDEFINED)
 def test_what_an_older_definition_says_alike(name):
-    """Tests of BitShift with unsigned numbers, say, whose later definition is that of signed ones, too."""
+    """Tests such as BitShift's with unsigned integers, whose later definition adds signed ones."""
     model = older_definition(REDEFINED[name])
     if model is None or re.search(r"mod_float.*fmod_0|bitshift.*uint16", name):
         pytest.skip("only the later definition has this, or ONNX Runtime has no kernel for the type")
@@ -208,7 +208,7 @@ def test_newer_versions_are_refused_where_something_changed():
     model = relu(28, onnx.IR_VERSION)
     model.graph.node[0].CopyFrom(helper.make_node("Mod", ["x", "x"], ["y"], fmod=1))
     with pytest.raises(
-        ModelError, match=rf"declares opset 28, where Mod is not what it was at opset {newest_opset()}, the newest"
+        ModelError, match=rf"declares opset 28, where Mod differs from opset {newest_opset()}, the newest"
     ):
         backend.prepare(model)
 

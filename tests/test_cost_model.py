@@ -26,7 +26,7 @@ def test_the_communicator_makes_these_exchanges(monkeypatch):
     """The messages passed to MPI, as bytes to each other rank."""
     import numpy as np
 
-    from onnxtrain.parallel import MPI
+    from onnxtrain.distributed import MPI
 
     made = MPI.__new__(MPI)
     made.rank, made.size, made.order, made._scratch = 1, 4, "rank", np.empty(0, np.uint8)

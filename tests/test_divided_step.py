@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import onnxtrain
+from onnxtrain.distributed import data_parallel as buckets
 from onnxtrain.runtime.native import kernels_available
-from onnxtrain.training.steps import buckets
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -28,5 +28,5 @@ def test_several_sessions_compute_what_one_does(monkeypatch, count):
     for _ in range(3):
         assert pieces.step(feeds) == steps.step(feeds, divided_step.LEARNING_RATE)
     assert pieces.bytes_between >= 4 * 6 * 16  # an activation at least
-    for name in steps.kept_names:
+    for name in steps.checkpoint_names:
         np.testing.assert_array_equal(pieces._states[name], steps.states[name], err_msg=name)

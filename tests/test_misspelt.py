@@ -12,7 +12,7 @@ from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.spelling import nearest
 
 CALLED = ("onnxtrain", "Trainer", "TrainingSession", "losses", "schedules", "callbacks", "data", "layers", "examples")
-CALLED += ("adapters", "testing", "metrics", "parallel", "pruning", "flower")
+CALLED += ("adapters", "testing", "metrics", "distributed", "pruning", "flower")
 BASES = {"Callback", "CallbackList", "Loss", "Layer", "Communicator", "Metric"}  # others inherit from them
 RESULTS = {"Cost", "AdaptableLayer", "History", "NamedMetric", "PruneResult", "TrainingState", "GradientMismatchError"}
 
@@ -98,7 +98,9 @@ def test_flags(flags, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-MODULES = "losses metrics callbacks schedules data layers adapters pruning parallel operators kernels examples"
+MODULES = (
+    "losses metrics callbacks schedules data layers adapters pruning distributed parallel operators kernels examples"
+)
 
 
 @pytest.mark.parametrize("name", ["", *MODULES.split(" ")])

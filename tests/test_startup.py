@@ -28,7 +28,7 @@ print(time.process_time() - begin, *{"numpy", "onnx", "onnx_ir", "onnxruntime"} 
 
 
 def test_nothing_is_imported_before_ctrl_c_is_caught():
-    """A library's module that comes first would show a traceback in the place of the sentence."""
+    """A library's module that comes first would show a traceback instead of the message."""
     program = """
 import sys
 seen = []
@@ -50,8 +50,8 @@ import onnxtrain
 def test_labels_for_rows_of_scores_build_nothing_again():
     """The axis of the classes is known before the first labels come."""
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
-    steps = trainer._executor
+    session = trainer._session
     trainer.train_step(np.eye(4, dtype=np.float32)[:3], np.arange(3))
-    assert trainer._executor is steps
+    assert trainer._session is session
     trainer.train_step(np.eye(4, dtype=np.float32)[:3], np.eye(3, dtype=np.float32))
-    assert trainer._executor is not steps  # distributions make another loss
+    assert trainer._session is not session  # distributions make another loss

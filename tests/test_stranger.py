@@ -1,4 +1,4 @@
-"""A stranger's hour: from a model and data to a tuned model and a report by two commands of the documentation."""
+"""A new user's first hour: from a model and data to a tuned model and a report by two commands of the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tools see of the public names: type checkers know right calls from wrong ones, jedi completes arguments."""
+"""Public names in tools: type checkers tell right calls from wrong ones, jedi completes arguments."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "names.md"
 MODULES = (
-    "losses", "metrics", "schedules", "callbacks", "data", "layers", "sklearn", "parallel", "pruning", "examples",
+    "losses", "metrics", "schedules", "callbacks", "data", "layers", "sklearn", "distributed", "pruning", "examples",
     "adapters", "testing", "operators", "kernels", "errors",
 )  # fmt: skip
 CLASSES = ("Trainer", "TrainingSession")

@@ -38,25 +38,24 @@ _HEAD = """# Operators and their gradients
 
 Written by `python tools/operators_page.py`; do not edit.
 
-Every operator of ONNX's default domain up to opset {newest}, and the operators of other domains that have a rule or a
+The operators of ONNX's default domain up to opset {newest}, and the operators of other domains that have a rule or a
 body in standard operators.
-Each node test of ONNX's backend suite that has a floating input and output is a gradient check: at its own opset
-with all sizes known, with ranks known, with nothing known and with its integer inputs as constants; then at the
-opsets {opsets}, if it can be brought there. The forward results must not change, the gradient along random
+Each node test of ONNX's backend suite with a floating-point input and output is a gradient check: at its own opset
+with static shapes, with known ranks, with unknown shapes and with its integer inputs as constants; then at the
+opsets {opsets}, if it can be converted. The forward results must not change, the gradient along random
 directions must equal central differences in float64 by ONNX's reference evaluator, and ONNX Runtime must agree in
-single precision where it has the operator.
+float32 if it has the operator.
 
 - **versions**: the opsets at which the operator changed. Models below opset 18 are upgraded to it first.
-- **by**: a rule (for some versions only where they are given), or the body: the function by which ONNX defines it.
-- **tests**: how many of ONNX's tests were used, of how many. **rows**: how many cases of our own there are.
-- **checks** and **opsets**: how many comparisons were made, and where.
-- **worst error**: the largest one relative to the gradient's norm (or to one, if that is larger); in single
-  precision where marked with an asterisk.
-- **PyTorch**: the largest difference, of the largest value, from PyTorch's gradient in double precision, where it
+- **by**: a rule (with its versions if limited), or the body: the function by which ONNX defines it.
+- **tests**: the number of ONNX's tests that are used. **rows**: the number of test cases of this project.
+- **checks** and **opsets**: the number of comparisons, and their opsets.
+- **worst error**: the largest one relative to the gradient's norm (or to one, if that is larger); in float32
+  if marked with an asterisk.
+- **PyTorch**: the largest difference from PyTorch's gradient in float64, relative to the largest value, if PyTorch
   has the operator.
-- **needs**: what the gradient cannot do without: the rank (if shape inference does not find it), constants (axes
-  that are computed are refused).
-- **twice**: whether the gradient of the gradient is checked, too.
+- **needs**: requirements of the gradient: a known rank (by shape inference), constants (computed axes are refused).
+- **twice**: whether the gradient of the gradient is also checked.
 
 {summary}
 
@@ -115,7 +114,7 @@ def operators_document(outcomes: Sequence[Outcome]) -> str:
     text += "## Differentiable\n\n" + _table(titles, lines)
     text += "\n## Of other domains\n\n" + _table(["operator", "domain", "by", "rows"], _other_domains(rows))
     text += "\n## Without a gradient\n\n" + no_gradient_table()
-    return text + "\n## What the sweep leaves out or changes\n\n" + _exceptions()
+    return text + "\n## Exceptions of the sweep\n\n" + _exceptions()
 
 
 def versions(operator: str) -> str:
@@ -194,16 +193,16 @@ def with_generated_part(text: str) -> str:
 
 def _exceptions() -> str:
     refused = Counter(why for test in node_tests() if (why := refusal(test)) is not None)
-    text = "Tests that are no gradient checks:\n\n"
+    text = "Tests that are not gradient checks:\n\n"
     text += _table(["tests", "why"], [_row([str(count), why]) for why, count in refused.most_common()])
-    text += "\nThe tests among them that are left out by name:\n\n" + _patterns(sweep_tables.SKIPPED.items())
-    text += "\nInputs that are moved at random away from where the derivative jumps, or replaced:\n\n"
+    text += "\nTests that are excluded by name:\n\n" + _patterns(sweep_tables.SKIPPED.items())
+    text += "\nInputs that are moved away from discontinuities of the derivative, or replaced:\n\n"
     moves = [(pattern, move.reason) for pattern, move in sweep_tables.MOVED.items()]
     text += _patterns([*moves, *sweep_tables.REPLACED.items()])
-    text += "\nFloating inputs that no gradient goes to, and outputs that none comes from:\n\n"
+    text += "\nFloating-point inputs and outputs without a gradient:\n\n"
     pairs = (*sweep_tables.CONFIGURATION.items(), *sweep_tables.SILENT.items())
     text += _table(["operator", "value", "why"], [_row([f"`{o}`", v, why]) for (o, v), why in pairs])
-    text += "\nChecks that are not made in double by ONNX's reference evaluator, or not compared with ONNX Runtime:\n\n"
+    text += "\nChecks without float64 by ONNX's reference evaluator, or without a comparison with ONNX Runtime:\n\n"
     missing = [(f"{o} at opset {v}", why) for (o, v), why in sweep_tables.WITHOUT_EVALUATOR.items()]
     tables = (sweep_tables.SINGLE, sweep_tables.BY_RUNTIME, sweep_tables.NOT_BY_RUNTIME)
     return text + _patterns([*(item for table in tables for item in table.items()), *missing])

@@ -24,7 +24,7 @@ from onnxtrain.examples import lenet5
 
 
 def divide(labels: np.ndarray, clients: int, seed: int = 0) -> list[np.ndarray]:
-    """Indices of each client's examples, unevenly by label."""
+    """Return the indices of each client's examples, distributed unevenly by label."""
     rng = np.random.default_rng(seed)
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for label in np.unique(labels):

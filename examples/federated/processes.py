@@ -1,4 +1,4 @@
-"""Start a federation on this machine: Flower's server and its clients' nodes, each a process of its own."""
+"""Start a federation on this machine: Flower's server and the clients' nodes, each in its own process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROGRAMS = Path(sys.executable).parent
 
 
 class Processes:
-    """Flower's processes, which talk over the loopback interface.
+    """Flower's processes, connected over the loopback interface.
 
     Args:
         folder: Where their files and logs go; FEDERATION for the apps.
@@ -75,7 +75,7 @@ class Processes:
                 env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a group with the processes that it starts, to be ended together
+                start_new_session=True,  # a process group, to be ended together
             )
         self._all.append(process)
         return process
@@ -102,7 +102,7 @@ class Processes:
 
 @contextlib.contextmanager
 def federation(folder: Path, nodes: int = 3, settings: Mapping[str, str] | None = None) -> Iterator[Processes]:
-    """A server and clients that run as long as the context is open."""
+    """Run a server and clients while the context is open."""
     processes = Processes(folder, nodes, settings)
     try:
         processes.start()

@@ -394,7 +394,7 @@ def check_pem(flag: str, path: Path, block: bytes) -> None:
     """Refuse a file that is not of the kind that OpenSSL reads.
 
     Raises:
-        OptionError: It is none that can be read, or has no such block.
+        OptionError: It cannot be read, or has no such block.
     """
     try:
         found = path.stat()

@@ -1,4 +1,4 @@
-"""Optuna looks for a learning rate, and gives up on bad trials early: `python examples/sweeps/optuna_sweep.py`.
+"""Search a learning rate with Optuna, which prunes bad trials: `python examples/sweeps/optuna_sweep.py`.
 
 It needs `pip install optuna scikit-learn`.
 """
@@ -17,20 +17,20 @@ from onnxtrain.examples import digits_cnn
 
 
 class ReportToOptuna(Callback):
-    """Tells a trial the validation loss of every epoch, and ends it where others were better by then."""
+    """Report the validation loss of every epoch to a trial, and end it if the pruner says so."""
 
     def __init__(self, trial: optuna.Trial) -> None:
         self.trial = trial
 
     def on_epoch_end(self, state) -> None:
-        """Report, and perhaps end."""
+        """Report the loss, and end a pruned trial."""
         self.trial.report(state.metrics["val_loss"], state.step)
         if self.trial.should_prune():
             raise optuna.TrialPruned
 
 
 def objective(trial: optuna.Trial) -> float:
-    """The validation loss after eight epochs."""
+    """Return the validation loss after eight epochs."""
     rate = trial.suggest_float("learning_rate", 1e-5, 1.0, log=True)
     seed = trial.suggest_categorical("seed", [0, 1, 2])
     images, labels = load_digits(return_X_y=True)
@@ -47,7 +47,7 @@ def objective(trial: optuna.Trial) -> float:
 
 
 def main() -> optuna.Study:
-    """Try some rates, and print the best."""
+    """Try some learning rates, and print the best."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=20)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Ray Tune looks for a learning rate on a cluster, and stops bad trials early: `python examples/sweeps/ray_tune.py`.
+"""Search a learning rate with Ray Tune, which stops bad trials early: `python examples/sweeps/ray_tune.py`.
 
 It needs `pip install 'ray[tune]' scikit-learn`.
 """
@@ -18,7 +18,7 @@ from onnxtrain.examples import digits_cnn
 
 
 class ReportToTune(Callback):
-    """Tells Ray Tune the validation loss of every epoch; it ends trials that are worse than others."""
+    """Report the validation loss of every epoch to Ray Tune, which stops bad trials."""
 
     def on_epoch_end(self, state) -> None:
         """Report."""
@@ -40,7 +40,7 @@ def train(config: dict[str, float]) -> None:
 
 
 def main() -> tune.ResultGrid:
-    """Try some rates, and print the best."""
+    """Try some learning rates, and print the best."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=20)
     arguments = parser.parse_args()

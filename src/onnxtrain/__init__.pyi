@@ -2,6 +2,7 @@ from . import adapters as adapters
 from . import backend as backend
 from . import callbacks as callbacks
 from . import data as data
+from . import distributed as distributed
 from . import errors as errors
 from . import examples as examples
 from . import flower as flower

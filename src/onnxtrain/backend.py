@@ -1,12 +1,11 @@
 """The ONNX Backend API: run any model, training operators included, on stock ONNX Runtime.
 
-The path is that of everything else: Gradient nodes become the nodes that compute them, optimizers their bodies, and
-ONNX Runtime runs the result.
+The path is the usual one: Gradient nodes become the nodes that compute them, optimizers their bodies, and ONNX Runtime
+runs the result.
 
-A model may declare a newer opset or IR version than ONNX Runtime accepts. Where none of its operators has changed
-since the newest opset that it does accept (their text and parameters are the same; new element types do not count,
-as a runtime refuses those by itself), the model means the same there, and that opset is declared instead; a newer IR
-version is declared as the newest accepted one likewise.
+A model may declare a newer opset or IR version than ONNX Runtime accepts. Where none of its operators has changed since
+the newest accepted opset (same text and parameters; new element types do not count, as the runtime rejects them
+itself), that opset is declared instead. Likewise for the IR version.
 
 Example:
     >>> import numpy as np, onnx
@@ -31,20 +30,20 @@ from onnx.backend.base import Backend, BackendRep
 
 from onnxtrain.errors import ModelError, OnnxTrainError, OptionError
 from onnxtrain.ir.domains import TRAINING_DOMAIN, is_default_domain
-from onnxtrain.model_file import limits
-from onnxtrain.model_file.self_contained import with_external_data
-from onnxtrain.model_file.skeleton import all_tensors
+from onnxtrain.model_file import validity
+from onnxtrain.model_file.external import with_external_data
+from onnxtrain.model_file.proto import all_tensors
 from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 
 GRADIENT_OPSET = 18
-"""Gradient rules are written for operators from this version on."""
+"""First opset that the gradient rules are written for."""
 
 
 class OnnxTrainBackendRep(BackendRep):
-    """A model that is ready to run, many times."""
+    """A model that is ready to run many times."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -55,7 +54,7 @@ class OnnxTrainBackendRep(BackendRep):
         Args:
             inputs: One array per input in the order of the graph, a mapping by name, or, for a single input, the
                 array itself.
-            **kwargs: None are known; they are part of the interface.
+            **kwargs: Part of the interface; ignored.
 
         Returns:
             The outputs in the order of the graph.
@@ -73,7 +72,7 @@ class OnnxTrainBackendRep(BackendRep):
 
 
 class OnnxTrainBackend(Backend):
-    """Implements :class:`onnx.backend.base.Backend`."""
+    """The backend, as :class:`onnx.backend.base.Backend` specifies it."""
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
@@ -90,7 +89,7 @@ class OnnxTrainBackend(Backend):
 
         Args:
             model: Any model.
-            device: "CPU", or a device that this onnxruntime has a provider for.
+            device: "CPU", or a device for which this onnxruntime has a provider.
             **kwargs: Fields of :class:`onnxtrain.runtime.options.RuntimeOptions`: ``threads=1``.
 
         Raises:
@@ -102,7 +101,7 @@ class OnnxTrainBackend(Backend):
 
     @classmethod
     def _prepare(cls, model: onnx.ModelProto, device: str, **kwargs: Any) -> OnnxTrainBackendRep:
-        """As :meth:`prepare`, for models that ONNX's checker does not take, as their outputs have no types."""
+        """Prepare a model without ONNX's checker, which rejects outputs without types."""
         if not cls.supports_device(device):
             raise OptionError(f"There is no provider for the device {device!r} in this onnxruntime; use 'CPU'.")
         model = _runnable(model)
@@ -130,13 +129,13 @@ class OnnxTrainBackend(Backend):
         """Run one node.
 
         Args:
-            node: The node; inputs that are left out have empty names.
-            inputs: Arrays, one for each input with a name.
+            node: The node; omitted inputs have empty names.
+            inputs: One array for each input with a name.
             device: As in :meth:`prepare`.
-            outputs_info: Type and shape of each output; not needed.
+            outputs_info: Type and shape of each output; not used.
             **kwargs: As in :meth:`prepare`, and ``opset_version`` of ONNX's own operators.
         """
-        opset = int(kwargs.pop("opset_version", None) or limits.newest_opset())
+        opset = int(kwargs.pop("opset_version", None) or validity.newest_opset())
         names = list(dict.fromkeys(name for name in node.input if name))
         if len(names) != len(inputs):
             raise OptionError(f"{node.op_type} has {len(names)} inputs, but {len(inputs)} arrays came; give one each.")
@@ -149,7 +148,7 @@ class OnnxTrainBackend(Backend):
         model = helper.make_model(
             helper.make_graph([node], "node", infos, outputs),
             opset_imports=[helper.make_opsetid(domain, version) for domain, version in imports.items()],
-            ir_version=limits.newest_ir_version(),
+            ir_version=validity.newest_ir_version(),
         )
         return cls._prepare(model, device, **kwargs).run(list(inputs))
 
@@ -165,25 +164,25 @@ _PROVIDERS = {"CPU": "CPUExecutionProvider", "CUDA": "CUDAExecutionProvider"}
 
 
 def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model at versions that the gradient rules and ONNX Runtime accept; the same object where it is."""
+    """Convert a model to versions that the gradient rules and ONNX Runtime accept; returns it if it has them."""
     declared = _opset(model)
-    if declared is not None and not limits.supports_opset(max(declared, limits.MINIMUM_OPSET)):
+    if declared is not None and not validity.supports_opset(max(declared, validity.MINIMUM_OPSET)):
         model = _declared_older(model, declared)
-    if not limits.supports_ir_version(max(model.ir_version, limits.MINIMUM_IR_VERSION)):
+    if not validity.supports_ir_version(max(model.ir_version, validity.MINIMUM_IR_VERSION)):
         model = _copy(model)
-        model.ir_version = limits.newest_ir_version()
+        model.ir_version = validity.newest_ir_version()
     if any(node.domain == TRAINING_DOMAIN and node.op_type == "Gradient" for node in model.graph.node):
         return upgrade_opset(model, GRADIENT_OPSET)
     return model
 
 
 def _declared_older(model: onnx.ModelProto, declared: int) -> onnx.ModelProto:
-    newest = limits.newest_opset()
+    newest = validity.newest_opset()
     for node in _nodes(model):
         if is_default_domain(node.domain) and _meaning(node, declared) != _meaning(node, newest):
             raise ModelError(
-                f"The model declares opset {declared}, where {node.op_type} is not what it was at opset "
-                f"{newest}, the newest that ONNX Runtime supports; export the model at that one."
+                f"The model declares opset {declared}, where {node.op_type} differs from opset {newest}, the "
+                "newest that ONNX Runtime supports; export the model at that one."
             )
     model = _copy(model)
     for function in (model, *model.functions):

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import Compute, GradientOptions
+from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import OptionError
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.losses.base import Forms, JointLoss, Loss, TargetKind
@@ -19,7 +20,6 @@ from onnxtrain.losses.loss_choice import LossLike, resolve_losses
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.operators import Adam
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.parallel.communicator import Communicator
 from onnxtrain.patterns import Patterns
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.training.optimizers import choose_optimizer
@@ -347,7 +347,7 @@ class TrainingConfig:
         default=None,
         metadata=_option(
             "The processes that train this model together, each on its part of every batch, such as "
-            "``onnxtrain.parallel.MPI()``; by default this one alone."
+            "``onnxtrain.distributed.MPI()``; by default this one alone."
         ),
     )
     shard_states: bool = field(
@@ -387,11 +387,6 @@ class TrainingConfig:
             raise OptionError("output and targets are for one loss; a mapping of losses names the outputs.")
         if self.shard_gradients and not self.shard_states:
             raise OptionError("shard_gradients=True shares gradients beside states; give shard_states=True, too.")
-        reductions = {part.reduction for _, part in self.loss} if isinstance(self.loss, JointLoss) else set()
-        if len(reductions) > 1 and self.accumulate > 1:
-            raise OptionError(
-                "accumulate adds up micro-batches, but one loss is a mean and another a sum; give them one reduction."
-            )
         _ = self.modes, self.clipping  # which check their own fields
         if self.synchronized and not self.options.uses_kernels():
             raise OptionError(

@@ -1,4 +1,4 @@
-"""The demonstration: a convolutional network learns handwritten digits, and the file is checked with ONNX Runtime."""
+"""Demonstration: train a convolutional network on handwritten digits, and check the file with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FileCheck:
 
     Attributes:
         accuracy: On the held-out images, computed by onnxruntime alone.
-        trained: Initializers that differ from the original.
+        trained: Names of the initializers that differ from the original.
         unchanged: Whether everything else is identical.
     """
 
@@ -46,7 +46,7 @@ class FileCheck:
 
 
 def load_digits() -> Digits:
-    """The digits that scikit-learn brings along; a quarter of every class is held out.
+    """Load the digits of scikit-learn; a quarter of every class is held out.
 
     Raises:
         OptionError: scikit-learn is not installed.
@@ -68,12 +68,12 @@ def load_digits() -> Digits:
 
 
 def trainer_for(model: onnx.ModelProto | Path) -> Trainer:
-    """The trainer of the demonstration."""
+    """Create the trainer of the demonstration."""
     return Trainer(model, loss="softmax_cross_entropy", optimizer=Adam(LEARNING_RATE))
 
 
 def train(trainer: Trainer, digits: Digits, callbacks: Sequence[Callback] = ()) -> History:
-    """Train on the digits, measured after every epoch on those held out."""
+    """Train on the digits, and evaluate on the held-out ones after every epoch."""
     history: History = trainer.fit(
         {"image": digits.train_images, "label": digits.train_labels},
         validation={"image": digits.test_images, "label": digits.test_labels},
@@ -86,7 +86,7 @@ def train(trainer: Trainer, digits: Digits, callbacks: Sequence[Callback] = ()) 
 
 
 def check_file(original: Path, tuned: Path, digits: Digits) -> FileCheck:
-    """Run a trained file with plain onnxruntime, and compare it with the file that it was trained from."""
+    """Run a trained file with plain onnxruntime, and compare it with the original file."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(tuned), providers=["CPUExecutionProvider"])

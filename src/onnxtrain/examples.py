@@ -1,6 +1,6 @@
-"""Small models as ONNX, with random weights, and points to train on: for the demo, for tests, to try things.
+"""Small ONNX models with random weights, and points to train on: for the demo, tests and experiments.
 
-They are written with ``onnx.helper`` alone, so that nothing but ONNX is needed to have a model to train.
+They are written with ``onnx.helper`` alone, so they need no package but ONNX.
 Every model has a symbolic batch dimension ``N`` and ends in ``logits``; weights come from the given seed.
 """
 
@@ -99,11 +99,11 @@ def mlp(
 
 @checks_arguments
 def points(count: int = 200, *, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Something to train on: points [count, 4], and which of their first three numbers is the largest [count].
+    """Create training data: random points [count, 4], and the index of the largest of their first three values [count].
 
     Args:
-        count: How many points.
-        seed: Seeds the numbers, which are normal with mean 0 and deviation 1.
+        count: Number of points.
+        seed: Seeds the values, which are normal with mean 0 and standard deviation 1.
 
     Example:
         >>> x, y = points(3)
@@ -146,7 +146,7 @@ def digits_cnn(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto
 
 @checks_arguments
 def lenet5(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto:
-    """LeNet-5 as it is trained today, with Relu and max pooling: ``image`` [N, 1, 28, 28], ten logits.
+    """LeNet-5 in its usual form today, with Relu and max pooling: ``image`` [N, 1, 28, 28], ten logits.
 
     Convolutions of 6 and 16 filters 5x5 (the first padded by 2), linear layers of 120, 84 and 10;
     61,706 parameters. Source: LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to document
@@ -279,12 +279,12 @@ def small_transformer(
     "DistilBERT, a distilled version of BERT", 2019.
 
     Args:
-        vocabulary: ``input_ids`` lie below it.
+        vocabulary: Number of token ids.
         width: Elements of a token's vector, a multiple of ``heads``.
         layers: Number of blocks.
         heads: Attention heads of a block.
         classes: Number of logits.
-        longest: The most tokens of a sequence, S.
+        longest: Maximum number of tokens of a sequence, S.
         opset: The ONNX opset to write, 17 or later; Gelu is one node from 20 on, five before.
         seed: Seeds the weights (Glorot's initialization; embeddings with standard deviation 0.02).
 
@@ -334,7 +334,7 @@ def _attention(graph: _Graph, name: str, value: str, bias: str, width: int, head
     split = graph.constant(f"{name}.split", np.array([0, 0, heads, size], np.int64))
     join = graph.constant(f"{name}.join", np.array([0, 0, width], np.int64))
     scale = graph.constant(f"{name}.scale", np.float32(1 / math.sqrt(size)))
-    # [N, S, heads, size] to [N, heads, S, size]; the key is transposed for the product.
+    # [N, S, heads, size] to [N, heads, S, size]; the key is transposed for the matmul.
     orders = {"query": [0, 2, 1, 3], "key": [0, 2, 3, 1], "value": [0, 2, 1, 3]}
     parts = {}
     for part, order in orders.items():
@@ -347,7 +347,7 @@ def _attention(graph: _Graph, name: str, value: str, bias: str, width: int, head
 
 
 class _Graph:
-    """Collects nodes and seeded weights; every method adds to the graph and returns a value's name."""
+    """A graph under construction with seeded weights; methods add nodes and return the name of a value."""
 
     def __init__(self, name: str, opset: int, minimum: int, seed: int) -> None:
         newest = onnx.defs.onnx_opset_version()
@@ -429,12 +429,12 @@ class _Graph:
         return self.node("Mul", self.node("Mul", value, half), self.node("Add", erf, one))
 
     def model(self, shape: Sequence[int | str]) -> onnx.ModelProto:
-        """The model; what the last node writes is its output ``logits``."""
+        """Finish the model: the last node's output is its output ``logits``."""
         self.nodes[-1].output[0] = "logits"
         output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape)
         graph = helper.make_graph(self.nodes, self.name, self.inputs, [output], self.initializers)
         imports = [helper.make_opsetid("", self.opset)]
-        # IR 8 came with opset 18, and the oldest runtimes read it; later opsets need a later one.
+        # IR 8 came with opset 18 and the oldest runtimes read it; later opsets need a later version.
         ir = max(_DEFAULT_IR, helper.find_min_ir_version_for(imports))
         return helper.make_model(graph, opset_imports=imports, ir_version=ir, producer_name="onnxtrain")
 

@@ -1,8 +1,8 @@
-"""The optimizers' native kernels over arrays in memory, in place, without ONNX Runtime.
+"""The optimizers' native kernels on arrays in memory, in place, without ONNX Runtime.
 
-There is a function for every optimizer: :func:`adagrad_`, :func:`adam_`, :func:`momentum_`, :func:`ssgd_` and so on,
-under the name of the operator in lower case. Each updates lists of parameters and their states where they lie: NumPy
-arrays, or tensors of any library that speaks DLPack (PyTorch's among them). States come in the operator's order: for
+Each optimizer has a function: :func:`adagrad_`, :func:`adam_`, :func:`momentum_`, :func:`ssgd_` and so on,
+under the name of the operator in lower case. Each updates lists of parameters and their states in place: NumPy arrays,
+or tensors of any library with DLPack support, such as PyTorch. States come in the operator's order: for
 Adam all first moments ``V``, then all second moments ``H``. Attributes are rounded to float32, as a model file stores
 them, so that a function here and the operator in a model give the same bits; the learning rate is float64.
 
@@ -24,8 +24,8 @@ them, so that a function here and the operator in a model give the same bits; th
     >>> x
     array([2.25, 0.75])
 
-The functions are made from the operators' schemas: what ``help`` says of each is what its reference page says.
-:class:`Bound` checks arrays once for many steps, and so does each function for arrays that it has seen.
+The functions are generated from the operators' schemas, so ``help`` shows their reference pages. :class:`Bound` checks
+arrays once for many steps; each function also remembers arrays that it has checked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from onnxtrain.runtime.remembered import bound
 if TYPE_CHECKING:
 
     class Update(Protocol):
-        """One step of an optimizer in place."""
+        """A function that takes one step of an optimizer in place."""
 
         def __call__(
             self,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 def _function(entry: Entry) -> Callable[..., None]:
-    """The function of one optimizer, with a signature and a docstring from its schema."""
+    """Create the function of an optimizer, with signature and docstring from its schema."""
 
     def update(
         parameters: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any] = (), **arguments: Any

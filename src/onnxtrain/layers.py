@@ -21,11 +21,11 @@ __all__ = ["Activation", "Dropout", "Flatten", "GlobalAveragePool", "Layer", "Li
 __dir__ = public_names(__name__)
 
 Weights = Callable[[str, npt.NDArray[Any]], Value]
-"""Makes a weight of the model out of the name of its role (``weight``, ``bias``) and its first values."""
+"""Creates a weight of the model from its short name (``weight``, ``bias``) and its initial values."""
 
 
 class Layer(abc.ABC):
-    """A layer: what it computes from one value, and which weights it brings."""
+    """A layer with one input: its computation and its weights."""
 
     name: str = "layer"
     """Prefix of the names of its weights: ``{name}.weight``."""
@@ -35,15 +35,15 @@ class Layer(abc.ABC):
         """Emit the layer.
 
         Args:
-            op: Where nodes go.
-            x: What the layer reads.
-            weights: Makes its weights.
-            random: For their first values.
+            op: Builder of the graph.
+            x: Input of the layer.
+            weights: Creates its weights.
+            random: Generator of their initial values.
         """
 
 
 def uniform(random: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> npt.NDArray[np.float32]:
-    """First values of a weight, uniform within ±1 / sqrt(fan_in), as PyTorch's ``Linear`` and ``Conv`` have them."""
+    """Initial values of a weight, uniform within ±1 / sqrt(fan_in), as in PyTorch's ``Linear`` and ``Conv``."""
     bound = 1 / np.sqrt(max(fan_in, 1))
     return random.uniform(-bound, bound, shape).astype(np.float32)
 
@@ -53,12 +53,12 @@ def uniform(random: np.random.Generator, shape: tuple[int, ...], fan_in: int) ->
 class Linear(Layer):
     """y = x · Wᵀ + b over the last axis of x.
 
-    Weights begin uniform within ±1 / sqrt(features), as PyTorch's do.
+    Weights are initialized uniformly within ±1 / sqrt(features), as in PyTorch.
 
     Attributes:
         units: Size of y's last axis, at least 1.
-        bias: Whether there is b.
-        name: How the weights are called: ``{name}.weight`` and ``{name}.bias``.
+        bias: Whether to add b.
+        name: Prefix of the weights: ``{name}.weight`` and ``{name}.bias``.
     """
 
     units: int
@@ -70,7 +70,7 @@ class Linear(Layer):
             raise OptionError(f"units of Linear is {self.units!r}; it must be a whole number of at least 1.")
 
     def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
-        """Emit a Gemm for a matrix, a product and a sum for more axes."""
+        """Emit a Gemm for a matrix, MatMul and Add for more axes."""
         features = None if x.shape is None or not x.shape else x.shape[-1]
         if not isinstance(features, int):
             raise OptionError(
@@ -122,7 +122,7 @@ _ACTIVATIONS = {
     "Mish": 18,
     "Gelu": 20,
 }
-"""Operators and the opset that has them first."""
+"""Operators, and the first opset that has them."""
 
 
 @checks_arguments
@@ -148,7 +148,7 @@ class Softmax(Layer):
 @checks_arguments
 @dataclass(frozen=True)
 class Flatten(Layer):
-    """All axes but the first become one."""
+    """Flatten all axes but the first."""
 
     def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
         """Emit the operator."""
@@ -158,7 +158,7 @@ class Flatten(Layer):
 @checks_arguments
 @dataclass(frozen=True)
 class GlobalAveragePool(Layer):
-    """The mean over all axes behind the channels: [N, C, H, W] becomes [N, C]."""
+    """The mean over all axes after the channels: [N, C, H, W] becomes [N, C]."""
 
     def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
         """Emit the pooling and a Flatten."""
@@ -170,10 +170,10 @@ class GlobalAveragePool(Layer):
 @checks_arguments
 @dataclass(frozen=True)
 class Dropout(Layer):
-    """Dropout: nothing happens but in a training with ``dropout=True``.
+    """Dropout, which is active only in training with ``dropout=True``.
 
     Attributes:
-        ratio: The fraction that is dropped, from 0 to below 1.
+        ratio: The fraction of dropped elements, at least 0 and below 1.
     """
 
     ratio: float = 0.5

@@ -1,4 +1,4 @@
-"""ONNX's reference evaluator, with what gradient graphs need and it lacks."""
+"""ONNX's reference evaluator, completed by the operators that gradient graphs need."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class Loop(StackingLoop):
 
 
 class SequenceInsert(OpRun):
-    """SequenceInsert at any place; ONNX's own puts one for the end in front (workarounds: evaluated SequenceInsert)."""
+    """SequenceInsert at any position; ONNX's own gets the end wrong (workarounds: evaluated SequenceInsert)."""
 
-    def _run(self, items: list[np.ndarray], item: np.ndarray, place: np.ndarray | None = None) -> tuple[Any, ...]:
+    def _run(self, items: list[np.ndarray], item: np.ndarray, position: np.ndarray | None = None) -> tuple[Any, ...]:
         made = list(items)
-        index = len(made) if place is None else int(place)
+        index = len(made) if position is None else int(position)
         made.insert(index + len(made) if index < 0 else index, item)
         return (made,)
 
@@ -84,7 +84,7 @@ class SequenceMap(OpRun):
     """SequenceMap over any number of sequences, with values from outside (workarounds: evaluated SequenceMap)."""
 
     def need_context(self) -> bool:
-        """Its body may read values of the surrounding graph."""
+        """True: the body may read values of the surrounding graph."""
         return True
 
     def _run(
@@ -102,14 +102,14 @@ class SequenceMap(OpRun):
 
 
 class Optional(OpRun):
-    """Optional of a value that is there; ONNX's own makes a sequence of it (workarounds: evaluated Optional)."""
+    """Optional of a present value; ONNX's own makes a sequence of it (workarounds: evaluated Optional)."""
 
     def _run(self, value: Any, **options: Any) -> tuple[Any, ...]:
         return (value,)
 
 
 class Erf(OpRun):
-    """The error function in the type of its input; ONNX's own is single precision (workarounds: evaluated Erf)."""
+    """The error function in the type of its input; ONNX's own computes in float32 (workarounds: evaluated Erf)."""
 
     def _run(self, x: np.ndarray) -> tuple[Any, ...]:
         return (np.vectorize(math.erf, otypes=[x.dtype])(x),)
@@ -127,7 +127,7 @@ class Gelu(OpRun):
 
 
 class GridSample(SingleGridSample):
-    """GridSample at places in the type of the grid; ONNX's own rounds them (workarounds: evaluated GridSample)."""
+    """GridSample at points in the type of the grid; ONNX's own rounds them (workarounds: evaluated GridSample)."""
 
     def _gs_denormalize_coordinates(self, n: Any, dims: Any, align_corners: bool) -> np.ndarray:
         pairs = zip(n, dims, strict=False)
@@ -156,5 +156,5 @@ _OPERATORS: list[type[OpRun]] = [
 
 
 def evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
-    """A reference evaluator of a model."""
+    """Create a reference evaluator of a model."""
     return ReferenceEvaluator(model, new_ops=_OPERATORS)

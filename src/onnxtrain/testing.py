@@ -28,7 +28,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class GradientMismatchError(AssertionError):
-    """A gradient differs from its central differences; the message names the input and both figures."""
+    """A gradient differs from its central differences; the message names the input and both values."""
 
 
 @checks_arguments
@@ -87,7 +87,7 @@ def check_gradient(
         What was checked and how well it agreed.
 
     Raises:
-        GradientMismatchError: They differ, or a gradient has the wrong type or shape, or is not finite.
+        GradientMismatchError: A gradient differs from the differences, has the wrong type or shape, or is not finite.
         GradientError: The gradient cannot be built.
 
     Example:
@@ -163,13 +163,13 @@ def _by_name(model: onnx.ModelProto, arrays: Sequence[np.ndarray | None]) -> dic
 
 
 def _as(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    array = np.asarray(array)  # a scalar of NumPy's loses its array on the way through arithmetic
+    array = np.asarray(array)  # arithmetic turns 0-d arrays into NumPy scalars
     return array.astype(dtype) if array.dtype in _SINGLE_AND_DOUBLE else array
 
 
 @checks_arguments
 def with_float_type(model: onnx.ModelProto, dtype: np.dtype[Any]) -> onnx.ModelProto:
-    """A copy of a model in which float and double tensors all have the type ``dtype``."""
+    """Copy a model with all its float and double tensors in the type ``dtype``."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     kind = helper.np_dtype_to_tensor_dtype(dtype)
@@ -215,7 +215,7 @@ def _retype_tensor(tensor: onnx.TensorProto, dtype: np.dtype[Any]) -> None:
 
 
 def _in_standard_operators(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model that the reference evaluator can run, also where it has operators of this project's own domain."""
+    """Convert a model for the reference evaluator: operators of this project's domain become standard ones."""
     if not _has_fused(model):
         return model
     working = infer_shapes(ir.from_proto(model))
@@ -239,7 +239,7 @@ def projected_gradient(
     *,
     kernels: bool = False,
 ) -> onnx.ModelProto:
-    """The gradient of sum_k sum(projection_k * output_k) by the named inputs; ``kernels``: with fused operators."""
+    """The gradient of sum_k sum(projection_k * output_k) by the named inputs, with fused operators if ``kernels``."""
     working = ir.from_proto(_with_shapes(model, shapes, feeds or {}))
     infer_shapes(working)
     graph = working.graph
@@ -270,7 +270,7 @@ def _append(graph: ir.Graph, operator: str, inputs: Sequence[ir.Value], **attrib
 
 
 def _with_shapes(model: onnx.ModelProto, shapes: str, feeds: Arrays) -> onnx.ModelProto:
-    """Hide sizes (each becomes a symbol of its own) or whole shapes of inputs and outputs."""
+    """Replace the sizes of inputs and outputs by symbols, or remove their shapes."""
     if shapes == "static":
         return model
     result = onnx.ModelProto()
@@ -283,14 +283,14 @@ def _with_shapes(model: onnx.ModelProto, shapes: str, feeds: Arrays) -> onnx.Mod
         if shapes == "unknown" or info in result.graph.output:
             tensor.ClearField("shape")
         elif len(tensor.shape.dim) > 1 or tensor.elem_type not in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
-            # A list of integers keeps its length: that of sizes or axes is a rank, which is no secret here.
+            # A list of integers keeps its length: for sizes or axes it is a rank, which rules may know.
             for axis, dimension in enumerate(tensor.shape.dim):
                 dimension.dim_param = f"{info.name}_{axis}"
     return result
 
 
 def _check_forward(found: Arrays, expected: Arrays, limit: float) -> None:
-    """Differentiating a model must leave what it computes as it was."""
+    """Check that a gradient model computes the same outputs as the model itself."""
     for name, wanted in expected.items():
         error = _relative_error(found[name], wanted)
         if not error <= limit:
@@ -303,7 +303,7 @@ def _check_forward(found: Arrays, expected: Arrays, limit: float) -> None:
 def _relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
     """The largest difference over the larger of one and the largest value; infinite where shapes differ.
 
-    Equal infinities, and NaN in the same places, are no difference.
+    Equal infinities, and NaN in the same positions, are no difference.
     """
     if found.shape != wanted.shape:
         return float("inf")

@@ -1,6 +1,6 @@
 """SSGD for PyTorch: the operator's own kernel as a ``torch.optim.Optimizer``.
 
-PyTorch is an optional extra; this is the only module of the package that knows it.
+PyTorch is an optional dependency; no other module of the package imports it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxtrain.runtime.native import kernels_available
 
 torch: Any = None
 Optimizer: Any = object
-with contextlib.suppress(ImportError):  # the module can be imported without PyTorch, and says so when it is used
+with contextlib.suppress(ImportError):  # without PyTorch the module can be imported; using it raises
     torch = importlib.import_module("torch")
     Optimizer = torch.optim.Optimizer
 
@@ -96,7 +96,7 @@ class SSGD(Optimizer):  # type: ignore[misc]
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, with options of its own.
+        """Add a parameter group with its own options.
 
         Raises:
             OptionError: An option is outside its range.
@@ -109,13 +109,13 @@ class SSGD(Optimizer):  # type: ignore[misc]
             raise
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step over all parameters that have a gradient.
+        """Take one step for all parameters that have a gradient.
 
         Args:
-            closure: Computes the loss again and its gradients; called once, before the step.
+            closure: Recomputes the loss and its gradients; called once, before the step.
 
         Returns:
-            What the closure returned.
+            The loss that the closure returned.
 
         Raises:
             OptionError: A tensor is not on the CPU, not dense, or neither float32 nor float64.
@@ -142,8 +142,8 @@ class SSGD(Optimizer):  # type: ignore[misc]
                 self._update(settings if promote else settings.plain(), parameters, group["threads"])
 
     def _update(self, settings: Settings, parameters: list[Any], threads: int) -> None:
-        """One call of the kernel."""
-        values = [parameter.detach().contiguous() for parameter in parameters]  # itself where it is contiguous
+        """Call the kernel once."""
+        values = [parameter.detach().contiguous() for parameter in parameters]  # no copy if it is contiguous
         gradients = [parameter.grad.detach().contiguous() for parameter in parameters]
         states = []
         if settings.alpha > 0:
@@ -158,13 +158,13 @@ class SSGD(Optimizer):  # type: ignore[misc]
             if value.data_ptr() != parameter.data_ptr():
                 parameter.copy_(value)
             else:
-                torch.autograd.graph.increment_version(parameter)  # autograd notices what changed behind its back
+                torch.autograd.graph.increment_version(parameter)  # tells autograd of the change
 
 
 def _run(
     settings: Settings, xs: list[np.ndarray], gradients: list[np.ndarray], states: list[np.ndarray], threads: int
 ) -> None:
-    """Update arrays in place: by the native kernel, or by the reference where there is none for it."""
+    """Update arrays in place, by the native kernel or, where it is missing, by the reference."""
     attributes: dict[str, Any] = settings.node_attributes()
     if kernels_available() and settings.native:
         kernels.ssgd_(xs, gradients, states, learning_rate=settings.learning_rate, threads=threads, **attributes)
@@ -176,7 +176,7 @@ def _run(
 
 
 def _settings(group: dict[str, Any]) -> Settings:
-    """The settings of a group, checked: schedulers and users may have changed them."""
+    """Check the settings of a group, which schedulers and users may have changed."""
     rate = group["lr"]
     if group["threads"] < 1:
         raise OptionError(f"threads is {group['threads']}; it needs a number of at least 1.")
@@ -186,7 +186,7 @@ def _settings(group: dict[str, Any]) -> Settings:
 
 
 def _check(parameter: Any, index: int) -> None:
-    """Raise OptionError for what the kernel cannot update."""
+    """Raise OptionError for a tensor that the kernel cannot update."""
     what = f"parameter {index} of its group, of shape {tuple(parameter.shape)},"
     if parameter.device.type != "cpu":
         raise OptionError(f"onnxtrain.torch.SSGD updates CPU tensors, but {what} is on {parameter.device}.")

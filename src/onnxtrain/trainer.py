@@ -18,7 +18,9 @@ from onnxtrain.config import Masks, TrainingConfig
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.data_names import LABELS, labels_text, names_of_checkpoint, read_names, write_names
 from onnxtrain.data.labels import fewer_labels
+from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, NumericalError, OptionError
+from onnxtrain.executor import Executor
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.losses.base import Forms, TargetKind
 from onnxtrain.losses.heads import Metrics
@@ -27,8 +29,6 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.parallel.communicator import Communicator
-from onnxtrain.parallel.single import Single
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
@@ -40,7 +40,6 @@ from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.training.formatting import html_facts, plural
 from onnxtrain.training.objective import Objective
 from onnxtrain.training.preparation import prepare
-from onnxtrain.training.steps.steps import Steps
 from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.weights.ema import EMA
@@ -129,7 +128,7 @@ class Trainer:
         threads: Threads within an operator; default one per core.
         options: All other options of the ONNX Runtime sessions.
         parallel: The processes that train this model together, each on its part of every batch, such as
-            ``onnxtrain.parallel.MPI()``; by default this one alone.
+            ``onnxtrain.distributed.MPI()``; by default this one alone.
         shard_states: Whether of N such processes each keeps an N-th of the optimizer's states, and updates an N-th of
             the weights.
         shard_gradients: Whether it keeps no more than that share of the gradients, too; with ``shard_states`` only.
@@ -240,7 +239,7 @@ class Trainer:
             objective = prepare(config, ignoring=False, differentiable=True)
         check_masks(config.masks, objective.shapes, objective.optimizers(config))
         self._hints = objective.hints(config)  # reads weights, which the executor then releases
-        self._executor = _executor(objective, config, values=values)
+        self._executor = _executor_class(config)(objective, config, values)
         self._state = State(self._executor.states, objective, keeps_averages=config.ema is not None)
         for name, average in self._state.averages.items():
             if values is None or average not in values:
@@ -327,10 +326,8 @@ class Trainer:
         The model and the trainable parameters stay the same.
         """
         if config != self.config:
-            before = self._executor
-            objective = before.objective.with_form(config.form).weighting(config.weighted)
-            self._executor = _executor(objective, config, states=self.states)
-            self._executor.go_on_from(before)
+            objective = self._objective.with_form(config.form).weighting(config.weighted)
+            self._executor.change(objective, config)
 
     def _use(self, objective: Objective) -> None:
         """Switch the steps to the targets and weights of an objective."""
@@ -497,7 +494,7 @@ class Trainer:
             raise NumericalError(
                 f"The loss became {loss} at step {step} (learning rate {self.learning_rate:g}); "
                 f"lower the learning rate or clip gradients (clip_norm=1.0). "
-                f"{' '.join(filter(None, (self._executor.origin, hint)))}".strip()
+                f"{' '.join(filter(None, (self._executor.nan_origin, hint)))}".strip()
             )
 
     @checks_arguments
@@ -744,7 +741,7 @@ class Trainer:
             One array per tensor output by name, or the array itself where the model has one output.
 
         Raises:
-            OptionError: `labels` is given, and predictions are neither scores over classes nor yes-or-no logits.
+            OptionError: `labels` is given, and predictions are neither scores over classes nor binary logits.
         """
         if labels:
             from onnxtrain.training.inference.answers import answers
@@ -772,7 +769,7 @@ class Trainer:
             yes [N, 2], as in scikit-learn. By output where several have losses.
 
         Raises:
-            OptionError: Predictions are neither scores over classes nor yes-or-no logits.
+            OptionError: Predictions are neither scores over classes nor binary logits.
         """
         from onnxtrain.training.inference.answers import probabilities
 
@@ -1002,10 +999,10 @@ class Trainer:
             ModelFile.load(model, folder=self._file.folder).save(path, {})
 
 
-def _executor(objective: Objective, config: TrainingConfig, **given: Any) -> Steps:
-    """Return the steps of one process or of several."""
+def _executor_class(config: TrainingConfig) -> type[Executor]:
+    """Return the executor of one process or of several."""
     if not config.divided:
-        return Steps(objective, config, **given)
-    from onnxtrain.training.steps.choose_steps import steps_of_several  # a process alone does not need them
+        return Executor
+    from onnxtrain.distributed.sharded import executor_class  # one process does not need it
 
-    return steps_of_several(objective, config, **given)
+    return executor_class(config)

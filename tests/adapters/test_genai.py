@@ -30,7 +30,7 @@ TOKENS = np.arange(3, 12, dtype=np.int32)
 
 @pytest.fixture(scope="module", params=["fp32", "int4"])
 def folder(request, tmp_path_factory):
-    """What the builder writes for a small Llama."""
+    """Files that the builder writes for a small Llama."""
     place = tmp_path_factory.mktemp("genai")
     model = llama()
     model.config.bos_token_id, model.config.eos_token_id = 1, 2
@@ -48,7 +48,7 @@ def folder(request, tmp_path_factory):
 
 
 def logits(folder, adapter=None):
-    """What onnxruntime-genai computes for the tokens."""
+    """Logits of onnxruntime-genai for the tokens."""
     model = genai.Model(str(folder))
     generator = genai.Generator(model, genai.GeneratorParams(model))
     loaded = genai.Adapters(model)  # as long as the generator
@@ -89,7 +89,7 @@ SONG = [11, 42, 7, 90, 23, 64]
 
 
 def sung(folder, adapter=None):
-    """What follows on the first two words."""
+    """The tokens generated after the first two."""
     model = genai.Model(str(folder))
     settings = genai.GeneratorParams(model)
     settings.set_search_options(max_length=12, do_sample=False)

@@ -13,7 +13,7 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.lazy_arrays import MadeArrays
+from onnxtrain.model_file.large_data import MadeArrays
 from zoo.decoder import batch, decoder
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "large_files.py"

@@ -1,4 +1,4 @@
-"""A gradient check as a row of a table; the tables are the files of the folder ``cases``."""
+"""Gradient checks as rows of tables; the tables are the files of the folder ``cases``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def case(
     tolerance: float | None = None,
     **attributes: object,
 ) -> Case:
-    """A case of a single node with inputs named a, b, c ... and outputs y0, y1 ... (or as given)."""
+    """Create a case of a single node with inputs named a, b, c ... and outputs y0, y1 ... (or as given)."""
     names = ["" if array is None else "abcdefghijkl"[i] for i, array in enumerate(inputs)]
     results = [f"y{i}" for i in range(outputs)] if isinstance(outputs, int) else list(outputs)
     node = helper.make_node(operator, names, results, domain=domain, **attributes)
@@ -74,7 +74,7 @@ def case(
 
 
 def fixed(row: Case) -> Case:
-    """The row with its integer and boolean inputs as initializers: rules then know axes, pads, indices."""
+    """Turn the integer and boolean inputs of a row into initializers, so that rules know axes, pads, indices."""
     model = _node_model(row.node, row.inputs, row.opset, row.precision)
     graph = model.graph
     arrays = [array for array in row.inputs if array is not None]
@@ -103,7 +103,7 @@ def apart(*shape: int, seed: int = 0, gap: float = 0.05) -> np.ndarray:
 
 
 def gradients_alone(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A gradient model with its gradients as the only outputs, named so that they can be differentiated again."""
+    """Make the gradients the only outputs of a gradient model, renamed so that they can be differentiated again."""
     working = ir.from_proto(model)
     gradients = [output for output in working.graph.outputs if (output.name or "").endswith("_grad")]
     working.graph.outputs.clear()

@@ -1,4 +1,4 @@
-"""Calls of ONNX Runtime's own operators, as models that run: attributes, optional inputs, masks, pasts."""
+"""Runnable models of ONNX Runtime's own operators: attributes, optional inputs, masks, KV caches."""
 
 import numpy as np
 import onnxruntime

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN in NumPy, step by step as the specification writes them: every attribute, in float64."""
+"""LSTM, GRU and RNN in NumPy, step by step as in the specification, with every attribute, in float64."""
 
 import numpy as np
 

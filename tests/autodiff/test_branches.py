@@ -10,7 +10,7 @@ from onnx import helper, parser
 
 import onnxtrain
 from onnxtrain.errors import GradientError, ModelError
-from onnxtrain.ir.nesting import DEEPEST
+from onnxtrain.ir.limits import DEEPEST
 
 HEADER = '<ir_version: 10, opset_import: ["" : 17]>'
 
@@ -22,7 +22,7 @@ def run(model: onnx.ModelProto, **feeds: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def squeezing(declared: str, then: str, otherwise: str) -> onnx.ModelProto:
-    """What TorchScript writes for ``x.squeeze(0)`` of an axis whose size is not known."""
+    """TorchScript's export of ``x.squeeze(0)`` with an axis of unknown size."""
     return parser.parse_model(
         f"{HEADER} g (float[n,4] x) => (float y)"
         f"<int64[1] axis = {{0}}, int64 zero = {{0}}, int64 one = {{1}}{declared}>"
@@ -90,7 +90,7 @@ def count(graph: onnx.GraphProto) -> int:
 
 
 def test_the_gradient_of_nested_branches_grows_with_their_depth() -> None:
-    """What a level gives is not needed again here: each level is there once, and once backwards."""
+    """No level is recomputed here: each occurs once forward and once backward."""
     nodes, names = {}, {}
     for depth in (8, 16, 24):
         built = onnxtrain.gradient(nested(depth, "Neg"), "y", ["x"])
@@ -100,7 +100,7 @@ def test_the_gradient_of_nested_branches_grows_with_their_depth() -> None:
 
 
 def test_what_nested_branches_compute_again_is_bounded() -> None:
-    """Each level computes again what those within it give: levels times levels, and no names that double."""
+    """Each level recomputes the levels inside it: quadratic nodes, and names that do not double in length."""
     sizes = {depth: onnxtrain.gradient(nested(depth, "Tanh"), "y", ["x"]) for depth in (15, 30)}
     assert count(sizes[30].graph) < 4 * count(sizes[15].graph)
     assert sizes[30].ByteSize() < 6 * sizes[15].ByteSize() < 1e6

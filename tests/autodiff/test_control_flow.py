@@ -1,4 +1,4 @@
-"""What tables of cases cannot say about If, Loop and Scan: no steps at all, what is kept, and what is refused."""
+"""If, Loop and Scan beyond the tables of cases: no steps at all, saved states, errors."""
 
 import numpy as np
 import onnxruntime
@@ -89,7 +89,7 @@ def test_forward_outputs_stay_what_they_were():
 
 
 def test_random_numbers_in_a_body_are_refused():
-    with pytest.raises(GradientError, match=r"RandomNormalLike node .* draws random numbers in the body"):
+    with pytest.raises(GradientError, match=r"RandomNormalLike node .* samples random numbers in the body"):
         onnxtrain.gradient(model(RANDOM), "last", ["s"])
 
 
@@ -120,9 +120,7 @@ def test_a_loop_that_only_appends_keeps_no_sequence_of_any_step() -> None:
 
 
 def test_optional_value_as_state_is_refused() -> None:
-    with pytest.raises(
-        GradientError, match=r"Loop node .*: its state 'before' is an optional value; .* hand in a tensor"
-    ):
+    with pytest.raises(GradientError, match=r"Loop node .*: its state 'before' is an optional value; .* pass a tensor"):
         onnxtrain.gradient(model(OPTIONAL), "y", ["x"])
 
 

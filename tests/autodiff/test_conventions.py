@@ -1,4 +1,4 @@
-"""Every row of the tables in ``docs/conventions.md`` that is written by hand, operator by operator."""
+"""Every handwritten row of the tables in ``docs/conventions.md``, operator by operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INF, NAN = np.inf, np.nan
 
 @dataclass(frozen=True)
 class Row:
-    """Gradients of one node; the fields are arguments of ``gradients``, and what it has to return."""
+    """Gradients of one node; the fields are arguments of ``gradients``, and its expected result."""
 
     section: str
     operator: str
@@ -46,7 +46,7 @@ def border(operator: str, inputs: tuple[Any, ...], *expected: Any, **options: An
 
 
 def constant(operator: str, inputs: tuple[Any, ...], *expected: Any, **options: Any) -> Row:
-    return Row("What is held constant", operator, inputs, expected, options)
+    return Row("Constants", operator, inputs, expected, options)
 
 
 NOTHING = np.zeros(0, np.float32)
@@ -151,16 +151,16 @@ def test_what_y_does_not_depend_on_gets_zeros() -> None:
 
 
 ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
-    ("What is held constant", "Cast"): test_quantized.test_casts_to_integers_are_steps,
+    ("Constants", "Cast"): test_quantized.test_casts_to_integers_are_steps,
     (
-        "What is held constant",
+        "Constants",
         "DynamicQuantizeLinear",
     ): test_quantized.test_a_dynamically_quantized_product_has_the_gradient_of_the_dequantized_one,
-    ("What is held constant", "Dropout"): elementwise.test_dropout_in_training_scales_what_it_kept,
-    ("What is held constant", "Attention"): elementwise.test_softmax_of_a_row_that_is_masked_altogether,
-    ("What is held constant", "an x that y does not depend on"): test_what_y_does_not_depend_on_gets_zeros,
+    ("Constants", "Dropout"): elementwise.test_dropout_in_training_scales_what_it_kept,
+    ("Constants", "Attention"): elementwise.test_softmax_of_a_row_that_is_masked_altogether,
+    ("Constants", "an x that y does not depend on"): test_what_y_does_not_depend_on_gets_zeros,
 }
-"""Rows that are more than a node and numbers."""
+"""Rows that are more than a node and values."""
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=f"{row.operator}-{i}") for i, row in enumerate(ROWS)])
@@ -173,7 +173,7 @@ def test_gradient_is_as_documented(row: Row) -> None:
 
 
 def documented() -> set[tuple[str, str]]:
-    """(section, operator) of the rows of all tables but the generated one; a row without operators as it is."""
+    """(section, operator) of the rows of all tables but the generated one; a row without operators unchanged."""
     found = set()
     section = ""
     for line in DOCUMENT.read_text(encoding="utf-8").split(BEGIN)[0].splitlines():
@@ -189,4 +189,4 @@ def documented() -> set[tuple[str, str]]:
 def test_every_row_of_the_document_is_tested() -> None:
     tested = {(row.section, row.operator) for row in ROWS} | set(ELSEWHERE)
     assert documented() - tested == set()
-    assert tested - documented() == {("What is held constant", "Attention")}  # named in the row of Softmax
+    assert tested - documented() == {("Constants", "Attention")}  # named in the row of Softmax

@@ -1,4 +1,4 @@
-"""What gradients cost: their nodes against those of a careful hand, and the time to build them."""
+"""Cost of gradients: their nodes against handwritten ones, and the time to build them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def emitted(model: onnx.ModelProto, **arguments) -> Counter[str]:
 
 
 def test_a_perceptron_costs_five_nodes_a_layer() -> None:
-    """By hand: two products and a sum of rows per layer, two nodes per activation, in forms that none misreads."""
+    """Handwritten: two matmuls and a sum of rows per layer, two nodes per activation."""
     layers = 20
     found = emitted(onnxtrain.examples.mlp([8] * layers + [10]))
     assert found["Gemm"] == 2 * layers - 1  # none to the input, and that of the weights in each
@@ -31,7 +31,7 @@ def test_a_perceptron_costs_five_nodes_a_layer() -> None:
 
 
 def test_nothing_is_emitted_for_what_is_frozen() -> None:
-    """Only the last layer: neither products nor activations before it."""
+    """Only the last layer: no matmul or activation before it."""
     model = onnxtrain.examples.mlp([8] * 20 + [10])
     last = [tensor.name for tensor in model.graph.initializer][-2:]
     assert emitted(model, xs=last).total() <= 6
@@ -78,7 +78,7 @@ def test_batch_normalization_counts_the_batch_once() -> None:
 
 @pytest.mark.parametrize(("layers", "lowered"), [(1000, False), (400, True)])
 def test_time_to_build_grows_with_the_nodes_only(layers: int, lowered: bool) -> None:
-    """Up to two thousand nodes and as many parameters, in seconds of the processor's time."""
+    """Up to two thousand nodes and as many parameters, in seconds of CPU time."""
 
     def seconds(layers: int) -> float:
         model = onnxtrain.examples.mlp([8] * layers + [8, 10])

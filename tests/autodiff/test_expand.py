@@ -1,4 +1,4 @@
-"""Functions are expanded into nodes that say their types and shapes as they are emitted."""
+"""Functions expand into nodes whose types and shapes are known as they are emitted."""
 
 import onnx_ir as ir
 import pytest
@@ -20,14 +20,14 @@ def model():
 
 
 def _forward(model):
-    """The graph, and the way from its logits to all weights."""
+    """The graph, and the route from its logits to all weights."""
     forward = Forward.of(model)
     xs = tuple(value for value in model.graph.initializers.values() if is_float(value))
     return forward, Route((model.graph.outputs[0],), xs)
 
 
-def test_bodies_are_told_without_going_through_the_graph_again(model, monkeypatch):
-    monkeypatch.delattr(expand, "infer_shapes")
+def test_bodies_are_inferred_without_another_inference_of_the_graph(model, monkeypatch):
+    monkeypatch.delattr(expand, "_infer_bodies")
     forward, route = _forward(model)
     path, missing = expand.expand_functions(forward, route)
     assert not missing

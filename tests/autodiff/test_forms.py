@@ -1,4 +1,4 @@
-"""What rules write can be read by any runtime: no attribute that some take for its default, no number beyond reason."""
+"""Nodes that rules emit suit any runtime: no attribute that some read as its default, no huge constants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxtrain.testing import _node_model
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
 BEYOND_REASON = 1e30
-"""Factors of this size overflow on the way, which some hardware does not do as IEEE says."""
+"""Constants of this size overflow in intermediate results, where some hardware deviates from IEEE."""
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
@@ -31,7 +31,7 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def doubtful(model: onnx.ModelProto, given: onnx.ModelProto | None = None) -> list[str]:
-    """Attributes of 0 where 0 is not the default, which OpenVINO's provider reads as the default; immense factors."""
+    """Attributes of 0 where 0 is not the default, which OpenVINO's provider reads as the default; huge constants."""
     opset = next(entry.version for entry in model.opset_import if entry.domain == "")
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     immense = {name for name, array in constants.items() if array.dtype.kind == "f" and is_immense(array)}
@@ -95,7 +95,7 @@ def test_what_is_doubtful_is_found() -> None:
 
 
 def test_relu_is_read_alike_by_every_runtime() -> None:
-    """OpenVINO's provider takes HardSigmoid's beta 0.0 for 0.5; what is written has no attributes to mistake."""
+    """OpenVINO's provider takes HardSigmoid's beta 0.0 for 0.5; the emitted nodes have no such attributes."""
     model = onnxtrain.examples.lenet5()
     training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam())
     step = onnxtrain.lower(training)

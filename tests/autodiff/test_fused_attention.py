@@ -1,4 +1,4 @@
-"""Attention of this project's domain: which operators its gradient has, special rows, second derivatives."""
+"""Attention of this project's domain: operators of its gradient, special rows, second derivatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products with weights as an operator of this project's domain: what its gradient emits, and its body's numbers."""
+"""Linear layers as an operator of this project's domain: nodes of its gradient, and values of its body."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_without_a_bias():
 )
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_behind_relu_both_products_are_of_one_node(first, names, wanted, transposed):
-    """That of Relu, and, where it is part of a product, of this follow."""
+    """The gradient of Relu, and of the linear layer that it is fused into."""
     inputs = {**feeds(transposed), "z": normal(*LEADING, FEW, seed=5), "v": normal(FEW, FEW, seed=6)}
     model = one_node("Linear", inputs, {"y": (*LEADING, MANY)}, transB=transposed)
     model.graph.node[0].input[:] = ["h", "w", "b"]
@@ -137,7 +137,7 @@ def test_half_precision_and_sessions_without_kernels_get_bodies():
 
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_second_derivative(transposed):
-    """Through the body of the weight's gradient, and by the rule again where the gradient by x is differentiated."""
+    """Through the body of the weight's gradient, and by the rule where the gradient of x is differentiated."""
     first = gradient(layer(transposed), ["x", "w", "b"])
     assert emitted(first) == [("Linear", 1, 1 - transposed), ("LinearWeightGradient", 2, transposed)]
     check_gradient(gradients_alone(first), feeds(transposed), wrt=["x", "w"])

@@ -1,4 +1,4 @@
-"""Fused operators on tensors of which the runtime knows the rank alone."""
+"""Fused operators on tensors of known rank and unknown sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL = """
 @pytest.mark.parametrize("shape", ["float[?,?,4]", "float[n,?,4]", "float[n,m,4]", "float[2,3,4]"])
 @pytest.mark.parametrize("operator", ["SoftmaxGradient", "GeluGradient"])
 def test_axes_that_the_runtime_does_not_know_stay_unknown(operator: str, shape: str) -> None:
-    """It would take the size of an axis without a name for -1, and compute shapes with that when it loads a model."""
+    """ONNX Runtime would read the size of an unnamed axis as -1, and fold shapes with it when it loads a model."""
     model = parser.parse_model(MODEL.replace("OPERATOR", operator).replace("SHAPE", shape))
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(custom_ops_library()))

@@ -1,4 +1,4 @@
-"""Indices, sizes and axes stay integers, also where a gradient arrives on their way."""
+"""Indices, sizes and axes stay integers, also on the path of a gradient."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUTES = {
 
 
 def _index_inputs(row: Case) -> list[str]:
-    """The inputs of a case that are whole numbers by the schema of its operator, and read as numbers by nothing."""
+    """The inputs of a case that are integers by the schema of its operator and not numeric data."""
     assert isinstance(row.node, onnx.NodeProto)
     kinds = kinds_of(row.node.op_type, row.node.domain, row.opset)
     assert kinds is not None
@@ -59,7 +59,7 @@ def _run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], names: list[str])
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ROWS])
 def test_an_index_on_the_way_of_a_gradient_stays_an_index(row: Case) -> None:
-    """Indices that are cast from floats, through which gradients pass straight, give what given indices give."""
+    """Indices cast from floats, through which gradients pass straight, give the same as integer indices."""
     model = _node_model(row.node, row.inputs, row.opset, "float")
     feeds = {
         info.name: np.asarray(array, np.float32) if array.dtype.kind == "f" else array

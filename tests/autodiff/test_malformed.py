@@ -1,4 +1,4 @@
-"""Models that are wrong, or unusual, in ways that ONNX's checker does not see: one sentence, or the right result."""
+"""Invalid or unusual models that pass ONNX's checker: an error of one sentence, or the right result."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def scan_with_an_input_too_few() -> onnx.ModelProto:
 
 
 def scan_without_a_body() -> onnx.ModelProto:
-    """In a function, into which the checker does not look where the format is older than functions are."""
+    """A fault in a function, which the checker ignores in formats older than functions."""
     model = parsed(SCAN)
     model.ir_version = 6  # which has no functions yet
     inner = onnx.helper.make_node("Scan", ["s"], ["z"])
@@ -131,18 +131,21 @@ def input_without_an_element_type() -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (branch_with_two_outputs, r"whose then_branch gives 2 values where the node gives 1"),
+        (branch_with_two_outputs, r"whose then_branch has 2 outputs where the node has 1"),
         (
             branch_without_outputs,
-            r"whose else_branch gives 0 values where the node gives 1",
+            r"whose else_branch has 0 outputs where the node has 1",
         ),
-        (branch_with_an_input, r"whose then_branch has inputs, which nobody gives it"),
+        (branch_with_an_input, r"whose then_branch has inputs, but a branch only reads"),
         (branch_that_is_missing, r"Required attribute 'else_branch' is missing; export it again"),
         (branch_that_hands_out_its_surroundings, r"Graph output 'x' is not an output of any node in graph"),
-        (loop_without_a_state, r"Loop node \(output 'z'\), whose body gives 1 value, too few for 1 state"),
-        (loop_with_an_input_too_many, r"whose body has 4 inputs where 1 state and the number .* of a step make 3"),
-        (loop_with_an_output_too_many, r"whose body gives 3 values where the node gives 1"),
-        (scan_of_too_many_slices, r"Scan node \(output 'z'\), which takes slices of 7 inputs but has 2"),
+        (loop_without_a_state, r"Loop node \(output 'z'\), whose body has 1 output, too few for 1 state variable"),
+        (
+            loop_with_an_input_too_many,
+            r"whose body has 4 inputs, but iteration number, condition and 1 state variable are 3",
+        ),
+        (loop_with_an_output_too_many, r"whose body has 3 outputs where the node has 1"),
+        (scan_of_too_many_slices, r"Scan node \(output 'z'\), which scans 7 inputs but has 2"),
         (scan_with_an_input_too_few, r"whose body has 1 input where the node has 2"),
         (scan_without_a_body, r"has the Scan node \(output 'z'\), which has no attribute 'body'; export it again"),
         (input_without_an_element_type, r"the input 'x' without an element type, which ONNX Runtime needs"),
@@ -228,7 +231,7 @@ def test_text_that_is_not_utf8_in_a_body(tmp_path) -> None:
 def test_an_output_that_is_listed_twice_is_refused() -> None:
     model = parsed(LAYER)
     model.graph.output.append(model.graph.output[0])
-    with pytest.raises(ModelError, match="several outputs named 'y'; each needs a name of its own"):
+    with pytest.raises(ModelError, match="several outputs named 'y'; names must be unique"):
         onnxtrain.gradient(model)
 
 

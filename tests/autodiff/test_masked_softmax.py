@@ -90,7 +90,7 @@ def test_in_a_second_derivative():
 
 
 def test_what_is_emitted_counts_as_carrying_a_gradient():
-    """What is computed again in the backward pass has to know it."""
+    """Passes that recompute nodes in the backward pass rely on it."""
     made = model(
         f"last = Constant<value_ints = [-1]>() p = Softmax<axis = -1>(x) {REPLACED['by a mask']} "
         "l = Mul(c, w) y = ReduceSum<keepdims = 0>(l)"

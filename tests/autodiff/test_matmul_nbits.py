@@ -15,7 +15,7 @@ OUTPUTS = 37
 
 
 def weight(bits, zeros, inputs, block=16, outputs=OUTPUTS, seed=0):
-    """The inputs of a node after x, and the weight that they stand for, in float64."""
+    """The inputs of a node after x, and the weight that they encode, in float64."""
     rng = np.random.default_rng(seed)
     blocks = -(-inputs // block)
     packed = rng.integers(0, 256, (outputs, blocks, block * bits // 8), np.uint8)
@@ -122,7 +122,7 @@ def test_half_precision_is_multiplied_in_single_precision(kernels):
 
 
 def test_the_runtime_keeps_no_dequantized_weight():
-    """Nothing of the size of the weight follows from constants alone: the runtime would compute it once and keep it."""
+    """No tensor of the weight's size follows from constants alone: the runtime would fold and keep it."""
     *parts, _ = weight(4, "packed", 64)
     built = projected_gradient(model(64, 4, *parts, (5, 64)), ["x"], {"y": np.ones((5, OUTPUTS), np.float32)})
     constant = {tensor.name for tensor in built.graph.initializer}

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators: their bodies give what its kernels give, and gradients that fit the kernels."""
+"""ONNX Runtime's own operators: their bodies agree with its kernels, and so do the gradients."""
 
 import numpy as np
 import onnx
@@ -35,14 +35,14 @@ from autodiff.microsoft_rows import (
     run,
 )
 from onnxtrain.autodiff import registry
-from onnxtrain.autodiff.learn_types import learn_types
+from onnxtrain.autodiff.expand import learn_types
 from onnxtrain.autodiff.missing import GPU_ONLY
 from onnxtrain.errors import GradientError
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 from onnxtrain.testing import projected_gradient
 
 RULES = {"MatMulNBits"}
-"""These have rules, and stay as they are."""
+"""Operators with rules, which are not expanded."""
 
 
 @pytest.mark.sampled("opset")
@@ -77,7 +77,7 @@ def test_body_equals_kernel(operator, inputs, outputs, domain, attributes, opset
 
 
 def test_pasts_of_different_lengths():
-    """Of a past that has room for more, a sequence has as many rows as it says."""
+    """A KV cache may have more rows than a sequence uses."""
     inputs = *(part[:, :1] for part in SPLIT), *OLD, np.array([2, 3], np.int32), np.array(4, np.int32)
     given, feeds = model("GroupQueryAttention", inputs, PRESENT_KEYS["outputs"], "com.microsoft", FOUR_HEADS)
     built = projected_gradient(given, ["x0", "x3"], {"y": np.ones((2, 1, 64), np.float32)})
@@ -214,7 +214,7 @@ def test_an_unknown_activation_is_refused():
 
 
 def gradient_of(operator, inputs, attributes):
-    """The output and the gradients of the body, for what ONNX Runtime has no kernel for on the CPU."""
+    """The output and the gradients of the body, for operators without a CPU kernel in ONNX Runtime."""
     given, feeds = model(operator, inputs, ("y",), "com.microsoft", attributes)
     wrt = [name for name, array in feeds.items() if array.dtype.kind == "f"]
     built = projected_gradient(given, wrt, {"y": normal(2, 3, 4, seed=8).astype(np.float32)})
@@ -265,7 +265,7 @@ def test_masks_of_unknown_size_are_told_apart_in_the_graph(mask):
 
 
 def test_operators_for_gpus_only_are_known_as_such():
-    """They have a schema, but no kernel on the processor; where one is there, they leave the list and get a body."""
+    """Operators with a schema and no CPU kernel; one that gets a kernel needs a body instead."""
     import onnxruntime.capi.onnxruntime_pybind11_state as state
 
     schemas = {schema.name for schema in state.get_all_operator_schema() if schema.domain == "com.microsoft"}
@@ -292,7 +292,7 @@ def test_a_model_that_was_optimized_for_gpus_is_refused():
 
 
 def test_a_shape_without_a_type_is_no_type():
-    """Passes leave such behind operators that ONNX does not know; then FastGelu's body had no type to compute in."""
+    """Passes leave untyped values behind operators that ONNX does not know, where FastGelu's body lacked a type."""
     made = ir.serde.deserialize_model(
         parser.parse_model(
             """<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]> f (float[n, s, 4] x, float[4] w) => (y) {

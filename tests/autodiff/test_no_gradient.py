@@ -1,4 +1,4 @@
-"""What has no gradient is listed, with a reason, and lets none through."""
+"""Operators without a gradient are listed, with a reason, and pass none on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule learns from its node."""
+"""The view that a rule has of its node."""
 
 import pytest
 from onnx import parser

@@ -1,4 +1,4 @@
-"""Operators that compute with quantized integers: the gradient is that of what they quantize, or an error."""
+"""Operators on quantized integers: the gradient of the floats that they quantize, or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradients of layers are differentiated again: gradient graphs against central differences of themselves."""
+"""Second derivatives of layers: gradient graphs against central differences of themselves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LAYERS = [
 
 
 def _first_gradient(layer: Case, feeds: dict[str, np.ndarray]) -> onnx.ModelProto:
-    """A model whose outputs are the gradients of the layer by all of its inputs."""
+    """A model whose outputs are the gradients of the layer with respect to all inputs."""
     infos = [helper.make_tensor_value_info(name, 11, array.shape) for name, array in feeds.items()]
     output = helper.make_tensor_value_info("y0", 11, None)
     graph = helper.make_graph([layer.node], "layer", infos, [output])

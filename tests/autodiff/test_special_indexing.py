@@ -1,4 +1,4 @@
-"""Ties, zeros, repeated indices and negative padding: gradients that are decided by convention, not by limits."""
+"""Ties, zeros, repeated indices and negative padding: gradients that conventions decide, not limits."""
 
 import numpy as np
 import onnxruntime

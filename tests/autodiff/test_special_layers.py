@@ -1,4 +1,4 @@
-"""Layers at zero variance, zero norm, ties, in half precision; what is refused."""
+"""Layers at zero variance, zero norm, ties, in half precision; errors."""
 
 from __future__ import annotations
 

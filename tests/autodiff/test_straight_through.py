@@ -1,4 +1,4 @@
-"""Gradients through operators that round or quantize, where they are asked for."""
+"""Straight-through gradients of operators that round or quantize."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("sizes", ["2,3,4", "a,b,c"])
 @pytest.mark.parametrize(("shape", "attributes", "laid_out"), LAYOUTS)
 def test_scales_in_every_layout(shape, attributes, laid_out, sizes) -> None:
-    """With another scale behind than before: dx = dy s2 / s1 inside, ds as the chain rule has it."""
+    """Different scales of quantization and dequantization: dx = dy s2 / s1 in range, ds by the chain rule."""
     generator = np.random.default_rng(0)
     dims = ",".join(map(str, shape))
     model = parser.parse_model(
@@ -154,7 +154,7 @@ def test_every_straight_through_rule_is_tested() -> None:
 
 
 def trained() -> onnx.ModelProto:
-    """A layer whose weights and inputs are quantized, as quantization-aware training has them."""
+    """A layer whose weights and inputs are quantized, as in quantization-aware training."""
     generator = np.random.default_rng(0)
     weight = ", ".join(f"{number:.4f}" for number in generator.normal(scale=0.3, size=8 * 3))
     return parser.parse_model(

@@ -1,4 +1,4 @@
-"""The gradient checker finds wrong rules; the registry and the engine refuse what cannot be right."""
+"""The gradient checker finds wrong rules; the registry and the engine reject invalid rules."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]])
 @pytest.fixture(autouse=True)
 def _same_rules_afterwards() -> Iterator[None]:
     list(registry.entries())
-    saved = copy.deepcopy(registry._book)
+    saved = copy.deepcopy(registry._registry)
     yield
-    registry._book.clear()
-    registry._book.update(saved)
+    registry._registry.clear()
+    registry._registry.update(saved)
 
 
 def model(body: str, inputs: str = "double[2, 3] x", functions: str = "") -> onnx.ModelProto:

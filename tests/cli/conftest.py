@@ -17,7 +17,7 @@ from onnxtrain.cli import main
 
 @dataclass(frozen=True)
 class Result:
-    """What a command did."""
+    """Result of a command."""
 
     code: int
     out: str

@@ -31,7 +31,7 @@ def nothing(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Mistake:
-    """What is wrong, and the sentence that has to come."""
+    """A mistake and the expected message."""
 
     name: str
     message: str
@@ -43,7 +43,7 @@ class Mistake:
 
 
 def hot(*values: float) -> Callable[[Path], None]:
-    """Put vectors of these values over the classes in the place of labels."""
+    """Replace labels by vectors of these values over the classes."""
 
     def spoil(folder: Path) -> None:
         data = np.load(folder / "train.npz")

@@ -59,7 +59,7 @@ OPTIONS = [
     ),
     Mistake(
         "targets that are no distributions",
-        "target array has a distribution that sums to 2 at example 0, .* give the loss --no-check-targets to take any",
+        "target array has a distribution with the sum 2 at example 0, .* --no-check-targets to accept any",
         FIT,
         spoil=hot(1, 1),
     ),
@@ -102,8 +102,8 @@ OPTIONS = [
     Mistake("a decay of one", r"ema: decay is 1\.0, but must be a number", fit("--ema", "1")),
     Mistake("unknown schedule", "no schedule 'sawtooth'", fit("--schedule", "sawtooth")),
     Mistake("no epochs", "epochs is 0; it needs a number of at least 1", fit("--epochs", "0")),
-    Mistake("no batch", "the batch size is 0; it must be a whole number of at least 1", fit("--batch-size", "0")),
-    Mistake("negative seed", "seed is -1; it must be a whole number of at least 0", fit("--seed", "-1")),
+    Mistake("no batch", "the batch size is 0; it must be an integer of at least 1", fit("--batch-size", "0")),
+    Mistake("negative seed", "seed is -1; it must be an integer of at least 0", fit("--seed", "-1")),
     Mistake("no micro-batch", "accumulate is 0; it needs", fit("--accumulate", "0")),
     Mistake(
         "too many threads", r"threads is 2147483647; it needs a number from 1 to \d+", fit("--threads", f"{2**31 - 1}")

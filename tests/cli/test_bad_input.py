@@ -119,7 +119,7 @@ DATA = [
     Mistake("no target", r"holds only the input 'input': add an array of targets", spoil=data(label=None)),
     Mistake(
         "two targets",
-        r"leaves 'label' and 'other'.* --target|leaves 'label' and 'other'",
+        r"has 'label' and 'other' besides.* --target|has 'label' and 'other' besides",
         spoil=data(other=np.zeros(60)),
     ),
     Mistake("unknown target", r"no target 'labels': it holds 'input' and 'label'", fit("--target", "labels")),

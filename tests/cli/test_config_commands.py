@@ -58,6 +58,13 @@ def test_a_file_of_another_command(command, files, run):
     assert result.err.count("\n") == 1
 
 
+def test_a_misspelt_key_is_named_with_the_nearest_flag(files, run):
+    (files / "run.toml").write_text('loss = "softmax_cross_entropy"\nlearning-rat = 0.1\n')
+    result = run("fit", "model.onnx", "--data", "train.npz", "--config", "run.toml")
+    assert result.code == 2
+    assert "from run.toml. Did you mean --learning-rate?" in result.err
+
+
 def test_the_report_of_a_pruning_repeats_it(files, success):
     values, _ = COMMANDS["prune"]
     success("prune", "model.onnx", *as_flags(values), "--report", "report", "--learning-rate", 0.01)

@@ -1,4 +1,4 @@
-"""Data of every form on the command line: a CSV file, a folder of pictures."""
+"""Data of every form on the command line: a CSV file, a folder of images."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_more_classes_than_labels_are_a_hint(files, table, run):
     flags = ("--data", "ten.csv", "--target", "kind", *LOSS, "--output", "tuned.onnx")
     result = run("fit", "model.onnx", *flags, "--new-head", "10")
     assert result.code == 0
-    assert "hint: The model tells 10 classes apart, but the targets hold 3 labels ('cat', 'dog', 'owl')" in result.err
+    assert "hint: The model has 10 classes, but the targets have 3 labels ('cat', 'dog', 'owl')" in result.err
 
 
 def test_mistakes_say_the_flags(files, table, run):
@@ -86,7 +86,7 @@ def test_mistakes_say_the_flags(files, table, run):
     assert result.code == 2
     assert "say which is the target: --target kind." in " ".join(result.err.split())
     result = run("predict", "model.onnx", "--data", "d.csv", "--output", "p.npy")
-    assert "leave out the target by its name: --target kind." in " ".join(result.err.split())
+    assert "name the target: --target kind." in " ".join(result.err.split())
 
 
 def test_a_folder_of_pictures(files, success):
@@ -130,11 +130,11 @@ def test_pictures_that_are_normalized_and_broken(files, run):
     flags = ("predict", "flat.onnx", "--data", "pictures", "--output", "p.npy", "--mean", "0.5", "--std", "0.25")
     result = run(*flags)
     assert result.code == 2
-    assert "1 of 2 pictures cannot be read" in result.err
-    assert "correct or remove them, or leave them out: --skip-broken." in result.err
+    assert "1 of 2 images cannot be read" in result.err
+    assert "correct or remove them, or skip them: --skip-broken." in result.err
     result = run(*flags, "--skip-broken")
     assert (result.code, result.err.count("\n")) == (0, 1)
-    assert "1 of 2 pictures cannot be read and are left out" in result.err
+    assert "1 of 2 images cannot be read and are skipped" in result.err
     np.testing.assert_allclose(np.load(files / "p.npy"), np.full((1, 16), 2.0))
     assert "--mean is 'x'; it needs numbers such as 0.5" in run(*flags[:-4], "--mean", "x").err
 

@@ -78,7 +78,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results(path: Path) -> dict[str, np.ndarray] | bytes | None:
-    """What a command has written: outputs of a model that runs, the weights of one that does not, arrays or bytes."""
+    """Read a command's result: outputs of a model that runs, the weights of one that does not, arrays or bytes."""
     if path.suffix == ".npz":
         return dict(np.load(path))
     if path.suffix != ".onnx":

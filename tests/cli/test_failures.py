@@ -1,4 +1,4 @@
-"""What fails while a command runs: defects, full disks, interrupts; and where ``--debug`` shows it."""
+"""Failures while a command runs: defects, full disks, interrupts; and tracebacks with ``--debug``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What libraries log and warn about: ours is a line, the others' is shown with ``--debug`` only."""
+"""Logs and warnings: onnxtrain's are printed as a line, those of other libraries with ``--debug`` only."""
 
 from __future__ import annotations
 

@@ -125,6 +125,15 @@ def test_a_figure_that_a_run_does_not_have_is_not_measured(files, success):
     assert "nan" not in out
 
 
+def test_metrics_that_differ_are_shown_as_flags_take_them(files, success):
+    success(*FIT, "--metrics", "accuracy,f1", "--run", "runs/a")
+    success(*FIT, "--metrics", "f1", "--metrics", "accuracy", "--run", "runs/b")
+    out = success("runs", "runs").out
+    assert "accuracy,f1" in out
+    assert "f1,accuracy" in out
+    assert "['" not in out
+
+
 def test_runs_are_compared(files, success, run):
     success(*FLAGS, "--run", "runs/a")
     success(*FLAGS, "--run", "runs/b", "--learning-rate", 0.1, "--seed", 3)

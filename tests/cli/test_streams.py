@@ -1,4 +1,4 @@
-"""Where the output goes: closed streams, readers that leave, full devices, encodings with few characters."""
+"""Output streams: closed streams, closed readers, full devices, limited encodings."""
 
 from __future__ import annotations
 

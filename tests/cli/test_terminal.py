@@ -1,4 +1,4 @@
-"""What files hold is shown and not obeyed: markup, names of emoji, control characters, marks of direction."""
+"""Texts from files are printed literally: markup, emoji names, control characters, direction marks."""
 
 from __future__ import annotations
 

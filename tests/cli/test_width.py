@@ -1,4 +1,4 @@
-"""What commands print fits into a terminal of 80 columns, and is whole in a pipe."""
+"""Output of commands fits into 80 columns on a terminal, and is complete in a pipe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 
 def in_terminal(folder, arguments):
-    """What a terminal of 80 columns gets, without its commands."""
+    """Output on a terminal of 80 columns, without control sequences."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "PYTHONWARNINGS": "ignore"}

@@ -52,8 +52,8 @@ def test_a_resumed_training_draws_the_same(tmp_path):
     ("augment", "message"),
     [
         (lambda x, rng: None, "augment returned nothing for the input 'input'"),
-        (lambda x, rng: x[:, :2], r"augment made the shape \(8, 2\) of the input 'input', which had \(8, 4\)"),
-        (lambda x, rng: x.astype(str), "augment made <U32 of the input 'input', which is float32"),
+        (lambda x, rng: x[:, :2], r"augment returned shape \(8, 2\) for the input 'input'; it must keep \(8, 4\)"),
+        (lambda x, rng: x.astype(str), "augment returned <U32 for the input 'input'; it must keep float32"),
     ],
 )
 def test_functions_that_do_not_fit(augment, message):

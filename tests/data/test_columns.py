@@ -13,7 +13,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data import TensorSpec, open_dataset
-from onnxtrain.data.table_columns import in_order
+from onnxtrain.data.naming import in_order
 from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.sklearn import OnnxClassifier
 
@@ -27,7 +27,7 @@ SETTINGS = {"epochs": 2, "batch_size": 7, "progress": False}
 
 
 class Frame:
-    """What pandas and Polars have in common."""
+    """The interface that pandas and Polars share."""
 
     def __init__(self, columns):
         self._columns = {name: np.asarray(values) for name, values in columns.items()}
@@ -174,7 +174,9 @@ def test_other_columns_are_refused_by_name(form, tmp_path):
             lambda data: onnxtrain.evaluate(tmp_path / "tuned.onnx", data, loss=LOSS, target="kind"),
             lambda data: onnxtrain.predict(tmp_path / "tuned.onnx", data),
         ):
-            with pytest.raises(DataError, match=f"has other columns than those that the input 'input'.*{message}"):
+            with pytest.raises(
+                DataError, match=f"has other columns than the training data of the input 'input'.*{message}"
+            ):
                 call(data)
 
 
@@ -299,7 +301,7 @@ def test_names_are_kept_with_the_trainer_the_run_and_the_model(tmp_path):
 def test_names_that_are_none(text, tmp_path):
     onnx.save(examples.mlp((5, 8, 3)), tmp_path / "tuned.onnx")
     (tmp_path / "tuned.labels.json").write_text(text)
-    with pytest.raises(ModelError, match=r"tuned\.labels\.json' needs a JSON list of texts"):
+    with pytest.raises(ModelError, match=r"tuned\.labels\.json' must be a JSON list of strings"):
         onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS)
 
 
@@ -362,7 +364,7 @@ def test_estimators_read_frames_by_name(tmp_path):
 
 
 def test_checkpoints_of_other_columns_are_refused(tmp_path):
-    """Where the trainer knows other names already, from the file beside its model."""
+    """The trainer knows other names from the file beside its model."""
     trainer = new_trainer()
     trainer.fit(X, LABELS, checkpoint=tmp_path / "kept", **SETTINGS)
     named = new_trainer()

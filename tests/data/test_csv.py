@@ -11,7 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data import CsvFile, TensorSpec, labels, open_dataset
-from onnxtrain.data import spill_buffer as growing
+from onnxtrain.data import files as array_files
 from onnxtrain.errors import DataError
 from peak_memory import PEAK
 
@@ -134,7 +134,7 @@ def test_columns_go_to_inputs_by_name_and_type(tmp_path):
 
 
 def test_a_file_larger_than_memory_is_mapped(tmp_path, monkeypatch):
-    monkeypatch.setattr(growing, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(array_files, "MEMORY_BYTES", 100)
     monkeypatch.setattr("onnxtrain.data.csv_file._BLOCK_CELLS", 10)
     data = open_dataset(write(tmp_path / "d.csv", table(y=LABELS)), [FEATURES], target="y")
     (batch,) = data.batches(20)
@@ -147,7 +147,7 @@ def test_a_file_larger_than_memory_is_mapped(tmp_path, monkeypatch):
 
 
 def test_texts_of_a_file_larger_than_memory_are_mapped(tmp_path, monkeypatch):
-    monkeypatch.setattr(growing, "MEMORY_BYTES", 30)
+    monkeypatch.setattr(array_files, "MEMORY_BYTES", 30)
     monkeypatch.setattr("onnxtrain.data.csv_file._BLOCK_CELLS", 10)
     monkeypatch.setattr(labels, "_BLOCK", 3)
     names = np.array(["violet", "red", "blue"])[LABELS % 3]
@@ -157,7 +157,9 @@ def test_texts_of_a_file_larger_than_memory_are_mapped(tmp_path, monkeypatch):
     found = labels.learn_labels(data.targets, 3)
     assert found == tuple(sorted(set(names.tolist())))
     np.testing.assert_array_equal(labels.to_indices(data.targets, found), [found.index(name) for name in names])
-    with pytest.raises(DataError, match="the target 'violet' is none of the labels of this model: 'blue', 'red'"):
+    with pytest.raises(
+        DataError, match="the target 'violet' is not a label of this model; its labels are 'blue', 'red'"
+    ):
         labels.to_indices(np.array(["red", "blue", "red", "violet"]), ("blue", "red"))
 
 
@@ -177,8 +179,11 @@ HEADER = "a,b,c,d,y\n"
         ("", r"d\.csv' is empty; it needs a line of column names"),
         ("\n \n", r"d\.csv' is empty"),
         (HEADER, r"has column names, but no line of data"),
-        ("a,b,c,y\n1,2,3,0\n", r"has 3 columns beside the target 'y' \('a', 'b', 'c'\), but the input 'input' takes 4"),
-        ("a,b,c,d,e,y\n1,2,3,4,5,0\n", r"has 5 columns beside the target 'y' .* takes 4"),
+        (
+            "a,b,c,y\n1,2,3,0\n",
+            r"has 3 columns besides the target 'y' \('a', 'b', 'c'\), but the input 'input' takes 4",
+        ),
+        ("a,b,c,d,e,y\n1,2,3,4,5,0\n", r"has 5 columns besides the target 'y' .* takes 4"),
         ("a,b,c,d,z\n1,2,3,4,0\n", r"has no column 'y': it has 'a', 'b', 'c', 'd', 'z'"),
         ("a,b,a,d,y\n1,2,3,4,0\n", r"has two columns 'a'"),
         (",b,c,d,y\n1,2,3,4,0\n", r"has no name for column 1 in its first line.*index=False"),
@@ -196,10 +201,10 @@ HEADER = "a,b,c,d,y\n"
         (HEADER + "1,2,3,4,0\n1,2,3,4,bird\n", r"line 3 of .* has 'bird' in the column 'y', which needs a number\."),
         (HEADER + "1,2,3,4,\n", r"line 2 of .* has no value in the column 'y'"),
         (HEADER + "1,2,3,4,nan\n", r"line 2 of .* has no value \('nan'\) in the column 'y'"),
-        (HEADER + "1,2,3,4,bird\n1,2,3,4,bird\n", r"hold one text only \('bird'\)"),
-        (HEADER + "".join(f"1,2,3,4,{name}\n" for name in "pqrs"), r"4 different texts .* has 3 classes"),
+        (HEADER + "1,2,3,4,bird\n1,2,3,4,bird\n", r"all targets have the same label, 'bird'"),
+        (HEADER + "".join(f"1,2,3,4,{name}\n" for name in "pqrs"), r"4 different labels .* has 3 classes"),
         (HEADER + "1,2,3,4,3\n", r"label 3 at example 0, but labels must be 0 to 2"),
-        (HEADER + '1,2,3,4,"' + "x" * 200_000, r"is no valid CSV file: field larger .*; is a quote never closed\?"),
+        (HEADER + '1,2,3,4,"' + "x" * 200_000, r"is not a valid CSV file: field larger .*; look for an unclosed quote"),
     ],
     ids=range(26),
 )
@@ -214,7 +219,7 @@ def test_bad_files(tmp_path, content, message):
 def test_files_that_are_no_text(tmp_path, content):
     path = tmp_path / "d.csv"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"holds bytes of value 0, so it is no text in UTF-8; .* name it: .*utf-16-le"):
+    with pytest.raises(DataError, match=r"holds zero bytes, so it is not UTF-8 text; .* name it: .*utf-16-le"):
         trainer().fit(path, target="y")
 
 
@@ -231,16 +236,18 @@ def test_other_mistakes(tmp_path):
     known = trainer()
     known.fit(path, target="y")
     unseen = write(tmp_path / "unseen.csv", table(y=["bird", "wolf"] * 6))
-    with pytest.raises(DataError, match=r"the target 'wolf' is none of the labels of this model: 'bird', 'cat'"):
+    with pytest.raises(
+        DataError, match=r"the target 'wolf' is not a label of this model; its labels are 'bird', 'cat'"
+    ):
         known.evaluate(unseen, target="y")
     with pytest.raises(DataError, match=r"has no columns for the inputs 'p': it has 'a'"):
         read(path, [TensorSpec(name, np.dtype(np.float32), ("N",)) for name in ("a", "p")], target="y")
     with pytest.raises(DataError, match=r"has no column 'image', .* has rank 4: \(batch, 1, 2, 2\)"):
         read(path, [TensorSpec("image", np.dtype(np.float32), ("N", 1, 2, 2))], target="y")
     alone = write(tmp_path / "alone.csv", {"y": TEXTS})
-    with pytest.raises(DataError, match=r"has only the column 'y', the target; it needs columns for 'input'"):
+    with pytest.raises(DataError, match=r"has only the target column 'y'; it needs columns for 'input'"):
         read(alone, [TensorSpec("input", np.dtype(np.float32), ("N", None))], target="y")
-    with pytest.raises(DataError, match=r"has '-?\d\.\d+' in the column 'a', which needs a whole number"):
+    with pytest.raises(DataError, match=r"has '-?\d\.\d+' in the column 'a', which needs an integer"):
         read(path, [TensorSpec("a", np.dtype(np.int64), ("N",))], target="y")
     with pytest.raises(DataError, match=r"in the column 'a', which needs true or false\."):
         read(path, [TensorSpec("a", np.dtype(bool), ("N",))], target="y")
@@ -249,10 +256,10 @@ def test_other_mistakes(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"delimiter": ",,"}, "delimiter is ',,'; it needs one character"),
-        ({"decimal": ":"}, "decimal is ':'; it needs '.' or ','"),
-        ({"encoding": "utf-9"}, "encoding is 'utf-9', which is none of text that Python knows"),
-        ({"encoding": "base64"}, "encoding is 'base64', which is none of text"),
+        ({"delimiter": ",,"}, "delimiter is ',,'; it must be one character"),
+        ({"decimal": ":"}, "decimal is ':'; it must be '.' or ','"),
+        ({"encoding": "utf-9"}, "encoding is 'utf-9', which is not a text encoding of Python"),
+        ({"encoding": "base64"}, "encoding is 'base64', which is not a text encoding"),
         ({"encoding": "ascii"}, r"is not in the encoding ascii \(.* at byte \d+\); name its encoding"),
     ],
 )
@@ -266,9 +273,9 @@ MEASURE = f"""{PEAK}
 import sys
 import numpy as np
 from onnxtrain.data import TensorSpec, open_dataset
-from onnxtrain.data import spill_buffer as growing
+from onnxtrain.data import files as array_files
 
-growing.MEMORY_BYTES = 2**20
+array_files.MEMORY_BYTES = 2**20
 spec = TensorSpec("input", np.dtype(np.float32), ("N", 100))
 open_dataset(sys.argv[1], [spec], target="y", validate=False)  # imports, blocks
 before = peak()

@@ -17,7 +17,7 @@ M = np.arange(15, dtype=np.int32).reshape(5, 3)
 
 
 class Tensor:
-    """What a PyTorch tensor looks like from outside: no conversion without detach() and cpu()."""
+    """Imitation of a PyTorch tensor: no conversion without detach() and cpu()."""
 
     dtype = "torch.float32"
 

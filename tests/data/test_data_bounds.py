@@ -64,11 +64,11 @@ IMAGE = TensorSpec("x", np.dtype(np.float32), ("N", 3, 8, 8))
 
 
 def test_pictures_have_a_bound_of_pixels(tmp_path):
-    """What Pillow reads without a word would take 1.9 GB."""
+    """Pillow would read it and take 1.9 GB."""
     for name, size in (("a", (12_000, 12_000)), ("b", (20, 20))):
         (tmp_path / "p" / name).mkdir(parents=True)
         (tmp_path / "p" / name / "1.png").write_bytes(image(size))
-    message = r"1\.png' has 12000 x 12000 pixels; pictures are read up to 67 million pixels: make it smaller"
+    message = r"1\.png' has 12000 x 12000 pixels; images are read up to 67 million pixels: make it smaller"
     with pytest.raises(DataError, match=message):
         open_dataset(tmp_path / "p", [IMAGE])
     assert open_dataset(ImageFolder(tmp_path / "p", skip_broken=True), [IMAGE], need_target=False).size == 1
@@ -93,7 +93,7 @@ def test_pictures_of_a_dataset_have_the_bound(monkeypatch):
     monkeypatch.setattr(pictures, "MOST_PIXELS", 400)
     made = [pytest.importorskip("PIL.Image").new("L", (20, 21))]
     data = datasets.Dataset.from_dict({"x": made}, datasets.Features({"x": datasets.Image()}))
-    with pytest.raises(DataError, match="a picture of the dataset has 20 x 21 pixels"):
+    with pytest.raises(DataError, match="an image of the dataset has 20 x 21 pixels"):
         next(open_dataset(data, [IMAGE], need_target=False).batches(1))
 
 
@@ -140,7 +140,7 @@ import numpy as np
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data import csv_file
 from onnxtrain.data import files
-from onnxtrain.data import image_folder
+from onnxtrain.data import images
 from onnxtrain.data import parquet_file
 from onnxtrain.data import tar_file
 path, more, target = sys.argv[1], int(sys.argv[2]) * 2**20, sys.argv[3] or None

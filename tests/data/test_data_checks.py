@@ -131,7 +131,7 @@ HUGE[4, 0] = 1e300
         ),
         ({}, r"no array for input 'image': it holds no arrays"),
         ({"image": X}, r"the data holds only the input 'image': add an array of targets"),
-        ({"image": X, "a": Y, "b": Y}, r"the data leaves 'a' and 'b' besides the inputs: name the one"),
+        ({"image": X, "a": Y, "b": Y}, r"the data has 'a' and 'b' besides the inputs: name the one"),
         (X, r"the data is one array, but 'image' and 'targets' are needed; give \(inputs, targets\)"),
         (
             (X, Y, Y),
@@ -211,14 +211,14 @@ def test_unknown_target_and_missing_inputs():
 @pytest.mark.parametrize("batch_size", [0, -1, 1.5, None])
 @pytest.mark.parametrize("source", [(X, Y), [(X, Y)]], ids=["arrays", "iterable"])
 def test_batch_size(source, batch_size):
-    with pytest.raises(DataError, match=r"the batch size is .*; it must be a whole number of at least 1"):
+    with pytest.raises(DataError, match=r"the batch size is .*; it must be an integer of at least 1"):
         open_dataset(source, ONE).batches(batch_size)
 
 
 @pytest.mark.parametrize("name", ["seed", "epoch", "start"])
 @pytest.mark.parametrize("source", [(X, Y), [(X, Y)]], ids=["arrays", "iterable"])
 def test_numbers_that_must_not_be_negative(source, name):
-    with pytest.raises(OptionError, match=rf"{name} is -1; it must be a whole number of at least 0"):
+    with pytest.raises(OptionError, match=rf"{name} is -1; it must be an integer of at least 0"):
         open_dataset(source, ONE).batches(2, shuffle=True, **{name: -1})
 
 
@@ -228,14 +228,14 @@ def test_numbers_that_must_not_be_negative(source, name):
 def test_a_one_shot_iterator_serves_one_epoch():
     dataset = open_dataset(((X[p], Y[p]) for p in [slice(0, 2), slice(2, 5)]), ONE)
     assert len(list(dataset.batches(2))) == 2
-    with pytest.raises(DataError, match=r"one-shot iterator \(generator\), used up after one epoch: give a list"):
+    with pytest.raises(DataError, match=r"one-shot iterator \(generator\), exhausted after one epoch: give a list"):
         dataset.batches(2)
 
 
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ([], r"the data is empty: its iterator gave no batch"),
+        ([], r"the data is empty: its iterator returned no batch"),
         ([(X, Y), (X[:0], Y[:0])], r"batch 1 is empty: input 'image' of batch 1 has shape \(0, 2\)"),
         ([(X, Y), (X, Y[:3])], r"batch 1 has arrays of different lengths"),
         (

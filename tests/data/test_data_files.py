@@ -297,5 +297,5 @@ def test_a_pipe_is_refused_before_it_is_opened(tmp_path, inside):
     folder = tmp_path / "data"
     folder.mkdir()
     os.mkfifo(folder / "x.npy")
-    with pytest.raises(DataError, match=r"x.npy' is a pipe, a device or a folder, no ordinary file"):
+    with pytest.raises(DataError, match=r"x.npy' is a pipe, a device or a folder, not a regular file"):
         read_arrays(folder if inside else folder / "x.npy")

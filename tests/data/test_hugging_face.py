@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face: columns to inputs, labels by name, pictures."""
+"""Datasets of Hugging Face: columns to inputs, labels by name, images."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_what_does_not_fit():
     data = datasets.Dataset.from_dict(table(kind=LABELS, name=["x"] * 40))
     with pytest.raises(DataError, match=r"the dataset has the columns .* say which is the target"):
         trainer().fit(data)
-    with pytest.raises(DataError, match=r"the dataset has 5 columns beside the target 'kind' .* takes 4"):
+    with pytest.raises(DataError, match=r"the dataset has 5 columns besides the target 'kind' .* takes 4"):
         trainer().fit(data, target="kind")
     with pytest.raises(DataError, match="the dataset has no column 'label'"):
         trainer().fit(data, target="label")
@@ -84,7 +84,7 @@ def test_what_does_not_fit():
     with pytest.raises(DataError, match="the column 'input' holds a missing value"):
         trainer().fit(missing, target="label")
     ragged = datasets.Dataset.from_dict({"input": [[1.0] * 4, [1.0]], "label": [0, 1]})
-    with pytest.raises(DataError, match="the column 'input' holds lists of several lengths"):
+    with pytest.raises(DataError, match="the column 'input' holds lists of different lengths"):
         trainer().fit(ragged, target="label")
     with pytest.raises(DataError, match=r"dictionary of datasets \(train\); give one, such as data\['train'\]"):
         trainer().fit(datasets.DatasetDict(train=data), target="kind")

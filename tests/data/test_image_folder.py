@@ -1,4 +1,4 @@
-"""Folders of pictures: equal to the arrays in them, and a sentence for everything that does not fit."""
+"""Folders of images: equal to the arrays in them, and a sentence for everything that does not fit."""
 
 import builtins
 import logging
@@ -10,7 +10,7 @@ import pytest
 import onnxtrain
 from onnxtrain import layers
 from onnxtrain.data import ImageFolder, TensorSpec, open_dataset
-from onnxtrain.data import spill_buffer as growing
+from onnxtrain.data import files as array_files
 from onnxtrain.errors import DataError, OptionError
 
 Image = pytest.importorskip("PIL.Image")
@@ -78,7 +78,7 @@ def test_other_sizes_are_stretched_and_turned(folder):
 
 def test_a_folder_larger_than_memory_is_mapped(folder, monkeypatch):
     expected = read(folder, 8, 10, 3).inputs["image"]
-    monkeypatch.setattr(growing, "MEMORY_BYTES", 1000)
+    monkeypatch.setattr(array_files, "MEMORY_BYTES", 1000)
     data = open_dataset(folder, [spec(8, 10, 3)])
     assert isinstance(data._inputs["image"].array.base, np.memmap)
     (batch,) = data.batches(10)
@@ -113,18 +113,16 @@ def test_broken_pictures_are_named_or_left_out(folder, caplog):
     whole = (folder / "dog" / "3.png").read_bytes()
     (folder / "dog" / "3.png").write_bytes(whole[: len(whole) // 2])
     (folder / "cat" / "0.png").write_bytes(b"")
-    with pytest.raises(
-        DataError, match=r"2 of 6 pictures cannot be read: '.*cat/0\.png', '.*dog/3\.png'; .*skip_broken"
-    ):
+    with pytest.raises(DataError, match=r"2 of 6 images cannot be read: '.*cat/0\.png', '.*dog/3\.png'; .*skip_broken"):
         read(folder, 8, 10, 3)
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         batch = read(ImageFolder(folder, skip_broken=True), 8, 10, 3)
-    assert "2 of 6 pictures cannot be read and are left out: '" in caplog.text
+    assert "2 of 6 images cannot be read and are skipped: '" in caplog.text
     assert batch.targets.tolist() == ["cat", "dog", "dog", "owl"]
     np.testing.assert_allclose(batch.inputs["image"], PIXELS[[1, 2, 4, 5]] / np.float32(255), rtol=1e-6)
     for path in folder.rglob("*.png"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match="none of 6 pictures can be read"):
+    with pytest.raises(DataError, match="none of 6 images can be read"):
         read(ImageFolder(folder, skip_broken=True), 8, 10, 3)
 
 
@@ -151,20 +149,20 @@ def test_folders_that_do_not_fit(folder, tmp_path):
     Image.fromarray(np.zeros((8, 10), np.uint16)).save(folder / "owl" / "deep.png")
     refused(r"'.*deep\.png' has more than 8 bits")
     (folder / "wolf").mkdir()
-    refused(r"the folder '.*wolf' holds no pictures .* remove it if it is no class")
+    refused(r"the folder '.*wolf' holds no images .* remove it if it is no class")
     Image.fromarray(PIXELS[0]).save(folder / "loose.png")
-    refused(r"holds pictures itself, such as 'loose\.png'; for training")
+    refused(r"holds images itself, such as 'loose\.png'; for training")
     (tmp_path / "empty").mkdir()
-    refused(r"is empty; it needs one folder of pictures for each class", ImageFolder(tmp_path / "empty"))
-    refused(r"holds no pictures", ImageFolder(tmp_path / "empty"), need_target=False)
-    refused(r"holds no \.npy file; it needs .* one folder of pictures per class", tmp_path / "empty")
+    refused(r"is empty; it needs one folder of images per class", ImageFolder(tmp_path / "empty"))
+    refused(r"holds no images", ImageFolder(tmp_path / "empty"), need_target=False)
+    refused(r"holds no \.npy file; it needs .* one folder of images per class", tmp_path / "empty")
 
 
 def test_a_full_disk_is_an_error_of_the_data(folder, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(growing.GrowingArray, "append", full)
+    monkeypatch.setattr(array_files.GrowingArray, "append", full)
     with pytest.raises(DataError, match=r"the folder '.*' cannot be read: No space left on device"):
         read(folder, 8, 10, 3)
 
@@ -173,7 +171,7 @@ def test_one_class_only(folder, tmp_path):
     (tmp_path / "one").mkdir()
     (folder / "dog").rename(tmp_path / "one" / "dog")
     trainer = onnxtrain.Trainer(onnxtrain.append(_flat(), layers.Linear(3)), loss="softmax_cross_entropy")
-    with pytest.raises(DataError, match=r"hold one text only \('dog'\), so there is nothing to tell apart"):
+    with pytest.raises(DataError, match=r"all targets have the same label, 'dog'; classification needs at least two"):
         trainer.fit(tmp_path / "one")
 
 

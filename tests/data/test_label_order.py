@@ -131,9 +131,7 @@ def test_an_order_that_nobody_knows_is_not_guessed(form, tmp_path):
     make, write = form
     (part,) = folders(tmp_path, "part")
     some, trainer = write(part, SOME), make(3)
-    message = (
-        "holds? the labels 'elk', 'fox', but the model has 3 classes, and nothing tells which label is which class"
-    )
+    message = "targets are the labels 'elk', 'fox', but the model has 3 classes, and their classes are unknown"
     with pytest.raises(DataError, match=message):
         trainer.evaluate(**some)
     assert trainer.labels is None
@@ -146,7 +144,7 @@ def test_a_head_of_more_classes_trains_with_a_hint(form, tmp_path):
     make, write = form
     whole, part = folders(tmp_path, "whole", "part")
     trainer = make(10)
-    message = r"tells 10 classes apart, but the targets hold 3 labels \('cow', 'elk', 'fox'\)"
+    message = r"has 10 classes, but the targets have 3 labels \('cow', 'elk', 'fox'\)"
     with pytest.warns(TrainingHint, match=message) as caught:
         trainer.fit(**write(whole, ALL), **QUIET | {"epochs": 1})
     assert len(caught) == 1
@@ -167,7 +165,7 @@ def test_labels_that_a_model_does_not_know_are_refused_by_name(form, tmp_path):
     trainer.save(tmp_path / "tuned.onnx")
     for each in (trainer, onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS)):
         for call in (each.evaluate, each.fit):
-            with pytest.raises(DataError, match="'cow' is none of the labels of this model: 'elk', 'fox'"):
+            with pytest.raises(DataError, match="'cow' is not a label of this model; its labels are 'elk', 'fox'"):
                 call(**write(whole, ALL))
 
 
@@ -196,5 +194,5 @@ def test_class_labels_without_an_example_count():
     two.fit(data, target="kind", progress=False)
     assert two.labels == ("elk", "fox")
     unknown = datasets.Dataset.from_dict({"input": list(X[:2]), "kind": [-1, 1]}, features)
-    with pytest.raises(DataError, match="the column 'kind' holds -1, which is none of its 3 class names"):
+    with pytest.raises(DataError, match="the column 'kind' holds -1, but it has 3 class names"):
         trainer.evaluate(unknown, target="kind")

@@ -84,5 +84,5 @@ def test_what_does_not_fit():
     with pytest.raises(DataError, match=r"has label 7 at example 0, but labels must be 0 to 2"):
         trainer().fit(Pairs(y=np.full(40, 7)))
     specs = [TensorSpec("input", np.dtype(np.float32), ("N", 4))]
-    with pytest.raises(DataError, match="leaves 'label' and 'id' besides the inputs"):
+    with pytest.raises(DataError, match="has 'label' and 'id' besides the inputs"):
         next(open_dataset(Batched(), specs).batches(4))

@@ -170,19 +170,19 @@ def test_inputs_by_name():
     [
         (lambda: pack(SEQUENCES, 1), OptionError, "length is 1; a row needs at least 2 tokens"),
         (lambda: pack([[1], [2]], 8), DataError, "There is no sequence of two tokens or more to pack"),
-        (lambda: pack([[1, 2], [0.5, 1.0]], 8), DataError, "sequence 1 has the type float64 .* whole numbers"),
+        (lambda: pack([[1, 2], [0.5, 1.0]], 8), DataError, "sequence 1 has the type float64 .* integers"),
         (lambda: pack([[[1, 2]]], 8), DataError, r"sequence 0 has the type int64 and the shape \(1, 2\)"),
         (lambda: pack([[1, 2]], 8, labels=[]), DataError, "labels has 0 sequences, but there are 1"),
         (lambda: pack([[1, 2]], 8, labels=[[1]]), DataError, "labels 0 has 1 numbers, but sequence 0 has 2 tokens"),
         (
             lambda: open_dataset(pack([[1, 2]], 8), [spec("input_ids")]),
             DataError,
-            "the only input is 'input_ids', so that tokens would see those of other sequences",
+            "the only input is 'input_ids', so that tokens would attend to other sequences",
         ),
         (
             lambda: open_dataset(pack([[1, 2]], 8), [spec("input_ids"), spec("attention_mask")]),
             DataError,
-            "the mask 'attention_mask' has shape .* says whether a token is padding, not which others it sees",
+            "the mask 'attention_mask' has shape .* which marks padding only",
         ),
         (
             lambda: open_dataset(pack([[1, 2]], 8), [spec("a"), spec("b"), spec("position")]),

@@ -9,7 +9,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data import TensorSpec, open_dataset
-from onnxtrain.data import spill_buffer as growing
+from onnxtrain.data import files as array_files
 from onnxtrain.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -43,7 +43,7 @@ def trainer():
 @pytest.mark.parametrize("name", ["d.parquet", "d.arrow"])
 @pytest.mark.parametrize("species", [TEXTS, pa.array(TEXTS).dictionary_encode()], ids=["texts", "categories"])
 def test_training_on_a_file_equals_training_on_its_arrays(tmp_path, name, species, monkeypatch):
-    monkeypatch.setattr(growing, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(array_files, "MEMORY_BYTES", 100)
     path = write(tmp_path / name, **columns(species=species))
     ours, theirs = trainer(), trainer()
     rows = ours.fit(path, target="species", epochs=2, batch_size=5).rows
@@ -74,8 +74,8 @@ def test_columns_go_to_inputs_by_name_and_type(tmp_path):
     ("found", "message"),
     [
         (columns(), r"has no column 'y': it has 'a', 'b', 'c', 'd'"),
-        (columns(y=LABELS, e=LABELS), r"has 5 columns beside the target 'y' .* takes 4"),
-        ({"a": X[:, 0], "y": LABELS}, r"has 1 column beside the target 'y' .* takes 4"),
+        (columns(y=LABELS, e=LABELS), r"has 5 columns besides the target 'y' .* takes 4"),
+        ({"a": X[:, 0], "y": LABELS}, r"has 1 column besides the target 'y' .* takes 4"),
         (columns(y=LABELS, d=TEXTS), r"the column 'd' holds string, not numbers; convert it"),
         (columns(y=LABELS, d=[[1.0]] * 12), r"the column 'd' holds list<.*double>, not numbers"),
         (columns(y=LABELS, d=[datetime.date(2026, 11, 22)] * 12), r"the column 'd' holds date32\[day\], not numbers"),

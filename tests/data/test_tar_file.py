@@ -11,7 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.data import TarFile, TensorSpec, open_dataset
-from onnxtrain.data import spill_buffer as growing
+from onnxtrain.data import files as array_files
 from onnxtrain.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -50,7 +50,7 @@ def read(source, spec=SPEC, **options):
 
 @pytest.mark.parametrize("name", ["d.tar", "d.tgz"])
 def test_training_on_a_file_equals_training_on_its_arrays(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(growing, "MEMORY_BYTES", 100)
+    monkeypatch.setattr(array_files, "MEMORY_BYTES", 100)
     path = write(tmp_path / name, arrays())
     ours, theirs = (onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="softmax_cross_entropy") for _ in range(2))
     assert ours.fit(path, epochs=2, batch_size=4).rows == theirs.fit(X, LABELS, epochs=2, batch_size=4).rows
@@ -93,12 +93,12 @@ def test_pictures(tmp_path, caplog):
     np.testing.assert_allclose(normal, (batch.inputs["image"] - 0.5) / 0.25, atol=1e-5)
     write(tmp_path / "p.tar", [("0.png", b"no picture"), ("0.cls", b"7"), *files[2:]])
     with pytest.raises(
-        DataError, match=r"1 of 3 pictures cannot be read: '0\.png'; .* .*TarFile\(path, skip_broken=True\)"
+        DataError, match=r"1 of 3 images cannot be read: '0\.png'; .* .*TarFile\(path, skip_broken=True\)"
     ):
         read(tmp_path / "p.tar", spec)
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         assert read(TarFile(tmp_path / "p.tar", skip_broken=True), spec).targets.tolist() == [1, 2]
-    assert "1 of 3 pictures cannot be read and are left out" in caplog.text
+    assert "1 of 3 images cannot be read and are skipped" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -110,15 +110,15 @@ def test_pictures(tmp_path, caplog):
             [("0.npy", npy(X[0])), ("0.cls", b"1"), ("1.cls", b"1")],
             r"the example '1' in .* has no array \(\.npy\): it has \.cls",
         ),
-        ([("0.cls", b"1")], r"the example '0' in .* has no picture"),
+        ([("0.cls", b"1")], r"the example '0' in .* has no image"),
         ([("0.npy", b"x"), ("0.cls", b"1")], r"'0\.npy' in .* is truncated or not in \.npy format"),
         ([("0.npy", npy(X[0])), ("0.json", b"{")], r"'0\.json' in .* cannot be read"),
         (
             [("0.npy", npy(X[0])), ("0.json", b"[1]")],
-            r"'0\.json' in .* holds no number, text, or object with a 'label'",
+            r"'0\.json' in .* is not a number, a string, or an object with a 'label'",
         ),
         ([("0.npy", npy(X[0])), ("0.cls", b"1"), ("1.npy", npy(X[:2])), ("1.cls", b"1")], r"array of '1' .* \(2, 4\)"),
-        ([("0.npy", npy(X[0])), ("0.cls", b"1"), ("1.npy", npy(X[1])), ("1.cls", b"a")], r"1 targets that are texts"),
+        ([("0.npy", npy(X[0])), ("0.cls", b"1"), ("1.npy", npy(X[1])), ("1.cls", b"a")], r"1 targets that are strings"),
     ],
     ids=range(9),
 )

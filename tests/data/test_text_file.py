@@ -87,7 +87,7 @@ def test_a_model_learns_from_texts(table, tokenizer):
 
 
 def test_what_does_not_fit(table, tokenizer, tmp_path):
-    with pytest.raises(DataError, match=r"the inputs 'a', 'b' are not one for token ids and its masks"):
+    with pytest.raises(DataError, match=r"the inputs 'a', 'b' are not token ids with masks"):
         read(TextFile(table, tokenizer), spec("a"), spec("b"), target="kind")
     with pytest.raises(DataError, match=r"'image' is float32 \(batch, 4\)"):
         read(TextFile(table, tokenizer), spec("image", 4, np.float32), target="kind")
@@ -96,7 +96,7 @@ def test_what_does_not_fit(table, tokenizer, tmp_path):
     with pytest.raises(DataError, match=r"There is no file '.*no\.json'; tokenizer needs a tokenizer\.json"):
         read(TextFile(table, tmp_path / "no.json"), spec("ids"), target="kind")
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(DataError, match=r"bad\.json' is no tokenizer\.json"):
+    with pytest.raises(DataError, match=r"bad\.json' is not a tokenizer\.json"):
         read(TextFile(table, tmp_path / "bad.json"), spec("ids"), target="kind")
     with pytest.raises(OptionError, match="tokenizer is a int; it needs the path"):
         read(TextFile(table, 3), spec("ids"), target="kind")

@@ -65,14 +65,14 @@ class _Entry:
         self._evaluator = ReferenceEvaluator(step)
 
     def run(self, states: dict[str, np.ndarray], feeds: Mapping[str, np.ndarray]) -> None:
-        """Run it, and put the new states in the place of the old ones."""
+        """Run it, and replace the old states by the new ones."""
         given = {name: array for name, array in (states | dict(feeds)).items() if name in self._inputs}
         results = dict(zip(self._outputs, self._evaluator.run(None, given), strict=True))
         states.update({name: np.asarray(results[new]) for name, new in self._news.items() if new is not None})
 
 
 def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with float64 in the place of float32."""
+    """A model with float64 instead of float32."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     del wide.graph.value_info[:]

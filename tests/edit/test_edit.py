@@ -1,4 +1,4 @@
-"""Heads, layers and cuts: what comes out is valid, has the old weights where it should, and trains."""
+"""Heads, appended layers and cuts: the results are valid, keep the old weights, and train."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(model: onnx.ModelProto, **feeds):
 
 
 def parsed(body: str, opset: int = 18, **weights) -> onnx.ModelProto:
-    """A model from text, with weights of these shapes or values."""
+    """Parse a model, with weights of these shapes or values."""
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{body}')
     for name, given in weights.items():
         array = RANDOM.normal(size=given).astype(np.float32) if isinstance(given, tuple) else np.asarray(given)
@@ -36,7 +36,7 @@ def weights(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def feed(value: onnx.ValueInfoProto, symbol: int = 12) -> np.ndarray:
-    """An array that an input takes."""
+    """Return an array for an input."""
     kind = value.type.tensor_type
     shape = [d.dim_value or symbol for d in kind.shape.dim]
     drawn = RANDOM.normal(size=shape) if kind.elem_type == onnx.TensorProto.FLOAT else RANDOM.integers(0, 2, shape)
@@ -225,7 +225,7 @@ def test_a_cut_keeps_what_is_needed_and_no_more(tmp_path):
     )  # fmt: skip
     helper.set_model_props(model, {"author": "somebody"})
     path = tmp_path / "model.onnx"
-    copy = onnx.ModelProto.FromString(model.SerializeToString())  # onnx.save changes what it is given
+    copy = onnx.ModelProto.FromString(model.SerializeToString())  # onnx.save changes its argument
     onnx.save(copy, path, save_as_external_data=True, size_threshold=0, location="model.data")
     part = onnxtrain.cut(path, at="h")
     assert [value.name for value in part.graph.input] == ["x", "unread"]
@@ -245,7 +245,7 @@ def test_what_is_no_model_is_told(tmp_path):
 
 
 def test_a_deep_model_is_searched_for_its_head():
-    """Further than Python calls itself, past a product of two values that are fed."""
+    """Search deeper than Python's recursion limit, past a matmul of two inputs."""
     layers = "".join(f"h{i + 1} = Relu(h{i})  " for i in range(3000))
     body = f"h0 = MatMul(x, w)  {layers} t = Transpose(h3000)  p = MatMul(h3000, t)  y = Softmax(p)"
     model = parsed(f"f (float[3, 4] x) => (float[3, 3] y) {{ {body} }}", w=(4, 5))

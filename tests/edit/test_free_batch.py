@@ -1,4 +1,4 @@
-"""A fixed batch becomes free: constants that hold the size change where examples are; running tells what is right."""
+"""A fixed batch becomes dynamic: constants that hold the size change beside batch axes, and both models agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def weights(model, **arrays):
 
 
 def attention(batch, *, tokens=5, heads=2, width=8):
-    """What an exporter with fixed sizes writes: heads split and joined by Reshape, batch and heads as one axis."""
+    """Return attention with fixed sizes: heads split and merged by Reshape, batch and heads as one axis."""
     model = parsed(f"""f (float[{batch}, {tokens}, {width}] x) => (float[{batch}, {tokens}, {width}] y)
       <int64[4] split = {{{batch}, {tokens}, {heads}, {width // heads}}},
        int64[3] bmm = {{{batch * heads}, {tokens}, {width // heads}}},
@@ -40,7 +40,7 @@ def attention(batch, *, tokens=5, heads=2, width=8):
 
 
 def vision(batch):
-    """Patches, a class token that is a constant for each example, positions, a flattened head."""
+    """Return patches, a class token that is a constant for each example, positions, a flattened head."""
     model = parsed(f"""f (float[{batch}, 3, 8, 8] x) => (float[{batch}, 4] y)
       <int64[3] flat = {{{batch}, 6, 4}}, int64[2] head = {{{batch}, -1}}> {{
         p = Conv <kernel_shape = [4, 4], strides = [4, 4]> (x, patch)
@@ -57,7 +57,7 @@ def vision(batch):
 
 
 def recurrent(batch):
-    """Time first, with first states that are constants for each example."""
+    """Return a time-major layer, with first states that are constants for each example."""
     model = parsed(f"""f (float[{batch}, 7, 3] x) => (float[{batch}, 2] y)
       <int64[3] rows = {{7, {batch}, 4}}, int64[2] last = {{{batch}, 4}}> {{
         t = Transpose <perm = [1, 0, 2]> (x)
@@ -98,7 +98,7 @@ def two_inputs(batch):
 
 
 def joined(batch):
-    """Time and examples as one axis, and apart again."""
+    """Return a model that merges time and batch into one axis, and splits them again."""
     return weights(
         parsed(f"""f (float[{batch}, 5, 3] x) => (float[{batch}, 5, 2] y)
           <int64[2] one = {{{5 * batch}, 3}}, int64[3] two = {{5, {batch}, 2}}> {{
@@ -112,13 +112,13 @@ def joined(batch):
 
 
 def free_length(batch):
-    """The length is free, and what flattens it is written with -1."""
+    """Return a model with a dynamic length that flattens with -1."""
     return parsed(f"""f (float[{batch}, length, 3] x) => (float[{batch}, flat] y)
       <int64[2] shape = {{{batch}, -1}}> {{ y = Reshape(x, shape) }}""")
 
 
 def flattened(batch):
-    """Images that become rows, which other features join."""
+    """Return a model that flattens images into rows, and appends other features."""
     return weights(
         parsed(f"""f (float[{batch}, 3, 4, 4] x, float[{batch}, 2] z) => (float[{batch}, 4] y) {{
             m = GlobalAveragePool(x)
@@ -226,7 +226,7 @@ def test_a_trainer_takes_other_batches_and_saves_the_file_with_new_weights_only(
 
 
 def test_the_step_is_that_of_padded_examples():
-    """A step on three examples is the same, whether they are padded to a fixed batch of four or not."""
+    """Compare a step on three examples with one padded to a fixed batch of four."""
     fixed = attention(4)
     x, y = feeds_of(fixed, 3)["x"], RANDOM.normal(size=(3, 5, 8)).astype(np.float32)
     weights = []
@@ -239,7 +239,7 @@ def test_the_step_is_that_of_padded_examples():
 
 @pytest.mark.parametrize("size", [None, "?"])
 def test_axes_of_no_name_are_free(size):
-    """Exporters call axes nothing, or all of them a question mark: they need not be equal."""
+    """Use axes without a name, or all with a question mark, as exporters write them: they need not be equal."""
     model = parsed(
         "f (float[a, b, 3] x) => (float[a, b, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, w) }"
     )

@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-# Messages carry their run and node, which Flower's processes learn at start.
+# Messages name their run and node; Flower's processes get both when they start.
 TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 

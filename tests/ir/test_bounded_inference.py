@@ -1,4 +1,4 @@
-"""Sizes are looked at before memory is taken, however large they are declared."""
+"""Huge declared sizes cost no memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from onnx import parser
 
 import onnxtrain
 from onnxtrain.errors import GradientError, ModelError
-from onnxtrain.ir import bounded_inference as propagation
 from onnxtrain.ir import limits
+from onnxtrain.ir.bounded_inference import infer_within_bounds
 
 HUGE = 2**40
 MODELS = {
@@ -92,7 +92,7 @@ def test_sizes_that_no_machine_has_take_no_memory() -> None:
 
 
 def test_what_long_vectors_give_is_inferred_all_the_same() -> None:
-    inferred = propagation.infer_within_bounds(model(MODELS["concatenation"]))
+    inferred = infer_within_bounds(model(MODELS["concatenation"]))
     sizes = {
         info.name: [axis.dim_value for axis in info.type.tensor_type.shape.dim] for info in inferred.graph.value_info
     }
@@ -104,7 +104,7 @@ def test_sizes_are_followed_beside_long_vectors() -> None:
         f"g (float[{HUGE}] x, float[2, 3] w) => (float[k, m, n] y) <int64[1] one = {{1}}, int64[1] two = {{2}}>"
         "{ z = Add(x, x) s = Shape(w) t = Slice(s, one, two) u = Concat<axis=0>(t, one, two) y = ConstantOfShape(u) }"
     )
-    inferred = propagation.infer_within_bounds(model(text))
+    inferred = infer_within_bounds(model(text))
     assert [axis.dim_value for axis in inferred.graph.output[0].type.tensor_type.shape.dim] == [3, 1, 2]
 
 
@@ -169,7 +169,7 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_large_tables_are_computed_as_the_model_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written into the graph where it is small gives the same where it is not."""
+    """A constant that is written into the graph where it is small equals the computed one where it is not."""
     text, shapes = LARGE[name]
     for symbol, size in zip("nm", (shapes["x"][-1], 4), strict=True):
         text = text.replace(f"{symbol},", f"{size},").replace(f"{symbol}]", f"{size}]")
@@ -193,4 +193,4 @@ def test_declared_types_that_contradict_are_one_sentence(monkeypatch):
     model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {MODELS["a batch"]}')
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", fail)
     with pytest.raises(ModelError, match=r"contradict what its nodes give: Inferred shape .* differ in rank"):
-        propagation.infer_within_bounds(model)
+        infer_within_bounds(model)

@@ -1,4 +1,4 @@
-"""Which tensor a value holds."""
+"""The tensors of constants."""
 
 import numpy as np
 import onnx_ir as ir

@@ -1,4 +1,4 @@
-"""Names of domains stand once."""
+"""Names of domains occur once in the sources."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""The builder, the passes, and inference: what they emit, merge and know."""
+"""The builder, the passes, and inference."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_an_input_that_is_an_output_keeps_its_identity() -> None:
 
 
 def test_bounds_that_are_computed_do_not_mislead_inference() -> None:
-    """ONNX takes the unknown start for 0 and so the whole shape for the slice."""
+    """ONNX reads the unknown start as 0, and so the whole shape as the slice."""
     working = infer_shapes(
         model(
             """g (float[2,3,4] x, int64[1] k) => (float[a,b] y) <int64[1] end = {100}>

@@ -1,4 +1,4 @@
-"""Shapes of single nodes as they are emitted: what ONNX's own inference finds, or less."""
+"""Shapes of single nodes as they are emitted: those of ONNX's own inference, or fewer sizes."""
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +17,7 @@ CASES = {
     "Pad": lambda op, x: [op.Pad(x, op.ints(0, 1, 2, 0, 0, -1))],
     "Pad of one axis": lambda op, x: [op.Pad(x, op.ints(1, 1), None, op.ints(2))],
     "Squeeze": lambda op, x: [op.Squeeze(op.dimension(x, 0))],
+    "Range of constants": lambda op, x: [op.Range(op.constant(0), op.constant(7), op.constant(1))],
     "Range": lambda op, x: [op.Range(op.constant(0), op.Squeeze(op.dimension(x, 0)), op.constant(1))],
 }
 
@@ -38,3 +39,8 @@ def test_the_shape_of_a_node_is_that_of_onnx(made):
         assert len(shape) == len(found)
         assert all(own in (None, size) for own, size in zip(shape, found, strict=True))
         assert [own for own in shape if isinstance(own, int)] == [size for size in found if isinstance(size, int)]
+
+
+def test_a_range_of_floats_has_no_known_size():
+    op = Builder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="graph"), 21)
+    assert op.Range(op.constant(0.0), op.constant(5.5), op.constant(1.0)).shape == (None,)

@@ -1,4 +1,4 @@
-"""Numbers, arrays and indices beside values: NumPy's results, or one sentence."""
+"""Numbers, arrays and indices beside values: NumPy's results, or an error of one sentence."""
 
 from __future__ import annotations
 
@@ -117,18 +117,18 @@ MISTAKES = {
         r"an operand of Mul is 0\.5, which INT64 cannot hold; cast the value beside it first",
     ),
     "too large": (lambda x: x.op.cast(x, ir.DataType.INT8) + 300, "300, which INT8 cannot hold"),
-    "equality": (lambda x: x.op.Where(x == 1, x, x), r"input 0 of Where is False, a truth value.*op\.Equal\(a, b\)"),
-    "inequality": (lambda x: x * (x != 1), "an operand of Mul is True, a truth value of Python"),
+    "equality": (lambda x: x.op.Where(x == 1, x, x), r"input 0 of Where is False, a Python bool.*op\.Equal\(a, b\)"),
+    "inequality": (lambda x: x * (x != 1), "an operand of Mul is True, a Python bool"),
     "branch": (lambda x: x if x > 1 else -x, r"is not computed yet, so Python cannot branch on it; use op\.Where"),
     "too many indices": (lambda x: x[0, 0, 0, 0, 0], r"index of 'x' names 5 axes, but it has shape \(2, 3, 4, 5\)"),
-    "outside": (lambda x: x[:, 3], r"index 3 is outside of axis 1 of 'x', which has shape \(2, 3, 4, 5\)"),
-    "below": (lambda x: x[-3], "index -3 is outside of axis 0"),
-    "fraction as index": (lambda x: x[1.5], "index of 'x' is of type float64; it needs whole numbers"),
+    "outside": (lambda x: x[:, 3], r"index 3 is out of range for axis 1 of 'x', which has shape \(2, 3, 4, 5\)"),
+    "below": (lambda x: x[-3], "index -3 is out of range for axis 0"),
+    "fraction as index": (lambda x: x[1.5], "index of 'x' is of type float64; it needs integers"),
     "mask": (lambda x: x[x > 1], r"is a value of type BOOL; it needs integers.*op\.Where or op\.Compress"),
     "step 0": (lambda x: x[::0], "slice of 'x' has the step 0"),
-    "bound": (lambda x: x["a":], "slice of 'x' has the bound 'a'; it needs whole numbers"),
+    "bound": (lambda x: x["a":], "slice of 'x' has the bound 'a'; it needs integers"),
     "several arrays": (lambda x: x[[0, 1], [0, 1]], r"index of 'x' has several arrays; use op\.GatherND"),
-    "two gaps": (lambda x: x[..., ...], r"index of 'x' has 2 times '\.\.\.'"),
+    "two gaps": (lambda x: x[..., ...], r"index of 'x' has '\.\.\.' 2 times"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Sizes that exporters compute in the graph are followed; what is not known stays open."""
+"""Sizes that exporters compute in the graph are followed; unknown ones stay open."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_different_symbols_stay_different() -> None:
 
 
 def test_attention_needs_no_computed_axes() -> None:
-    """The gradient of a product of heads: nothing was broadcast, and inference knows it."""
+    """The gradient of attention scores: inference knows that no axis was broadcast."""
     model = parser.parse_model(
         f"{HEADER} g (float[batch, seq, 8] x, float[batch, seq, 8] other) => (float y) {CONSTANTS} {{ {TAKEN_APART}"
         " t = Concat<axis=0>(b1, n1, four, minus) heads = Reshape(x, t) keys = Reshape(other, t)"

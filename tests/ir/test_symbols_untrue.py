@@ -1,4 +1,4 @@
-"""Names of sizes that say less than they seem to: nothing may be taken for equal because of them."""
+"""Untrue names of sizes: axes that share one are not treated as equal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shapes(model: onnx.ModelProto, **feeds: np.ndarray) -> dict[str, tuple[int, 
 
 
 def named(model: onnx.ModelProto, name: str | int) -> onnx.ModelProto:
-    """The model with all axes of its inputs called the same."""
+    """Give all axes of a model's inputs the same name."""
     for info in model.graph.input:
         for axis in info.type.tensor_type.shape.dim:
             if isinstance(name, int):

@@ -1,4 +1,4 @@
-"""Graphs whose nodes stand in any order, as some converters write them and ONNX Runtime runs them."""
+"""Graphs with nodes in any order, as some converters write them and ONNX Runtime runs them."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def test_an_unsorted_training_model_is_lowered() -> None:
     [
         (
             [("Add", ["x", "b"], "a"), ("Neg", ["a"], "b"), ("Neg", ["b"], "y")],
-            r"2 nodes that read each other's results in a circle, Add \(output 'a'\), Neg \(output 'b'\), so that none",
+            r"2 nodes in a cycle, Add \(output 'a'\), Neg \(output 'b'\), so that no order",
         ),
-        ([("Add", ["x", "y"], "y")], r"a node that reads its own result, Add \(output 'y'\), so that none can run"),
+        ([("Add", ["x", "y"], "y")], r"a node that reads its own result, Add \(output 'y'\), so that no order exists"),
     ],
 )
 def test_a_circle_is_one_sentence(nodes, message) -> None:

@@ -27,7 +27,7 @@ HEADS = {
     "capped": "p = MatMul(h, head)  q = Div(p, cap)  r = Tanh(q)  logits = Mul(r, cap)",
     "low rank": "p = MatMul(h, head)  a = MatMul(h, a0)  b = MatMul(a, b0)  c = Mul(b, cap)  logits = Add(p, c)",
     "quantized": "w = DequantizeLinear <axis: int = 1> (eight, scale)  logits = MatMul(h, w)",
-    "few bits": f"logits = com.microsoft.MatMulNBits <K: int = {K}, N: int = {V}, bits: int = 4, block_size: int = 16> "
+    "int4": f"logits = com.microsoft.MatMulNBits <K: int = {K}, N: int = {V}, bits: int = 4, block_size: int = 16> "
     "(h, four, of_blocks)",
 }
 
@@ -74,7 +74,7 @@ def assert_same(one, other, **tolerance):
 def test_steps_are_those_of_all_logits_at_once(head, kernels):
     options = onnxtrain.RuntimeOptions(kernels=kernels)
     whole, chunks = (trained(model(head), f"next_token({given})", options=options) for given in ("", "chunk=4"))
-    assert len(whole[1]) >= 1 + (head not in ("quantized", "few bits"))
+    assert len(whole[1]) >= 1 + (head not in ("quantized", "int4"))
     assert_same(chunks, whole, rtol=1e-5, atol=1e-6)
 
 
@@ -155,7 +155,7 @@ def dequantized(given):
 
 @pytest.mark.skipif(not kernels_available(), reason="the native kernels are not installed")
 def test_a_low_bit_head_stays_quantized():
-    trainer = onnxtrain.Trainer(model("few bits"), loss="next_token(chunk=4)", optimizer="sgd(lr=0.5)")
+    trainer = onnxtrain.Trainer(model("int4"), loss="next_token(chunk=4)", optimizer="sgd(lr=0.5)")
     trainer.train_step(X.astype(np.float32), LABELS)
     (scan,) = (node for node in trainer._session._steps[0].step.model.graph if node.op_type == "Scan")
     readers = [node for node in scan.attributes["body"].as_graph() if any(v.name == "four" for v in node.inputs)]
@@ -163,7 +163,7 @@ def test_a_low_bit_head_stays_quantized():
         ("onnxtrain", "MatMulNBits"),
         ("onnxtrain", "MatMulNBitsGradient"),
     ]
-    given = model("few bits")
+    given = model("int4")
     floats, bits = (trained(each, "next_token(chunk=4)", train="w0") for each in (dequantized(given), given))
     assert_same(bits, floats, rtol=1e-5, atol=1e-6)
 

@@ -130,7 +130,7 @@ def test_labels_of_a_stream_need_the_axis():
 
 def test_the_axis_of_distributions_follows_from_their_sums():
     soft = np.moveaxis(RNG.dirichlet(np.ones(6), (4, 10)), -1, 1)
-    with pytest.raises(DataError, match="sum to 1 along axis 2; they do along axis 1: give the loss axis=1"):
+    with pytest.raises(DataError, match="the sum 1 along axis 2; axis 1 has this sum: give the loss axis=1"):
         Trainer(convolution(), loss="softmax_cross_entropy").fit((SIGNALS, soft))
     Trainer(convolution(), loss="softmax_cross_entropy(axis=1)").fit((SIGNALS, soft))
 

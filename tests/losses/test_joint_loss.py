@@ -242,7 +242,9 @@ def test_one_loss_by_output_accepts_both_forms_of_its_target():
         (lambda: onnxtrain.Trainer(two_outputs(), loss={}), OptionError, "loss is an empty mapping"),
         (lambda: trainer(output="kind"), OptionError, "output and targets are for one loss"),
         (
-            lambda: trainer({"kind": "bce", "place": "mse(reduction=sum)"}, accumulate=2),
+            lambda: onnxtrain.training_model(
+                two_outputs(), loss={"kind": "bce", "place": "mse(reduction=sum)"}, optimizer="sgd", accumulate=True
+            ),
             OptionError,
             "one loss is a mean and another a sum",
         ),

@@ -184,3 +184,52 @@ def test_micro_batches_of_every_option(tmp_path, name, options, index, weights):
         found = stepped(name, options, index, weights, accumulate, tmp_path)
         assert found[0] == pytest.approx(value, rel=2e-5)
         np.testing.assert_allclose(found[1], whole, rtol=2e-5, atol=1e-6)
+
+
+def two_outputs():
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 5, 3] x) => (float[n, 5, 4] words, float[n, 4] kind)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}, int64[1] axis = {1}> {
+            words = MatMul(x, w)  mean = ReduceMean<keepdims=0>(x, axis)  scores = MatMul(mean, w)  kind = Tanh(scores)
+        }""")
+
+
+JOINT = {
+    "labels-ignored": ("next_token", onnxtrain.losses.SoftmaxCrossEntropy(ignore_index=-100, weight=0.5)),
+    "class-weights": (
+        onnxtrain.losses.SoftmaxCrossEntropy(axis=2, ignore_index=-100, class_weights=(1.0, 0.0, 0.5, 3.0)),
+        onnxtrain.losses.Focal(ignore_index=-100, class_weights=(1.0, 2.0, 0.5, 3.0)),
+    ),
+    "sum-beside-mean": (
+        onnxtrain.losses.SoftmaxCrossEntropy(axis=2, ignore_index=-100, reduction="sum", weight=0.1),
+        onnxtrain.losses.SoftmaxCrossEntropy(ignore_index=-100, class_weights={2: 4.0}),
+    ),
+    "sums": (
+        onnxtrain.losses.NextToken(reduction="sum", weight=0.1),
+        onnxtrain.losses.SoftmaxCrossEntropy(ignore_index=-100, reduction="sum"),
+    ),
+    "mean-beside-labels": ("next_token", "mse"),
+}
+
+
+@pytest.mark.parametrize("kind", JOINT)
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighted"])
+def test_micro_batches_of_several_outputs_make_the_step_of_the_whole(kind, weights):
+    words, kinds = JOINT[kind]
+    targets = {"words": WORDS_IGNORED, "kind": NUMBERS if kinds == "mse" else IGNORED}
+
+    def stepped(accumulate):
+        trainer = onnxtrain.Trainer(
+            two_outputs(), loss={"words": words, "kind": kinds}, optimizer="sgd(lr=0.1)", accumulate=accumulate
+        )
+        value = trainer.train_step({"x": SEQUENCES}, targets, weights)
+        history = trainer.fit({"x": SEQUENCES}, targets, batch_size=ROWS, sample_weight=weights, progress=False)
+        return [value, *(history.rows[0][name] for name in ("loss", "words_loss", "kind_loss"))], trainer.get_weights(
+            flat=True
+        )
+
+    value, whole = stepped(1)
+    for accumulate in (2, 3, 5, ROWS):
+        found = stepped(accumulate)
+        np.testing.assert_allclose(found[0], value, rtol=2e-5)
+        np.testing.assert_allclose(found[1], whole, rtol=2e-5, atol=1e-6)

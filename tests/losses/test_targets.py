@@ -56,7 +56,7 @@ WAYS = {
         (
             "softmax_cross_entropy",
             np.where(np.arange(12)[:, None] == 3, 1.0, SOFT),
-            "a distribution that sums to 5 at example 3, but softmax_cross_entropy needs .* sum to 1 along axis 1",
+            "a distribution with the sum 5 at example 3, but softmax_cross_entropy needs .* the sum 1 along axis 1",
         ),
         ("mean_squared_error", spoilt(SOFT, np.inf), "the target array.* holds inf at example 3"),
     ],

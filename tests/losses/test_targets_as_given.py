@@ -74,9 +74,11 @@ def test_fractions_are_not_labels():
 def test_text_that_is_not_a_label():
     trainer = trained(TEXTS)[2]
     assert trainer.labels == ("bird", "cat", "dog")
-    with pytest.raises(DataError, match="target 'cow' is none of the labels of this model: 'bird', 'cat', 'dog'"):
+    with pytest.raises(
+        DataError, match="target 'cow' is not a label of this model; its labels are 'bird', 'cat', 'dog'"
+    ):
         trainer.evaluate(X[:2], ["cat", "cow"])
-    with pytest.raises(DataError, match=r"hold 4 different texts .* but the model has 3 classes"):
+    with pytest.raises(DataError, match=r"have 4 different labels .* but the model has 3 classes"):
         trained(np.array(["a", "b", "c", "d"])[np.arange(12) % 4])
     with pytest.raises(DataError):
         trained(TEXTS, loss="mse")
@@ -91,7 +93,9 @@ def test_text_labels_of_numbers_match_numbers():
     expected = trainer.evaluate(X[some], texts[some], metrics=["accuracy"])
     for numbers in (texts[some].astype(int), texts[some].astype(np.float32), texts[some].astype(int)[:, None]):
         assert trainer.evaluate(X[some], numbers, metrics=["accuracy"]) == expected
-    with pytest.raises(DataError, match=f"target '{LABELS[0]}' is none of the labels of this model: '3', '7', 'n/a'"):
+    with pytest.raises(
+        DataError, match=f"target '{LABELS[0]}' is not a label of this model; its labels are '3', '7', 'n/a'"
+    ):
         trainer.evaluate(X, LABELS)
     shares = np.eye(3, dtype=np.float32)[LABELS]
     assert trainer.train_step(X, shares) > 0  # distributions over classes are unchanged
@@ -125,7 +129,7 @@ def test_labels_stay_with_the_model_and_the_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match="labels is"):
         other.fit(X, LABELS, epochs=2, checkpoint=tmp_path / "kept", resume=True)
     (tmp_path / "tuned.labels.json").write_text('{"a": 1}')
-    with pytest.raises(ModelError, match="needs a JSON list of texts"):
+    with pytest.raises(ModelError, match="must be a JSON list of strings"):
         onnxtrain.Trainer(path, loss=LOSS)
 
 
@@ -172,7 +176,7 @@ def test_a_table_with_a_column_of_targets():
         (
             frame(more=LABELS, kind=LABELS),
             "kind",
-            r"has 5 columns beside the target 'kind' .* the input 'input' takes 4",
+            r"has 5 columns besides the target 'kind' .* the input 'input' takes 4",
         ),
     ],
 )
@@ -201,7 +205,7 @@ def test_class_weights_in_every_format():
         np.testing.assert_array_equal(trained(LABELS, loss)[0], expected)
     with pytest.raises(OptionError, match="weight for class 5, but there are 3 classes"):
         trained(LABELS, SoftmaxCrossEntropy(class_weights={5: 1.0}))
-    with pytest.raises(OptionError, match=r"has the classes \['cat'\]; they are whole numbers from 0"):
+    with pytest.raises(OptionError, match=r"has the classes \['cat'\]; classes are integers of at least 0"):
         SoftmaxCrossEntropy(class_weights={"cat": 1.0})
 
 
@@ -225,7 +229,7 @@ def test_labels_are_in_the_metadata_on_request(tmp_path):
     with pytest.raises(ModelError, match=r"has another entry 'onnxtrain\.labels' already, .* save without it"):
         again.save(tmp_path / "other.onnx", labels=True)
     tuned.metadata_props.add(key="onnxtrain.labels", value="{}")
-    with pytest.raises(ModelError, match=r"metadata entry 'onnxtrain\.labels' needs a JSON list of texts"):
+    with pytest.raises(ModelError, match=r"metadata entry 'onnxtrain\.labels' must be a JSON list of strings"):
         onnxtrain.Trainer(tuned, loss=LOSS)
 
 

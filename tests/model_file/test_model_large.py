@@ -16,12 +16,12 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file import background
+from onnxtrain.model_file import large_data
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.pruning.sparse import save_sparse
 from onnxtrain.weights.ties import untied
 
-GONE = r"^The first values of 'w' are gone: training released them, and '.*m\.onnx' was changed since it was read; "
+GONE = r"^The initial values of 'w' are gone: training released them, and '.*m\.onnx' was changed since it was read; "
 
 
 def model_of(*tensors: TensorProto) -> ModelProto:
@@ -179,19 +179,19 @@ def test_an_untied_model_releases_what_the_file_has(tmp_path: Path) -> None:
 @pytest.fixture
 def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any file is large enough to be mapped, and its large initializers to be read in the background."""
-    monkeypatch.setattr("onnxtrain.model_file.reading._MAPPED_FROM", 0)
+    monkeypatch.setattr("onnxtrain.model_file.file._MAPPED_FROM", 0)
 
 
 @pytest.fixture
 def held_back(mapped: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """The thread that reads waits for this event."""
-    go, fill = threading.Event(), background._fill
+    go, fill = threading.Event(), large_data._fill
 
-    def late(descriptor: int, run: background._Run) -> None:
+    def late(descriptor: int, run: large_data._Run) -> None:
         assert go.wait(60)
         fill(descriptor, run)
 
-    monkeypatch.setattr(background, "_fill", late)
+    monkeypatch.setattr(large_data, "_fill", late)
     yield go
     go.set()
 
@@ -248,7 +248,7 @@ def test_a_file_that_is_written_into_while_it_is_read_is_refused(
     change: str, when: str, mapped: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = saved(onnxtrain.examples.mlp((40, 50, 3)), tmp_path)
-    home, name = (background.BackgroundRead, "of") if when == "after it is mapped" else (background._Work, "_read")
+    home, name = (large_data.BackgroundRead, "of") if when == "after it is mapped" else (large_data._Work, "_read")
     go_on = getattr(home, name)
 
     def after_the_change(self: object) -> object:
@@ -267,7 +267,7 @@ def test_a_file_that_is_removed_or_replaced_as_a_whole_is_read_as_it_was(
 ) -> None:
     model = two_weights()
     path = saved(model, tmp_path)
-    home, name = (background.BackgroundRead, "of") if when == "after it is mapped" else (background._Work, "_read")
+    home, name = (large_data.BackgroundRead, "of") if when == "after it is mapped" else (large_data._Work, "_read")
     go_on = getattr(home, name)
 
     def after_the_change(self: object) -> object:

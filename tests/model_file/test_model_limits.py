@@ -1,4 +1,4 @@
-"""What a model says about sizes, text and places is looked at before memory is taken: each mistake is one sentence."""
+"""Sizes, text and locations in a model are checked before memory is allocated: each mistake is one sentence."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def branches(change: Callable[[ModelProto], object]) -> ModelProto:
 REFUSED = {
     "a huge sparse weight": (with_sparse([HUGE, 3], [0]), r"of shape \[1099511627776, 3\], which takes 13194139533312"),
     "a size that overflows": (with_sparse([2**62, 4, 12], [0]), r"which takes \d{21} bytes dense, as ONNX Run"),
-    "a negative size": (with_sparse([-4, 3], [0]), r"The tensor 's' has the shape \[-4, 3\]; sizes must not be"),
-    "an index outside": (with_sparse([4, 3], [0, 12]), r"'s' of shape \[4, 3\] with the index 12, which lies outs"),
-    "a negative index": (with_sparse([4, 3], [-1]), r"with the index -1, which lies outside; export the"),
-    "an index outside an axis": (with_sparse([4, 3], [[0, 3]]), r"with the index 3, which lies outside"),
+    "a negative size": (with_sparse([-4, 3], [0]), r"The tensor 's' has the shape \[-4, 3\]; dimensions must not be"),
+    "an index outside": (with_sparse([4, 3], [0, 12]), r"'s' of shape \[4, 3\] with the index 12, which is out of"),
+    "a negative index": (with_sparse([4, 3], [-1]), r"with the index -1, which is out of range; export the"),
+    "an index outside an axis": (with_sparse([4, 3], [[0, 3]]), r"with the index 3, which is out of range"),
     "fewer values than indices": (
         with_sparse([4, 3], [0, 1], values=1),
         r"with 1 values, but indices of shape \[2\]; it needs \[1\] or \[1, 2\]: export the model again\.$",
@@ -74,16 +74,16 @@ REFUSED = {
         changed(lambda model: model.graph.sparse_initializer.append(
             SparseTensorProto(values=numpy_helper.from_array(np.ones(1, np.float32), "s"),
                               indices=numpy_helper.from_array(np.zeros(1, np.float32)), dims=[3]))),
-        r"whose values are no list or whose indices are no integers; export the model again\.$",
+        r"whose values are not a list or whose indices are not integers; export the model again\.$",
     ),
-    "a constant without its data": (with_constant(dims=[HUGE]), r"has 0 numbers for 'c', but its type and shape"),
+    "a constant without its data": (with_constant(dims=[HUGE]), r"has 0 values for 'c', but its type and shape"),
     "a constant of another size": (
         with_constant(dims=[HUGE], raw_data=bytes(12)),
         r"has 12 bytes of data for 'c', but its type and shape \[1099511627776\] need 4398046511104; export it",
     ),
     "an output twice": (
         changed(lambda model: model.graph.output.append(model.graph.output[0])),
-        r"has several outputs named 'y'; each needs a name of its own: export the model again\.$",
+        r"has several outputs named 'y'; names must be unique: export the model again\.$",
     ),
     "an input of no type": (
         changed(lambda model: model.graph.input[0].type.tensor_type.ClearField("elem_type")),
@@ -95,7 +95,7 @@ REFUSED = {
     ),
     "a branch without outputs": (
         branches(lambda model: model.graph.node[0].attribute[0].g.ClearField("output")),
-        r"has the If node 'choice' \(output 'y'\), whose then_branch gives 0 values where the node gives 1; export it",
+        r"has the If node 'choice' \(output 'y'\), whose then_branch has 0 outputs where the node has 1; export it",
     ),
     "a missing branch": (
         branches(lambda model: model.graph.node[0].attribute.pop()),
@@ -154,12 +154,15 @@ def external(folder: Path, **entries: str) -> Path:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"location": "a\0b"}, r"is in 'a\\x00b', which no file can be: .*embedded null .*; export the model again\.$"),
-        ({"location": "loop"}, r"is in 'loop', which no file can be: .*; export the model again\.$"),
-        ({"location": "loop/data"}, r"is in 'loop/data', which no file can be: "),
+        (
+            {"location": "a\0b"},
+            r"is in 'a\\x00b', which is not a valid path: .*embedded null .*; export the model again\.$",
+        ),
+        ({"location": "loop"}, r"is in 'loop', which is not a valid path: .*; export the model again\.$"),
+        ({"location": "loop/data"}, r"is in 'loop/data', which is not a valid path: "),
         (
             {"location": "d" * 5000},
-            r"is in 'd{97}\.\.\.', which no file can be: File name too long; export the model ag",
+            r"is in 'd{97}\.\.\.', which is not a valid path: File name too long; export the model ag",
         ),
         ({"location": "pipe"}, r"is in 'pipe', but there is no such file in"),
         ({"location": "data", "offset": "9" * 30}, r"has the offset or length '9{30}', not a number\.$"),
@@ -189,7 +192,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             ModelError, match=rf"{name}' is a device, a pipe or a socket, which may have no end; give a f"
         ):
             ModelFile.load(tmp_path / name)
-    with pytest.raises(ModelError, match=r"loop' cannot be read: Too many levels of symbolic links; its links lead in"):
+    with pytest.raises(ModelError, match=r"loop' cannot be read: Too many levels of symbolic links; its links form a"):
         ModelFile.load(tmp_path / "loop")
     with pytest.raises(
         ModelError, match=r"^There is no file '.*a\\x00b', since no file can have this name; check the p"
@@ -226,7 +229,7 @@ print(peak() - before, time.process_time() - began)
 
 
 def measured(path: Path, *flags: str) -> tuple[str, float, float]:
-    """What loading a file says, and the bytes and seconds that it takes."""
+    """The message of loading a file, and the bytes and seconds that it takes."""
     done = subprocess.run(
         [sys.executable, "-c", _MEASURED, str(path), *flags], capture_output=True, text=True, check=False
     )
@@ -252,7 +255,9 @@ def test_large_files_that_are_no_models(tmp_path: Path) -> None:
 def test_files_of_nothing_but_small_fields(tmp_path: Path, unit: bytes) -> None:
     (tmp_path / "m.onnx").write_bytes(b"\x08\x08" + unit * 3_000_000)
     said, memory, seconds = measured(tmp_path / "m.onnx")
-    assert said.startswith(f"'{tmp_path / 'm.onnx'}' has more parts than any model, so that its numbers must be stored")
+    assert said.startswith(
+        f"'{tmp_path / 'm.onnx'}' has more fields than any model, probably since its values are stored"
+    )
     assert memory < 1.5e9
     assert seconds < 10
 

@@ -72,7 +72,7 @@ def test_a_link_to_nothing_gets_its_target(tmp_path: Path) -> None:
 def test_links_in_a_circle(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    message = r"a' cannot be written: Too many levels of symbolic links; its links lead in a circle, remove them\.$"
+    message = r"a' cannot be written: Too many levels of symbolic links; its links form a cycle, remove them\.$"
     for call in (check_writable, write):
         with pytest.raises(ModelError, match=message):
             call(tmp_path / "a")

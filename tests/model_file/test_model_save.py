@@ -62,7 +62,7 @@ def new_values(file: ModelFile) -> dict[str, np.ndarray]:
 
 
 def with_new_data(proto: ModelProto, values: dict[str, np.ndarray]) -> ModelProto:
-    """What must come out, made with ONNX's own functions."""
+    """The expected model, made with ONNX's own functions."""
     expected = ModelProto()
     expected.CopyFrom(proto)
     for tensor in expected.graph.initializer:

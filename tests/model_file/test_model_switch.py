@@ -78,7 +78,7 @@ def test_a_model_in_memory_keeps_its_data(tmp_path: Path) -> None:
 
 
 def test_working_copies_and_copies_of_the_file_follow(tmp_path: Path) -> None:
-    """What was made from a file before it was saved over reads the new data."""
+    """Objects made from a file before it was overwritten read the new data."""
     path = external_model(tmp_path)
     file = ModelFile.load(path)
     tensor = file.training_model().graph.initializers["w"].const_value

@@ -13,7 +13,7 @@ from model_examples import rich_model
 from onnx import ModelProto, helper, numpy_helper, parser
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.skeleton import default_opset
+from onnxtrain.model_file.proto import default_opset
 from onnxtrain.model_file.upgrade import upgrade_opset
 
 TARGET = 18
@@ -277,14 +277,14 @@ def test_initializers_that_are_inputs_too() -> None:
             "(float[2,2] x, float[2] s) => (float[2,2] y, float[2] m)"
             " { y, a, b, m, c = BatchNormalization(x, s, s, s, s) }",
             9,
-            r"^BatchNormalization \(node 'y'\) has outputs that are read, 'm', and that opset 14 removed",
+            r"^BatchNormalization \(node 'y'\) has outputs that are read, 'm', but that opset 14 removed",
         ),
         (
             "(float[1,2] x, float[1,4,2] s) => (float[1,2] y, float[1,4,2] z) { y, z = Scan<num_scan_inputs=1,"
             " body = b (float[2] v, float[2] u) => (float[2] w, float[2] o)"
             " { w = Add(v, u) o = Mul(w, u) }>(, x, s) }",
             8,
-            r"^Scan \(node 'y'\) is of opset 8, whose batch dimension opset 9 removed",
+            r"^Scan \(node 'y'\) has opset 8, whose batch dimension opset 9 removed",
         ),
         (
             "(float[2,2] x) => (float[2,2] y) { h = Neg(x) y = Unheard(h) }",

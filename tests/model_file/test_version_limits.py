@@ -15,17 +15,17 @@ from onnx import parser
 
 import onnxtrain
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file import limits
+from onnxtrain.model_file import validity
 from onnxtrain.model_file.file import ModelFile
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    limits.newest_opset.cache_clear()
-    limits.newest_ir_version.cache_clear()
+    validity.newest_opset.cache_clear()
+    validity.newest_ir_version.cache_clear()
     yield
-    limits.newest_opset.cache_clear()
-    limits.newest_ir_version.cache_clear()
+    validity.newest_opset.cache_clear()
+    validity.newest_ir_version.cache_clear()
 
 
 def model(opset: int, ir_version: int = 8) -> onnx.ModelProto:
@@ -48,7 +48,7 @@ def opens(opset: int, ir_version: int) -> bool:
 
 
 def test_the_limits_are_those_of_the_runtime_and_of_onnx() -> None:
-    opset, ir_version = limits.newest_opset(), limits.newest_ir_version()
+    opset, ir_version = validity.newest_opset(), validity.newest_ir_version()
     assert opens(opset, ir_version)
     assert opset == onnx.defs.onnx_opset_version() or not opens(opset + 1, ir_version)
     assert ir_version == onnx.IR_VERSION or not opens(opset, ir_version + 1)
@@ -59,7 +59,7 @@ def test_the_limits_are_those_of_the_runtime_and_of_onnx() -> None:
 
 def test_a_model_of_the_newest_versions_is_trained() -> None:
     trainer = onnxtrain.Trainer(
-        model(limits.newest_opset(), limits.newest_ir_version()),
+        model(validity.newest_opset(), validity.newest_ir_version()),
         loss="mean_squared_error",
         optimizer=onnxtrain.Adam(0.1),
     )
@@ -69,7 +69,7 @@ def test_a_model_of_the_newest_versions_is_trained() -> None:
 
 
 def test_beyond_the_limits_a_model_is_refused_by_name() -> None:
-    newest, format_version = limits.newest_opset(), limits.newest_ir_version()
+    newest, format_version = validity.newest_opset(), validity.newest_ir_version()
     with pytest.raises(ModelError, match=rf"has opset {newest + 1}, but opsets 7 to {newest} are supported"):
         ModelFile.load(model(newest + 1))
     with pytest.raises(ModelError, match=rf"has IR version {format_version + 1}, but ONNX Runtime supports 3 to"):
@@ -79,17 +79,17 @@ def test_beyond_the_limits_a_model_is_refused_by_name() -> None:
 @pytest.mark.parametrize(("known", "newest"), [(21, 21), (24, 24), (30, 24)])
 def test_an_older_runtime_or_onnx_sets_the_limit(known: int, newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime of opset 24: an onnx that knows less limits it further, one that knows more does not raise it."""
-    monkeypatch.setattr(limits, "_opens", lambda opset, ir_version: opset <= 24)
-    monkeypatch.setattr(limits.onnx.defs, "onnx_opset_version", lambda: known)
-    assert limits.newest_opset() == newest
-    assert limits.supports_opset(newest)
-    assert not limits.supports_opset(newest + 1)
+    monkeypatch.setattr(validity, "_opens", lambda opset, ir_version: opset <= 24)
+    monkeypatch.setattr(validity.onnx.defs, "onnx_opset_version", lambda: known)
+    assert validity.newest_opset() == newest
+    assert validity.supports_opset(newest)
+    assert not validity.supports_opset(newest + 1)
 
 
 def test_the_runtime_is_asked_only_about_new_versions() -> None:
     program = (
-        "import sys; from onnxtrain.model_file import limits;"
-        "assert limits.supports_opset(21) and limits.supports_ir_version(10) and not limits.supports_opset(6);"
+        "import sys; from onnxtrain.model_file import validity;"
+        "assert validity.supports_opset(21) and validity.supports_ir_version(10) and not validity.supports_opset(6);"
         "assert 'onnxruntime' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What is made of a model with external data refers to no file: it can be saved and run anywhere."""
+"""Models made from a model with external data refer to no file: they can be saved and run anywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import numpy_helper, parser
 
 import onnxtrain
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.skeleton import all_tensors
+from onnxtrain.model_file.proto import all_tensors
 
 HEADER = '<ir_version: 10, opset_import: ["" : 18]>'
 LOSS = "mean_squared_error"

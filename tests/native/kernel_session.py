@@ -38,7 +38,7 @@ def run(case: Case, path: str | None = None, threads: int = 2) -> list[np.ndarra
 
 
 def _value(array: np.ndarray) -> tuple[Any, np.ndarray]:
-    """A value of ONNX Runtime, of types that NumPy has from elsewhere, too, and what must live as long."""
+    """A value of ONNX Runtime, also of ml_dtypes extension types, and the array that must live as long."""
     if array.dtype.isbuiltin == 1:
         return onnxruntime.OrtValue.ortvalue_from_numpy(array), array
     (value,) = in_place({"x": array.view(np.uint16)}, {"x": ir.DataType.from_numpy(array.dtype)})

@@ -141,7 +141,7 @@ def linear_gradient(rng: np.random.Generator) -> Case:
 
 
 def low_bit(rng: np.random.Generator) -> Case:
-    """A product with a weight of a few bits, or its gradient; some attributes do not fit."""
+    """A matmul with a low-bit weight, or its gradient; some attributes do not fit."""
     operator, left = pick(rng, ("MatMulNBits", "x"), ("MatMulNBitsGradient", "dy"))
     dtype, bits, block = element_type(rng), pick(rng, 2, 4, 8), pick(rng, 16, 32, 64)
     compute, taken = _compute(rng, dtype)
@@ -196,7 +196,7 @@ def recurrent(rng: np.random.Generator) -> Case:
     backward = rng.random() < 0.5
     if backward:
         names, outputs = call.gradient_inputs, [n for n in call.gradient_outputs if n != "dlinear" or call.keeps_linear]
-        feeds |= {name: np.nan_to_num(wanted[name]).astype(dtype) for name in ("Y", *call.kept_names)}
+        feeds |= {name: np.nan_to_num(wanted[name]).astype(dtype) for name in ("Y", *call.checkpoint_names)}
     node = f"{operator}Gradient" if backward else operator
     if backward and (operator != "GRU" or call.keeps_linear) and rng.random() < 0.3:
         spaces = ["dgates"] + ["dlinear"] * call.keeps_linear

@@ -1,4 +1,4 @@
-"""Weights of a few bits as numbers, in NumPy's float64."""
+"""Low-bit weights dequantized in NumPy's float64."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Recurrent:
         return ["Y", "Y_h"] + ["Y_c"] * (self.operator == "LSTM")
 
     @property
-    def kept_names(self) -> list[str]:
+    def checkpoint_names(self) -> list[str]:
         return ["gates"] + ["cells"] * (self.operator == "LSTM") + ["linear"] * self.keeps_linear
 
     @property

@@ -1,4 +1,4 @@
-"""Products with weights of a few bits: against float64, on all instruction sets, for any number of threads."""
+"""Matmuls with low-bit weights: against float64, on all instruction sets, for any number of threads."""
 
 import re
 

@@ -36,7 +36,7 @@ def ones(*shape, dtype=np.float32):
 
 def forward(path, call, feeds, threads=1, wanted=None):
     given = call.all_inputs(call.input_names, feeds)
-    outputs = [*call.result_names, *call.kept_names]
+    outputs = [*call.result_names, *call.checkpoint_names]
     return run_node(path, call.operator, call.input_names, outputs, given, call.attributes, threads, wanted)
 
 
@@ -52,7 +52,7 @@ def gradient(path, call, feeds, kept, threads=1, wanted=None):
 
 def run_both(path, call, feeds, threads=1):
     found = forward(path, call, feeds, threads)
-    kept = {name: found[name] for name in ("Y", *call.kept_names)}
+    kept = {name: found[name] for name in ("Y", *call.checkpoint_names)}
     return found | gradient(path, call, feeds, kept, threads)
 
 
@@ -102,9 +102,9 @@ def test_against_the_bodies(call):
     if "sequence_lens" in feeds:  # of a length of 0 ONNX Runtime's own operators give no last state
         feeds["sequence_lens"] = np.maximum(feeds["sequence_lens"], 1)
     found, active = run_both(PATH, call, feeds), call.active(feeds)
-    kept = {name: found[name] for name in ("Y", *call.kept_names)}
+    kept = {name: found[name] for name in ("Y", *call.checkpoint_names)}
     given = call.all_inputs(call.input_names, feeds)
-    bodies = in_standard_operators(call.operator, given, [*call.result_names, *call.kept_names], call.attributes)
+    bodies = in_standard_operators(call.operator, given, [*call.result_names, *call.checkpoint_names], call.attributes)
     given = call.all_inputs(call.gradient_inputs, feeds | kept)
     outputs = [name for name in call.gradient_outputs if name != "dlinear" or call.keeps_linear]
     bodies |= in_standard_operators(f"{call.operator}Gradient", given, outputs, call.attributes)
@@ -185,7 +185,7 @@ def products(call, feeds, kept, wanted=("dX", "dW", "dR", "dB"), threads=1):
 def test_products_over_all_steps_apart(call, dtype):
     feeds = call.draw(dtype)
     found = forward(PATH, call, feeds)
-    kept = {name: found[name] for name in ("Y", *call.kept_names)}
+    kept = {name: found[name] for name in ("Y", *call.checkpoint_names)}
     whole = gradient(PATH, call, feeds, kept)
     spaces = ["dgates"] + ["dlinear"] * call.keeps_linear
     kept |= gradient(PATH, call, feeds, kept, wanted=spaces)
@@ -238,10 +238,10 @@ def test_gradients_of_gates_are_written_over_the_gates(call):
     call = replace(call, steps=4, batch=20, hidden=70)
     feeds = call.draw(np.float32)
     found = forward(PATH, call, feeds)
-    kept = {name: found[name] for name in ("Y", *call.kept_names)}
+    kept = {name: found[name] for name in ("Y", *call.checkpoint_names)}
     expected = gradient(PATH, call, feeds, kept)
     given = call.all_inputs(call.gradient_inputs, feeds | kept)
-    spaces = [name for name in call.kept_names if name != "cells"]
+    spaces = [name for name in call.checkpoint_names if name != "cells"]
     used = [f"own {name}" if name in spaces else name for name in given]
     produced = [name if name in expected else "" for name in call.gradient_outputs]
     first = [helper.make_node("AllReduce", [name], [f"own {name}"], domain=ONNXTRAIN_DOMAIN) for name in spaces]
@@ -276,7 +276,7 @@ def test_what_is_left_out(call):
     every = forward(PATH, call, feeds)
     for name in call.result_names:
         np.testing.assert_array_equal(forward(PATH, call, feeds, wanted=(name,))[name], every[name])
-    kept = {name: every[name] for name in ("Y", *call.kept_names)}
+    kept = {name: every[name] for name in ("Y", *call.checkpoint_names)}
     whole = gradient(PATH, call, feeds, kept)
     for name in call.gradient_outputs:
         np.testing.assert_array_equal(gradient(PATH, call, feeds, kept, wanted=(name,))[name], whole[name])

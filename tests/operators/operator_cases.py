@@ -98,7 +98,7 @@ class Problem:
 
     @property
     def old(self) -> list[np.ndarray]:
-        """What the outputs are new values of."""
+        """Inputs whose new values are the outputs."""
         return self.tensors[: self.variables] + self.tensors[2 * self.variables :]
 
     def run(self, R: Any, T: Any) -> tuple[np.ndarray, ...]:

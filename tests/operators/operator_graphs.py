@@ -50,7 +50,7 @@ def model_of(
 
 
 def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with bodies in the place of its optimizers; ONNX's checker and inference must accept it."""
+    """The model with bodies instead of its optimizers; ONNX's checker and inference must accept it."""
     proto = ir.to_proto(lower_optimizers(ir.from_proto(model)))
     assert all(node.domain == "" for node in proto.graph.node)
     assert {entry.domain for entry in proto.opset_import} == {""}

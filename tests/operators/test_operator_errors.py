@@ -1,4 +1,4 @@
-"""What the operators refuse, over arrays and as nodes, and in which words."""
+"""Errors of the operators, over arrays and as nodes."""
 
 from __future__ import annotations
 

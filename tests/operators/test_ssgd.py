@@ -1,4 +1,4 @@
-"""What is particular to SSGD: its fixed points, its scale, its relatives."""
+"""Properties of SSGD: fixed points, scale, related optimizers."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_small_weights_die_out_where_plain_descent_keeps_them():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_scaled_rate_makes_any_rule_promote_sparsity(dtype):
-    """The shared piece: R * s in the place of R, in the rule of another optimizer."""
+    """The shared part: R * s instead of R, in the rule of another optimizer."""
     x, g = (Tensor(item) for item in layer(dtype=dtype))
     v = Tensor(np.zeros_like(x.data))
     s = Layer.of(x, measure("log-sum", epsilon=0.5)).scale()

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import onnxtrain
+from onnxtrain.distributed import Communicator, Single
 from onnxtrain.errors import OptionError
-from onnxtrain.parallel import Communicator, Single
 from parallel.processes import mpiexec, needs_mpi, run_script, script
 
 OPERATIONS = """
     import sys
     import numpy as np
-    from onnxtrain.parallel import MPI
+    from onnxtrain.distributed import MPI
     order = sys.argv[1]
     mpi = MPI(order)
     def of(rank, shape, dtype=np.float32):
@@ -65,7 +65,7 @@ FAILURES = """
     import os, signal, sys
     import numpy as np
     from onnxtrain.errors import DataError
-    from onnxtrain.parallel import MPI
+    from onnxtrain.distributed import MPI
     mpi = MPI(timeout=1.0)
     array = np.ones(5)
     mpi.all_reduce_(array)
@@ -93,16 +93,16 @@ def test_a_rank_that_hangs_is_named_by_rank_0(tmp_path):
     assert done.stderr.count("ParallelError: Rank 2 did not answer for 1 s, in all_reduce_.") == 1
 
 
-COMPRESSIONS = "compress is 'zip'; it is 'float16', 'bfloat16' or onnxtrain.parallel.TopK(0.01)."
+COMPRESSIONS = "compress is 'zip'; it is 'float16', 'bfloat16' or onnxtrain.distributed.TopK(0.01)."
 
 
 @needs_mpi
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: onnxtrain.parallel.MPI("random"), "order is 'random'; it is 'rank' or 'fast'."),
-        (lambda: onnxtrain.parallel.MPI(compress="zip"), COMPRESSIONS),
-        (lambda: onnxtrain.parallel.MPI(timeout=0), "timeout is 0; it needs a number of seconds above 0."),
+        (lambda: onnxtrain.distributed.MPI("random"), "order is 'random'; it is 'rank' or 'fast'."),
+        (lambda: onnxtrain.distributed.MPI(compress="zip"), COMPRESSIONS),
+        (lambda: onnxtrain.distributed.MPI(timeout=0), "timeout is 0; it needs a number of seconds above 0."),
     ],
 )
 def test_options_of_mpi_are_checked(call, message):
@@ -116,7 +116,7 @@ def test_without_mpi4py_the_error_says_what_to_install(monkeypatch):
     with pytest.raises(
         OptionError, match=r"MPI needs mpi4py, which cannot be imported .*pip install 'onnxtrain\[mpi\]'"
     ):
-        onnxtrain.parallel.MPI()
+        onnxtrain.distributed.MPI()
 
 
 def test_alone_every_operation_leaves_what_there_is():

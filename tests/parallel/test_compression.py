@@ -9,9 +9,9 @@ import struct
 import numpy as np
 import pytest
 
+from onnxtrain.distributed import Communicator, TopK
+from onnxtrain.distributed.compression import choose_compression
 from onnxtrain.errors import OptionError
-from onnxtrain.parallel import Communicator, TopK
-from onnxtrain.parallel.compression import choose_compression
 from parallel.processes import needs_mpi, run_script
 from parallel.threads import in_threads
 
@@ -155,7 +155,7 @@ def test_an_engine_without_an_exchange_of_rows_gathers_all():
 
 @pytest.mark.parametrize("given", ["float8", 0.01, TopK])
 def test_what_there_is_not(given):
-    with pytest.raises(OptionError, match=r"compress is .*; it is 'float16', 'bfloat16' or onnxtrain.parallel.TopK"):
+    with pytest.raises(OptionError, match=r"compress is .*; it is 'float16', 'bfloat16' or onnxtrain.distributed.TopK"):
         choose_compression(given)
 
 
@@ -174,9 +174,9 @@ TRAINING = """
     import json, sys
     import numpy as np
     import onnxtrain
-    from onnxtrain.parallel import MPI, TopK
-    from onnxtrain.training.steps import buckets
-    buckets.BUCKET_BYTES = 4 * 16 * 32
+    from onnxtrain.distributed import MPI, TopK
+    from onnxtrain.distributed import data_parallel
+    data_parallel.BUCKET_BYTES = 4 * 16 * 32
     rng = np.random.default_rng(0)
     x = rng.normal(size=(256, 8)).astype(np.float32)
     y = (x @ rng.normal(size=(8, 4))).argmax(axis=1)
@@ -209,8 +209,8 @@ def test_a_training_converges_and_resumes(tmp_path):
         for rows in (256, 31, 1):
             subject.train_step(x[:rows], y[:rows])
     equal(topk.get_weights(), shares.get_weights())
-    equal(topk._executor.kept_states(), shares._executor.kept_states())
-    kept = topk._executor.kept_states()["layer2.weight/residual"]
+    equal(topk._executor.checkpoint_states(), shares._executor.checkpoint_states())
+    kept = topk._executor.checkpoint_states()["layer2.weight/residual"]
     assert kept.shape == (2, *topk.get_weights()["layer2.weight"].shape)
     for compress, shard in (("float16", True), (TopK(0.1), False)):
         folder = f"kept-{shard}"
@@ -219,7 +219,7 @@ def test_a_training_converges_and_resumes(tmp_path):
         begun.fit(x, y, epochs=1, batch_size=32, checkpoint=folder)
         resumed.fit(x, y, epochs=3, batch_size=32, checkpoint=folder, resume=True)
         equal(through.get_weights(), resumed.get_weights())
-        equal(through._executor.kept_states(), resumed._executor.kept_states())
+        equal(through._executor.checkpoint_states(), resumed._executor.checkpoint_states())
         whole = trainer(None)
         whole.fit(x, y, epochs=3, batch_size=32, checkpoint=folder, resume=True)  # without what was not sent
     """,
@@ -233,7 +233,7 @@ def test_what_was_not_sent_is_shared_out_among_another_number(tmp_path):
     kept = """
     subject = trainer(TopK(0.1))
     subject.fit(x, y, epochs=int(sys.argv[1]), batch_size=32, checkpoint="kept", resume=True)
-    states = subject._executor.kept_states()
+    states = subject._executor.checkpoint_states()
     if not subject._communicator.rank:
         np.savez(sys.argv[2], **states)
     """

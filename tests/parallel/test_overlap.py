@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import onnxtrain
+from onnxtrain.distributed.reduction import Reduction
 from onnxtrain.errors import ParallelError
-from onnxtrain.parallel.reduction import Reduction
 from parallel.processes import mpiexec, needs_kernels, needs_mpi, run_script, script
 
 
-class Beside(onnxtrain.parallel.Single):
+class Beside(onnxtrain.distributed.Single):
     """One process that lets sums run in another thread."""
 
     overlap = True
@@ -42,7 +42,9 @@ def test_groups_are_added_up_in_their_order_in_another_thread():
 
 def test_without_another_thread_all_are_added_up_at_the_end():
     done = []
-    reduction = Reduction(onnxtrain.parallel.Single(), [lambda: done.append(0), lambda: done.append(1)], overlap=False)
+    reduction = Reduction(
+        onnxtrain.distributed.Single(), [lambda: done.append(0), lambda: done.append(1)], overlap=False
+    )
     with reduction.beside(1):
         reduction._announced(1, [], 0)
         reduction._announced(0, [], 0)
@@ -98,8 +100,8 @@ SETUP = """
     import os, sys, time
     import numpy as np
     import onnxtrain
-    from onnxtrain.training.steps import buckets
-    buckets.BUCKET_BYTES = 4 * 32 * 32
+    from onnxtrain.distributed import data_parallel
+    data_parallel.BUCKET_BYTES = 4 * 32 * 32
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(50, 8)).astype(np.float32), rng.integers(0, 4, 50)
     def trainer(**options):
@@ -116,12 +118,12 @@ def test_sums_beside_the_backward_pass_change_no_bit(tmp_path):
         2,
         SETUP
         + """
-    mpi, after = onnxtrain.parallel.MPI(), onnxtrain.parallel.MPI(overlap=False)
+    mpi, after = onnxtrain.distributed.MPI(), onnxtrain.distributed.MPI(overlap=False)
     assert mpi.overlap and not after.overlap
     for options in ({"clip_norm": 0.1}, {"accumulate": 3}):
         parts = mpi.size * options.get("accumulate", 1)
         several = [trainer(parallel=mpi, **options), trainer(parallel=after, **options),
-                   trainer(parallel=onnxtrain.parallel.MPI("fast"), **options)]
+                   trainer(parallel=onnxtrain.distributed.MPI("fast"), **options)]
         if "clip_norm" not in options:
             several.append(trainer(parallel=mpi, shard_states=True, **options))
         alone = trainer(**options | {"accumulate": parts})
@@ -155,7 +157,7 @@ def test_statistics_of_all_processes_are_no_time_for_other_sums(tmp_path):
     x = rng.normal(size=(6, 3, 32, 32)).astype(np.float32)
     found = []
     for overlap in (True, False):
-        mpi = onnxtrain.parallel.MPI(overlap=overlap)
+        mpi = onnxtrain.distributed.MPI(overlap=overlap)
         subject = onnxtrain.Trainer(onnxtrain.examples.small_resnet(), loss="softmax_cross_entropy", batch_norm="sync",
             optimizer="sgd(lr=0.1)", threads=1, parallel=mpi)
         for rows in (6, 1):
@@ -170,7 +172,7 @@ def test_statistics_of_all_processes_are_no_time_for_other_sums(tmp_path):
 
 FAILS = """
     how = sys.argv[1]
-    mpi = onnxtrain.parallel.MPI(timeout=1 if how == "hangs" else 60)
+    mpi = onnxtrain.distributed.MPI(timeout=1 if how == "hangs" else 60)
     subject = trainer(parallel=mpi)
     subject.train_step(x, y)
     if mpi.rank == 1:
@@ -200,7 +202,7 @@ def test_a_rank_that_fails_in_its_backward_pass_ends_all(tmp_path, how, sentence
 
 @needs_kernels
 def test_more_than_one_type_has_buckets_of_its_own():
-    from onnxtrain.training.steps.buckets import buckets
+    from onnxtrain.distributed.data_parallel import buckets
 
     made = onnxtrain.Trainer(onnxtrain.examples.mlp((8, 32, 4)), loss="softmax_cross_entropy")
     found = buckets(made._objective, 2)
@@ -211,13 +213,13 @@ def test_more_than_one_type_has_buckets_of_its_own():
 
 @pytest.mark.parametrize(("processes", "count"), [(2, 4), (64, 4), (128, 2), (256, 1), (1024, 1)])
 def test_buckets_grow_with_the_number_of_processes_so_that_messages_stay_large(monkeypatch, processes, count):
-    from onnxtrain.training.steps import buckets
+    from onnxtrain.distributed import data_parallel
 
     made = onnxtrain.Trainer(onnxtrain.examples.mlp((64, 64, 64, 64, 64)), loss="softmax_cross_entropy")
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4 * 64 * 64)
-    found = buckets.buckets(made._objective, processes)
+    monkeypatch.setattr(data_parallel, "BUCKET_BYTES", 4 * 64 * 64)
+    found = data_parallel.buckets(made._objective, processes)
     assert len(found) == count
     assert sorted(name for bucket in found for name in bucket) == sorted(made.parameters)
     for bucket in found[:-1]:
         sent = sum(made.parameters[name].nbytes for name in bucket) / processes
-        assert sent >= buckets.BUCKET_BYTES / buckets.FEW
+        assert sent >= data_parallel.BUCKET_BYTES / data_parallel.FEW

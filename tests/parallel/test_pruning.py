@@ -10,7 +10,7 @@ PRUNE = """
     import sys
     import numpy as np
     import onnxtrain
-    mpi = onnxtrain.parallel.MPI()
+    mpi = onnxtrain.distributed.MPI()
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 8)).astype(np.float32)
     y = np.abs(x[:, :3]).argmax(axis=1)

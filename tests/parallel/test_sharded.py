@@ -13,7 +13,7 @@ SETUP = """
     import json, os, sys
     import numpy as np
     import onnxtrain
-    mpi = onnxtrain.parallel.MPI()
+    mpi = onnxtrain.distributed.MPI()
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(50, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 50)
     def trainer(shard, **options):
@@ -44,8 +44,8 @@ def test_shares_change_no_bit_and_take_less_memory(tmp_path, ranks):
         for rows in (50, 31, 2):
             assert whole.train_step(x[:rows], y[:rows]) == shares.train_step(x[:rows], y[:rows]), options
         equal(whole.get_weights(), shares.get_weights())
-        equal(whole._executor.kept_states(), shares._executor.kept_states())
-        assert shares._executor.kept_states().keys() == whole._executor.kept_states().keys()
+        equal(whole._executor.checkpoint_states(), shares._executor.checkpoint_states())
+        assert shares._executor.checkpoint_states().keys() == whole._executor.checkpoint_states().keys()
         model, other = whole.training_model(), shares.training_model()
         assert {tensor.name: tensor for entry in model.training_info for tensor in entry.algorithm.initializer} == {
             tensor.name: tensor for entry in other.training_info for tensor in entry.algorithm.initializer
@@ -66,7 +66,7 @@ CLIPPED = """
     import numpy as np
     import onnxtrain
     from onnxtrain import RuntimeOptions
-    mpi = onnxtrain.parallel.MPI()
+    mpi = onnxtrain.distributed.MPI()
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, 100, (21, 9))
     models = {
@@ -113,7 +113,7 @@ FIT = """
     subject.fit(x, y, epochs=epochs, batch_size=20, shuffle=True, checkpoint=folder, resume=True)
     if not mpi.rank:
         np.savez(f"{folder}-{epochs}.npz", **subject.get_weights())
-    kept = subject._executor.kept_states()
+    kept = subject._executor.checkpoint_states()
     if not mpi.rank:
         np.savez(f"{folder}-{epochs}-states.npz", **kept)
 """
@@ -160,7 +160,7 @@ def test_more_processes_than_cache_lines(tmp_path):
         for _ in range(3):
             subject.train_step(x, y)
     equal(subjects[0].get_weights(), subjects[1].get_weights())
-    equal(subjects[0]._executor.kept_states(), subjects[1]._executor.kept_states())
+    equal(subjects[0]._executor.checkpoint_states(), subjects[1]._executor.checkpoint_states())
     """,
     )
 
@@ -173,32 +173,32 @@ def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
         + """
     import time
     from pathlib import Path
-    from onnxtrain.training.steps import buckets
-    buckets.BUCKET_BYTES = 1 << 15
-    after = onnxtrain.parallel.MPI(overlap=False)
+    from onnxtrain.distributed import data_parallel
+    data_parallel.BUCKET_BYTES = 1 << 15
+    after = onnxtrain.distributed.MPI(overlap=False)
     for options in ({"parallel": after},
                     {"masks": {"conv1.weight": rng.random((6, 1, 5, 5)) > 0.5}, "freeze": "conv2*", "clip_norm": 0.5}):
         states, gradients = trainer(True, **options), trainer(True, shard_gradients=True, **options)
         for rows in (50, 31, 1):
             assert states.train_step(x[:rows], y[:rows]) == gradients.train_step(x[:rows], y[:rows]), options
         equal(states.get_weights(), gradients.get_weights())
-        equal(states._executor.kept_states(), gradients._executor.kept_states())
+        equal(states._executor.checkpoint_states(), gradients._executor.checkpoint_states())
         steps = gradients._executor
         assert len(steps._buckets) >= 3 and not any(name.endswith("/accumulated") for name in steps.states)
         whole = sum(array.nbytes for array in states._executor._gradients)
         largest = max(array.nbytes for array in states._executor._gradients)
         assert sum(array.nbytes for array in steps._own) * mpi.size == whole
-        assert len(steps._rooms) == (1 if "parallel" in options else 2)
-        assert {array.nbytes for array in steps._rooms} == {largest}
+        assert len(steps._send_buffers) == (1 if "parallel" in options else 2)
+        assert {array.nbytes for array in steps._send_buffers} == {largest}
     if mpi.rank:
         def fails(bucket):
             raise onnxtrain.errors.ParallelError("no more room")
-        gradients._executor._cleared_room = fails
+        gradients._executor._cleared_buffer = fails
     try:
         gradients.train_step(x, y)
     except onnxtrain.errors.ParallelError as error:
         if mpi.rank:
-            gradients.communicator.fail(str(error))
+            gradients._communicator.fail(str(error))
         assert str(error) == ("no more room" if mpi.rank else "Rank 1 ended: no more room"), error
         # Where one process ends like this, the launcher kills the others: not before all are through.
         (Path(sys.argv[1]) / f"rank {mpi.rank}").touch()
@@ -213,7 +213,7 @@ def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
     assert len(list(tmp_path.glob("rank *"))) == 2, done.stdout + done.stderr
 
 
-class Two(onnxtrain.parallel.Single):
+class Two(onnxtrain.distributed.Single):
     """Two processes, as far as can be told before they speak."""
 
     size = 2
@@ -222,7 +222,7 @@ class Two(onnxtrain.parallel.Single):
 class Compressing(Two):
     """Two that would send less."""
 
-    compress = onnxtrain.parallel.TopK(0.1)
+    compress = onnxtrain.distributed.TopK(0.1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ SCRIPT = """
     ranks = int(sys.argv[1])
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 64)).astype(np.float32), rng.integers(0, 3, 64)
-    options = {"parallel": onnxtrain.parallel.MPI()} if ranks > 1 else {"accumulate": 2}
+    options = {"parallel": onnxtrain.distributed.MPI()} if ranks > 1 else {"accumulate": 2}
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.mlp((64, 64, 3)), loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(1e-2), threads=1,
         state_dtype=sys.argv[2], **options,

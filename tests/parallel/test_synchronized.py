@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import onnxtrain
+from onnxtrain.distributed import Single
 from onnxtrain.errors import OptionError
-from onnxtrain.parallel import Single
 from parallel.processes import mpiexec, needs_mpi, run_script, script
 
 SETUP = """
     import numpy as np
     import onnxtrain
-    from onnxtrain.training.steps import buckets
-    buckets.BUCKET_BYTES = 1 << 12  # several of them, which others send while the backward pass goes on
-    mpi = onnxtrain.parallel.MPI()
+    from onnxtrain.distributed import data_parallel
+    data_parallel.BUCKET_BYTES = 1 << 12  # several of them, which others send while the backward pass goes on
+    mpi = onnxtrain.distributed.MPI()
     rng = np.random.default_rng(0)
     x = rng.normal(2.0, 3.0, size=(12, 3, 16, 16)).astype(np.float32)
     x *= np.linspace(0.2, 2, 12, dtype=np.float32).reshape(-1, 1, 1, 1)  # the parts differ

@@ -20,7 +20,7 @@ LENET = """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(630, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 630)
     alone = how.isdigit()
-    options = {"accumulate": int(how)} if alone else {"parallel": onnxtrain.parallel.MPI()}
+    options = {"accumulate": int(how)} if alone else {"parallel": onnxtrain.distributed.MPI()}
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(1e-3), threads=1,
         clip_norm=1.0, **options,
@@ -72,7 +72,7 @@ KINDS = """
         ])
         x = rng.normal(size=(12, 4)).astype(np.float32)
     train = None if kind == "transformer" else ["w", "scale"]
-    options = {"parallel": onnxtrain.parallel.MPI()} if ranks > 1 else {"accumulate": 2}
+    options = {"parallel": onnxtrain.distributed.MPI()} if ranks > 1 else {"accumulate": 2}
     if kind == "bfloat16 states":
         options["state_dtype"] = "bfloat16"
     trainer = onnxtrain.Trainer(
@@ -100,11 +100,11 @@ def test_parameters_of_any_kind_start_equal_and_stay_so(tmp_path, kind):
 
 ENDS_EARLY = """
     import os, sys
-    from onnxtrain.parallel.mpi import environment_rank
+    from onnxtrain.distributed.mpi import environment_rank
     if environment_rank() == 1:
         sys.exit(int(sys.argv[1]))
     import onnxtrain
-    onnxtrain.parallel.MPI(timeout=2)
+    onnxtrain.distributed.MPI(timeout=2)
 """
 
 
@@ -120,7 +120,7 @@ STEPS = """
     import sys
     import numpy as np
     import onnxtrain
-    mpi = onnxtrain.parallel.MPI()
+    mpi = onnxtrain.distributed.MPI()
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 40)
     def trainer(**options):
@@ -186,7 +186,7 @@ def test_micro_batches_within_processes_and_the_fast_order(tmp_path):
         2,
         """
     two = trainer(parallel=mpi, accumulate=2)
-    fast = trainer(parallel=onnxtrain.parallel.MPI(order="fast"))
+    fast = trainer(parallel=onnxtrain.distributed.MPI(order="fast"))
     whole = trainer()
     for subject in (two, fast, whole):
         for rows in (40, 37, 3):
@@ -248,15 +248,15 @@ OTHERS = """
     import sys
     import numpy as np
     import onnxtrain
-    mpi = onnxtrain.parallel.MPI()
+    mpi = onnxtrain.distributed.MPI()
     odd = mpi.rank == 1
     how = sys.argv[1]
     x, y = np.eye(4, dtype=np.float32), np.arange(4) % 3
     if odd and how == "data":
         x = x + 1
     if odd and how == "version":
-        from onnxtrain.training.steps import parallel_steps
-        parallel_steps.__version__ = "0.0.9"
+        from onnxtrain.distributed import data_parallel
+        data_parallel.__version__ = "0.0.9"
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.mlp((4, 7 if odd and how == "model" else 8, 3), seed=mpi.rank), loss="softmax_cross_entropy",
         clip_norm=2.0 if odd and how == "settings" else 1.0, optimizer=onnxtrain.SGD(1e30 if how == "nan" else 0.1),
@@ -359,3 +359,43 @@ def test_losses_of_several_outputs_and_losses_that_are_sums(tmp_path):
     assert together.evaluate(data) == alone.evaluate(data)
     """,
     )
+
+
+JOINT = """
+    import sys
+    import numpy as np
+    import onnx
+    import onnxtrain
+    ranks, accumulate = int(sys.argv[1]), int(sys.argv[2])
+    model = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 3] x) => (float[n, 4] kind, float[n, 4] other)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}>
+        { kind = MatMul(x, w) other = Tanh(kind) }''')
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(13, 3)).astype(np.float32)
+    y = {"kind": np.array([0, -100, -100, -100, 1, 2, 3, 2, 1, 3, 2, 1, 0]), "other": np.arange(13) % 4}
+    options = {"parallel": onnxtrain.parallel.MPI()} if ranks > 1 else {}
+    other = onnxtrain.losses.SoftmaxCrossEntropy(class_weights=(0.1, 0.7, 1.3, 0.3))
+    trainer = onnxtrain.Trainer(
+        model, loss={"kind": "cross_entropy", "other": other}, optimizer="sgd(lr=0.1)", threads=1,
+        accumulate=accumulate, **options,
+    )
+    rows = trainer.fit(x, y, epochs=3, batch_size=13, progress=False).rows
+    if not trainer._communicator.rank:
+        np.savez(f"{ranks}-{accumulate}", losses=[[*row.values()] for row in rows], **trainer.get_weights())
+"""
+
+
+@needs_mpi
+def test_labels_that_count_are_counted_over_all_processes(tmp_path):
+    """Most ignored labels are in the part of one process."""
+    found = []
+    for ranks, accumulate in ((1, 1), (1, 2), (2, 1), (2, 3)):
+        run_script(tmp_path, ranks, JOINT, str(ranks), str(accumulate), cwd=str(tmp_path))
+        with np.load(tmp_path / f"{ranks}-{accumulate}.npz") as file:
+            found.append(dict(file))
+    whole, parts, together, both = found
+    assert_same(parts, together)
+    for other in (parts, both):
+        np.testing.assert_allclose(other["losses"], whole["losses"], rtol=2e-6)
+        np.testing.assert_allclose(other["w"], whole["w"], rtol=2e-6)

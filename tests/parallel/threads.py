@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.parallel import Communicator
+from onnxtrain.distributed import Communicator
 
 
 class Thread(Communicator):
@@ -48,7 +48,7 @@ class Thread(Communicator):
 
 
 def in_threads(size: int, work: Callable[[Thread], Any]) -> Sequence[Any]:
-    """What each of so many ranks returns."""
+    """Results of the ranks."""
     table: list[Any] = [None] * size
     barrier = threading.Barrier(size, timeout=30)
     with ThreadPoolExecutor(size) as pool:

@@ -1,4 +1,4 @@
-"""The Gradient node: what its names and inputs mean, run on ONNX Runtime through the backend."""
+"""Gradient nodes: names and inputs, run on ONNX Runtime through the backend."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_gradient_at_the_named_tensors_reuses_the_forward_values():
 
 
 def test_other_values_are_substituted_for_the_named_tensors():
-    """The derivative of x² w at (x, w) = (w, 1), while y itself is computed at (x, w)."""
+    """Check the derivative of x² w at (x, w) = (w, 1), while y itself is computed at (x, w)."""
     proto = model(
         "s = Mul(x, x) y = Mul(s, w) one = Constant <value = float[3] {1, 1, 1}> () "
         'dx, dw = Gradient <xs = ["x", "w"], y = "y"> (w, one)',
@@ -104,7 +104,7 @@ def test_an_input_that_is_left_out_is_the_named_tensor():
 
 
 def test_an_intermediate_value_in_xs():
-    """dy/dh, where h = x w: what is before h does not matter."""
+    """Check dy/dh, where h = x w: nodes before h do not matter."""
     proto = model('h = Mul(x, w) y = Mul(h, h) dx = Gradient <xs = ["h"], y = "y"> (h)')
     np.testing.assert_allclose(run(proto, X, W)[0], 2 * X * W)
 
@@ -115,7 +115,7 @@ def test_a_substitute_for_an_intermediate_value():
 
 
 def test_second_order():
-    """y = x³ w: d²y/dx² = 6 x w, and the mixed derivative is 3 x²."""
+    """Check y = x³ w: d²y/dx² = 6 x w, and the mixed derivative is 3 x²."""
     proto = model(
         's = Mul(x, x) c = Mul(s, x) y = Mul(c, w) first, skipped = Gradient <xs = ["x", "w"], y = "y"> (x, w) '
         'dxx, dxw = Gradient <xs = ["x", "w"], y = "first"> (x, w)',
@@ -145,7 +145,7 @@ def test_third_order():
 
 
 def test_a_first_gradient_that_is_an_intermediate_value_keeps_its_name():
-    """dy/dx is h itself: the next Gradient finds it under both names."""
+    """Check that the next Gradient finds dy/dx, which is h itself, under both names."""
     proto = model(
         'h = Mul(w, w) y = Mul(x, h) first = Gradient <xs = ["x"], y = "y"> (x) '
         'dw = Gradient <xs = ["w"], y = "first"> (w) dh = Gradient <xs = ["h"], y = "y"> (h)',
@@ -239,7 +239,7 @@ def test_a_branch_that_reads_a_substituted_value():
     np.testing.assert_allclose(run(proto, np.asarray(False), X, W)[0], -np.ones(3))
 
 
-# What is refused.
+# Refused nodes.
 
 
 @pytest.mark.parametrize("attribute", ["xs", "zs", "y"])
@@ -307,4 +307,4 @@ def test_a_node_in_a_subgraph():
     )  # fmt: skip
     proto = model("y = Mul(x, x) dx = Identity(y)", "bool c, float[3] x")
     proto.graph.node[1].CopyFrom(helper.make_node("If", ["c"], ["dx"], then_branch=body, else_branch=body))
-    refused(proto, "The Gradient node 'deep' stands in a subgraph or a function")
+    refused(proto, "The Gradient node 'deep' is in a subgraph or a function")

@@ -1,4 +1,4 @@
-"""Masks of Dropout follow from states: the same in any session, other ones at every step and in every node."""
+"""Dropout masks follow from states: equal in any session, different at every step and in every node."""
 
 import numpy as np
 import pytest
@@ -33,13 +33,11 @@ X = np.ones((50, 64), np.float32)
 @pytest.mark.parametrize("kernels", [False, True])
 def test_every_step_and_seed_has_a_mask_of_its_own(kernels):
     one, other = trainer(kernels), trainer(kernels, seed=1)
-    random = np.random.default_rng(0).random(
-        X.shape, np.float32
-    )  # of which no two subsets have the same sum of squares
+    random = np.random.default_rng(0).random(X.shape, np.float32)  # no two subsets have the same sum of squares
     drawn = [trained.train_step(random, random) for trained in (one, other) for _ in range(5)]
     assert len(set(drawn)) == len(drawn)
     losses = [trained.train_step(X, X) for trained in (one, other) for _ in range(5)]
-    kept = [loss * 0.75**2 for loss in losses]  # y is 1 / 0.75 where it is kept: the mean square says how many are
+    kept = [loss * 0.75**2 for loss in losses]  # y is 1 / 0.75 where it is kept: the mean square counts them
     assert kept == pytest.approx([0.75] * len(kept), abs=4 * np.sqrt(0.75 * 0.25 / X.size))
 
 
@@ -67,7 +65,7 @@ def test_states_alone_resume(kernels, accumulate):
 
 
 def test_micro_batches_draw_apart():
-    """All rows are equal, so equal masks in five micro-batches would give five equal losses."""
+    """Use equal rows: equal masks in five micro-batches would give five equal losses."""
     accumulating = trainer(True, accumulate=5)
     session = accumulating._session
     names = accumulating._objective.names
@@ -88,7 +86,7 @@ def test_a_training_model_of_a_file_draws_the_same(tmp_path):
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_a_mask_that_the_model_reads_is_that_of_its_result(kernels):
-    """What the mask leaves of the result is the result."""
+    """Check that the mask applied to the input gives the result."""
     masked = MODEL.replace(
         "y = Dropout(h, ratio)  z = Dropout(h, ratio)", "z, m = Dropout(h, ratio)  c = Cast <to = 1> (m)  y = Mul(z, c)"
     )

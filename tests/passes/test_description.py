@@ -1,4 +1,4 @@
-"""A step graph says what its inputs and outputs are for, whoever wrote the training model."""
+"""A step graph describes its inputs and outputs, whichever tool wrote the training model."""
 
 import json
 
@@ -74,7 +74,7 @@ def test_the_graph_of_a_session_carries_no_description():
 
 
 def test_no_step_graph_and_a_later_version():
-    with pytest.raises(ModelError, match=r"is no step graph: its metadata has no 'onnxtrain.step'"):
+    with pytest.raises(ModelError, match=r"is not a step graph: its metadata has no 'onnxtrain.step'"):
         Description.read({})
     later = json.dumps({"version": 2, "feeds": {}, "states": {}, "loss": None})
     with pytest.raises(ModelError, match="has version 2 and this onnxtrain reads version 1"):
@@ -82,7 +82,7 @@ def test_no_step_graph_and_a_later_version():
 
 
 def test_a_training_model_of_somebody_else():
-    """The loss need not be called so, and what no optimizer reads is a target or of the batch."""
+    """Check a loss of another name; inputs that no optimizer reads are targets or the batch."""
     training = onnxtrain.training_model(
         onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum()
     )

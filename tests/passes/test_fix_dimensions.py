@@ -1,4 +1,4 @@
-"""Symbolic dimensions get sizes, in the model and in its training."""
+"""Symbolic dimensions are replaced by sizes, in the model and in its training."""
 
 import onnx
 import onnxruntime

@@ -1,4 +1,4 @@
-"""Gelu as exporters write it becomes one node of ONNX Runtime's, where nobody looks inside."""
+"""Gelu as exporters write it becomes one node of ONNX Runtime's, unless a value inside is needed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_training_is_the_same(nodes):
     ("nodes", "pattern", "again"),
     [
         (EXACT["as PyTorch writes it"], "y", ["Gelu"]),
-        (EXACT["as PyTorch writes it"], "e", []),  # what is inside is never kept
+        (EXACT["as PyTorch writes it"], "e", []),  # values inside are never kept
         (TANH["as PyTorch writes it"], "y", ["FastGelu"]),
         (TANH["as PyTorch writes it"], "t", []),
     ],

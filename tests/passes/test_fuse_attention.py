@@ -1,4 +1,4 @@
-"""Attention as exporters write it becomes one node, where it is attention and nobody looks inside."""
+"""Attention as exporters write it becomes one node, unless a value inside is needed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ OTHERS = {
 class Attention(OpRun):
     op_domain = "onnxtrain"
 
-    def _run(self, q, k, v, bias=None, scale=None, zero_empty_rows=None, **others):  # those of the standard's
+    def _run(self, q, k, v, bias=None, scale=None, zero_empty_rows=None, **others):  # the standard's names
         scores = scale * np.einsum("bshd,bthd->bhst", q, k) + (0 if bias is None else bias)
         with np.errstate(invalid="ignore", divide="ignore"):
             log_sum = np.log(np.exp(scores).sum(axis=-1))
@@ -89,7 +89,7 @@ def model(nodes, outputs="float[b, s, 2, 4] y", inputs=INPUTS, *, before=BEFORE,
 
 
 def in_double(proto):
-    """The same model of type double."""
+    """Return the same model of type double."""
     for value in (*proto.graph.input, *proto.graph.output):
         if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
             value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
@@ -228,7 +228,7 @@ def test_reshape_to_the_same_shape_is_passed():
 
 
 def test_split_after_transposition():
-    """As nn.MultiheadAttention has it: [t, b * heads, d], transposed, then split."""
+    """Split the transposed [t, b * heads, d] as nn.MultiheadAttention does."""
     inputs = "float[7, 6, 3] q, float[7, 6, 3] k, float[7, 6, 4] v"
     nodes = (
         "a0 = Transpose<perm=[1,0,2]>(q) a = Reshape(a0, sizes) j0 = Transpose<perm=[1,2,0]>(k) "
@@ -245,7 +245,7 @@ def test_split_after_transposition():
 
 
 def test_shared_factors_and_results_stay():
-    """Scaled keys that others read are taken as they are; what reads the result with heads first finds it."""
+    """Keep scaled keys that others read, and the result with heads first where something reads it."""
     given = model(
         "r = Mul(j, c) n = MatMul(a, r) " + SOFTMAX + "o = MatMul(p, w) y = Transpose<perm=[0,2,1,3]>(o) "
         "x = ReduceSum(r) z = Transpose<perm=[0,2,1,3]>(o)",
@@ -315,7 +315,7 @@ def layer():
     constants = {name: rng.normal(size=shape).astype(np.float32) for name, shape in WEIGHTS.items()}
     constants |= {"heads": np.asarray([0, 0, 2, 3]), "merged": np.asarray([0, 0, 6])}
     constants |= {name: np.float32(value) for name, value in (("c", 0.5), ("inf", -np.inf), ("zero", 0.0))}
-    constants["mask"] = np.tri(4, 4, -1, dtype=bool)  # the first row is masked altogether
+    constants["mask"] = np.tri(4, 4, -1, dtype=bool)  # the first row is fully masked
     proto = parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 18]> f (float[n, 4, 6] x) => (float[n, 4, 6] y) {{ {LAYER} }}'
     )
@@ -334,7 +334,7 @@ def test_attention_is_recomputed_where_its_result_is(pattern, again):
 def test_training_is_the_same():
     proto, (inputs, targets) = layer()
     (plain_losses, plain), (losses, trainer) = trained_both_ways(proto, list(WEIGHTS), inputs, targets)
-    lowered = onnxtrain.lower(trainer.training_model(), kernels=True)  # the size of a batch is open
+    lowered = onnxtrain.lower(trainer.training_model(), kernels=True)  # the batch size is dynamic
     operators = {node.op_type for node in lowered.graph.node}
     assert {"Attention", "AttentionGradient"} <= operators
     assert not {"Softmax", "SoftmaxGradient", "IsNaN"} & operators

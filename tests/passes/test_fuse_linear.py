@@ -1,4 +1,4 @@
-"""Products with weights become one node each, with bias and Relu, where a gradient flows and nobody looks inside."""
+"""Linear layers become one node each, with bias and Relu, where a gradient flows and no value inside is needed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Linear(OpRun):
 
 
 def model(nodes: str, xs: str = "w", more: str = "", kind: str = "float") -> onnx.ModelProto:
-    """Nodes that give y, its sum, and a gradient of the sum by some xs."""
+    """Return nodes that compute y, its sum, and a gradient of the sum by some xs."""
     given = f"{INPUTS}, float[3] f, float[n, 3, 2] d{more}".replace("float", kind)
     names = xs.split()
     proto = parser.parse_model(
@@ -118,7 +118,7 @@ def fused(proto: onnx.ModelProto, recompute: tuple[str, ...] = ()) -> ir.Graph:
 
 
 def assert_same(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
-    """The loss, from models without their gradients."""
+    """Compare the losses of models without their gradients."""
     rng, results = np.random.default_rng(0), []
     feeds = {}
     for value in before.graph.input:
@@ -247,7 +247,7 @@ def test_other_types_stay():
 
 @pytest.mark.parametrize("shape", ["float", "float[c]"])
 def test_what_has_no_known_shape_stays(shape):
-    """An x of unknown rank may be a vector; a vector of unknown length may be one number."""
+    """Keep an x of unknown rank, which may be a vector, and a vector of unknown length, which may be one number."""
     declared = model("m = MatMul(x, w) y = Add(m, q)", more=", float[n] q")
     unknown = next(value for value in declared.graph.input if value.name == ("x" if shape == "float" else "q"))
     unknown.type.tensor_type.shape.Clear()
@@ -287,7 +287,7 @@ def test_outputs_keep_their_names(name):
 @pytest.mark.parametrize("attribute", ["y", "zs"])
 @pytest.mark.parametrize(("name", "apart"), [("m", True), ("y", False), ("h", False)])
 def test_values_that_a_gradient_names_stay(name, apart, attribute):
-    """Without reading them, as y, or as what is held constant."""
+    """Keep values that a Gradient node names without reading them, as y or as zs."""
     proto = model("h = Identity(x) t = Transpose(v) m = MatMul(h, t) y = Add(m, b)", "v")
     node = proto.graph.node[-1]
     if attribute == "y":
@@ -305,7 +305,7 @@ def test_named_transposition_is_the_weight():
 
 
 def test_gradient_at_another_point_knows_the_shapes():
-    """ONNX's inference does not know the operator: copies of it on a weight of the same shape keep what they had."""
+    """Keep shapes of copies of the operator, which ONNX's inference does not know."""
     proto = model("m = MatMul(x, w) a = Add(m, b) y = LayerNormalization(a, b)", more=", float[3, 4] other")
     proto.graph.node[-1].input[0] = "other"
     working = infer_shapes(ir.from_proto(proto))
@@ -407,7 +407,7 @@ def test_only_wanted_gradients_are_computed():
 
 @pytest.mark.parametrize(("patterns", "exactly"), [(["layer2*"], True), (["layer*"], True), (["layer2/bias"], False)])
 def test_recomputed_layers_train_the_same(patterns, exactly):
-    """Bit by bit where the patterns do not part a product from its bias."""
+    """Compare bit by bit where the patterns do not separate a matmul from its bias."""
     losses = []
     for recompute in ((), patterns):
         trainer = onnxtrain.Trainer(net(), loss="mean_squared_error", recompute=recompute, threads=1)

@@ -1,4 +1,4 @@
-"""RMS norms as exporters write them become one node of ONNX Runtime's, where nobody looks inside."""
+"""RMS norms as exporters write them become one node of ONNX Runtime's, unless a value inside is needed."""
 
 import numpy as np
 import pytest

@@ -24,7 +24,7 @@ needs_kernels = pytest.mark.skipif(not kernels_available(), reason="the native k
 
 
 def arrays(operator: str, given: str, directions: int = 1) -> dict[str, np.ndarray]:
-    """Inputs of a node: x, w and r, and those of the optional ones whose first letter is given."""
+    """Return inputs of a node: x, w and r, and the optional ones whose first letter is given."""
     rng = np.random.default_rng(3)
     gates = GATES[operator] * HIDDEN
     state = (directions, BATCH, HIDDEN)
@@ -53,7 +53,7 @@ def model(
     second: bool = False,
     **attributes: object,
 ) -> onnx.ModelProto:
-    """A recurrent node, the sum of what its results are times some numbers, and a Gradient node by some xs.
+    """Return a recurrent node, the sum of its weighted results, and a Gradient node by some xs.
 
     With ``second`` also the gradient of the sum of the squares of these gradients.
     """
@@ -156,7 +156,7 @@ def test_results_that_the_model_leaves_out(outputs):
 @needs_kernels
 @pytest.mark.parametrize("operator", ["LSTM", "GRU", "RNN"])
 def test_second_derivatives(operator):
-    """A penalty on gradients, as of those by the inputs of a critic."""
+    """Differentiate a penalty on gradients by the inputs, as in a critic."""
     feeds = arrays(operator, "bh")
     proto = model(operator, feeds, "x w r b h0", second=True)
     assert any(node.op_type == "Scan" for node in lowered(proto, kernels=True).graph.node)
@@ -223,7 +223,7 @@ def test_nodes_that_stay():
 @needs_kernels
 @pytest.mark.parametrize("operator", ["LSTM", "GRU", "RNN"])
 def test_training_is_the_same(operator):
-    """Two layers, the second over the results of the first."""
+    """Train two layers, the second over the results of the first."""
     gates = GATES[operator] * HIDDEN
     rng = np.random.default_rng(0)
     shapes = {"w1": (1, gates, SIZE), "r1": (1, gates, HIDDEN), "w2": (1, gates, HIDDEN), "r2": (1, gates, HIDDEN)}
@@ -277,7 +277,7 @@ def test_other_first_states_stay(made):
 
 
 def with_first_states(operator: str, made: str, number: float) -> onnx.ModelProto:
-    """A model whose first states are constants of one number."""
+    """Return a model whose first states are constants of one number."""
     feeds = arrays(operator, "bhc" if operator == "LSTM" else "bh")
     proto = model(operator, feeds)
     for name in ("h0", "c0") if operator == "LSTM" else ("h0",):
@@ -294,7 +294,7 @@ def with_first_states(operator: str, made: str, number: float) -> onnx.ModelProt
 
 
 def left_out(proto: onnx.ModelProto) -> set[str]:
-    """The first states that the fused node has not."""
+    """Return the first states that the fused node lacks."""
     working = infer_shapes(ir.from_proto(proto))
     fuse_recurrent(working)
     (node,) = [node for node in working.graph if node.domain == "onnxtrain"]

@@ -1,4 +1,4 @@
-"""Layers with Relu are one node forwards and one back, with the bits that they have as several."""
+"""Linear layers with Relu are one node forward and one backward, with the same bits as separate nodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model(nodes: str = LAYERS, kind: str = "float", outputs: str = "") -> onnx.M
 
 
 def with_gradient(given: onnx.ModelProto, xs: str) -> onnx.ModelProto:
-    """The sum of y has a gradient by what is named."""
+    """Add the gradient of the sum of y by the named values."""
     proto = onnx.ModelProto()
     proto.CopyFrom(given)
     names = xs.split()
@@ -58,14 +58,14 @@ def with_gradient(given: onnx.ModelProto, xs: str) -> onnx.ModelProto:
 
 
 def lowered(proto: onnx.ModelProto, xs: str = "u v w b", **options: Any) -> ir.Model:
-    """The graph for a session with that gradient."""
+    """Return the graph for a session with that gradient."""
     working = infer_shapes(ir.from_proto(with_gradient(proto, xs)))
     working.metadata_props.update(GradientOptions(**options).entries())
     return lower_graph(working, kernels=True)
 
 
 def operators(working: ir.Model) -> list[str]:
-    """Those of this project, with their activations."""
+    """Return the operators of this project, with their activations."""
     return [
         node.op_type + (" Relu" if "activation" in node.attributes else "")
         for node in working.graph
@@ -81,7 +81,7 @@ def run(working: ir.Model, **feeds: np.ndarray) -> list[np.ndarray]:
 
 
 def assert_same_bits(monkeypatch: pytest.MonkeyPatch, proto: onnx.ModelProto, xs: str, **options) -> ir.Model:
-    """Of all results, with layers as one node forwards and one back, and as five; returns the former."""
+    """Compare all results of layers as one node forward and one backward with those of five; returns the former."""
     kind = helper.tensor_dtype_to_np_dtype(proto.graph.input[0].type.tensor_type.elem_type)
     x = np.random.default_rng(1).normal(size=(ROWS, proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value))
     working = lowered(proto, xs, **options)
@@ -103,7 +103,7 @@ def test_a_layer_is_two_nodes(monkeypatch, kind):
 
 
 def test_the_input_of_the_first_layer(monkeypatch):
-    """The gradient by what is no result of Relu, and that by the weight, are of two nodes."""
+    """Use two nodes for the gradient by an input without Relu and the gradient by the weight."""
     working = assert_same_bits(monkeypatch, model(), "x u v w b")
     backwards = ["LinearGradient Relu", "LinearGradient Relu", "Linear", "LinearWeightGradient"]
     assert sorted(operators(working)[3:]) == sorted(backwards)
@@ -121,7 +121,7 @@ def test_the_input_of_the_first_layer(monkeypatch):
     ],
 )
 def test_nothing_is_computed_for_frozen_weights(monkeypatch, xs, backwards):
-    """And nothing is kept for them: no node reads an x for a weight's gradient that nobody wants."""
+    """Check that no node reads an x for a frozen weight's gradient."""
     assert operators(assert_same_bits(monkeypatch, model(), xs))[-len(backwards) :] == backwards
 
 
@@ -141,13 +141,13 @@ def test_a_gradient_that_is_added_to_others_stays_apart(monkeypatch, nodes, outp
 
 
 def test_an_activation_that_is_an_output(monkeypatch):
-    """It is read, and its gradient is not added to."""
+    """Check an activation that is read, and whose gradient is not added to."""
     working = assert_same_bits(monkeypatch, model(outputs=f", float[n, {WIDTH}] h"), "u v w b")
     assert operators(working).count("LinearGradient Relu") == 2
 
 
 def test_a_gradient_that_is_an_output_stays_apart(monkeypatch):
-    """That by the result of a Relu itself."""
+    """Check the gradient by the result of a Relu itself."""
     proto = model("a = MatMul(x, u) h = Relu(a) c = MatMul(h, v) y = Tanh(c)")
     working = lowered(proto, "h v")
     assert "LinearGradient Relu" not in operators(working)
@@ -177,7 +177,7 @@ def test_recomputed_layers_give_the_same_bits(recompute):
 
 
 def wide(stored: type) -> onnx.ModelProto:
-    """Two layers of 64 units, the least that is rounded, with weights in 16 bits that become floats."""
+    """Return two layers of 64 units, the least that is rounded, with 16-bit weights cast to float."""
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> f (float[n, 64] x) => (float[n, 64] y) { fu = Cast<to=1>(u) '
         "fv = Cast<to=1>(v) a = MatMul(x, fu) h = Relu(a) c = MatMul(h, fv) k = Relu(c) p = MatMul(k, w) y = Tanh(p) }"
@@ -204,14 +204,14 @@ def test_weights_of_16_bits_are_read_and_factors_rounded(monkeypatch, stored, co
 
 
 def test_second_derivative():
-    """The nodes of a first derivative are differentiated through their bodies."""
+    """Differentiate the nodes of a first derivative through their bodies."""
     proto = model("a = Gemm(x, u, b) h = Relu(a) c = MatMul(h, v) y = Sin(c)", "double")
     first = lowered(proto, "u v")
     assert "LinearGradient Relu" in operators(first)
     made = ir.to_proto(first)
     del made.graph.output[0]
     feeds = {"x": np.random.default_rng(3).normal(size=(ROWS, WIDTH))}
-    for value in list(made.graph.initializer):  # what is trained becomes an input
+    for value in list(made.graph.initializer):  # trained weights become inputs
         if value.name in "uv":
             feeds[value.name] = numpy_helper.to_array(value)
             made.graph.input.append(helper.make_tensor_value_info(value.name, value.data_type, value.dims))
@@ -239,7 +239,7 @@ def test_training_is_the_same_to_the_bit(monkeypatch):
 
 
 def chain(*, other_x: bool = False, uses: int = 1, output: bool = False, activation: bool = False) -> ir.Graph:
-    """A gradient of a product, and one of Relu that reads it."""
+    """Return a gradient of a linear layer, and a gradient of Relu that reads it."""
     dy, w, x, z = (ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT)) for name in ("dy", "w", "x", "z"))
     attributes = [ir.AttrString("activation", "Relu")] if activation else []
     product = ir.Node("onnxtrain", "LinearGradient", [dy, w, x], attributes, num_outputs=2)

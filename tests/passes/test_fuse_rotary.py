@@ -1,4 +1,4 @@
-"""Rotary embeddings as exporters write them become one node of ONNX Runtime's, where tables and shapes say enough."""
+"""Rotary embeddings as exporters write them become one node of ONNX Runtime's, if tables and shapes allow it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_tables_that_the_graph_computes(computed, positions, divided):
 
 
 def test_tables_of_many_sums_are_looked_at_once_each():
-    """Each adds the one before to itself: by ways through them they are more than can be counted."""
+    """Add each table to itself: the paths through them are too many to visit."""
     sums = " ".join(f"a{number + 1} = Add(a{number}, a{number})" for number in range(60))
     nodes = COMPUTED.replace("d = Concat", "a0 = Concat").replace("c0 =", f"{sums} d = Mul(a60, tiny) c0 =")
     given = model(nodes + WAYS["as PyTorch writes it"], {"tiny": np.float32(0.5**60)})
@@ -196,7 +196,7 @@ def test_what_a_gradient_names_stays(named, fused):
     given.graph.node.append(helper.make_node("Gradient", [named], ["dx"], **attributes))
     found = passed(given, fuse_rotary)
     assert ("RotaryEmbedding" in operators(found)) == fused
-    if fused:  # and what depended on x still does
+    if fused:  # dependents of x still depend on x
         assert next(node for node in found.graph.node if node.op_type == "RotaryEmbedding").input[0] == "x"
 
 
@@ -236,7 +236,7 @@ def test_frequencies_that_are_trained_have_their_gradient():
 
 def test_fused_node_is_recomputed_where_its_result_is():
     assert recomputed(net(), "y", ["w"], *batch()) != []
-    assert recomputed(net(), "r", ["w"], *batch()) == []  # what is inside is never kept
+    assert recomputed(net(), "r", ["w"], *batch()) == []  # values inside are never kept
 
 
 @pytest.mark.torch

@@ -1,4 +1,4 @@
-"""Updates that take clipping by norm and masks in: which nodes become which, and that training stays the same."""
+"""Updates fused with clipping by norm and masks: which nodes become which, and training stays the same."""
 
 from __future__ import annotations
 

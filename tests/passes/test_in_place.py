@@ -1,4 +1,4 @@
-"""The proof that a state may be updated where it stands, on graphs that are safe and on graphs that are not."""
+"""The proof that a state may be updated in place, on safe and on unsafe graphs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_proof_holds_on_the_graph_that_onnxruntime_runs(build: str, kernels: boo
 
 
 def test_second_buffers_give_the_same_weights_as_fresh_sessions() -> None:
-    """Bodies update tensor by tensor, so some states need two buffers: check them against pure functions."""
+    """Compare bodies, which update tensor by tensor and need second buffers, with pure functions."""
     model = onnxtrain.examples.mlp((5, 7, 6, 3))
     training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum(0.1))
     session = TrainingSession(training, options=onnxtrain.RuntimeOptions(kernels=False))

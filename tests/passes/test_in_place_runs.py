@@ -30,7 +30,7 @@ LENGTH, WIDTH, HIDDEN = 3, 4, 5
 
 
 def recurrent(operator: str) -> onnx.ModelProto:
-    """One recurrent layer and a linear one over the last state."""
+    """Return one recurrent layer and a linear one over the last state."""
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[operator]
     model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
         g (float[N,{LENGTH},{WIDTH}] x) => (float[N,3] y) {{
@@ -52,7 +52,7 @@ def recurrent(operator: str) -> onnx.ModelProto:
 
 
 def scan() -> onnx.ModelProto:
-    """A recurrence that is written out, whose body reads the weights of its surroundings, one of them twice."""
+    """Return a recurrence written out, whose body reads the outer weights, one of them twice."""
     model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
         g (float[N,{LENGTH},{WIDTH}] x) => (float[N,3] y) {{
             t = Transpose<perm = [1, 0, 2]>(x)
@@ -96,13 +96,13 @@ OPTIMIZERS = {
 
 
 def metadata(graph: onnx.ModelProto) -> tuple[dict[str, str], list[str]]:
-    """The states of a step graph, and those that may be in place."""
+    """Return the states of a step graph, and those that may be in place."""
     entries = {entry.key: entry.value for entry in graph.metadata_props}
     return json.loads(entries["onnxtrain.states"]), json.loads(entries["onnxtrain.in_place"])
 
 
 def eager(graph: onnx.ModelProto, in_place: list[str], seed: int) -> onnx.ModelProto:
-    """The same graph in the order that is worst: writers as early as their inputs allow, all else as late."""
+    """Return the graph in the worst order: writers as early as their inputs allow, all else as late."""
     result = onnx.ModelProto()
     result.CopyFrom(graph)
     nodes = list(result.graph.node)
@@ -155,7 +155,7 @@ def open_session(graph: onnx.ModelProto, run: str, shared: list[str]) -> onnxrun
 
 
 class Stepper:
-    """Steps a graph on buffers of its own, one for each state in ``shared`` and two for the others."""
+    """Step a graph on its own buffers, one for each state in ``shared`` and two for the others."""
 
     def __init__(self, graph: onnx.ModelProto, shared: list[str], run: str = "as written") -> None:
         self.states = metadata(graph)[0]
@@ -245,7 +245,7 @@ def test_what_the_metadata_lists_may_be_in_place(name: str, optimizer: str, accu
 
 
 def test_other_states_may_not() -> None:
-    """The reason for the list, and for the test above: it finds out what is wrong."""
+    """Show the reason for the list, and that the test above detects an error."""
     model = training("mlp", "Momentum")
     feeds, values = feeds_of("mlp", model), first_values(model)
     graph = onnxtrain.lower(model)

@@ -15,7 +15,7 @@ ADDED = "t = ReduceSum <keepdims = 0> (q)  n = Add(s, t)"
 
 
 def model(step=ADDED, initial=0.0, direction=0):
-    """y = sum over the slices of X of exp(tanh(slice W))."""
+    """Return y = sum over the slices of X of exp(tanh(slice W))."""
     made = parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 18]> f (float[5, 3, 4] x) => (float y)
         {{ y = Scan <num_scan_inputs = 1, scan_input_directions = [{direction}], body = step
@@ -28,7 +28,7 @@ def model(step=ADDED, initial=0.0, direction=0):
 
 
 def gradient(given, monkeypatch, joined):
-    """The model with its gradient, with the pass or without, and what it gives."""
+    """Return the model with its gradient, with the pass or without, and its results."""
     with monkeypatch.context() as patch:
         if not joined:
             patch.setattr(pipeline, "join_scans", lambda graph: None)

@@ -1,4 +1,4 @@
-"""Optimizers that a provider has kernels of stay nodes; all else is standard operators."""
+"""Optimizers with kernels of the provider stay nodes; all else is standard operators."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 import onnxtrain
 from onnxtrain.errors import OperatorError
 from onnxtrain.passes.lower import lower_entry
-from onnxtrain.passes.merge_algorithm import join
+from onnxtrain.passes.merge_algorithm import merge_algorithm
 from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.passes.portable.keep_provider_optimizers import keep_provider_optimizers
 
@@ -98,7 +98,7 @@ def test_clipping_and_masks_are_inside(options, masked, kept):
         onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy", optimizer="adam", **options
     )
     trainer.set_masks({name: np.ones(trainer.parameters[name].shape, bool) for name in masked})
-    lowered = lower_entry(join(trainer.training_model(), 0), kernels=False, updates={"Adam"})
+    lowered = lower_entry(merge_algorithm(trainer.training_model(), 0), kernels=False, updates={"Adam"})
     found = kinds(lowered.model)
     assert {name: found[name] for name in kept} == kept
     assert found["Where"] == 0

@@ -25,7 +25,7 @@ def graph_inputs(made) -> list[np.ndarray]:
 @pytest.mark.parametrize(("name", "attributes"), CASES, ids=IDS)
 def test_outputs_have_the_types_and_shapes_of_their_inputs(name, attributes, shapes):
     made = problem(name, attributes, [((2, 3), np.float32), ((4,), np.float64)])
-    made.tensors[2] = made.tensors[2][:1]  # a gradient that broadcasts says nothing of the output
+    made.tensors[2] = made.tensors[2][:1]  # a broadcast gradient does not determine the output's shape
     count = len(made.old)
     model = ir.from_proto(model_of(name, graph_inputs(made), attributes, outputs=count, shapes=shapes))
     node = model.graph[0]
@@ -45,7 +45,7 @@ def test_other_nodes_are_left_alone():
 
 
 def test_inference_of_a_whole_model_goes_on_behind_ssgd():
-    """ONNX knows nothing of SSGD; a node that reads its output is inferred all the same."""
+    """Infer a node that reads the output of SSGD, which ONNX does not know."""
     made = problem("SSGD", {}, [((2, 3), np.float32)])
     proto = model_of("SSGD", graph_inputs(made), {}, outputs=1)
     proto.graph.node.insert(0, helper.make_node("Relu", ["i0"], ["x"]))
@@ -82,7 +82,7 @@ def test_names_of_inputs_and_outputs_stay_and_the_training_domain_goes():
 
 
 def test_two_optimizers_in_one_graph():
-    """The second takes up where the first ended: two steps in one model."""
+    """Let the second start from the results of the first: two steps in one model."""
     made = problem("Momentum", ATTRIBUTES["Momentum"][0], [((3,), np.float32)])
     proto = model_of("Momentum", graph_inputs(made), made.attributes, outputs=2)
     second = onnx.NodeProto()
@@ -101,7 +101,7 @@ def test_two_optimizers_in_one_graph():
 
 
 def in_a_branch(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The optimizer runs where ``condition`` holds; else its X passes."""
+    """Run the optimizer where ``condition`` holds; else return X."""
     update = helper.make_graph([proto.graph.node[0]], "then", [], [helper.make_empty_tensor_value_info("o0")])
     keep = helper.make_graph(
         [helper.make_node("Identity", ["i0"], ["same"])], "else", [], [helper.make_empty_tensor_value_info("same")]

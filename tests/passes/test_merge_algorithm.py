@@ -6,7 +6,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnxtrain
-from onnxtrain.passes.merge_algorithm import MINIMUM_OPSET, join
+from onnxtrain.passes.merge_algorithm import MINIMUM_OPSET, merge_algorithm
 
 PARAMETERS = ["layer1.weight", "layer1.bias"]
 STATES = ["T", *(f"{name}/{letter}" for letter in "VH" for name in PARAMETERS), *PARAMETERS]
@@ -23,7 +23,7 @@ def training_model(**options):
 
 def test_states_are_inputs_and_other_tensors_initializers():
     model = training_model()
-    entry = join(model, 0)
+    entry = merge_algorithm(model, 0)
     graph = entry.model.graph
     assert sorted(entry.states) == sorted(STATES)
     assert entry.updates == {name: f"{name}_new" for name in STATES}
@@ -41,7 +41,7 @@ def test_nodes_stand_behind_what_they_read():
     nodes = list(model.training_info[0].algorithm.node)
     del model.training_info[0].algorithm.node[:]
     model.training_info[0].algorithm.node.extend(reversed(nodes))
-    graph = join(model, 0).model.graph
+    graph = merge_algorithm(model, 0).model.graph
     known = {*graph.inputs, *graph.initializers.values()}
     for node in graph:
         assert known.issuperset(value for value in node.inputs if value is not None), node.op_type
@@ -50,7 +50,7 @@ def test_nodes_stand_behind_what_they_read():
 
 @pytest.mark.parametrize(("index", "results"), [(0, ["loss"]), (1, ["loss"])])
 def test_each_entry_has_the_states_of_the_whole_training(index, results):
-    entry = join(training_model(accumulate=True), index)
+    entry = merge_algorithm(training_model(accumulate=True), index)
     own = {f"{name}/accumulated" for name in PARAMETERS} | {"accumulated_weight", "accumulated_loss"}
     assert set(entry.states) == {*STATES, *own}
     assert own <= set(entry.updates)
@@ -61,7 +61,7 @@ def test_each_entry_has_the_states_of_the_whole_training(index, results):
 def test_an_old_model_is_upgraded_and_options_are_kept():
     model = training_model(opset=13, straight_through=True, recompute="*")
     old = [item.version for item in model.opset_import if not item.domain]
-    entry = join(model, 0)
+    entry = merge_algorithm(model, 0)
     assert entry.model.graph.opset_imports[""] >= max(MINIMUM_OPSET, *old)
     assert entry.model.metadata_props["onnxtrain.straight_through"] == "true"
     assert entry.model.metadata_props["onnxtrain.recompute"] == '["*"]'
@@ -71,5 +71,5 @@ def test_the_model_is_left_as_it_was():
     model = training_model()
     before = onnx.ModelProto()
     before.CopyFrom(model)
-    join(model, 0)
+    merge_algorithm(model, 0)
     assert model == before

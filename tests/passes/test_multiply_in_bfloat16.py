@@ -1,4 +1,4 @@
-"""Products in bfloat16: which are, what they read, and what they compute."""
+"""Linear layers in bfloat16: which are chosen, and what they read and compute."""
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +20,7 @@ STORED = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bflo
 
 
 def product(stored="float", *, inputs=WIDE, outputs=WIDE, kind="float"):
-    """y = -(g x) w, of a weight that is stored in a type, with a gain g."""
+    """Return y = -(g x) w with a weight stored in a type and a gain g."""
     w = "w" if stored == kind else "v"
     made = f"v = Cast<to={1 if kind == 'float' else 11}>(w)" if stored != kind else ""
     model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
@@ -37,7 +37,7 @@ def product(stored="float", *, inputs=WIDE, outputs=WIDE, kind="float"):
 
 
 def few_bits():
-    """y = -(g x) wᵀ by MatMulNBits."""
+    """Return y = -(g x) wᵀ by MatMulNBits."""
     model, _, gain = product()
     del model.graph.node[:], model.graph.initializer[:]
     nodes = [
@@ -58,7 +58,7 @@ def few_bits():
 
 
 def lowered(proto, of="gain", compute="bfloat16", *, kernels=True):
-    """The graph for a session, with the gradient of y by what is named."""
+    """Return the graph for a session, with the gradient of y by the named values."""
     working = infer_shapes(ir.from_proto(proto))
     working.metadata_props.update(GradientOptions(compute=compute).entries())
     xs = [working.graph.initializers[of]] if of else []
@@ -67,7 +67,7 @@ def lowered(proto, of="gain", compute="bfloat16", *, kernels=True):
 
 
 def products(working):
-    """The products of this project, and in what they are computed."""
+    """Return this project's linear layers, and the type that each computes in."""
     return sorted(
         (node.op_type, node.attributes["compute"].value if "compute" in node.attributes else "float32")
         for node in working.graph
@@ -97,7 +97,7 @@ def test_forward_and_gradient_round_their_factors(stored):
     np.testing.assert_allclose(-y, rounded(x * gain) @ rounded(w), atol=1e-4)
     expected = -(x * (np.ones((ROWS, WIDE)) @ rounded(w).T)).sum(0)
     np.testing.assert_allclose(dgain, expected, rtol=1e-4, atol=1e-3)
-    assert np.abs(y + (x * gain).astype(np.float64) @ w).max() > 1e-3  # what is not rounded is something else
+    assert np.abs(y + (x * gain).astype(np.float64) @ w).max() > 1e-3  # unrounded results differ
 
 
 @pytest.mark.parametrize("stored", ["float16", "bfloat16"])

@@ -1,4 +1,4 @@
-"""Gradients that are announced: where the nodes stand, what they call, and that nothing is copied for them."""
+"""Gradient-ready notifications: positions of the nodes, the function called, no copies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.
 
 
 def entry(passed=()):
-    """The entry that adds gradients up, with its groups; gradients that are passed on are no states."""
+    """Return the entry that sums gradients, with its groups; gradients that are passed on are no states."""
     made = onnxtrain.Trainer(
         onnxtrain.examples.mlp((8, 16, 16, 4)), loss="softmax_cross_entropy", accumulate=2, options=RuntimeOptions(1)
     )
@@ -61,7 +61,7 @@ def test_each_group_is_announced_behind_its_last_gradient():
 def test_the_function_gets_the_gradients_of_its_group(passed):
     found = {}
 
-    @FUNCTION  # which has to live as long as it may be called
+    @FUNCTION  # must live as long as it may be called
     def take(group, addresses, count):
         for place, name in enumerate(GROUPS[group]):
             shape = shapes[name]

@@ -1,4 +1,4 @@
-"""Updates in the backward pass: how many, where they stand, what they wait for, and that training stays the same."""
+"""Optimizer in backward: number and order of updates, what they wait for, and training stays the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def trainer(optimizer="adam", activation="relu", **options):
 
 
 def updates(made, *names):
-    """Positions of the updates among all nodes, of the `After` before them, and how many nodes there are."""
+    """Return positions of the updates and of the `After` nodes before them, and the number of nodes."""
     nodes = [node.op_type for node in made._session._steps[0].step.model.graph]
     found = [place for place, name in enumerate(nodes) if name in names]
     return found, [place for place, name in enumerate(nodes) if name == "After"], len(nodes)
@@ -62,10 +62,10 @@ def test_training_is_the_same_to_the_bit_as_with_one_update(monkeypatch, optimiz
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_updates_stand_where_their_gradients_come(small_parts, activation):
     places, waits, count = updates(trainer(activation=activation), "Adam")
-    assert len(places) == 2  # what is left at the end is less than a part, and goes with the last
+    assert len(places) == 2  # the rest is smaller than a part and joins the last
     assert places[0] < count - 2  # nodes of the backward pass follow
-    # The first update writes the weights of a layer that the gradient of its input is computed from: in the node that
-    # gives the gradient of the weights, where relu is before the layer, else in one of its own.
+    # The first update writes the weights that the gradient of the layer's input reads: in the node that computes
+    # the gradient of the weights, where Relu is before the layer, else in a separate one.
     assert waits == ([] if activation == "relu" else [places[0] - 1])
 
 

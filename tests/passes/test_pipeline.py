@@ -37,7 +37,7 @@ def passes() -> dict[str, str]:
 
 
 def home(name: str) -> ModuleType:
-    """The module that defines a pass."""
+    """Return the module that defines a pass."""
     return importlib.import_module(passes()[name])
 
 
@@ -71,7 +71,7 @@ def test_every_pass_says_what_it_requires_and_ensures(name):
 
 
 def listed() -> list[tuple[str, str]]:
-    """The passes of the function in their order, and for which graphs each is."""
+    """Return the passes of the function in order, each with the graphs that it is for."""
     tree = ast.parse(inspect.getsource(pipeline.lower_graph))
     choices = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "kernels"]
     ways = {id(inner): way for node in choices for way, part in branches(node) for inner in ast.walk(part)}
@@ -99,7 +99,7 @@ f (float[n, 4] x) => (float[n, 3] y) <float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_every_pass_leaves_a_valid_model(kernels, monkeypatch):
-    """ONNX's checker and shape inference take what every pass leaves, where it holds standard operators only."""
+    """Run ONNX's checker and shape inference after every pass, where the graph has standard operators only."""
     seen = []
 
     def checked(name, function):

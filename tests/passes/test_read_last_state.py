@@ -1,4 +1,4 @@
-"""What takes the last step of a recurrent layer takes its last state."""
+"""Readers of the last step of a recurrent layer read its last state instead."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(
     results: tuple[str, ...] = (),
     **attributes: object,
 ) -> onnx.ModelProto:
-    """A layer, a step of it behind Squeeze and Transpose, a loss of that, and a Gradient node."""
+    """Return a layer, a step of it behind Squeeze and Transpose, a loss of that, and a Gradient node."""
     directions = 2 if attributes.get("direction") == "bidirectional" else 1
     inputs = ["x", "w", "r", "", "lengths"] if lengths else ["x", "w", "r"]
     nodes = [helper.make_node(operator, inputs, list(outputs), hidden_size=HIDDEN, **attributes)]

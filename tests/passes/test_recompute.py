@@ -1,4 +1,4 @@
-"""Values that are computed again in the backward pass: the same numbers, in less memory."""
+"""Values recomputed in the backward pass: the same numbers, in less memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAIN = ("Tanh", "Sin", "Softplus", "Sigmoid", "Tanh")
 
 
 def blocks(count: int, width: int, *, static: int | None = None) -> onnx.ModelProto:
-    """Residual blocks of a product and a chain of activations."""
+    """Return residual blocks of a matmul and a chain of activations."""
     nodes, weights, last = [], [], "x"
     generator = np.random.default_rng(0)
     for index in range(count):
@@ -70,14 +70,14 @@ def test_no_optimizer_merges_the_copies(tmp_path, static) -> None:
     model = onnxtrain.gradient(blocks(3, 8, static=static), recompute="*/chain*")
     session(model, tmp_path / "optimized.onnx")
     optimized = onnx.load(tmp_path / "optimized.onnx")
-    # Not those of the last block, which would be computed again at once: no gradient arrives before.
+    # Not those of the last block, which would be recomputed at once: no gradient arrives before.
     for operator, forward, again in (("Sin", 3, 2), ("Softplus", 3, 2), ("Tanh", 6, 4)):
         assert count(model, operator) == forward + again
         assert count(optimized, operator) == forward + again
 
 
 def test_copies_wait_for_the_gradient() -> None:
-    """Each copy depends on what the backward pass has computed before it."""
+    """Check that each copy depends on a result of the backward pass before it."""
     model = onnxtrain.gradient(blocks(3, 8), recompute="*/chain*")
     depends: dict[str, set[str]] = {}
     for node in model.graph.node:
@@ -134,7 +134,7 @@ print(peak() - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
 def test_memory_falls() -> None:
-    """2 MiB an activation, 56 of them: of each block's seven values one is left."""
+    """Keep one of the seven values of each of eight blocks; an activation has 2 MiB."""
     peaks = []
     for patterns in ((), ("*/chain*", "*/product"), "layers"):
         code = MEASURE.format(folder=str(Path(__file__).parent), patterns=patterns)
@@ -144,7 +144,7 @@ def test_memory_falls() -> None:
 
 
 def named(name):
-    """Two nodes, the second without a name, and their sum."""
+    """Return two nodes, the second without a name, and their sum."""
     return parser.parse_model(
         '<ir_version: 9, opset_import: ["" : 18]> g (float[4] x) => (float y)'
         f'{{ ["{name}"] wave = Tanh(x) square = Mul(wave, wave) y = ReduceSum<keepdims=0>(square) }}'

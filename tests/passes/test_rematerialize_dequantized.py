@@ -1,4 +1,4 @@
-"""Frozen weights of few bits: in float while something reads them, and never all at once."""
+"""Frozen low-bit weights are in float only while a node reads them, and never all at once."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,11 @@ from onnx import numpy_helper, parser
 import onnxtrain
 from onnxtrain.runtime.options import RuntimeOptions
 
-SIZE = 160  # as many elements as are dequantized anew
+SIZE = 160  # enough elements to be dequantized at each use
 
 
 def model(kind, layers=3):
-    """Products with frozen weights, dequantized or cast at the beginning; and a head.
+    """Return matmuls with frozen weights, dequantized or cast at the beginning; and a head.
 
     The kernel of MatMul would read float16 itself.
     """
@@ -43,7 +43,7 @@ def test_each_reader_has_its_own_node_that_waits_for_the_others(kind):
     nodes = list(graph)
     unpacking = [node for node in nodes if node.outputs[0].name.partition("/")[0] in ("w0", "w1", "w2")]
     assert {node.op_type for node in unpacking} == {"DequantizeLinear" if kind == "int8" else "Cast"}
-    assert len(unpacking) == 6  # forwards, and for the gradient of what is multiplied
+    assert len(unpacking) == 6  # forward, and for the gradient of the other operand
     for node in unpacking:
         ((reader, _),) = node.outputs[0].uses()
         assert nodes.index(reader) - nodes.index(node) == 1

@@ -1,4 +1,4 @@
-"""Activations that the backward pass gets from their gradient's node instead of keeping them."""
+"""Activations that the backward pass reads from their gradient's node instead of keeping them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lowered(text: tuple[str, ...], *, kernels: bool) -> ir.Model:
 
 
 def givers(made: ir.Model) -> list[ir.Node]:
-    """The gradient nodes that give the activation, too."""
+    """Return the gradient nodes that return the activation, too."""
     activations = ("ClipGradient", "GeluGradient", "ReluGradient")
     return [
         node

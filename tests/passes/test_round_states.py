@@ -1,4 +1,4 @@
-"""States in bfloat16: the rounding in standard operators, and what becomes a part of an update."""
+"""States in bfloat16: rounding in standard operators, and inside updates."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rounded(x, count, seed, kind=onnx.TensorProto.FLOAT):
 
 def samples():
     bits = np.random.default_rng(0).integers(0, 1 << 32, 3000, dtype=np.uint32)
-    # Beside numbers of any exponent: neighbours of powers of two, the largest, the smallest, and none.
+    # Numbers of any exponent, and: neighbours of powers of two, the largest, the smallest, and zero.
     near = (2.0 ** np.arange(-20, 20) * (1 - 2.0**-24)).astype(np.float32)
     odd = [0.0, np.inf, np.nan, 3.4028235e38, 3.39e38, 1e-45, 9e-41, 1.1754942e-38, 1.17549435e-38, 1.0]
     some = np.concatenate([bits.view(np.float32), near, np.asarray(odd, np.float32)])
@@ -95,7 +95,7 @@ def test_training_is_the_same_as_in_standard_operators(optimizer, options):
     y = np.random.default_rng(2).integers(0, 3, (10, 8))
     ways = [trainer(optimizer, kernels=kernels, **options) for kernels in (True, False)]
     losses = [[made.train_step(*batch) for batch in zip(x, y, strict=True)] for made in ways]
-    # A last bit of float32 decides now and then which neighbour a state becomes.
+    # The last bit of float32 sometimes decides the neighbour that a state becomes.
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
     states = [name for name, value in ways[0].states.items() if value.dtype == ml_dtypes.bfloat16]
     assert len(states) == 4 * len(optimizer.states)
@@ -141,7 +141,7 @@ def test_a_state_that_somebody_reads_is_rounded_beside_the_update():
 def test_browsers_have_no_such_type():
     model = trainer(onnxtrain.Adam(0.01)).training_model()
     with pytest.raises(
-        OptionError, match="states, or weights, are bfloat16, which ONNX Runtime's WebGPU provider has not"
+        OptionError, match="states, or weights, are bfloat16, which ONNX Runtime's WebGPU provider lacks"
     ):
         onnxtrain.passes.lower.lower(model, portable="webgpu")
 
@@ -157,7 +157,7 @@ def trained_with(state_dtype):
 
 def test_graphs_for_any_runtime_have_none():
     model = trained_with("8bit").training_model()
-    with pytest.raises(OperatorError, match=r"codeBlockwise: states in 8 bits .* take state_dtype='bfloat16'"):
+    with pytest.raises(OperatorError, match=r"codeBlockwise: states in 8 bits .* use state_dtype='bfloat16'"):
         onnxtrain.lower(model)
 
 

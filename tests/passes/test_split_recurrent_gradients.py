@@ -1,4 +1,4 @@
-"""The products over all steps of a recurrent layer's gradient are nodes of their own."""
+"""The matmuls over all steps of a recurrent layer's gradient are nodes of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ needs_kernels = pytest.mark.skipif(not kernels_available(), reason="the native k
 
 
 def lowered(operators: str, xs: str, direction: str = "forward", *, batch_first: bool = False) -> ir.Model:
-    """Layers one upon the other, the sum of the sine of the last one's Y, and a Gradient node.
+    """Return stacked layers, the sum of the sine of the last one's Y, and a Gradient node.
 
     GRU+ is one with linear_before_reset.
     """
@@ -124,7 +124,7 @@ def test_a_gru_stays():
 @needs_kernels
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_x_that_is_turned_is_turned_again(direction, monkeypatch):
-    """Batches of sequences: X is not kept from the forward pass, for they are there in any case."""
+    """Transpose a batch of sequences again instead of keeping X from the forward pass."""
 
     def turned() -> ir.Model:
         return lowered("LSTM", "w0 r0", direction, batch_first=True)

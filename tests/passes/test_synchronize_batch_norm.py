@@ -1,4 +1,4 @@
-"""Batch normalization by sums over processes: what is in the graph, and what one process makes of it with two parts."""
+"""Synchronized batch normalization: the nodes in the graph, and results of one process with two parts."""
 
 import threading
 
@@ -7,13 +7,13 @@ import pytest
 from onnx import parser
 
 import onnxtrain
+from onnxtrain.distributed import Single
 from onnxtrain.errors import StepError
-from onnxtrain.parallel import Single
 from onnxtrain.runtime.all_reduce import all_reducing
 
 
 class Pretended(Single):
-    """A process that has another one beside it with the same part of every batch."""
+    """Process that has another one beside it with the same part of every batch."""
 
     size = 2
 
@@ -49,7 +49,7 @@ def test_every_normalization_has_a_sum_in_each_direction():
 
 
 def test_the_same_part_twice_is_that_part(batch):
-    """Sums are twice as large, their quotients are what they were; gradients are to be added up, too."""
+    """Check that sums double and their quotients stay; gradients are summed, too."""
     x, y = batch
     twice, once = trainer("sync", Pretended()), trainer("train")
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_the_same_part_twice_is_that_part(batch):
 
 
 def test_sums_are_made_on_the_thread_that_runs_the_session(batch):
-    """MPI need not be open for several threads then."""
+    """Sum on one thread, so that MPI need not support several."""
     threads = set()
 
     class Watched(Pretended):
@@ -107,7 +107,7 @@ f (T[n, 3] x) => (T[n, 3] y) <T[3] s = {1, 2, 3}, T[3] b = {0, 0, 1}, T[3] mean 
 
 @pytest.mark.parametrize("kind", ["float", "double"])
 def test_a_large_mean_leaves_the_variance_its_digits(kind):
-    """Of 1, beside a mean of 1000: sums of squares in single precision would lose it."""
+    """Use a variance of 1 beside a mean of 1000: sums of squares in single precision would lose it."""
     model = parser.parse_model(NORM.replace("T[", f"{kind}["))
     made = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.0)", batch_norm="sync", parallel=Pretended())
     dtype = {"float": np.float32, "double": np.float64}[kind]

@@ -1,4 +1,4 @@
-"""Step graphs for WebGPU have no float64, and nothing that the provider lacks, and step like others."""
+"""Step graphs for WebGPU have no float64 and only operators of the provider, and step like others."""
 
 import numpy as np
 import onnx
@@ -41,7 +41,7 @@ def test_no_float64_and_nearly_the_same_losses(optimizer):
 
 
 def pool(image, **attributes):
-    """A convolution and a pooling of images of some size, whose sum of squares is trained to zero."""
+    """Return a convolution and a pooling of images, whose sum of squares is trained to zero."""
     listed = ", ".join(f"{name} = {value}" for name, value in attributes.items())
     return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
         g (float[N,2,{image}] x) => (float[N,2,a,b] y)
@@ -68,7 +68,7 @@ def losses_of_both(model, options, feeds, loss="softmax_cross_entropy"):
 
 
 def lacking(graph):
-    """What the provider has not."""
+    """Return the nodes that the provider lacks."""
     return [
         node.op_type
         for node in graph.graph.node
@@ -80,7 +80,7 @@ def lacking(graph):
 @pytest.mark.parametrize(("image", "attributes"), POOLINGS, ids=str)
 def test_gradients_of_pooling_need_no_indices(image, attributes):
     rng = np.random.default_rng(0)
-    x = rng.integers(-3, 3, (2, 2, *map(int, image.split(",")))).astype(np.float32)  # whole numbers: maxima that tie
+    x = rng.integers(-3, 3, (2, 2, *map(int, image.split(",")))).astype(np.float32)  # integers: tied maxima
     model = pool(image, **attributes)
     y = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
     feeds = {"x": x, "target": rng.standard_normal(y.shape).astype(np.float32)}
@@ -123,5 +123,5 @@ def test_models_of_float64_are_refused():
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
         g (double[N,2] x) => (double[N,2] y) <double[2,2] w = {1.0, 2.0, 3.0, 4.0}> { y = MatMul(x, w) }""")
     training = onnxtrain.training_model(model, loss="mean_squared_error", optimizer=onnxtrain.Momentum())
-    with pytest.raises(OptionError, match="is float64, which WebGPU has not; convert the model to float32"):
+    with pytest.raises(OptionError, match="is float64, which WebGPU lacks; convert the model to float32"):
         onnxtrain.lower(training, portable="webgpu")

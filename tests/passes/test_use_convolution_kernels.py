@@ -1,4 +1,4 @@
-"""Convolutions of a training step: which go to the native kernel, what they compute, and where they stay standard."""
+"""Convolutions of a training step: which go to the native kernel, their results, and which stay standard."""
 
 from __future__ import annotations
 

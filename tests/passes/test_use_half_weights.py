@@ -1,4 +1,4 @@
-"""Products with weights of 16 bits: which read them as they are stored, and that this changes no bit."""
+"""Linear layers with 16-bit weights: which read them as they are stored, with unchanged bits."""
 
 import ml_dtypes
 import numpy as np
@@ -26,7 +26,7 @@ NODES = {
 
 
 def product(nodes, stored="bfloat16", kind="float", seed=0):
-    """y = tanh(g x w), of a weight w that is stored in 16 bits, with a gain g."""
+    """Return y = tanh(g x w) with a weight w stored in 16 bits and a gain g."""
     to = 1 if kind == "float" else 11
     model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
         g ({kind}[n,{INPUTS}] x) => ({kind}[n,{OUTPUTS}] y) {{
@@ -70,7 +70,7 @@ def test_forward_and_gradient_give_the_bits_of_the_whole_weight(nodes, stored):
     assert len(linears(working)) == 2, "the product and dx"
     assert all(node.op_type not in ("Cast", "MatMul", "Gemm") for node in working.graph)
     found = run(working, x=X)
-    for node in linears(working):  # as they would be with a whole weight in float32
+    for node in linears(working):  # the order that a whole weight in float32 would give
         cast = ir.Node("", "Cast", [node.inputs[1]], [ir.AttrInt64("to", int(ir.DataType.FLOAT))])
         working.graph.insert_before(node, cast)
         node.replace_input_with(1, cast.outputs[0])

@@ -1,4 +1,4 @@
-"""Products with weights of a few bits: which go to the native kernel, and what they compute."""
+"""Matmuls with low-bit weights: which go to the native kernel, and their results."""
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ BLOCKS = 3
 
 
 def model(*, bits=4, zeros="", bias=False, groups=False, level=None, block=BLOCK, dtype=np.float32, behind=True):
-    """y = x wᵀ by ONNX Runtime's operator."""
+    """Return y = x wᵀ by ONNX Runtime's operator."""
     random = np.random.default_rng(bits)
     blocks = -(-INPUTS // block)
     arrays = {

@@ -1,4 +1,4 @@
-"""Recurrent layers whose activation functions have numbers that the model leaves out."""
+"""Recurrent layers whose activation functions have parameters that the model leaves out."""
 
 from __future__ import annotations
 

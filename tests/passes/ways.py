@@ -16,7 +16,7 @@ ONE_THREAD_WITH_KERNELS = onnxtrain.RuntimeOptions(threads=1, kernels=True)
 
 
 def passed(proto: onnx.ModelProto, change: Callable[[ir.Model], None]) -> onnx.ModelProto:
-    """What a pass makes of a model whose shapes are known; names stay unique, and outputs keep theirs."""
+    """Run a pass on a model whose shapes are known; names stay unique, and outputs keep theirs."""
     working = infer_shapes(ir.from_proto(proto))
     change(working)
     names = [output.name for node in working.graph for output in node.outputs]
@@ -28,14 +28,14 @@ def passed(proto: onnx.ModelProto, change: Callable[[ir.Model], None]) -> onnx.M
 
 
 def operators(proto: onnx.ModelProto) -> list[str]:
-    """The operators of a model's nodes, in order."""
+    """Return the operators of a model's nodes, in order."""
     return [node.op_type for node in proto.graph.node]
 
 
 def assert_same_results(
     proto: onnx.ModelProto, other: onnx.ModelProto, feeds: Mapping[str, np.ndarray], atol: float = 1e-6
 ) -> None:
-    """Two models give the same first output in ONNX Runtime."""
+    """Compare the first outputs of two models in ONNX Runtime."""
     before, after = (
         onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
         for model in (proto, other)
@@ -44,14 +44,14 @@ def assert_same_results(
 
 
 def operators_of_step(trainer: onnxtrain.Trainer) -> list[str]:
-    """The operators of the nodes that a trainer's session was made of."""
+    """Return the operators of the nodes in a trainer's session."""
     return [node.op_type for node in trainer._session._steps[0].step.model.graph]
 
 
 def trained_both_ways(
     proto: onnx.ModelProto, train: str | Sequence[str], inputs: np.ndarray, targets: np.ndarray
 ) -> list[tuple[list[float], onnxtrain.Trainer]]:
-    """The losses of ten steps, and the trainer, in standard operators and with kernels."""
+    """Return the losses of ten steps, and the trainer, in standard operators and with kernels."""
     trained = []
     for kernels in (False, None):
         trainer = onnxtrain.Trainer(
@@ -68,7 +68,7 @@ def trained_both_ways(
 def recomputed(
     proto: onnx.ModelProto, pattern: str, train: Sequence[str], inputs: np.ndarray, targets: np.ndarray
 ) -> list[str]:
-    """The nodes of a step with kernels that compute again what a pattern names; losses must not depend on that.
+    """Return the nodes of a step with kernels that a pattern makes recompute; the losses must stay.
 
     Nodes are named by their first output.
     """

@@ -1,4 +1,4 @@
-"""What is pruned and sparsified by default: what multiplies data, whatever its rank."""
+"""Weights that are pruned and sparsified by default: those that multiply data, of any rank."""
 
 from __future__ import annotations
 

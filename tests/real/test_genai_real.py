@@ -23,18 +23,18 @@ def trainer(model, **options):
 
 
 def loss_of_the_runtime(model, mask):
-    """The loss of what ONNX Runtime gives, with empty pasts."""
+    """The loss of ONNX Runtime's logits, with empty KV caches."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     empty = np.zeros((3, GROUPS, 0, SIZE), np.float32)
-    pasts = {f"past_key_values.{n}.{part}": empty for n in range(LAYERS) for part in ("key", "value")}
-    logits = session.run(["logits"], {"input_ids": IDS, "attention_mask": mask} | pasts)[0].astype(np.float64)
+    caches = {f"past_key_values.{n}.{part}": empty for n in range(LAYERS) for part in ("key", "value")}
+    logits = session.run(["logits"], {"input_ids": IDS, "attention_mask": mask} | caches)[0].astype(np.float64)
     probability = np.exp(logits - logits.max(-1, keepdims=True))
     probability /= probability.sum(-1, keepdims=True)
     return -np.log(np.take_along_axis(probability, TARGETS[..., None], -1)).mean()
 
 
 def exact(model):
-    """A model whose products with weights of a few bits do not round their inputs."""
+    """A model whose matmuls with low-bit weights do not round their inputs."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for node in copy.graph.node:

@@ -39,7 +39,7 @@ SAMPLE = [
 
 
 def check(name: str, exporter: str, free: bool, folder) -> None:
-    """A free batch with parameters that differ, a fixed one with those that a fresh module has."""
+    """A dynamic batch size with distinct parameters, a fixed one with those of a fresh module."""
     case = MODULES[name]
     parameters, model = export(
         torch, case, folder / "model.onnx", exporter, free=free and exporter in case.free, fresh=not free

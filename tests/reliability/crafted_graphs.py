@@ -70,7 +70,7 @@ def _with_functions(name: str, *functions: FunctionProto, call: str) -> None:
 
 
 _with_functions("a function that calls itself", _function("again", "again"), call="again")
-_with_functions("two functions in a circle", _function("one", "two"), _function("two", "one"), call="one")
+_with_functions("two functions in a cycle", _function("one", "two"), _function("two", "one"), call="one")
 _with_functions(
     "a chain of 300 functions", *(_function(f"f{i}", f"f{i - 1}" if i else "Relu") for i in range(300)), call="f299"
 )

@@ -1,4 +1,4 @@
-"""How model files are made that each hit one weak place: a book of them, a model to change, a file to write."""
+"""Crafted model files that each target one weakness: a registry, a model to change, a file to write."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def cases() -> ModuleType:
 
 
 class Outcomes:
-    """How cases ended, by operator, and those that should not have ended so."""
+    """Outcomes of cases by operator, and the unexpected ones."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()

@@ -42,7 +42,7 @@ def after(model: ModelProto, generator: random.Random) -> None:
 
 
 def other_activation(model: ModelProto, generator: random.Random) -> None:
-    """Another function of one value in the place of one."""
+    """Replace a function of one value by another."""
     chosen = generator.choice([node for node in nodes(model) if node.op_type in SMOOTH])
     chosen.op_type = generator.choice(SMOOTH)
     chosen.ClearField("attribute")

@@ -154,7 +154,7 @@ class Victim:
 
 
 def said(folder: Path) -> str:
-    """What the last command said on the standard error."""
+    """Standard error of the last command."""
     return Path(f"{folder}.stderr").read_text(errors="backslashreplace")
 
 
@@ -217,7 +217,7 @@ def _write_files(folder: Path, *, external: bool) -> None:
 
 
 def written(folder: Path, scenario: Scenario) -> dict[str, bytes | None]:
-    """What the files that a scenario writes hold: their bytes, or a model with the data from its data files."""
+    """Contents of the files that a scenario writes: their bytes, or a model with the data from its data files."""
     return {name: _content(folder / name) for name in scenario.files}
 
 
@@ -242,7 +242,7 @@ def names(folder: Path) -> set[str]:
 
 
 def disturb(found: Undisturbed, generator: random.Random) -> dict[str, Any]:
-    """How to disturb a run: kill it before an operation, within a write or at a moment; or let operations fail."""
+    """Disturbance of a run: kill it before an operation, within a write or at a moment; or let operations fail."""
     place = generator.randrange(len(found.operations)) + 1
     match generator.randrange(8):
         case 0:

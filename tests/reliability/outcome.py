@@ -1,4 +1,4 @@
-"""What becomes of one case: the kinds of outcome, and the table of their counts."""
+"""Outcomes of cases, and the table of their counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WrongError(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case.
+    """Outcome of one case.
 
     Attributes:
         kind: One of `KINDS`.

@@ -39,7 +39,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Report:
-    """What became of many cases."""
+    """Outcomes of many cases."""
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: dict[str, list[tuple[int, Outcome]]] = field(default_factory=dict)
@@ -122,7 +122,7 @@ def _record(
 
 
 def _only_plain(folder: str, names: list[str]) -> set[str]:
-    """What a copy leaves out: pipes, which would wait for a writer."""
+    """Names that a copy ignores: pipes, which would wait for a writer."""
     return {name for name in names if not (Path(folder, name).is_file() or Path(folder, name).is_dir())}
 
 
@@ -208,7 +208,7 @@ class _Worker:
     def _messages(
         self, process: subprocess.Popen[bytes], limit: float, *, first: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """What the worker says, until it ends; TimeoutError where one operation takes too long."""
+        """Yield the worker's messages until it ends; raise TimeoutError if one operation takes too long."""
         assert process.stdout is not None
         began, computed = time.monotonic(), _computed(process.pid)
         while True:

@@ -1,4 +1,4 @@
-"""Adapters of strangers: mutated settings, manifests and tensors, merged into a model."""
+"""Untrusted adapters: mutated settings, manifests and tensors, merged into a model."""
 
 from __future__ import annotations
 

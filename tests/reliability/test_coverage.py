@@ -24,18 +24,15 @@ READS = re.compile(
 """What opens a file in the source, parses a text of a model's metadata, or takes what a network sends."""
 
 FUZZED = {
-    "models": (
-        "model_file/reading.py", "model_file/origin.py", "model_file/data_files.py", "model_file/self_contained.py",
-        "model_file/background.py", "model_file/file.py",
-    ),
+    "models": ("model_file/file.py", "model_file/large_data.py", "model_file/external.py"),
     "killings": ("model_file/writing.py", "model_file/saving.py"),
     "checkpoints": (
         "training/checkpoints/records.py", "training/checkpoints/checkpoint.py", "training/description.py",
     ),
-    "data": ("data/files.py", "data/opening.py", "data/safetensors_file.py"),
+    "data": ("data/files.py", "data/opening.py"),
     "adapters": ("adapters/peft.py", "adapters/files.py"),
     "small": (
-        "model_file/small_files.py", "data/tokenizing.py", "data/data_names.py", "report/runs.py",
+        "model_file/small_files.py", "data/text_file.py", "data/data_names.py", "report/runs.py",
         "cli/configuration.py", "cli/fit.py", "training/import_states.py", "autodiff/options.py",
     ),
     "tables": (

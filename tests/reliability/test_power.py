@@ -1,4 +1,4 @@
-"""What holds when the power fails: a file is on the disk before its name is, and names before the command ends."""
+"""Power failures: a file is flushed before it is renamed, and names before the command ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs in one folder: a second training is told that there is one, and nothing of the first is lost."""
+"""Two runs in one folder: a second training is refused, and nothing of the first is lost."""
 
 from __future__ import annotations
 

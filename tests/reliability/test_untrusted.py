@@ -1,4 +1,4 @@
-"""What a hostile file may do: be refused, or use what it says that it uses. It runs no code and reads no other file."""
+"""Hostile files are refused, or use what they declare. They run no code and read no other files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "
 
 OF_ONE_RUN = {
     "cli/distributed.py": {"subprocess"},
-    "data/tokenizing.py": {"subprocess"},  # a worker of ours, with limits  # mpiexec, where the user asks for it
-    "parallel/communicator.py": {"pickle"},  # messages of the processes of one training to each other
+    "data/text_file.py": {"subprocess"},  # a worker of ours, with limits  # mpiexec, where the user asks for it
+    "distributed/communicator.py": {"pickle"},  # messages of the processes of one training to each other
 }
 """What reads no file of anybody."""
 

@@ -1,4 +1,4 @@
-"""The course of a training as charts: read back as XML, with the points where they belong."""
+"""A training history as charts: read back as XML, with the points at their positions."""
 
 import math
 import re
@@ -22,7 +22,7 @@ def rows(**columns):
 
 
 def read(chart):
-    """The texts of a chart, and its lines as points."""
+    """Return the texts of a chart, and its lines as points."""
     root = Tree.fromstring(chart.svg())
     points = [
         [tuple(map(float, point.split(","))) for point in line.get("points").split()]
@@ -44,7 +44,7 @@ def test_losses_have_one_chart_and_each_metric_its_own():
     assert accuracy[0][0] == "validation accuracy"
     (training, validation, hinge), (line,) = losses[1], accuracy[1]
     assert [x for x, _ in training] == [x for x, _ in validation] == [x for x, _ in line]
-    assert training[0][1] < training[1][1] < training[2][1]  # down is more
+    assert training[0][1] < training[1][1] < training[2][1]  # y grows downwards
     assert len({y for _, y in validation}) == 1
     assert validation[0][1] == training[1][1] == hinge[2][1]
     assert line[0][1] > line[2][1]
@@ -85,7 +85,7 @@ def test_a_history_shows_curves_and_a_table():
 
 
 def test_a_notebook_keeps_its_own_style():
-    """Pictures stand in somebody else's page: they bring no style sheet, and take its colour for texts."""
+    """Check that figures bring no style sheet into the page around them, and take its colour for texts."""
     shown = side_by_side(curves(rows(loss=[2.0, 1.0], val_loss=[3.0, 2.0])))
     assert "<style" not in shown
     assert "class=" not in shown

@@ -125,7 +125,7 @@ def test_what_nobody_looks_at_is_not_copied(device):
 
 
 def test_arrays_are_live(device):
-    """What is held has the new value after a step, and what is written into it counts for the next."""
+    """A held array has the new value after a step, and writing into it affects the next."""
     trainer, other = _trainer(optimizer="sgd(lr=0.1)"), _trainer(optimizer="sgd(lr=0.1)")
     held = trainer.parameters["layer1.weight"]
     before = held.copy()

@@ -1,4 +1,4 @@
-"""Types of ml_dtypes are told by what they are, whatever NumPy says of how a type was made."""
+"""ml_dtypes types are recognized by their properties, not by NumPy's flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs of types that NumPy has from elsewhere: fed, fetched, trained on."""
+"""Inputs and outputs of ml_dtypes extension types: fed, fetched, trained on."""
 
 from __future__ import annotations
 

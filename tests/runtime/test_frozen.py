@@ -181,7 +181,7 @@ def frozen(request: pytest.FixtureRequest) -> np.ndarray:
 
 def externalised(model: onnx.ModelProto, folder: Path) -> Path:
     """The model in a folder, with the data of every tensor in one file beside it."""
-    from onnxtrain.model_file.skeleton import all_tensors
+    from onnxtrain.model_file.proto import all_tensors
 
     folder.mkdir()
     data = bytearray(b"#")

@@ -1,6 +1,6 @@
 """Training on OpenVINO's provider, on the processor: a provider that compiles graphs and is not ONNX Runtime's own.
 
-Its package stands in the place of onnxruntime: pip install onnxruntime-openvino, in an environment of its own.
+Its package replaces onnxruntime: pip install onnxruntime-openvino, in an environment of its own.
 """
 
 from __future__ import annotations

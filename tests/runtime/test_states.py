@@ -84,7 +84,7 @@ def doubled(dtype: type | np.dtype = np.float32, shape: tuple[int, ...] = (2, 3)
 
 
 def step(states: StateBuffers, number: float) -> None:
-    """What a step does to a state that has two buffers."""
+    """Exchange the buffers of a state that has two, as a step does."""
     states.buffer("w", states.turn("w") + 1)[...] = number
     states.after_step(["w"], ("w",))
 

@@ -137,7 +137,7 @@ def test_it_trains_as_well_as_with_float32(optimizer):
 
 
 def test_an_average_that_changes_by_a_thousandth_falls():
-    """What is rounded to the nearest would stay where it is: half of what lies between two codes is a sixteenth."""
+    """Rounding to nearest would leave values unchanged: half the distance of two codes is a sixteenth."""
     learner = trainer(optimizer=onnxtrain.Adam(0.0))
     learner.states[f"{LARGE}/H"][...] = 31 << 3  # 1 times the scale
     learner.states[f"{LARGE}/H_scale"][...] = 1.0

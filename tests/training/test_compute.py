@@ -31,7 +31,7 @@ def points(features=64, classes=5):
 
 
 def language_model(monkeypatch, stored):
-    """A decoder whose products with weights are wide enough, with weights stored in a type."""
+    """A decoder whose linear layers are wide enough, with weights stored in a type."""
     monkeypatch.setattr(decoder, "HIDDEN", 64)
     monkeypatch.setattr(decoder, "INNER", 96)
     model = decoder.decoder()

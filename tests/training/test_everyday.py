@@ -1,4 +1,4 @@
-"""What people do with a trainer every day: fit(x, y), weights of examples, copies, weights in and out."""
+"""Everyday use of a trainer: fit(x, y), weights of examples, copies, weights in and out."""
 
 import copy
 import pickle

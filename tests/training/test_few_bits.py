@@ -1,4 +1,4 @@
-"""Models with weights of a few bits: what is in front of them trains, and they stay as they are."""
+"""Models with low-bit weights: layers before them are trained, and they stay unchanged."""
 
 import numpy as np
 import onnx
@@ -13,7 +13,7 @@ WIDTH, BLOCK = 48, 16
 
 
 def network(level: int = 4) -> onnx.ModelProto:
-    """A linear layer in front of a product with a weight of 4 bits."""
+    """A linear layer before a matmul with an int4 weight."""
     rng = np.random.default_rng(0)
     tensors = {
         "a": rng.normal(size=(8, WIDTH)).astype(np.float32) / 3,

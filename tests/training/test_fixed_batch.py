@@ -90,7 +90,7 @@ def data(kind: str, size: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pair(case: str, tmp_path, **options) -> tuple[Trainer, Trainer, tuple[np.ndarray, np.ndarray]]:
-    """The same model at a fixed and at a free batch size, and data."""
+    """The same model with a fixed and with a dynamic batch size, and data."""
     loss, kind = CASES[case]
     build = sequences if kind == "rank 3" else network
     settings = {

@@ -36,10 +36,10 @@ def test_all_pasts_of_an_exported_cache_are_left_out(tmp_path: Path) -> None:
             super().__init__()
             self.network = network
 
-        def forward(self, tokens, mask, *pasts):
+        def forward(self, tokens, mask, *caches):
             cache = transformers.DynamicCache()
             for layer in range(2):
-                cache.update(pasts[2 * layer], pasts[2 * layer + 1], layer)
+                cache.update(caches[2 * layer], caches[2 * layer + 1], layer)
             found = self.network(tokens, attention_mask=mask, past_key_values=cache, use_cache=True)
             return (found.logits, *(part for one in found.past_key_values.layers for part in (one.keys, one.values)))
 
@@ -68,8 +68,8 @@ def test_all_pasts_of_an_exported_cache_are_left_out(tmp_path: Path) -> None:
     without_cache = network.eval()(labels).logits  # the export puts the wrapper and its parts back into training mode
     wanted = torch.nn.functional.cross_entropy(without_cache.reshape(-1, 17), labels.reshape(-1)).item()
     trainer = onnxtrain.Trainer(path, loss="cross_entropy", output="logits")
-    for pasts in ({}, empty):  # the file's own six inputs, and those that are left
-        data = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), **pasts}, tokens
+    for caches in ({}, empty):  # the file's own six inputs, and those that are left
+        data = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), **caches}, tokens
         assert trainer.evaluate(data)["loss"] == pytest.approx(wanted, rel=1e-5)
     trainer.fit(data, epochs=1, batch_size=2, progress=False)
 
@@ -114,7 +114,7 @@ def test_data_may_have_the_inputs_of_a_past_without_rows() -> None:
     trainer.train_step(empty, y)
     trainer.fit((empty, y), progress=False)
     np.testing.assert_array_equal(onnxtrain.predict(model, empty)["y"], 2 * inputs["x"])
-    sentence = r"past of shape \(2, 2, 5, 4\) in 'past.0.key'.*begin with an empty KV cache.*without rows"
+    sentence = r"KV cache of shape \(2, 2, 5, 4\) in 'past.0.key'.*start with an empty one.*without rows"
     for use in (
         lambda: trainer.evaluate((filled, y)),
         lambda: trainer.evaluate(lambda: iter([(filled, y)])),
@@ -175,7 +175,7 @@ def test_a_merged_decoder_trains_its_branch_without_cache(tmp_path: Path) -> Non
     np.testing.assert_allclose(found["logits"], expected, rtol=1e-5)
     with_flag = {"input_ids": ids, "use_cache_branch": np.zeros((2, 1), bool)}
     assert trainer.evaluate(with_flag, ids) == trainer.evaluate({"input_ids": ids}, ids)
-    with pytest.raises(DataError, match=r"past of shape \(2, 1\) in 'use_cache_branch'"):
+    with pytest.raises(DataError, match=r"KV cache of shape \(2, 1\) in 'use_cache_branch'"):
         trainer.evaluate({"input_ids": ids, "use_cache_branch": np.ones((2, 1), bool)}, ids)
 
 
@@ -285,7 +285,7 @@ def test_a_hugging_face_dataset_may_have_columns_of_pasts_without_rows() -> None
     filled = columns | {"past_key_values_0_key": np.zeros((2, 1, 3, 4)).tolist()}
     expected = trainer.evaluate(_Dataset(columns), target="labels")
     assert trainer.evaluate(_Dataset(empty), target="labels") == expected
-    with pytest.raises(DataError, match=r"dataset has a past of shape \(2, 1, 3, 4\) in 'past_key_values_0_key'"):
+    with pytest.raises(DataError, match=r"dataset has a KV cache of shape \(2, 1, 3, 4\) in 'past_key_values_0_key'"):
         trainer.evaluate(_Dataset(filled), target="labels")
 
 
@@ -310,12 +310,12 @@ def test_decoders_of_t5_with_pasts_of_the_encoder_and_merged(tmp_path: Path) -> 
             super().__init__()
             self.network = network
 
-        def forward(self, tokens, hidden, *pasts):
+        def forward(self, tokens, hidden, *caches):
             own, cross = transformers.DynamicCache(), transformers.DynamicCache()
             cache = transformers.EncoderDecoderCache(own, cross)
-            for layer in range(2) if pasts else ():
-                own.update(*pasts[4 * layer : 4 * layer + 2], layer)
-                cross.update(*pasts[4 * layer + 2 : 4 * layer + 4], layer)
+            for layer in range(2) if caches else ():
+                own.update(*caches[4 * layer : 4 * layer + 2], layer)
+                cross.update(*caches[4 * layer + 2 : 4 * layer + 4], layer)
                 cache.is_updated[layer] = True
             found = self.network(
                 decoder_input_ids=tokens, encoder_outputs=(hidden,), past_key_values=cache, use_cache=True
@@ -324,13 +324,13 @@ def test_decoders_of_t5_with_pasts_of_the_encoder_and_merged(tmp_path: Path) -> 
             return (found.logits, *(each for part in parts for each in (part.keys, part.values)))
 
     tokens, hidden = torch.zeros(1, 4, dtype=torch.int64), torch.randn(1, 5, 8)
-    pasts = [torch.randn(1, 2, 5 if "encoder" in name else 3, 4) for name in names]
+    caches = [torch.randn(1, 2, 5 if "encoder" in name else 3, 4) for name in names]
     shapes = {name: {0: "b", 2: "e" if "encoder" in name else "p"} for name in names}
     shapes |= {"input_ids": {0: "b", 1: "t"}, "encoder_hidden_states": {0: "b", 1: "e"}, "logits": {0: "b", 1: "t"}}
     for path, given in (("no_past.onnx", []), ("with_past.onnx", names)):
         torch.onnx.export(
             Decoder(),
-            (tokens, hidden, *(pasts if given else ())),
+            (tokens, hidden, *(caches if given else ())),
             tmp_path / path,
             dynamo=False,
             input_names=["input_ids", "encoder_hidden_states", *given],

@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 import onnxtrain
 from onnxtrain.errors import OptionError
-from onnxtrain.model_file.skeleton import all_tensors
+from onnxtrain.model_file.proto import all_tensors
 
 RANDOM = np.random.default_rng(0)
 

@@ -135,7 +135,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_learns_with_and_without_kernels(optimizer):
-    """What is drawn is the same, so that weights are the same but where updates differ by a rounding of float32."""
+    """The random bits are the same, so weights are the same except where updates differ by float32 rounding."""
     made = getattr(onnxtrain, optimizer)
     rate = {"SSGD": 0.2, "Momentum": 0.2, "SGD": 0.2, "Adagrad": 0.1}.get(optimizer, 0.02)
     needed = {"SSGD": {"p": 1.0}}.get(optimizer, {})

@@ -74,7 +74,7 @@ def test_the_first_values_come_from_the_file_again(tmp_path: Path) -> None:
     trainer._session.initialize()
     np.testing.assert_array_equal(trainer.parameters[name], first)
     trainer.save(tmp_path / "mlp.onnx")
-    with pytest.raises(onnxtrain.errors.ModelError, match=rf"^The first values of '{name}' are gone: "):
+    with pytest.raises(onnxtrain.errors.ModelError, match=rf"^The initial values of '{name}' are gone: "):
         trainer._session.initialize()
 
 

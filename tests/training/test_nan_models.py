@@ -1,4 +1,4 @@
-"""What a training does with NaN: inputs are refused, weights that became NaN are kept nowhere."""
+"""NaN in training: inputs are refused, and NaN weights are not kept."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_writes_a_png(tmp_path):
 
 
 def test_the_curve_has_the_charts_of_the_history(tmp_path, monkeypatch):
-    """What they show is tested with them, in tests/report."""
+    """The figures themselves are tested in tests/report."""
     drawn = []
     monkeypatch.setattr(report, "png", lambda charts, title: drawn.append((charts, title)) or b"")
     report.save_curve(MEASURED, tmp_path / "curve.png", title="digits")

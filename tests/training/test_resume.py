@@ -1,4 +1,4 @@
-"""What makes a training is in its checkpoints: a difference is named, or accepted by its name."""
+"""Checkpoints record the settings of a training: a difference is named, or accepted by its name."""
 
 from __future__ import annotations
 

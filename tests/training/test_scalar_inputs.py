@@ -50,5 +50,5 @@ def test_a_scalar_input_that_does_not_fit(value, message):
 
 
 def test_scalars_alone_are_no_examples():
-    with pytest.raises(DataError, match="the data has no examples: every array of it is a scalar"):
+    with pytest.raises(DataError, match="the data has no examples: all of its arrays are scalars"):
         open_dataset({"s": 1.0}, [TensorSpec("s", np.dtype(np.float32), ())], need_target=False)

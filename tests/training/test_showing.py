@@ -1,4 +1,4 @@
-"""What a trainer, its parameters and a history show of themselves."""
+"""Displays of a trainer, its parameters and a history."""
 
 import html
 

@@ -90,7 +90,7 @@ def test_it_trains_as_well_as_with_float32(optimizer):
 
 
 def test_an_average_that_changes_by_a_thousandth_falls():
-    """What is rounded to the nearest would stay where it is: half a step of bfloat16 is two thousandths and more."""
+    """Rounding to nearest would leave values unchanged: half a rounding step of bfloat16 is at least 0.2%."""
     learner = trainer(optimizer=onnxtrain.Adam(0.0))
     learner.states["layer1.weight/H"][...] = 1.0
     for _ in range(300):

@@ -32,6 +32,9 @@ RULES = [
     SSGD(0.05, alpha=0.9, measure="p-norm", regularization=0.01, reweighting="l1"),
     SSGD(0.05, alpha=0.9, measure="tanh", epsilon=2.0, max_scale=4.0),
 ]
+RULES += [
+    entry.settings(0.05) for name, entry in OPTIMIZERS.items() if name not in {rule.schema.name for rule in RULES}
+]
 KERNELS = pytest.mark.parametrize("kernels", [None, False], ids=["kernel", "body"])
 
 

@@ -18,8 +18,8 @@ from onnxtrain.workarounds import sessions
 from workarounds.shown import fails, model, run_python, session, shows
 
 
-@shows("types of others")
-def types_of_others() -> bool:
+@shows("extension types")
+def extension_types() -> bool:
     content = model("g (bfloat16[3] x) => (bfloat16[3] y) { y = Identity(x) }")
     session = onnxruntime.InferenceSession(content.SerializeToString(), providers=["CPUExecutionProvider"])
     try:

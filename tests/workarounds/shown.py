@@ -1,4 +1,4 @@
-"""The book of functions that show a bug of others, and what they run."""
+"""Registry of functions that reproduce upstream bugs, and the models that they run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN: dict[str, Callable[[], bool]] = {}
 
 
 def shows(name: str) -> Callable[[Callable[[], bool]], Callable[[], bool]]:
-    """A function that shows a bug: true where it is there."""
+    """Register a function that reproduces a bug: true where the bug is there."""
 
     def decorate(function: Callable[[], bool]) -> Callable[[], bool]:
         SHOWN[name] = function

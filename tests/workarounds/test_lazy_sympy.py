@@ -1,4 +1,4 @@
-"""sympy is imported at its first use, and the imports of other programs stay as they are."""
+"""sympy is imported at its first use, and the imports of other programs stay unchanged."""
 
 from __future__ import annotations
 

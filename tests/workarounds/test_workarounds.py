@@ -1,4 +1,4 @@
-"""The bugs of others that the book lists: each is shown in the installed version, and missed when it is gone."""
+"""Upstream bugs in the registry: each is reproduced in the installed version; a fixed one fails the test."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onnx import parser
 
 import onnxtrain
 from onnxtrain.errors import StepError
-from onnxtrain.ir.nesting import has_body_in_branches
+from onnxtrain.ir.limits import has_body_in_branches
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.step import create_session
 from onnxtrain.workarounds import sessions
 from onnxtrain.workarounds.book import BOOK, Workaround
-from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime  # noqa: F401 - they fill the book
+from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime  # noqa: F401 - they fill the registry
 from workarounds.bugs_of_onnxruntime import DEEP_SCAN
 from workarounds.shown import SHOWN, model
 
@@ -73,7 +73,7 @@ def test_the_bell_rings() -> None:
         (entry, (1, 25, 0), True),
         (entry, (1, 19, 0), False),
         (gone, (1, 21, 0), True),
-        (gone, (1, 23, 0), False),  # nobody looked
+        (gone, (1, 23, 0), False),  # not checked
         (gone, (1, 25, 0), False),
     ]:
         assert verdict(book, found, present) == ""

@@ -27,7 +27,7 @@ class Exported(NamedTuple):
         shapes: Shapes of its floating inputs; the first axis is the batch, which has 2 examples.
         ids: Inputs of two axes are integers below this, where not 0.
         exporters: Those that can write it.
-        free: Those of the exporters that can write it with a free batch.
+        free: Exporters that can write it with a dynamic batch size.
     """
 
     build: Callable[[Any], Any]
@@ -68,7 +68,7 @@ def differences(parameters: dict[str, np.ndarray], model: onnx.ModelProto) -> li
     """Trainable tensors of a file that are not parameters of the program, and vice versa.
 
     Layout does not count, nor do tensors that the exporter computed from parameters (a folded batch normalization):
-    these have the shape of one. A parameter that the file does not hold is none that can be trained. Where only one
+    these have the shape of one. A parameter that is not in the file cannot be trained. Where only one
     value fills a parameter, its name tells.
     """
     rows = onnxtrain.inspect(model).initializers

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.layers import Layer, Part
-from onnxtrain.autodiff.rules.stop import stopped
+from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.value import Value
 

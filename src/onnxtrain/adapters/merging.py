@@ -13,7 +13,7 @@ from onnxtrain.adapters.adapter import Array, Entry
 from onnxtrain.adapters.layers import Layer, Part
 from onnxtrain.adapters.values import evaluate, matrix, norms, of_bits, pack_bits, quantized
 from onnxtrain.errors import ModelError, OptionError
-from onnxtrain.model_file.lazy_arrays import MadeArrays
+from onnxtrain.model_file.large_data import MadeArrays
 
 Adapted = tuple[Layer, Part | None, Entry]
 """A layer, the part of it that has an adapter, and that."""

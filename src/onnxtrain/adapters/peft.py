@@ -12,7 +12,7 @@ import numpy as np
 
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
 from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in
-from onnxtrain.data.safetensors_file import map_safetensors
+from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.model_file.small_files import read_json
 from onnxtrain.model_file.writing import AtomicFiles

@@ -1,4 +1,4 @@
-"""Copies of the bodies of If, Loop and Scan, in which gradients are computed."""
+"""Copy the bodies of If, Loop and Scan, to compute gradients in the copies."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from onnxtrain.autodiff.node import describe
 from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.clone import Values, clone_nodes, subgraphs
-from onnxtrain.ir.passes import remove_dead_nodes
-from onnxtrain.ir.sharing import RANDOM
+from onnxtrain.ir.passes import RANDOM, remove_dead_nodes
 from onnxtrain.ir.value import constant_tensor
 
 
 def copy_body(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
-    """Copy the nodes of a body to another; ``values`` says what stands for its inputs. Returns its outputs.
+    """Copy the nodes of a body into another; ``values`` holds substitutes for its inputs. Returns its outputs.
 
     Raises:
-        GradientError: A node draws random numbers: the copy would draw others.
+        GradientError: A node samples random numbers, which would differ in the copy.
     """
     for inner in graph:
-        if draws(inner):
+        if is_random(inner):
             raise GradientError(
-                f"{describe(inner)} draws random numbers in the body of an operator, which the gradient computes "
-                "again and would draw differently; draw outside of the body and hand the numbers in."
+                f"{describe(inner)} samples random numbers in the body of an operator. The gradient recomputes the "
+                "body and would sample different ones; sample outside of the body and pass the numbers in."
             )
     for initializer in graph.initializers.values():
         tensor = initializer.const_value
@@ -36,14 +35,14 @@ def copy_body(graph: ir.Graph, op: Builder, values: Values) -> list[Value]:
 
 
 def finish_body(op: Builder) -> None:
-    """What is done in a body when its gradient stands: in the main graph, passes do it."""
+    """Clean a body after its gradient is written, as passes do in the main graph."""
     read_replacements(op)
     remove_dead_nodes(op.graph)
 
 
-def draws(node: ir.Node) -> bool:
-    """Whether a node, or one in its bodies, gives other values each time that it runs."""
-    if any(draws(inner) for graph in subgraphs(node) for inner in graph):
+def is_random(node: ir.Node) -> bool:
+    """Return whether a node, or one in its bodies, gives other values each time that it runs."""
+    if any(is_random(inner) for graph in subgraphs(node) for inner in graph):
         return True
     if node.op_type == "Dropout" and not node.domain:
         training = node.inputs[2] if len(node.inputs) > 2 else None
@@ -53,7 +52,7 @@ def draws(node: ir.Node) -> bool:
 
 
 def input_like(op: Builder, like: ir.Value, values: Values | None = None) -> ir.Value:
-    """A new value with the type and shape of another, to become an input of a body; ``values`` is told."""
+    """A new value for an input of a body, with the type and shape of another; ``values`` maps the other to it."""
     made = ir.Value(name=f"{op.unique_prefix()}{op.bare_name(like.name or '')}", type=like.type, shape=like.shape)
     if values is not None:
         values[like] = made
@@ -61,7 +60,7 @@ def input_like(op: Builder, like: ir.Value, values: Values | None = None) -> ir.
 
 
 def new_input(op: Builder, name: str, dtype: ir.DataType, *, scalar: bool = False) -> Value:
-    """A new input of a body, at its end: a sequence of tensors, or one number."""
+    """Append an input to a body: a sequence of tensors, or a scalar."""
     tensor = ir.TensorType(dtype)
     value = ir.Value(name=f"{op.unique_prefix()}{name}", type=tensor if scalar else ir.SequenceType(tensor))
     value.shape = ir.Shape(()) if scalar else None

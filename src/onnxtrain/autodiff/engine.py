@@ -1,19 +1,20 @@
 """Reverse-mode differentiation of a graph: the chain rule.
 
-Everything that all rules share is here and nowhere else: zero gradients of outputs that nothing reads, the reduction of
-broadcast gradients, accumulation, and the check of what a rule returns.
+The engine does all that rules share: zero gradients of outputs without readers, the reduction of broadcast gradients,
+accumulation, and the check of a rule's results. Where gradients pass straight through quantization, it lets the rules
+of floating operators see quantized values as floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.expand import expand_functions
-from onnxtrain.autodiff.floating import seen_as_floating
+from onnxtrain.autodiff.indices import kind_at, kinds_of, reads_index
 from onnxtrain.autodiff.missing import missing_rules_message
 from onnxtrain.autodiff.node import Node, Seeds, describe, too_large
 from onnxtrain.autodiff.path import Forward, Route, is_number
@@ -26,10 +27,10 @@ from onnxtrain.ir.value import is_float
 
 @dataclass(eq=False)
 class Backward:
-    """What an engine has emitted so far.
+    """The backward pass that an engine has emitted so far.
 
     Attributes:
-        nodes: All of it, in order.
+        nodes: Its nodes, in order.
         arriving: The gradients with respect to the forward nodes' outputs.
     """
 
@@ -101,7 +102,7 @@ class Engine:
         return [self.op.sum_of(collected[x]) if x in collected else None for x in current]
 
     def _pull_back_inside(self, op: Builder, seeds: Seeds, xs: Sequence[ir.Value]) -> list[Value | None]:
-        """The same in the body of an operator of this graph."""
+        """Pull gradients back in the body of an operator of this graph."""
         return Engine(self.forward.inside(op.graph), op).pull_back(seeds, xs)
 
     def _backward(self, path: Sequence[ir.Node], collected: dict[ir.Value, list[Value]], keep: set[ir.Value]) -> None:
@@ -130,7 +131,7 @@ class Engine:
         self.op.scope = ""
 
     def _arriving(self, collected: dict[ir.Value, list[Value]], output: ir.Value, keep: bool) -> Value | None:
-        """The sum of what has been collected for an output; zeros where nothing depends on it."""
+        """The sum of the gradients collected for an output; zeros where nothing depends on it."""
         if output not in collected:
             return self.op.zeros_like(self.op.wrap(output)) if is_float(output) else None
         total = self.op.sum_of(collected.pop(output))
@@ -155,7 +156,7 @@ class Engine:
         returned = [result] if result is None or isinstance(result, Value) else list(result)
         count = len(node.inputs) + len(node.captured)
         if isinstance(result, Value):
-            returned += [None] * (count - 1)  # the others configure the operator
+            returned += [None] * (count - 1)  # the other inputs configure the operator
         if len(returned) > count and all(item is None for item in returned[count:]):
             returned = returned[:count]
         if len(returned) != count:
@@ -166,7 +167,7 @@ class Engine:
         return returned
 
     def _fit(self, entry: registry.Entry, node: Node, dx: Value, x: Value) -> Value:
-        """Give a gradient the type and shape of the value that it belongs to."""
+        """Give a gradient the type and shape of its value."""
         if dx.dtype != x.dtype and not (self.forward.straight_through and is_number(x.ir) and not x.is_float):
             source = x.ir.producer()
             if x.dtype == ir.DataType.UNDEFINED and source is not None:
@@ -191,3 +192,58 @@ class Engine:
                 f"{x.name!r} of shape {x.shape}; a gradient has the shape of its value."
             )
         return dx if x.shape is None else dx.with_shape(x.shape)
+
+
+Dys = list[Value | None]
+"""The gradients of a node's outputs."""
+
+
+def seen_as_floating(node: Node, wanted: Collection[ir.Value], dys: Dys, opsets: Mapping[str, int]) -> tuple[Node, Dys]:
+    """Cast the quantized inputs and outputs of a node that need a gradient to floats, so that its rule applies.
+
+    Indices, sizes and axes stay integers. A node without such quantized values is returned unchanged.
+
+    Args:
+        node: The node as its rule sees it.
+        wanted: The values whose gradients are needed.
+        dys: The gradients of the outputs, whose type the floats have.
+        opsets: Versions of the domains.
+    """
+    dtype = next((dy.dtype for dy in dys if dy is not None), None)
+    carries = [
+        value is not None
+        and value.ir in wanted
+        and not value.is_float
+        and not value.is_sequence
+        and not reads_index(node.ir, index, opsets)
+        for index, value in enumerate(node.inputs)
+    ]
+    if dtype is None or not any(carries):
+        return node, dys
+    kinds, kinds_given = _kinds(node, opsets.get(node.ir.domain, 1))
+    carrying = {kind for kind, carried in zip(kinds, carries, strict=True) if carried}
+    inputs = [
+        value if value is None or kind not in carrying else node.op.cast(value, dtype).with_shape(value.shape)
+        for kind, value in zip(kinds, node.inputs, strict=True)
+    ]
+    outputs = [
+        node.op.cast(y, dtype).with_shape(y.shape) if kind in carrying else y
+        for kind, y in zip(kinds_given, node.outputs, strict=True)
+    ]
+    arriving = [
+        node.op.zeros_like(y) if dy is None and kind in carrying else dy
+        for kind, y, dy in zip(kinds_given, outputs, dys, strict=True)
+    ]
+    return node.with_values(inputs, outputs), arriving
+
+
+def _kinds(node: Node, version: int) -> tuple[list[str], list[str]]:
+    """The type parameters of the inputs and outputs in the operator's schema."""
+    counts = len(node.inputs), len(node.outputs)
+    kinds = kinds_of(node.operator, node.ir.domain, version)
+    if kinds is None:
+        return [f"input {index}" for index in range(counts[0])], [f"output {index}" for index in range(counts[1])]
+    return (
+        [kind_at(kinds.inputs, index) for index in range(counts[0])],
+        [kind_at(kinds.outputs, index) for index in range(counts[1])],
+    )

@@ -1,4 +1,7 @@
-"""Replace nodes by the bodies of their functions: model-local ones, those that ONNX defines, and registered bodies."""
+"""Replace nodes by the bodies of their functions, and learn types from registered bodies.
+
+Functions are model-local ones, those that ONNX defines, and registered bodies of operators that ONNX does not know.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ import onnx
 import onnx_ir as ir
 from onnx import defs, version_converter
 
-from onnxtrain.autodiff.learn_types import learn_all_types
 from onnxtrain.autodiff.node import Node, too_large
 from onnxtrain.autodiff.path import Forward, Route, may_carry, values_read
 from onnxtrain.autodiff.registry import Body, find_registered_body
+from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder
 from onnxtrain.ir.clone import Values, captured_values, clone_nodes, subgraphs
 from onnxtrain.ir.domains import is_default_domain
-from onnxtrain.ir.inference import infer_outputs
+from onnxtrain.ir.inference import infer_outputs, keeps_type
 from onnxtrain.ir.limits import TooLargeError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions, is_float
@@ -27,11 +30,11 @@ def expand_functions(forward: Forward, route: Route, *, shapes: bool = True) -> 
 
     Args:
         forward: The graph.
-        route: From where to where.
-        shapes: Whether the shapes inside the bodies are wanted, as rules do; a search needs types only.
+        route: Start and end of the path.
+        shapes: Whether to infer shapes inside the bodies, which rules use; a search needs types only.
 
     Returns:
-        The path, and the nodes through which no gradient passes: on it and in the bodies of its operators.
+        The path, and the nodes on it and in the bodies of its operators through which no gradient passes.
     """
     while True:
         learn_all_types(forward)
@@ -39,7 +42,7 @@ def expand_functions(forward: Forward, route: Route, *, shapes: bool = True) -> 
         given = {output for node in path for output in node.outputs}
         missing = []
         op: Builder | None = None  # bodies share constants, sizes, and nodes such as masks
-        expanded, told = False, True
+        expanded, known = False, True
         for node in path:
             entry = forward.entry(node)
             if entry is None:
@@ -51,27 +54,27 @@ def expand_functions(forward: Forward, route: Route, *, shapes: bool = True) -> 
                 else:
                     expanded = True
                     outputs += [output for one in made for output in one.outputs]
-                    told = told and all(_is_told(output, shapes) for output in outputs)
+                    known = known and all(_is_inferred(output, shapes) for output in outputs)
             elif entry.function is None or _loses_quantized(node, given):
                 missing.append(node)
             elif subgraphs(node):
                 missing += _missing_inside(forward, node, set(map(forward.current, (*route.xs, *given))))
         if not expanded:
             return path, missing
-        # Of most bodies all has been told as their nodes were emitted.
-        if not told or any(forward.entry(node) is None for node in forward.path(route)):
+        # The types in most bodies are known as soon as their nodes are emitted.
+        if not known or any(forward.entry(node) is None for node in forward.path(route)):
             _infer_bodies(forward)
 
 
 def is_expanded(forward: Forward, route: Route) -> bool:
-    """Whether a gradient has nothing to expand and no types to learn: a search for it leaves the graph as it is."""
+    """Return whether a gradient has nothing to expand and no types to learn, so that a search keeps the graph."""
     if any(output.type is None for node in forward.graph for output in node.outputs if output.name):
         return False
     return all(forward.entry(node) is not None and not subgraphs(node) for node in forward.path(route))
 
 
 def _expand_node(forward: Forward, node: ir.Node, op: Builder) -> list[ir.Node] | None:
-    """Put the body of a node in its place; returns the nodes, ``None`` where it has no body."""
+    """Replace a node by its body; returns the nodes of the body, ``None`` where there is none."""
     body = find_body(node, forward.opsets, forward.functions)
     if body is not None:
         return expand(node, body, forward.renamed, forward.functions)
@@ -82,7 +85,7 @@ def _expand_node(forward: Forward, node: ir.Node, op: Builder) -> list[ir.Node] 
 
 
 def _missing_inside(forward: Forward, node: ir.Node, active: Collection[ir.Value]) -> list[ir.Node]:
-    """What has no rule in the bodies of an operator with subgraphs."""
+    """The nodes without a rule in the bodies of an operator."""
     captured = [value for value in captured_values(node) if value in active]
     found: list[ir.Node] = []
     for graph in subgraphs(node):
@@ -93,17 +96,17 @@ def _missing_inside(forward: Forward, node: ir.Node, active: Collection[ir.Value
 
 
 def _infer_bodies(forward: Forward) -> None:
-    """Rules profit from the shapes inside the bodies, and bodies inside bodies may need them."""
+    """Infer the shapes inside expanded bodies, which rules and nested bodies use."""
     if forward.graph.opset_imports:  # a main graph
         infer_shapes(ir.Model(forward.graph, ir_version=10, functions=list(forward.functions.values())))
         return
-    for node in forward.graph:  # behind calls in the body of an operator
+    for node in forward.graph:  # after calls in the body of an operator
         if any(output.type is None for output in node.outputs):
             infer_outputs(node)
 
 
-def _is_told(value: ir.Value, shapes: bool) -> bool:
-    """Whether a value has a type and, where these are wanted, axes that have a size or a symbol if it is floating."""
+def _is_inferred(value: ir.Value, shapes: bool) -> bool:
+    """Return whether a value has a type and, if shapes are wanted and it is floating, a size or symbol per axis."""
     if not isinstance(value.type, ir.TensorType) or value.dtype == ir.DataType.UNDEFINED:
         return value.type is not None and not isinstance(value.type, ir.TensorType)
     if not shapes:
@@ -113,7 +116,7 @@ def _is_told(value: ir.Value, shapes: bool) -> bool:
 
 
 def _loses_quantized(node: ir.Node, given: Collection[ir.Value]) -> bool:
-    """Whether bodies read quantized values, into which no gradient is carried."""
+    """Return whether the bodies of a node read quantized values, to which no gradient is carried."""
     return bool(subgraphs(node)) and any(value in given and value.dtype in _QUANTIZED for value in values_read(node))
 
 
@@ -165,7 +168,7 @@ def _type_bytes(value: ir.Value | None) -> bytes:
 def _deserialize(body: bytes, node: ir.Node, opsets: Mapping[str, int]) -> ir.Function:
     proto = onnx.FunctionProto.FromString(body)
     _trim_outputs(proto)
-    # What the subgraphs of the node read by name, which become part of the body, is handed in, too.
+    # The subgraphs of the node become part of the body; the values that they capture become inputs.
     proto.input.extend(value.name or "" for value in captured_values(node))
     _upgrade(proto, opsets.get("", 1))
     function = ir.serde.deserialize_function(proto)
@@ -177,9 +180,9 @@ def _deserialize(body: bytes, node: ir.Node, opsets: Mapping[str, int]) -> ir.Fu
 
 
 def _trim_outputs(proto: onnx.FunctionProto) -> None:
-    """Some bodies declare outputs that they never produce, since the node does not ask for them.
+    """Remove outputs that a body declares and does not produce, since the node leaves them out.
 
-    Those at the end are forgotten; in front of others each becomes a copy of the first input, which nobody reads.
+    In front of others such an output becomes a copy of the first input, which has no readers.
     """
     produced = {name for node in proto.node for name in node.output} | set(proto.input)
     while proto.output and proto.output[-1] not in produced:
@@ -222,10 +225,10 @@ def expand(
     renamed: dict[ir.Value, ir.Value],
     functions: Collection[ir.OperatorIdentifier] = (),
 ) -> list[ir.Node]:
-    """Put a function's nodes in the place of a node that calls it.
+    """Replace a node that calls a function by the function's nodes.
 
-    The values that the node gave keep their names, types and shapes; since they become other objects,
-    ``renamed`` is told (old value to new). What a call of one of ``functions`` inside gives is not known yet.
+    The outputs of the node keep their names, types and shapes; they become other objects, which ``renamed`` maps them
+    to. Calls of ``functions`` inside the body are not inferred here.
 
     Returns:
         The new nodes, in order.
@@ -249,24 +252,24 @@ def expand(
         result = values[formal]
         if result is None:
             continue
-        if result.producer() not in new:  # the body hands an input through: the name needs a value of its own
+        if result.producer() not in new:  # the body passes an input through: the output's name needs a value of its own
             identity = ir.Node("", "Identity", [result], num_outputs=1, name=f"{prefix}/Identity")
             graph.insert_before(node, identity)
             infer_outputs(identity)
             new.append(identity)
             result = identity.outputs[0]
-        _take_place(old, result)
+        _replace_output(old, result)
         renamed[old] = result
     graph.remove(node, safe=True)
     return new
 
 
 def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.Value, ir.Value]) -> list[ir.Node]:
-    """Put the nodes that a registered body writes in the place of a node.
+    """Replace a node by the nodes that its registered body emits.
 
     Args:
         node: The node.
-        body: Writes it in other operators.
+        body: Emits other operators for it.
         op: A builder that inserts before the node.
         renamed: As in :func:`expand`.
 
@@ -284,24 +287,24 @@ def expand_registered(node: ir.Node, body: Body, op: Builder, renamed: dict[ir.V
     for old, result in zip(node.outputs, results, strict=False):
         if result is None:
             continue
-        named = op.Identity(result).ir  # a name of its own: the body may hand an input through
-        _take_place(old, named)
+        named = op.Identity(result).ir  # a value of its own: the body may pass an input through
+        _replace_output(old, named)
         renamed[old] = named
     graph.remove(node, safe=True)
     return op.emitted
 
 
 def _prefix(node: ir.Node) -> str:
-    """What the names in a node's body begin with: the same for the same model, and no other body's.
+    """The prefix of the names in a node's body: unique, and the same each time for the same model.
 
-    The result of a body takes the name of the node's output. A node of the body may have a body itself and give that
+    The result of a body takes the name of the node's output. A node of the body that has a body itself may give that
     result; it then has another name or operator, since functions do not call themselves.
     """
     given = next((output.name for output in node.outputs if output.name), "body")
     return f"{node.name or node.op_type}/{given}"
 
 
-def _take_place(old: ir.Value, new: ir.Value) -> None:
+def _replace_output(old: ir.Value, new: ir.Value) -> None:
     name = old.name
     new.type = new.type if old.type is None else old.type
     new.shape = new.shape if old.shape is None else old.shape
@@ -309,3 +312,57 @@ def _take_place(old: ir.Value, new: ir.Value) -> None:
     if name:
         old.name = None
         new.name = name
+
+
+def learn_all_types(forward: Forward) -> None:
+    """Give the values of a main graph the types that registered bodies determine, and infer those that follow.
+
+    The bodies of operators import no operator sets: ONNX infers them with their graph.
+    """
+    while forward.graph.opset_imports and learn_types(forward.graph, forward.opset):
+        infer_shapes(ir.Model(forward.graph, ir_version=10, functions=list(forward.functions.values())))
+
+
+def learn_types(graph: ir.Graph, opset: int) -> bool:
+    """Give values without a type the type that the registered bodies of their nodes give them, in place.
+
+    ONNX's inference stops at operators that it does not know. Where no gradient flows through such a node (in frozen
+    layers, for example) it is not expanded, but the nodes behind it need types all the same.
+
+    Returns:
+        Whether any type was learned, so that ONNX's inference may find more.
+    """
+    learned = False
+    for node in list(graph):
+        if all(_is_known(output) for output in node.outputs if output.name):
+            continue
+        if not all(value is None or _is_known(value) for value in node.inputs):
+            continue
+        body = find_registered_body(node.op_type, node.domain)
+        if body is not None:
+            learned = _learn(node, body, Builder(graph, opset, before=node)) or learned
+        elif not node.domain and keeps_type(node.op_type):
+            infer_outputs(node)
+    return learned
+
+
+def _is_known(value: ir.Value) -> bool:
+    """Return whether a value has a type; ONNX's inference may find a shape and leave the type open."""
+    return value.type is not None and value.dtype != ir.DataType.UNDEFINED
+
+
+def _learn(node: ir.Node, body: Body, op: Builder) -> bool:
+    """Emit the body, take over its types, and remove it again."""
+    graph = node.graph
+    assert graph is not None
+    try:
+        results = body(Node(node, op))
+    except GradientError:
+        results = ()  # a body that does not cover the node is an error only where a gradient needs it
+    learned = False
+    for output, result in zip(node.outputs, results, strict=False):
+        if result is not None and not _is_known(output) and _is_known(result.ir):
+            output.type, output.shape = result.ir.type, result.ir.shape
+            learned = True
+    graph.remove(op.emitted, safe=True)
+    return learned

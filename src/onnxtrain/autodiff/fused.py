@@ -1,4 +1,4 @@
-"""Operators of this project's own domain that gradient rules emit: one node where standard operators need many.
+"""Fused operators of this project's own domain that gradient rules emit: one node instead of many standard ones.
 
 Each has a body in standard operators. The pass :mod:`~onnxtrain.passes.kernels.resolve_fused` keeps the node in a graph
 for a session with native kernels, and replaces it by the body in a graph for any runtime. Rules, second derivatives and
@@ -19,7 +19,7 @@ from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.value import is_float
 
 VERSION = 1
-"""Of the domain ``onnxtrain``."""
+"""Version of the domain ``onnxtrain``."""
 
 KERNEL_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """The element types that native kernels have."""
@@ -30,9 +30,9 @@ class FusedOperator(NamedTuple):
 
     Attributes:
         name: Its name.
-        domain: Its domain: ``onnxtrain``, or that of ONNX Runtime's own operators, whose kernels it has itself.
-        has_kernel: Whether the kernel can run a node, beyond float and double being the only types it has; ``None``
-            for an operator without a kernel, whose body always takes its place.
+        domain: Its domain: ``onnxtrain``, or another one where ONNX Runtime has the kernel itself.
+        has_kernel: Returns whether the kernel can run a node of float or double type; ``None`` for an operator without
+            a kernel, which is always replaced by its body.
     """
 
     name: str
@@ -46,23 +46,23 @@ _operators: dict[tuple[str, str], FusedOperator] = {}
 def register_fused(
     name: str, *, domain: str = ONNXTRAIN_DOMAIN, has_kernel: Callable[[ir.Node], bool] | None = lambda node: True
 ) -> Callable[[Body], Body]:
-    """Register the body of an operator that has a native kernel, too.
+    """Register the body of an operator that also has a native kernel.
 
-    The body gets the node and returns its outputs, as with ``register_body``; through it goes the second derivative,
+    The body gets the node and returns its outputs, as with ``register_body``. The second derivative goes through it
     unless a rule is registered for the operator.
 
     Args:
         name: The operator's name.
         domain: Its domain.
-        has_kernel: Which nodes the kernel can run, where it is not all of type float or double; ``None`` where there
-            is no kernel.
+        has_kernel: Returns whether the kernel can run a node of float or double type, by default any; ``None`` where
+            there is no kernel.
     """
     _operators[domain, name] = FusedOperator(name, domain, has_kernel)
     return register_body(name, domain=domain)
 
 
 def fused_operators() -> list[FusedOperator]:
-    """All operators with a native kernel of this project that gradient rules, and passes over a model, emit."""
+    """All operators with a native kernel of this project."""
     return [one for one in _operators.values() if one.domain == ONNXTRAIN_DOMAIN and one.has_kernel is not None]
 
 
@@ -87,8 +87,8 @@ def emit(
     return outputs
 
 
-def factors(node: Node, *values: Value) -> list[Value]:
-    """The factors of a product as its attribute ``compute`` has them: as they are, or rounded to bfloat16."""
+def matmul_operands(node: Node, *values: Value) -> list[Value]:
+    """The operands of a matmul, rounded to bfloat16 where the attribute ``compute`` is "bfloat16"."""
     if node.attribute("compute", "float32") != "bfloat16":
         return list(values)
     return [node.op.cast(node.op.cast(value, ir.DataType.BFLOAT16), ir.DataType.FLOAT) for value in values]
@@ -100,7 +100,7 @@ def find_fused(node: ir.Node) -> FusedOperator | None:
 
 
 def has_kernel(node: ir.Node) -> bool:
-    """Whether a native kernel can run a node of a fused operator."""
+    """Return whether a native kernel can run a node of a fused operator."""
     runs = _operators[node.domain, node.op_type].has_kernel
     floating = [value.dtype for value in node.inputs if value is not None and is_float(value)]
     return runs is not None and all(dtype in KERNEL_TYPES for dtype in floating) and runs(node)

@@ -1,4 +1,4 @@
-"""Inputs and outputs of operators that are indices, sizes, axes or masks: no gradient flows through them."""
+"""Find inputs and outputs that are indices, sizes, axes or masks, through which no gradient flows."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from onnx import defs
 from onnxtrain.ir.domains import is_default_domain
 
 _WHOLE = frozenset({"tensor(int64)", "tensor(int32)", "tensor(uint64)", "tensor(uint32)", "tensor(bool)"})
-"""What an input of indices, sizes, axes or conditions may be; quantized values have fewer bits, numbers also floats."""
+"""Types of indices, sizes, axes and conditions; an input that may also be quantized or floating is none of them."""
 
 _WIDE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.UINT64, ir.DataType.UINT32, ir.DataType.BOOL})
 
 _NUMBERS_AS_INDICES = {"OneHot": frozenset({0, 1})}
-"""Inputs that are indices and sizes although their type may be any number."""
+"""Inputs that are indices and sizes although the schema allows any numeric type."""
 
 
 class Kinds(NamedTuple):
-    """The type variables of an operator's inputs and outputs: those of one name have one type.
+    """The type parameters of an operator's inputs and outputs: values that share one have one type.
 
     Attributes:
-        inputs: One for each input in the schema; the last one stands for all that follow.
+        inputs: One for each input in the schema; further inputs share the last one.
         outputs: The same for outputs.
-        indices: Those that only indices, sizes, axes and conditions have.
+        indices: The parameters that allow only types of indices, sizes, axes and conditions.
     """
 
     inputs: tuple[str, ...]
@@ -36,7 +36,7 @@ class Kinds(NamedTuple):
 
 @functools.cache
 def kinds_of(operator: str, domain: str, version: int) -> Kinds | None:
-    """What the schema of an operator says; ``None`` where there is no schema."""
+    """Read the type parameters from the operator's schema; ``None`` where there is no schema."""
     domain = "" if is_default_domain(domain) else domain
     try:
         schema = defs.get_schema(operator, version, domain)
@@ -49,15 +49,15 @@ def kinds_of(operator: str, domain: str, version: int) -> Kinds | None:
     return Kinds(inputs, outputs, frozenset(indices))
 
 
-def kind_at(kinds: tuple[str, ...], place: int) -> str:
-    """The type variable of the input or output at a place."""
-    return kinds[min(place, len(kinds) - 1)] if kinds else ""
+def kind_at(kinds: tuple[str, ...], index: int) -> str:
+    """The type parameter of the input or output at an index."""
+    return kinds[min(index, len(kinds) - 1)] if kinds else ""
 
 
-def reads_index(node: ir.Node, place: int, opsets: Mapping[str, int]) -> bool:
-    """Whether an input is no number that a gradient could be asked for: an index, a size, an axis, a condition.
+def reads_index(node: ir.Node, position: int, opsets: Mapping[str, int]) -> bool:
+    """Return whether an input is an index, a size, an axis or a condition, which has no gradient.
 
-    Of operators without a schema, whole numbers of 32 bits and more are taken for indices: quantized values have fewer.
+    For operators without a schema, integers of 32 bits and more count as indices: quantized values have fewer bits.
 
     Example:
         >>> indices = ir.Value(name="indices", type=ir.TensorType(ir.DataType.INT64))
@@ -65,23 +65,23 @@ def reads_index(node: ir.Node, place: int, opsets: Mapping[str, int]) -> bool:
         >>> reads_index(node, 0, {"": 20}), reads_index(node, 1, {"": 20})
         (False, True)
     """
-    value = node.inputs[place]
+    value = node.inputs[position]
     if value is None or value.dtype is None:
         return False
     kinds = kinds_of(node.op_type, node.domain, opsets.get(node.domain, 1))
     if kinds is None:
         return value.dtype in _WIDE
-    if not node.domain and place in _NUMBERS_AS_INDICES.get(node.op_type, ()):
+    if not node.domain and position in _NUMBERS_AS_INDICES.get(node.op_type, ()):
         return True
-    return kind_at(kinds.inputs, place) in kinds.indices
+    return kind_at(kinds.inputs, position) in kinds.indices
 
 
-def gives_index(node: ir.Node, place: int, opsets: Mapping[str, int]) -> bool:
-    """Whether an output is an index, a count or a mask, such as the second one of TopK."""
-    dtype = node.outputs[place].dtype
+def gives_index(node: ir.Node, position: int, opsets: Mapping[str, int]) -> bool:
+    """Return whether an output is an index, a count or a mask, such as TopK's second one."""
+    dtype = node.outputs[position].dtype
     if dtype is None:
         return False
     kinds = kinds_of(node.op_type, node.domain, opsets.get(node.domain, 1))
     if kinds is None:
         return dtype in _WIDE
-    return kind_at(kinds.outputs, place) in kinds.indices
+    return kind_at(kinds.outputs, position) in kinds.indices

@@ -1,8 +1,8 @@
-"""Gradients of a softmax of which the model does not use the NaN.
+"""Correct the gradient of a softmax whose NaN the model replaces.
 
-Where every x along the axis is -inf (all keys of a query are masked), a softmax is NaN. Models that replace this NaN,
-as exported attention does, want the gradient of the replacement. The rule knows nothing of that: it writes
-SoftmaxGradient nodes, which are told here to read what the model makes of the softmax.
+A softmax is NaN where every x along the axis is -inf (all keys of a query are masked). Models that replace this NaN, as
+exported attention does, need the gradient of the replacement. The rule writes SoftmaxGradient nodes without regard to
+that; the function here lets them read the replacement.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from onnxtrain.ir.value import constant_tensor
 
 
 def read_replacements(op: Builder) -> list[ir.Node]:
-    """Let each SoftmaxGradient node of a graph read zeros where the model does not use the softmax's NaN, in place.
+    """Let each SoftmaxGradient node of a graph read zeros where the model replaces the softmax's NaN, in place.
 
     Args:
-        op: A builder of the graph, in which the nodes that use the softmax still stand.
+        op: A builder of the graph, which still has the nodes that read the softmax.
 
     Returns:
-        What was emitted for it.
+        The emitted nodes.
     """
     emitted: list[ir.Node] = []
     for node in list(op.graph):
@@ -42,7 +42,7 @@ def _is_softmax(node: ir.Node | None) -> bool:
 
 
 def _without_nan(op: Builder, y: Value) -> Value:
-    """Where(IsNaN(y), 0, y), the model's own if it has one, where the model replaces NaN in any way; otherwise y."""
+    """The softmax y if the model uses its NaN, else Where(IsNaN(y), 0, y): the model's own node if there is one."""
     for test in y.ir.consumers():
         for choice in test.outputs[0].consumers() if test.op_type == "IsNaN" else ():
             if choice.graph is op.graph and _replaces_by_zero(choice, test.outputs[0], y.ir):
@@ -58,7 +58,7 @@ def _replaces_by_zero(node: ir.Node, is_nan: ir.Value, y: ir.Value) -> bool:
 
 
 def _is_replaced(y: ir.Value) -> bool:
-    """Whether the model puts something else for some y, as the body of Attention does for rows that are masked."""
+    """Return whether the model replaces elements of y, as the body of Attention does in masked rows."""
     readers = list(y.consumers())
     if any(reader.op_type == "Where" and reader.inputs[2] is y for reader in readers):
         return True

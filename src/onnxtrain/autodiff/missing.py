@@ -1,4 +1,4 @@
-"""What a gradient reaches, and what is said where operators on its way have no rule."""
+"""Find the parameters that a gradient reaches, and report operators on its path that have no rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPU_ONLY = frozenset(
     | {"GatedRelativePositionBias", "LongformerAttention", "DecoderAttention", "DecoderMaskedSelfAttention"}
     | {"BiasAdd", "BiasSplitGelu", "GroupNorm", "SkipGroupNorm", "NhwcConv", "PagedAttention"}
 )
-"""Operators of ONNX Runtime that its optimizer writes for GPUs: they have no kernel for the processor."""
+"""Operators of ONNX Runtime that its optimizer writes for GPUs: they have no CPU kernel."""
 
 
 def reached(forward: Forward, y: ir.Value, xs: Sequence[ir.Value]) -> set[ir.Value]:
@@ -33,7 +33,7 @@ def missing_rules(forward: Forward, y: ir.Value, xs: Sequence[ir.Value]) -> list
 
 
 def missing_rules_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -> str:
-    """One sentence for every operator without a rule, then how to add one; another for those that quantize."""
+    """Report the nodes without a rule, and how to add one; quantizing and GPU-only nodes get sentences of their own."""
     nodes = list(nodes)
     quantized = [node for node in nodes if _is_listed(node, opsets)]
     known = [node for node in nodes if node not in quantized and _find(node, opsets) is not None]
@@ -54,7 +54,6 @@ def _find(node: ir.Node, opsets: Mapping[str, int]) -> registry.Entry | None:
 
 
 def _bodies_message(nodes: Sequence[ir.Node]) -> str:
-    """What is wrong with bodies that read quantized values of their surroundings."""
     return (
         f"{_some(nodes)} reads quantized values in its bodies, into which no gradient passes straight; quantize inside "
         "of the bodies, or freeze the parameters before them (freeze=)."
@@ -66,7 +65,6 @@ def _some(nodes: Sequence[ir.Node]) -> str:
 
 
 def _quantized_message(nodes: Sequence[ir.Node]) -> str:
-    """What is wrong with a gradient that arrives where values are quantized."""
     return (
         f"Between the parameters and the loss values are handed on as quantized integers, whose gradient is zero, by "
         f"{_some(nodes)}. Let gradients pass straight through (straight_through=True), or freeze the parameters "
@@ -75,7 +73,6 @@ def _quantized_message(nodes: Sequence[ir.Node]) -> str:
 
 
 def _optimized_message(nodes: Sequence[ir.Node]) -> str:
-    """What is wrong with a model that was optimized for GPUs."""
     return (
         f"{_some(nodes)}: ONNX Runtime has this operator for GPUs only, and there is no gradient rule for it; train "
         "the model from before it was optimized, and optimize the trained one again; or optimize it with use_gpu=False."
@@ -83,7 +80,6 @@ def _optimized_message(nodes: Sequence[ir.Node]) -> str:
 
 
 def _unknown_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -> str:
-    """What is wrong where operators have no rule."""
     operators: dict[tuple[str, str], list[ir.Node]] = {}
     for node in nodes:
         operators.setdefault((node.domain, node.op_type), []).append(node)

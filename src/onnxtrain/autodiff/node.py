@@ -1,4 +1,4 @@
-"""What a rule sees of the node that it differentiates, and how messages name one."""
+"""The view that a rule has of its node, and the name of a node in messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PullBack = Callable[[Builder, Seeds, Sequence[ir.Value]], list[Value | None]]
 
 
 class Node:
-    """What a rule sees of the node that it differentiates.
+    """The node that a rule differentiates, with typed inputs and outputs.
 
     Attributes:
         op: The builder to emit nodes with; ``node.op.opset`` is the version they must be valid in.
@@ -53,7 +53,7 @@ class Node:
         self._reached = reached
 
     def with_values(self, inputs: Sequence[Value | None], outputs: Sequence[Value] | None = None) -> Node:
-        """The same node with other values in the place of its inputs and outputs: another node's rule may serve it."""
+        """A copy of the view with other inputs and outputs, for the rule of another operator."""
         other = copy.copy(self)
         other.inputs = tuple(inputs)
         other.outputs = self.outputs if outputs is None else tuple(outputs)
@@ -86,11 +86,11 @@ class Node:
         return value
 
     def has_output(self, index: int) -> bool:
-        """Whether an optional output is there and read or named."""
+        """Return whether an optional output exists and has a name."""
         return index < len(self.outputs) and self.outputs[index].name != ""
 
     def output_required(self, index: int, dtype: ir.DataType, shape: tuple[Dimension, ...] | None = None) -> Value:
-        """An optional output, which the forward node is made to give where the model does not ask for it."""
+        """An optional output, which is added to the forward node if it lacks it."""
         if not self.has_output(index):
             self.ir.resize_outputs(max(index + 1, len(self.ir.outputs)))
             added = self.ir.outputs[index]
@@ -113,16 +113,16 @@ class Node:
         return list(value) if isinstance(value, (tuple, list)) else value
 
     def wants(self, value: Value | None) -> bool:
-        """Whether anybody asks for the gradient of an input or captured value.
+        """Return whether the gradient of an input or captured value is needed.
 
-        What a rule emits for the others is removed again; only rules that write bodies need to ask.
+        Nodes that a rule emits for the others are removed again; only rules that write bodies need to ask.
         """
         return value is not None and value.is_float and (self._wanted is None or value.ir in self._wanted)
 
     def arrives(self, index: int) -> bool:
-        """Whether a gradient arrives at an output; the rule gets zeros for one at which none does.
+        """Return whether a gradient arrives at an output; if not, the rule gets zeros for it.
 
-        Only rules that have a cheaper form for it need to ask.
+        Only rules with a cheaper form for that case need to ask.
         """
         return self.has_output(index) and (self._reached is None or self.ir.outputs[index] in self._reached)
 
@@ -141,7 +141,7 @@ class Node:
         return self._pull_back(op, [(y.ir, seed.ir) for y, seed in seeds], [x.ir for x in xs])
 
     def rank(self, value: Value | None = None) -> int:
-        """The rank of a value (the first input by default), for rules that cannot do without.
+        """The rank of a value (the first input by default), for rules that require it.
 
         Raises:
             GradientError: The rank is not known; the message says how to make it known.
@@ -156,7 +156,7 @@ class Node:
 
 
 def describe(node: ir.Node) -> str:
-    """How messages name a node: its operator, its name and its first output."""
+    """Describe a node for messages: its operator, its name and its first output."""
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     name = f" {node.name!r}" if node.name else ""
     output = f" (output {node.outputs[0].name!r})" if node.outputs and node.outputs[0].name else ""
@@ -164,7 +164,7 @@ def describe(node: ir.Node) -> str:
 
 
 def too_large(node: ir.Node, error: TooLargeError) -> GradientError:
-    """What is said where the gradient of a node would write more than is written."""
+    """The error for a node whose gradient would write too large a constant or too many nodes."""
     return GradientError(
         f"The gradient of {describe(node)} {error}; give the model smaller sizes, or sizes that it finds as it runs."
     )

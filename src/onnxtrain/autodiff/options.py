@@ -1,4 +1,4 @@
-"""How gradients are built and products computed, and how these choices travel in a model file."""
+"""Options of gradients and matrix multiplications, and the metadata entries that hold them in a model file."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Literal, NamedTuple, get_args
 from onnxtrain.errors import GradientError
 
 STRAIGHT_THROUGH_KEY = "onnxtrain.straight_through"
-"""Key of a model's metadata that says ``true`` where its Gradient nodes pass gradients straight through steps."""
+"""Metadata key: ``true`` where a model's Gradient nodes pass gradients straight through rounding."""
 
 RECOMPUTE_KEY = "onnxtrain.recompute"
-"""Key of a model's metadata that holds, as a JSON list, the patterns of the nodes that its gradients recompute."""
+"""Metadata key: a JSON list of the patterns of the nodes that a model's gradients recompute."""
 
 COMPUTE_KEY = "onnxtrain.compute"
-"""Key of a model's metadata that says ``bfloat16`` where products with weights round their factors to it."""
+"""Metadata key: ``bfloat16`` where the operands of linear layers are rounded to it."""
 
 Compute = Literal["float32", "bfloat16"]
-"""In what products with weights are computed."""
+"""The precision of matrix multiplications with weights."""
 
 
 def read_texts(entry: str) -> list[str] | None:
     """Return the texts of a metadata entry that holds them as a JSON list; None where it is no such list."""
     try:
         found = json.loads(entry)
-    except (ValueError, RecursionError):  # a model may come from anybody
+    except (ValueError, RecursionError):  # the file may be malformed
         return None
     return found if isinstance(found, list) and all(isinstance(text, str) for text in found) else None
 
 
 class GradientOptions(NamedTuple):
-    """How the gradients of a model are built, and its products computed.
+    """Options of the gradients and matrix multiplications of a model.
 
-    The Gradient operator has no attributes for this, so in a file it is said by two entries of the model's
-    ``metadata_props``, which whoever lowers the model's Gradient nodes reads.
+    The Gradient operator has no attributes for them, so a file holds them as entries of the model's
+    ``metadata_props``, which are read when its Gradient nodes are lowered.
 
     Attributes:
         straight_through: Whether operators that round or quantize pass gradients on as if they did not.
-        recompute: Glob patterns of the names of the nodes whose results are computed again in the backward pass.
-        compute: In what products with weights, and their gradients, are computed.
+        recompute: Glob patterns of the names of the nodes whose results are recomputed in the backward pass.
+        compute: The precision of matrix multiplications with weights, and of their gradients.
     """
 
     straight_through: bool = False
@@ -53,10 +53,10 @@ class GradientOptions(NamedTuple):
 
     @classmethod
     def read(cls, metadata: MutableMapping[str, str]) -> GradientOptions:
-        """The options that a model's metadata states.
+        """Read the options from a model's metadata.
 
         Raises:
-            GradientError: An entry has a value that it cannot have.
+            GradientError: An entry has an unknown value.
         """
         word = metadata.get(STRAIGHT_THROUGH_KEY, "false")
         if word not in ("true", "false"):
@@ -75,7 +75,7 @@ class GradientOptions(NamedTuple):
         raise GradientError(f"The model's metadata entry {COMPUTE_KEY} is {compute!r}; it is float32 or bfloat16.")
 
     def entries(self) -> dict[str, str]:
-        """The metadata entries that state these options; none for the defaults."""
+        """The metadata entries for these options; none for the defaults."""
         entries = {}
         if self.straight_through:
             entries[STRAIGHT_THROUGH_KEY] = "true"
@@ -87,6 +87,6 @@ class GradientOptions(NamedTuple):
 
     @staticmethod
     def remove(metadata: MutableMapping[str, str]) -> None:
-        """Take the entries away: a lowered model has nothing left that they could speak of."""
+        """Remove the entries, in place: a lowered model has no Gradient nodes that they could apply to."""
         for key in (STRAIGHT_THROUGH_KEY, RECOMPUTE_KEY, COMPUTE_KEY):
             metadata.pop(key, None)

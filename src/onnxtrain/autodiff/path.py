@@ -1,4 +1,4 @@
-"""The forward graph, and the way that a gradient takes through it."""
+"""The forward graph, and the path of a gradient through it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxtrain.ir.value import is_float
 
 
 class Route(NamedTuple):
-    """From where to where a gradient flows: back from the ys to the xs, not through what is fixed."""
+    """Ends of a gradient's path: it flows back from the ys to the xs, but not through fixed values."""
 
     ys: tuple[ir.Value, ...]
     xs: tuple[ir.Value, ...]
@@ -24,14 +24,14 @@ class Route(NamedTuple):
 
 @dataclass(eq=False)
 class Forward:
-    """A graph to differentiate, and what is needed to look up the rules of its nodes.
+    """A graph to differentiate, with the versions and functions that determine the rules of its nodes.
 
     Attributes:
         graph: The graph.
         opsets: Versions of the domains that it uses.
         functions: Model-local functions.
         straight_through: Whether operators that round or quantize pass gradients on as if they did not.
-        renamed: Values whose functions were expanded, to those that took their places.
+        renamed: Outputs of expanded functions, with the values that replace them.
     """
 
     graph: ir.Graph
@@ -55,13 +55,13 @@ class Forward:
         return self.opsets.get("", 1)
 
     def current(self, value: ir.Value) -> ir.Value:
-        """The object that stands for a value now, after functions were expanded."""
+        """The value that replaces a value after functions were expanded."""
         while value in self.renamed:
             value = self.renamed[value]
         return value
 
     def entry(self, node: ir.Node) -> registry.Entry | None:
-        """What the book says of a node; a rule for a model-local function is one for its first version."""
+        """The registered entry for a node; rules for a model-local function are those of its first version."""
         if self.functions and node.op_identifier() in self.functions:
             return registry.find(node.op_type, node.domain, 1)
         version = self.opsets.get(node.domain, 1)
@@ -79,9 +79,9 @@ class Forward:
             read = [value for value in self._carrying_inputs(node, entry) if value in active]
             if not read:
                 continue
-            if entry is not None and entry.function is None and not _hands_on(node, entry, active):
+            if entry is not None and entry.function is None and not _passes_integers(node, entry, active):
                 continue
-            # Without passing straight through, these are followed to find what would lose a gradient.
+            # Without straight-through gradients, quantizing nodes are followed to report lost gradients.
             quantizes = entry is not None and bool(entry.quantized)
             integers = self.straight_through or quantizes or not all(map(may_carry, read))
             outputs = [
@@ -101,39 +101,39 @@ class Forward:
         return path[::-1]
 
     def _carrying_inputs(self, node: ir.Node, entry: registry.Entry | None) -> list[ir.Value]:
-        """What a node reads, without its indices, sizes and conditions."""
+        """The values that a node reads, without indices, sizes and conditions."""
         if _computes_with_integers(entry):
             return values_read(node)
-        places = [place for place in range(len(node.inputs)) if not reads_index(node, place, self.opsets)]
-        return [value for place in places if (value := node.inputs[place]) is not None] + captured_values(node)
+        positions = [index for index in range(len(node.inputs)) if not reads_index(node, index, self.opsets)]
+        return [value for index in positions if (value := node.inputs[index]) is not None] + captured_values(node)
 
     def carrying_outputs(self, node: ir.Node, entry: registry.Entry | None) -> list[ir.Value]:
-        """What a node gives, without indices, counts and masks."""
+        """The outputs of a node, without indices, counts and masks."""
         if _computes_with_integers(entry):
             return list(node.outputs)
-        return [value for place, value in enumerate(node.outputs) if not gives_index(node, place, self.opsets)]
+        return [value for index, value in enumerate(node.outputs) if not gives_index(node, index, self.opsets)]
 
 
 def _computes_with_integers(entry: registry.Entry | None) -> bool:
-    """Whether an operator takes or gives integers that stand for numbers, whatever their type."""
+    """Return whether an operator reads or writes integers that represent quantized numbers."""
     return entry is None or entry.through_integers or bool(entry.quantized)
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
-    """What a node reads, and what its subgraphs read from around them."""
+    """The inputs of a node, and the values that its bodies capture."""
     return [value for value in node.inputs if value is not None] + captured_values(node)
 
 
-def _hands_on(node: ir.Node, entry: registry.Entry, active: Collection[ir.Value]) -> bool:
-    """Whether values on which a gradient is asked for go on through a node as integers."""
-    return any(place < len(node.inputs) and node.inputs[place] in active for place in entry.quantized)
+def _passes_integers(node: ir.Node, entry: registry.Entry, active: Collection[ir.Value]) -> bool:
+    """Return whether a node passes values that need a gradient on as integers."""
+    return any(index < len(node.inputs) and node.inputs[index] in active for index in entry.quantized)
 
 
 def is_number(value: ir.Value) -> bool:
-    """Whether it is a tensor of numbers of any type."""
+    """Return whether a value is numeric, of any type."""
     return value.dtype not in (None, ir.DataType.BOOL, ir.DataType.STRING)
 
 
 def may_carry(value: ir.Value) -> bool:
-    """Whether a gradient can flow through: floating tensors, and sequences and optionals of them."""
-    return value.type is None or is_float(value)  # of sequences and optionals it is the type of what they hold
+    """Return whether a gradient can flow through a value: a floating tensor, or a sequence or optional of them."""
+    return value.type is None or is_float(value)  # a sequence or optional has the type of its elements

@@ -1,4 +1,4 @@
-"""The book of operators: gradient rules per operator, domain and opset range, bodies, and what has no gradient."""
+"""Registry of operators: gradient rules per operator, domain and opset range, bodies, operators without gradient."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onnxtrain.ir.domains import is_default_domain
 from onnxtrain.spelling import checks_arguments
 
 Gradients = Sequence[Value | None] | Value | None
-"""What a rule returns: one gradient or ``None`` per input; a bare value stands for a single one."""
+"""The result of a rule: one gradient or ``None`` per input; a bare value is the first input's gradient."""
 
 Rule = Callable[..., Gradients]
 
 Body = Callable[[Node], Sequence[Value | None]]
-"""Writes an operator in others: gets the node, returns its outputs (``None`` for one that nobody can ask for)."""
+"""Emits other operators for a node: gets the node, returns its outputs (``None`` for one without readers)."""
 
 NEWEST = 10_000
 """An upper end of an opset range that no operator set reaches."""
@@ -33,11 +33,11 @@ class Entry(NamedTuple):
         until: Last one.
         broadcasts: Whether inputs broadcast to the output's shape, so that the engine sums gradients back.
         function: The rule; ``None`` for an operator whose gradient is zero or does not exist.
-        reason: Why there is none.
+        reason: Why there is no rule.
         through_integers: Whether the gradient also flows through integer inputs and outputs, as straight-through
-            rules of quantization need it; it then has the type of the floating values around them.
-        quantized: Inputs whose values the operator hands on as integers, so that a gradient of zero would not be
-            meant: where one arrives that is not to pass straight through, that is an error.
+            rules of quantization need; it then has the type of the floating values around them.
+        quantized: Inputs whose values the operator passes on as integers: a zero gradient would not be intended, so a
+            gradient that arrives without the straight-through option is an error.
     """
 
     operator: str
@@ -51,13 +51,13 @@ class Entry(NamedTuple):
     quantized: tuple[int, ...] = ()
 
 
-class _Page:
-    """All that the book says of one operator.
+class _Registered:
+    """All registrations of one operator.
 
     Attributes:
         entries: Its rules, for opset ranges that do not overlap.
-        straight_through: What takes their place where straight-through gradients are asked for.
-        body: Writes it in standard operators.
+        straight_through: The rule that replaces them with the straight-through option.
+        body: Emits standard operators for it.
     """
 
     def __init__(self) -> None:
@@ -66,19 +66,18 @@ class _Page:
         self.body: Body | None = None
 
 
-_book: dict[tuple[str, str], _Page] = {}
-"""The pages by domain and operator."""
+_registry: dict[tuple[str, str], _Registered] = {}
+"""The registrations by domain and operator."""
 
-_BLANK = _Page()
-
-
-def _page(domain: str, operator: str) -> _Page:
-    """The page of an operator, to read."""
-    return _book.get((_canonical(domain), operator), _BLANK)
+_NOTHING = _Registered()
 
 
-def _page_to_write(domain: str, operator: str) -> _Page:
-    return _book.setdefault((_canonical(domain), operator), _Page())
+def _registered(domain: str, operator: str) -> _Registered:
+    return _registry.get((_canonical(domain), operator), _NOTHING)
+
+
+def _slot(domain: str, operator: str) -> _Registered:
+    return _registry.setdefault((_canonical(domain), operator), _Registered())
 
 
 @checks_arguments
@@ -116,26 +115,26 @@ def register_gradient(
 
 
 def straight_through(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
-    """Register what takes the place of an operator's rule where straight-through gradients are asked for."""
+    """Register the rule that replaces an operator's rule with the straight-through option."""
 
     def decorate(function: Rule) -> Rule:
         for operator in operators:
             entry = Entry(operator, _canonical(domain), 1, NEWEST, False, function, through_integers=True)
-            _page_to_write(domain, operator).straight_through = entry
+            _slot(domain, operator).straight_through = entry
         return function
 
     return decorate
 
 
 def register_body(*operators: str, domain: str) -> Callable[[Body], Body]:
-    """Register how operators are written in standard ones, for those that no rule and no schema covers.
+    """Register a body in standard operators, for operators that no rule and no schema covers.
 
-    Where a gradient goes through such a node, the nodes of the body take its place.
+    Where a gradient goes through such a node, the nodes of the body replace it.
     """
 
     def decorate(function: Body) -> Body:
         for operator in operators:
-            _page_to_write(domain, operator).body = function
+            _slot(domain, operator).body = function
         return function
 
     return decorate
@@ -145,14 +144,14 @@ def register_body(*operators: str, domain: str) -> Callable[[Body], Body]:
 def no_gradient(*operators: str, domain: str = "", reason: str) -> None:
     """List operators through which no gradient flows.
 
-    Their output does not vary with their inputs, or in steps only; the reason is said once for all of them.
+    Their output does not vary with their inputs, or in steps only.
     """
     for operator in operators:
         _add(Entry(operator, _canonical(domain), 1, NEWEST, False, None, reason))
 
 
 def only_straight_through(operator: str, *, domain: str = "", quantized: tuple[int, ...], reason: str) -> None:
-    """List an operator that computes with quantized values: a gradient passes only where it is asked to pass straight.
+    """List an operator on quantized values, which passes gradients with the straight-through option only.
 
     Args:
         operator: Its name.
@@ -164,8 +163,8 @@ def only_straight_through(operator: str, *, domain: str = "", quantized: tuple[i
 
 
 def _add(entry: Entry) -> None:
-    page = _page_to_write(entry.domain, entry.operator)
-    for other in page.entries:
+    found = _slot(entry.domain, entry.operator)
+    for other in found.entries:
         if entry.since <= other.until and other.since <= entry.until:
             raise GradientError(
                 f"A gradient of {entry.domain or 'ai.onnx'}::{entry.operator} is registered for versions "
@@ -173,45 +172,45 @@ def _add(entry: Entry) -> None:
                 f"{_last(entry.until)}. "
                 "Give them ranges that do not overlap (since=, until=), or unregister the first."
             )
-    page.entries.append(entry)
+    found.entries.append(entry)
 
 
 @checks_arguments
 def unregister_gradient(operator: str, domain: str = "") -> None:
     """Forget every rule of an operator, so that another can take its place."""
-    _page_to_write(domain, operator).entries.clear()
+    _slot(domain, operator).entries.clear()
 
 
 def find(operator: str, domain: str, version: int, *, straight_through: bool = False) -> Entry | None:
     """The entry for an operator at a version of its domain, or ``None``: then it may have a body."""
-    page = _page(domain, operator)
-    if straight_through and page.straight_through is not None:
-        return page.straight_through
-    for entry in page.entries:
+    found = _registered(domain, operator)
+    if straight_through and found.straight_through is not None:
+        return found.straight_through
+    for entry in found.entries:
         if entry.since <= version <= entry.until:
-            return None if straight_through and entry.quantized and page.body is not None else entry
+            return None if straight_through and entry.quantized and found.body is not None else entry
     return None
 
 
 def find_registered_body(operator: str, domain: str) -> Body | None:
     """The registered body of an operator, or ``None``."""
-    return _page(domain, operator).body
+    return _registered(domain, operator).body
 
 
 def entries() -> Iterator[Entry]:
     """All registered entries."""
-    for page in _book.values():
-        yield from page.entries
+    for found in _registry.values():
+        yield from found.entries
 
 
 def straight_through_entries() -> list[Entry]:
-    """All entries that straight-through gradients use in the place of others."""
-    return [page.straight_through for page in _book.values() if page.straight_through is not None]
+    """All entries that replace others with the straight-through option."""
+    return [found.straight_through for found in _registry.values() if found.straight_through is not None]
 
 
 def registered_bodies() -> list[tuple[str, str]]:
     """(domain, operator) of all operators with a registered body."""
-    return [key for key, page in _book.items() if page.body is not None]
+    return [key for key, found in _registry.items() if found.body is not None]
 
 
 def _canonical(domain: str) -> str:

@@ -1,9 +1,8 @@
 """States of a Loop that cannot be stacked over the steps: sequences, and tensors that grow or shrink.
 
-What runs backwards (:mod:`onnxtrain.autodiff.rules.loops`) reads the states before each step. A step that only inserts
-items into a sequence at known places is undone: they are taken away again. For the others a second Loop forward keeps
-the states of all steps one after the other on a tape, from whose end the steps backwards take a sequence's items, and
-from whose places they take tensors.
+The backward Loop (:mod:`onnxtrain.autodiff.rules.loops`) reads the states before each step. A step that only inserts
+items into a sequence at known positions is undone by removing them. For other states a second forward Loop records the
+states of all steps on a tape; the backward steps take a sequence's items from its end, and tensors by their index.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from onnxtrain.ir.passes import remove_dead_nodes
 
 
 class Carried(NamedTuple):
-    """A state that the loop backwards has for its own use: how it begins, what a step makes of it."""
+    """A state that only the backward Loop has: its initial value, and its values before and after a step."""
 
     initial: Value
     inner: Value
@@ -31,22 +30,22 @@ class Carried(NamedTuple):
 
 
 class Tape(NamedTuple):
-    """What a state was before all steps; of a sequence all items, and how many there were before each."""
+    """The values of a state before all steps; for a sequence, all items and their number before each step."""
 
     items: Value
     lengths: Value | None
 
 
 def undone(op: Builder, state: ir.Value, next_state: ir.Value, after: Value) -> Value | None:
-    """The sequence before a step from the one after it, where the step only inserts items at known places.
+    """The sequence before a step from the one after it, where the step only inserts items at known positions.
 
     Args:
-        op: Builder of the body backwards.
-        state: The state before, as the body forward has it.
-        next_state: The state after, as the body forward makes it.
-        after: The state after in the body backwards.
+        op: Builder of the backward body.
+        state: The state before the step in the forward body.
+        next_state: The state after the step in the forward body.
+        after: The state after the step in the backward body.
     """
-    places = []
+    positions = []
     while next_state is not state:
         producer = next_state.producer()
         if producer is None or producer.domain or producer.op_type not in ("Identity", "SequenceInsert"):
@@ -56,21 +55,21 @@ def undone(op: Builder, state: ir.Value, next_state: ir.Value, after: Value) -> 
             known = -1 if given is None else op.wrap(given).constant()
             if known is None:
                 return None
-            # A place from the end is one before the item that was inserted: that is a place further.
-            places.append(int(known) - int(given is not None and known < 0))
+            # A negative position counts from the item behind the inserted one.
+            positions.append(int(known) - int(given is not None and known < 0))
         source = producer.inputs[0]
         assert source is not None
         next_state = source
-    for place in places:
-        after = op.SequenceErase(after, op.constant(place, np.int64))
+    for position in positions:
+        after = op.SequenceErase(after, op.constant(position, np.int64))
     return after
 
 
 def changes_shape(state: ir.Value, next_state: ir.Value) -> bool:
-    """Whether a step makes a state longer or shorter, as far as the nodes tell that make it.
+    """Return whether the nodes of a step show that it makes a state longer or shorter.
 
-    They do where between the two there is a node that joins or cuts, and else only element-wise ones. A window that
-    slides (joined at one end and cut at the other) keeps its shape.
+    That is so where a node between the two joins or cuts and all others are element-wise. A sliding window (joined at
+    one end and cut at the other) keeps its shape.
     """
     if state.shape is not None and state.shape.is_static() and state.shape == next_state.shape:
         return False
@@ -88,7 +87,7 @@ _RESIZING = frozenset({"Compress", "Concat", "Pad", "Slice", "Split", "Tile"})
 
 
 def _element_wise_sources(value: ir.Value) -> set[ir.Value]:
-    """The values that a value is computed from by element-wise nodes; itself among them."""
+    """A value, and all values that it is computed from by element-wise nodes."""
     found = {value}
     pending = [value]
     while pending:
@@ -101,7 +100,7 @@ def _element_wise_sources(value: ir.Value) -> set[ir.Value]:
 
 
 def forget_sizes(graph: ir.Graph, states: Collection[ir.Value]) -> None:
-    """Keep no more than the ranks of such states and of what is made of them: exporters declare those of one step."""
+    """Forget the sizes (not the ranks) of states and of values that depend on them: exporters declare one step's."""
     affected = set(states)
     for node in graph:
         if any(value in affected for value in (*node.inputs, *captured_values(node))):
@@ -112,7 +111,7 @@ def forget_sizes(graph: ir.Graph, states: Collection[ir.Value]) -> None:
 
 
 def record_tapes(node: Node, graph: ir.Graph, chosen: Sequence[ir.Value]) -> list[Tape]:
-    """Go through a Loop once more and keep what some of its states are before each step."""
+    """Emit a second forward Loop that records some of its states before each step."""
     op = node.op.body([], "record")
     values: Values = {}
     count = len(node.inputs)
@@ -136,7 +135,7 @@ def record_tapes(node: Node, graph: ir.Graph, chosen: Sequence[ir.Value]) -> lis
 
 
 def _appended(op: Builder, tape: Value, items: Value) -> Value:
-    """A sequence with the items of another at its end."""
+    """Append the items of one sequence to another."""
     body = op.body([], "keep")
     number = new_input(body, "number", ir.DataType.INT64, scalar=True)
     condition = new_input(body, "condition", ir.DataType.BOOL, scalar=True)
@@ -147,7 +146,7 @@ def _appended(op: Builder, tape: Value, items: Value) -> Value:
 
 
 def taken_back(op: Builder, tape: Value, length: Value) -> tuple[Value, Value]:
-    """The last items of a tape, in their order, and the tape without them."""
+    """Split the last items, in their order, off a tape; returns them and the shorter tape."""
     body = op.body([], "take back")
     new_input(body, "number", ir.DataType.INT64, scalar=True)
     condition = new_input(body, "condition", ir.DataType.BOOL, scalar=True)

@@ -1,4 +1,4 @@
-"""Sliding windows: where those of a convolution or a pooling lie, and how to gather from and scatter to them."""
+"""Sliding windows of convolutions and poolings: their positions, gathering from them and scattering to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.limits import check_positions
 
 END = np.iinfo(np.int64).max
-"""A slice's end that no axis reaches."""
+"""An end of a slice beyond every axis."""
 
 
 class Windows(NamedTuple):
@@ -21,7 +21,7 @@ class Windows(NamedTuple):
 
     Attributes:
         op: The builder.
-        x: What they slide over.
+        x: The tensor that they slide over.
         kernel: Positions in a window per axis, ``None`` where they are not known.
         strides: Steps between windows.
         dilations: Steps between the positions in a window.
@@ -70,7 +70,7 @@ class Windows(NamedTuple):
         return [*self.begin, *self.end]
 
     def padded(self, value: Value, axes: Sequence[int]) -> Value:
-        """``x``, or a transposition of it, with zeros around so that every window lies within."""
+        """``x``, or a transposition of it, padded with zeros so that every window lies inside."""
         op, where = self.op, self.op.ints(*axes)
         if isinstance(self.begin, Value) or isinstance(self.end, Value):
             begin = self.begin if isinstance(self.begin, Value) else op.ints(*self.begin)
@@ -96,7 +96,7 @@ class Windows(NamedTuple):
     ) -> Value:
         """The transposed convolution of ``dy`` that has exactly the spatial size of ``like`` (or ``x``).
 
-        ``shape`` is that of ``like``, where the graph must not read ``like`` itself.
+        ``shape`` is the shape of ``like`` where the graph must not read ``like`` itself.
         """
         like = self.x if like is None else like
         sizes, counts = spatial_sizes(like), spatial_sizes(dy)
@@ -126,7 +126,7 @@ class Windows(NamedTuple):
         )
 
     def _cropped(self, dy: Value, weight: Value, group: int, size: Value) -> Value:
-        """Where sizes are not known: as large as it can be, then cut to size in the graph."""
+        """The transposed convolution for unknown sizes: computed as large as possible, then cut in the graph."""
         op = self.op
         most = self._transposed(dy, weight, group, [0] * self.rank, [s - 1 for s in self.strides])
         if self.pads is not None:
@@ -146,19 +146,20 @@ def spatial_sizes(value: Value) -> tuple[int, ...] | None:
 
 
 def _unless_all(numbers: Sequence[int], default: int) -> list[int] | None:
-    """An attribute, left out where it says what its default says."""
+    """An attribute; ``None`` where it equals its default."""
     return None if set(numbers) <= {default} else list(numbers)
 
 
 def windows_of(node: Node, weight: Value | None = None, x: Value | None = None) -> Windows:
-    """The windows of a Conv or pooling node, or one with their attributes, over ``x`` (by default its first input)."""
+    """The windows of a node with the attributes of Conv or a pooling, over ``x`` (by default its first input)."""
     x = node.x if x is None else x
     kernel, rank = kernel_of(node, weight)
     strides = tuple(node.attribute("strides") or [1] * rank)
     dilations = tuple(node.attribute("dilations") or [1] * rank)
-    begin, end = _padding(node, x, weight, kernel, strides, dilations)
     exact = not node.attribute("ceil_mode", 0)
-    return Windows(node.op, x, kernel, strides, dilations, begin, end, exact)
+    windows = Windows(node.op, x, kernel, strides, dilations, (0,) * rank, (0,) * rank, exact)
+    begin, end = _padding(node, windows, weight)
+    return windows._replace(begin=begin, end=end)
 
 
 def kernel_of(node: Node, weight: Value | None) -> tuple[tuple[int, ...] | None, int]:
@@ -179,41 +180,31 @@ def kernel_of(node: Node, weight: Value | None) -> tuple[tuple[int, ...] | None,
 
 
 def _padding(
-    node: Node,
-    x: Value,
-    weight: Value | None,
-    kernel: tuple[int, ...] | None,
-    strides: tuple[int, ...],
-    dilations: tuple[int, ...],
+    node: Node, windows: Windows, weight: Value | None
 ) -> tuple[tuple[int, ...] | Value, tuple[int, ...] | Value]:
-    mode, rank = node.attribute("auto_pad", "NOTSET"), len(strides)
+    """The padding at the beginning and end of all axes."""
+    mode, rank, kernel, strides = node.attribute("auto_pad", "NOTSET"), windows.rank, windows.kernel, windows.strides
     if mode in ("NOTSET", "VALID"):
         pads = (node.attribute("pads") if mode == "NOTSET" else None) or [0] * (2 * rank)
         return tuple(pads[:rank]), tuple(pads[rank:])
-    sizes = spatial_sizes(x)
+    sizes = spatial_sizes(windows.x)
     if kernel is not None and (sizes is not None or set(strides) == {1}):
         totals = [
             max(s * (math.ceil(size / s) - 1) + d * (k - 1) + 1 - size, 0)
-            for size, s, d, k in zip(sizes or [1] * rank, strides, dilations, kernel, strict=True)
+            for size, s, d, k in zip(sizes or [1] * rank, strides, windows.dilations, kernel, strict=True)
         ]
         small = tuple(total // 2 for total in totals)
         large = tuple(total - total // 2 for total in totals)
         return (small, large) if mode == "SAME_UPPER" else (large, small)
-    return _padding_in_graph(node, x, weight, kernel, strides, dilations)
+    return _padding_in_graph(node, windows, weight)
 
 
-def _padding_in_graph(
-    node: Node,
-    x: Value,
-    weight: Value | None,
-    kernel: tuple[int, ...] | None,
-    strides: tuple[int, ...],
-    dilations: tuple[int, ...],
-) -> tuple[Value, Value]:
-    """What auto_pad adds to axes whose size is not known."""
-    op, size, step = node.op, node.op.Shape(x, start=2), node.op.ints(*strides)
-    if kernel is not None:
-        positions = op.ints(*kernel)
+def _padding_in_graph(node: Node, windows: Windows, weight: Value | None) -> tuple[Value, Value]:
+    """The padding of auto_pad for axes whose size is not known."""
+    op, strides, dilations = node.op, windows.strides, windows.dilations
+    size, step = op.Shape(windows.x, start=2), op.ints(*strides)
+    if windows.kernel is not None:
+        positions = op.ints(*windows.kernel)
     else:
         assert weight is not None
         positions = op.Shape(weight, start=2)
@@ -223,8 +214,43 @@ def _padding_in_graph(
 
 
 def split_padding(op: Builder, total: Value, upper: bool) -> tuple[Value, Value]:
-    """Halve a total that is known in the graph only; ``upper`` puts the odd element at the end."""
+    """Halve a total that only the graph knows; ``upper`` puts the odd element at the end."""
     total = op.Max(total, op.constant(0, np.int64))
     small = total / 2
     large = total - small
     return (small, large) if upper else (large, small)
+
+
+_LARGEST = 2**30
+"""Largest pad and dilated kernel: native kernels index 2**31 - 1 elements along an axis, padding included."""
+
+_MOST_COVERED = 2**26
+"""Most elements that a dilated window may span: a native kernel copies them side by side."""
+
+MOST_AXES = 3
+"""Most spatial axes of native kernels."""
+
+
+def windows_fit(
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    channels: int = 1,
+) -> bool:
+    """Return whether native kernels support windows with these attributes.
+
+    Args:
+        kernel: Elements of a window along each spatial axis.
+        strides: Steps between windows.
+        dilations: Steps between the elements of a window.
+        pads: Padding at the beginning of all axes, then at their end.
+        channels: Number of channels that are read together.
+    """
+    rank = len(kernel)
+    if not 1 <= rank <= MOST_AXES or (len(strides), len(dilations), len(pads)) != (rank, rank, 2 * rank):
+        return False
+    if min(*kernel, *strides, *dilations) < 1 or min(pads) < 0 or max(pads) > _LARGEST:
+        return False
+    extents = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    return max(extents) <= _LARGEST and math.prod(extents) * max(channels, 1) <= _MOST_COVERED

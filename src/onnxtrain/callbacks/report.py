@@ -1,4 +1,4 @@
-"""Training curves: a PNG by matplotlib, or a plot in characters."""
+"""Training curves: a PNG through matplotlib, or a plot in characters."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MISSING = "There is no PNG of the training curve, because matplotlib is not inst
 
 
 def save_curve(rows: Rows, path: str | os.PathLike[str], *, title: str = "") -> None:
-    """Plot losses and metrics over the epochs as a PNG.
+    """Draw losses and metrics over the epochs, and write them as a PNG.
 
     Args:
         rows: The rows of a :class:`~onnxtrain.callbacks.History`.
-        path: Path of the PNG.
-        title: Title of the figure.
+        path: The PNG.
+        title: What stands above.
 
     Raises:
-        OptionError: The package matplotlib is not installed, or there is no row.
+        OptionError: matplotlib is not installed, or there is no row.
         ModelError: The path cannot be written.
     """
     if not matplotlib_available():
@@ -46,12 +46,12 @@ def _charts(rows: Rows) -> list[Chart]:
 
 
 def text_curve(rows: Rows, *, width: int = 60, height: int = 12) -> str:
-    """Plot the losses over the epochs in characters: ``*`` training, ``o`` validation.
+    """The losses over the epochs in characters: ``*`` training, ``o`` validation.
 
     Args:
         rows: The rows of a :class:`~onnxtrain.callbacks.History`.
-        width: Width of the plot in characters.
-        height: Height of the plot in lines.
+        width: Characters of the plot.
+        height: Its lines.
 
     Raises:
         OptionError: There is no row.

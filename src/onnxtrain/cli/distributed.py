@@ -18,11 +18,11 @@ from cyclopts import Parameter
 
 from onnxtrain.cli.configuration import given_tokens
 from onnxtrain.cli.flags import RUNNING, SWITCH
+from onnxtrain.distributed.mpi import environment_rank, tell_ranks
 from onnxtrain.errors import OptionError
-from onnxtrain.parallel.mpi import environment_rank, tell_ranks
 
 if TYPE_CHECKING:
-    from onnxtrain.parallel.communicator import Communicator
+    from onnxtrain.distributed.communicator import Communicator
 
 LOST = 3
 """Exit code: a process was lost, or does not answer."""
@@ -77,12 +77,12 @@ class DistributedFlags:
             for flag in (flag for flag, given in needing.items() if given):
                 raise OptionError(f"{flag} says how processes add up gradients; give --parallel mpi, too.")
             return None
-        from onnxtrain.parallel.mpi import MPI
+        from onnxtrain.distributed.mpi import MPI
 
         return MPI(self.sum_order, compress=self._compression(), timeout=self.wait)
 
     def _compression(self) -> Any:
-        from onnxtrain.parallel.compression import TopK
+        from onnxtrain.distributed.compression import TopK
 
         try:
             share = float(self.compress or "")

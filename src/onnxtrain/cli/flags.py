@@ -322,7 +322,7 @@ class ReaderFlags:
         """
         from onnxtrain.data import CsvFile, ImageFolder, TarFile, TextFile
         from onnxtrain.data.csv_file import CSV_SUFFIXES
-        from onnxtrain.data.image_folder import is_image_folder
+        from onnxtrain.data.images import is_image_folder
         from onnxtrain.data.tar_file import is_tar
 
         image_settings = {"mean": _channel_values("mean", self.mean), "std": _channel_values("std", self.std)}

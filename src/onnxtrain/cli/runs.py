@@ -62,6 +62,12 @@ def command(
     if differ and differ[0]:
         settings = terminal.table("run", *differ[0], title="differences")
         for run, values in zip(runs, differ, strict=True):
-            cells = ("not given" if value is None else str(value) for value in values.values())
-            settings.add_row(str(run.path), *cells)
+            settings.add_row(str(run.path), *map(_shown, values.values()))
         console.print(settings)
+
+
+def _shown(value: object) -> str:
+    """A setting as the command line takes it."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "not given" if value is None else str(value)

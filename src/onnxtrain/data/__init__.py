@@ -9,7 +9,7 @@ from onnxtrain.data.base import Batch as Batch
 from onnxtrain.data.base import Dataset as Dataset
 from onnxtrain.data.conversion import TensorSpec as TensorSpec
 from onnxtrain.data.csv_file import CsvFile
-from onnxtrain.data.image_folder import ImageFolder
+from onnxtrain.data.images import ImageFolder
 from onnxtrain.data.iterable_dataset import IterableDataset as IterableDataset
 from onnxtrain.data.map_dataset import MapDataset as MapDataset
 from onnxtrain.data.opening import open_dataset as open_dataset

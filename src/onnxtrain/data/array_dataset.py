@@ -1,4 +1,4 @@
-"""Datasets of arrays, and how to set a part of one aside for validation."""
+"""Datasets of arrays, their division among processes, and the split into training and validation data."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from onnxtrain.data.base import (
     check_not_negative,
     checked_batch_size,
     chosen_check,
+    share,
 )
 from onnxtrain.data.conversion import Array, TensorSpec, convert, symbol_sizes
 from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, sampled
-from onnxtrain.data.naming import check_beside
-from onnxtrain.data.table_columns import NamedColumns
+from onnxtrain.data.naming import NamedColumns, check_beside
 from onnxtrain.data.target_checks import TargetCheck, check_weights
 from onnxtrain.errors import DataError, OptionError
 
-# How much is read at a time when all data is checked.
+# Bytes that are read at a time when all data is checked.
 _CHECK_BYTES: Final = 16 * 2**20
 
 
 class ArrayDataset(Dataset):
-    """Examples in arrays: in memory, or mapped from files and read batch by batch.
+    """Examples in arrays, in memory or mapped from files and read batch by batch.
 
     With ``shuffle`` the order of an epoch depends on seed and epoch only: it is
     ``Generator(PCG64(SeedSequence([seed, epoch]))).permutation(size)``.
 
     Args:
-        inputs: arrays by input name, examples first.
-        targets: the targets, examples first, or None.
-        specs: what the model needs of the inputs; inputs without one are taken as they are.
-        target_spec: what the loss needs of the targets.
-        name: how error messages call the data.
+        inputs: Arrays [N, ...] by input name.
+        targets: The targets [N, ...], or None.
+        specs: Requirements of the model's inputs; inputs without one are taken as given.
+        target_spec: Requirements of the loss.
+        name: Name of the data in error messages.
 
     Raises:
-        DataError: an array has the wrong type or shape, lengths differ, or there is no example.
+        DataError: An array has the wrong type or shape, lengths differ, or there is no example.
 
     >>> data = ArrayDataset({"x": np.arange(5.0)}, np.arange(5))
     >>> [batch.targets.tolist() for batch in data.batches(2)]
@@ -83,17 +83,17 @@ class ArrayDataset(Dataset):
 
     @property
     def targets(self) -> Array | None:
-        """The target array as it came, or None."""
+        """The target array as given, or None."""
         return None if self._targets is None else self._targets.array
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes of the symbolic dimensions of the inputs."""
+        """Sizes of the inputs' symbolic dimensions."""
         return symbol_sizes((column.spec, column.array.shape) for column in self._inputs.values())
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """The names of the columns of inputs that came as tables."""
+        """Names of the columns of inputs that were given as tables."""
         return {key: column.names for key, column in self._inputs.items() if column.names is not None}
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
@@ -104,30 +104,30 @@ class ArrayDataset(Dataset):
             if names is not None and spec.columns not in (None, names):
                 column = self._inputs[spec.name]
                 result = result._with_column(
-                    spec.name, Column.checked(NamedColumns(column.array, names), spec, column.what)
+                    spec.name, Column.checked(NamedColumns(column.array, names), spec, column.subject)
                 )
         return result
 
     def values(self, name: str) -> Array | None:
-        """An array as it came; see `Dataset.values`."""
+        """Return an array as given; see `Dataset.values`."""
         return self._inputs[name].array if name in self._inputs else None
 
     def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
-        """The same data with other demands on its targets; see `Dataset.expecting`."""
+        """Return the same data with other requirements of its targets; see `Dataset.expecting`."""
         column = self._targets if name is None else self._inputs.get(name)
         if column is None or target_spec is None:
             return self
-        return self._with_column(name, Column.checked(column.array, target_spec, column.what))
+        return self._with_column(name, Column.checked(column.array, target_spec, column.subject))
 
     def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
-        """The same data with other targets; see `Dataset.adapting`."""
+        """Return the same data with other targets; see `Dataset.adapting`."""
         column = self._targets if name is None else self._inputs.get(name)
         if column is None:
             return self
         array = adapt(column.array)
         if array is column.array:
             return self
-        result = self._with_column(name, Column.checked(array, None, column.what))
+        result = self._with_column(name, Column.checked(array, None, column.subject))
         result._validated = None
         return result
 
@@ -140,27 +140,27 @@ class ArrayDataset(Dataset):
         return result
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
-        """The same data with one weight per example; see `Dataset.with_weights`."""
-        others, what = self._inputs, f"'{spec.name}'"
+        """Return the same data with one weight per example; see `Dataset.with_weights`."""
+        others, subject = self._inputs, f"'{spec.name}'"
         if isinstance(weights, str):
             check_beside([weights], others, f"{self.name} has no array")
-            what = f"'{weights}'"
+            subject = f"'{weights}'"
             weights, others = others[weights].array, {key: own for key, own in others.items() if key != weights}
         result = copy.copy(self)
-        result._inputs = {**others, spec.name: Column.checked(check_weights(weights, what), spec, what)}
+        result._inputs = {**others, spec.name: Column.checked(check_weights(weights, subject), spec, subject)}
         check_columns(result._columns, "the data")
         result._validated, result.weighted = None, True
         return result
 
     def take(self, indices: Array) -> Self:
-        """The examples with these indices, as a dataset that shares the arrays."""
+        """Return the examples with these indices, as a dataset that shares the arrays."""
         subset = copy.copy(self)
         subset._indices = indices if self._indices is None else self._indices[indices]
         subset.size = len(indices)
         return subset
 
     def shared(self, divide: Divide) -> Self:
-        """A part of every batch, which alone is read."""
+        """Return a dataset that reads a part of every batch."""
         result = copy.copy(self)
         result._divide = divide
         return result
@@ -188,7 +188,7 @@ class ArrayDataset(Dataset):
         check: TargetCheck | None = None,
         checks: Mapping[str, TargetCheck] | None = None,
     ) -> None:
-        """Check all values, some megabytes at a time; see `Dataset.validate`. A second time nothing is read."""
+        """Check all values, some megabytes at a time; see `Dataset.validate`. Equal checks are made once."""
         check = chosen_check(classes, ignore_index, check)
         by_name = dict(checks or {})
         done = (None if self._targets is None else self._targets.spec, check, by_name)
@@ -201,14 +201,14 @@ class ArrayDataset(Dataset):
                 rows, examples = self._rows(start, stop, None)
                 values = column.converted(rows, examples, check=True)
                 if own is not None:
-                    own(values, column.what, examples)
+                    own(values, column.subject, examples)
         self._validated = done
 
     def _name_of(self, column: Column) -> str:
         return next((name for name, own in self._inputs.items() if own is column), "")
 
     def fingerprint(self) -> str:
-        """A hash of names, types, shapes and values as the model gets them; of large data, of samples of it."""
+        """Return a hash of names, types, shapes and converted values; large arrays are sampled."""
         result = Fingerprint()
         names = [*self._inputs, *(["the target"] if self._targets else [])]
         for name, column in zip(names, self._columns, strict=True):
@@ -216,7 +216,7 @@ class ArrayDataset(Dataset):
             rows = max(1, BLOCK_BYTES // max(1, column.array[:1].nbytes))
             for start, stop in sampled(list(_chunks(self.size, rows))):
                 taken, examples = self._rows(start, stop, None)
-                result.add_array(convert(column.read(taken), column.spec.dtype, column.what, examples))
+                result.add_array(convert(column.read(taken), column.spec.dtype, column.subject, examples))
         return result.digest()
 
     def _read_batches(self, batch_size: int, order: Array | None, start: int) -> Iterator[Batch]:
@@ -232,7 +232,7 @@ class ArrayDataset(Dataset):
             yield Batch(inputs, arrays[-1] if self._targets else None, last - first, whole)
 
     def _rows(self, start: int, stop: int, order: Array | None) -> tuple[slice | Array, Sequence[int] | Array]:
-        """The rows to read for positions in the reading order, and for each its index in the data."""
+        """Return the rows for positions in the reading order, and the index in the data of each."""
         if order is None and self._indices is None:
             return slice(start, stop), range(start, stop)
         rows = np.arange(start, stop) if order is None else order[start:stop]
@@ -242,7 +242,7 @@ class ArrayDataset(Dataset):
 
 
 def epoch_order(size: int, seed: int, epoch: int) -> Array:
-    """The order of the examples in an epoch, which seed and epoch alone decide."""
+    """Return the order of the examples in an epoch, which depends on seed and epoch only."""
     return _permutation(np.random.SeedSequence([seed, epoch]), size)
 
 
@@ -254,40 +254,40 @@ def _permutation(seed: np.random.SeedSequence, size: int) -> Array:
 
 
 class Divisible(Protocol):
-    """A dataset of which parts can be taken."""
+    """A dataset with random access."""
 
     size: int
 
     def take(self, indices: Array) -> Dataset:
-        """The examples with these indices."""
+        """Return the examples with these indices."""
         ...
 
 
 class Split(NamedTuple):
-    """A dataset in two parts."""
+    """Training and validation data."""
 
     train: Dataset
     validation: Dataset
 
 
 def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
-    """Set a random part of the examples aside for validation; nothing is copied.
+    """Hold out a random part of the examples for validation; nothing is copied.
 
     Args:
-        dataset: the examples.
-        fraction: how much becomes validation data, between 0 and 1; both parts get at least one example.
-        seed: decides which examples.
+        dataset: The examples.
+        fraction: Fraction of validation data, between 0 and 1; both parts get at least one example.
+        seed: Seed of the selection.
 
     Raises:
-        OptionError: the fraction is not between 0 and 1, or the dataset is not one of arrays.
-        DataError: there is only one example.
+        OptionError: The fraction is not between 0 and 1, or the data is not in arrays.
+        DataError: There is only one example.
     """
     if not 0 < fraction < 1:
         raise OptionError(f"the validation fraction is {fraction}; it must be greater than 0 and less than 1.")
     check_not_negative(seed=seed)
     if dataset.size is None or not hasattr(dataset, "take"):
         raise OptionError(
-            f"a fraction for validation needs data in arrays, not {type(dataset).__name__}: "
+            f"a fraction for validation needs data in arrays, not {type(dataset).__name__}; "
             f"give the validation data separately."
         )
     if dataset.size < 2:
@@ -304,3 +304,65 @@ def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
 def _chunks(size: int, length: int, start: int = 0) -> Iterator[tuple[int, int]]:
     for first in range(start * length, size, length):
         yield first, min(first + length, size)
+
+
+def shared(dataset: Dataset, divide: Divide) -> Dataset:
+    """Return a dataset of one process's part of every batch; of data in arrays only that part is read.
+
+    Args:
+        dataset: The whole batches.
+        divide: Returns the rows to take.
+    """
+    return dataset.shared(divide) if isinstance(dataset, ArrayDataset) else Shares(dataset, divide)
+
+
+def undivided(dataset: Dataset) -> Dataset:
+    """Return the dataset behind a division among processes."""
+    return dataset.dataset if isinstance(dataset, Shares) else dataset
+
+
+class Shares(Dataset):
+    """One process's part of every batch of a dataset that can only be read as a whole.
+
+    Args:
+        dataset: The whole batches.
+        divide: Returns the rows to take.
+    """
+
+    def __init__(self, dataset: Dataset, divide: Divide) -> None:
+        self.dataset = dataset
+        self._divide = divide
+        self.size, self.weighted = dataset.size, dataset.weighted
+
+    @property
+    def targets(self) -> Array | None:
+        """Targets of the whole data."""
+        return self.dataset.targets
+
+    def fingerprint(self) -> str | None:
+        """Return the hash of the whole data."""
+        return self.dataset.fingerprint()
+
+    def batches(
+        self, batch_size: int, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
+    ) -> Iterator[Batch]:
+        """Read a part of every batch; see `Dataset.batches`. A part may be empty."""
+        batches = self.dataset.batches(batch_size, shuffle=shuffle, seed=seed, epoch=epoch, start=start)
+        return (
+            share(batch, self._divide(number, batch.size), batch.size) for number, batch in enumerate(batches, start)
+        )
+
+    def batch_count(self, batch_size: int) -> int | None:
+        """Return the number of batches per epoch."""
+        return self.dataset.batch_count(batch_size)
+
+    def validate(
+        self,
+        *,
+        classes: int | None = None,
+        ignore_index: int | None = None,
+        check: TargetCheck | None = None,
+        checks: Mapping[str, TargetCheck] | None = None,
+    ) -> None:
+        """Check the whole data."""
+        self.dataset.validate(classes=classes, ignore_index=ignore_index, check=check, checks=checks)

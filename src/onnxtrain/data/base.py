@@ -1,4 +1,4 @@
-"""Base classes of datasets: examples that are read in batches, and the checks that all kinds share."""
+"""Base classes of datasets that are read in batches, and the checks that all of them share."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from onnxtrain.data.conversion import (
     convert,
     is_mapped,
 )
-from onnxtrain.data.table_columns import named_array
+from onnxtrain.data.naming import named_array
 from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import DataError, OptionError
 
 
 class Batch(NamedTuple):
-    """Some examples, ready for the model: right types, C-contiguous.
+    """Examples in the types of the model, C-contiguous.
 
     Attributes:
-        inputs: by input name, each [size, ...].
+        inputs: Arrays [size, ...] by input name.
         targets: [size, ...], or None where none are needed.
-        size: how many examples.
-        whole: of how many this is a part, where other processes have the rest.
+        size: Number of examples.
+        whole: Number of examples in all processes, where this is the part of one.
     """
 
     inputs: dict[str, Array]
@@ -47,23 +47,23 @@ class Batch(NamedTuple):
 
 
 Divide = Callable[[int, int], slice]
-"""Which rows to take of a batch, from its number in the epoch and how many it has."""
+"""Returns the rows of one process, given the number of a batch in the epoch and its size."""
 
 
 def share(batch: Batch, rows: slice, whole: int | None = None) -> Batch:
-    """Some examples of a batch, of ``whole`` in all processes; what is one number for all of them stays."""
+    """Return some rows of a batch of ``whole`` examples; scalar inputs are kept."""
     start, stop, _ = rows.indices(batch.size)
     inputs = {name: array[rows] if array.ndim else array for name, array in batch.inputs.items()}
     return Batch(inputs, None if batch.targets is None else batch.targets[rows], max(0, stop - start), whole)
 
 
 class Dataset(ABC):
-    """Examples that can be read in batches, as often as wanted.
+    """Examples that can be read in batches any number of times.
 
     Attributes:
-        size: how many examples; None when not known.
-        name: what messages call it.
-        weighted: whether every example has a weight.
+        size: Number of examples; None where it is unknown.
+        name: Name in error messages.
+        weighted: True where every example has a weight.
     """
 
     size: int | None = None
@@ -72,68 +72,65 @@ class Dataset(ABC):
 
     @property
     def targets(self) -> Array | None:
-        """The target array as it came, or that of the first batch; None where there is none to be seen yet."""
+        """The target array as given, or that of the first batch; None where it is not known yet."""
         return None
 
     def fingerprint(self) -> str | None:
-        """A hash of all that the model is given, by which a resumed training knows its data; None where none can be."""
+        """Return a hash of all arrays, which identifies the data of a resumed training; None where there is none."""
         return None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes of the symbolic dimensions of the inputs that are known before batches are read."""
+        """Sizes of the inputs' symbolic dimensions, as far as they are known before batches are read."""
         return {}
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """The names of the columns of inputs that came as tables, by input, as far as they are known."""
+        """Names of the columns of inputs that were given as tables, as far as they are known, by input."""
         return {}
 
     @property
     def declared_labels(self) -> Sequence[str]:
-        """The labels that the data declare for their targets, also those without an example."""
+        """Labels that the data declare for their targets, including those without an example."""
         return ()
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model.
 
         Raises:
-            DataError: They have other names.
+            DataError: The names differ.
         """
         return self
 
     def values(self, name: str) -> Array | None:
-        """An array as it came, or that of the first batch; None where there is none to be seen yet."""
+        """Return an array as given, or that of the first batch; None where it is not known yet."""
         return None
 
     def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
-        """The same data with its targets checked against, and converted to, what the loss needs, where it can be.
+        """Return the same data with targets checked against the requirements of the loss, and converted.
 
         Args:
-            target_spec: what the loss needs; None takes them as they are.
-            name: the array that is meant, where it is not the only target.
+            target_spec: Requirements of the loss; None keeps the targets as given.
+            name: Name of the array, where it is not the only target.
 
         Raises:
-            DataError: they do not fit.
+            DataError: The targets do not fit.
         """
         return self
 
     def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
-        """The same data with targets, or an array of a name, as a function makes them of those that came.
-
-        That is done before anything else.
-        """
+        """Return the same data with a function applied to the targets, or to a named array, before any check."""
         return self
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
-        """The same data with one weight per example.
+        """Return the same data with one weight per example.
 
         Args:
-            weights: the weights [N], or the name of an array of this data.
-            spec: what the loss needs, and calls them.
+            weights: The weights [N], or the name of an array of this data.
+            spec: Name and requirements of the loss.
 
         Raises:
-            DataError: they do not fit, or go with batches of an iterable that have none by this name.
+            DataError: The weights do not fit, or the batches of an iterable have no array of this name.
         """
         named = f" that has no array '{weights}'" if isinstance(weights, str) else ""
         raise DataError(f"'{spec.name}' goes with data in arrays, not with batches of an iterable{named}.")
@@ -145,15 +142,15 @@ class Dataset(ABC):
         """Read all examples once, in batches.
 
         Args:
-            batch_size: examples in a batch; the last batch may be smaller.
-            shuffle: whether to read in random order, which `seed` and `epoch` alone decide.
-            seed: not negative.
-            epoch: how many times the data has been read before: the order differs in every epoch.
-            start: how many of the first batches to skip, to continue in the middle of an epoch.
+            batch_size: Examples per batch; the last batch may be smaller.
+            shuffle: Read in random order, which depends on `seed` and `epoch` only.
+            seed: At least 0.
+            epoch: Number of the epoch, from 0; the order differs in every epoch.
+            start: Number of batches to skip, to continue in the middle of an epoch.
 
         Raises:
-            DataError: the batch size is below 1, or the data does not fit the model.
-            OptionError: the seed, the epoch or the start is negative.
+            DataError: The batch size is below 1, or the data does not fit the model.
+            OptionError: The seed, the epoch or the start is negative.
         """
 
     @abstractmethod
@@ -169,74 +166,74 @@ class Dataset(ABC):
         check: TargetCheck | None = None,
         checks: Mapping[str, TargetCheck] | None = None,
     ) -> None:
-        """Check all values, once: NaN and infinity in inputs and targets, and what targets may be.
+        """Check all values once: NaN and infinity in inputs and targets, and the range of targets.
 
         Args:
-            classes: when the targets are class indices, how many classes there are; None to not check labels.
-            ignore_index: a label that is allowed although it is outside the range.
-            check: any other check of the targets.
-            checks: checks of arrays by name.
+            classes: Number of classes, where targets are class indices; None checks no labels.
+            ignore_index: Label outside the range that is allowed.
+            check: Another check of the targets.
+            checks: Checks of arrays by name.
 
         Raises:
-            DataError: a value that cannot be used; the message names the array and the first example.
+            DataError: A value is invalid; the message names the array and the first example.
         """
 
 
 class Column(NamedTuple):
-    """One array of a dataset with what the model needs of it.
+    """One array of a dataset with the model's requirements.
 
     Attributes:
-        what: How messages call it.
-        array: Its values.
-        spec: What the model needs of it.
-        mapped: Whether it lies in a mapped file.
-        names: The names along axis 1, where it was a table.
+        subject: Name in error messages.
+        array: The values.
+        spec: The model's requirements.
+        mapped: True where the array is a mapped file.
+        names: Names of the columns along axis 1, where it was a table.
     """
 
-    what: str
+    subject: str
     array: Array
     spec: TensorSpec
     mapped: bool
     names: tuple[str, ...] | None = None
 
     @classmethod
-    def checked(cls, value: object, spec: TensorSpec | None, what: str) -> Self:
-        """Convert to NumPy and check type and shape; without a spec anything goes that has examples."""
-        if spec is not None and isinstance(value, DeferredArray):  # what does not fit is not made
-            check_shape(value.shape, spec, what)
-            check_type(value.dtype, spec, what)
-        array, names = named_array(value, spec, what)
-        spec = spec or TensorSpec(what, array.dtype, None)
-        check_shape(array.shape, spec, what)
-        check_type(array.dtype, spec, what)
-        return cls(what, array, spec, is_mapped(array), names)
+    def checked(cls, value: object, spec: TensorSpec | None, subject: str) -> Self:
+        """Convert to NumPy and check type and shape; without a spec only the axis of examples is checked."""
+        if spec is not None and isinstance(value, DeferredArray):  # checked before the array is created
+            check_shape(value.shape, spec, subject)
+            check_type(value.dtype, spec, subject)
+        array, names = named_array(value, spec, subject)
+        spec = spec or TensorSpec(subject, array.dtype, None)
+        check_shape(array.shape, spec, subject)
+        check_type(array.dtype, spec, subject)
+        return cls(subject, array, spec, is_mapped(array), names)
 
     @property
     def is_scalar(self) -> bool:
-        """Return whether one value holds for all examples."""
+        """True where one value holds for all examples."""
         return not self.array.ndim
 
     def converted(self, rows: slice | Array, examples: Sequence[int] | Array, *, check: bool = False) -> Array:
-        """The values of some examples in the type of the model.
+        """Return the values of some examples in the type of the model.
 
         Args:
-            rows: Which, in the order asked for.
-            examples: For each row its index in the data, for error messages.
-            check: Whether to refuse NaN and infinity.
+            rows: The examples, in order.
+            examples: Index in the data of each row, for error messages.
+            check: Refuse NaN and infinity.
         """
         if self.is_scalar:
             return self._replace(array=self.array.reshape(1)).converted(slice(None), [0], check=check).reshape(())
         original = self.read(rows)
-        values = convert(original, self.spec.dtype, self.what, examples)
+        values = convert(original, self.spec.dtype, self.subject, examples)
         if check:
-            check_finite(values, self.what, examples, original)
+            check_finite(values, self.subject, examples, original)
         return values
 
     def read(self, rows: slice | Array) -> Array:
-        """The values of some examples, in the order asked for."""
+        """Return the values of some examples, in this order."""
         if isinstance(rows, slice) or not self.mapped:
             return self.array[rows]
-        # In file order, so that the disk reads forward; then back to the order asked for.
+        # In file order, so that the disk reads forward.
         order = np.argsort(rows, kind="stable")
         values = np.empty((len(rows), *self.array.shape[1:]), self.array.dtype)
         values[order] = self.array[rows[order]]
@@ -244,21 +241,23 @@ class Column(NamedTuple):
 
 
 def check_columns(columns: Sequence[Column], data: str) -> int:
-    """Check that columns fit each other; return how many examples they have."""
+    """Check that columns have equal lengths and symbols; return the number of examples."""
     rows = [column for column in columns if not column.is_scalar]
     if not rows:
-        raise DataError(f"{data} has no examples: every array of it is a scalar.")
+        raise DataError(f"{data} has no examples: all of its arrays are scalars.")
     first = rows[0]
     size = len(first.array)
     for column in rows[1:]:
         if len(column.array) != size:
             raise DataError(
-                f"{data} has arrays of different lengths: {first.what} has {size} examples, "
-                f"{column.what} has {len(column.array)}."
+                f"{data} has arrays of different lengths: {first.subject} has {size} examples, "
+                f"{column.subject} has {len(column.array)}."
             )
     if not size:
-        raise DataError(f"{data} is empty: {first.what} has shape {first.array.shape}; at least one example is needed.")
-    check_symbols((column.spec, column.array.shape, column.what) for column in columns)
+        raise DataError(
+            f"{data} is empty: {first.subject} has shape {first.array.shape}; at least one example is needed."
+        )
+    check_symbols((column.spec, column.array.shape, column.subject) for column in columns)
     return size
 
 
@@ -269,17 +268,17 @@ def checked_batch_size(batch_size: SupportsIndex) -> int:
     except TypeError:
         size = 0
     if size < 1:
-        raise DataError(f"the batch size is {batch_size!r}; it must be a whole number of at least 1.")
+        raise DataError(f"the batch size is {batch_size!r}; it must be an integer of at least 1.")
     return size
 
 
 def chosen_check(classes: int | None, ignore_index: int | None, check: TargetCheck | None) -> TargetCheck | None:
-    """The check of targets that the arguments of `Dataset.validate` mean."""
+    """Return the check of targets for the arguments of `Dataset.validate`."""
     return check if classes is None else LabelCheck(classes, ignore_index)
 
 
 def check_not_negative(**values: Any) -> None:
-    """Raise an `OptionError` unless all values are whole numbers from 0 upwards."""
+    """Raise an `OptionError` unless all values are integers of at least 0."""
     for name, value in values.items():
         if not isinstance(value, int | np.integer) or value < 0:
-            raise OptionError(f"{name} is {value!r}; it must be a whole number of at least 0.")
+            raise OptionError(f"{name} is {value!r}; it must be an integer of at least 0.")

@@ -1,9 +1,10 @@
-"""Conversion and checks of one array for a model: NumPy, element type, shape, finite values."""
+"""Conversion and checks of one array for a model: NumPy, element type, shape, finite values, numbers in text."""
 
 from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -11,13 +12,48 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from onnxtrain.data.rescaled import Rescaled
 from onnxtrain.errors import DataError
 
 Array = npt.NDArray[Any]
 
-# Kinds of data that convert into each kind of input. A float never becomes an integer: it would lose its
-# fraction; integers become floats, as images of bytes do.
+
+class Rescaled:
+    """Array of bytes that reads as ``stored * scale + shift`` in float32: a quarter of the memory.
+
+    It has the part of the array interface that datasets need.
+
+    Args:
+        stored: [N, ...].
+        scale: Broadcasts with a row.
+        shift: Broadcasts with a row.
+
+    >>> array = Rescaled(np.array([[0, 255]], np.uint8), np.array([1 / 255]), np.array([-0.5]))
+    >>> array[:1].tolist(), array.shape
+    ([[-0.5, 0.5]], (1, 2))
+    """
+
+    dtype: Final = np.dtype(np.float32)
+
+    def __init__(self, stored: Array, scale: Array, shift: Array) -> None:
+        self._stored = stored
+        self._scale, self._shift = scale.astype(np.float32), shift.astype(np.float32)
+        self.shape, self.ndim = stored.shape, stored.ndim
+        self.base = stored
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __getitem__(self, rows: Any) -> Array:
+        values = self._stored[rows].astype(np.float32)
+        values *= self._scale
+        values += self._shift
+        return np.asarray(values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+
+# Kinds of data that convert to each kind of input. Floats never become integers, which would lose fractions.
 _ACCEPTED: Final = {
     "boolean": {"boolean"},
     "integer": {"boolean", "integer"},
@@ -41,16 +77,16 @@ class TensorSpec:
     """Requirements of a model on one array.
 
     Attributes:
-        name: the name of the graph input, or of the target.
-        dtype: the element type that the model computes with.
-        shape: one entry per axis, the first of them the batch: a number, a symbol (equal symbols stand for
-            equal sizes), or None for any size. None instead of a tuple leaves the rank open.
-        hint: what an error message adds about arrays of another rank.
-        size_hint: what it adds about arrays of this rank with other sizes.
-        beside: whether it is no input of the model but goes with them: a target, or the weights of examples.
-        columns: names of the elements along axis 1, where they are known. Data with names are brought into this order.
-        left_out: names of columns that tables have beside these.
-        pasts: KV-cache inputs of the model file that are left out: data may have them, without rows.
+        name: Name of the graph input, or of the target.
+        dtype: Element type of the model.
+        shape: One entry per axis, the batch first: a size, a symbol (equal symbols stand for equal sizes), or None for
+            any size. None instead of a tuple allows any rank.
+        hint: Advice in error messages about arrays of another rank.
+        size_hint: Advice in error messages about arrays of this rank with other sizes.
+        beside: True for an array that is no input of the model: a target, or example weights.
+        columns: Names of the elements along axis 1, where they are known. Named data is brought into this order.
+        left_out: Names of further columns of tables.
+        pasts: KV-cache inputs of the model file that are removed: data may have them, without rows.
     """
 
     name: str
@@ -64,7 +100,7 @@ class TensorSpec:
     pasts: tuple[str, ...] = ()
 
     def describe_shape(self) -> str:
-        """The shape as an error message shows it, for example ``(batch, 3, 32, 32)``.
+        """Format the shape for an error message, for example ``(batch, 3, 32, 32)``.
 
         >>> TensorSpec("image", np.dtype(np.float32), (None, 3, "height", "width")).describe_shape()
         '(batch, 3, height, width)'
@@ -75,12 +111,12 @@ class TensorSpec:
 
 
 class DeferredArray:
-    """An array of known shape and type that is made when its values are needed.
+    """An array of known shape and type that is created when its values are needed.
 
     Args:
-        shape: Its shape.
-        dtype: Its type.
-        make: Makes it.
+        shape: The shape.
+        dtype: The element type.
+        make: Returns the array.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], make: Callable[[], Array]) -> None:
@@ -96,7 +132,7 @@ class DeferredArray:
         return self._made if dtype is None else self._made.astype(dtype, copy=False)
 
 
-@functools.cache  # a dtype makes its name anew each time
+@functools.cache  # dtype.name is computed at every access
 def kind_of(dtype: np.dtype[Any]) -> str:
     """Classify an element type: ``boolean``, ``integer``, ``float``, ``string`` or ``other``."""
     if dtype.fields is not None:
@@ -110,32 +146,32 @@ def kind_of(dtype: np.dtype[Any]) -> str:
 
 
 def is_array_like(value: object) -> bool:
-    """Return whether a value is one array (NumPy, a tensor, a data frame, a list of numbers or texts), not several."""
+    """Return whether a value is a single array (NumPy, a tensor, a data frame, a list of numbers or strings)."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(item, int | float | str | np.number) for item in value)
     return any(hasattr(value, name) for name in ("__array__", "__dlpack__", "detach"))
 
 
-def to_numpy(value: object, what: str) -> Array:
+def to_numpy(value: object, subject: str) -> Array:
     """Convert an array, a tensor of any framework or a list of numbers to NumPy, if possible without a copy.
 
     Args:
-        value: numbers, or what has ``detach().cpu().numpy()`` (PyTorch), ``__array__`` or ``__dlpack__``.
-        what: how an error message calls it.
+        value: Numbers, or an object with ``detach().cpu().numpy()`` (PyTorch), ``__array__`` or ``__dlpack__``.
+        subject: Name in error messages.
 
     Raises:
-        DataError: it does not convert, or converts to Python objects.
+        DataError: It does not convert, or converts to Python objects.
     """
     try:
         array = _convert_container(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise DataError(
-            f"{what} is a {type(value).__name__} that does not convert to a NumPy array ({error}); "
+            f"{subject} is a {type(value).__name__} that does not convert to a NumPy array ({error}); "
             f"give a NumPy array, or a tensor that has detach().cpu().numpy()."
         ) from error
     if array.dtype == object and not all(isinstance(item, str) for item in array.flat):
         raise DataError(
-            f"{what} is a {type(value).__name__} that holds Python objects; it needs numbers in a rectangular array."
+            f"{subject} is a {type(value).__name__} that holds Python objects; it needs numbers in a rectangular array."
         )
     return array
 
@@ -147,43 +183,43 @@ def _convert_container(value: Any) -> Array:
         return cast("Array", value)
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        # NumPy has no bfloat16 of its own, so PyTorch refuses the direct way; float32 holds every bfloat16.
+        # PyTorch cannot convert bfloat16 to NumPy; float32 holds every bfloat16.
         return np.asarray(value.float().numpy() if "bfloat16" in str(value.dtype) else value.numpy())
     if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
         return np.asarray(np.from_dlpack(value))
     return np.asarray(value)
 
 
-def check_type(dtype: np.dtype[Any], spec: TensorSpec, what: str) -> None:
-    """Raise a `DataError` if arrays of a type cannot be converted to what the model needs."""
+def check_type(dtype: np.dtype[Any], spec: TensorSpec, subject: str) -> None:
+    """Raise a `DataError` if arrays of a type cannot be converted to the type of the model."""
     found, needed = kind_of(dtype), kind_of(spec.dtype)
     if dtype == spec.dtype or found in _ACCEPTED.get(needed, ()):
         return
     hint = "round and convert it first" if (found, needed) == ("float", "integer") else "convert it first"
-    raise DataError(f"{what} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).")
+    raise DataError(f"{subject} has type {dtype}, but the model needs {spec.dtype}: {hint} (array.astype).")
 
 
-def check_shape(shape: tuple[int, ...], spec: TensorSpec, what: str) -> None:
-    """Raise a `DataError` if the rank or a static size is not the needed one; the batch size is free."""
+def check_shape(shape: tuple[int, ...], spec: TensorSpec, subject: str) -> None:
+    """Raise a `DataError` if the rank or a static size differs; the batch size is dynamic."""
     if not shape and spec.shape != ():
-        raise DataError(f"{what} is a scalar, but it needs a first axis of examples.")
+        raise DataError(f"{subject} is a scalar, but it needs a first axis of examples.")
     if spec.shape is None:
         return
     if len(shape) != len(spec.shape):
         raise DataError(
-            f"{what} has rank {len(shape)} (shape {shape}), but the model needs rank {len(spec.shape)}: "
+            f"{subject} has rank {len(shape)} (shape {shape}), but the model needs rank {len(spec.shape)}: "
             f"{spec.describe_shape()}.{spec.hint}"
         )
     for axis in range(1, len(shape)):
         if isinstance(spec.shape[axis], int) and shape[axis] != spec.shape[axis]:
             raise DataError(
-                f"{what} has shape {shape}, but the model needs {spec.describe_shape()}: "
+                f"{subject} has shape {shape}, but the model needs {spec.describe_shape()}: "
                 f"axis {axis} is {shape[axis]} instead of {spec.shape[axis]}.{spec.size_hint}"
             )
 
 
 def symbol_sizes(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> dict[str, int]:
-    """Return the sizes of symbolic dimensions in arrays of these shapes, without the batch axis."""
+    """Return the sizes of symbolic dimensions in arrays of these shapes, except the batch axis."""
     return {
         symbol: size
         for spec, shape in shapes
@@ -193,31 +229,31 @@ def symbol_sizes(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> dict[s
 
 
 def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> None:
-    """Raise a `DataError` if axes that share a symbol have different sizes; the batch axis is left out."""
+    """Raise a `DataError` if axes that share a symbol have different sizes; the batch axis is not checked."""
     seen: dict[str, tuple[int, str]] = {}
-    for spec, shape, what in shapes:
+    for spec, shape, subject in shapes:
         for symbol, size in zip((spec.shape or ())[1:], shape[1:], strict=False):
             if not isinstance(symbol, str):
                 continue
-            first_size, first = seen.setdefault(symbol, (size, what))
+            first_size, first = seen.setdefault(symbol, (size, subject))
             if size != first_size:
                 raise DataError(
-                    f"{what} has {size} for the dimension '{symbol}' (shape {shape}), "
+                    f"{subject} has {size} for the dimension '{symbol}' (shape {shape}), "
                     f"but {first} has {first_size}; they must be equal."
                 )
 
 
-def convert(array: Array, dtype: np.dtype[Any], what: str, examples: Sequence[int] | Array) -> Array:
+def convert(array: Array, dtype: np.dtype[Any], subject: str, examples: Sequence[int] | Array) -> Array:
     """Convert a batch to the model's type: C-contiguous, aligned, native byte order; a copy only if needed.
 
     Floats and integers round to the nearest value of a narrower float type. Integers that do not fit a
     narrower integer type are an error.
 
     Args:
-        array: the batch; its type has passed `check_type`.
-        dtype: the type that the model needs.
-        what: how an error message calls the array.
-        examples: for each row its index in the data, for the error message.
+        array: The batch; its type has passed `check_type`.
+        dtype: Element type of the model.
+        subject: Name of the array in error messages.
+        examples: Index in the data of each row, for error messages.
     """
     if kind_of(dtype) == "integer" and not np.can_cast(array.dtype, dtype, "safe") and array.size:
         limits = np.iinfo(dtype)
@@ -225,7 +261,7 @@ def convert(array: Array, dtype: np.dtype[Any], what: str, examples: Sequence[in
         if outside.any():
             row = first_row(outside)
             raise DataError(
-                f"{what} holds {array[outside][0]} at example {int(examples[row])}, "
+                f"{subject} holds {array[outside][0]} at example {int(examples[row])}, "
                 f"which {dtype} cannot hold ({limits.min} to {limits.max}); correct the data."
             )
     with np.errstate(over="ignore"):  # an overflow becomes infinite, which check_finite reports
@@ -234,7 +270,7 @@ def convert(array: Array, dtype: np.dtype[Any], what: str, examples: Sequence[in
 
 
 def all_finite(array: Array) -> bool:
-    """Return whether an array holds neither NaN nor infinity, without a copy of it.
+    """Return whether an array holds neither NaN nor infinity, without copying it.
 
     >>> all_finite(np.array([1.0, np.inf])), all_finite(np.array([1e308, 1e308]))
     (False, True)
@@ -246,14 +282,14 @@ def all_finite(array: Array) -> bool:
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
 
 
-def check_finite(array: Array, what: str, examples: Sequence[int] | Array, original: Array | None = None) -> None:
+def check_finite(array: Array, subject: str, examples: Sequence[int] | Array, original: Array | None = None) -> None:
     """Raise a `DataError` that names the first example with NaN or an infinite value.
 
     Args:
-        array: numbers of any type, examples first.
-        what: how the error message calls the array.
-        examples: for each row its index in the data.
-        original: the values before a conversion, to tell what was infinite from what only became so.
+        array: Numbers [N, ...] of any type.
+        subject: Name of the array in error messages.
+        examples: Index in the data of each row.
+        original: The values before a conversion, which may overflow.
     """
     if kind_of(array.dtype) != "float":
         return
@@ -266,15 +302,80 @@ def check_finite(array: Array, what: str, examples: Sequence[int] | Array, origi
         problem = f"{before} at example {int(examples[row])}, which {array.dtype} cannot hold: scale the data"
     else:
         problem = f"{value} at example {int(examples[row])}: remove such examples or fill in a number"
-    raise DataError(f"{what} holds {problem}.")
+    raise DataError(f"{subject} holds {problem}.")
 
 
-def check_possible(shape: Sequence[int], dtype: np.dtype[Any], what: str) -> None:
-    """Raise a `DataError` unless an array may have a shape: beside a size of 0 the others may still be beyond any."""
+def check_possible(shape: Sequence[int], dtype: np.dtype[Any], subject: str) -> None:
+    """Raise a `DataError` if no array can have a shape: next to a size of 0, others may overflow."""
     if math.prod(size for size in shape if size) * dtype.itemsize > np.iinfo(np.intp).max:
-        raise DataError(f"{what} has the shape {tuple(shape)}, which no array can have; write it again.")
+        raise DataError(f"{subject} has the shape {tuple(shape)}, which no array can have; write the file again.")
 
 
 def first_row(mask: Array) -> int:
-    """The first row with a true element."""
+    """Return the first row with a true element."""
     return int(np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1))[0])
+
+
+_GROUPED: Final = re.compile(r"[+-]?\d{1,3}(\.\d{3})+(,\d*)?([eE][+-]?\d+)?")
+_WORDS: Final = {"false": "0", "true": "1"}
+_TRUTH: Final = {"0": False, "1": True, "false": False, "true": True}
+
+
+def are_truth_values(cells: Array) -> bool:
+    """Return whether all cells are the words true or false."""
+    return set(np.char.lower(np.char.strip(np.unique(cells.astype(str)))).tolist()) <= _WORDS.keys()
+
+
+def to_truth_values(cells: Array) -> Array:
+    """Convert the words true and false to booleans."""
+    return np.asarray(np.char.lower(np.char.strip(cells.astype(str))) == "true")
+
+
+def is_truth_word(cell: str) -> bool:
+    """Return whether a cell is true or false."""
+    return cell.strip().lower() in _WORDS
+
+
+def truth_digit(cell: str) -> str:
+    """Return 1 for true and 0 for false."""
+    return _WORDS[cell.strip().lower()]
+
+
+def _with_point(cell: str) -> str:
+    """Convert a number with a decimal comma to one with a decimal point; points group thousands.
+
+    Raises:
+        ValueError: A point does not group thousands.
+    """
+    if "." in cell:
+        if not _GROUPED.fullmatch(cell.strip()):
+            raise ValueError("a point that does not group thousands")
+        cell = cell.replace(".", "")
+    return cell.replace(",", ".")
+
+
+def is_number(cell: str, decimal: str = ".", dtype: np.dtype[Any] | None = None, *, finite: bool = True) -> bool:
+    """Return whether a cell holds a number of a type."""
+    try:
+        value = convert_cells([[cell]], decimal, dtype or np.dtype(np.float64))
+    except (ValueError, OverflowError, KeyError):
+        return False
+    return bool(np.isfinite(value).all()) or not finite
+
+
+def convert_cells(cells: Sequence[Sequence[str]], decimal: str, dtype: np.dtype[Any]) -> Array:
+    """Convert cells to numbers; values that are too large become infinite where the type has infinity.
+
+    Raises:
+        ValueError: A cell is not a number of the type.
+        KeyError: A cell is not a boolean, for boolean types.
+        OverflowError: A value is too large for an integer type.
+    """
+    if decimal == ",":
+        cells = [[_with_point(cell) for cell in row] for row in cells]
+    if dtype.kind == "b":
+        return np.array([[_TRUTH[cell.strip().lower()] for cell in row] for row in cells], dtype)
+    if any("_" in "".join(row) for row in cells):
+        raise ValueError("2024_11 is a number in Python, not in tables")
+    with np.errstate(over="ignore"):
+        return np.array(cells, dtype)

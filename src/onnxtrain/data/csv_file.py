@@ -1,4 +1,4 @@
-"""CSV files: columns by name, read once in blocks, so that they may be larger than memory."""
+"""CSV files: columns by name, read once in blocks, which may exceed memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
-from onnxtrain.data.cells import convert_cells, is_number, is_truth_word, truth_digit
-from onnxtrain.data.conversion import Array, TensorSpec, kind_of
-from onnxtrain.data.files import check_regular
-from onnxtrain.data.frames import as_input, check_width, choose_columns, columns_of
-from onnxtrain.data.reader import Reader
-from onnxtrain.data.spill_buffer import GrowingArray, GrowingTexts
-from onnxtrain.data.table_columns import NamedColumns, check_unique
+from onnxtrain.data.conversion import Array, TensorSpec, convert_cells, is_number, is_truth_word, kind_of, truth_digit
+from onnxtrain.data.files import GrowingArray, GrowingTexts, Reader, check_regular
+from onnxtrain.data.naming import NamedColumns, as_input, check_unique, check_width, choose_columns, columns_of
 from onnxtrain.errors import DataError
 from onnxtrain.spelling import checks_arguments
 
@@ -30,36 +26,36 @@ _logger = logging.getLogger(__name__)
 CSV_SUFFIXES: Final = (".csv", ".tsv")
 
 _SEPARATORS: Final = (",", ";", "\t", "|")
-_BOMS: Final = {  # that of UTF-32 begins like that of UTF-16
+_BOMS: Final = {  # UTF-32 first: its mark begins with that of UTF-16
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# How much is looked at to tell text from anything else.
+# Bytes that are inspected to determine the encoding.
 _START_BYTES: Final = 4096
 _LINE_BREAK: Final = re.compile(r"\r\n|\r|\n")
-# How many cells are converted at a time.
+# Cells that are converted at a time.
 _BLOCK_CELLS: Final = 2**17
 
 
 @checks_arguments
 @dataclass(frozen=True)
 class CsvFile(Reader):
-    """A CSV file whose first line has the names of the columns.
+    """A CSV file with column names in its first line.
 
-    Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
-    side by side. A target whose first cell is no number is a column of texts, the names of classes. Every other cell
-    needs a finite number, or is one of the words true and false, which are read as 1 and 0. The file is read once, and
-    kept as numbers: in memory, or from 64 MiB on in a temporary file.
+    Columns with the names of the model's inputs are its inputs; otherwise a model with one input of rank 2 takes all
+    columns but the target. If the first cell of the target is not a number, the column holds class labels. Every other
+    cell needs a finite number, or the words true and false, which are read as 1 and 0. The file is read once and kept
+    as numbers: in memory, or from 64 MiB on in a temporary file.
 
     Args:
-        path: the file.
-        delimiter: what separates cells; by default a comma, semicolon, tab or bar, whichever the first line has most.
-        encoding: by default what a byte-order mark says, else UTF-8, and Latin-1 where the bytes are not UTF-8.
-        decimal: the decimal sign; by default ``"."``, or ``","`` where the delimiter is a semicolon and numbers have a
-            comma. With ``","``, a point groups thousands.
+        path: The file.
+        delimiter: Separator of cells; by default the most frequent of comma, semicolon, tab and bar in the first line.
+        encoding: By default that of the byte-order mark, else UTF-8, or Latin-1 if the bytes are not UTF-8.
+        decimal: Decimal sign; by default ``"."``, or ``","`` if the delimiter is a semicolon and numbers have commas.
+            With ``","``, points group thousands.
     """
 
     delimiter: str | None = None
@@ -68,24 +64,24 @@ class CsvFile(Reader):
 
     def __post_init__(self) -> None:
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
-            raise DataError(f"delimiter is {self.delimiter!r}; it needs one character, such as ';'.")
+            raise DataError(f"delimiter is {self.delimiter!r}; it must be one character, such as ';'.")
         if self.decimal not in (None, ".", ","):
-            raise DataError(f"decimal is {self.decimal!r}; it needs '.' or ','.")
+            raise DataError(f"decimal is {self.decimal!r}; it must be '.' or ','.")
         if self.encoding is not None:
             try:
                 "".encode(self.encoding)
             except (LookupError, UnicodeError):
                 raise DataError(
-                    f"encoding is {self.encoding!r}, which is none of text that Python knows; try 'utf-8'."
+                    f"encoding is {self.encoding!r}, which is not a text encoding of Python; try 'utf-8'."
                 ) from None
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
     ) -> tuple[dict[str, object], object | None]:
-        """Inputs by name, and the targets or None.
+        """Return the inputs by name, and the targets or None.
 
         Raises:
-            DataError: the file cannot be read or does not fit; the message names the line and the column.
+            DataError: The file cannot be read or does not fit; the message names the line and the column.
         """
         path = Path(self.path)
         encodings = self._encodings(path)
@@ -93,7 +89,7 @@ class CsvFile(Reader):
             try:
                 with path.open(encoding=encoding, newline="") as file:
                     return self._read_open(file, specs, target, need_target)
-            except UnicodeError as error:  # codecs of rare encodings raise it without a place
+            except UnicodeError as error:  # some codecs raise it without a position
                 if encoding == encodings[-1]:
                     where = f"{error.reason} at byte {error.start}" if isinstance(error, UnicodeDecodeError) else error
                     raise DataError(
@@ -104,11 +100,11 @@ class CsvFile(Reader):
             except OSError as error:
                 raise DataError(f"{self.name} cannot be read: {error.strerror or error}.") from error
             except csv.Error as error:
-                raise DataError(f"{self.name} is no valid CSV file: {error}; is a quote never closed?") from error
+                raise DataError(f"{self.name} is not a valid CSV file: {error}; look for an unclosed quote.") from error
         raise AssertionError("the last encoding returns or raises")
 
     def _encodings(self, path: Path) -> list[str]:
-        """Encodings to try, one after the other."""
+        """Return the encodings to try, in order."""
         try:
             check_regular(path)
             with path.open("rb") as file:
@@ -124,8 +120,8 @@ class CsvFile(Reader):
         marked = next((encoding for mark, encoding in _BOMS.items() if start.startswith(mark)), None)
         if marked is None and b"\0" in start:
             raise DataError(
-                f"{self.name} holds bytes of value 0, so it is no text in UTF-8; where it is text in another encoding, "
-                "name it: onnxtrain.data.CsvFile(path, encoding='utf-16-le')."
+                f"{self.name} holds zero bytes, so it is not UTF-8 text; if it has another encoding, name it: "
+                "onnxtrain.data.CsvFile(path, encoding='utf-16-le')."
             )
         return [marked] if marked else ["utf-8", "latin-1"]
 
@@ -134,7 +130,7 @@ class CsvFile(Reader):
     ) -> tuple[dict[str, object], object | None]:
         first = next((line for line in file if line.strip()), None)
         if first is None:
-            raise DataError(f"{self.name} is empty; it needs a line of column names, and a line for every example.")
+            raise DataError(f"{self.name} is empty; it needs a line of column names, and a line per example.")
         delimiter = self.delimiter or _most_frequent(first)
         file.seek(0)
         rows = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
@@ -144,11 +140,11 @@ class CsvFile(Reader):
         if features is not None:
             check_width(chosen, specs[0], self.name)
         sign = _DecimalSign(self.name, self.decimal, delimiter)
-        places = {name: index for index, name in enumerate(columns)}
+        indices = {name: index for index, name in enumerate(columns)}
         parts = [
-            _Part([places[name] for name in columns_of(spec, features)], _number_type(spec), sign) for spec in specs
+            _Part([indices[name] for name in columns_of(spec, features)], _number_type(spec), sign) for spec in specs
         ]
-        label = None if target is None or not need_target else _Target(places[target], sign)
+        label = None if target is None or not need_target else _Target(indices[target], sign)
         table = _Table(self.name, columns, rows)
         arrays = [GrowingArray((len(part.indices),), part.dtype) for part in parts]
         empty = True
@@ -159,7 +155,7 @@ class CsvFile(Reader):
             if label is not None:
                 label.add(block, table)
         if empty:
-            raise DataError(f"{self.name} has column names, but no line of data; it needs a line for every example.")
+            raise DataError(f"{self.name} has column names, but no line of data; it needs a line per example.")
         values = [array.finish() for array in arrays]
         inputs: dict[str, object] = {
             spec.name: NamedColumns(value, tuple(features))
@@ -174,14 +170,14 @@ class CsvFile(Reader):
         for index, name in enumerate(columns):
             if not name:
                 raise DataError(
-                    f"{self.name} has no name for column {index + 1} in its first line; name it or leave it out (an "
-                    "index of pandas is left out by to_csv(index=False))."
+                    f"{self.name} has no name for column {index + 1} in its first line; name it or remove it (pandas "
+                    "writes no index with to_csv(index=False))."
                 )
         check_unique(columns, self.name)
         if all(is_number(name) for name in columns) and columns != [str(index) for index in range(len(columns))]:
             raise DataError(
-                f"{self.name} has only numbers in its first line ({', '.join(columns[:4])} ...); it needs the names of "
-                "the columns there."
+                f"{self.name} has only numbers in its first line ({', '.join(columns[:4])} ...); the first line must "
+                "have the column names."
             )
         return columns
 
@@ -190,9 +186,9 @@ class _Block(NamedTuple):
     """Some lines of a file.
 
     Attributes:
-        rows: their cells, without blank lines.
-        read: their cells, with blank lines.
-        before: how many lines of the file are before them.
+        rows: Cells by line, without blank lines.
+        read: Cells by line, with blank lines.
+        before: Number of lines of the file before the block.
     """
 
     rows: list[list[str]]
@@ -200,7 +196,7 @@ class _Block(NamedTuple):
     before: int
 
     def line(self, row: int) -> int:
-        """The number in the file of the line in which a row ends, counted from 1."""
+        """Return the number of the line in which a row ends, counted from 1."""
         ends = itertools.accumulate(1 + sum(len(_LINE_BREAK.findall(cell)) for cell in cells) for cells in self.read)
         filled = (end for end, cells in zip(ends, self.read, strict=True) if cells)
         return self.before + next(itertools.islice(filled, row, None))
@@ -215,7 +211,7 @@ class _Table:
     reader: Any  # of csv, whose type has no name
 
     def blocks(self) -> Iterator[_Block]:
-        """All lines but blank ones."""
+        """Yield all lines except blank ones."""
         width = len(self.columns)
         before = self.reader.line_num
         while read := list(itertools.islice(self.reader, max(1, _BLOCK_CELLS // width))):
@@ -224,7 +220,7 @@ class _Table:
             if wrong is not None:
                 raise DataError(
                     f"line {block.line(wrong)} of {self.name} has {len(block.rows[wrong])} cells, but there are "
-                    f"{width} columns; correct the line, or quote cells that hold the separator."
+                    f"{width} columns; correct the line, or quote cells that contain the separator."
                 )
             if block.rows:
                 yield block
@@ -237,15 +233,15 @@ class _Table:
         if not cell.strip() or cell.strip().lower() in ("nan", "na", "n/a", "null", "none"):
             shown = f" ({cell.strip()!r})" if cell.strip() else ""
             return DataError(
-                f"{where} has no value{shown} in the column '{self.columns[column]}'; fill in {needed}, or leave the "
-                "line out."
+                f"{where} has no value{shown} in the column '{self.columns[column]}'; fill in {needed}, or remove "
+                "the line."
             )
         return DataError(f"{where} has {cell!r} in the column '{self.columns[column]}', which needs {needed}.")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some columns as numbers of one type, or one as texts."""
+    """Columns converted to numbers of one type, or one column of strings."""
 
     indices: list[int]
     dtype: np.dtype[Any]
@@ -253,7 +249,7 @@ class _Part:
     _words: list[list[int]] = field(default_factory=list)
 
     def values(self, block: _Block, table: _Table) -> Array:
-        """The numbers of a block, [lines, columns]."""
+        """Convert a block to [lines, columns]."""
         cells = self._cells(block.rows)
         if self.dtype.kind == "T":
             return np.array(cells, self.dtype)
@@ -269,7 +265,7 @@ class _Part:
         for row, found in enumerate(cells):
             for index, cell in zip(self.indices, found, strict=True):
                 if not is_number(cell, decimal, self.dtype):
-                    needed = {"f": "a number", "b": "true or false"}.get(self.dtype.kind, "a whole number")
+                    needed = {"f": "a number", "b": "true or false"}.get(self.dtype.kind, "an integer")
                     range_ = (
                         f" that {self.dtype} can hold" if is_number(cell, decimal) and self.dtype.kind != "b" else ""
                     )
@@ -279,37 +275,37 @@ class _Part:
     def _with_truth_values(
         self, cells: Sequence[Sequence[str]], block: _Block, table: _Table
     ) -> Sequence[Sequence[str]]:
-        """Return the cells with 1 for true and 0 for false, in columns whose first cell is one of these words."""
+        """Replace true by 1 and false by 0, in columns whose first cell is one of these words."""
         if not self._words:
-            self._words.append([place for place, cell in enumerate(cells[0]) if is_truth_word(cell)])
+            self._words.append([index for index, cell in enumerate(cells[0]) if is_truth_word(cell)])
         if not self._words[0]:
             return cells
         changed = [list(row) for row in cells]
-        for place in self._words[0]:
+        for column in self._words[0]:
             for number, row in enumerate(changed):
-                if not is_truth_word(row[place]):
-                    raise table.error(block, number, self.indices[place], "true or false, as the cells above it")
-                row[place] = truth_digit(row[place])
+                if not is_truth_word(row[column]):
+                    raise table.error(block, number, self.indices[column], "true or false, as the cells above it")
+                row[column] = truth_digit(row[column])
         return changed
 
     def _cells(self, rows: list[list[str]]) -> Sequence[Sequence[str]]:
         first, last = self.indices[0], self.indices[-1]
-        if last - first == len(self.indices) - 1:  # side by side, as they are but for a target between them
+        if last - first == len(self.indices) - 1:  # adjacent, unless the target is between them
             return [row[first : last + 1] for row in rows]
         return list(map(operator.itemgetter(*self.indices), rows))
 
 
 @dataclass
 class _DecimalSign:
-    """The decimal sign of a file's numbers, which all columns have in common.
+    """The decimal sign of a file's numbers, the same in all columns.
 
-    Where it is not given and a semicolon separates the cells, the numbers tell: those with a comma have a decimal
-    comma. A point and a comma in one file leave it open, since one of them may group thousands.
+    If it is not given and a semicolon separates the cells, a number with a comma implies a decimal comma. Points and
+    commas in one file are ambiguous, since one of them may group thousands.
 
     Attributes:
-        name: What to call the file.
-        given: What the user said.
-        delimiter: What separates the cells.
+        name: Name of the file in error messages.
+        given: The user's choice.
+        delimiter: Separator of the cells.
     """
 
     name: str
@@ -318,10 +314,10 @@ class _DecimalSign:
     _seen: dict[str, str] = field(default_factory=dict)
 
     def of(self, cells: Iterable[str]) -> str:
-        """Return the sign, after a look at more cells of numbers.
+        """Return the sign, given more cells of numbers.
 
         Raises:
-            DataError: They leave it open.
+            DataError: It is ambiguous.
         """
         if self.given is not None:
             return self.given
@@ -334,14 +330,14 @@ class _DecimalSign:
         if len(self._seen) > 1:
             raise DataError(
                 f"{self.name} has numbers with a point ({self._seen['.']!r}) and numbers with a comma "
-                f"({self._seen[',']!r}), so that one of them may group thousands; say which is the decimal sign: "
+                f"({self._seen[',']!r}), so that one of them may group thousands; give the decimal sign: "
                 "onnxtrain.data.CsvFile(path, decimal=',')."
             )
         return "," if "," in self._seen else "."
 
 
 class _Target:
-    """The column of targets: whole numbers, numbers, or texts, as its first cell tells."""
+    """The target column: integers, numbers or labels, depending on its first cell."""
 
     def __init__(self, index: int, sign: _DecimalSign) -> None:
         self._index, self._sign = index, sign
@@ -349,7 +345,7 @@ class _Target:
         self._found: GrowingArray | None = None
 
     def add(self, block: _Block, table: _Table) -> None:
-        """Read a block; an error names a cell without a value, or without a number where the first one has one."""
+        """Add a block; an error names an empty cell, or one that is not a number though the first one is."""
         if self._found is None and self._texts is None:
             first = block.rows[0][self._index]
             if is_number(first, self._sign.of([first]), finite=False):
@@ -379,7 +375,7 @@ class _Target:
         return cells
 
     def finish(self) -> Array:
-        """All targets."""
+        """Return all targets."""
         found = self._texts or self._found
         assert found is not None
         return found.finish()
@@ -394,7 +390,7 @@ def _number_type(spec: TensorSpec) -> np.dtype[Any]:
 
 
 def _most_frequent(line: str) -> str:
-    """The separator that makes the most cells of a line; a comma where none makes two."""
+    """Return the separator that gives the most cells of a line; a comma if none occurs."""
     return max(_SEPARATORS, key=lambda mark: _cells_of(line, mark))
 
 
@@ -402,5 +398,5 @@ def _cells_of(line: str, separator: str) -> int:
     """Count the cells of a line for a separator."""
     try:
         return len(next(csv.reader([line], delimiter=separator), []))
-    except csv.Error:  # one cell is too long, as of many columns without this separator
+    except csv.Error:  # without this separator, the whole line may be too long for one cell
         return 0

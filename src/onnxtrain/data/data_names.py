@@ -1,4 +1,4 @@
-"""Names that a model's data have: of the columns of its inputs and of its classes. They are kept beside the model."""
+"""Names of columns and labels in a model's training data, stored in a file beside the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxtrain.model_file.small_files import RefusedFileError, parse_json, read_
 from onnxtrain.model_file.writing import AtomicFiles
 
 LABELS: Final = "onnxtrain.labels"
-"""The key of labels in a model's metadata."""
+"""Key of the labels in a model's metadata."""
 
 Columns = Mapping[str, tuple[str, ...]]
 """Names of columns in the model's order, by input."""
@@ -25,12 +25,12 @@ Columns = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class DataNames:
-    """Names that a model's training data had.
+    """Names of columns and labels in a model's training data.
 
     Attributes:
-        columns: The columns of each input whose data had names, in the order in which the model reads them.
-        left_out: Columns beside them that the model does not read: targets and weights of examples.
-        labels: The texts that stand for the classes, in their order; ``None`` where no targets were texts.
+        columns: Columns of each input that has column names, in the model's order.
+        left_out: Further columns, which the model does not read: targets and example weights.
+        labels: Labels of the classes, in their order; ``None`` where targets are no strings.
     """
 
     columns: Columns = field(default_factory=dict)
@@ -38,7 +38,7 @@ class DataNames:
     labels: tuple[str, ...] | None = None
 
     def learned(self, columns: Columns, left_out: Iterable[str | None]) -> DataNames:
-        """Return the names with those of more data; what is known stays."""
+        """Return the names with those of more data; known names are kept."""
         new = {name: names for name, names in columns.items() if name not in self.columns}
         if not new:
             return self
@@ -46,7 +46,7 @@ class DataNames:
         return replace(self, columns={**self.columns, **new}, left_out=tuple(beside))
 
     def specs(self, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-        """Return what a model needs of its inputs, with the names of their columns."""
+        """Return specs of a model's inputs with the names of their columns."""
         return [
             replace(spec, columns=self.columns[spec.name], left_out=self.left_out)
             if spec.name in self.columns
@@ -55,7 +55,7 @@ class DataNames:
         ]
 
     def record(self) -> dict[str, Any]:
-        """Return the names as JSON has them; what is not known is left out."""
+        """Return the names as JSON data, without unknown ones."""
         columns = {name: list(names) for name, names in self.columns.items()}
         return {
             **({"columns": columns} if columns else {}),
@@ -65,21 +65,21 @@ class DataNames:
 
     @classmethod
     def of_record(cls, record: object) -> DataNames:
-        """Return the names of a record; of a list they are labels.
+        """Read names from JSON data; a list holds labels.
 
         Raises:
-            ValueError: It is no such record.
+            ValueError: The data has another form.
         """
         known = {"labels": record} if isinstance(record, list) else record
         if not isinstance(known, dict) or not known or not known.keys() <= {"columns", "left_out", "labels"}:
-            raise ValueError("it is none")
+            raise ValueError("the data has another form")
         columns, labels = known.get("columns", {}), known.get("labels")
         lists = [*(columns.values() if isinstance(columns, dict) else [None]), *([labels] if "labels" in known else [])]
         if not all(_is_list_of_texts(names) and names for names in lists):
-            raise ValueError("it is none")
+            raise ValueError("the data has another form")
         left_out = known.get("left_out", [])
         if not _is_list_of_texts(left_out):
-            raise ValueError("it is none")
+            raise ValueError("the data has another form")
         found = {name: tuple(names) for name, names in columns.items()}
         return cls(found, tuple(left_out), None if labels is None else tuple(labels))
 
@@ -89,22 +89,22 @@ def _is_list_of_texts(value: object) -> bool:
 
 
 def labels_text(labels: Sequence[str]) -> str:
-    """Return labels as they are written: a JSON list."""
+    """Format labels as a JSON list."""
     return json.dumps(list(labels), ensure_ascii=False, indent=1)
 
 
 def names_file(model: Path) -> Path:
-    """Return where the names of a model's data are kept: ``tuned.labels.json`` beside ``tuned.onnx``."""
+    """Return the path of a model's names: ``tuned.labels.json`` beside ``tuned.onnx``."""
     return model.with_suffix(".labels.json")
 
 
 def write_names(model: Path, names: DataNames) -> None:
-    """Write the names beside a model: the list of labels where these are all, else an object.
+    """Write the names beside a model: a list of labels, or an object if there are column names.
 
-    A file that an earlier model of this name left is removed where there are no names.
+    If there are no names, the file of an earlier model at this path is removed.
 
     Raises:
-        ModelError: It cannot be written.
+        ModelError: The file cannot be written.
     """
     path, record = names_file(model), names.record()
     if not record:
@@ -119,10 +119,10 @@ def write_names(model: Path, names: DataNames) -> None:
 
 
 def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) -> DataNames:
-    """Return the names beside an adapter, or else those beside its model, or the labels in the model's metadata.
+    """Read the names beside an adapter, else those beside its model, else the labels in the model's metadata.
 
     Raises:
-        ModelError: The file or the entry holds something else.
+        ModelError: The file or the entry is invalid.
     """
     found = None if adapter is None else _read_file(Path(adapter))
     if found is None and model.path is not None:
@@ -134,7 +134,7 @@ def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) 
 
 
 def _read_file(model: Path) -> DataNames | None:
-    """Return the names in the file beside a model or an adapter; ``None`` where there is none."""
+    """Read the names beside a model or an adapter; ``None`` where there is no file."""
     path = names_file(model)
     if not os.path.lexists(path):
         return None
@@ -154,13 +154,13 @@ def _parsed(text: str, where: str) -> DataNames:
         return DataNames.of_record(found)
     except ValueError:
         raise ModelError(
-            f"{where} needs a JSON list of texts, the labels of the classes in order, or an object with 'labels' and "
-            "'columns', the names of columns by input."
+            f"{where} must be a JSON list of strings, the labels of the classes in order, or an object with 'labels' "
+            "and 'columns', the names of columns by input."
         ) from None
 
 
 def names_of_checkpoint(metadata: Mapping[str, Any]) -> DataNames:
-    """Return the names that a training had when it wrote a checkpoint."""
+    """Read the names in a checkpoint."""
     written = metadata.get("fingerprint")
     found = written if isinstance(written, dict) else {}
     record = {"columns": found.get("columns"), "left_out": metadata.get("left_out"), "labels": found.get("labels")}

@@ -1,4 +1,4 @@
-"""Arrays from ``.npz`` and ``.npy`` files and folders, memory-mapped, so that they may exceed memory."""
+"""Array files, memory-mapped (``.npz``, ``.npy``, ``.safetensors``), and the base of readers of other formats."""
 
 from __future__ import annotations
 
@@ -11,22 +11,86 @@ import stat
 import struct
 import tempfile
 import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 import numpy as np
 from numpy.lib import format as npy_format
 
-from onnxtrain.data.conversion import Array, DeferredArray, check_possible
-from onnxtrain.data.safetensors_file import SAFETENSORS_SUFFIX, map_safetensors
+from onnxtrain.data.conversion import Array, DeferredArray, TensorSpec, check_possible
 from onnxtrain.errors import DataError
+from onnxtrain.model_file.small_files import check_regular_file, parse_json
+
+SAFETENSORS_SUFFIX: Final = ".safetensors"
+
+_TYPES: Final[dict[str, Any]] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+def _type(name: str) -> np.dtype[Any]:
+    if name == "BF16":
+        import ml_dtypes  # a dependency of onnx
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    dtype: np.dtype[Any] = np.dtype(_TYPES[name])
+    return dtype
+
+
+def map_safetensors(path: Path, *, may_be_empty: bool = False) -> dict[str, Array]:
+    """Map the arrays of a safetensors file, read-only, by name.
+
+    Raises:
+        DataError: It is not a safetensors file, or has a type that NumPy lacks.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        check_regular_file(path)
+        with safe_open(path, "np"):  # it checks lengths, offsets and overlaps
+            pass
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = parse_json(file.read(length))
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error).rstrip(".")
+        raise DataError(f"'{path}' cannot be read as a safetensors file: {reason}.") from error
+    header.pop("__metadata__", None)
+    if not header and not may_be_empty:
+        raise DataError(f"'{path}' holds no arrays.")
+    found = {}
+    for name, entry in header.items():
+        stored = entry["dtype"]
+        if stored not in (*_TYPES, "BF16"):
+            raise DataError(f"'{name}' in '{path}' has the type {stored}, which data cannot have; convert it.")
+        dtype, shape = _type(stored), tuple(entry["shape"])
+        check_possible(shape, dtype, f"'{name}' in '{path}'")
+        offset = 8 + length + entry["data_offsets"][0]
+        found[name] = np.memmap(path, dtype, "r", offset, shape) if 0 not in shape else np.empty(shape, dtype)
+    return found
+
 
 _logger = logging.getLogger(__name__)
 
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _ZIP_LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
-# Compressed arrays up to this size in all are read into memory; others go to a temporary file and are mapped.
+# Total size of compressed arrays that are read into memory; others are extracted to a temporary file and mapped.
 _READ_WHOLE_BYTES: Final = 64 * 2**20
 
 
@@ -38,19 +102,18 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, Array]:
 def open_arrays(path: str | os.PathLike[str]) -> dict[str, Array | DeferredArray]:
     """Open the arrays of a ``.npz``, ``.npy`` or ``.safetensors`` file, or of a folder of ``.npy`` files.
 
-    What a file is, its content says, not its name. Arrays are memory-mapped and read-only: nothing is read
-    until a batch needs it. Compressed members of a ``.npz`` cannot be mapped: small ones are read into
-    memory, larger ones are extracted when they are needed, once, to an unnamed temporary file, which vanishes with the
-    process.
+    The content decides the format, not the name. Arrays are memory-mapped and read-only: nothing is read until a batch
+    needs it. Compressed members of a ``.npz`` cannot be mapped: small ones are read into memory, larger ones are
+    extracted once, when they are needed, to an unnamed temporary file that disappears with the process.
 
     Args:
-        path: the file or folder.
+        path: The file or folder.
 
     Returns:
-        The arrays by name; the only array of a ``.npy`` file has the file's stem as its name.
+        The arrays by name; the array of a ``.npy`` file is named after the file.
 
     Raises:
-        DataError: nothing is there, it is not such a file, it is truncated, or it holds Python objects.
+        DataError: The path does not exist, has another format, is truncated, or holds Python objects.
     """
     path = Path(path)
     try:
@@ -69,7 +132,7 @@ def open_arrays(path: str | os.PathLike[str]) -> dict[str, Array | DeferredArray
                 return _read_npz(file, path)
     except FileNotFoundError as error:
         raise DataError(
-            f"'{path}' does not exist; give a .npz, .npy or .csv file, or a folder of .npy files or pictures."
+            f"'{path}' does not exist; give a .npz, .npy or .csv file, or a folder of .npy files or images."
         ) from error
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}.") from error
@@ -80,14 +143,14 @@ def open_arrays(path: str | os.PathLike[str]) -> dict[str, Array | DeferredArray
 
 
 def check_regular(path: Path) -> None:
-    """Refuse pipes, devices and sockets, which may have no end, before opening, which may wait for ever."""
+    """Refuse pipes, devices and sockets: opening may block, and reading may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise DataError(f"'{path}' is a pipe, a device or a folder, no ordinary file; write arrays to a file.")
+        raise DataError(f"'{path}' is a pipe, a device or a folder, not a regular file; write arrays to a file.")
 
 
 def _read_folder(folder: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
-    # An array name may contain a slash ("encoder/tokens"): it is a file in a folder of the folder.
+    # An array name may contain a slash ("encoder/tokens"): it is a file in a subfolder.
     for path in sorted(folder.rglob("*.npy")):
         check_regular(path)
         with path.open("rb") as file:
@@ -97,25 +160,27 @@ def _read_folder(folder: Path) -> dict[str, Array]:
     if not arrays:
         raise DataError(
             f"the folder '{folder}' holds no .npy file; it needs one file per array, named like it, or one folder of "
-            "pictures per class."
+            "images per class."
         )
     return arrays
 
 
-def _extract(path: Path, member: zipfile.ZipInfo, what: str) -> Array:
-    """Decompress an array of a ``.npz`` file to a temporary file, and map that."""
+def _extract(path: Path, member: zipfile.ZipInfo, subject: str) -> Array:
+    """Decompress an array of a ``.npz`` file to a temporary file and map it."""
     size, folder = member.file_size, tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if size > free:
         raise DataError(
-            f"{what} is compressed and needs {size / 1e9:.1f} GB in '{folder}', where {free / 1e9:.1f} GB are free; "
+            f"{subject} is compressed and needs {size / 1e9:.1f} GB in '{folder}', where {free / 1e9:.1f} GB are free; "
             "write it with numpy.savez, which does not compress, or set TMPDIR to a larger disk."
         )
     _logger.warning(
-        "%s is compressed: %.1f GB are extracted to a temporary file; numpy.savez does not compress.", what, size / 1e9
+        "%s is compressed: %.1f GB are extracted to a temporary file; numpy.savez does not compress.",
+        subject,
+        size / 1e9,
     )
     try:
-        # It has no name in the file system: however the process ends, nothing is left behind.
+        # The file has no name, so that it disappears however the process ends.
         with (
             zipfile.ZipFile(path) as archive,
             archive.open(member) as packed,
@@ -123,25 +188,25 @@ def _extract(path: Path, member: zipfile.ZipInfo, what: str) -> Array:
         ):
             shutil.copyfileobj(packed, extracted, 2**20)
             extracted.flush()
-            return _map_npy(extracted, 0, extracted.tell(), what)
+            return _map_npy(extracted, 0, extracted.tell(), subject)
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"{what} cannot be extracted: {error.strerror or error}.") from error
+        raise DataError(f"{subject} cannot be extracted: {error.strerror or error}.") from error
     except Exception as error:  # as when the file was opened
         raise _damaged(f"'{path}'", error) from error
 
 
 def _read_npz(file: IO[bytes], path: Path) -> dict[str, Array | DeferredArray]:
     arrays: dict[str, Array | DeferredArray] = {}
-    what, in_memory = f"'{path}'", 0
+    subject, in_memory = f"'{path}'", 0
     try:
         with zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
                 name, _, suffix = member.filename.rpartition(".")
                 if suffix != "npy":
                     continue
-                whose = f"array '{name}' in {what}"
+                whose = f"array '{name}' in {subject}"
                 if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
                     start = _data_offset(file, member)
                     arrays[name] = _map_npy(file, start, start + member.file_size, whose)
@@ -156,19 +221,19 @@ def _read_npz(file: IO[bytes], path: Path) -> dict[str, Array | DeferredArray]:
                     arrays[name] = DeferredArray(shape, dtype, functools.partial(_extract, path, member, whose))
     except (DataError, OSError):
         raise
-    except Exception as error:  # a damaged file breaks zipfile and zlib in more ways than they document
-        raise _damaged(what, error) from error
+    except Exception as error:  # zipfile and zlib raise undocumented errors for damaged files
+        raise _damaged(subject, error) from error
     if not arrays:
-        raise DataError(f"{what} holds no arrays; write them with numpy.savez, each under its input's name.")
+        raise DataError(f"{subject} holds no arrays; write them with numpy.savez, each under its input's name.")
     return arrays
 
 
-def _damaged(what: str, error: Exception) -> DataError:
-    return DataError(f"{what} is truncated, damaged or not a .npz file ({_reason(error)}); write it again.")
+def _damaged(subject: str, error: Exception) -> DataError:
+    return DataError(f"{subject} is truncated, damaged or not a .npz file ({_reason(error)}); write it again.")
 
 
 def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
-    """Return the offset of a member's bytes: the last two fields of the local header give its variable lengths."""
+    """Return the offset of a member's bytes, which follow the local header and its two fields of variable length."""
     file.seek(member.header_offset)
     header = file.read(_ZIP_LOCAL_HEADER.size)
     if len(header) < _ZIP_LOCAL_HEADER.size or header[:4] != _ZIP_MAGICS[0]:
@@ -177,61 +242,175 @@ def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int:
     return int(member.header_offset + _ZIP_LOCAL_HEADER.size + name_length + extra_length)
 
 
-def read_npy(content: bytes, what: str) -> Array:
-    """The array that the bytes of a ``.npy`` file hold.
+def read_npy(content: bytes, subject: str) -> Array:
+    """Read the array in the bytes of a ``.npy`` file.
 
     Raises:
-        DataError: they are no such file, or hold Python objects.
+        DataError: They have another format, or hold Python objects.
     """
     file = io.BytesIO(content)
-    shape, fortran_order, dtype = _read_header(file, 0, what)
+    shape, fortran_order, dtype = _read_header(file, 0, subject)
     data = file.read()
-    _check_length(len(data), shape, dtype, what)
+    _check_length(len(data), shape, dtype, subject)
     return np.ndarray(shape, dtype, data, order="F" if fortran_order else "C")
 
 
-def _map_npy(file: IO[bytes], start: int, end: int, what: str) -> Array:
-    """Map the .npy data that lies between two offsets of an open file."""
-    shape, fortran_order, dtype = _read_header(file, start, what)
+def _map_npy(file: IO[bytes], start: int, end: int, subject: str) -> Array:
+    """Map the .npy data between two offsets of an open file."""
+    shape, fortran_order, dtype = _read_header(file, start, subject)
     offset = file.tell()
-    _check_length(end - offset, shape, dtype, what)
+    _check_length(end - offset, shape, dtype, subject)
     if 0 in shape:
         return np.empty(shape, dtype)  # no bytes to map
     return np.memmap(file, dtype, "r", offset, shape, "F" if fortran_order else "C")
 
 
-def _read_header(file: Any, start: int, what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _read_header(file: Any, start: int, subject: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     file.seek(start)
     try:
         version = npy_format.read_magic(file)
-        # Version 3 exists for field names in other alphabets; fields are refused below anyway.
+        # Version 3 differs in the encoding of field names only, and fields are refused below.
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, fortran_order, dtype = read(file)
     except OSError:
         raise
-    except Exception as error:  # the header is Python text: any error of its tokenizer and parser comes through
-        raise DataError(f"{what} is truncated or not in .npy format ({_reason(error)}); write it again.") from error
+    except Exception as error:  # the header is parsed as Python, which raises many kinds of errors
+        raise DataError(f"{subject} is truncated or not in .npy format ({_reason(error)}); write it again.") from error
     if dtype.hasobject:
         raise DataError(
-            f"{what} holds Python objects, which only pickle can read and which could run code: "
+            f"{subject} holds Python objects, which only pickle can read and which could run code: "
             f"save it as numbers (array.astype)."
         )
     if dtype.fields is not None:
-        raise DataError(f"{what} is a structured array with fields {dtype.names}; save each field as its own array.")
+        raise DataError(f"{subject} is a structured array with fields {dtype.names}; save each field as its own array.")
     return tuple(map(int, shape)), fortran_order, dtype  # True is an integer, too
 
 
-def _check_length(available: int, shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> None:
+def _check_length(available: int, shape: tuple[int, ...], dtype: np.dtype[Any], subject: str) -> None:
     # dtype=object: Python integers, which a corrupted header cannot overflow.
     needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if available < needed or any(size < 0 for size in shape):
         raise DataError(
-            f"{what} is truncated: shape {shape} of {dtype} needs {needed} bytes, {available} are there; "
+            f"{subject} is truncated: shape {shape} of {dtype} needs {needed} bytes, {available} are there; "
             f"write it again."
         )
-    check_possible(shape, dtype, what)
+    check_possible(shape, dtype, subject)
 
 
 def _reason(error: Exception) -> str:
-    """The message of an error in one line of bearable length; NumPy's quote the whole header."""
+    """Return the message of an error in one short line; NumPy's messages quote the whole header."""
     return " ".join(str(error).split())[:100]
+
+
+@dataclass(frozen=True)
+class Reader(ABC):
+    """A file or folder of examples.
+
+    Args:
+        path: Path of the file or folder.
+    """
+
+    path: str | os.PathLike[str]
+
+    @property
+    def name(self) -> str:
+        """Name of the file in error messages."""
+        return f"'{Path(self.path)}'"
+
+    @abstractmethod
+    def read(
+        self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
+    ) -> tuple[dict[str, object], object | None]:
+        """Read all examples.
+
+        Args:
+            specs: Requirements of the model's inputs, in their order.
+            target: Name of the target, where there are several candidates.
+            need_target: Raise an error where there are no targets.
+
+        Returns:
+            The inputs by name, and the targets or None.
+
+        Raises:
+            DataError: The file cannot be read, or does not fit the model.
+        """
+
+
+MEMORY_BYTES: Final = 64 * 2**20
+"""Size from which an array is moved to a temporary file."""
+
+# Rows that are converted at a time.
+_ROWS: Final = 2**17
+
+
+class GrowingArray:
+    """An array that grows block by block: in memory while it is small, then in an unnamed temporary file.
+
+    Args:
+        row_shape: Shape of one row.
+        dtype: Element type.
+
+    >>> array = GrowingArray((2,), np.dtype(np.float32))
+    >>> array.append(np.zeros((3, 2)))
+    >>> array.finish().shape
+    (3, 2)
+    """
+
+    def __init__(self, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._row_shape, self.dtype = row_shape, dtype
+        self._blocks: list[Array] = []
+        self._bytes = self._rows = 0
+        self._file: IO[bytes] | None = None
+
+    @classmethod
+    def of(cls, array: Array, dtype: np.dtype[Any], change: Callable[[Array], Array] | None = None) -> Self:
+        """Convert the rows of an array, block by block."""
+        result = cls(array.shape[1:], dtype)
+        for start in range(0, len(array), _ROWS):
+            block = array[start : start + _ROWS]
+            result.append(block if change is None else change(block))
+        return result
+
+    def append(self, block: Array) -> None:
+        """Add rows at the end.
+
+        Raises:
+            OSError: The temporary file cannot be written.
+        """
+        block = np.ascontiguousarray(block, self.dtype)
+        self._rows += len(block)
+        self._bytes += block.nbytes
+        self._blocks.append(block)
+        if self._bytes > MEMORY_BYTES and self.dtype.kind not in "OT":  # strings are stored outside the array
+            import tempfile  # a slow import, for large arrays only
+
+            self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - the array keeps it open
+            for each in self._blocks:
+                self._file.write(each.reshape(-1).view(np.uint8).data)
+            self._blocks = []
+
+    def finish(self) -> Array:
+        """Return all rows."""
+        shape = (self._rows, *self._row_shape)
+        if self._file is None:
+            return np.concatenate([np.empty((0, *self._row_shape), self.dtype), *self._blocks])
+        self._file.flush()
+        with self._file:
+            return np.memmap(self._file, self.dtype, "r", 0, shape)
+
+
+class GrowingTexts:
+    """A growing array of strings that stores each distinct string once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._found = GrowingArray((), np.dtype(np.int32))
+
+    def append(self, block: Iterable[str]) -> None:
+        """Add strings at the end."""
+        self._found.append(np.array([self._numbers.setdefault(text, len(self._numbers)) for text in block], np.int32))
+
+    def finish(self) -> Array:
+        """Return all strings."""
+        texts = np.array(list(self._numbers), str)
+        return GrowingArray.of(self._found.finish(), texts.dtype, texts.__getitem__).finish()

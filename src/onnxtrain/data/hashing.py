@@ -1,4 +1,4 @@
-"""Hashes by which arrays are known again: of all their bytes, or of blocks all over them where there are very many."""
+"""Hashes that identify arrays: of all bytes, or of evenly spread blocks of very large arrays."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from onnxtrain.data.conversion import Array
 
 BLOCK_BYTES: Final = 2**20
-"""Bytes of an array that are hashed at a time."""
+"""Bytes that are hashed at a time."""
 
 _BLOCKS: Final = 256
-"""Up to so many blocks of an array are hashed all, of more so many, evenly spread from the first to the last."""
+"""Maximum number of blocks of an array that are hashed, evenly spread from the first to the last."""
 
 _T = TypeVar("_T")
 
@@ -33,12 +33,12 @@ class Fingerprint:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add_bytes(self, content: bytes | memoryview) -> None:
-        """Add bytes, and where they end."""
+        """Add bytes and their number."""
         self._hash.update(len(content).to_bytes(8, "little"))
         self._hash.update(content)
 
     def add_text(self, text: str) -> None:
-        """Add a text."""
+        """Add a string."""
         self.add_bytes(text.encode("utf-8", "surrogatepass"))
 
     def add_array(self, array: Array) -> None:
@@ -49,7 +49,7 @@ class Fingerprint:
             self.add_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def add_large_array(self, array: Array) -> None:
-        """Add type and shape of an array, and its values: all, or where it is very large, samples of them."""
+        """Add type, shape and values of an array; very large arrays are sampled."""
         self.add_text(f"{array.dtype} {array.shape}")
         if array.dtype.hasobject or not array.size:
             self.add_array(array)
@@ -59,12 +59,12 @@ class Fingerprint:
             self.add_bytes(content[start : start + BLOCK_BYTES])
 
     def digest(self) -> str:
-        """The hash so far, as text."""
+        """Return the hash so far as a string."""
         return self._hash.hexdigest()
 
 
 def sampled(blocks: Sequence[_T]) -> Sequence[_T]:
-    """All blocks, or a number of them that is bearable, the first and the last among them.
+    """Return all blocks, or a bounded number of them with the first and the last.
 
     >>> len(sampled(range(10))), len(sampled(range(100_000))), sampled(range(100_000))[-1]
     (10, 256, 99999)

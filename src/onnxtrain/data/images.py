@@ -1,4 +1,4 @@
-"""Pictures as arrays: layout and size of the model's input, read in threads, kept as bytes."""
+"""Images as arrays: layout and size of the model's input, decoded in threads, kept as bytes; folders by class."""
 
 from __future__ import annotations
 
@@ -17,74 +17,73 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from onnxtrain.data.conversion import Array, TensorSpec, kind_of
-from onnxtrain.data.files import check_regular
-from onnxtrain.data.rescaled import Rescaled
-from onnxtrain.data.spill_buffer import GrowingArray
+from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, kind_of
+from onnxtrain.data.files import GrowingArray, Reader, check_regular
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.spelling import checks_arguments
 
 _logger = logging.getLogger(__name__)
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 MOST_PIXELS: Final = 2**26
-"""Larger pictures are not read: one of 67 million pixels takes 0.6 GB while it is decoded."""
+"""Images with more pixels are refused: decoding 67 million takes 0.6 GB."""
 
 _LARGE_PIXELS: Final = 2**23
-"""Larger pictures are decoded one at a time."""
+"""Images with more pixels are decoded one at a time."""
 
 _THREADS: Final = min(8, os.cpu_count() or 1)
 """Number of images that are decoded in parallel: decoders release the GIL."""
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One picture that is to be read.
+class ImageSource:
+    """An image to read.
 
     Attributes:
-        name: how messages call it.
-        open: its file, or what opens it.
+        name: Name in error messages.
+        open: Path of the file, or a function that opens it.
     """
 
     name: str
     open: Path | Callable[[], IO[bytes]]
 
 
-def read_pictures(
-    found: Iterable[Picture],
+def read_images(
+    found: Iterable[ImageSource],
     spec: TensorSpec,
-    what: str,
+    subject: str,
     *,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     skip_broken: bool = False,
     way_out: str,
 ) -> tuple[Array | Rescaled, list[int]]:
-    """Pictures as the input of a model takes them.
+    """Read images into an array for an input of a model.
 
     Args:
-        found: the pictures.
-        spec: the input.
-        what: how messages call the data.
-        mean: one number, or one for each channel, that is subtracted.
-        std: one number, or one for each channel, to divide by.
-        skip_broken: leave out pictures that cannot be read and log how many, instead of raising an error.
-        way_out: what else a message about broken pictures says.
+        found: The images.
+        spec: The input.
+        subject: Name of the data in error messages.
+        mean: Number, or one per channel, that is subtracted.
+        std: Divisor, or one per channel.
+        skip_broken: Skip images that cannot be read and log their number, instead of raising an error.
+        way_out: Advice in the error about images that cannot be read.
 
     Returns:
-        The pictures [N, ...], and the indices of those that could be read.
+        The images [N, ...], and the indices of those that could be read.
 
     Raises:
-        DataError: some cannot be read, sizes differ where the model leaves them open, or the input is none for
-            pictures.
-        OptionError: mean or std do not fit.
+        DataError: An image cannot be read, sizes differ though the model's input has none, or the input is not for
+            images.
+        OptionError: ``mean`` or ``std`` does not fit.
     """
-    layout = Layout.of(spec, what)
+    layout = Layout.of(spec, subject)
     shift, scale = (_channels(name, value, layout.channels, spec) for name, value in (("mean", mean), ("std", std)))
     try:
         pixels, kept = _read_pixels(found, layout, skip_broken, way_out)
     except OSError as error:  # also of the temporary file
-        raise DataError(f"{what} cannot be read: {error.strerror or error}.") from error
+        raise DataError(f"{subject} cannot be read: {error.strerror or error}.") from error
     if kind_of(spec.dtype) != "float":
         return pixels, kept
     scale = np.ones(1) if scale is None else scale
@@ -93,7 +92,7 @@ def read_pictures(
 
 
 def _channels(name: str, given: float | Sequence[float] | None, channels: int, spec: TensorSpec) -> Array | None:
-    """``mean`` or ``std`` as an array of 1 or ``channels`` numbers."""
+    """Return ``mean`` or ``std`` as an array of 1 or ``channels`` numbers."""
     if given is None:
         return None
     if kind_of(spec.dtype) != "float":
@@ -106,26 +105,28 @@ def _channels(name: str, given: float | Sequence[float] | None, channels: int, s
     return values
 
 
-def _read_pixels(found: Iterable[Picture], layout: Layout, skip_broken: bool, way_out: str) -> tuple[Array, list[int]]:
-    """Pictures as bytes in the model's layout, and which these are."""
+def _read_pixels(
+    found: Iterable[ImageSource], layout: Layout, skip_broken: bool, way_out: str
+) -> tuple[Array, list[int]]:
+    """Return images as bytes in the model's layout, and their indices."""
     array, first = None, None
     kept: list[int] = []
     broken: list[str] = []
     index = -1
-    for index, (picture, pixels) in enumerate(_decoded(found, layout)):
+    for index, (image, pixels) in enumerate(_decoded(found, layout)):
         if isinstance(pixels, DataError) and not skip_broken:
             raise pixels
         if isinstance(pixels, Exception):
-            _logger.debug("'%s' cannot be read: %s", picture.name, pixels)
-            broken.append(picture.name)
+            _logger.debug("'%s' cannot be read: %s", image.name, pixels)
+            broken.append(image.name)
             continue
         if array is None or first is None:
-            first = picture.name, pixels.shape
+            first = image.name, pixels.shape
             array = GrowingArray(layout.arranged(pixels).shape, np.dtype(np.uint8))
         elif pixels.shape != first[1]:
             raise DataError(
-                f"'{picture.name}' has {_size(pixels.shape)} pixels, but '{first[0]}' has {_size(first[1])}, "
-                "and the model's input leaves the size open; give all pictures one size."
+                f"'{image.name}' has {_size(pixels.shape)} pixels, but '{first[0]}' has {_size(first[1])}, "
+                "and the model's input has no fixed size; give all images one size."
             )
         array.append(layout.arranged(pixels)[None])
         kept.append(index)
@@ -135,14 +136,14 @@ def _read_pixels(found: Iterable[Picture], layout: Layout, skip_broken: bool, wa
     return array.finish(), kept
 
 
-def _decoded(found: Iterable[Picture], layout: Layout) -> Iterator[tuple[Picture, Array | Exception]]:
-    """Each picture with its pixels, or with what went wrong, in their order; some are decoded at a time."""
+def _decoded(found: Iterable[ImageSource], layout: Layout) -> Iterator[tuple[ImageSource, Array | Exception]]:
+    """Yield each image with its pixels or its error, in order; several are decoded in parallel."""
     pillow = _pillow()
-    with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS, "onnxtrain-pictures") as pool:
-        warnings.simplefilter("ignore")  # of damaged tags, of very many pixels: what cannot be read raises an error
-        pending: deque[tuple[Picture, Future[Array | Exception]]] = deque()
-        for picture in found:
-            pending.append((picture, pool.submit(_attempt, pillow, picture, layout)))
+    with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS, "onnxtrain-images") as pool:
+        warnings.simplefilter("ignore")  # about damaged tags; unreadable images raise errors
+        pending: deque[tuple[ImageSource, Future[Array | Exception]]] = deque()
+        for image in found:
+            pending.append((image, pool.submit(_attempt, pillow, image, layout)))
             if len(pending) > 4 * _THREADS:
                 done, future = pending.popleft()
                 yield done, future.result()
@@ -151,20 +152,20 @@ def _decoded(found: Iterable[Picture], layout: Layout) -> Iterator[tuple[Picture
             yield done, future.result()
 
 
-def _attempt(pillow: types.ModuleType, picture: Picture, layout: Layout) -> Array | Exception:
+def _attempt(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Array | Exception:
     try:
-        return _pixels(pillow, picture, layout.channels, layout.size)
-    except Exception as error:  # a damaged picture breaks Pillow in more ways than it documents
+        return _pixels(pillow, image, layout.channels, layout.size)
+    except Exception as error:  # Pillow raises undocumented errors for damaged images
         return error
 
 
 def _report(broken: list[str], of: int, skip_broken: bool, way_out: str) -> None:
     names = ", ".join(f"'{name}'" for name in broken[:8]) + (", ..." if len(broken) > 8 else "")
     if skip_broken and len(broken) == of:
-        raise DataError(f"none of {of} pictures can be read: {names}; give files that are pictures.")
+        raise DataError(f"none of {of} images can be read: {names}; give files that are images.")
     if not skip_broken:
-        raise DataError(f"{len(broken)} of {of} pictures cannot be read: {names}; {way_out}.")
-    _logger.warning("%d of %d pictures cannot be read and are left out: %s.", len(broken), of, names)
+        raise DataError(f"{len(broken)} of {of} images cannot be read: {names}; {way_out}.")
+    _logger.warning("%d of %d images cannot be read and are skipped: %s.", len(broken), of, names)
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,8 @@ class Layout:
 
     Attributes:
         channels: 1 or 3.
-        axis: where the channels are in an example: 0, 2, or None for a grey picture without such an axis.
-        size: height and width; None where the model leaves them open.
+        axis: Axis of the channels in an example: 0, 2, or None for a grey image without channels.
+        size: Height and width; None where the model accepts any.
     """
 
     channels: int
@@ -182,11 +183,11 @@ class Layout:
     size: tuple[int, int] | None
 
     @classmethod
-    def of(cls, spec: TensorSpec, what: str) -> Layout:
-        """The layout that an input has.
+    def of(cls, spec: TensorSpec, subject: str) -> Layout:
+        """Return the layout of an input.
 
         Raises:
-            DataError: it is not one for pictures.
+            DataError: The input is not for images.
         """
         shape = spec.shape or ()
         axis: int | None = None
@@ -194,8 +195,8 @@ class Layout:
             axis = 0 if shape[1] in (1, 3) else 2
         elif len(shape) != 3 or kind_of(spec.dtype) not in ("float", "integer"):
             raise DataError(
-                f"{what} holds pictures, but the input '{spec.name}' is {spec.dtype} {spec.describe_shape()}; it needs "
-                "(batch, channels, height, width), (batch, height, width, channels) with 1 or 3 channels, or "
+                f"{subject} holds images, but the input '{spec.name}' is {spec.dtype} {spec.describe_shape()}; it "
+                "needs (batch, channels, height, width), (batch, height, width, channels) with 1 or 3 channels, or "
                 "(batch, height, width)."
             )
         sides = list(shape[1:])
@@ -205,56 +206,54 @@ class Layout:
         return cls(channels, axis, (height, width) if isinstance(height, int) and isinstance(width, int) else None)
 
     def arranged(self, pixels: Array) -> Array:
-        """A picture [H, W, C] in this layout."""
+        """Convert an image [H, W, C] to this layout."""
         if self.axis is None:
             return pixels[..., 0]
         return pixels.transpose(2, 0, 1) if self.axis == 0 else pixels
 
     def aligned(self, values: Array) -> Array:
-        """Numbers for the channels, so that they broadcast with pictures."""
+        """Reshape one value per channel so that it broadcasts with images."""
         return values.reshape(-1, 1, 1) if self.axis == 0 else values
 
 
-def _pixels(pillow: types.ModuleType, picture: Picture, channels: int, size: tuple[int, int] | None) -> Array:
-    """A picture as bytes [H, W, C].
+def _pixels(pillow: types.ModuleType, image: ImageSource, channels: int, size: tuple[int, int] | None) -> Array:
+    """Decode an image to bytes [H, W, C].
 
     Raises:
-        DataError: it has more than 8 bits for each channel, or too many pixels.
+        DataError: It has more than 8 bits per channel, or too many pixels.
     """
     from PIL import ImageOps
 
-    source = picture.open
+    source = image.open
     if isinstance(source, Path):
         check_regular(source)
     with source.open("rb") if isinstance(source, Path) else source() as file, pillow.open(file) as opened:
         if opened.mode.startswith(("I", "F")):
-            raise DataError(
-                f"'{picture.name}' has more than 8 bits for each pixel (mode {opened.mode}); save it with 8."
-            )
-        check_pixel_count(opened, f"'{picture.name}'")
-        with _one_large_picture if opened.width * opened.height > _LARGE_PIXELS else contextlib.nullcontext():
+            raise DataError(f"'{image.name}' has more than 8 bits per channel (mode {opened.mode}); save it with 8.")
+        check_pixel_count(opened, f"'{image.name}'")
+        with _one_large_image if opened.width * opened.height > _LARGE_PIXELS else contextlib.nullcontext():
             ImageOps.exif_transpose(opened, in_place=True)
             return pixels_of(opened, channels, size)
 
 
-_one_large_picture: Final = threading.Lock()
+_one_large_image: Final = threading.Lock()
 
 
-def check_pixel_count(image: Any, what: str) -> None:
-    """Refuse a picture before it is decoded that would take much memory.
+def check_pixel_count(image: Any, subject: str) -> None:
+    """Refuse a large image before it is decoded.
 
     Raises:
-        DataError: it has too many pixels.
+        DataError: It has too many pixels.
     """
     if image.width * image.height > MOST_PIXELS:
         raise DataError(
-            f"{what} has {image.width} x {image.height} pixels; pictures are read up to {MOST_PIXELS // 10**6} million "
-            "pixels: make it smaller."
+            f"{subject} has {image.width} x {image.height} pixels; images are read up to {MOST_PIXELS // 10**6} "
+            "million pixels: make it smaller."
         )
 
 
 def pixels_of(image: Any, channels: int, size: tuple[int, int] | None) -> Array:
-    """A picture of Pillow as bytes [H, W, C], stretched to a size."""
+    """Convert a Pillow image to bytes [H, W, C] of a size."""
     image = image.convert("RGB" if channels == 3 else "L")
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], _pillow().Resampling.BILINEAR)
@@ -265,9 +264,116 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise DataError("reading pictures needs Pillow; install it: pip install 'onnxtrain[images]'.") from None
+        raise DataError("reading images needs Pillow; install it: pip install 'onnxtrain[images]'.") from None
     return Image
 
 
 def _size(shape: tuple[int, ...]) -> str:
     return f"{shape[1]} x {shape[0]}"
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class ImageFolder(Reader):
+    """Images in one folder per class; the folder's name is the label.
+
+    Size, channels and layout are those of the model's input: [N, C, H, W] or [N, H, W, C] with 1 or 3 channels, or
+    [N, H, W] for grey. Images are resized (bilinear, without keeping the aspect ratio), rotated by their EXIF tag, and
+    converted to grey or RGB; of a GIF or TIFF the first frame is used. If the model accepts any size, all images must
+    have the same. A float input gets (pixel / 255 - mean) / std, an integer input gets pixels from 0 to 255.
+
+    All images are read once and kept as bytes: in memory, or from 64 MiB on in a temporary file. Examples are sorted by
+    path.
+
+    Args:
+        path: The folder.
+        mean: Number, or one per channel, that is subtracted.
+        std: Divisor, or one per channel.
+        skip_broken: Skip images that cannot be read and log their number, instead of raising an error.
+    """
+
+    mean: float | Sequence[float] | None = None
+    std: float | Sequence[float] | None = None
+    skip_broken: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the folder in error messages."""
+        return f"the folder '{Path(self.path)}'"
+
+    def read(
+        self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
+    ) -> tuple[dict[str, object], object | None]:
+        """Return the images by the name of the model's input, and the labels or None.
+
+        Where no targets are needed, images may lie in the folder itself.
+
+        Raises:
+            DataError: The folder has no images, an image cannot be read, or the model's input is not for images.
+        """
+        if target is not None:
+            raise DataError(
+                f"{self.name} holds images, whose targets are the names of their folders; leave out target=."
+            )
+        if len(specs) != 1:
+            raise DataError(f"{self.name} holds images, but the model has {len(specs)} inputs; it needs one.")
+        Layout.of(specs[0], self.name)  # this error comes before those about files
+        files = self._files(need_target)
+        pixels, kept = read_images(
+            (ImageSource(str(file), file) for file in files),
+            specs[0],
+            self.name,
+            mean=self.mean,
+            std=self.std,
+            skip_broken=self.skip_broken,
+            way_out="correct or remove them, or skip them: onnxtrain.data.ImageFolder(path, skip_broken=True)",
+        )
+        folder = Path(self.path)
+        classes = [files[index].relative_to(folder).parts[0] for index in kept] if need_target else None
+        return {specs[0].name: pixels}, None if classes is None else np.array(classes)
+
+    def files(self) -> list[Path]:
+        """Return all images sorted by path, which is the order of predictions."""
+        return self._files(need_target=False)
+
+    def _files(self, need_target: bool) -> list[Path]:
+        folder = Path(self.path)
+        if not folder.is_dir():
+            raise DataError(f"'{folder}' is not a folder; images lie in one folder per class.")
+        loose = image_files(folder.iterdir())
+        if not need_target:
+            found = image_files(folder.rglob("*"))
+            if not found:
+                raise DataError(f"{self.name} holds no images ({', '.join(SUFFIXES)}).")
+            return found
+        if loose:
+            raise DataError(
+                f"{self.name} holds images itself, such as '{loose[0].name}'; for training they must lie in one "
+                "folder per class."
+            )
+        found = []
+        for each in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+            inside = image_files(each.rglob("*"))
+            if not inside:
+                raise DataError(
+                    f"the folder '{each}' holds no images ({', '.join(SUFFIXES)}); add images, or remove it if it is "
+                    "no class."
+                )
+            found += inside
+        if not found:
+            raise DataError(f"{self.name} is empty; it needs one folder of images per class.")
+        return found
+
+
+def image_files(paths: Iterable[Path]) -> list[Path]:
+    """Return the paths with the suffix of an image, sorted, without hidden files."""
+    return sorted(
+        path for path in paths if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    )
+
+
+def is_image_folder(path: Path) -> bool:
+    """Return whether a path is a folder with images, in itself or its subfolders, and without arrays."""
+    if not path.is_dir() or next(path.rglob("*.npy"), None) is not None:
+        return False
+    return any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))

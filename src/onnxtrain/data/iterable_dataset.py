@@ -1,4 +1,4 @@
-"""Datasets that are an iterable of batches which somebody else makes."""
+"""Datasets of batches from any iterable."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from onnxtrain.errors import DataError
 class IterableDataset(Dataset):
     """Examples from any iterable of batches: a list, a PyTorch-style loader, a function that returns one.
 
-    The batches keep the size and the order that the source gives them: ``batch_size``, ``shuffle``, ``seed``
-    and ``epoch`` are the source's own matter. What can be read only once (a generator) serves one epoch.
+    The source decides the size and order of batches: ``batch_size``, ``shuffle``, ``seed`` and ``epoch`` have no
+    effect. A generator can be read for one epoch only.
 
     Args:
-        source: the iterable, or a function without arguments that returns an iterator.
-        specs: what the model needs of its inputs.
-        target: the name of the target, when batches are mappings that leave several arrays.
-        target_spec: what the loss needs of the targets.
-        need_target: whether batches must have targets.
-        validate: whether to check values for NaN and infinity as they pass.
-        others: names of further arrays of every batch, which are taken as they are.
+        source: The iterable, or a function without arguments that returns an iterator.
+        specs: Requirements of the model's inputs.
+        target: Name of the target, where batches are mappings with several arrays besides the inputs.
+        target_spec: Requirements of the loss.
+        need_target: Raise an error where batches have no targets.
+        validate: Check values for NaN and infinity when they are read.
+        others: Names of further arrays of every batch, taken as given.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class IterableDataset(Dataset):
         self._target_checks: dict[str | None, TargetCheck] = {}
         self._adapt: dict[str | None, Callable[[Array], Array]] = {}
         self._weights: tuple[str, TensorSpec] | None = None
-        self._epochs_read = [0]  # shared by all copies: a one-shot iterator is used up for each of them
+        self._epochs_read = [0]  # shared by all copies, as a one-shot iterator is
         self._columns: dict[str, tuple[str, ...]] = {}  # of the first batch; shared by all copies
 
     @property
     def targets(self) -> Array | None:
-        """The targets of the first batch of a list; other sources are not read before their time."""
+        """Targets of the first batch of a list; other sources are not read in advance."""
         if not isinstance(self._source, list | tuple) or not self._source:
             return None
         targets = self._matched(self._source[0], "batch 0")[1]
@@ -75,7 +75,7 @@ class IterableDataset(Dataset):
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """The names of the columns of tables, as the batches had them that have been read."""
+        """Names of the columns of tables in the batches that have been read."""
         return dict(self._columns)
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
@@ -86,30 +86,30 @@ class IterableDataset(Dataset):
         return result
 
     def values(self, name: str) -> Array | None:
-        """An array of the first batch of a list; see `targets`."""
+        """Return an array of the first batch of a list; see `targets`."""
         if not isinstance(self._source, list | tuple) or not self._source:
             return None
         given = self._matched(self._source[0], "batch 0")[0].get(name)
         return None if given is None else self._adapted(given, f"'{name}' of batch 0", name)
 
-    def _adapted(self, targets: object, what: str, name: str | None = None) -> Array:
-        array = to_numpy(targets, what)
+    def _adapted(self, targets: object, subject: str, name: str | None = None) -> Array:
+        array = to_numpy(targets, subject)
         return self._adapt[name](array) if name in self._adapt else array
 
     def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
-        """The same source with other targets; see `Dataset.adapting`."""
+        """Return the same source with other targets; see `Dataset.adapting`."""
         result = copy.copy(self)
         result._adapt = {**self._adapt, name: adapt}
         return result
 
     def expecting(self, target_spec: TensorSpec | None, name: str | None = None) -> Self:
-        """The same source with other demands on the targets of batches, when they are read."""
+        """Return the same source with other requirements of its targets, checked when batches are read."""
         result = copy.copy(self)
         result._target_specs = {**self._target_specs, name: target_spec}
         return result
 
     def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
-        """The same source whose batches have one weight per example; see `Dataset.with_weights`."""
+        """Return the same source with one weight per example; see `Dataset.with_weights`."""
         if not isinstance(weights, str) or weights not in self._others:
             return super().with_weights(weights, spec)
         result = copy.copy(self)
@@ -119,7 +119,7 @@ class IterableDataset(Dataset):
     def batches(
         self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
     ) -> Iterator[Batch]:
-        """Read the source once; see `Dataset.batches`. The source decides about batch size and order."""
+        """Read the source once; see `Dataset.batches`. The source decides batch size and order."""
         checked_batch_size(batch_size)
         check_not_negative(seed=seed, epoch=epoch, start=start)
         return self._read_batches(self._open(), start)
@@ -128,7 +128,7 @@ class IterableDataset(Dataset):
         """Return the number of batches that the source reports; None if it reports none."""
         try:
             return len(self._source) if isinstance(self._source, Sized) else None
-        except TypeError:  # how a PyTorch loader over a stream says that it does not know
+        except TypeError:  # a PyTorch loader over a stream has no length
             return None
 
     def validate(
@@ -139,7 +139,7 @@ class IterableDataset(Dataset):
         check: TargetCheck | None = None,
         checks: Mapping[str, TargetCheck] | None = None,
     ) -> None:
-        """Check every batch from now on when it is read, not before: the source may be large or endless."""
+        """Check every batch when it is read, since the source may be large or endless."""
         self._check_values = True
         chosen = chosen_check(classes, ignore_index, check)
         self._target_checks = {} if chosen is None else {None: chosen}
@@ -150,7 +150,7 @@ class IterableDataset(Dataset):
         if isinstance(source, Iterator):
             if self._epochs_read[0]:
                 raise DataError(
-                    f"the data is a one-shot iterator ({type(source).__name__}), used up after one epoch: "
+                    f"the data is a one-shot iterator ({type(source).__name__}), exhausted after one epoch: "
                     f"give a list, a loader, or a function that returns a new iterator."
                 )
             self._epochs_read[0] += 1
@@ -166,19 +166,19 @@ class IterableDataset(Dataset):
             if number >= start:
                 yield self._batch(item, f"batch {number}")
         if number < 0:
-            raise DataError("the data is empty: its iterator gave no batch; at least one is needed.")
+            raise DataError("the data is empty: its iterator returned no batch; at least one is needed.")
 
     def _batch(self, item: object, name: str) -> Batch:
         inputs, targets = self._matched(item, name)
         columns = [self._column(key, value, name) for key, value in inputs.items()]
         if targets is not None:
-            what = f"the target array of {name}"
-            columns.append(Column.checked(self._adapted(targets, what), self._target_specs[None], what))
+            subject = f"the target array of {name}"
+            columns.append(Column.checked(self._adapted(targets, subject), self._target_specs[None], subject))
         size = check_columns(columns, name)
         arrays = [column.converted(slice(None), range(size), check=self._check_values) for column in columns]
         for key, column, array in zip([*inputs, None], columns, arrays, strict=False):
             if key in self._target_checks:
-                self._target_checks[key](array, column.what, range(size))
+                self._target_checks[key](array, column.subject, range(size))
         found = dict(zip(inputs, arrays, strict=False))
         if self._weights is not None:
             weights, spec = self._weights
@@ -187,11 +187,11 @@ class IterableDataset(Dataset):
 
     def _column(self, key: str, value: object, name: str) -> Column:
         if self._weights is not None and key == self._weights[0]:
-            what = f"'{key}' of {name}"
-            return Column.checked(check_weights(to_numpy(value, what), what), self._weights[1], what)
+            subject = f"'{key}' of {name}"
+            return Column.checked(check_weights(to_numpy(value, subject), subject), self._weights[1], subject)
         if key in self._others:
-            what = f"target '{key}' of {name}"
-            return Column.checked(self._adapted(value, what, key), self._target_specs.get(key), what)
+            subject = f"target '{key}' of {name}"
+            return Column.checked(self._adapted(value, subject, key), self._target_specs.get(key), subject)
         spec = self._specs[key]
         if spec.columns is None and key in self._columns:
             spec = dataclasses.replace(spec, columns=self._columns[key])
@@ -204,7 +204,7 @@ class IterableDataset(Dataset):
         specs = [*self._specs.values(), *self._others.values()]
         if self._weights is not None and isinstance(item, list | tuple) and not isinstance(item[0], Mapping):
             raise DataError(
-                f"{name} is a {type(item).__name__} of arrays without names, but sample_weight names one; give a "
-                f"mapping with '{self._weights[0]}'."
+                f"{name} is a {type(item).__name__} of arrays without names, but sample_weight is the name of an "
+                f"array; give a mapping with '{self._weights[0]}'."
             )
         return match_batch(item, specs, name, target=self._target, need_target=self._need_target)

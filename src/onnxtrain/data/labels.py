@@ -1,4 +1,4 @@
-"""Targets as people have them: texts, whole numbers as floats, one axis too many or too few."""
+"""Conversion of targets: strings, integers as floats, one axis too many or too few."""
 
 from __future__ import annotations
 
@@ -6,85 +6,85 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from onnxtrain.data.cells import are_truth_values, is_number, to_truth_values
-from onnxtrain.data.conversion import Array, kind_of
-from onnxtrain.data.spill_buffer import GrowingArray
+from onnxtrain.data.conversion import Array, are_truth_values, is_number, kind_of, to_truth_values
+from onnxtrain.data.files import GrowingArray
 from onnxtrain.errors import DataError
 from onnxtrain.ir.value import Dimension
 
 _BLOCK = 2**18
-"""Number of targets that are examined at a time."""
+"""Targets that are converted at a time."""
 
 
 def learn_labels(targets: Array, classes: int | None, declared: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the texts among targets in alphabetical order: the first is class 0.
+    """Return the distinct string targets in alphabetical order: the first is class 0.
 
     Args:
         targets: The targets.
-        classes: How many classes the model has, where that is known.
-        declared: The labels that the data declare, also those without an example. They count unless they are more than
-            the classes.
+        classes: Number of classes of the model, where it is known.
+        declared: Labels that the data declare, including those without an example. They are used unless there are more
+            than classes.
 
     Raises:
-        DataError: There is only one, or there are more than classes.
+        DataError: There is only one label, or there are more labels than classes.
     """
     found = {str(label) for block in _texts(targets) for label in np.unique(block)}
     if declared and (classes is None or len(declared) <= classes):
         found |= set(declared)
     labels = tuple(sorted(found))
     if len(labels) < 2:
-        raise DataError(f"the targets hold one text only ({some_labels(labels)}), so there is nothing to tell apart.")
+        raise DataError(f"all targets have the same label, {some_labels(labels)}; classification needs at least two.")
     if classes is not None and len(labels) > classes:
         raise DataError(
-            f"the targets hold {len(labels)} different texts ({some_labels(labels)}), but the model has {classes} "
+            f"the targets have {len(labels)} different labels ({some_labels(labels)}), but the model has {classes} "
             "classes."
         )
     return labels
 
 
 def fewer_labels(labels: Sequence[str], classes: int) -> str:
-    """Return what to say where data have fewer labels than the model has classes."""
+    """Return the warning about data with fewer labels than the model has classes."""
     return (
-        f"The model tells {classes} classes apart, but the targets hold {len(labels)} labels ({some_labels(labels)}), "
-        f"which become its classes 0 to {len(labels) - 1}. Where they are other classes of it, set trainer.labels to "
-        f"the labels of all {classes} in their order; where they are all, give the model a head of {len(labels)} "
-        f"classes with onnxtrain.replace_head or --new-head {len(labels)}."
+        f"The model has {classes} classes, but the targets have {len(labels)} labels ({some_labels(labels)}), "
+        f"which become its classes 0 to {len(labels) - 1}. If they are other classes of the model, set trainer.labels "
+        f"to the labels of all {classes} classes in order; if there are no others, replace the head with one of "
+        f"{len(labels)} classes: onnxtrain.replace_head or --new-head {len(labels)}."
     )
 
 
 def no_labels(labels: Sequence[str], classes: int | None) -> str:
-    """Return what to say where nothing tells which label is which class."""
-    has = f"has {classes} classes" if classes is not None else "came without its labels"
+    """Return the error about labels whose classes are unknown."""
+    has = f"has {classes} classes" if classes is not None else "has no labels"
     return (
-        f"the targets hold the labels {some_labels(labels)}, but the model {has}, and nothing tells which label is "
-        "which class; keep the .labels.json file that onnxtrain writes beside a model, or give the numbers of classes."
+        f"the targets are the labels {some_labels(labels)}, but the model {has}, and their classes are unknown; keep "
+        "the .labels.json file that onnxtrain writes beside a model, or give class indices."
     )
 
 
 def to_indices(targets: Array, labels: Sequence[str]) -> Array:
-    """The classes of texts.
+    """Convert string labels to class indices.
 
     Raises:
-        DataError: A text is none of the labels.
+        DataError: A target is not a label of the model.
     """
     order = np.argsort(np.asarray(labels, dtype=str))
     known = np.asarray(labels, dtype=str)[order]
     found = GrowingArray((), np.dtype(np.int64))
     for texts in _texts(targets):
-        places = np.minimum(np.searchsorted(known, texts), len(known) - 1)
-        wrong = known[places] != texts
+        positions = np.minimum(np.searchsorted(known, texts), len(known) - 1)
+        wrong = known[positions] != texts
         if wrong.any():
             raise DataError(
-                f"the target {str(texts[wrong][0])!r} is none of the labels of this model: {some_labels(labels)}."
+                f"the target {str(texts[wrong][0])!r} is not a label of this model; its labels are "
+                f"{some_labels(labels)}."
             )
-        found.append(order[places])
+        found.append(order[positions])
     return found.finish().reshape(targets.shape)
 
 
 def are_labels(targets: Array, labels: Sequence[str], rank: int) -> bool:
-    """Return whether targets are class labels: texts, or numbers where a label is the text of a number.
+    """Return whether targets are class labels: strings, or numbers where the labels are numbers as strings.
 
-    Other numbers are those of the classes, from zero; more axes than ``rank`` make them distributions over classes.
+    Other numbers are class indices; arrays with more axes than ``rank`` are distributions over classes.
     """
     kind = kind_of(targets.dtype)
     numbers = kind in ("integer", "float") and targets.ndim == rank
@@ -92,7 +92,7 @@ def are_labels(targets: Array, labels: Sequence[str], rank: int) -> bool:
 
 
 def _texts(targets: Array) -> Iterator[Array]:
-    """Targets as texts, some at a time: those of a large file are in a file themselves."""
+    """Convert targets to strings, block by block, since a large array is a mapped file."""
     for block in _blocks(targets):
         if kind_of(block.dtype) == "float" and (block == np.floor(block)).all():
             block = block.astype(np.int64)
@@ -106,17 +106,17 @@ def _blocks(targets: Array) -> Iterator[Array]:
 
 
 def some_labels(labels: Sequence[str]) -> str:
-    """List labels as a message shows them."""
+    """Format labels for a message."""
     return ", ".join(map(repr, labels[:8])) + (", ..." if len(labels) > 8 else "")
 
 
 def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Array:
-    """Labels as a loss on classes takes them: [N, 1] as [N], and floats that are whole numbers as integers.
+    """Convert labels to the form of a classification loss: [N, 1] to [N], integral floats to integers.
 
     Args:
-        targets: Targets of any form; distributions over classes stay as they are.
-        prediction: The shape of the scores, with the classes on ``axis``.
-        axis: The axis of the classes.
+        targets: Class indices, or distributions over classes, which are kept.
+        prediction: Shape of the scores.
+        axis: Axis of the classes.
     """
     rank, shape = len(prediction), targets.shape
     if targets.ndim == rank and prediction[axis] != 1:
@@ -135,9 +135,9 @@ def _are_whole(block: Array) -> bool:
 
 
 def as_numbers(targets: Array, prediction: Sequence[Dimension]) -> Array:
-    """Return numbers in the shape of the prediction, where only a last axis of size 1 is missing, or is too many.
+    """Add or remove a last axis of size 1, if the targets then have the rank of the prediction.
 
-    The texts true and false become 1 and 0.
+    The words true and false become 1 and 0.
     """
     rank = len(prediction)
     if kind_of(targets.dtype) == "string" and all(map(are_truth_values, _blocks(targets))):

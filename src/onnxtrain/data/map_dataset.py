@@ -1,4 +1,4 @@
-"""Datasets that give one example for an index, as PyTorch's map-style datasets do."""
+"""Datasets that return one example per index: PyTorch's map-style datasets and those of Hugging Face."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import numpy as np
 from onnxtrain.data.array_dataset import epoch_order
 from onnxtrain.data.base import Batch, check_not_negative, checked_batch_size
 from onnxtrain.data.conversion import Array, TensorSpec, kind_of, to_numpy
+from onnxtrain.data.images import Layout, check_pixel_count, pixels_of
 from onnxtrain.data.iterable_dataset import IterableDataset
-from onnxtrain.data.table_columns import in_order
+from onnxtrain.data.naming import as_input, check_beside, check_pasts, check_width, choose_columns, in_order
 from onnxtrain.errors import DataError
 
 _LOOKED_AT: Final = 32
-"""So many examples tell what targets are, before the first epoch."""
+"""Examples that are read before the first epoch to determine the kind of targets."""
 
 
 class Examples(Protocol):
     """Interface of the examples that a `MapDataset` reads.
 
     Attributes:
-        columns: The names of columns side by side, by input.
-        declared_labels: The labels that the data declare.
+        columns: Names of the columns that are stacked to an input, by input.
+        declared_labels: Labels that the data declare.
     """
 
     columns: dict[str, tuple[str, ...]]
@@ -35,35 +36,35 @@ class Examples(Protocol):
         ...
 
     def batch(self, rows: Sequence[int]) -> object:
-        """Some of them as one batch, in any form that an iterable of batches may give."""
+        """Return some examples as one batch, in any form that an iterable of batches may have."""
         ...
 
     def all_targets(self) -> Array | None:
-        """The targets of all, where they can be had without reading the examples."""
+        """Return all targets, if that does not read the examples."""
         ...
 
     def fingerprint(self) -> str | None:
-        """Return an identifier of this data's content, or None if it is unknown."""
+        """Return an identifier of the content, or None if there is none."""
         ...
 
 
 class MapDataset(IterableDataset):
-    """Examples by index, in batches of the size and the order that a training asks for.
+    """Batches of a map-style dataset, with batch size and shuffling of the training.
 
     The order of an epoch is that of an `ArrayDataset`. Every batch is checked when it is read.
 
     Args:
-        examples: the examples.
-        specs: what the model needs of its inputs.
-        name: what messages call the data.
-        target: the name of the target, when examples are mappings that leave several arrays.
-        target_spec: what the loss needs of the targets.
-        need_target: whether examples must have targets.
-        validate: whether to check values for NaN and infinity as they pass.
-        others: names of further arrays, which are taken as they are.
+        examples: The examples.
+        specs: Requirements of the model's inputs.
+        name: Name of the data in error messages.
+        target: Name of the target, where examples are mappings with several arrays besides the inputs.
+        target_spec: Requirements of the loss.
+        need_target: Raise an error where examples have no targets.
+        validate: Check values for NaN and infinity when they are read.
+        others: Names of further arrays, taken as given.
 
     Raises:
-        DataError: there is no example.
+        DataError: There is no example.
     """
 
     size: int
@@ -99,12 +100,12 @@ class MapDataset(IterableDataset):
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """The names of the columns of tables, as far as they are known."""
+        """Names of the columns of tables, as far as they are known."""
         return {**super().columns, **self._examples.columns}
 
     @property
     def declared_labels(self) -> Sequence[str]:
-        """The labels that the data declare for their targets."""
+        """Labels that the data declare for their targets."""
         return self._examples.declared_labels
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
@@ -112,12 +113,12 @@ class MapDataset(IterableDataset):
         for spec in specs:
             names = self._examples.columns.get(spec.name)
             if names is not None and in_order(names, spec, self.name) != list(names):
-                raise DataError(f"{self.name} was opened for another order of its columns; give the dataset itself.")
+                raise DataError(f"{self.name} was opened for another order of its columns; pass the original dataset.")
         return super().in_order_of(specs)
 
     @property
     def targets(self) -> Array | None:
-        """Those of the first examples; of all where they are texts, so that every class is known."""
+        """Targets of the first examples; of all examples where they are strings, so that every class is known."""
         if not self._need_target:
             return None
         if self._seen is None:
@@ -165,7 +166,7 @@ class MapDataset(IterableDataset):
         return subset
 
     def fingerprint(self) -> str | None:
-        """Return an identifier of this data's content, or None if it is unknown."""
+        """Return an identifier of the content, or None if there is none."""
         found = self._examples.fingerprint()
         return None if found is None else f"{found} {self.size} {int(self._indices.sum())}"
 
@@ -236,3 +237,161 @@ def _is_plain(value: Sequence[object]) -> bool:
 
 def _some(rows: Array) -> str:
     return ", ".join(map(str, rows[:3])) + (" ..." if len(rows) > 3 else "")
+
+
+class HuggingFaceExamples:
+    """A ``datasets.Dataset`` as examples of a `MapDataset`.
+
+    Columns with the names of the model's inputs are its inputs. A model with one input takes the only other column,
+    whatever its name (such as one of images), or else all columns of numbers stacked. Targets of type ``ClassLabel``
+    become the names of their classes.
+
+    Args:
+        dataset: The dataset, with its own format or transform.
+        specs: Requirements of the model's inputs.
+        target: Column of targets.
+        need_target: Raise an error where there are no targets.
+
+    Raises:
+        DataError: The columns do not fit the inputs.
+    """
+
+    def __init__(
+        self, dataset: Any, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
+    ) -> None:
+        self._dataset, self._specs = dataset, list(specs)
+        caches = specs[0].pasts if specs else ()
+        self._caches = [name for name in dataset.column_names if name in caches]
+        names = [name for name in dataset.column_names if name not in caches]
+        beside = [spec.name for spec in specs if spec.beside]
+        check_beside(beside, names, "the dataset has no column")
+        others = [name for name in names if name != target and name not in beside]
+        self._features: list[str] | None = None
+        self.columns: dict[str, tuple[str, ...]] = {}
+        known = target in names if need_target else target is None
+        if known and len(specs) - len(beside) == len(others) == 1 and not _is_table(dataset, others[0], specs[0]):
+            self._columns = {specs[0].name: others[0], **{name: name for name in beside}}
+        else:
+            chosen = choose_columns(names, specs, "the dataset", target=target, need_target=need_target)
+            self._features = chosen.features
+            if chosen.features is not None:
+                check_width(chosen, specs[0], "the dataset")
+                self.columns = {specs[0].name: tuple(chosen.features)}
+            self._columns = {spec.name: spec.name for spec in specs}
+        self._target = target if need_target else None
+        self._names = _class_names(dataset, self._target)
+        self.declared_labels = tuple(self._names or ())
+        self._dataset = dataset.select_columns(
+            [
+                *(self._features or self._columns.values()),
+                *(beside if self._features else []),
+                *([target] if self._target else []),
+                *self._caches,
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def batch(self, rows: Sequence[int]) -> object:
+        """Return some examples as inputs by name and targets."""
+        found = self._dataset[list(rows)]
+        check_pasts({name: found[name] for name in self._caches}, self._specs, "the dataset")
+        if self._features is not None:
+            inputs = {self._specs[0].name: np.stack([_numbers(found[name], name) for name in self._features], axis=1)}
+            alone = [spec for spec in self._specs if spec.beside]
+        else:
+            inputs, alone = {}, self._specs
+        inputs |= {spec.name: self._input(found[self._columns[spec.name]], spec) for spec in alone}
+        if self._target is None:
+            return inputs if len(inputs) > 1 else next(iter(inputs.values()))
+        return inputs, self._labels(found[self._target])
+
+    def _input(self, column: Sequence[Any], spec: TensorSpec) -> Array:
+        if len(column) and hasattr(column[0], "convert"):  # images of Pillow
+            return _images(column, spec)
+        return as_input(_numbers(column, spec.name), spec)
+
+    def _labels(self, column: Sequence[Any]) -> Array:
+        values: Array = np.asarray(column)
+        if self._names is None or values.dtype.kind not in "iu":
+            return values
+        unknown = values[(values < 0) | (values >= len(self._names))]
+        if len(unknown):
+            raise DataError(
+                f"the column '{self._target}' holds {unknown[0]}, but it has {len(self._names)} class names; remove "
+                "such examples with dataset.filter."
+            )
+        return np.array(self._names)[values]
+
+    def all_targets(self) -> Array | None:
+        """Return the whole column of targets."""
+        if self._target is None:
+            return None
+        return self._labels(list(self._dataset.with_format(None).select_columns([self._target])[self._target]))
+
+    def fingerprint(self) -> str | None:
+        """Return the fingerprint that ``datasets`` computes."""
+        return getattr(self._dataset, "_fingerprint", None)
+
+
+def is_hugging_face(value: object) -> bool:
+    """Return whether a value is a dataset of the package ``datasets``."""
+    return type(value).__module__.partition(".")[0] == "datasets" and hasattr(value, "column_names")
+
+
+def refuse_other_kinds(value: Any) -> None:
+    """Refuse a dictionary of datasets, and a stream.
+
+    Raises:
+        DataError: The value is one of these.
+    """
+    if isinstance(value, dict):
+        raise DataError(f"the data is a dictionary of datasets ({', '.join(value)}); give one, such as data['train'].")
+    if not hasattr(value, "select_columns") or not hasattr(value, "__len__"):
+        raise DataError(
+            "the data is a stream of examples; give its batches: data=lambda: dataset.with_format('numpy').iter(32)."
+        )
+
+
+def _class_names(dataset: Any, target: str | None) -> list[str] | None:
+    feature = None if target is None else (dataset.features or {}).get(target)
+    names = getattr(feature, "names", None)
+    return None if names is None else list(names)
+
+
+def _is_table(dataset: Any, name: str, spec: TensorSpec) -> bool:
+    """Return whether a column holds one number per example, so that it is a column of a table, not an array."""
+    if spec.shape is None or len(spec.shape) != 2:
+        return False
+    kind = getattr((dataset.features or {}).get(name), "dtype", "")
+    return str(kind).startswith(("int", "uint", "float", "bool"))
+
+
+def _numbers(column: Sequence[Any], name: str) -> Array:
+    """Convert a column to an array.
+
+    Raises:
+        DataError: It has missing values, objects, or lists of different lengths.
+    """
+    try:
+        values = np.asarray(column)
+    except ValueError:
+        values = np.empty(0, object)
+    if values.dtype == object:
+        kind = "a missing value" if any(value is None for value in column) else "lists of different lengths or objects"
+        raise DataError(f"the column '{name}' holds {kind}; fill it in, or convert it to arrays with dataset.map.")
+    return values
+
+
+def _images(column: Sequence[Any], spec: TensorSpec) -> Array:
+    layout = Layout.of(spec, "the dataset")
+    for image in column:
+        check_pixel_count(image, "an image of the dataset")
+    found = [layout.arranged(pixels_of(image, layout.channels, layout.size)) for image in column]
+    if any(pixels.shape != found[0].shape for pixels in found):
+        raise DataError(
+            "the dataset holds images of different sizes, and the model's input has no fixed size; resize them."
+        )
+    stacked = np.stack(found)
+    return stacked.astype(np.float32) / np.float32(255) if spec.dtype.kind not in "iu" else stacked

@@ -1,13 +1,14 @@
-"""Which array is which: matching what a user gives to the inputs of a model and its target."""
+"""Match arrays, batches and columns of tables to a model's inputs and its target, by name or by position."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxtrain.data.conversion import TensorSpec, is_array_like
+from onnxtrain.data.conversion import Array, TensorSpec, is_array_like, kind_of, to_numpy
 from onnxtrain.errors import DataError
 
 
@@ -15,19 +16,19 @@ class NoSuchArrayError(DataError):
     """A named array beside the inputs is missing."""
 
 
-def check_beside(names: Iterable[str], there: Iterable[str], what: str) -> None:
-    """Check that what goes beside the inputs is there.
+def check_beside(names: Iterable[str], there: Iterable[str], subject: str) -> None:
+    """Check that arrays besides the inputs exist.
 
     Raises:
-        NoSuchArrayError: it is not; the message begins with ``what``.
+        NoSuchArrayError: One is missing; the message begins with ``subject``.
     """
     held = list(there)
     for name in names:
         if name not in held:
-            raise NoSuchArrayError(f"{what} '{name}': it has {_names(held[:8])}{' ...' if len(held) > 8 else ''}.")
+            raise NoSuchArrayError(f"{subject} '{name}': it has {_names(held[:8])}{' ...' if len(held) > 8 else ''}.")
 
 
-def check_pasts(arrays: Mapping[str, object], specs: Sequence[TensorSpec], what: str) -> tuple[str, ...]:
+def check_pasts(arrays: Mapping[str, object], specs: Sequence[TensorSpec], subject: str) -> tuple[str, ...]:
     """Refuse a KV cache with rows, which a model without its KV-cache inputs would ignore.
 
     Returns:
@@ -41,17 +42,17 @@ def check_pasts(arrays: Mapping[str, object], specs: Sequence[TensorSpec], what:
         shape = _shape_of_cache(arrays[name]) if name in arrays else None
         if shape is not None:
             raise DataError(
-                f"{what} has a past of shape {shape} in '{name}', but training, evaluation and prediction begin "
-                f"with an empty KV cache: give whole sequences, and leave the inputs of the past out or without rows."
+                f"{subject} has a KV cache of shape {shape} in '{name}', but training, evaluation and prediction start "
+                f"with an empty one: give whole sequences, and KV-cache inputs without rows, or none."
             )
     return pasts
 
 
 def _shape_of_cache(value: Any) -> tuple[int, ...] | None:
-    """The shape of a cache; None where it has no rows, or is the flag of a merged decoder and false."""
+    """Return the shape of a cache; None where it has no rows, or is the false flag of a merged decoder."""
     try:
         shape = tuple(np.shape(value))
-    except ValueError:  # lists of several lengths
+    except ValueError:  # lists of different lengths
         return (len(value),)
     is_false = len(shape) < 3 and np.asarray(value).dtype.kind == "b" and not np.any(value)
     return None if 0 in shape or is_false else shape
@@ -60,61 +61,61 @@ def _shape_of_cache(value: Any) -> tuple[int, ...] | None:
 def match_names(
     arrays: Mapping[str, object],
     specs: Sequence[TensorSpec],
-    what: str,
+    subject: str,
     *,
     target: str | None = None,
     need_target: bool = True,
 ) -> tuple[dict[str, object], object | None]:
     """Find inputs and targets by name.
 
-    Arrays named like the model's inputs are its inputs; the one that is left is the target.
+    Arrays with the names of the model's inputs are its inputs; the remaining one is the target.
 
     Args:
-        arrays: the arrays by name.
-        specs: the model's inputs.
-        what: how an error message calls the data.
-        target: the name of the target, needed when several arrays are left; an input's name is allowed
-            (an autoencoder's target).
-        need_target: whether there has to be a target; without need none is looked for unless named.
+        arrays: The arrays by name.
+        specs: The model's inputs.
+        subject: Name of the data in error messages.
+        target: Name of the target, needed where there are several arrays besides the inputs; an input's name is
+            allowed (an autoencoder's target).
+        need_target: Raise an error where there is no target; else only a named target is used.
 
     Returns:
         The inputs by name in the model's order, and the targets or None.
 
     Raises:
-        DataError: an input is missing, the target does not exist, or it is not clear which it is.
+        DataError: An input is missing, or the target does not exist or is ambiguous.
     """
-    pasts = check_pasts(arrays, specs, what)
+    pasts = check_pasts(arrays, specs, subject)
     missing = [spec.name for spec in specs if spec.name not in arrays]
     if not any(spec.name in missing for spec in specs if not spec.beside):
-        check_beside(missing, arrays, f"{what} has no array")
+        check_beside(missing, arrays, f"{subject} has no array")
     if missing:
         raise DataError(
-            f"{what} has no array for {_plural('input', missing)} {_names(missing)}: "
+            f"{subject} has no array for {_plural('input', missing)} {_names(missing)}: "
             f"it holds {_names(arrays)}, "
             f"the model needs {_names(spec.name for spec in specs)}; name the arrays like the model's inputs."
         )
     inputs = {spec.name: arrays[spec.name] for spec in specs}
     if target is not None:
         if target not in arrays:
-            raise DataError(f"{what} has no target '{target}': it holds {_names(arrays)}.")
+            raise DataError(f"{subject} has no target '{target}': it holds {_names(arrays)}.")
         return inputs, arrays[target]
     if not need_target:
         return inputs, None
     left = [name for name in arrays if name not in inputs and name not in pasts]
     if not left:
         raise DataError(
-            f"{what} holds only the {_plural('input', inputs)} {_names(inputs)}: "
+            f"{subject} holds only the {_plural('input', inputs)} {_names(inputs)}: "
             f"add an array of targets, or name one of them as the target."
         )
     if len(left) > 1:
-        raise DataError(f"{what} leaves {_names(left)} besides the inputs: name the one that is the target.")
+        raise DataError(f"{subject} has {_names(left)} besides the inputs: name the one that is the target.")
     return inputs, arrays[left[0]]
 
 
 def match_positions(
     parts: Sequence[object],
     specs: Sequence[TensorSpec],
-    what: str,
+    subject: str,
     *,
     target: str | None = None,
     need_target: bool = True,
@@ -135,59 +136,63 @@ def match_positions(
     if flat and len(parts) == count and not need_target:
         return _named(parts, specs), None
     if len(parts) == 2 and isinstance(parts[1], Mapping) and not need_target:
-        return match_names(joined(parts[0], parts[1], specs, what), specs, what, need_target=False)
+        return match_names(joined(parts[0], parts[1], specs, subject), specs, subject, need_target=False)
     if len(parts) == 2 and is_array_like(parts[1]):
         inputs, targets = parts
         if isinstance(inputs, Mapping):
-            return match_names(inputs, specs, f"the mapping of inputs in {what}", need_target=False)[0], targets
+            return match_names(inputs, specs, f"the mapping of inputs in {subject}", need_target=False)[0], targets
         if isinstance(inputs, list | tuple) and not is_array_like(inputs) and len(inputs) == count:
             return _named(inputs, specs), targets
     if len(parts) == 1 and isinstance(parts[0], Mapping):
-        return match_names(parts[0], specs, what, target=target, need_target=need_target)
+        return match_names(parts[0], specs, subject, target=target, need_target=need_target)
     raise DataError(
-        f"{what} is a sequence of {_kinds(parts)}; it needs (inputs, targets), where inputs are "
+        f"{subject} is a sequence of {_kinds(parts)}; it needs (inputs, targets), where inputs are "
         f"{count} {_plural('array', specs)} for {_names(spec.name for spec in specs)} in this order, "
         f"or a mapping from name to array."
     )
 
 
-def joined(inputs: object, targets: Mapping[str, object], specs: Sequence[TensorSpec], what: str) -> dict[str, object]:
-    """Inputs in any form and several targets by name, as one mapping.
+def joined(
+    inputs: object, targets: Mapping[str, object], specs: Sequence[TensorSpec], subject: str
+) -> dict[str, object]:
+    """Combine inputs of any form and several targets by name into one mapping.
 
     Raises:
-        DataError: the inputs have another form.
+        DataError: The inputs have another form.
     """
     own = [spec for spec in specs if spec.name not in targets]
-    return {**match_batch(inputs, own, f"the inputs of {what}", need_target=False)[0], **targets}
+    return {**match_batch(inputs, own, f"the inputs of {subject}", need_target=False)[0], **targets}
 
 
 def match_batch(
     item: object,
     specs: Sequence[TensorSpec],
-    what: str,
+    subject: str,
     *,
     target: str | None = None,
     need_target: bool = True,
 ) -> tuple[dict[str, object], object | None]:
-    """Find inputs and targets in one batch: a mapping, a tuple, or a bare array where one input is all.
+    """Find inputs and targets in one batch: a mapping, a tuple, or an array for a model with one input and no target.
 
     Raises:
-        DataError: what is needed is not there.
+        DataError: An array is missing.
     """
     if isinstance(item, Mapping):
-        return match_names(item, specs, what, target=target, need_target=need_target)
+        return match_names(item, specs, subject, target=target, need_target=need_target)
     if isinstance(item, tuple) or (isinstance(item, list) and not is_array_like(item)):
-        return match_positions(item, specs, what, target=target, need_target=need_target)
+        return match_positions(item, specs, subject, target=target, need_target=need_target)
     if is_array_like(item):
         if len(specs) == 1 and not need_target:
             return {specs[0].name: item}, None
         needed = _names([*(spec.name for spec in specs), *(["targets"] if need_target else [])])
-        raise DataError(f"{what} is one array, but {needed} are needed; give (inputs, targets) or a mapping.")
-    raise DataError(f"{what} is a {type(item).__name__}; it must be a mapping from name to array or (inputs, targets).")
+        raise DataError(f"{subject} is one array, but {needed} are needed; give (inputs, targets) or a mapping.")
+    raise DataError(
+        f"{subject} is a {type(item).__name__}; it must be a mapping from name to array or (inputs, targets)."
+    )
 
 
 def is_batch_list(source: list[object] | tuple[object, ...]) -> bool:
-    """Return whether a list holds batches, each a container, rather than arrays."""
+    """Return whether a list holds batches, not arrays."""
     return bool(source) and all(isinstance(item, Mapping | list | tuple) and not is_array_like(item) for item in source)
 
 
@@ -207,3 +212,281 @@ def _plural(word: str, items: Iterable[object]) -> str:
 def _kinds(parts: Sequence[object]) -> str:
     kinds = [type(part).__name__ for part in parts[:4]] + ["..."] * (len(parts) > 4)
     return f"{len(parts)} ({', '.join(kinds)})"
+
+
+class NamedColumns:
+    """An array whose elements along axis 1 have names.
+
+    It has the part of the array interface that datasets need.
+
+    Args:
+        array: [N, F].
+        names: F names.
+    """
+
+    def __init__(self, array: Array, names: tuple[str, ...]) -> None:
+        self.array, self.names = array, names
+        self.dtype, self.shape, self.ndim = array.dtype, array.shape, array.ndim
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, rows: Any) -> Array:
+        return np.asarray(self.array[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.array if dtype is None else self.array.astype(dtype, copy=False)
+
+
+def is_frame(value: object) -> bool:
+    """Return whether a value is a table of pandas, Polars or PyArrow."""
+    if isinstance(value, np.ndarray):
+        return False
+    if type(value).__module__.partition(".")[0] == "pyarrow":
+        return hasattr(value, "column_names") and hasattr(value, "column")
+    return hasattr(value, "columns") and hasattr(value, "__getitem__") and hasattr(value, "to_numpy")
+
+
+def columns_of_table(frame: Any, subject: str) -> dict[str, Any]:
+    """Return the keys of a table's columns by their names.
+
+    Raises:
+        DataError: Two columns have the same name.
+    """
+    keys = list(frame.column_names if hasattr(frame, "column_names") else frame.columns)
+    names = [str(key) for key in keys]
+    check_unique(names, subject)
+    return dict(zip(names, keys, strict=True))
+
+
+def check_unique(names: Sequence[str], subject: str) -> None:
+    """Refuse columns of the same name.
+
+    Raises:
+        DataError: There are some.
+    """
+    if len(set(names)) == len(names):
+        return
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise DataError(f"{subject} has two columns '{name}'; give every column a unique name.")
+        seen.add(name)
+
+
+def column_of(frame: Any, key: object, name: str) -> Array:
+    """Return a column of a table as an array."""
+    return to_numpy(frame[key], f"the column '{name}'")
+
+
+def named_array(value: object, spec: TensorSpec | None, subject: str) -> tuple[Array, tuple[str, ...] | None]:
+    """Convert a value to NumPy, with the columns of a table in the model's order, and return their names.
+
+    Raises:
+        DataError: It does not convert, or its columns have other names.
+    """
+    if isinstance(value, NamedColumns):
+        array, names = value.array, value.names
+        if spec is None or (order := in_order(names, spec, subject)) == list(names):
+            return array, names
+        indices = {name: index for index, name in enumerate(names)}
+        return array[:, [indices[name] for name in order]], tuple(order)
+    if not is_frame(value) or spec is None or spec.beside:
+        return to_numpy(value, subject), None
+    keys = columns_of_table(value, subject)
+    order = in_order([*keys], spec, subject)
+    if order == [*keys]:
+        array = np.asarray(value)
+        if array.dtype.kind in "biuf" or not order:
+            return array, tuple(order)
+    return np.stack([column_of(value, keys[name], name) for name in order], axis=1), tuple(order)
+
+
+def in_order(found: Sequence[str], spec: TensorSpec, subject: str) -> list[str]:
+    """Return the names of columns in the order of an input.
+
+    Names that only number the columns (0, 1, 2, ...) keep their order.
+
+    Raises:
+        DataError: The input has other names.
+    """
+    known = spec.columns
+    if known is None or tuple(found) == known:
+        return list(found)
+    there, wanted = set(found), set(known)
+    missing = [name for name in known if name not in there]
+    extra = [name for name in found if name not in wanted and name not in spec.left_out]
+    if not missing and not extra:
+        return list(known)
+    if list(found) == [str(index) for index in range(len(found))]:
+        return list(found)
+    lacks = f"lacks {some_names(missing)}" if missing else ""
+    has = f"has {some_names(extra)} besides" if extra else ""
+    raise DataError(
+        f"{subject} has other columns than the training data of the input '{spec.name}': it "
+        f"{' and '.join(filter(None, (lacks, has)))}; give the columns {some_names(known)}, in any order, or an array "
+        "without column names."
+    )
+
+
+def some_names(names: Iterable[str]) -> str:
+    """Format names for a message."""
+    listed = list(names)
+    return ", ".join(f"'{name}'" for name in listed[:8]) + (", ..." if len(listed) > 8 else "")
+
+
+class Columns(NamedTuple):
+    """Assignment of a table's columns to inputs and target.
+
+    Attributes:
+        features: Columns that are stacked to the only input, in its order; ``None`` where every input is a column.
+        target: Column of targets; ``None`` where none is needed.
+    """
+
+    features: list[str] | None
+    target: str | None
+
+
+def choose_columns(
+    columns: Sequence[str], specs: Sequence[TensorSpec], subject: str, *, target: str | None, need_target: bool
+) -> Columns:
+    """Find inputs and target among the columns of a table.
+
+    Columns with the names of the model's inputs are its inputs. Otherwise a model with one input takes all other
+    columns but the target, stacked in the order of the input's column names, or in the order of the table.
+
+    Raises:
+        DataError: A column is missing, or the columns do not fit the inputs.
+    """
+    beside = [spec.name for spec in specs if spec.beside]
+    specs = [spec for spec in specs if not spec.beside]
+    check_beside(beside, columns, f"{subject} has no column")
+    if target is None and need_target:
+        raise DataError(
+            f"{subject} has the columns {some_names(columns)}; say which is the target: target='{columns[-1]}'."
+        )
+    if target is not None and target not in columns:
+        raise DataError(f"{subject} has no column '{target}': it has {some_names(columns)}.")
+    held = set(columns)
+    missing = [spec.name for spec in specs if spec.name not in held]
+    if not missing:
+        return Columns(None, target)
+    if len(specs) > 1:
+        raise DataError(f"{subject} has no columns for the inputs {some_names(missing)}: it has {some_names(columns)}.")
+    features = [name for name in columns if name != target and name not in beside]
+    (spec,) = specs
+    if spec.shape is not None and len(spec.shape) != 2:
+        raise DataError(
+            f"{subject} has no column '{spec.name}', and its columns stacked have rank 2, but the input "
+            f"'{spec.name}' has rank {len(spec.shape)}: {spec.describe_shape()}."
+        )
+    return Columns(in_order(features, spec, subject), target)
+
+
+def columns_of(spec: TensorSpec, features: list[str] | None) -> list[str]:
+    """Return the columns of an array."""
+    return [spec.name] if features is None or spec.beside else features
+
+
+def check_width(columns: Columns, spec: TensorSpec, subject: str) -> None:
+    """Check that an input has as many elements as there are columns.
+
+    Raises:
+        DataError: It has more or fewer.
+    """
+    features, target = columns
+    if not features:
+        raise DataError(f"{subject} has only the target column '{target}'; it needs columns for '{spec.name}'.")
+    wanted = None if spec.shape is None else spec.shape[1]
+    if isinstance(wanted, int) and wanted != len(features):
+        count = f"{len(features)} column{'s' if len(features) > 1 else ''}"
+        beside = "" if target is None else f" besides the target '{target}'"
+        hint = "" if target or len(features) < wanted else f", or name the target: target='{features[-1]}'"
+        raise DataError(
+            f"{subject} has {count}{beside} ({some_names(features)}), but the input '{spec.name}' takes "
+            f"{wanted}; give {wanted} columns{hint}."
+        )
+
+
+def match_frame(
+    frame: Any, specs: Sequence[TensorSpec], *, target: str | None, need_target: bool
+) -> tuple[dict[str, object], object | None]:
+    """Find inputs and targets in a table of pandas or Polars; see `choose_columns`.
+
+    Raises:
+        DataError: A column is missing, or the columns do not fit the inputs.
+    """
+    keys = columns_of_table(frame, "the table")
+    chosen = choose_columns([*keys], specs, "the table", target=target, need_target=need_target)
+    features, target = chosen
+    targets = None if target is None else column_of(frame, keys[target], target)
+    alone = [spec for spec in specs if features is None or spec.beside]
+    found: dict[str, object] = {
+        spec.name: as_input(column_of(frame, keys[spec.name], spec.name), spec) for spec in alone
+    }
+    if features is None:
+        return found, targets
+    arrays = [column_of(frame, keys[name], name) for name in features]
+    for name, array in zip(features, arrays, strict=True):
+        if kind_of(array.dtype) not in ("boolean", "integer", "float"):
+            raise DataError(
+                f"the column '{name}' holds {array.dtype}, not numbers; encode it as numbers, or remove it."
+            )
+    check_width(chosen, specs[0], "the table")
+    joined = np.stack(arrays, axis=1) if arrays else np.empty((len(frame), 0))
+    return {specs[0].name: NamedColumns(joined, tuple(features)), **found}, targets
+
+
+def as_input(column: Array, spec: TensorSpec) -> Array:
+    """Reshape a column to [N, 1] for an input of rank 2."""
+    return column[:, None] if spec.shape is not None and len(spec.shape) == 2 and column.ndim == 1 else column
+
+
+def rows_to_inputs(rows: np.ndarray, inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """Split the columns of a table among the inputs of a model, in order.
+
+    An input takes as many columns as its shape has elements without the batch axis; an input of unknown size takes one,
+    or all where it is the only input.
+
+    Args:
+        rows: Numbers [N, F].
+        inputs: Requirements of the model's inputs.
+
+    Raises:
+        DataError: The number of columns differs from the inputs' elements, or an integer input gets fractions.
+
+    Example:
+        >>> image = TensorSpec("image", np.dtype(np.float32), ("N", 1, 2, 2))
+        >>> rows_to_inputs(np.zeros((3, 4)), [image])["image"].shape
+        (3, 1, 2, 2)
+    """
+    shapes = {spec.name: _example_shape(spec) for spec in inputs}
+    if len(inputs) == 1 and None in shapes[inputs[0].name]:
+        return {inputs[0].name: _of_kind(rows, inputs[0])}
+    sizes = {name: tuple(1 if size is None else size for size in shape) for name, shape in shapes.items()}
+    wanted = [math.prod(sizes[spec.name]) for spec in inputs]
+    if sum(wanted) != rows.shape[1]:
+        listed = ", ".join(f"{count} for {spec.name!r}" for count, spec in zip(wanted, inputs, strict=True))
+        raise DataError(f"X has {rows.shape[1]} columns, but the model's inputs take {sum(wanted)} ({listed}).")
+    parts = np.split(rows, np.cumsum(wanted)[:-1], axis=1)
+    return {
+        spec.name: _of_kind(part, spec).reshape(len(rows), *sizes[spec.name])
+        for spec, part in zip(inputs, parts, strict=True)
+    }
+
+
+def _example_shape(spec: TensorSpec) -> tuple[int | None, ...]:
+    """Return the shape of one example; ``None`` for unknown sizes."""
+    shape = (None, None) if spec.shape is None else spec.shape
+    return tuple(size if isinstance(size, int) else None for size in shape[1:])
+
+
+def _of_kind(part: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """Convert to the kind of numbers of an input."""
+    if kind_of(part.dtype) == kind_of(spec.dtype):
+        return part  # the dataset converts to the exact type
+    whole = part.astype(spec.dtype)
+    if kind_of(spec.dtype) != "float" and (whole != part).any():
+        wrong = part[whole != part][0]
+        raise DataError(f"X holds {wrong:g} in a column of the input {spec.name!r}, which takes {spec.dtype}.")
+    return whole

@@ -1,4 +1,4 @@
-"""Opening data of any accepted form for a model."""
+"""Open data of any accepted form for a model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,26 @@ import numpy as np
 from onnxtrain.data.array_dataset import ArrayDataset
 from onnxtrain.data.base import Dataset
 from onnxtrain.data.conversion import TensorSpec, is_array_like
-from onnxtrain.data.files import open_arrays
-from onnxtrain.data.frames import match_frame
-from onnxtrain.data.hugging_face import HuggingFaceExamples, is_hugging_face, refuse_other_kinds
+from onnxtrain.data.files import Reader, open_arrays
 from onnxtrain.data.iterable_dataset import IterableDataset
-from onnxtrain.data.map_dataset import Examples, IndexedExamples, MapDataset, is_map_style
-from onnxtrain.data.naming import is_batch_list, joined, match_batch, match_names, match_positions
-from onnxtrain.data.reader import Reader
-from onnxtrain.data.table_columns import is_frame
+from onnxtrain.data.map_dataset import (
+    Examples,
+    HuggingFaceExamples,
+    IndexedExamples,
+    MapDataset,
+    is_hugging_face,
+    is_map_style,
+    refuse_other_kinds,
+)
+from onnxtrain.data.naming import (
+    is_batch_list,
+    is_frame,
+    joined,
+    match_batch,
+    match_frame,
+    match_names,
+    match_positions,
+)
 from onnxtrain.errors import DataError
 
 
@@ -34,21 +46,21 @@ def open_dataset(
 ) -> Dataset:
     """Open data of any accepted form for a model.
 
-    Arrays named like the model's inputs are its inputs; the one that is left is the target.
+    Arrays with the names of the model's inputs are its inputs; the remaining one is the target.
 
     Args:
-        source: one of
+        source: One of
 
-            - a path to a ``.npz`` file, to a folder of ``.npy`` files, or to one ``.npy`` file where that is
-              all that the model needs; files are memory-mapped and may be larger than memory;
+            - a path to a ``.npz`` file, to a folder of ``.npy`` files, or to one ``.npy`` file for a model with one
+              input and no target; files are memory-mapped and may be larger than memory;
             - a path to a ``.csv`` or ``.tsv`` file, or a `CsvFile`;
             - a path to a ``.parquet`` or ``.arrow`` file;
-            - a path to a folder with one folder of pictures for each class, or an `ImageFolder`;
-            - a path to a ``.tar`` file of examples as WebDataset has them, a pattern of several, or a `TarFile`;
+            - a path to a folder with one folder of images per class, or an `ImageFolder`;
+            - a path to a ``.tar`` file in the format of WebDataset, a pattern of several, or a `TarFile`;
             - a path to a ``.safetensors`` file;
             - texts and a tokenizer: a `TextFile`;
-            - sequences of tokens, several in a row: `pack`;
-            - a dataset of Hugging Face's ``datasets``, or what gives an example for an index (map-style);
+            - packed sequences of tokens: `pack`;
+            - a dataset of Hugging Face's ``datasets``, or any map-style dataset, which returns an example per index;
             - a mapping from name to array;
             - a table of pandas or Polars with a column of targets;
             - ``(inputs, targets)``, where inputs is an array, a sequence of arrays in the order of the
@@ -58,17 +70,17 @@ def open_dataset(
             - a function without arguments that returns an iterator of batches;
             - a `Dataset`.
 
-            Tables have names: their columns are brought into the order of ``columns`` of the input's spec.
-        specs: what the model needs of its inputs, in their order.
-        target: the name of the target, needed when several arrays are left.
-        target_spec: type and shape that the loss needs; None takes the targets as they are.
-        need_target: whether there must be targets.
-        validate: whether to check all values for NaN and infinity; iterables are checked batch by batch.
-        others: names of further arrays, several targets or weights of examples, which are taken as they are.
-            ``(inputs, targets)`` then has them in a mapping, or beside the inputs in theirs.
+            Columns of tables are reordered by name to ``columns`` of the input's spec.
+        specs: Requirements of the model's inputs, in their order.
+        target: Name of the target, needed where there are several arrays besides the inputs.
+        target_spec: Requirements of the loss; None takes the targets as given.
+        need_target: Raise an error where there are no targets.
+        validate: Check all values for NaN and infinity; iterables are checked batch by batch.
+        others: Names of further arrays, such as several targets or example weights, taken as given. In
+            ``(inputs, targets)`` they are in a mapping of targets, or in the mapping of inputs.
 
     Raises:
-        DataError: the data cannot be read or does not fit the model.
+        DataError: The data cannot be read or does not fit the model.
 
     >>> import numpy as np
     >>> specs = [TensorSpec("image", np.dtype(np.float32), ("N", 2))]
@@ -121,11 +133,11 @@ def open_dataset(
 def _match_source(
     source: object, specs: Sequence[TensorSpec], target: str | None, need_target: bool
 ) -> tuple[dict[str, object], object | None, str] | None:
-    """Inputs, targets and what to call the data, or None if the source is one of batches, not of arrays."""
+    """Return inputs, targets and the name of the data, or None for a source of batches."""
     name = "the data"
     path = source.path if isinstance(source, Reader) else source
     if isinstance(path, str | os.PathLike) and "\0" in str(path):
-        raise DataError(f"the path {str(path)!r} has a character of value 0, which no path can have.")
+        raise DataError(f"the path {str(path)!r} has a NUL character, which no path can have.")
     reader = _reader(source)
     if reader is not None:
         return *reader.read(specs, target=target, need_target=need_target), reader.name
@@ -140,7 +152,7 @@ def _match_source(
         return *match_batch(source, specs, name, target=target, need_target=need_target), name
     if isinstance(source, tuple) and len(source) == 2 and is_frame(source[0]) and is_array_like(source[1]):
         inputs = [spec for spec in specs if not spec.beside]
-        if len(inputs) == len(specs) > 1:  # a column for each input
+        if len(inputs) == len(specs) > 1:  # one column per input
             return match_frame(source[0], specs, target=None, need_target=False)[0], source[1], name
     if isinstance(source, list | tuple) and source and not is_batch_list(source):
         return *match_positions(source, specs, name, target=target, need_target=need_target), name
@@ -150,7 +162,7 @@ def _match_source(
 def _examples(
     source: object, specs: Sequence[TensorSpec], target: str | None, need_target: bool
 ) -> tuple[Examples, str] | None:
-    """Examples by index and what to call them, or None if the source is something else."""
+    """Return examples by index and their name, or None for another source."""
     if is_hugging_face(source):
         refuse_other_kinds(source)
         return HuggingFaceExamples(source, specs, target=target, need_target=need_target), "the dataset"
@@ -170,9 +182,9 @@ def _reader(source: object) -> Reader | None:
         return source
     if not isinstance(source, str | os.PathLike):
         return None
-    # Only files need these modules.
+    # imported for files only
     from onnxtrain.data.csv_file import CSV_SUFFIXES, CsvFile
-    from onnxtrain.data.image_folder import ImageFolder, is_image_folder
+    from onnxtrain.data.images import ImageFolder, is_image_folder
     from onnxtrain.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
     from onnxtrain.data.tar_file import TarFile, is_tar
 

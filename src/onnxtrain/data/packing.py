@@ -1,4 +1,4 @@
-"""Short sequences of tokens, several in a row, so that a training spends its time on few places of padding."""
+"""Packing: several short sequences of tokens in one row, so that little time is spent on padding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.spelling import checks_arguments
 
 PACKED_NAMES: Final = ("input_ids", "position_ids", "segment_ids", "attention_mask", "labels")
-"""Names of the arrays of a packed row."""
+"""Arrays of a packed row."""
 
 
 class Piece(NamedTuple):
@@ -26,19 +26,20 @@ class Piece(NamedTuple):
 
 @checks_arguments
 class PackedSequences:
-    """Sequences of tokens for a language model, several in a row of one length; what :func:`pack` makes.
+    """Packed sequences of tokens for a language model, in rows of one length; the result of :func:`pack`.
 
-    For an index it gives a row, a mapping with:
+    An index returns a row, a mapping with:
 
-    - ``input_ids`` [length]: the tokens of some sequences, one sequence behind the other, then padding.
-    - ``position_ids`` [length]: from 0 in each sequence.
+    - ``input_ids`` [length]: the concatenated tokens of some sequences, then padding.
+    - ``position_ids`` [length]: positions from 0 in each sequence.
     - ``segment_ids`` [length]: 1 for the tokens of the first sequence, 2 for those of the second, ...; 0 for padding.
-    - ``attention_mask`` [1, length, length]: whether a place sees another: one of its own sequence, not behind it.
-    - ``labels`` [length]: for the loss ``next_token``: the tokens again, or their labels; ``ignore_index`` for padding
-      and for the first token of each sequence, which does not follow from the sequence before.
+    - ``attention_mask`` [1, length, length]: True where a token attends to another: an earlier one of its sequence, or
+      itself.
+    - ``labels`` [length]: for the loss ``next_token``: the tokens, or the given labels; ``ignore_index`` for padding
+      and for the first token of each sequence, which the previous sequence cannot predict.
 
     Attributes:
-        length: Places of a row.
+        length: Tokens per row.
     """
 
     def __init__(
@@ -69,26 +70,26 @@ class PackedSequences:
 
     @property
     def filled(self) -> float:
-        """The share of places that hold a token."""
+        """Fraction of positions that are not padding."""
         taken = sum(piece.stop - piece.start for row in self._rows for piece in row)
         return taken / (len(self._rows) * self.length)
 
     def rows(self, indices: Sequence[int], names: Sequence[str] = PACKED_NAMES) -> dict[str, Array]:
-        """Some rows, put together, of the arrays of these names."""
+        """Return some rows of the named arrays."""
         shape = (len(indices), self.length)
         tokens, labels = np.full(shape, self._padding), np.full(shape, self._ignored)
         positions, segments = np.tile(np.arange(self.length), (len(indices), 1)), np.zeros(shape, np.int64)
         for row, index in enumerate(indices):
-            place = 0
+            position = 0
             for number, piece in enumerate(self._rows[index], start=1):
                 size = piece.stop - piece.start
-                own = slice(place, place + size)
+                own = slice(position, position + size)
                 tokens[row, own] = self._tokens[piece.sequence][piece.start : piece.stop]
                 labels[row, own] = self._labels[piece.sequence][piece.start : piece.stop]
-                labels[row, place] = self._ignored
+                labels[row, position] = self._ignored
                 segments[row, own] = number
-                place += size
-                positions[row, place:] = np.arange(self.length - place)
+                position += size
+                positions[row, position:] = np.arange(self.length - position)
                 positions[row, own] = np.arange(size)
         found = {"input_ids": tokens, "position_ids": positions, "segment_ids": segments, "labels": labels}
         if "attention_mask" in names:
@@ -97,7 +98,7 @@ class PackedSequences:
         return {name: found[name] for name in names}
 
     def fingerprint(self) -> str:
-        """Return an identifier of the rows' content."""
+        """Return an identifier of the content."""
         found = Fingerprint()
         for arrays in (self._tokens, [] if self._labels is self._tokens else self._labels):
             for array in arrays:
@@ -115,25 +116,25 @@ def pack(
     padding: int = 0,
     ignore_index: int = -100,
 ) -> PackedSequences:
-    """Put sequences of tokens into rows, several in one, for a model that keeps them apart; data for ``fit``.
+    """Pack sequences of tokens into rows, for a model that keeps them apart; the result is data for ``fit``.
 
-    Each sequence goes into the fullest row that has room for it, the longest sequences first. What is longer than a row
-    is cut into pieces, each a sequence of its own. The model's inputs get the part of a row that they are named for:
-    ``position``, ``segment``, ``mask``, else tokens. A mask has three or four axes: True, or 1, where a place sees
-    another; floating masks have 0 there and the lowest number elsewhere. A model that reads neither positions, segments
-    nor such a mask is refused.
+    Each sequence goes into the fullest row with enough room, the longest sequences first. Sequences that are longer
+    than a row are split. The names of the model's inputs select the arrays of a row: ``position``, ``segment``,
+    ``mask``, else tokens. A mask has three or four axes: True or 1 where a token attends to another; floating masks
+    have 0 there and the lowest number elsewhere. A model that reads neither positions, segments nor such a mask is
+    refused.
 
     Args:
-        sequences: Lists or arrays of token numbers, of any lengths.
-        length: Tokens of a row.
-        labels: What is to be predicted, for each token of each sequence: the token itself, or ``ignore_index``, as for
-            the words of a question. By default all tokens but the first of each sequence.
-        padding: The token at the end of a row.
-        ignore_index: The label of what does not count.
+        sequences: Lists or arrays of token ids, of any lengths.
+        length: Tokens per row.
+        labels: Label of each token of each sequence: the token itself, or ``ignore_index``, for example in prompts. By
+            default all tokens except the first of each sequence.
+        padding: Token id of padding.
+        ignore_index: Label that the loss ignores.
 
     Raises:
         OptionError: ``length`` is below 2.
-        DataError: There is no sequence of two tokens, a sequence is none of whole numbers, labels do not fit.
+        DataError: No sequence has two tokens, a sequence has other values than integers, or labels do not fit.
 
     Example:
         >>> rows = pack([[5, 6, 7], [8, 9], [4, 3, 2]], 6)
@@ -146,15 +147,15 @@ def pack(
 
 
 class PackedExamples:
-    """Packed rows as a model reads them: examples of a `MapDataset`.
+    """Packed rows as examples of a `MapDataset`.
 
     Args:
         packed: The rows.
-        specs: What the model needs of its inputs.
-        need_target: Whether labels are wanted.
+        specs: Requirements of the model's inputs.
+        need_target: Return labels, too.
 
     Raises:
-        DataError: An input is none that packed rows have, or the model cannot keep sequences apart.
+        DataError: Packed rows lack an input of the model, or the model cannot keep sequences apart.
     """
 
     def __init__(self, packed: PackedSequences, specs: Sequence[TensorSpec], *, need_target: bool = True) -> None:
@@ -169,7 +170,7 @@ class PackedExamples:
             raise DataError(f"packed sequences need one input for tokens, but the model's inputs are {shown}.")
         if len(roles) == 1:
             raise DataError(
-                f"packed sequences: the only input is '{specs[0].name}', so that tokens would see those of other "
+                f"packed sequences: the only input is '{specs[0].name}', so that tokens would attend to other "
                 "sequences in their row; export the model with position_ids, or with an attention_mask of four axes."
             )
 
@@ -177,7 +178,7 @@ class PackedExamples:
         return len(self._packed)
 
     def batch(self, rows: Sequence[int]) -> object:
-        """Some rows as inputs by name, and labels."""
+        """Return some rows as inputs by name, and labels."""
         names = list(dict.fromkeys([*self._inputs.values(), *(["labels"] if self._need_target else [])]))
         found = self._packed.rows(rows, names)
         inputs = {name: found[role] for name, role in self._inputs.items()}
@@ -185,7 +186,7 @@ class PackedExamples:
         return (inputs, found["labels"]) if self._need_target else inputs
 
     def all_targets(self) -> Array | None:
-        """The labels of all rows."""
+        """Return the labels of all rows."""
         if not self._need_target:
             return None
         return self._packed.rows(range(len(self._packed)), ["labels"])["labels"]
@@ -196,7 +197,7 @@ class PackedExamples:
 
 
 def _role(spec: TensorSpec) -> str:
-    """Return the array of a packed row that an input takes, by the input's name."""
+    """Return the name of the array of a packed row for an input."""
     name = spec.name.lower()
     parts = {"mask": "attention_mask", "position": "position_ids", "segment": "segment_ids"}
     return next((role for part, role in parts.items() if part in name), "input_ids")
@@ -211,9 +212,9 @@ def _form(spec: TensorSpec) -> Callable[[Array], Array]:
     rank = None if spec.shape is None else len(spec.shape)
     if rank not in (3, 4):
         raise DataError(
-            f"packed sequences: the mask '{spec.name}' has shape {spec.describe_shape()}, which says whether a token "
-            "is padding, not which others it sees, so that it would see other sequences; export the model with a mask "
-            "of four axes, or without a mask and with position_ids."
+            f"packed sequences: the mask '{spec.name}' has shape {spec.describe_shape()}, which marks padding only, so "
+            "that tokens would attend to other sequences; export the model with a mask of four axes, or without a mask "
+            "and with position_ids."
         )
 
     def formed(mask: Array) -> Array:
@@ -226,12 +227,12 @@ def _form(spec: TensorSpec) -> Callable[[Array], Array]:
     return formed
 
 
-def _tokens(values: Any, what: str, index: int) -> Array:
+def _tokens(values: Any, subject: str, index: int) -> Array:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise DataError(
-            f"{what} {index} has the type {array.dtype} and the shape {array.shape}; it needs whole numbers, the "
-            "tokens of one text."
+            f"{subject} {index} has the type {array.dtype} and the shape {array.shape}; it needs integers, the "
+            "token ids of one text."
         )
     return array.astype(np.int64, copy=False)
 
@@ -245,13 +246,13 @@ def _check_labels(tokens: Sequence[Array], labels: Sequence[Array]) -> None:
 
 
 def _packed(sizes: Sequence[int], length: int) -> list[list[Piece]]:
-    """The pieces of each row: the longest first, each into the fullest row that has room for it."""
+    """Return the pieces of each row: the longest first, each in the fullest row with enough room."""
     pieces = [
         Piece(index, start, min(start + length, size))
         for index, size in enumerate(sizes)
         for start in range(0, size, length)
     ]
-    pieces = [piece for piece in pieces if piece.stop - piece.start > 1]  # one token alone predicts nothing
+    pieces = [piece for piece in pieces if piece.stop - piece.start > 1]  # a single token has no label
     pieces.sort(key=lambda piece: piece.start - piece.stop)
     rows: list[list[Piece]] = []
     by_room: list[list[int]] = [[] for _ in range(length + 1)]

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: columns by name, read once in blocks, so that they may be larger than memory."""
+"""Parquet and Arrow files: columns by name, read once in blocks, which may exceed memory."""
 
 from __future__ import annotations
 
@@ -11,42 +11,39 @@ from typing import Any, Final
 import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec
-from onnxtrain.data.files import check_regular
-from onnxtrain.data.frames import as_input, check_width, choose_columns, columns_of
-from onnxtrain.data.reader import Reader
-from onnxtrain.data.spill_buffer import GrowingArray, GrowingTexts
-from onnxtrain.data.table_columns import NamedColumns, check_unique
+from onnxtrain.data.files import GrowingArray, GrowingTexts, Reader, check_regular
+from onnxtrain.data.naming import NamedColumns, as_input, check_unique, check_width, choose_columns, columns_of
 from onnxtrain.errors import DataError
 from onnxtrain.spelling import checks_arguments
 
 PARQUET_SUFFIXES: Final = (".parquet", ".pq", ".arrow", ".feather")
 
 _PARQUET_MAGIC: Final = b"PAR1"
-# How many values are converted at a time.
+# Values that are converted at a time.
 _BLOCK_VALUES: Final = 2**22
 
 
 @checks_arguments
 @dataclass(frozen=True)
 class ParquetFile(Reader):
-    """A Parquet file, or one in Arrow's file format (Feather).
+    """A Parquet file, or a file in Arrow's file format (Feather).
 
-    Columns named like the model's inputs are these; a model with one input of rank 2 takes all columns but the target
-    side by side. Columns hold numbers or truth values, those of targets and of text inputs may hold
-    texts, also as categories. No value may be missing. The file is read once, and its inputs are kept: in memory, or
-    from 64 MiB on in a temporary file.
+    Columns with the names of the model's inputs are its inputs; otherwise a model with one input of rank 2 takes all
+    columns but the target. Columns hold numbers or booleans; targets and text inputs may be strings or categories. No
+    value may be missing. The file is read once and its inputs are kept: in memory, or from 64 MiB on in a temporary
+    file.
 
     Args:
-        path: the file.
+        path: The file.
     """
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
     ) -> tuple[dict[str, object], object | None]:
-        """Inputs by name, and the targets or None.
+        """Return the inputs by name, and the targets or None.
 
         Raises:
-            DataError: the file cannot be read or does not fit; the message names the column.
+            DataError: The file cannot be read or does not fit; the message names the column.
         """
         arrow = _pyarrow()
         try:
@@ -96,7 +93,7 @@ class ParquetFile(Reader):
                 targets.append(values[label])
             read += block.num_rows
         if not read:
-            raise DataError(f"{self.name} has columns, but no rows; it needs one for every example.")
+            raise DataError(f"{self.name} has columns, but no rows; it needs a row per example.")
         inputs: dict[str, object] = {}
         for spec, array in zip(specs, arrays, strict=True):
             found = array.finish()
@@ -106,7 +103,7 @@ class ParquetFile(Reader):
 
 
 def _blocks(file: Any, names: list[str], in_parquet: bool, rows: int) -> Iterator[Any]:
-    """The file in record batches."""
+    """Yield the file in record batches."""
     if in_parquet:
         yield from file.iter_batches(rows, columns=names)
     else:
@@ -114,10 +111,10 @@ def _blocks(file: Any, names: list[str], in_parquet: bool, rows: int) -> Iterato
 
 
 def _type(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
-    """The type of a column as an array has it.
+    """Return the NumPy type of a column.
 
     Raises:
-        DataError: it holds neither numbers nor, where these may be, texts.
+        DataError: It holds neither numbers nor, where they are allowed, strings.
     """
     types = arrow.types
     shown = kind
@@ -129,19 +126,19 @@ def _type(arrow: Any, kind: Any, name: str, *, text: bool) -> np.dtype[Any]:
     if text and (types.is_string(kind) or types.is_large_string(kind)):
         return np.dtype(object)
     raise DataError(
-        f"the column '{name}' holds {shown}, not numbers{' or texts' if text else ''}; convert it, or leave it out."
+        f"the column '{name}' holds {shown}, not numbers{' or strings' if text else ''}; convert it, or remove it."
     )
 
 
 def _values(column: Any, name: str, before: int) -> Array:
-    """A column of a block as an array.
+    """Convert a column of a block to an array.
 
     Raises:
-        DataError: a value is missing.
+        DataError: A value is missing.
     """
     if column.null_count:
         row = before + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(f"the column '{name}' has no value at example {row}; fill it in, or leave the example out.")
+        raise DataError(f"the column '{name}' has no value at example {row}; fill it in, or remove the example.")
     if hasattr(column, "dictionary_decode"):
         column = column.dictionary_decode()
     return np.asarray(column.to_numpy(zero_copy_only=False))

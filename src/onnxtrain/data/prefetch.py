@@ -1,4 +1,4 @@
-"""Batches that are prepared in a thread while a step runs."""
+"""Prepare batches in a thread while a step runs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ import numpy as np
 from onnxtrain.data import Batch
 
 WORTH: Final = 5e-4
-"""Seconds: a thread takes over where preparing a batch takes longer; handing one over takes about a tenth of it."""
+"""Seconds per batch from which a thread prepares them; passing one between threads takes about a tenth of it."""
 
 _IN_A_ROW: Final = 3
-"""So many batches in a row have to take that long: a single one may have waited for a busy machine."""
+"""Consecutive batches that must take that long: a single one may have waited for a busy machine."""
 
 _AHEAD: Final = 1
-"""Number of prepared batches that wait; one more may be in preparation."""
+"""Prepared batches in the queue; one more may be in preparation."""
 
 _PATIENCE: Final = 1.0
-"""Seconds that the end waits for a thread that is still preparing a batch."""
+"""Seconds to wait at the end for a thread that is still preparing a batch."""
 
 
 class Prefetch:
-    """Reads ahead, where reading takes time, and measures how long steps wait for it.
+    """Read ahead in a thread where preparing batches is slow, and measure the time that steps wait.
 
-    The order of the batches, their values, and the batch before which an error comes are those of reading without a
-    thread.
+    Order and values of batches, and the batch before which an error is raised, are those of reading without a thread.
 
     Args:
-        threaded: whether to read ahead at all.
+        threaded: Allow the thread.
 
     Attributes:
-        waited: seconds that steps have waited for batches so far.
+        waited: Seconds that steps have waited for batches so far.
     """
 
     def __init__(self, *, threaded: bool = True) -> None:
@@ -45,11 +44,11 @@ class Prefetch:
         self._slow = 0
 
     def __call__(self, batches: Iterator[Batch], *, copies: bool) -> Generator[Batch]:
-        """The batches of an epoch.
+        """Yield the batches of an epoch.
 
         Args:
-            batches: what prepares them.
-            copies: whether arrays of a batch may be written over when the next one is prepared.
+            batches: Iterator that prepares them.
+            copies: Copy batches, since preparing the next one may overwrite their arrays.
         """
         first = True
         while not self._threaded or self._slow < _IN_A_ROW:
@@ -59,7 +58,7 @@ class Prefetch:
             self.waited += took
             if batch is None:
                 return
-            if self._threaded and not first:  # the first one opens files
+            if self._threaded and not first:  # the first batch opens files
                 self._slow = self._slow + 1 if took > WORTH else 0
             first = False
             yield batch
@@ -84,7 +83,7 @@ class _Ahead:
     def __init__(self, batches: Iterator[Batch], *, copies: bool) -> None:
         self._ready: queue.Queue[Callable[[], Batch | None]] = queue.Queue(_AHEAD)
         self._stopped = threading.Event()
-        # Settings such as those of numpy.errstate are the caller's in the thread, too.
+        # context variables such as numpy.errstate apply in the thread, too
         run = contextvars.copy_context().run
         self._thread = threading.Thread(
             target=run, args=(self._read, batches, copies), name="onnxtrain-prefetch", daemon=True
@@ -92,11 +91,11 @@ class _Ahead:
         self._thread.start()
 
     def next(self) -> Batch | None:
-        """The next batch, or its error; None at the end."""
+        """Return the next batch or raise its error; None at the end."""
         return self._ready.get()()
 
     def stop(self) -> None:
-        """End the thread, which first finishes what it prepares; one that hangs is left behind."""
+        """Stop the thread after the batch that it is preparing; a hanging thread is abandoned."""
         self._stopped.set()
         while self._thread.is_alive():
             try:

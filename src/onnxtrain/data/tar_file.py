@@ -1,4 +1,4 @@
-"""Tar files of examples, as WebDataset has them: ``0001.jpg`` and ``0001.cls`` are one example."""
+"""Tar files in the format of WebDataset: ``0001.jpg`` and ``0001.cls`` are one example."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from typing import IO, Final
 import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec
-from onnxtrain.data.files import check_regular, read_npy
-from onnxtrain.data.images import SUFFIXES, Picture, read_pictures
-from onnxtrain.data.reader import Reader
-from onnxtrain.data.spill_buffer import GrowingArray
+from onnxtrain.data.files import GrowingArray, Reader, check_regular, read_npy
+from onnxtrain.data.images import SUFFIXES, ImageSource, read_images
 from onnxtrain.errors import DataError
 from onnxtrain.model_file.small_files import parse_json
 from onnxtrain.spelling import checks_arguments
@@ -24,7 +22,7 @@ from onnxtrain.spelling import checks_arguments
 TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz")
 
 MOST_MEMBER_BYTES: Final = 2**28
-"""Larger files of an example are not read: each is in memory as a whole, however small its archive is."""
+"""Larger files of an example are refused: each is read into memory, however small its archive is."""
 
 _TARGETS: Final = (".cls", ".label", ".txt", ".json")
 
@@ -32,19 +30,18 @@ _TARGETS: Final = (".cls", ".label", ".txt", ".json")
 @checks_arguments
 @dataclass(frozen=True)
 class TarFile(Reader):
-    """Examples in one tar file or several (shards), as WebDataset writes them.
+    """Examples in one tar file or several (shards), in the format of WebDataset.
 
-    Files whose names are equal up to the first dot of their last part belong to one example: a picture (``.jpg``,
-    ``.png`` ...) or an array (``.npy``), and its target: ``.cls`` or ``.label`` with a number or a text, ``.txt`` with
-    a text, or ``.json`` with a number, a text, or an object with the key ``label``. Pictures are treated as those of an
-    `ImageFolder`. Everything is read once, in the order of the files, and kept: in memory, or from 64 MiB on in a
-    temporary file.
+    Files whose paths are equal up to the first dot of the file name belong to one example: an image (``.jpg``, ``.png``
+    ...) or an array (``.npy``), and its target: ``.cls`` or ``.label`` with a number or a label, ``.txt`` with a label,
+    or ``.json`` with a number, a label, or an object with the key ``label``. Images are read as in an `ImageFolder`.
+    Everything is read once, in the order of the files, and kept: in memory, or from 64 MiB on in a temporary file.
 
     Args:
-        path: the file; a pattern such as ``"shards/*.tar"`` for several, taken in the order of their names.
-        mean: one number, or one for each channel, that is subtracted from pictures.
-        std: one number, or one for each channel, to divide by.
-        skip_broken: leave out pictures that cannot be read and log how many, instead of raising an error.
+        path: The file; a pattern such as ``"shards/*.tar"`` for several, read in the order of their names.
+        mean: Number, or one per channel, that is subtracted from images.
+        std: Divisor, or one per channel.
+        skip_broken: Skip images that cannot be read and log their number, instead of raising an error.
     """
 
     mean: float | Sequence[float] | None = None
@@ -54,16 +51,18 @@ class TarFile(Reader):
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
     ) -> tuple[dict[str, object], object | None]:
-        """The examples by the name of the model's input, and the targets or None.
+        """Return the examples by the name of the model's input, and the targets or None.
 
         Raises:
-            DataError: a file cannot be read, or an example lacks its input or its target.
+            DataError: A file cannot be read, or an example lacks its input or its target.
         """
         if target is not None:
-            raise DataError(f"{self.name} holds examples whose targets are files beside them; leave out target=.")
+            raise DataError(f"{self.name} holds examples whose targets are in files of their own; leave out target=.")
         if len(specs) != 1:
-            raise DataError(f"{self.name} holds one array for each example, but the model has {len(specs)} inputs.")
-        import tarfile  # which training without it has no need of
+            raise DataError(
+                f"{self.name} holds one array per example, but the model has {len(specs)} inputs; it needs one."
+            )
+        import tarfile  # imported for tar files only
 
         try:
             return self._read(specs[0], need_target)
@@ -81,24 +80,24 @@ class TarFile(Reader):
         of_arrays = ".npy" in first.parts
         shape: tuple[int, ...] | None = None
 
-        def pictures() -> Iterator[Picture]:
+        def images() -> Iterator[ImageSource]:
             for example in _chain(first, members):
                 if need_target:
                     targets.append(self._target(example))
-                suffix = self._picture(example)
+                suffix = self._image_suffix(example)
                 content = example.parts[suffix]
-                yield Picture(f"{example.key}{suffix}", _opener(content))
+                yield ImageSource(f"{example.key}{suffix}", _opener(content))
 
         if not of_arrays:
-            self._picture(first)
-            values, kept = read_pictures(
-                pictures(),
+            self._image_suffix(first)
+            values, kept = read_images(
+                images(),
                 spec,
                 self.name,
                 mean=self.mean,
                 std=self.std,
                 skip_broken=self.skip_broken,
-                way_out="write them again, or leave them out: onnxtrain.data.TarFile(path, skip_broken=True)",
+                way_out="write them again, or skip them: onnxtrain.data.TarFile(path, skip_broken=True)",
             )
             return {spec.name: values}, _joined([targets[index] for index in kept], self.name) if need_target else None
         for example in _chain(first, members):
@@ -116,12 +115,12 @@ class TarFile(Reader):
         return {spec.name: arrays.finish()}, _joined(targets, self.name) if need_target else None
 
     def _examples(self) -> Iterator[_Example]:
-        """All examples: files that follow one another under one name."""
+        """Yield the examples: adjacent files of one name."""
         import tarfile
 
         for path in self._files():
             example: _Example | None = None
-            with tarfile.open(path, "r|*") as archive:  # as a stream, so that nothing is sought
+            with tarfile.open(path, "r|*") as archive:  # read as a stream, without seeking
                 for member in archive:
                     if not member.isfile() or Path(member.name).name.startswith("."):
                         continue
@@ -153,21 +152,21 @@ class TarFile(Reader):
             check_regular(each)
         return found
 
-    def _picture(self, example: _Example) -> str:
-        """The end of the name of its picture."""
+    def _image_suffix(self, example: _Example) -> str:
+        """Return the suffix of the image of an example."""
         suffix = next((suffix for suffix in example.parts if suffix in SUFFIXES), None)
         if suffix is None:
             raise DataError(
-                f"the example '{example.key}' in {self.name} has no picture ({', '.join(SUFFIXES)}) and no array "
+                f"the example '{example.key}' in {self.name} has no image ({', '.join(SUFFIXES)}) and no array "
                 f"(.npy): it has {', '.join(sorted(example.parts))}."
             )
         return suffix
 
     def _target(self, example: _Example) -> object:
-        """A number or a text.
+        """Return the target of an example, a number or a string.
 
         Raises:
-            DataError: there is none, or it cannot be read.
+            DataError: It is missing or cannot be read.
         """
         suffix = next((suffix for suffix in _TARGETS if suffix in example.parts), None)
         if suffix is None:
@@ -185,22 +184,24 @@ class TarFile(Reader):
         except (ValueError, RecursionError) as error:
             raise DataError(f"'{example.key}{suffix}' in {self.name} cannot be read: {error}.") from error
         if not isinstance(found, int | float | str) or found == "":
-            raise DataError(f"'{example.key}{suffix}' in {self.name} holds no number, text, or object with a 'label'.")
+            raise DataError(
+                f"'{example.key}{suffix}' in {self.name} is not a number, a string, or an object with a 'label'."
+            )
         if isinstance(found, int) and not -(2**63) <= found < 2**63:
-            raise DataError(f"'{example.key}{suffix}' in {self.name} holds a number that int64 cannot hold.")
+            raise DataError(f"'{example.key}{suffix}' in {self.name} is too large for int64.")
         return found
 
 
 @dataclass(frozen=True)
 class _Example:
-    """The files of an example by what follows the first dot of their names."""
+    """The contents of an example's files, by suffix from the first dot of their names."""
 
     key: str
     parts: dict[str, bytes]
 
 
 def is_tar(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path, or a pattern of paths, names tar files, by its ending."""
+    """Return whether a path or a pattern has the suffix of tar files."""
     return os.fspath(path).lower().endswith(TAR_SUFFIXES)
 
 
@@ -213,17 +214,19 @@ def _opener(content: bytes) -> Callable[[], IO[bytes]]:
     return lambda: io.BytesIO(content)
 
 
-def _array(example: _Example, what: str) -> Array:
+def _array(example: _Example, subject: str) -> Array:
     if ".npy" not in example.parts:
         raise DataError(
-            f"the example '{example.key}' in {what} has no array (.npy): it has {', '.join(sorted(example.parts))}."
+            f"the example '{example.key}' in {subject} has no array (.npy): it has {', '.join(sorted(example.parts))}."
         )
-    return read_npy(example.parts[".npy"], f"'{example.key}.npy' in {what}")
+    return read_npy(example.parts[".npy"], f"'{example.key}.npy' in {subject}")
 
 
-def _joined(targets: list[object], what: str) -> Array:
-    """Targets as one array: all texts, or all numbers."""
+def _joined(targets: list[object], subject: str) -> Array:
+    """Combine targets, all strings or all numbers, into one array."""
     texts = sum(isinstance(target, str) for target in targets)
     if texts not in (0, len(targets)):
-        raise DataError(f"{what} has {texts} targets that are texts and {len(targets) - texts} that are numbers.")
+        raise DataError(
+            f"{subject} has {texts} targets that are strings and {len(targets) - texts} that are numbers; use one type."
+        )
     return np.array(targets)

@@ -1,4 +1,4 @@
-"""Checks of target values: labels of existing classes, values from 0 to 1, distributions that sum to 1."""
+"""Checks of target values: labels in range, values from 0 to 1, distributions that sum to 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array, first_row, kind_of
 from onnxtrain.errors import DataError, OptionError
 
-# What rounding in 16 bits, or to two decimals, makes of a probability and of the sum of some.
+# Tolerances for probabilities and their sums after rounding to 16 bits or to two decimals.
 _NUMBER_TOLERANCE: Final = 1e-3
 _SUM_TOLERANCE: Final = 0.02
 
@@ -18,20 +18,20 @@ Examples = Sequence[int] | Array
 
 
 class TargetCheck(Protocol):
-    """A check of the values of targets; two that compare equal check the same."""
+    """Interface of target checks; equal checks test the same."""
 
     def __call__(self, targets: Array, what: str, examples: Examples) -> None:
-        """Raise a `DataError` that names the first example with a value that cannot be used.
+        """Raise a `DataError` that names the first example with an invalid value.
 
         Args:
-            targets: the targets, examples first, of the type that the loss needs.
-            what: how the error message calls the array.
-            examples: for each row its index in the data.
+            targets: The targets [N, ...], in the type of the loss.
+            what: Name of the array in error messages.
+            examples: Index in the data of each row.
         """
 
 
 class LabelCheck(NamedTuple):
-    """Labels are from 0 to ``classes - 1``; at least 0 where the number of classes is not known."""
+    """Labels are from 0 to ``classes - 1``; at least 0 where the number of classes is unknown."""
 
     classes: int | None
     ignore_index: int | None = None
@@ -42,7 +42,7 @@ class LabelCheck(NamedTuple):
 
 
 class BinaryCheck(NamedTuple):
-    """Numbers are from 0 to 1; ``loss`` names who needs them."""
+    """Values are from 0 to 1; messages name the ``loss``."""
 
     loss: str
 
@@ -52,7 +52,7 @@ class BinaryCheck(NamedTuple):
 
 
 class DistributionCheck(NamedTuple):
-    """Numbers are from 0 to 1 and sum to 1 along the class axis; ``loss`` names who needs them."""
+    """Values are from 0 to 1 and sum to 1 along the class axis; messages name the ``loss``."""
 
     loss: str
     axis: int
@@ -65,14 +65,14 @@ class DistributionCheck(NamedTuple):
         if not wrong.any():
             return
         others = [axis for axis in range(1, targets.ndim) if axis != self.axis and _sums_to_one(targets, axis)]
-        hint = f"they do along axis {others[0]}: give the loss axis={others[0]}" if others else _WAY_OUT
+        hint = f"axis {others[0]} has this sum: give the loss axis={others[0]}" if others else _WAY_OUT
         raise DataError(
-            f"{what} has a distribution that sums to {sums[wrong][0]:.4g} at example {_example(wrong, examples)}, but "
-            f"{self.loss} needs distributions over the classes, which sum to 1 along axis {self.axis}; {hint}."
+            f"{what} has a distribution with the sum {sums[wrong][0]:.4g} at example {_example(wrong, examples)}, "
+            f"but {self.loss} needs distributions over the classes, with the sum 1 along axis {self.axis}; {hint}."
         )
 
 
-_WAY_OUT: Final = "correct the data, or give the loss check_targets=False to take any"
+_WAY_OUT: Final = "correct the data, or give the loss check_targets=False to accept any"
 
 
 def _sums_to_one(targets: Array, axis: int) -> bool:
@@ -83,8 +83,8 @@ def _check_between_0_and_1(targets: Array, what: str, examples: Examples, loss: 
     outside = (targets < -_NUMBER_TOLERANCE) | (targets > 1 + _NUMBER_TOLERANCE)
     if outside.any():
         raise DataError(
-            f"{what} has {float(targets[outside][0]):.6g} at example {_example(outside, examples)}, but {loss} needs "
-            f"numbers from 0 to 1; {_WAY_OUT}."
+            f"{what} has {float(targets[outside][0]):.6g} at example {_example(outside, examples)}, but {loss} "
+            f"needs numbers from 0 to 1; {_WAY_OUT}."
         )
 
 
@@ -103,11 +103,11 @@ def check_labels(
     """Raise a `DataError` unless every label is an integer from 0 to ``classes - 1``.
 
     Args:
-        targets: class indices, examples first.
-        classes: how many classes the model tells apart; None where that is not known.
-        ignore_index: a label outside the range that is allowed: the loss leaves it out.
-        what: how the error message calls the array.
-        examples: for each row its index in the data; 0, 1, 2, ... by default.
+        targets: Class indices [N, ...].
+        classes: Number of classes of the model; None where it is unknown.
+        ignore_index: Label outside the range that is allowed, since the loss ignores it.
+        what: Name of the array in error messages.
+        examples: Index in the data of each row; 0, 1, 2, ... by default.
 
     >>> check_labels(np.array([0, 2, 1, -100]), classes=3, ignore_index=-100)
     >>> check_labels(np.array([0, 3]), classes=3)
@@ -135,17 +135,17 @@ def check_labels(
 
 
 def checked_class_weights(given: Any) -> tuple[float, ...] | dict[int, float]:
-    """The weights of classes, in a tuple, or by class where a dictionary is given.
+    """Return class weights as a tuple, or by class where a dictionary is given.
 
     Raises:
-        OptionError: They are something else, or not finite numbers of at least 0 with one above it.
+        OptionError: They are no finite numbers of at least 0, or all 0.
 
     >>> checked_class_weights([1, 2]), checked_class_weights({3: 2})
     ((1.0, 2.0), {3: 2.0})
     """
     keys = [*given] if isinstance(given, Mapping) else []
     if not all(isinstance(key, int | np.integer) and not isinstance(key, bool) and key >= 0 for key in keys):
-        raise OptionError(f"class_weights has the classes {keys}; they are whole numbers from 0.")
+        raise OptionError(f"class_weights has the classes {keys}; classes are integers of at least 0.")
     try:
         found = np.asarray([*given.values()] if isinstance(given, Mapping) else given)
         weights = found.astype(np.float64) if kind_of(found.dtype) in ("integer", "float") else np.zeros((0, 0))
@@ -153,7 +153,7 @@ def checked_class_weights(given: Any) -> tuple[float, ...] | dict[int, float]:
         weights = np.zeros((0, 0))
     if weights.ndim != 1 or isinstance(given, set | frozenset):
         raise OptionError(
-            f"class_weights is a {type(given).__name__} that holds something else than one number per class; give a "
+            f"class_weights is a {type(given).__name__}, but must have one number per class; give a "
             "list such as [1, 2.5], or a dictionary from class to weight."
         )
     if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0):
@@ -163,7 +163,7 @@ def checked_class_weights(given: Any) -> tuple[float, ...] | dict[int, float]:
 
 
 def check_weights(weights: Array, what: str = "sample_weight") -> Array:
-    """The weights of examples, unless they are none.
+    """Return example weights after a check.
 
     Raises:
         DataError: They are not one finite number of at least 0 per example.
@@ -176,7 +176,7 @@ def check_weights(weights: Array, what: str = "sample_weight") -> Array:
 
 
 def none_negative_below(targets: Array, end: int) -> bool:
-    """Return whether all integers are from 0 to ``end - 1``, in one pass: a negative one is huge as unsigned.
+    """Return whether all integers are from 0 to ``end - 1``, in one pass: as unsigned, negative ones are large.
 
     >>> none_negative_below(np.array([0, 2]), 3), none_negative_below(np.array([-1, 2]), 3)
     (True, False)

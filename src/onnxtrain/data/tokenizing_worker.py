@@ -1,7 +1,7 @@
-"""Encode texts in a process of its own: a tokenizer.json of a stranger may abort the process that runs it.
+"""Encode texts in a process of its own, since an untrusted tokenizer.json may abort it.
 
-Run as a script, by its path; imports only what encoding needs. Requests and answers are JSON behind their length in
-eight bytes. The first request has the tokenizer, its memory limit and names of padding tokens; later ones have texts.
+Run as a script by path, with a minimum of imports. Requests and answers are JSON after their length in eight bytes. The
+first request has the tokenizer, its memory limit and names of padding tokens; later ones have texts.
 """
 
 import json
@@ -58,7 +58,7 @@ def main() -> None:
             write(answers, {"lengths": [len(each.ids) for each in found]})
             answers.write(ids.tobytes() + types.tobytes())
             answers.flush()
-        except BaseException as error:  # panics of Rust are no Exception
+        except BaseException as error:  # a Rust panic is not an Exception
             write(answers, {"error": f"{error}"[:300] or type(error).__name__})
             if not isinstance(error, Exception):
                 return

@@ -1,6 +1,6 @@
-"""Models into other models: another head, a part cut out, layers added.
+"""Edit models: replace the head, cut out a part, append layers, free the batch size.
 
-Everything here takes a path or a model and returns a new, whole model; what it was given stays as it is.
+Every function takes a path or a model and returns a new, self-contained model; its argument is not changed.
 """
 
 import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir

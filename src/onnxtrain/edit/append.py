@@ -1,4 +1,4 @@
-"""Layers behind a model."""
+"""Append layers to a model."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from onnxtrain.spelling import checks_arguments
 @checks_arguments
 @refuses_invalid()
 def append(model: Model, *layers: Layer, output: str | None = None, seed: int = 0) -> onnx.ModelProto:
-    """A model with layers behind one of its outputs, which their result replaces.
+    """Return a model with layers behind one of its outputs, which their result replaces.
 
     Args:
         model: A path or a loaded model; it is not changed.
         *layers: From :mod:`onnxtrain.layers`, in order.
         output: The output to build on; by default the first floating one.
-        seed: Of the new weights.
+        seed: Seed of the new weights.
 
     Returns:
         The longer model; it holds all its data. The new weights are called ``{layer.name}.weight`` and
-        ``{layer.name}.bias``, with a number behind the layer's name where something is called so already.
+        ``{layer.name}.bias``, with a number behind the layer's name if that name is taken.
 
     Raises:
         ModelError: The model cannot be read.
-        OptionError: There is no such output, or a layer does not fit what it reads.
+        OptionError: There is no such output, or a layer does not fit its input.
 
     Example:
         >>> from onnxtrain.layers import Activation, Linear
@@ -57,7 +57,7 @@ def append(model: Model, *layers: Layer, output: str | None = None, seed: int = 
             raise OptionError(f"append was given {layer!r}; it takes layers of onnxtrain.layers, such as Linear(10).")
         op.scope = working.free_name(layer.name)
         x = layer.build(op, x, _Weights(working, op, x.dtype), random)
-        infer_shapes(working.model)  # which the next layer may ask for
+        infer_shapes(working.model)  # the next layer may read the shape
     made = x.ir
     made.name = working.free_name("output")
     working.graph.outputs[list(working.graph.outputs).index(end)] = made
@@ -65,7 +65,7 @@ def append(model: Model, *layers: Layer, output: str | None = None, seed: int = 
 
 
 class _Weights:
-    """Makes the weights of one layer, in the type of what it reads."""
+    """Factory of the weights of one layer, in the type of its input."""
 
     def __init__(self, working: Working, op: Builder, dtype: ir.DataType) -> None:
         self._working, self._op, self._dtype = working, op, dtype

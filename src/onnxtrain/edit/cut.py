@@ -1,4 +1,4 @@
-"""A part of a model: everything that leads up to a value."""
+"""Cut out the part of a model that computes a value."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from onnxtrain.spelling import checks_arguments
 @checks_arguments
 @refuses_invalid()
 def cut(model: Model, at: str | Sequence[str]) -> onnx.ModelProto:
-    """The part of a model that computes some of its values, which become the outputs.
+    """Return the part of a model that computes some of its values, which become the outputs.
 
-    What comes behind them goes away, and with it the weights and the inputs that nothing else reads. The rest stays as
-    it is, names and weights included.
+    The nodes behind them are removed, and with them the weights and the inputs that nothing else reads. The rest stays
+    as it is, names and weights included.
 
     Args:
         model: A path or a loaded model; it is not changed.
-        at: Names of values, or of nodes that give one value.
+        at: Names of values, or of nodes with one output.
 
     Returns:
         The part, a model that holds all its data.
 
     Raises:
         ModelError: The model cannot be read.
-        OptionError: ``at`` names nothing that a node gives, or a node with several outputs.
+        OptionError: ``at`` names no result of a node, or a node with several outputs.
 
     Example:
         >>> model = onnx.parser.parse_model('''

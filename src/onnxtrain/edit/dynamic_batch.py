@@ -1,7 +1,7 @@
-"""A fixed batch size becomes a free one: exporters write it into shapes, and into constants that reshape.
+"""Make a fixed batch size dynamic: exporters write it into shapes, and into constants for Reshape.
 
-The batch is followed from the inputs through the nodes: of every value it is known along which axis its examples lie.
-Constants that hold the size are changed where the node that reads them has examples, and nowhere else.
+The batch axis is followed from the inputs through the nodes. Constants that hold the size are changed where the node
+that reads them has a batch axis, and nowhere else.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 @checks_arguments
 @refuses_invalid()
 def free_batch(model: Model) -> onnx.ModelProto:
-    """A model with a free batch size in the place of a fixed one.
+    """Return a model with a dynamic batch size instead of a fixed one.
 
     The first axis of the inputs becomes a symbol, and constants that hold the size (of Reshape, Expand, Resize, first
-    states of recurrent layers) are changed. Then both models run: what the new one gives for a batch of another size
-    must be what the old one gives for its examples.
+    states of recurrent layers) are changed. Then both models run: the new one must compute, for a batch of another
+    size, what the old one computes for its examples.
 
     Args:
         model: A path or a loaded model; it is not changed.
 
     Returns:
-        The model with its weights and all other names as they were; as it is where the batch is free already.
+        The model with unchanged weights and other names; unchanged if its batch size is dynamic already.
 
     Raises:
         ModelError: The model cannot be read.
-        OptionError: The batch size cannot be freed, since the model computes something else then.
+        OptionError: The batch size cannot be freed, since the model would compute something else.
 
     Example:
         >>> fixed = onnx.parser.parse_model('''
@@ -64,7 +64,7 @@ def free_batch(model: Model) -> onnx.ModelProto:
 
 
 def free_batch_axis(model: ir.Model) -> bool:
-    """Free the batch size of a model whose shapes are inferred, in place, without checking what comes of it.
+    """Free the batch size of a model whose shapes are inferred, in place, without checking the result.
 
     Returns:
         Whether it was fixed.
@@ -91,10 +91,9 @@ def _static(value: ir.Value) -> list[int | None]:
 class _BatchAxis(NamedTuple):
     """The batch axis of a value.
 
-    Attributes:
-        axis: Along which axis.
-        before: How many elements this axis has for each step of the examples' own axis before it, where a Reshape has
-            joined the two: 5 behind [5, batch] as [5 batch].
+    Attributes: axis: Its index. before: Elements of this axis for each step of the original axis before it, where a
+        Reshape has merged the two: 5
+            behind [5, batch] as [5 batch].
     """
 
     axis: int
@@ -106,12 +105,12 @@ _Axes = Mapping[ir.Value, _BatchAxis]
 
 
 def _output_axes(node: ir.Node, axes: _Axes, size: int) -> list[_BatchAxis | None]:
-    """Return the batch axis of each output; None for an output without one.
+    """Return the batch axis of each output; ``None`` for an output without one.
 
     Args:
-        node: A node of which an input has examples; shapes are inferred for the fixed batch size.
-        axes: The axes of the values before.
-        size: The batch size that the model has.
+        node: A node with a batch axis in one of its inputs; shapes are inferred for the fixed batch size.
+        axes: The batch axes of the values before.
+        size: The fixed batch size.
     """
     found = [_batch_axis(node, index, axes, size) for index in range(len(node.outputs))]
     return [
@@ -213,12 +212,12 @@ def _rank(value: ir.Value) -> int:
 
 
 class _Freeing:
-    """One model while its batch is freed.
+    """A model while its batch size is freed.
 
     Args:
         model: The model.
-        size: The batch size that it has.
-        axes: Where the inputs have examples.
+        size: The fixed batch size.
+        axes: The batch axes of the inputs.
     """
 
     def __init__(self, model: ir.Model, size: int, axes: dict[ir.Value, _BatchAxis]) -> None:
@@ -232,7 +231,7 @@ class _Freeing:
         self._names = {value.name for value in self._values()} | set(self.graph.initializers)
 
     def visit(self, node: ir.Node) -> None:
-        """Change what a node reads, and find out where its outputs have examples."""
+        """Change the constants that a node reads, and find the batch axes of its outputs."""
         if not any(value in self.axes for value in node.inputs if value is not None):
             return
         found = _output_axes(node, self.axes, self.size)
@@ -246,7 +245,7 @@ class _Freeing:
             self._operands(node)
 
     def declare(self) -> None:
-        """Give values with examples their new shapes."""
+        """Set the new shapes of values with a batch axis."""
         for node in self.graph:
             for body in subgraphs(node):
                 forget_shapes(body)
@@ -293,7 +292,7 @@ class _Freeing:
         node.replace_input_with(3, self._joined(node, [parts[0], self._batch_size(), parts[1]]))
 
     def _concat(self, node: ir.Node, axis: int) -> None:
-        """Constants beside examples, a class token for one, are repeated for each of them."""
+        """Repeat constants beside examples for each of them, such as a class token."""
         if node.attributes["axis"].as_int() % len(_static(node.outputs[0]) or [0]) == axis:
             return
         for index, value in enumerate(node.inputs):
@@ -308,7 +307,7 @@ class _Freeing:
                 node.replace_input_with(index, self._repeated(node, value, 0 if layout else 1))
 
     def _operands(self, node: ir.Node) -> None:
-        """Of constants with a value for every example the first one stands for all, by broadcasting."""
+        """Broadcast the first of the values that a constant has for every example."""
         rank = len(_static(node.outputs[0])) if node.outputs else 0
         batch = self.axes.get(node.outputs[0]) if node.outputs else None
         if batch is None or node.op_type not in _ELEMENTWISE:
@@ -335,7 +334,7 @@ class _Freeing:
         return self._insert(node, "Slice", [value, *bounds], value.dtype)
 
     def _batch_size(self) -> ir.Value:
-        """[1]: the number of examples, of the first input; computed once."""
+        """Return the number of examples of the first input, [1]; computed once."""
         if self._batch is None:
             first = self.graph[0]
             shape = self._insert(first, "Shape", [self._source], ir.DataType.INT64)

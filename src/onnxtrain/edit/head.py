@@ -1,4 +1,4 @@
-"""Another head: the last layer with weights, for other classes than it was trained for."""
+"""Replace the head of a model: the last layer with weights, for another number of classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ANY_NUMBER = frozenset(
 """Operators that take any number of classes as they are."""
 
 _SIZES = {"Reshape": 1, "Resize": 3, "Expand": 1}
-"""Operators that say in an input which sizes their result has, and where."""
+"""Input slot with the sizes of the result, by operator."""
 
 
 @checks_arguments
@@ -36,11 +36,11 @@ _SIZES = {"Reshape": 1, "Resize": 3, "Expand": 1}
 def replace_head(
     model: Model, classes: int, *, at: str | None = None, output: str | None = None, name: str = "head", seed: int = 0
 ) -> onnx.ModelProto:
-    """A model whose last layer with weights is a fresh one for another number of classes.
+    """Return a model whose last layer with weights is a new one for another number of classes.
 
     The last Gemm, MatMul or Conv before the output gets new weights ``head.weight`` and, where it has one,
-    ``head.bias``, uniform within ±1 / sqrt(features) as in PyTorch. Everything before it stays. What comes behind it
-    must not depend on the number of classes (Softmax, Reshape, pooling and the like may stand there).
+    ``head.bias``, uniform within ±1 / sqrt(features) as in PyTorch. Everything before it stays. The nodes behind it
+    must not depend on the number of classes (Softmax, Reshape, pooling and the like do not).
 
     Train the head alone with ``Trainer(..., train="head.*")``, and more of the model after that.
 
@@ -48,16 +48,16 @@ def replace_head(
         model: A path or a loaded model; it is not changed.
         classes: Size of the class axis of the new output, at least 1.
         at: The layer to replace, by the name of its node, its output, or its weight.
-        output: The output whose head it is; by default the first floating one.
-        name: How the new weights begin.
-        seed: Of the new weights.
+        output: The output of the head; by default the first floating one.
+        name: Prefix of the names of the new weights.
+        seed: Seed of the new weights.
 
     Returns:
         The new model; it holds all its data.
 
     Raises:
         ModelError: The model cannot be read.
-        OptionError: There is no such layer, or what comes behind it is made for its old number of classes.
+        OptionError: There is no such layer, or a node behind it requires the old number of classes.
 
     Example:
         >>> from onnxtrain import examples
@@ -78,7 +78,7 @@ def replace_head(
 
 
 def _find(working: Working, end: ir.Value) -> ir.Node:
-    """The last layer with weights that an output depends on."""
+    """Return the last layer with weights that an output depends on."""
     needed: set[ir.Value] = {end}
     for node in reversed(list(working.graph)):
         if not any(value in needed for value in node.outputs):
@@ -93,7 +93,7 @@ def _find(working: Working, end: ir.Value) -> ir.Node:
 
 
 def _named(working: Working, at: str) -> ir.Node:
-    """The layer that ``at`` names, by its node, its output or its weight."""
+    """Return the layer that ``at`` names, by its node, its output or its weight."""
     if at in working.graph.initializers:
         found = [node for node in working.graph if _is_head(working, node) and _source(node.inputs[1]).name == at]
         if not found:
@@ -116,7 +116,7 @@ def _is_head(working: Working, node: ir.Node) -> bool:
 
 
 def _source(value: ir.Value | None) -> ir.Value:
-    """The weight that a value is a view of: through Transpose, Identity, dequantization."""
+    """Return the weight that a value is a view of: through Transpose, Identity, dequantization."""
     assert value is not None
     producer = value.producer()
     while producer is not None and producer.inputs and producer.inputs[0] is not None:
@@ -139,7 +139,7 @@ def _classes(head: ir.Node) -> int:
 
 
 def _replace(working: Working, head: ir.Node, classes: int, name: str, random: np.random.Generator) -> ir.Value:
-    """Give a layer new weights, and its bias where it has one; returns the layer's result."""
+    """Give a layer new weights, and a new bias where it has one; returns the layer's result."""
     shape = _weight_shape(head)
     dtype = head.outputs[0].dtype
     assert dtype is not None
@@ -158,10 +158,10 @@ def _replace(working: Working, head: ir.Node, classes: int, name: str, random: n
     has_bias = following is not None or (len(head.inputs) > 2 and head.inputs[2] is not None)
     bias = None
     if has_bias:
-        place: tuple[int, ...] = (classes,)
+        bias_shape: tuple[int, ...] = (classes,)
         if following is not None and head.op_type == "Conv":
-            place = (classes, *(1,) * (len(shape) - 2))
-        array = uniform(random, place, fan_in).astype(dtype.numpy())
+            bias_shape = (classes, *(1,) * (len(shape) - 2))
+        array = uniform(random, bias_shape, fan_in).astype(dtype.numpy())
         bias = working.initializer(f"{name}.bias", array, dtype)
     if head.op_type == "Gemm":
         for attribute in ("alpha", "beta"):
@@ -177,7 +177,7 @@ def _replace(working: Working, head: ir.Node, classes: int, name: str, random: n
 
 
 def _bias_after(working: Working, head: ir.Node) -> ir.Node | None:
-    """The Add that gives a product its bias: the only reader, and what it adds are weights, one for each class."""
+    """Return the Add that is the only reader of a matmul and adds weights, one for each class, or ``None``."""
     readers = list(head.outputs[0].consumers())
     if len(readers) != 1 or readers[0].op_type != "Add" or readers[0].domain or head.outputs[0].is_graph_output():
         return None
@@ -192,12 +192,12 @@ def _bias_after(working: Working, head: ir.Node) -> ir.Node | None:
 
 
 def _fit_tail(working: Working, head: ir.Value, old: int, new: int) -> None:
-    """Let what is computed from a head do for its new number of classes, in place.
+    """Adapt the nodes behind a head to its new number of classes, in place.
 
-    Sizes that a Reshape, Resize or Expand gives for the class axis are changed.
+    The sizes of Reshape, Resize and Expand are changed on the class axis.
 
     Raises:
-        OptionError: A node behind the head is made for the old number.
+        OptionError: A node behind the head requires the old number.
     """
     behind, sizes = {head}, set[ir.Value]()
     for node in working.graph:
@@ -234,7 +234,7 @@ def _sizes(value: ir.Value) -> list[int]:
 
 
 def _resize(working: Working, node: ir.Node, old: int, new: int) -> None:
-    """Change the size of the class axis in a constant that a node takes sizes from."""
+    """Change the size of the class axis in the constant sizes of a node's result."""
     index = _SIZES[node.op_type]
     value = node.inputs[index] if len(node.inputs) > index else None
     tensor = None if value is None else constant_tensor(value)

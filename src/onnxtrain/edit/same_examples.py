@@ -21,11 +21,11 @@ def check_same_examples(fixed: onnx.ModelProto, free: onnx.ModelProto, *, seed: 
 
     Args:
         fixed: The model with a fixed batch size.
-        free: The same with a free one.
-        seed: Of the examples.
+        free: The same with a dynamic one.
+        seed: Seed of the examples.
 
     Raises:
-        OptionError: The free one cannot run, or gives something else.
+        OptionError: The model with the dynamic batch size cannot run, or computes something else.
     """
     size = next(
         dim.dim_value
@@ -57,7 +57,7 @@ def _first_that_runs(
     examples: int,
     seed: int,
 ) -> tuple[dict[str, np.ndarray], list[list[np.ndarray]]]:
-    """Inputs that the fixed model takes, and its outputs for each of its batches."""
+    """Return inputs that the fixed model accepts, and its outputs for each of its batches."""
     problem: Exception | None = None
     for free in _FREE_SIZES:
         feeds = dict(_inputs(model, examples, free, batched, seed))
@@ -103,7 +103,7 @@ def _compare(name: str, parts: list[np.ndarray], found: np.ndarray) -> None:
         if whole.shape == found.shape and _are_close(whole, found):
             return
     if all(part.shape == np.shape(found) and _are_close(part, found) for part in parts):
-        return  # it has no examples: a table, for one
+        return  # an output without examples, such as a table
     shapes = f"{parts[0].shape} and {np.shape(found)}"
     raise _refusal(f"its output {name!r} is another one then, for the same examples (shapes {shapes})")
 

@@ -1,4 +1,4 @@
-"""A model while it is edited: opened from a file, and made whole and valid again at the end."""
+"""Open a model for editing, and make it self-contained and valid again at the end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from onnxtrain.ir.passes import remove_unused
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import is_float
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.order import sort_nodes
-from onnxtrain.model_file.skeleton import unify_default_domain
+from onnxtrain.model_file.proto import sort_nodes, unify_default_domain
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 """The type of an edit's model argument: a path or a loaded model."""
@@ -48,11 +47,11 @@ class Working:
 
     @property
     def opset(self) -> int:
-        """The version of ONNX's own operators that the model is written in."""
+        """Version of ONNX's own operators that the model imports."""
         return self.graph.opset_imports[""]
 
     def output(self, name: str | None) -> ir.Value:
-        """The output of this name; by default the first floating one.
+        """Find an output by its name; by default the first floating one.
 
         Raises:
             OptionError: There is none.
@@ -72,7 +71,7 @@ class Working:
         """Find a value by its name, or by the name of the node that computes it.
 
         Raises:
-            OptionError: Nothing is, or a node that gives several values.
+            OptionError: There is none, or the node has several outputs.
         """
         for node in self.graph:
             for value in node.outputs:
@@ -92,7 +91,7 @@ class Working:
         )
 
     def free_name(self, name: str) -> str:
-        """This name, or with a number behind it where something is called so already."""
+        """Return this name, or the name with a number behind it if it is taken."""
         taken = {value.name for value in _values(self.graph)} | set(self.graph.initializers)
         taken |= {value.name for value in self.graph.inputs} | {node.name for node in self.graph}
         made, count = name, 1
@@ -102,14 +101,14 @@ class Working:
         return made
 
     def initializer(self, name: str, array: object, dtype: ir.DataType) -> ir.Value:
-        """A new initializer of the main graph."""
+        """Add an initializer to the main graph."""
         tensor = ir.tensor(array, dtype=dtype, name=name)  # type: ignore[arg-type]
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
         self.graph.register_initializer(value)
         return value
 
     def computed_from(self, values: Iterable[ir.Value]) -> set[ir.Value]:
-        """Values, and all of the main graph that is computed from them."""
+        """Return values, and all of the main graph that is computed from them."""
         found = set(values)
         for node in self.graph:
             if any(value in found for value in (*node.inputs, *captured_values(node))):
@@ -131,7 +130,7 @@ class Working:
             value.shape = None
 
     def finish(self) -> onnx.ModelProto:
-        """The edited model: nodes, weights and inputs that no output needs are gone, stale shapes with them.
+        """Return the edited model, without nodes, weights and inputs that no output needs, and without stale shapes.
 
         Raises:
             ModelError: It is not valid.

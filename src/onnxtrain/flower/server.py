@@ -176,7 +176,7 @@ def run_securely(
         OptionError: The strategy needs the weights of single clients.
     """
     server, workflow = flower("flwr.server"), flower("flwr.server.workflow")
-    names = list(dict(federation.trainer.trained))
+    names = list(federation.trainer.trained)
 
     def take(round_number: int, arrays: Sequence[np.ndarray], _: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
         own = dict(federation.trainer.trained)
@@ -192,7 +192,7 @@ def run_securely(
     older = server.strategy.FedAvg(
         **older_arguments,
         initial_parameters=flower("flwr.common").ndarrays_to_parameters(
-            [np.array(value) for value in dict(federation.trainer.trained).values()]
+            [np.array(value) for value in federation.trainer.trained.values()]
         ),
         evaluate_fn=take,
     )

@@ -1,8 +1,8 @@
-"""Keeping ONNX's data propagation from memory that the sizes of a model ask for.
+"""ONNX's shape inference with data propagation, kept from two of its faults.
 
-With data propagation, ONNX's inference notes for every vector that it comes across what its elements are, also for
-those that hold no sizes and of whose elements nothing is known: some fifty bytes for each. A batch of 2**40 that is
-written into a model is more than any machine has (seen in 1.23).
+Data propagation records the elements of every vector that it meets, some fifty bytes for each, even of vectors that
+hold no sizes. A batch of 2**40 that is written into a model asks for more memory than any machine has (workarounds:
+long vectors). And it takes the computed bounds of a Slice for absent ones (workarounds: computed bounds).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import onnx
+import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxtrain.errors import ModelError
@@ -22,23 +23,22 @@ LONGEST = 1 << 20
 """Elements of the longest vector that data propagation may follow; no shape has as many."""
 
 _DOUBLINGS = LONGEST.bit_length() // 2
-"""So many nodes, each of which may double a vector, do not make one that is too long out of a few elements."""
+"""Fewer Concat nodes than this, each of which may double a vector, do not make a short vector too long."""
 
 _HIDDEN = "onnxtrain.hidden"
-"""A domain that ONNX's inference knows no operators of, so that it passes over them."""
+"""A domain whose operators ONNX's inference does not know and passes over."""
 
 
 def infer_within_bounds(proto: ModelProto) -> ModelProto:
-    """What ONNX's inference with data propagation finds, without following vectors that are too long.
-
-    (workarounds: long vectors)
+    """Infer types and shapes by ONNX with data propagation, without following vectors that are too long.
 
     Args:
         proto: The model; may be changed.
 
     Raises:
-        ModelError: Types or shapes that the model declares contradict those that follow.
+        ModelError: The types or shapes that the model declares contradict those of its nodes.
     """
+    hide_computed_slices(proto.graph)
     try:
         if _has_large_sizes(proto.graph) or _large_makers(proto.graph):
             proto = onnx.shape_inference.infer_shapes(proto)
@@ -55,13 +55,39 @@ def infer_within_bounds(proto: ModelProto) -> ModelProto:
         ) from error
 
 
+_OF_SIZES: Final = frozenset({"Concat", "Cast", "Identity", "Slice", "Add", "Sub", "Mul", "Div", "Max", "Min", "Neg"})
+
+
+def hide_computed_slices(graph: GraphProto) -> None:
+    """Replace Slice nodes of sizes whose bounds are computed by Compress, in place: same types, no propagation."""
+    known = {tensor.name for tensor in graph.initializer}
+    known |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    # Vectors of sizes are propagated; the rank of one may not be declared yet.
+    integers: set[str] = set()
+    for node in graph.node:
+        read = node.input[:1] if node.op_type == "Slice" else node.input  # bounds are sizes of any sliced tensor
+        if node.op_type == "Shape" or (node.op_type in _OF_SIZES and any(name in integers for name in read)):
+            integers.add(node.output[0])
+    ranks = {info.name: len(info.type.tensor_type.shape.dim) for info in (*graph.value_info, *graph.input)}
+    ranks.update((tensor.name, len(tensor.dims)) for tensor in graph.initializer)
+    for node in graph.node:
+        if node.op_type == "Slice" and any(name and name not in known for name in node.input[1:]):
+            if ranks.get(node.input[0]) != 1 and node.input[0] not in integers:
+                continue
+            condition = node.input[1]
+            del node.input[1:]
+            node.input.append(condition)
+            node.op_type = "Compress"
+            node.attribute.append(onnx.helper.make_attribute("axis", 0))
+
+
 def _has_large_sizes(graph: GraphProto) -> bool:
-    """Whether there may be vectors that are too long: tensors as large, or numbers from which sizes are computed."""
+    """Return whether vectors may be too long: a tensor is as large, or holds numbers from which large sizes follow."""
     for info in _infos(graph):
         if math.prod(dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.dim_value > 1) > LONGEST:
             return True
     floats = any(node.domain or node.op_type in _READING_FLOATS for node in graph.node)
-    kinds = _OF_SIZES if floats else _INTEGERS
+    kinds = _NUMERIC if floats else _INTEGERS
     if any(_holds_large_sizes(tensor, kinds) for tensor in _tensors(graph)):
         return True
     if sum(node.op_type == "Concat" for node in graph.node) >= _DOUBLINGS:
@@ -72,8 +98,8 @@ def _has_large_sizes(graph: GraphProto) -> bool:
 
 
 def _is_large(attribute: onnx.AttributeProto) -> bool:
-    """Whether an attribute has a number that no size is, but the end of what has no end."""
-    numbers = (attribute.i,) if attribute.type == onnx.AttributeProto.INT else _numbers(attribute)  # the most are one
+    """Return whether an attribute holds a value too large to be a size, other than the open end of a Slice."""
+    numbers = (attribute.i,) if attribute.type == onnx.AttributeProto.INT else _numbers(attribute)  # most are one
     return any(number > LONGEST and number not in (_END, _END_32) for number in numbers)
 
 
@@ -101,16 +127,16 @@ def _holds_large_sizes(tensor: TensorProto, kinds: Collection[int]) -> bool:
 
 
 _INTEGERS = (TensorProto.INT64, TensorProto.INT32)
-_OF_SIZES = (*_INTEGERS, TensorProto.FLOAT, TensorProto.DOUBLE)
-"""Types of sizes, and of the scales and the bounds from which sizes follow."""
+_NUMERIC = (*_INTEGERS, TensorProto.FLOAT, TensorProto.DOUBLE)
+"""Element types of sizes, and of the scales and bounds from which sizes follow."""
 
 
 _END, _END_32 = (np.iinfo(dtype).max for dtype in (np.int64, np.int32))
-"""What exporters write for the end of a slice that goes on to the last element."""
+"""Exporters write these as the end of a slice that goes on to the last element."""
 
 
 def _hide_readers(graph: GraphProto, outside: set[str]) -> bool:
-    """Let inference pass over the nodes that read vectors that are too long; what they give is known by now."""
+    """Hide the nodes that read vectors that are too long; the shapes of their outputs are known by now."""
     long = outside | {
         info.name
         for info in _infos(graph)
@@ -126,23 +152,22 @@ def _hide_readers(graph: GraphProto, outside: set[str]) -> bool:
 
 
 _SIZES: Final = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
-"""Operators whose output is as long as the numbers of an input say, and the input."""
+"""Operators that read the sizes of their output, and the input that holds them."""
 
 _KEEPING: Final = frozenset(("Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"))
-"""Operators whose numbers are among those of their first input."""
+"""Operators whose output holds elements of their first input."""
 
 _FOLLOWED: Final = _KEEPING | {"Add", "Concat", "Constant", "Mul", "Shape", "Size", "Sub", *_SIZES}
 _WITH_BODIES: Final = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 
 _READING_FLOATS: Final = _WITH_BODIES | {"Cast", "CastLike", "Range", "Resize", "Upsample"}
-"""Operators that make sizes of floats, or whose bodies may; so may any function, which has a domain."""
+"""Operators that compute sizes from floats, themselves or in their bodies; any function, which has a domain, may."""
 
 
 def _large_makers(graph: GraphProto, outside: _Bounds | None = None, around: float = 1.0) -> list[NodeProto]:
-    """The nodes that make a vector of a computed size, where that may be more than is followed.
+    """The nodes that make a vector of a computed size that may be too long.
 
-    Of the operators that data propagation computes, only a few give larger numbers than they read: those bound what
-    can come out of a sequence of them.
+    Few of the operators that data propagation computes give larger numbers than they read: their inputs bound them.
     """
     bounds = _Bounds({tensor.name: tensor for tensor in graph.initializer}, outside)
     largest, found = 0.0, []
@@ -181,11 +206,11 @@ def _large_makers(graph: GraphProto, outside: _Bounds | None = None, around: flo
 
 
 class _Bounds(dict[str, float]):
-    """The largest number of each value, found out when it is asked for; 0 where nothing is known.
+    """The largest number of each value, computed on first use; 0 where nothing is known.
 
     Args:
         tensors: The initializers.
-        outside: The bounds of what surrounds the graph, where something does.
+        outside: The bounds in the surrounding graph of a body.
     """
 
     def __init__(self, tensors: Mapping[str, TensorProto], outside: _Bounds | None) -> None:
@@ -206,14 +231,14 @@ def _infos(graph: GraphProto) -> Iterator[onnx.ValueInfoProto]:
 
 
 def _largest_size(graph: GraphProto, around: float) -> float:
-    """The largest size of an axis that is written in a graph, or around it."""
+    """The largest size of an axis that a graph, or its surroundings, states."""
     declared = (dim.dim_value for info in _infos(graph) for dim in info.type.tensor_type.shape.dim)
     stored = (size for tensor in _tensors(graph) for size in tensor.dims)
     return float(max(itertools.chain((around,), declared, stored)))
 
 
 def _has_several_sizes(graph: GraphProto, name: str) -> bool:
-    """Whether a value holds sizes of several axes, so that what has these is no vector."""
+    """Return whether a value holds the sizes of several axes, so that a tensor of these sizes is no vector."""
     return any(
         dim.dim_value > 1 for info in _infos(graph) if info.name == name for dim in info.type.tensor_type.shape.dim
     )
@@ -221,17 +246,17 @@ def _has_several_sizes(graph: GraphProto, name: str) -> bool:
 
 def _bound(tensor: TensorProto) -> float:
     """The largest number of a tensor that may hold sizes."""
-    if tensor.data_type not in _OF_SIZES or tensor.data_location == TensorProto.EXTERNAL:
+    if tensor.data_type not in _NUMERIC or tensor.data_location == TensorProto.EXTERNAL:
         return 0.0
     if math.prod(tensor.dims) > LONGEST:
         return math.inf
-    if tensor.data_type == TensorProto.INT64 and len(tensor.raw_data) == _BYTES:  # the most: one number
+    if tensor.data_type == TensorProto.INT64 and len(tensor.raw_data) == _BYTES:  # most hold one number
         return float(abs(int.from_bytes(tensor.raw_data, "little", signed=True)))
     return float(np.max(np.abs(numpy_helper.to_array(tensor).astype(np.float64)), initial=0.0))
 
 
 _BYTES = 8
-"""Of a number of 64 bits."""
+"""Bytes of a 64-bit integer."""
 
 
 def _bound_of_constant(attribute: onnx.AttributeProto) -> float:

@@ -1,4 +1,4 @@
-"""Emit nodes into an onnx-ir graph: one method per operator, typed results, nothing written twice."""
+"""Emit nodes into an onnx-ir graph: one method per operator, typed results, no node twice."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from typing import Any, TypeGuard
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.ir.indexing import indexed
 from onnxtrain.ir.inference import infer_outputs
-from onnxtrain.ir.operands import as_array, exact, lifted
-from onnxtrain.ir.reshaping import reduce_to, reshape, reshape_like
-from onnxtrain.ir.sequences import Placed, map_sequences, sum_of_sequences
-from onnxtrain.ir.sharing import NEVER_SHARED, attribute_key
-from onnxtrain.ir.value import Dimension, Operand, Value
+from onnxtrain.ir.passes import NEVER_SHARED, attribute_key
+from onnxtrain.ir.value import Dimension, Operand, Value, as_array, exact, lift_operands
 
 
 class Builder:
@@ -29,11 +25,11 @@ class Builder:
     the first result is returned again.
 
     Args:
-        graph: Where nodes and constants go.
+        graph: The graph that gets nodes and constants.
         opset: Version of the default operator set that the graph is written in.
         before: Insert before this node instead of at the end.
-        outer: The builder of the surrounding graph, where ``graph`` is the body of an operator: constants go
-            there, and names get a prefix, since a body may not use a name of its surroundings again.
+        outer: The builder of the surrounding graph, where ``graph`` is the body of an operator: it gets the
+            constants, and names get a prefix, since a body may not reuse a name of its surroundings.
     """
 
     def __init__(
@@ -43,7 +39,7 @@ class Builder:
         self.opset = opset
         self.scope = ""
         self.variables: set[ir.Value] = set() if outer is None else outer.variables
-        """Initializers whose values change: no rule may take them for constants."""
+        """Initializers whose values change: rules must not read them as constants."""
         self.prefix = "" if outer is None else outer.unique_prefix()
         self.emitted: list[ir.Node] = []
         """The nodes that were emitted, in order."""
@@ -52,7 +48,8 @@ class Builder:
         self._shared: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._sizes: dict[str, Value] = {}
-        self._placed: Placed = {}
+        self._placed: dict[ir.Value, tuple[Value, Value]] = {}
+        """Sequences that are zeros but for one item: the item and its position, counted from the start."""
         self._counter = 0
         self._node_names: set[str | None] | None = None
 
@@ -77,7 +74,7 @@ class Builder:
         given = {key: _plain(item) for key, item in attributes.items() if item is not None}
         operands = [item for item in inputs if item is None or isinstance(item, Value)]
         if len(operands) < len(inputs):
-            operands = lifted(self, operator, inputs, domain)
+            operands = lift_operands(self, operator, inputs, domain)
         if operator == "Pad" and not domain and len(operands) == 4:
             operands = self._padded_on_every_axis(*operands)
         values = [None if value is None else value.ir for value in operands]
@@ -97,7 +94,7 @@ class Builder:
     def _padded_on_every_axis(
         self, x: Value | None, pads: Value | None, fill: Value | None, axes: Value | None
     ) -> list[Value | None]:
-        """Pad's inputs without its axes; where the rank is not known, it is computed.
+        """Pad's inputs with pads for every axis instead of ``axes``; an unknown rank is computed in the graph.
 
         ONNX Runtime fails on Pad with axes between transpositions (workarounds: transposed padding).
         """
@@ -137,7 +134,7 @@ class Builder:
         return tuple(node.outputs)
 
     def _node_name(self, operator: str) -> str | None:
-        """A name that no node of the graph has: another builder may have written some of the same scope."""
+        """A name that no node of the graph has: another builder may have used the same scope."""
         self._counter += 1
         if not self.scope:
             return None
@@ -147,19 +144,19 @@ class Builder:
         return name
 
     def _names(self) -> set[str | None]:
-        """The names of the nodes that there were when this was first asked, which many builders never do."""
+        """The names of the nodes that the graph had at the first call, which many builders never make."""
         if self._node_names is None:
             self._node_names = {node.name for node in self.graph}
         return self._node_names
 
     def before(self, node: ir.Node, *, sharing: bool = False) -> Builder:
-        """A builder that inserts before a node of the same graph; constants are shared with this one.
+        """A builder that inserts before a node of the same graph and shares constants with this one.
 
-        So are sizes that were found out: go through the nodes in the order of the graph.
+        It shares computed sizes, too, so call it for nodes in the order of the graph.
 
         Args:
             node: The node.
-            sharing: Whether what another of these builders has emitted is not emitted again.
+            sharing: Whether nodes that another of these builders has emitted are reused.
         """
         self._names()  # once for all of these builders
         other = copy.copy(self)
@@ -169,14 +166,14 @@ class Builder:
         return other
 
     def import_domain(self, domain: str, version: int) -> None:
-        """Let the main graph import an operator set, where it does not do so yet."""
+        """Add an operator set to the imports of the main graph, if it is missing."""
         outermost = self
         while outermost._outer is not None:
             outermost = outermost._outer
         outermost.graph.opset_imports.setdefault(domain, version)
 
     def body(self, inputs: Sequence[ir.Value], name: str) -> Builder:
-        """A builder for the body of an operator with subgraphs, which may read values of this graph."""
+        """A builder for the body of an operator; the body may read values of this graph."""
         return Builder(ir.Graph(inputs, [], nodes=[], name=name), self.opset, outer=self)
 
     def output(self, value: Value) -> None:
@@ -186,17 +183,17 @@ class Builder:
         self.graph.outputs.append(made)
 
     def unique_prefix(self) -> str:
-        """The beginning of names that nothing in this graph or its bodies has."""
+        """A prefix of names that is unique in this graph and its bodies."""
         self._counter += 1
-        # Bodies within bodies only count: with what they are for in each prefix, names would double at every level.
+        # A scope in the prefix of every level would double the names' length at each.
         return f"{self.prefix}{self._counter}/" if self.prefix else f"{self.scope or 'body'}/{self._counter}/"
 
     def copied_name(self, name: str) -> str:
-        """The name that a copy has in this body of what has one in the surrounding graph."""
+        """The name in this body for a copy of a value or node of the surrounding graph."""
         return self.prefix + self.bare_name(name)
 
     def bare_name(self, name: str) -> str:
-        """A name of this graph or the surrounding one without what it begins with there."""
+        """A name of this graph or the surrounding one without its prefix."""
         if self.prefix and name.startswith(self.prefix):
             return name[len(self.prefix) :]
         return name if self._outer is None else name.removeprefix(self._outer.prefix)
@@ -264,10 +261,6 @@ class Builder:
         array = as_array(operand, what)
         return self.constant(array if value.ir.dtype is None else exact(array, value.dtype, what))
 
-    def index(self, value: Value, key: Any) -> Value:
-        """``value[key]`` as NumPy has it: whole numbers, slices, ``...``, ``None``, one array of indices."""
-        return indexed(value, key)
-
     def cast(self, value: Value, dtype: ir.DataType) -> Value:
         """The value in another element type; itself where it has that type already."""
         if value.dtype == dtype:
@@ -282,7 +275,7 @@ class Builder:
         return self.Shape(value)
 
     def dimension(self, value: Value, axis: int) -> Value:
-        """The size of one axis as a one-element int64 tensor; what a symbol stands for is found out once."""
+        """The size of one axis as a one-element int64 tensor; the size of a symbol is computed once."""
         size = None if value.shape is None else value.shape[axis]
         if isinstance(size, int):
             return self.ints(size)
@@ -297,9 +290,9 @@ class Builder:
         """The number of elements over ``axes`` (all by default) as a 0-d value of the type of ``value``."""
         static = value.shape
         if static is not None:
-            places = list(range(len(static)) if axes is None else axes)
-            number = math.prod(size for a in places if isinstance(size := static[a], int))
-            unknown = [a for a in places if not isinstance(static[a], int)]
+            counted = list(range(len(static)) if axes is None else axes)
+            number = math.prod(size for a in counted if isinstance(size := static[a], int))
+            unknown = [a for a in counted if not isinstance(static[a], int)]
             if not unknown:
                 return self.scalar(number, value)
             if len(unknown) == 1 and isinstance(static[unknown[0]], str):
@@ -310,12 +303,22 @@ class Builder:
         return self.cast(self.ReduceProd(chosen, keepdims=0), value.dtype)
 
     def reshape(self, value: Value, shape: Value | Sequence[int], known: Sequence[Dimension] | None = None) -> Value:
-        """Reshape with zeros meaning size zero; ``known`` states the result's axes where they are known."""
-        return reshape(self, value, shape, known)
+        """Reshape, where a size of zero is zero; ``known`` states the axes of the result as far as they are known."""
+        target = shape if isinstance(shape, Value) else self.ints(*shape)
+        listed = target.constant()
+        has_minus_one = listed is not None and bool((listed == -1).any())
+        result = self.Reshape(value, target, allowzero=None if has_minus_one else 1)
+        return result.with_shape(tuple(known)) if known is not None else result
 
     def reshape_like(self, value: Value, like: Value) -> Value:
         """The elements of ``value`` in the shape of ``like``."""
-        return reshape_like(self, value, like)
+        shape = like.shape
+        if shape is not None and shape == value.shape and None not in shape:
+            return value
+        target = None if shape is None else _constant_target(shape, value.shape)
+        if target is not None:
+            return self.Reshape(value, self.ints(*target)).with_shape(shape)
+        return self.reshape(value, self.shape_of(like)).with_shape(shape)
 
     def zeros_like(self, value: Value) -> Value:
         """Zeros of the type and shape of ``value``; for a sequence, a sequence of zeros."""
@@ -340,25 +343,46 @@ class Builder:
         if len(values) == 1:
             return values[0]
         if values[0].is_sequence:
-            return sum_of_sequences(self, values, self._placed)
+            return self._sum_of_sequences(values)
         if len(values) == 2:
             return values[0] + values[1]
         result = self.Sum(*values)
         return result.with_shape(values[0].shape)
 
-    def map_sequences(self, values: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
-        """A sequence of what a function makes of the items, one of each of some sequences of equal length."""
-        return map_sequences(self, values, function)
+    def _sum_of_sequences(self, values: Sequence[Value]) -> Value:
+        """The sum of sequences, item by item; of one with a single item that is not zero, only that is added."""
+        single = [value for value in values if value.ir in self._placed]
+        whole = [value for value in values if value.ir not in self._placed]
+        if not whole:
+            whole, single = single[:1], single[1:]
+        total = whole[0]
+        if len(whole) > 1:
+            total = self.map_sequences(whole, lambda items: items[0].op.sum_of(items))
+        for item, position in (self._placed[value.ir] for value in single):
+            changed = self.SequenceAt(total, position) + item
+            total = self.SequenceInsert(self.SequenceErase(total, position), changed, position)
+        return total
 
-    def placed(self, item: Value, place: Value, like: Value) -> Value:
-        """A sequence like another, of zeros but for one item at a place counted from the start."""
-        others = self.SequenceErase(self.zeros_like(like), place)
-        result = self.SequenceInsert(others, item, place)
-        self._placed[result.ir] = item, place
+    def map_sequences(self, values: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
+        """Apply a function to the items of sequences of equal length, one of each at a time; returns a sequence."""
+        body = self.body([], "item")
+        items = []
+        for value in values:
+            item = ir.Value(name=f"{body.unique_prefix()}item", type=ir.TensorType(value.dtype))
+            body.graph.inputs.append(item)
+            items.append(body.wrap(item))
+        body.output(function(items))
+        return self.SequenceMap(*values, body=body.graph)
+
+    def placed(self, item: Value, position: Value, like: Value) -> Value:
+        """A sequence like another, of zeros but for one item at a position counted from the start."""
+        others = self.SequenceErase(self.zeros_like(like), position)
+        result = self.SequenceInsert(others, item, position)
+        self._placed[result.ir] = item, position
         return result
 
     def transpose_last(self, value: Value) -> Value:
-        """Swap the last two axes; works for an unknown rank, too."""
+        """Swap the last two axes, of a value of any rank."""
         rank = value.rank
         if rank is None:
             return self.Einsum(value, equation="...ij->...ji")
@@ -369,10 +393,54 @@ class Builder:
     def reduce_to(self, value: Value, like: Value) -> Value:
         """Sum ``value`` over the axes along which ``like`` was broadcast to its shape.
 
-        Decided from the shapes where they say enough: an axis of size 1 in ``like`` is summed, equal symbols
+        Decided from the shapes where they suffice: an axis of size 1 in ``like`` is summed, equal symbols
         are equal sizes. The rest is decided in the graph.
         """
-        return reduce_to(self, value, like)
+        from_shape, to_shape = value.shape, like.shape
+        if from_shape is None or to_shape is None or len(to_shape) > len(from_shape):
+            return self._reduce_dynamically(value, like)
+        extra = len(from_shape) - len(to_shape)
+        axes = list(range(extra))
+        for axis, (source, target) in enumerate(zip(from_shape[extra:], to_shape, strict=True), start=extra):
+            if target == 1:
+                if source != 1:
+                    axes.append(axis)
+            elif not isinstance(target, int) and (target is None or source != target) and source != 1:
+                return self._reduce_dynamically(value, like)
+        if not axes:
+            return value
+        if axes == list(range(extra)):
+            summed = self.ReduceSum(value, self.ints(*axes), keepdims=0)
+            return summed.with_shape(to_shape)
+        kept = tuple(1 if a in axes else d for a, d in enumerate(from_shape))
+        summed = self.ReduceSum(value, self.ints(*axes), keepdims=1).with_shape(kept)
+        return summed if not extra else self.reshape_like(summed, like)
+
+    def _reduce_dynamically(self, value: Value, like: Value) -> Value:
+        source, target = self.Shape(value), self.Shape(like)
+        missing = self.Sub(self.Shape(source), self.Shape(target))
+        ones = self.ConstantOfShape(missing, value=ir.tensor(np.asarray([1], dtype=np.int64)))
+        padded = self.Concat(ones, target, axis=0)
+        differs = self.Not(self.Equal(padded, source))
+        axes = self.Reshape(self.NonZero(differs), self.ints(-1))
+        summed = self.ReduceSum(value, axes, keepdims=1, noop_with_empty_axes=1)
+        result = self.Reshape(summed, target, allowzero=1)
+        result.ir.dtype = value.dtype
+        return result.with_shape(like.shape)
+
+
+def _constant_target(shape: Sequence[Dimension], source: Sequence[Dimension] | None) -> list[int] | None:
+    """The shape as integers, with -1 for one unknown axis or 0 for axes that keep their size; ``None`` elsewhere."""
+    if 0 in shape:
+        return None
+    unknown = [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
+    if len(unknown) == 1:
+        return [size if isinstance(size, int) else -1 for size in shape]
+    known = list(source or ())
+    stays = [axis < len(known) and shape[axis] is not None and shape[axis] == known[axis] for axis in unknown]
+    if unknown and all(stays):
+        return [size if isinstance(size, int) else 0 for size in shape]
+    return None
 
 
 def _plain(item: Any) -> Any:
@@ -380,7 +448,7 @@ def _plain(item: Any) -> Any:
 
 
 def _attribute(name: str, item: Any) -> ir.Attr:
-    """An attribute of a node; onnx-ir finds out by protocols what it is, which takes 0.1 ms for a list."""
+    """An attribute of a node; onnx-ir's own conversion checks protocols, which takes 0.1 ms for a list."""
     if type(item) is int:
         return ir.AttrInt64(name, item)
     if type(item) is str:

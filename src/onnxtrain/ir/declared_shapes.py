@@ -1,4 +1,4 @@
-"""Shapes that a file declares and that cannot be true."""
+"""Correct shapes that a file declares and that cannot be true."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from onnxtrain.ir.inference import known_shape, shape_from_inputs
 from onnxtrain.ir.value import Dimension, constant_tensor, dimensions
 
 MADE_UP = "unk__"
-"""How the symbols begin that ONNX's inference makes up."""
+"""Prefix of the symbols that ONNX's inference makes up."""
 
 _ANONYMOUS = frozenset({"", "?", "-1", "None", "unknown", "*"})
-"""What exporters write for the size of an axis of which they know nothing: several axes of a model may have it."""
+"""Exporters write these for a size that they do not know: axes that share such a name need not be equal."""
 
 
 def forget_anonymous_axes(graph: ir.Graph) -> None:
-    """Take what is no name of a size for none, in place: two axes that are called ``?`` need not be equal."""
+    """Forget sizes whose name is no symbol, in place: two axes that are called ``?`` need not be equal."""
     _forget_sizes(graph, lambda size: size in _ANONYMOUS if isinstance(size, str) else size is not None and size < 0)
 
 
 def forget_undefined_types(graph: ir.Graph) -> None:
-    """Take a declared type without an element type for none, in place: inference finds the type."""
+    """Forget declared types without an element type, in place: inference finds the type."""
     for node in graph:
         for output in node.outputs:
             if isinstance(output.type, ir.TensorType) and output.dtype == ir.DataType.UNDEFINED:
@@ -34,7 +34,7 @@ def forget_undefined_types(graph: ir.Graph) -> None:
 
 
 def declare_initializers(graph: ir.Graph) -> None:
-    """Give initializers the types and shapes of their tensors, in place: a file may declare others, or symbols."""
+    """Give initializers the types and shapes of their tensors, in place: a file may declare other ones."""
     for value in graph.initializers.values():
         if value.const_value is not None:
             value.type = ir.TensorType(value.const_value.dtype)
@@ -45,18 +45,18 @@ def declare_initializers(graph: ir.Graph) -> None:
 
 
 def forget_symbols(graph: ir.Graph, symbols: Collection[str]) -> None:
-    """Forget symbols that were found to stand for different sizes, in place."""
+    """Forget symbols that turned out to have different sizes, in place."""
     _forget_sizes(graph, lambda size: isinstance(size, str) and size in symbols)
 
 
 def forget_branch_shapes(graph: ir.Graph) -> bool:
-    """Forget the shapes of what If nodes give where their branches give others, and what follows, in place.
+    """Forget the shapes of If outputs that contradict a branch, and the shapes that depend on them, in place.
 
-    Exporters declare the shape of one branch for both. Where the condition is constant, that may be right. The outputs
-    of the main graph keep the rank that it declares: that is what whoever runs the model is told.
+    Exporters declare the shape of one branch for both. With a constant condition that may be right. The outputs of the
+    main graph keep their declared rank, which callers of the model rely on.
 
     Returns:
-        Whether there were any.
+        Whether any shape was forgotten.
     """
     return _forget_branch_shapes(graph, set(graph.outputs))
 
@@ -68,7 +68,7 @@ def _forget_branch_shapes(graph: ir.Graph, declared: set[ir.Value]) -> bool:
             if _forget_branch_shapes(body, declared):
                 affected.update(node.outputs)
         if node.op_type == "If" and not node.domain:
-            affected.update(output for place, output in enumerate(node.outputs) if _is_of_one_branch(node, place))
+            affected.update(output for index, output in enumerate(node.outputs) if _contradicts_branch(node, index))
     if not affected:
         return False
     own = set(affected)
@@ -83,14 +83,14 @@ def _forget_branch_shapes(graph: ir.Graph, declared: set[ir.Value]) -> bool:
     return True
 
 
-def _is_of_one_branch(node: ir.Node, place: int) -> bool:
-    """Whether an output of an If is declared to have a shape that a branch does not give it."""
-    outer = dimensions(node.outputs[place])
+def _contradicts_branch(node: ir.Node, index: int) -> bool:
+    """Return whether the declared shape of an If output contradicts the shape in a branch."""
+    outer = dimensions(node.outputs[index])
     condition = node.inputs[0]
     if outer is None or condition is None or constant_tensor(condition) is not None:
         return False
     for body in subgraphs(node):
-        inner = known_shape(body.outputs[place])
+        inner = known_shape(body.outputs[index])
         if inner is None:
             continue
         if len(inner) != len(outer) or any(map(_differ, outer, inner)):
@@ -99,7 +99,7 @@ def _is_of_one_branch(node: ir.Node, place: int) -> bool:
 
 
 def correct_outputs(graph: ir.Graph) -> None:
-    """Give outputs of the graph the shapes that follow from their nodes where the file declares others, in place.
+    """Give graph outputs the shapes that follow from their nodes where the file declares other ones, in place.
 
     skl2onnx declares [N, 4] for a regression on 4 features whose nodes compute [N, 1].
     """
@@ -140,7 +140,7 @@ def _inferred_alone(node: ir.Node, output: ir.Value, opsets: Mapping[str, int]) 
 _WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 _SMALL = 1024
-"""Bytes; constants up to this size take part by their values (shapes, axes, repeats)."""
+"""Bytes up to which the values of constants take part in inference (shapes, axes, repeats)."""
 
 
 def declared_otherwise(declared: onnx.GraphProto, graph: ir.Graph) -> list[str]:
@@ -168,7 +168,7 @@ def _contradict(declared: Sequence[Dimension], given: Sequence[Dimension]) -> bo
 
 
 def _shown(shape: Sequence[Dimension]) -> str:
-    """Return a shape as text; a size that has no name, or one that inference made up, is N."""
+    """Return a shape as text, with N for a size that has no name or a made-up one."""
     sizes = ["N" if size is None or str(size).startswith(MADE_UP) else str(size) for size in shape]
     return f"[{', '.join(sizes)}]"
 
@@ -185,7 +185,7 @@ def _forget_sizes(graph: ir.Graph, is_unknown: Callable[[Dimension], bool]) -> N
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """The inputs of a graph and what its nodes give, those in bodies included."""
+    """Iterate over the inputs of a graph and the outputs of its nodes, those in bodies included."""
     yield from graph.inputs
     for node in graph:
         yield from node.outputs
@@ -194,10 +194,10 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def contradictions(graph: ir.Graph) -> int:
-    """How many outputs of standard operators have no type after inference, though all inputs have one.
+    """Count the outputs of standard operators that have no type after inference, though all inputs have one.
 
-    ONNX's inference stops at a node whose inputs have shapes that do not go together. TorchScript's exporter
-    declares such shapes for the branches of an If that are never taken.
+    ONNX's inference stops at a node whose inputs have incompatible shapes. TorchScript's exporter declares such
+    shapes in branches of an If that are never taken.
     """
     count = 0
     for node in graph:
@@ -207,10 +207,10 @@ def contradictions(graph: ir.Graph) -> int:
 
 
 def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
-    """Remove the shapes of all that nodes give, those in subgraphs included; the graph's outputs keep their rank.
+    """Remove the shapes of all node outputs, those in bodies included; the graph's outputs keep their rank.
 
     Returns:
-        The shapes that were removed.
+        The removed shapes.
     """
     removed: dict[ir.Value, ir.Shape] = {}
     _forget(graph, removed)

@@ -1,4 +1,4 @@
-"""The operator sets that the program speaks of, each named once."""
+"""Names of the operator sets."""
 
 TRAINING_DOMAIN = "ai.onnx.preview.training"
 """The standard's training operators: Gradient, Adagrad, Adam, Momentum."""
@@ -14,5 +14,5 @@ MACHINE_LEARNING_DOMAIN = "ai.onnx.ml"
 
 
 def is_default_domain(domain: str) -> bool:
-    """Whether a domain is ONNX's own, which has two spellings."""
+    """Return whether a domain is ONNX's own, which has two spellings."""
     return domain in ("", "ai.onnx")

@@ -48,7 +48,9 @@ class _Declared:
 
     def content(self, value: ir.Value | None) -> Sizes:
         constant = None if value is None else constant_tensor(value)
-        return None if constant is None else tuple(int(number) for number in constant.numpy().reshape(-1))
+        if constant is None or not constant.dtype.is_integer():
+            return None
+        return tuple(int(number) for number in constant.numpy().reshape(-1))
 
 
 _DECLARED = _Declared()

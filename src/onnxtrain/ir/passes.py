@@ -1,18 +1,42 @@
-"""Passes over a graph: what is computed twice is computed once, what nobody reads goes away.
+"""Passes that clean a graph: merge common subexpressions, remove identities and dead nodes.
 
-onnx-ir ships passes of the same names; these differ in that the names of graph outputs are never given to
-another value, and that nothing random is merged (workarounds: merged random nodes, merged outputs).
+onnx-ir has passes of the same names; unlike those, these keep the names of graph outputs and never merge random nodes
+(workarounds: merged random nodes, merged outputs).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.ir.replace import remove_nodes, substitute
-from onnxtrain.ir.sharing import NEVER_SHARED, attribute_key
+
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+
+# Random nodes must sample again, nodes with bodies are not compared, and an Identity gives a value a second name.
+NEVER_SHARED = RANDOM | {"Dropout", "If", "Loop", "Scan", "Identity"}
+
+
+def attribute_key(attributes: dict[str, Any]) -> tuple[Any, ...] | None:
+    """A key that is equal for equal attributes; ``None`` where one of them (a graph) cannot be compared."""
+    parts: list[Any] = []
+    for name, item in sorted(attributes.items()):
+        if hasattr(item, "tobytes") and hasattr(item, "dtype"):  # a check against the protocol would cost 0.1 ms
+            texts = item.dtype == ir.DataType.STRING
+            content = tuple(item.numpy().reshape(-1)) if texts else item.tobytes()
+            parts.append((name, str(item.dtype), tuple(item.shape.numpy()), content))
+        elif isinstance(item, (list, tuple)) and all(isinstance(i, (int, float, str)) for i in item):
+            parts.append((name, *map(repr, item)))
+        elif isinstance(item, (int, float, str)):
+            parts.append((name, repr(item)))
+        else:
+            return None
+    return tuple(parts)
 
 
 def clean(model: ir.Model) -> ir.Model:
@@ -26,7 +50,7 @@ def clean(model: ir.Model) -> ir.Model:
 
 
 def merge_common_subexpressions(graph: ir.Graph) -> None:
-    """Let one node serve where several apply the same operator to the same values, in place."""
+    """Merge nodes that apply the same operator to the same values, in place."""
     seen: dict[Hashable, ir.Node] = {}
     substitutes: dict[ir.Value, ir.Value] = {}
     removed: list[ir.Node] = []
@@ -50,7 +74,7 @@ def merge_common_subexpressions(graph: ir.Graph) -> None:
 
 
 def _name_again(graph: ir.Graph, before: ir.Node, old: ir.Value, new: ir.Value) -> None:
-    """Keep the name of a graph output whose value another node computes already."""
+    """Keep the name of a graph output whose node is merged into another one."""
     identity = ir.Node("", "Identity", [new], num_outputs=1)
     output = identity.outputs[0]
     output.type, output.shape, name = old.type, old.shape, old.name
@@ -86,7 +110,7 @@ def remove_identities(graph: ir.Graph) -> None:
 
 
 def _know_as_much(value: ir.Value, other: ir.Value) -> None:
-    """Take over type and shape from a value that is the same; onnx-ir complains of a shape without a type."""
+    """Take over type and shape from an equal value; onnx-ir warns of a shape without a type."""
     value.type = other.type if value.type is None else value.type
     value.shape = other.shape if value.shape is None else value.shape
 

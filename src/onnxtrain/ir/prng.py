@@ -1,12 +1,12 @@
-"""Numbers that look random and follow from a seed, a count and an index: a step that is taken again draws the same.
+"""Counter-based pseudo-random numbers: functions of a seed, a count and an index, the same in a repeated step.
 
-By integer arithmetic modulo 2^32. With the finalizer
+Arithmetic is modulo 2^32. With the finalizer
 
     m(h) = h3,  h1 = (h ^ h >> 16) 0x7feb352d,  h2 = (h1 ^ h1 >> 15) 0x846ca68b,  h3 = h2 ^ h2 >> 16
 
-the keys are k = m(m(m(low) ^ high) ^ count), with the seed's two halves, and k' = m(k ^ 0x85ebca6b). Element i draws
-h = m(i 0x9e3779b1 + k) with k' joined (^) before the second product and without the last step, which the upper bits do
-not see.
+the keys are k = m(m(m(low) ^ high) ^ count), with the seed's two halves, and k' = m(k ^ 0x85ebca6b). Element i gets
+h = m(i 0x9e3779b1 + k), with k' joined (^) before the second multiplication and without the last step, which does not
+reach the upper bits.
 
 Source of m's constants: C. Wellons, "Prospecting for Hash Functions" (lowbias32), 2018.
 """
@@ -24,7 +24,7 @@ _WORD = 1 << 32
 
 
 def draw(op: Builder, seed: int, count: Value, like: Value) -> Value:
-    """h [elements of ``like``], uint32, one for each in their order; ``count`` is one int64 number."""
+    """The numbers h, uint32 [elements of ``like``], in the order of the elements; ``count`` is an int64 scalar."""
     key, other = _keys(op, seed, op.reshape(count, []))
     size = op.cast(op.reshape(op.Size(like), []), ir.DataType.INT32)
     index = op.Range(op.constant(0, np.int32), size, op.constant(1, np.int32))
@@ -34,43 +34,43 @@ def draw(op: Builder, seed: int, count: Value, like: Value) -> Value:
 
 
 def upper_bits(op: Builder, h: Value, count: int) -> Value:
-    """The upper ``count`` bits, of at most 31, of h, as int32."""
+    """The upper ``count`` bits of h (at most 31), as int32."""
     shifted = op.BitShift(h, op.constant(32 - count, np.uint32), direction="RIGHT")
     return op.cast(shifted, ir.DataType.INT32)
 
 
 def _keys(op: Builder, seed: int, count: Value) -> tuple[Value, Value]:
-    """k as int32, for sums, and k' as uint32, for exclusive ors: scalars."""
+    """The scalars k as int32, for sums, and k' as uint32, for exclusive ors."""
     start = mixed(mixed(seed % _WORD) ^ (seed // _WORD) % _WORD)
-    # What lies above 32 bits of a count is left out: a training of 4 billion steps repeats its masks.
+    # Only the lower 32 bits of a count are used: a training of 4 billion steps repeats its masks.
     low = op.cast(op.Mod(count, op.constant(_WORD, np.int64)), ir.DataType.UINT32)
     key = _mix(op, op.BitwiseXor(low, op.constant(start, np.uint32)))
     return op.cast(key, ir.DataType.INT32), _mix(op, op.BitwiseXor(key, op.constant(_APART, np.uint32)))
 
 
 def _mix(op: Builder, h: Value) -> Value:
-    """m of a uint32 value."""
+    """m(h) of a uint32 value."""
     h = op.Mul(_shifted(op, op.cast(h, ir.DataType.INT32), 16), _signed(op, _FIRST))
     h = op.Mul(_shifted(op, h, 15), _signed(op, _SECOND))
     return op.cast(_shifted(op, h, 16), ir.DataType.UINT32)
 
 
-def _shifted(op: Builder, h: Value, places: int, other: Value | None = None) -> Value:
-    """h ^ h >> places, perhaps ^ other, of an int32 value: shifts and exclusive ors are those of uint32."""
+def _shifted(op: Builder, h: Value, bits: int, other: Value | None = None) -> Value:
+    """h ^ h >> bits (^ other) of an int32 value; shifts and exclusive ors are computed in uint32."""
     word = op.cast(h, ir.DataType.UINT32)
-    word = op.BitwiseXor(word, op.BitShift(word, op.constant(places, np.uint32), direction="RIGHT"))
+    word = op.BitwiseXor(word, op.BitShift(word, op.constant(bits, np.uint32), direction="RIGHT"))
     if other is not None:
         word = op.BitwiseXor(word, other)
     return op.cast(word, ir.DataType.INT32)
 
 
 def _signed(op: Builder, number: int) -> Value:
-    """A 32-bit number as int32, for which runtimes have products."""
+    """A 32-bit number as int32, which runtimes can multiply."""
     return op.constant(np.uint32(number).astype(np.int32))
 
 
 def mixed(h: int) -> int:
-    """m of a number."""
+    """m(h) of a Python integer."""
     h = (h ^ h >> 16) * _FIRST % _WORD
     h = (h ^ h >> 15) * _SECOND % _WORD
     return h ^ h >> 16

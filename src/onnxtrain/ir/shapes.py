@@ -1,4 +1,4 @@
-"""Types and shapes of a whole model, by ONNX's own inference."""
+"""Infer the types and shapes of a whole model by ONNX's own inference."""
 
 from __future__ import annotations
 
@@ -17,35 +17,32 @@ from onnxtrain.ir.declared_shapes import (
     forget_symbols,
     forget_undefined_types,
 )
-from onnxtrain.ir.limits import check_shapes
-from onnxtrain.ir.nesting import check_depth
+from onnxtrain.ir.limits import check_depth, check_shapes
 from onnxtrain.ir.symbols import needs_inference, resolve_symbols
 from onnxtrain.ir.value import Dimension, dimensions
-from onnxtrain.workarounds.inference import hide_computed_slices, is_taken_for_scalar
 
 _INFERENCES: list[Callable[[ir.Node], bool]] = []
 _NAMERS: list[Callable[[ir.Node], list[ir.Value]]] = []
 
 
 def register_inference(infer: Callable[[ir.Node], bool], name_outputs: Callable[[ir.Node], list[ir.Value]]) -> None:
-    """Teach the inference operators that ONNX does not know.
+    """Add an inference of operators that ONNX does not know.
 
     Args:
-        infer: Gives the outputs of a node types and shapes where it knows the operator; returns whether that told
-            anything new.
-        name_outputs: Names the outputs of a node that have no name, where ONNX's inference needs one, and returns
-            them; they lose it afterwards.
+        infer: Gives the outputs of a node types and shapes where it knows the operator; returns whether any of them
+            was not known before.
+        name_outputs: Names those outputs of a node for which ONNX's inference needs a name, and returns them; they
+            lose the names afterwards.
     """
     _INFERENCES.append(infer)
     _NAMERS.append(name_outputs)
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:
-    """Fill in types and shapes of all values of a model, in place; what cannot be found stays unknown.
+    """Infer types and shapes of all values of a model, in place, as far as they can be inferred.
 
-    Big tensors are left out of what ONNX sees, so that models beyond protobuf's 2 GiB pass. ONNX knows nothing
-    of the operators in this project's own domain: those are inferred by what
-    :func:`register_inference` was given.
+    ONNX does not see big tensors, so models beyond protobuf's 2 GiB pass. The operators of this project's own domain
+    are inferred by the functions that :func:`register_inference` got.
     """
     forget_anonymous_axes(model.graph)
     forget_undefined_types(model.graph)
@@ -67,7 +64,7 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 
 
 def complete_shapes(model: ir.Model) -> ir.Model:
-    """Infer types and shapes where the main graph has a value without them, in place; most graphs have none."""
+    """Infer types and shapes, in place, where a value of the main graph lacks them; in most graphs none does."""
     for node in model.graph:
         for output in node.outputs:
             known = output.shape is not None or not isinstance(output.type, ir.TensorType | None)
@@ -79,11 +76,11 @@ def complete_shapes(model: ir.Model) -> ir.Model:
 Shape = tuple[Dimension, ...]
 
 Sizes = dict[str, set[int]]
-"""The sizes that axes of one symbol have."""
+"""The sizes of the axes that share a symbol."""
 
 
 def _infer_consistently(model: ir.Model) -> None:
-    """Where declared shapes contradict each other, infer again without them."""
+    """Infer; where declared shapes contradict each other, infer again without them."""
     untrue = {symbol for symbol, sizes in _infer(model).items() if len(sizes) > 1}
     if untrue:
         forget_symbols(model.graph, untrue)
@@ -101,7 +98,7 @@ def _infer_consistently(model: ir.Model) -> None:
 
 
 def _infer(model: ir.Model) -> Sizes:
-    """Infer once; returns the sizes that were found for symbols that the model gives."""
+    """Infer once; return the sizes that were found for the model's own symbols."""
     graph = model.graph
     check_depth(graph)
     check_shapes(graph)
@@ -125,12 +122,11 @@ def _infer(model: ir.Model) -> Sizes:
             value.const_value = tensor
             graph.register_initializer(value)
         del added
-    hide_computed_slices(proto.graph)
     return _copy(graph, infer_within_bounds(proto).graph)
 
 
 _SMALL = 1024
-"""Bytes; tensors up to this size take part in inference by their values (shapes, axes, repeats)."""
+"""Bytes up to which the values of tensors take part in inference (shapes, axes, repeats)."""
 
 
 def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> Sizes:
@@ -144,7 +140,8 @@ def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> Sizes:
             if value.type is None:
                 value.type = ir.serde.deserialize_type_proto_for_type(other)
             tensor = other.tensor_type
-            if tensor.HasField("shape") and not is_taken_for_scalar(node, tensor):
+            scalar = node.op_type == "Attention" and not tensor.shape.dim  # (workarounds: the matrix of Attention)
+            if tensor.HasField("shape") and not scalar:
                 shape = _sizes(tensor.shape)
                 if shape != (known := dimensions(value)):
                     value.shape = _better(known, shape, sizes)
@@ -161,7 +158,7 @@ def _sizes(shape: onnx.TensorShapeProto) -> Shape:
 
 
 def _better(old: Shape | None, new: Shape, sizes: Sizes) -> ir.Shape:
-    """Per axis what says more: a size, then a symbol that the model itself gave, then a new symbol."""
+    """Choose the better size per axis: a number, then a symbol of the model, then a new symbol."""
     if old is None or len(old) != len(new):
         return ir.Shape(new)
     for a, b in zip(old, new, strict=True):

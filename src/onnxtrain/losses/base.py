@@ -120,6 +120,15 @@ class Loss:
         """Return the check of the targets' values beyond being finite; ``None`` where any finite value is valid."""
         return None
 
+    @property
+    def counts_labels(self) -> bool:
+        """True where the weight of a batch depends on which labels it has, not only on their number."""
+        return False
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """Return the weight of a batch of labels, up to a factor common to all batches; see :class:`LossTerms`."""
+        return float(labels.size)
+
     def metric_input(self, prediction: Value, target: Value) -> MetricInput:
         """Return the meaning of predictions for metrics; labels of one rank less imply scores over classes."""
         if self.predicts is None and target.dtype.is_integer() and target.rank is not None:
@@ -295,6 +304,15 @@ class ClassLoss(ReducedLoss):
         super().__post_init__()
         if self.class_weights is not None:
             object.__setattr__(self, "class_weights", checked_class_weights(self.class_weights))
+
+    @property
+    def counts_labels(self) -> bool:
+        """True where labels may be ignored."""
+        return self.ignore_index is not None
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """Return the number of labels that are not ignored."""
+        return float(np.count_nonzero(labels != self.ignore_index))
 
     def label_count(self, op: Builder, prediction: Value, target: Value) -> Value:
         """Emit the number of labels that are not ignored, in the type of the prediction."""

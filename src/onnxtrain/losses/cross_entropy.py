@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -171,6 +172,20 @@ class SoftmaxCrossEntropy(ClassLoss):
             return weight
         return op.Where(op.binary("Equal", weight, 0), 1.0, weight)
 
+    @property
+    def counts_labels(self) -> bool:
+        """True where labels may be ignored, or have weights."""
+        return self.ignore_index is not None or self.class_weights is not None
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """Return the sum of the weights of the labels that are not ignored."""
+        found = zip(*np.unique(labels[labels != self.ignore_index], return_counts=True), strict=True)
+        given = self.class_weights
+        if given is None:
+            return float(sum(count for _, count in found))
+        by_class = given if isinstance(given, Mapping) else dict(enumerate(given))
+        return math.fsum(by_class.get(int(label), 1.0) * count for label, count in found)
+
     def _weight(self, op: Builder, prediction: Value, target: Value) -> Value:
         """Emit the sum of the weights of the labels that are not ignored."""
         of_labels = None if self.class_weights is None else self.label_weights(op, prediction, target)
@@ -259,6 +274,10 @@ class NextToken(SoftmaxCrossEntropy):
         later = op.Slice(target, op.ints(1), op.ints(np.iinfo(np.int64).max), op.ints(1))
         moved = op.Concat(later, end, axis=1).with_shape(target.shape)
         return super().build(op, prediction, moved, weights)
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """Return the weight of the labels that are compared: all but the first of each row."""
+        return super().label_weight(labels[:, 1:])
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return [batch, sequence].

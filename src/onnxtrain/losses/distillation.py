@@ -78,11 +78,24 @@ class Distillation(ClassLoss):
         if not 0.0 <= self.mix <= 1.0:
             raise OptionError(f"mix is {self.mix}; distillation needs a number in [0, 1].")
 
-    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
-        """Emit the teacher and the loss on logits."""
-        cross_entropy = SoftmaxCrossEntropy(
+    @property
+    def _cross_entropy(self) -> SoftmaxCrossEntropy:
+        return SoftmaxCrossEntropy(
             self.class_weights, self.label_smoothing, self.ignore_index, self.axis, self.check_targets
         )
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether labels may be ignored, or have weights."""
+        return self._cross_entropy.counts_labels
+
+    def label_weight(self, labels: np.ndarray) -> float:
+        """The sum of the weights of the labels that count."""
+        return self._cross_entropy.label_weight(labels)
+
+    def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
+        """Emit the teacher and the loss on logits."""
+        cross_entropy = self._cross_entropy
         hard = cross_entropy.build(op, prediction, target, weights)
         axis = self.class_axis(prediction)
         taught = self._teacher_logits(op, prediction)

@@ -309,6 +309,12 @@ class LossHead(NamedTuple):
         """Name of the output."""
         return str(self.output.name)
 
+    @property
+    def scaled(self) -> bool:
+        """True where the weight of a batch is not proportional to its number of examples, or the loss is a sum."""
+        loss = self.targets.loss
+        return loss.reduction == "sum" or (self.targets.form.kind == "indices" and loss.counts_labels)
+
     def with_form(self, model: ir.Model, form: TargetForm) -> LossHead:
         """Return the head for targets of another form."""
         if form == self.targets.form:

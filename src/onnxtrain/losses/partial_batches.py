@@ -152,6 +152,11 @@ class _LossOnRealRows(LossByExample):
         object.__setattr__(self, "weight", self.inner.weight)
         object.__setattr__(self, "reduction", self.inner.reduction)
 
+    @property
+    def counts_labels(self) -> bool:
+        """As the loss itself."""
+        return self.inner.counts_labels
+
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
         rows = op.Shape(target, start=0, end=1)

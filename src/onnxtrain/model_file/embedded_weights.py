@@ -1,9 +1,9 @@
-"""Weights that are no initializers of the main graph: where they are in a file, and how a working copy has them.
+"""Weights outside the initializers of the main graph: found in a file, and lifted in its working copy.
 
 Tools write weights as Constant nodes (Paddle, some optimizers), as initializers of the bodies of If and Loop (voice
 activity models), or as attributes (linear models of scikit-learn, see `linear_models`). In a working copy they are
-initializers of the main graph, like any other; in the file they stay where they are. Which constants are weights is
-told by what reads them.
+initializers of the main graph; in the file they stay where they are. The operators that read a constant decide whether
+it is a weight.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxtrain.ir.domains import is_default_domain
-from onnxtrain.model_file.linear_models import attribute_weights, is_normalizer, mirror, put, standard_form
+from onnxtrain.model_file.linear_models import attribute_weights, is_normalizer, mirror, set_values, standard_form
+from onnxtrain.model_file.proto import default_opset, proto_subgraphs
 from onnxtrain.model_file.protobuf_wire import Path, Template
-from onnxtrain.model_file.skeleton import default_opset, proto_subgraphs
 
 _GRAPH, _NODE, _ATTRIBUTE, _TENSOR, _BODY, _BODIES, _INITIALIZER = 7, 1, 5, 5, 6, 11, 5
 
@@ -42,27 +42,27 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "GroupNormalization": (1, 2),
     "PRelu": (1,),
 }
-"""Operators that read weights, and at which inputs."""
+"""Input slots of weights by operator."""
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-"""Operators whose weights nobody writes as literals in code."""
+"""Operators whose weights are never literals in code."""
 
-_PRODUCTS = frozenset({"MatMul", "Conv", "ConvTranspose", "Gemm"})
-_HANDING_ON = frozenset(
+_LINEAR = frozenset({"MatMul", "Conv", "ConvTranspose", "Gemm"})
+_PASS_THROUGH = frozenset(
     {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Slice", "Split", "Concat"}
 )
 _ROOTS = frozenset({"Sqrt", "Reciprocal"})
 
 
-class Hidden(NamedTuple):
-    """A weight that is no initializer of the main graph.
+class EmbeddedWeight(NamedTuple):
+    """A weight outside the initializers of the main graph.
 
     Attributes:
-        name: What the initializer of a working copy is called: as the value in the file, with a number behind it
-            where several bodies have a value of that name.
-        path: Where its tensor is, or the attribute that holds its numbers.
+        name: Name of the initializer in a working copy: that of the value in the file, with a number if several bodies
+            have a value of that name.
+        path: Path of its tensor, or of the attribute with its values.
         tensor: The tensor.
-        mirrored: Whether the attribute holds the negative, too (see `linear_models`).
+        mirrored: True where the attribute holds the negative, too (see `linear_models`).
     """
 
     name: str
@@ -71,12 +71,12 @@ class Hidden(NamedTuple):
     mirrored: bool = False
 
     def stored(self, values: np.ndarray) -> np.ndarray:
-        """New values in the form of the file."""
+        """Return new values in the form of the file."""
         return mirror(values) if self.mirrored else values
 
 
-def find_hidden(proto: ModelProto) -> list[Hidden]:
-    """The weights in Constant nodes and in the bodies of a model's main graph, in the order of the file.
+def find_embedded(proto: ModelProto) -> list[EmbeddedWeight]:
+    """Return the weights in Constant nodes, attributes and bodies of a model, in the order of the file.
 
     Example:
         >>> import onnx
@@ -84,7 +84,7 @@ def find_hidden(proto: ModelProto) -> list[Hidden]:
         ... <ir_version: 8, opset_import: ["": 18]>
         ... f (float[n, 1] x) => (float[n, 2] y) {
         ...   w = Constant <value = float[1, 2] {1.0, 2.0}> ()  y = MatMul(x, w) }''')
-        >>> [(item.name, item.path) for item in find_hidden(model)]
+        >>> [(item.name, item.path) for item in find_embedded(model)]
         [('w', ((7, 0), (1, 0), (5, 0), (5, 0)))]
     """
     counts = Counter(_names(proto.graph))
@@ -96,33 +96,35 @@ def find_hidden(proto: ModelProto) -> list[Hidden]:
         is_free = counts[value] == 1 or value not in taken
         name = value if is_free else next(name for name in numbered if name not in taken)
         taken.add(name)
-        found.append(Hidden(name, path, tensor, mirrored))
+        found.append(EmbeddedWeight(name, path, tensor, mirrored))
     return found
 
 
-def with_hidden(proto: ModelProto, template: Template, data: bytes | mmap.mmap) -> tuple[Template, list[Hidden]]:
-    """The hidden weights of a model, and its template, cut there, too; both are none where there are doubts.
+def with_embedded(
+    proto: ModelProto, template: Template, data: bytes | mmap.mmap
+) -> tuple[Template, list[EmbeddedWeight]]:
+    """Return a template that is cut at the embedded weights, too, and these weights; none if one cannot be cut.
 
     Args:
         proto: The model.
         template: Its bytes, cut at the initializers of the main graph.
         data: Its bytes.
     """
-    hidden = find_hidden(proto)
-    if not hidden:
+    embedded = find_embedded(proto)
+    if not embedded:
         return template, []
-    cut = Template(data, [item.path for item in hidden])
-    return (cut, hidden) if all(cut.holds(item.path) for item in hidden) else (template, [])
+    cut = Template(data, [item.path for item in embedded])
+    return (cut, embedded) if all(cut.holds(item.path) for item in embedded) else (template, [])
 
 
-def lift(proto: ModelProto, hidden: Sequence[Hidden]) -> None:
-    """Make weights initializers of the main graph, in place.
+def lift(proto: ModelProto, embedded: Sequence[EmbeddedWeight]) -> None:
+    """Turn embedded weights into initializers of the main graph, in place.
 
-    Requires: the model's nodes stand as in that whose weights were found. Ensures: values keep their names.
+    Requires: the nodes are in the order of the model whose weights were found. Ensures: values keep their names.
     """
     moved = []
     linear: dict[Path, tuple[Any, Any, dict[str, str]]] = {}
-    for item in hidden:
+    for item in embedded:
         chain = _chain(proto, item.path)
         tensor = chain[-1]
         if isinstance(tensor, AttributeProto):
@@ -156,17 +158,17 @@ def lift(proto: ModelProto, hidden: Sequence[Hidden]) -> None:
     _to_standard_operators(proto, [*linear.values()])
 
 
-def fill(proto: ModelProto, item: Hidden, values: np.ndarray) -> None:
-    """Give a weight new values in a model, in place; its name and what is said about it stay."""
-    place = _chain(proto, item.path)[-1]
-    if isinstance(place, AttributeProto):
-        put(place, item.stored(values))
+def fill(proto: ModelProto, item: EmbeddedWeight, values: np.ndarray) -> None:
+    """Set the values of a weight in a model, in place."""
+    found = _chain(proto, item.path)[-1]
+    if isinstance(found, AttributeProto):
+        set_values(found, item.stored(values))
     else:
-        fill_tensor(place, values)
+        fill_tensor(found, values)
 
 
 def fill_tensor(tensor: TensorProto, values: np.ndarray) -> None:
-    """Give a tensor these values, in place; its name and what is said about it stay."""
+    """Set the values of a tensor, in place; name and doc string stay."""
     full = numpy_helper.from_array(np.ascontiguousarray(values))
     for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data"):
         tensor.ClearField(field)
@@ -175,7 +177,7 @@ def fill_tensor(tensor: TensorProto, values: np.ndarray) -> None:
 
 
 def _to_standard_operators(proto: ModelProto, linear: Sequence[tuple[Any, Any, dict[str, str]]]) -> None:
-    """Put standard operators in the place of linear models, and of the Normalizer behind them."""
+    """Replace linear models, and the Normalizer after them, by standard operators."""
     opset = default_opset(proto.opset_import) or 1
     if not linear:
         return
@@ -200,7 +202,7 @@ def _to_standard_operators(proto: ModelProto, linear: Sequence[tuple[Any, Any, d
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """A graph and those of its bodies, the inner ones first."""
+    """Yield a graph and the graphs of its bodies, inner ones first."""
     for node in graph.node:
         for body in proto_subgraphs(node):
             yield from _graphs(body)
@@ -208,26 +210,26 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def _chain(proto: ModelProto, path: Path) -> list[Any]:
-    """The messages on the way to one."""
+    """Return the messages on a path."""
     chain: list[Any] = [proto]
-    for number, place in path:
+    for number, index in path:
         field = chain[-1].DESCRIPTOR.fields_by_number[number]
         value = getattr(chain[-1], field.name)
-        chain.append(value if field.name in ("graph", "t", "g") else value[place])
+        chain.append(value if field.name in ("graph", "t", "g") else value[index])
     return chain
 
 
 def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[str, Path, TensorProto, bool]]:
-    """Names, paths and tensors of a graph's weights, those of bodies included; and whether they are mirrored."""
+    """Yield name, path, tensor and mirroring of a graph's weights, bodies included."""
     outputs = {value.name for value in graph.output}
     reads = _weight_reads(graph)
     if len(path) > 1:
         given = {value.name for value in graph.input}
-        for place, tensor in enumerate(graph.initializer):
+        for index, tensor in enumerate(graph.initializer):
             if _is_weight(tensor) and tensor.name in reads.weights and tensor.name not in outputs | given:
-                yield tensor.name, (*path, (_INITIALIZER, place)), tensor, False
-    for place, node in enumerate(graph.node):
-        at = (*path, (_NODE, place))
+                yield tensor.name, (*path, (_INITIALIZER, index)), tensor, False
+    for index, node in enumerate(graph.node):
+        at = (*path, (_NODE, index))
         if node.op_type == "Constant" and is_default_domain(node.domain) and node.output:
             value = node.output[0]
             is_literal = not literal and value not in reads.certain and _is_written_in_code(node)
@@ -237,7 +239,7 @@ def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[
                     yield node.output[0], (*at, (_ATTRIBUTE, index), (_TENSOR, 0)), attribute.t, False
         for weight in attribute_weights(node) if node.output else ():
             label = node.name or node.output[-1]
-            yield f"{label}.{weight.tensor.name}", (*at, (_ATTRIBUTE, weight.place)), weight.tensor, weight.mirrored
+            yield f"{label}.{weight.tensor.name}", (*at, (_ATTRIBUTE, weight.position)), weight.tensor, weight.mirrored
         for index, attribute in enumerate(node.attribute):
             if attribute.HasField("g"):
                 yield from _weights(attribute.g, (*at, (_ATTRIBUTE, index), (_BODY, 0)), literal=literal)
@@ -250,16 +252,16 @@ def _is_weight(tensor: TensorProto) -> bool:
 
 
 def _is_written_in_code(node: NodeProto) -> bool:
-    """Return whether TorchScript's exporter named the Constant as a literal of the code, not as a weight."""
+    """Return whether TorchScript's exporter named the Constant as a literal in code."""
     return "Constant" in node.output[0].rsplit("/", 1)[-1] or node.output[0].isdigit()
 
 
 class _Reads(NamedTuple):
-    """The names of values that nodes read as weights.
+    """Names of values that nodes read as weights.
 
     Attributes:
         weights: All of them.
-        certain: Those that cannot be literals of the code: weights of recurrent layers, scales of normalizations.
+        certain: Those that cannot be literals in code: weights of recurrent layers, scales of normalizations.
     """
 
     weights: set[str]
@@ -267,67 +269,69 @@ class _Reads(NamedTuple):
 
 
 def _weight_reads(graph: GraphProto) -> _Reads:
-    """The names of the values that nodes of a graph and its bodies read as weights."""
+    """Return the names of values that nodes of a graph and its bodies read as weights."""
     found = _Reads(set(), set())
     _collect(graph, found, _Results(set(), set(), set(), set()))
     return found
 
 
 class _Results(NamedTuple):
-    """Values by what they are the result of.
+    """Names of values by the operation that computes them.
 
     Attributes:
-        products: Of products.
-        roots: Of square roots and their reciprocals: deviations.
-        normalized: Of quotients by roots, and of InstanceNormalization.
-        scaled: Of normalized values times a scale.
+        linear: Linear layers.
+        roots: Square roots and their reciprocals: standard deviations.
+        normalized: Quotients by roots, and InstanceNormalization.
+        scaled: Normalized values times a scale.
     """
 
-    products: set[str]
+    linear: set[str]
     roots: set[str]
     normalized: set[str]
     scaled: set[str]
 
 
 def _collect(graph: GraphProto, found: _Reads, outer: _Results) -> None:
-    handed: list[tuple[str, str]] = []
+    passed_on: list[tuple[str, str]] = []
     results = _Results(*(set(names) for names in outer))
     constants = {node.output[0] for node in graph.node if node.op_type == "Constant" and node.output}
     constants |= {tensor.name for tensor in graph.initializer}
-    halves = {name for node in graph.node if node.op_type == "Constant" and _is_half(node) for name in node.output[:1]}
-    halves |= {tensor.name for tensor in graph.initializer if _holds_half(tensor)}
+    half_constants = {
+        name for node in graph.node if node.op_type == "Constant" and _is_half(node) for name in node.output[:1]
+    }
+    half_constants |= {tensor.name for tensor in graph.initializer if _holds_half(tensor)}
     for node in graph.node:
         if is_default_domain(node.domain):
             places = _WEIGHTS.get(node.op_type, ())
-            read = [name for place, name in enumerate(node.input) if place in places]
+            read = [name for index, name in enumerate(node.input) if index in places]
             found.weights.update(read)
             if node.op_type in _RECURRENT:
                 found.certain.update(read)
-            if node.op_type in _PRODUCTS:
-                results.products.update(node.output)
-            elif node.op_type == "Add" and any(name in results.products for name in node.input):
-                found.weights.update(name for name in node.input if name not in results.products)
-            elif node.op_type in _HANDING_ON and node.input and node.output:
+            if node.op_type in _LINEAR:
+                results.linear.update(node.output)
+            elif node.op_type == "Add" and any(name in results.linear for name in node.input):
+                found.weights.update(name for name in node.input if name not in results.linear)
+            elif node.op_type in _PASS_THROUGH and node.input and node.output:
                 sources = node.input if node.op_type == "Concat" else node.input[:1]
-                handed += [(source, result) for source in sources for result in node.output]
+                passed_on += [(source, result) for source in sources for result in node.output]
                 if all(name in constants for name in sources):
                     constants.update(node.output)
                 for names in results[1:]:
                     if node.input[0] in names:
                         names.update(node.output)
-            if node.op_type == "Pow" and any(name in halves for name in node.input[1:2]):
+            if node.op_type == "Pow" and any(name in half_constants for name in node.input[1:2]):
                 results.roots.update(node.output)
             _collect_normalization(node, found, results, constants)
         for body in proto_subgraphs(node):
             _collect(body, found, results)
-    for source, result in reversed(handed):
+    for source, result in reversed(passed_on):
         for names in found:
             if result in names:
                 names.add(source)
 
 
 def _is_half(node: NodeProto) -> bool:
-    """Return whether a Constant holds 0.5 or -0.5: the exponent of a root."""
+    """Return whether a Constant is 0.5 or -0.5, the exponent of a root."""
     return any(abs(a.f) == 0.5 or (a.HasField("t") and _holds_half(a.t)) for a in node.attribute)
 
 
@@ -336,12 +340,12 @@ def _holds_half(tensor: TensorProto) -> bool:
         return False
     try:
         return abs(float(numpy_helper.to_array(tensor).reshape(-1)[0])) == 0.5
-    except ValueError:  # its data are damaged, which reading it says
+    except ValueError:  # its data is damaged, which is reported when it is read
         return False
 
 
 def _collect_normalization(node: NodeProto, found: _Reads, results: _Results, constants: Collection[str]) -> None:
-    """Collect the scale and bias of a normalization that is written as its arithmetic."""
+    """Collect scale and bias of a normalization that is decomposed into arithmetic."""
     given = [name for name in node.input if name in constants]
     if node.op_type in _ROOTS and not given:
         results.roots.update(node.output)
@@ -359,7 +363,7 @@ def _collect_normalization(node: NodeProto, found: _Reads, results: _Results, co
 
 
 def _names(graph: GraphProto) -> Iterator[str]:
-    """The names of all values that a graph and its bodies give or hold."""
+    """Yield the names of all values that a graph and its bodies define."""
     yield from (value.name for value in graph.input)
     yield from (tensor.name for tensor in graph.initializer)
     for node in graph.node:

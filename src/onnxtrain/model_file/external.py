@@ -1,31 +1,38 @@
-"""Tensors whose data lies in files beside the model: where, and whether that is safe."""
+"""External data: tensors whose bytes lie in files beside the model, located, checked, mapped and read."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import os
 import posixpath
 import re
 import stat
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.ir.limits import LARGEST_SHAPE
+from onnxtrain.model_file.proto import all_tensors
+from onnxtrain.model_file.writing import reason
 
 _LARGEST_ELEMENT = 16
-"""Bytes of the largest element, a complex one."""
+"""Bytes of the largest element, complex128."""
 
 
 class ExternalData(NamedTuple):
     """Location of an external tensor's bytes.
 
     Attributes:
-        location: The file, relative to the model's folder, as the model says it.
+        location: Path of the file relative to the model's folder, as spelled in the model.
         path: The file.
         offset: First byte.
         length: Number of bytes.
@@ -38,12 +45,12 @@ class ExternalData(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The location as each file has only one."""
+        """The normalized location."""
         return posixpath.normpath(self.location)
 
     @property
     def end(self) -> int:
-        """The byte after the last one."""
+        """End of the range."""
         return self.offset + self.length
 
 
@@ -54,14 +61,18 @@ def data_bytes(tensor: TensorProto) -> int:
         ModelError: The element type has no fixed size, or a dimension is negative.
     """
     if any(dim < 0 for dim in tensor.dims):
-        raise ModelError(f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}; sizes must not be negative.")
+        raise ModelError(
+            f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}; dimensions must not be negative."
+        )
     if 0 in tensor.dims and math.prod(dim for dim in tensor.dims if dim) > LARGEST_SHAPE // _LARGEST_ELEMENT:
-        raise ModelError(f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}, which no tensor can have.")
+        raise ModelError(
+            f"The tensor {tensor.name!r} has the shape {list(tensor.dims)}, which is too large for any tensor."
+        )
     try:
         bits = ir.DataType(tensor.data_type).bitwidth
     except (TypeError, ValueError) as error:
         raise ModelError(
-            f"The tensor {tensor.name!r} has the element type {tensor.data_type}, whose size is not known; "
+            f"The tensor {tensor.name!r} has the element type {tensor.data_type}, whose size is unknown; "
             "raw data needs a numeric type."
         ) from error
     elements = 1
@@ -74,13 +85,12 @@ def locate(tensor: TensorProto, folder: Path | None, moved: Mapping[str, str] | 
     """Find an external tensor's bytes.
 
     Args:
-        tensor: Says location, offset and length.
-        folder: Where the model is; ``None`` for a model that was not read from a file.
-        moved: Where data files are now, by where the model says they are.
+        tensor: The tensor, with location, offset and length.
+        folder: Folder of the model; ``None`` for a model that was not read from a file.
+        moved: New locations of data files by the locations in the model.
 
     Raises:
-        ModelError: The file is outside the folder, missing or too short, or the tensor's description is not
-            valid.
+        ModelError: The file is outside the folder, missing or too short, or the tensor's entries are invalid.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -108,7 +118,7 @@ def locate(tensor: TensorProto, folder: Path | None, moved: Mapping[str, str] | 
 
 
 _DIGITS = 19
-"""More than any file's size has."""
+"""Maximum number of digits of an offset; no file size has more."""
 
 
 def _number(label: str, text: str) -> int:
@@ -118,12 +128,12 @@ def _number(label: str, text: str) -> int:
 
 
 def _short(text: str) -> str:
-    """A text of a stranger in quotes, of bearable length."""
+    """Quote untrusted text, shortened."""
     return repr(text if len(text) <= 100 else f"{text[:97]}...")
 
 
 def _contained(label: str, location: str, folder: Path) -> Path:
-    """The data file; reading must not leave the model's folder, whatever a stranger's model says."""
+    """Return the path of a data file, which must be inside the model's folder, since models are untrusted."""
     if not location:
         raise ModelError(f"{label} has no location; export the model again.")
     if os.path.isabs(location) or Path(location).drive:
@@ -133,13 +143,13 @@ def _contained(label: str, location: str, folder: Path) -> Path:
     path = folder / location
     try:
         real = path.resolve()
-        found = os.stat(path)  # not path.is_file(), which says no to any error since Python 3.14
+        found = os.stat(path)  # not path.is_file(), which hides errors since Python 3.14
     except (FileNotFoundError, NotADirectoryError):
         found = None
-    except (OSError, ValueError, RuntimeError) as error:  # too long, no name at all, links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # too long, an invalid name, a cycle of links
         reason = (isinstance(error, OSError) and error.strerror) or str(error)
         raise ModelError(
-            f"{label} is in {_short(location)}, which no file can be: {reason[:100]}; export the model again."
+            f"{label} is in {_short(location)}, which is not a valid path: {reason[:100]}; export the model again."
         ) from error
     if not real.is_relative_to(folder.resolve()):
         raise ModelError(
@@ -149,12 +159,230 @@ def _contained(label: str, location: str, folder: Path) -> Path:
     if found is None or not stat.S_ISREG(found.st_mode):
         raise ModelError(f"{label} is in {location!r}, but there is no such file in {str(folder)!r}; put it there.")
     if found.st_nlink > 1:
-        # onnx and onnx_ir refuse these too: a hard link can name a file from anywhere on the disk.
+        # as onnx and onnx_ir do: a hard link can name a file from anywhere on the disk
         raise ModelError(f"{label} is in {location!r}, which has several hard links; put a copy of the file there.")
     return path
 
 
 def set_folder(model: ir.Model, folder: str | os.PathLike[str]) -> None:
-    """Say where the external data of a working graph is: of initializers and constants, in functions too."""
+    """Set the folder of external data in a working graph: of initializers and constants, in functions too."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         ir.external_data.set_base_dir(graph, folder)
+
+
+_HELD = 16
+"""Data files of a model that are held open."""
+
+_SMALL_FILE = 1 << 20
+"""Maximum size of data files that are read instead of mapped: a mapping costs a file descriptor."""
+
+
+def raw_array(
+    tensor: TensorProto, buffer: mmap.mmap | memoryview | bytes, offset: int, length: int
+) -> npt.NDArray[np.generic]:
+    """Return the values of a tensor: a view of its raw data, unless elements are packed."""
+    if ir.DataType(tensor.data_type).bitwidth < 8:
+        raw = bytes(buffer[offset : offset + length])
+        packed = TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=raw)
+        return numpy_helper.to_array(packed)
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return np.frombuffer(buffer, dtype, length // dtype.itemsize, offset).reshape(list(tensor.dims))
+
+
+class DataFiles:
+    """Reads data files, or maps each once while it is unchanged.
+
+    Some are held open, so that they can be read after another process has saved over the model and removed them.
+    """
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, tuple[tuple[int, int, int], mmap.mmap | bytes]] = {}
+        self._held: dict[Path, int] = {}
+        weakref.finalize(self, _close, self._held)
+
+    def hold(self, paths: Iterable[Path]) -> None:
+        """Hold the first data files open, and close those that were held before."""
+        _close(self._held)
+        for path in list(dict.fromkeys(paths))[:_HELD]:
+            with contextlib.suppress(OSError):
+                self._held[path] = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+
+    @contextlib.contextmanager
+    def open(self, path: Path, size: int = 0) -> Iterator[BinaryIO]:
+        """Open a data file for reading.
+
+        Args:
+            path: The file.
+            size: Number of bytes that it must have.
+
+        Raises:
+            ModelError: It cannot be read, or is truncated.
+        """
+        label = f"The data file {str(path)!r}"
+        try:
+            try:
+                file: BinaryIO = path.open("rb")
+            except FileNotFoundError:
+                if path not in self._held:
+                    raise
+                file = os.fdopen(os.dup(self._held[path]), "rb")
+                file.seek(0)
+        except OSError as error:
+            raise ModelError(f"{label} cannot be read: {reason(error, 'put it back')}.") from error
+        with file:
+            found = os.fstat(file.fileno()).st_size
+            if found < size:
+                raise ModelError(f"{label} has {found} bytes, but the model needs {size}; copy it again.")
+            yield file
+
+    def array(self, tensor: TensorProto, data: ExternalData) -> npt.NDArray[np.generic]:
+        """Return the tensor's values, read-only and memory-mapped.
+
+        Raises:
+            ModelError: The file cannot be read, or is truncated.
+        """
+        if data.length == 0:
+            return np.empty(list(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        return raw_array(tensor, self._buffer(data), data.offset, data.length)
+
+    def read(self, data: ExternalData) -> bytes:
+        """Read the bytes of a tensor.
+
+        Raises:
+            ModelError: The file cannot be read, or is truncated.
+        """
+        with self.open(data.path, data.end) as file:
+            file.seek(data.offset)
+            return file.read(data.length)
+
+    def raw(self, data: ExternalData) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a tensor, read-only and memory-mapped.
+
+        Raises:
+            ModelError: The file cannot be read, or is truncated.
+        """
+        if data.length == 0:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(self._buffer(data), np.uint8, data.length, data.offset)
+
+    def _buffer(self, data: ExternalData) -> mmap.mmap | bytes:
+        with self.open(data.path, data.end) as file:
+            status = os.fstat(file.fileno())
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+            known = self._maps.get(data.path)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            try:
+                if status.st_size <= _SMALL_FILE:
+                    buffer: mmap.mmap | bytes = file.read()
+                else:
+                    buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise ModelError(
+                    f"The data file {str(data.path)!r} cannot be read: {reason(error, 'check the file')}."
+                ) from error
+        self._maps[data.path] = (stamp, buffer)
+        return buffer
+
+
+def _close(held: dict[Path, int]) -> None:
+    while held:
+        os.close(held.popitem()[1])
+
+
+class DataTensor(ir.ExternalTensor):
+    """An external tensor of a working copy, whose data file may be renamed by a save.
+
+    Args:
+        tensor: The initializer.
+        data: Returns the current location of its data.
+        read: Returns its values.
+        folder: Folder of the model.
+    """
+
+    __slots__ = ("_read", "_where")
+
+    def __init__(
+        self,
+        tensor: TensorProto,
+        data: Callable[[], ExternalData],
+        read: Callable[[], npt.NDArray[np.generic]],
+        folder: str = "",
+    ) -> None:
+        found = data()
+        super().__init__(
+            found.location,
+            found.offset,
+            found.length,
+            ir.DataType(tensor.data_type),
+            shape=ir.Shape(tensor.dims),
+            name=tensor.name,
+            doc_string=tensor.doc_string or None,
+            base_dir=folder,
+        )
+        self._where, self._read = data, read
+
+    @property
+    def location(self) -> str:
+        """Path of the data file, relative to the model's folder."""
+        return self._where().location
+
+    def numpy(self) -> npt.NDArray[np.generic]:
+        """Return the values, memory-mapped."""
+        return self._read()
+
+    def __array__(self, dtype: Any = None) -> npt.NDArray[np.generic]:
+        return np.asarray(self._read(), dtype)
+
+    def tobytes(self) -> bytes:
+        """Return the raw data."""
+        return bytes(ir.Tensor(self._read(), dtype=self.dtype, name=self.name).tobytes())
+
+
+def with_external_data(
+    proto: ModelProto, folder: str | os.PathLike[str] | None, moved: Mapping[str, str] | None = None
+) -> ModelProto:
+    """Load external data into a model, in place, and return the model.
+
+    A result of more than 2 GiB cannot be written as one file; use ``onnx.save(..., save_as_external_data=True)``.
+
+    Args:
+        proto: The model.
+        folder: Folder of its data files; ``None`` where it is unknown.
+        moved: New locations of data files by the locations in the model.
+
+    Raises:
+        ModelError: A file is missing, too short or outside the folder.
+    """
+    for tensor, data in _external(proto, folder, moved=moved):
+        with data.path.open("rb") as file:
+            file.seek(data.offset)
+            tensor.raw_data = file.read(data.length)
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+    return proto
+
+
+def check_external_data(
+    proto: ModelProto, folder: str | os.PathLike[str] | None, *, without: Container[str] = ()
+) -> None:
+    """Check that a model's data files exist, except those of some tensors.
+
+    Raises:
+        ModelError: A file is missing, too short or outside the folder.
+    """
+    for _ in _external(proto, folder, without):
+        pass
+
+
+def _external(
+    proto: ModelProto,
+    folder: str | os.PathLike[str] | None,
+    without: Container[str] = (),
+    moved: Mapping[str, str] | None = None,
+) -> Iterator[tuple[TensorProto, ExternalData]]:
+    """Yield the external tensors and their data."""
+    base = None if folder is None else Path(folder)
+    for tensor in all_tensors(proto):
+        if tensor.data_location == TensorProto.EXTERNAL and tensor.name not in without:
+            yield tensor, locate(tensor, base, moved)

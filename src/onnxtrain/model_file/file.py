@@ -1,28 +1,27 @@
-"""A user's model file: read, understood, upgraded for training, and written back with new weights."""
+"""A user's model file: read, checked, upgraded for training, and written back with new weights."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import posixpath
+import stat
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.background import BackgroundRead
-from onnxtrain.model_file.checks import check_model
-from onnxtrain.model_file.data_files import DataFiles, DataTensor, raw_array
-from onnxtrain.model_file.embedded_weights import Hidden, fill, fill_tensor, lift, with_hidden
-from onnxtrain.model_file.external import ExternalData
-from onnxtrain.model_file.large import LargeData
-from onnxtrain.model_file.origin import Origin
-from onnxtrain.model_file.protobuf_wire import Template
-from onnxtrain.model_file.reading import parse_file, places_by_name, read_file, serialised
+from onnxtrain.model_file.checks import check_model, dense_array
+from onnxtrain.model_file.embedded_weights import EmbeddedWeight, fill, fill_tensor, lift, with_embedded
+from onnxtrain.model_file.external import DataFiles, DataTensor, ExternalData, raw_array, with_external_data
+from onnxtrain.model_file.large_data import BackgroundRead, LargeData, SourceFile, Stamp, stamp_of
+from onnxtrain.model_file.proto import default_opset, is_large, without_data
+from onnxtrain.model_file.protobuf_wire import CutOffError, Template, TooManyFieldsError, WireError
 from onnxtrain.model_file.saving import (
     DataFile,
     NewValues,
@@ -32,38 +31,137 @@ from onnxtrain.model_file.saving import (
     refuse_node,
     save_model,
 )
-from onnxtrain.model_file.self_contained import with_external_data
-from onnxtrain.model_file.skeleton import default_opset, is_large, without_data
-from onnxtrain.model_file.sparse_tensors import dense_array
-from onnxtrain.model_file.working import understood, working_copy
-from onnxtrain.model_file.writing import check_writable, resolve_output
+from onnxtrain.model_file.working_copy import understood, working_copy
+from onnxtrain.model_file.writing import check_writable, reason, resolve_output
+
+_MAXIMUM_BYTES = (1 << 31) - 1
+"""Size limit of protocol buffers."""
+
+_MAPPED_FROM = 1 << 24
+"""Bytes from which a file is mapped, not read."""
+
+
+def serialised(model: ModelProto) -> bytes:
+    """Serialize a model.
+
+    Raises:
+        ModelError: It is larger than 2 GiB.
+    """
+    try:
+        return bytes(model.SerializeToString())
+    except (EncodeError, ValueError) as error:
+        raise ModelError(
+            "The model is larger than 2 GiB, which protocol buffers cannot hold; "
+            "save it with external data and give the path."
+        ) from error
+
+
+def read_file(path: Path) -> tuple[bytes | mmap.mmap, Stamp]:
+    """Return the bytes of a file and its stamp. A large file is mapped.
+
+    Raises:
+        ModelError: It cannot be read.
+    """
+    label = repr(str(path))
+    try:
+        _check_regular(label, os.stat(path))  # before opening, which would block on a pipe
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            _check_regular(label, status)
+            if status.st_size > _MAXIMUM_BYTES:
+                raise ModelError(
+                    f"{label} is larger than 2 GiB, which an ONNX file cannot be; large weights must be external data."
+                )
+            if status.st_size > _MAPPED_FROM:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), stamp_of(status)
+            data = file.read(_MAPPED_FROM)  # bounded, since files in /proc report size 0
+    except FileNotFoundError as error:
+        raise ModelError(f"There is no file {label}; check the path.") from error
+    except OSError as error:
+        raise ModelError(f"{label} cannot be read: {reason(error, 'check the file')}.") from error
+    except ValueError as error:  # a NUL character
+        raise ModelError(f"There is no file {label}, since no file can have this name; check the path.") from error
+    if not data:
+        raise ModelError(f"{label} is empty; an ONNX model is needed.")
+    return data, stamp_of(status)
+
+
+def _check_regular(label: str, status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise ModelError(f"{label} is a folder; give the model file in it.")
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelError(f"{label} is a device, a pipe or a socket, which may have no end; give a file.")
+
+
+def parse_file(path: Path, data: bytes | mmap.mmap) -> tuple[ModelProto, Template, dict[str, slice]]:
+    """Return the model without the raw data of large initializers, its template, and the ranges of that data.
+
+    Raises:
+        ModelError: The bytes are not a model.
+    """
+    label = repr(str(path))
+    no_model = f"{label} is not an ONNX model: it starts with {data[:8]!r}; give a file that an ONNX exporter wrote."
+    try:
+        template = Template(data)
+    except CutOffError as error:
+        # Exporters write the IR version first: field 1, a small integer.
+        if data[0] == 0x08 and len(data) > 1 and 0 < data[1] < 0x80:
+            raise ModelError(
+                f"{label} is cut off: it has {len(data)} bytes and the model in it is longer; copy it again."
+            ) from error
+        raise ModelError(no_model) from error
+    except TooManyFieldsError as error:
+        raise ModelError(
+            f"{label} has more fields than any model, probably since its values are stored one by one; export it "
+            "again, with raw data."
+        ) from error
+    except WireError as error:
+        raise ModelError(no_model) from error
+    try:
+        proto: ModelProto = ModelProto.FromString(template.light())
+    except DecodeError as error:
+        if "MaxDepth" in str(error):
+            raise ModelError(
+                f"{label} nests the bodies of If, Loop and Scan deeper than protocol buffers read; "
+                "export it with fewer levels."
+            ) from error
+        raise ModelError(no_model) from error
+    if not proto.ir_version:
+        raise ModelError(no_model)
+    return proto, template, ranges_by_name(proto, template)
+
+
+def ranges_by_name(proto: ModelProto, template: Template) -> dict[str, slice]:
+    """Return the byte ranges of large initializers' raw data, by name."""
+    return {proto.graph.initializer[index].name: span for index, span in template.large().items()}
+
 
 __all__ = ["ModelFile", "check_writable"]
 
 
 class ModelFile:
-    """A user's model as given, written back with new weights and nothing else changed.
+    """A user's model as given, written back with new weights and no other change.
 
-    External data is not read: initializers that have it are memory-mapped when their values are asked for.
+    External data is memory-mapped when its values are needed.
 
-    What `save` writes is the file's own bytes with the data of initializers replaced, in the storage that they
-    had (raw or typed field, external file at its offset). The model is not serialised again, since that
-    normalises what files may contain: the order of fields, packed lists, fields of newer versions (see `wire`).
+    `save` writes the bytes of the file with the data of initializers replaced, in their original storage (raw or typed
+    field, external file at its offset). The model is not serialized again, which would normalize it (see
+    `protobuf_wire`).
 
     Args:
-        proto: The model; never changed.
+        proto: The model; never modified.
         template: Its bytes.
-        path: Where they came from.
-        folder: Where its external data is.
+        path: The file that they were read from.
+        folder: Folder of its external data.
         large: Data that is not in ``proto``.
-        origin: What this one was made from; they share the data files, and where these have moved.
-        hidden: Weights that are no initializers of the main graph; the template is cut there, too.
+        origin: The model that this one was derived from; both share data files and their new locations.
+        embedded: Weights outside the initializers of the main graph; the template is cut there, too.
 
     Attributes:
-        path: The file, ``None`` for a model that was given as an object.
-        folder: Where external data is, ``None`` where that is not known.
-        proto: The model as given, without its external data; of a file also without the raw data of large
-            initializers, which :meth:`whole` has.
+        path: The file; ``None`` for a model that was given as an object.
+        folder: Folder of external data; ``None`` where it is unknown.
+        proto: The model without external data; for a file also without the raw data of large initializers, which
+            :meth:`whole` includes.
 
     Example:
         >>> import onnx
@@ -83,7 +181,7 @@ class ModelFile:
         folder: Path | None,
         large: LargeData | None = None,
         origin: ModelFile | None = None,
-        hidden: Sequence[Hidden] = (),
+        embedded: Sequence[EmbeddedWeight] = (),
     ) -> None:
         self.path = path
         self.folder = folder
@@ -95,13 +193,13 @@ class ModelFile:
         self._large = large or LargeData()
         try:
             self._external, everywhere = check_model(self._label, proto, template, folder, self._moved)
-        except UnicodeDecodeError as error:  # protocol buffers look at strings only when they are read
+        except UnicodeDecodeError as error:  # protocol buffers decode strings at access
             raise ModelError(
                 f"{self._label} is damaged: it has a name that is not UTF-8 text; copy it again."
             ) from error
-        self._hidden = {item.name: item for item in hidden}
+        self._embedded = {item.name: item for item in embedded}
         self._positions = {tensor.name: index for index, tensor in enumerate(proto.graph.initializer)}
-        self._sizes: dict[str, int] = {}  # of data files: up to which byte tensors reach
+        self._sizes: dict[str, int] = {}  # end of the last tensor in each data file
         for data in everywhere:
             self._sizes[data.file] = max(data.end, self._sizes.get(data.file, 0))
         self._locations = {data.location for data in everywhere}
@@ -119,43 +217,42 @@ class ModelFile:
         """Read and check a model.
 
         Args:
-            model: A path, or a model in memory (which must not be changed afterwards).
-            folder: Where the external data of a model in memory is; a file's is in its own folder.
-            lent: For whoever calls :meth:`release` soon. Large initializers of a large file are read in the background,
-                and waited for when the first of them is asked for.
+            model: A path, or a model in memory, which must not be modified afterwards.
+            folder: Folder of the external data of a model in memory; a file's is in its own folder.
+            lent: The caller will call :meth:`release` soon. Large initializers of a large file are then read in the
+                background; the first access waits for them.
 
         Raises:
-            ModelError: There is no such file, it is no ONNX model, or not one that can be used; the message
-                says what is wrong.
+            ModelError: The file does not exist, is not an ONNX model, or is invalid.
         """
         if isinstance(model, ModelProto):
             data = serialised(model)
-            template, hidden = with_hidden(model, Template(data), data)
-            return cls(model, template, None, None if folder is None else Path(folder), hidden=hidden)
+            template, embedded = with_embedded(model, Template(data), data)
+            return cls(model, template, None, None if folder is None else Path(folder), embedded=embedded)
         path = Path(model)
         mapped, stamp = read_file(path)
-        proto, template, places = parse_file(path, mapped)
-        origin = Origin(path, stamp, places)
-        background = BackgroundRead.of(origin) if lent and places and isinstance(mapped, mmap.mmap) else None
-        template, hidden = with_hidden(proto, template, mapped)
-        large = LargeData(mapped, places, origin, lent=lent and isinstance(mapped, bytes), background=background)
-        return cls(proto, template, path, path.parent, large, hidden=hidden)
+        proto, template, ranges = parse_file(path, mapped)
+        origin = SourceFile(path, stamp, ranges)
+        background = BackgroundRead.of(origin) if lent and ranges and isinstance(mapped, mmap.mmap) else None
+        template, embedded = with_embedded(proto, template, mapped)
+        large = LargeData(mapped, ranges, origin, lent=lent and isinstance(mapped, bytes), background=background)
+        return cls(proto, template, path, path.parent, large, embedded=embedded)
 
     def changed(self, proto: ModelProto) -> ModelFile:
-        """The file of a model that was made from `whole`: initializers that kept their names have kept their data.
+        """Wrap a model that was derived from `whole`; initializers that kept their names have unchanged data.
 
         Raises:
-            ModelError: It is too large for protocol buffers, or cannot be used.
+            ModelError: It is larger than 2 GiB, or invalid.
         """
         data = serialised(proto)
         template = Template(data)
         light = ModelProto.FromString(template.light())
-        large = LargeData(data, places_by_name(light, template), self._large.origin)
-        template, hidden = with_hidden(light, template, data)
-        return ModelFile(light, template, None, self.folder, large, self, hidden)
+        large = LargeData(data, ranges_by_name(light, template), self._large.source)
+        template, embedded = with_embedded(light, template, data)
+        return ModelFile(light, template, None, self.folder, large, self, embedded)
 
     def whole(self, *, without: Container[str] = ()) -> ModelProto:
-        """A copy of the model with all its data but the external, and that of some initializers."""
+        """Return a copy of the model with all inline data, except that of some initializers."""
         proto = ModelProto()
         proto.CopyFrom(self.proto)
         for tensor in proto.graph.initializer:
@@ -164,7 +261,7 @@ class ModelFile:
         return proto
 
     def inlined(self, *, without: Container[str] = ()) -> ModelProto:
-        """A copy of the model with all its data inside, but that of some initializers.
+        """Return a copy of the model with all data inline, except that of some initializers.
 
         Raises:
             ModelError: A data file cannot be read.
@@ -177,7 +274,7 @@ class ModelFile:
         return with_external_data(proto, self.folder, self._moved)
 
     def filled(self, values: Mapping[str, npt.NDArray[np.generic]]) -> ModelProto:
-        """Return the model that :meth:`save` writes, in memory, with all data inside and sparse initializers dense.
+        """Return the model that :meth:`save` writes, with all data inline and sparse initializers dense.
 
         Raises:
             ModelError: A data file cannot be read.
@@ -187,44 +284,43 @@ class ModelFile:
         for tensor in proto.graph.initializer:
             if tensor.name in values:
                 fill_tensor(tensor, values[tensor.name])
-        for name, item in dense._hidden.items():
+        for name, item in dense._embedded.items():
             if name in values:
                 fill(proto, item, values[name])
         return proto
 
     def release(self, names: Iterable[str]) -> None:
-        """Free the memory of initializers whose values somebody else has now: a training, its parameters.
+        """Free the memory of initializers whose values a training has copied.
 
-        Whoever asks for them all the same gets them from the file, as long as that stays as it was. Of a model that
-        was given as an object nothing is released, nor of one with sparse initializers: saving makes these dense, in a
-        model made anew.
+        Later accesses read the file again, while it is unchanged. A model that was given as an object, or that has
+        sparse initializers (saving rebuilds it), keeps its data.
         """
         self._large.release(() if self.proto.graph.sparse_initializer else names)
 
     def take(self, value: npt.NDArray[np.generic]) -> npt.NDArray[np.generic] | None:
-        """Release the initializer whose memory an array from :meth:`value` shows, and hand over that memory.
+        """Release the initializer whose memory an array from :meth:`value` views, and transfer that memory.
 
-        What is returned is the same array, and may be written. ``None`` where others look at that memory, and where the
-        array shows something else.
+        The result is a writable array with the same memory; ``None`` if there are other views, or the array views
+        other memory.
         """
         return None if self.proto.graph.sparse_initializer else self._large.take(value)
 
     @property
     def opset(self) -> int:
-        """The version of ONNX's own operators (domain "" or "ai.onnx") that the model imports."""
+        """Opset of the default domain ("" or "ai.onnx")."""
         opset = default_opset(self.proto.opset_import)
-        assert opset is not None  # checked on loading
+        assert opset is not None  # checked by load
         return opset
 
     def names(self) -> list[str]:
-        """The names of the main graph's initializers, in order; sparse ones are not among them."""
+        """Return the names of the main graph's initializers in order, without sparse ones."""
         return list(self._positions)
 
     def tensor(self, name: str) -> TensorProto:
-        """An initializer as the model has it.
+        """Return an initializer of the model.
 
         Raises:
-            ModelError: There is none of this name.
+            ModelError: There is no such initializer.
         """
         tensor = self.declared(name)
         if name in self._large:
@@ -234,23 +330,23 @@ class ModelFile:
         return tensor
 
     def declared(self, name: str) -> TensorProto:
-        """An initializer as the model has it, perhaps without its data.
+        """Return an initializer of the model, possibly without its data.
 
         Raises:
-            ModelError: There is none of this name.
+            ModelError: There is no such initializer.
         """
-        if name in self._hidden:
-            return self._hidden[name].tensor
+        if name in self._embedded:
+            return self._embedded[name].tensor
         if name not in self._positions:
             raise ModelError(f"The model has no initializer named {name!r}; `names` lists those that it has.")
         tensor: TensorProto = self.proto.graph.initializer[self._positions[name]]
         return tensor
 
     def value(self, name: str) -> npt.NDArray[np.generic]:
-        """An initializer's values as a read-only array; external data is memory-mapped.
+        """Return an initializer's values as a read-only array; external data is memory-mapped.
 
         Raises:
-            ModelError: There is no initializer of this name, or its external data is gone.
+            ModelError: There is no such initializer, or its external data was removed.
         """
         tensor = self.declared(name)
         if name in self._external:
@@ -270,28 +366,27 @@ class ModelFile:
         return data if location is None else data._replace(location=location, path=self._path_of(data.file))
 
     def _path_of(self, file: str) -> Path:
-        """A data file, by the name that the model has for it."""
+        """Return the path of a data file, given its location in the model."""
         return (self.folder or Path()) / self._moved.get(file, file)
 
     def training_model(self, minimum_opset: int = 18) -> ir.Model:
-        """A working copy for training.
+        """Return a working copy for training.
 
-        Initializers keep their names. Large ones are not copied: they refer to the tensors of this model, or to
-        its data files, which are mapped when they are read. Weights in Constant nodes and bodies are initializers, too
-        (see `hidden`). Those that are listed as graph inputs too are no
-        inputs any more. A ZipMap hands the tensor through that it was given. Sparse ones are dense. The domain
-        "ai.onnx" is written "". Nodes stand behind what they read. Functions stay.
+        Initializers keep their names. Large ones are not copied: they refer to the tensors of this model, or to its
+        data files, which are mapped when they are read. Weights in Constant nodes, attributes and bodies become
+        initializers (see `embedded_weights`). Initializers are no graph inputs, and sparse ones are dense. A ZipMap
+        becomes an Identity. The domain "ai.onnx" is written "". Nodes are sorted. Functions stay.
 
         Args:
-            minimum_opset: The opset that the copy has at least.
+            minimum_opset: Minimum opset of the copy.
 
         Raises:
             ModelError: An operator cannot be upgraded; the message names it.
         """
         with understood(self._label):
-            # What is left with data in files is in attributes and bodies, where nobody maps it.
+            # the remaining external data is in attributes and bodies, where it is not mapped
             proto = with_external_data(without_data(self.proto), self.folder, self._moved)
-            lift(proto, list(self._hidden.values()))
+            lift(proto, list(self._embedded.values()))
             folder = "" if self.folder is None else str(self.folder)
             large = {
                 tensor.name: self._working_tensor(tensor, folder)
@@ -301,13 +396,13 @@ class ModelFile:
             return working_copy(self._label, proto, large, folder, minimum_opset)
 
     def _working_tensor(self, tensor: TensorProto, folder: str) -> ir.TensorProtocol:
-        """A large initializer of a working copy, whose data is looked up when it is read."""
+        """Return a large initializer of a working copy, whose data is read when it is needed."""
         name = tensor.name
         if name in self._external:
             return DataTensor(tensor, lambda: self._where(name), lambda: self.value(name), folder)
         dtype = ir.DataType(tensor.data_type)
         if name not in self._large:
-            # Behind a tensor of its own: whoever renames that must not rename the user's.
+            # wrapped, so that renaming it does not rename the user's tensor
             found = ir.serde.deserialize_tensor(tensor, folder)
             if dtype == ir.DataType.STRING:
                 return found
@@ -317,7 +412,7 @@ class ModelFile:
         )
 
     def dense(self) -> ModelFile:
-        """The model with its sparse initializers stored dense; itself where it has none."""
+        """Return the model with its sparse initializers stored dense; itself if it has none."""
         if not self.proto.graph.sparse_initializer:
             return self
         proto = self.whole()
@@ -327,7 +422,7 @@ class ModelFile:
         return self.changed(proto)
 
     def replace_by(self, path: str | os.PathLike[str], data: bytes) -> None:
-        """Write another model's bytes to a file, in the way of :meth:`save`; data files of this one stay.
+        """Write another model's bytes to a file, as :meth:`save` does; data files of this model stay.
 
         Raises:
             ModelError: The file cannot be written.
@@ -335,7 +430,7 @@ class ModelFile:
         save_model(path, {}, lambda moved: [data], sources=self._data_files, keep=map(self._path_of, self._sizes))
 
     def check_writable(self, path: str | os.PathLike[str]) -> None:
-        """Find out before training whether `save` will be able to write here.
+        """Make sure, before training, that `save` can write to a path.
 
         Raises:
             ModelError: The path, or a data file beside it, cannot be written.
@@ -371,14 +466,14 @@ class ModelFile:
 
         Args:
             path: The new file.
-            values: New arrays by initializer name, of the initializers' types and shapes; large ones
-                are taken when they are written, one after the other. With a value for a sparse initializer, all sparse
-                ones are written dense.
-            metadata: Entries to add to the model's metadata, which stands at the end of the file.
+            values: New arrays by initializer name, of the initializers' types and shapes; large ones are requested when
+                they are written, one after the other. With a value for a sparse initializer, all sparse ones are
+                written dense.
+            metadata: Entries to append to the model's metadata.
 
         Raises:
-            ModelError: A value does not fit its initializer, an entry of the metadata is another one already, or the
-                file cannot be written.
+            ModelError: A value does not fit its initializer, a metadata entry exists with another value, or the file
+                cannot be written.
         """
         added = self._added_metadata(metadata or {})
         if any(sparse.values.name in values for sparse in self.proto.graph.sparse_initializer):
@@ -389,7 +484,7 @@ class ModelFile:
             self.declared,
             positions=self._positions,
             external=self._external,
-            hidden=self._hidden,
+            embedded=self._embedded,
             large=self._template.large(),
         )
         check_shared(self._external, values)
@@ -417,14 +512,14 @@ class ModelFile:
 
     @property
     def _original(self) -> str | None:
-        """The name of the file that the model was read from."""
+        """Name of the file that the model was read from."""
         return None if self._home is None else self._home.name
 
     def _added_metadata(self, entries: Mapping[str, str]) -> bytes:
-        """The bytes of new entries, behind those of a model; none for what it has already.
+        """Return the bytes of new metadata entries, to append to those of the model.
 
         Raises:
-            ModelError: It has an entry of this name with another text.
+            ModelError: An entry exists with another value.
         """
         known, added = {entry.key: entry.value for entry in self.proto.metadata_props}, ModelProto()
         for key, text in entries.items():
@@ -439,7 +534,7 @@ class ModelFile:
         return data
 
     def _is_own(self, target: Path) -> bool:
-        """Return whether a path is the file that the model was read from, in the folder of its data."""
+        """Return whether a path is the file that the model was read from, in the same folder."""
         home = self._home
         return (
             home is not None
@@ -455,10 +550,10 @@ class ModelFile:
 
 
 def _check_folder(target: Path, data: Path) -> None:
-    """Find out whether a data file below the folder of a model can be written; missing folders are made later.
+    """Make sure that a data file below the folder of a model can be written; missing folders are made later.
 
     Raises:
-        ModelError: It cannot.
+        ModelError: It cannot be written.
     """
     existing = next(path for path in data.parents if os.path.lexists(path))
     if existing != target.parent:

@@ -1,8 +1,8 @@
-"""Linear models of ``ai.onnx.ml``, whose weights are attributes: where these are, and the same in standard operators.
+"""Linear models of ``ai.onnx.ml``: their weights, which are attributes, and the same models in standard operators.
 
-scikit-learn's converter writes ``LinearClassifier``, ``LinearRegressor`` and ``Scaler`` with lists of numbers as
-attributes. In a working copy these are initializers like any other, read by standard operators in the place of the
-node; in the file they stay where they are. What a node computes is what ONNX Runtime computes for it.
+scikit-learn's converter writes ``LinearClassifier``, ``LinearRegressor`` and ``Scaler`` with lists of floats as
+attributes. In a working copy these lists are initializers, read by standard operators that replace the node; in the
+file they stay attributes. The standard operators compute the results of ONNX Runtime's kernels.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
 
 _CLASSIFIER_ENDINGS = ("NONE", "LOGISTIC", "SOFTMAX")
-"""Post transforms that standard operators give; PROBIT and SOFTMAX_ZERO are none."""
+"""Post transforms that standard operators can express."""
 
 
 class AttributeWeight(NamedTuple):
-    """A list of numbers among a node's attributes that is a weight.
+    """An attribute of a node that is a weight.
 
     Attributes:
-        place: Which attribute it is.
-        tensor: Its values as an initializer, under the attribute's name; of a mirrored one the second half.
-        mirrored: Whether its first half is the negative of the second: a classifier of two classes with one score.
+        position: Index of the attribute.
+        tensor: Its values as an initializer with the attribute's name; the second half of a mirrored one.
+        mirrored: True where the first half is the negative of the second: a binary classifier with one score.
     """
 
-    place: int
+    position: int
     tensor: TensorProto
     mirrored: bool = False
 
 
 def attribute_weights(node: NodeProto) -> list[AttributeWeight]:
-    """The weights among a node's attributes; none where standard operators do not give what the node computes.
+    """Return the weights among a node's attributes; none if standard operators cannot express the node.
 
     Example:
         >>> node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0, 2.0], scale=[0.5, 0.5])
@@ -46,41 +46,41 @@ def attribute_weights(node: NodeProto) -> list[AttributeWeight]:
         return []
     mirrored = _is_mirrored(node)
     found = []
-    for index, attribute in enumerate(node.attribute):
+    for position, attribute in enumerate(node.attribute):
         if attribute.name in shapes:
             values = np.array(attribute.floats, np.float32).reshape(shapes[attribute.name])
             tensor = numpy_helper.from_array(values[1:] if mirrored else values, attribute.name)
-            found.append(AttributeWeight(index, tensor, mirrored))
+            found.append(AttributeWeight(position, tensor, mirrored))
     return found
 
 
-def put(attribute: AttributeProto, values: np.ndarray) -> None:
-    """Give an attribute new numbers, in place."""
+def set_values(attribute: AttributeProto, values: np.ndarray) -> None:
+    """Set the values of an attribute, in place."""
     attribute.floats[:] = values.reshape(-1).tolist()
 
 
 def mirror(values: np.ndarray) -> np.ndarray:
-    """The numbers of a mirrored attribute: the negative, then the values."""
+    """Return the values of a mirrored attribute: the negatives, then the values."""
     return np.concatenate([-values, values])
 
 
 def standard_form(node: NodeProto, weights: Mapping[str, str], *, opset: int) -> list[NodeProto]:
-    """Standard operators that compute what a node does.
+    """Return standard operators that compute a node.
 
     Args:
-        node: One that `attribute_weights` finds weights in, or a ``Normalizer``.
-        weights: The names of the initializers by attributes.
-        opset: The version of ONNX's own operators.
+        node: A node with weights (`attribute_weights`), or a ``Normalizer``.
+        weights: Names of the initializers by attribute.
+        opset: Opset of the default domain.
     """
-    form = _Form(node, weights, opset)
-    build = {"Scaler": form.scaler, "LinearRegressor": form.regressor, "LinearClassifier": form.classifier}
-    build["Normalizer"] = form.normalizer
+    made = _StandardNodes(node, weights, opset)
+    build = {"Scaler": made.scaler, "LinearRegressor": made.regressor, "LinearClassifier": made.classifier}
+    build["Normalizer"] = made.normalizer
     build[node.op_type]()
-    return form.nodes
+    return made.nodes
 
 
 def is_normalizer(node: NodeProto) -> bool:
-    """Return whether a node is a ``Normalizer``, which has no weights and stands between linear models."""
+    """Return whether a node is a ``Normalizer``, which has no weights."""
     return node.op_type == "Normalizer" and node.domain == MACHINE_LEARNING_DOMAIN
 
 
@@ -89,7 +89,7 @@ def _attributes(node: NodeProto) -> dict[str, AttributeProto]:
 
 
 def _shapes(node: NodeProto) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of the weights by attribute; None where the node is none of the three, or not in order."""
+    """Return the shapes of the weights by attribute; None for another or an invalid node."""
     if node.domain != MACHINE_LEARNING_DOMAIN:
         return None
     given = _attributes(node)
@@ -120,18 +120,18 @@ def _class_count(given: Mapping[str, AttributeProto]) -> int:
 
 
 def _is_mirrored(node: NodeProto) -> bool:
-    """Return whether a binary classifier has one score: the other is its negative, before the logistic function."""
+    """Return whether a binary classifier has one score, and its negative as the other, before the logistic function."""
     given = _attributes(node)
     if "intercepts" not in given or len(given["intercepts"].floats) != 2:
         return False
     if "post_transform" not in given or given["post_transform"].s != b"LOGISTIC":
         return False
-    halves = [np.array(given[name].floats, np.float32).reshape(2, -1) for name in ("coefficients", "intercepts")]
-    return all(np.array_equal(half[0], -half[1]) for half in halves)
+    pairs = [np.array(given[name].floats, np.float32).reshape(2, -1) for name in ("coefficients", "intercepts")]
+    return all(np.array_equal(pair[0], -pair[1]) for pair in pairs)
 
 
-class _Form:
-    """The nodes of one form, while they are made."""
+class _StandardNodes:
+    """Builder of the standard operators for one node."""
 
     def __init__(self, node: NodeProto, weights: Mapping[str, str], opset: int) -> None:
         self.nodes: list[NodeProto] = []
@@ -157,10 +157,10 @@ class _Form:
         if single or _is_mirrored(self._node):
             zero = self._constant("zero", np.zeros((1, 1), np.float32))
             index = self._add("Cast", self._rows(self._add("Greater", scores, zero)), to=TensorProto.INT64)
-            if ending == b"LOGISTIC":  # a Concat at the end tells that these are probabilities
+            if ending == b"LOGISTIC":  # the final Concat marks probabilities
                 pair = [self._add("Sigmoid", score) for score in (self._add("Neg", scores), scores)]
                 self._add("Concat", *pair, output=result, axis=1)
-            else:  # (1 - s, s), which are none
+            else:  # (1 - s, s), which are no probabilities
                 signs = self._constant("signs", np.array([[-1, 1]], np.float32))
                 shift = self._constant("shift of two", np.array([[1, 0]], np.float32))
                 self._add("Add", self._add("Mul", scores, signs), shift, output=result)
@@ -171,7 +171,7 @@ class _Form:
         self._add("Gather", self._labels(), index, output=label)
 
     def normalizer(self) -> None:
-        """y = x / |x| by rows, of whatever norm; a row of zeros stays."""
+        """y = x / |x| by rows, in any norm; a row of zeros is kept."""
         x, norm = self._floats(), self._given["norm"].s if "norm" in self._given else b"MAX"
         if norm == b"MAX":
             size = self._reduce("ReduceMax", x, since=18)
@@ -179,7 +179,7 @@ class _Form:
             size = self._reduce("ReduceSum", self._add("Abs", x) if norm == b"L1" else self._add("Mul", x, x), since=13)
         some = self._add("Cast", size, to=TensorProto.BOOL)
         one = self._add("Cast", self._add("Not", some), to=TensorProto.FLOAT)
-        size = self._add("Add", size, one)  # so that the root has a slope, too
+        size = self._add("Add", size, one)  # avoids the infinite slope of the root at 0
         self._add("Div", x, self._add("Sqrt", size) if norm == b"L2" else size, output=self._node.output[0])
 
     def _scores(self, output: str | None = None) -> str:

@@ -1,10 +1,10 @@
-"""A serialised model with replaceable initializers: every other byte stays what it was.
+"""A serialized model with replaceable initializers: every other byte stays what it was.
 
-Parsing a model and serialising it again is not the identity. Fields in another order than their numbers', fields
-that this version of ONNX does not know, lists that are packed (.NET, Java) or not (C++, Python), lengths that are
-not written the shortest way: protocol buffers allow all of these and a serialiser normalises them. So a model is
-not reserialised. Its bytes are cut at the data of the initializers and put together again with new data, and the
-lengths of the enclosing messages where those changed (only where numbers of variable length did).
+Parsing a model and serializing it again is not the identity. Fields in another order than their numbers', fields that
+this version of ONNX does not know, lists that are packed (.NET, Java) or not (C++, Python), lengths that are not
+written the shortest way: protocol buffers allow all of these, and a serializer normalizes them. So a model is not
+serialized again. Its bytes are cut at the data of the initializers and joined again with new data, and with new lengths
+of the enclosing messages where those changed (only where integers of variable length did).
 
 The field numbers are those of ``onnx.proto``; the encoding is that of protocol buffers
 (https://protobuf.dev/programming-guides/encoding).
@@ -19,23 +19,135 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
+import onnx_ir as ir
+from onnx import TensorProto, numpy_helper
 
-from onnxtrain.model_file.protobuf_fields import (
-    BYTES,
-    FIXED32,
-    FIXED64,
-    VARINT,
-    Budget,
-    CutOffError,
-    Slice,
-    TooManyFieldsError,
-    WireError,
-    read_fields,
-    read_varint,
-    varints,
-)
-from onnxtrain.model_file.tensor_data import raw_bytes, typed_elements
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types."""
+
+
+class WireError(ValueError):
+    """The bytes are not a sequence of fields."""
+
+
+class CutOffError(WireError):
+    """A field is longer than the remaining data."""
+
+
+class TooManyFieldsError(WireError):
+    """There are more fields than any model has."""
+
+
+class Budget:
+    """Limit on the number of fields that are read in a message and its submessages.
+
+    Args:
+        most: The limit.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+
+class Slice(NamedTuple):
+    """Position of a field: its tag, its payload, its end."""
+
+    number: int
+    wire_type: int
+    start: int
+    payload: int
+    end: int
+
+
+def read_fields(view: memoryview, position: int, end: int, budget: Budget) -> Iterator[Slice]:
+    """Yield the fields of a message.
+
+    Raises:
+        CutOffError: A field is longer than the message.
+        TooManyFieldsError: The budget is exhausted.
+        WireError: The bytes are not a sequence of fields.
+    """
+    while position < end:
+        start = position
+        tag, position = read_varint(view, position, end)
+        number, wire_type = tag >> 3, tag & 7
+        payload = position
+        if wire_type == VARINT:
+            _, position = read_varint(view, position, end)
+        elif wire_type == BYTES:
+            length, payload = read_varint(view, position, end)
+            position = payload + length
+        elif wire_type in (FIXED32, FIXED64):
+            position += 4 if wire_type == FIXED32 else 8
+        else:
+            raise WireError(f"wire type {wire_type} at byte {start}")
+        if number == 0:
+            raise WireError(f"field number 0 at byte {start}")
+        if position > end:
+            raise CutOffError(f"the field at byte {start} ends at byte {position}, the data at byte {end}")
+        budget.left -= 1
+        if budget.left < 0:
+            raise TooManyFieldsError(f"more fields at byte {start}")
+        yield Slice(number, wire_type, start, payload, position)
+
+
+def read_varint(view: memoryview, position: int, end: int) -> tuple[int, int]:
+    """Return an integer and its end."""
+    value = shift = 0
+    while True:
+        if position >= end:
+            raise CutOffError(f"the data ends at byte {end} inside an integer")
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise WireError(f"an integer of more than 64 bits at byte {position}")
+
+
+def varints(values: npt.NDArray[np.uint64], tag: bytes = b"") -> bytes:
+    """Encode integers with 7 bits per byte, lowest first; the high bit marks continuation. A tag precedes each."""
+    groups = values[:, None] >> np.arange(0, 70, 7, dtype=np.uint64)
+    used = np.where(values == 0, 1, 10 - np.argmax(groups[:, ::-1] != 0, axis=1))
+    column = np.arange(10)
+    digits = (groups & np.uint64(0x7F)).astype(np.uint8)
+    digits |= np.where(column[None, :] < used[:, None] - 1, 0x80, 0).astype(np.uint8)
+    chosen = column[None, :] < used[:, None]
+    if tag:
+        tags = np.broadcast_to(np.frombuffer(tag, np.uint8), (len(values), len(tag)))
+        digits, chosen = np.hstack([tags, digits]), np.hstack([np.ones(tags.shape, bool), chosen])
+    return digits[chosen].tobytes()
+
+
+_UNSIZED = (ir.DataType.UNDEFINED, ir.DataType.STRING)
+
+_PACKED = tuple(item.value for item in ir.DataType if item not in _UNSIZED and item.bitwidth < 8)
+"""Element types with several elements per byte."""
+
+
+def raw_bytes(array: npt.NDArray[np.generic], data_type: int) -> bytes | memoryview:
+    """Return an array as ONNX raw data: little-endian, row-major, small elements packed."""
+    if data_type in _PACKED:
+        return numpy_helper.from_array(array).raw_data
+    dtype = array.dtype.newbyteorder("<") if array.dtype.kind in "fciu" else array.dtype
+    return np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data
+
+
+def typed_elements(tensor: TensorProto, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return the values of the typed field for this element type (see ``TensorProto.data_type`` in onnx.proto)."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if tensor.data_type in (TensorProto.FLOAT, TensorProto.COMPLEX64):
+        return flat.view(np.float32)
+    if tensor.data_type in (TensorProto.DOUBLE, TensorProto.COMPLEX128):
+        return flat.view(np.float64)
+    if flat.dtype.kind in "iu":
+        return flat.astype(np.int64)  # negative integers are encoded with 64 bits
+    if flat.dtype.itemsize == 2:
+        return flat.view(np.uint16)
+    return flat.view(np.uint8)
+
 
 __all__ = ["CutOffError", "Template", "TooManyFieldsError", "WireError"]
 
@@ -58,19 +170,19 @@ _CHILDREN: Mapping[str, Mapping[int, str]] = {
     "initializer": {13: "entry"},
     "tensor": {13: "entry"},
 }
-"""The fields through which a model leads to initializers, and to the locations of external data wherever they are."""
+"""Fields on the paths from a model to initializers and to locations of external data."""
 
 _ALWAYS_CUT = ("main graph", "initializer")
-"""Messages that are cut in any model; others only where a data file's name may be inside."""
+"""Messages that are always cut; others only if they may contain a location."""
 
 _COST_OF_A_MESSAGE = 8
-"""Cost of cutting a message, beyond that of reading a field."""
+"""Cost of cutting a message, in fields."""
 
 _MOST_FIELDS = 1 << 21
-"""Fields of a model, but those inside of nodes; each takes two microseconds or three."""
+"""Maximum fields of a model, without those of nodes; each takes two or three microseconds."""
 
 _DEEPEST = 100
-"""Messages within messages; protocol buffers read no more."""
+"""Maximum depth of messages, the limit of protocol buffers."""
 
 _DATA: Mapping[int, tuple[int, ...]] = {
     _RAW_DATA: (BYTES,),
@@ -80,18 +192,18 @@ _DATA: Mapping[int, tuple[int, ...]] = {
     _INT64_DATA: (BYTES, VARINT),
     _UINT64_DATA: (BYTES, VARINT),
 }
-"""The fields of a tensor's data with the wire types that they may have; under another one a field is unknown."""
+"""Data fields of a tensor with their wire types; with another type a field is unknown."""
 
 _LIST: Mapping[int, tuple[int, ...]] = {7: (BYTES, FIXED32)}
-"""The same of an attribute that is a list of floats."""
+"""Data field of an attribute that is a list of floats."""
 
 
 _LARGE = 4096
-"""Raw data from this size on is not part of the template: whoever has the model keeps it, once."""
+"""Bytes from which raw data is not part of the template; the caller keeps it."""
 
 
 class _Raw(NamedTuple):
-    """The raw data of an initializer, which is kept elsewhere: its position, where it began, and its bytes."""
+    """Raw data of an initializer outside the template: index of the initializer, offset, number of bytes."""
 
     position: int
     begin: int
@@ -99,9 +211,9 @@ class _Raw(NamedTuple):
 
 
 class _Field(NamedTuple):
-    """A field that holds (part of) a tensor's data: what precedes the payload, and the payload.
+    """A field with (part of) a tensor's data: header and payload.
 
-    Numbers that are stored one by one, each behind a tag, are one field here: with all tags in the payload.
+    Values that are stored one by one, each after a tag, are one field here, with all tags in the payload.
     """
 
     number: int
@@ -118,7 +230,7 @@ class _Field(NamedTuple):
 
 @dataclass(eq=False)
 class _Message:
-    """A message whose parts may change: its tag and length as written, and the parts."""
+    """A message whose parts may change: tag and length as written, and the parts."""
 
     header: bytes
     size: int
@@ -126,7 +238,7 @@ class _Message:
 
 
 class _Source(NamedTuple):
-    """A serialised model while it is cut: a view of it, and the object that finds bytes in it."""
+    """A serialized model: a view, and the object to search for bytes."""
 
     view: memoryview
     data: bytes | mmap.mmap
@@ -135,16 +247,15 @@ class _Source(NamedTuple):
 Chunk = bytes | memoryview | _Raw
 
 Path = tuple[tuple[int, int], ...]
-"""The way from a model to a message inside it: numbers of fields, each with the place among those of its number."""
+"""Path from a model to a message inside it: field numbers, each with the index among fields of that number."""
 
 
 class Template:
     """The bytes of a model, cut at its initializers.
 
     Args:
-        data: The serialised model; not kept.
-        inner: Ways to further tensors, and to attributes that are lists of floats, whose data may change: numbers of
-            fields, and places among those of one number.
+        data: The serialized model; not kept.
+        inner: Paths to further tensors, and to attributes that are lists of floats, whose data may change.
 
     Raises:
         CutOffError: The data ends inside a field.
@@ -154,28 +265,28 @@ class Template:
     def __init__(self, data: bytes | mmap.mmap, inner: Sequence[Path] = ()) -> None:
         self._tensors: list[_Message] = []
         self._inner: dict[Path, _Message] = {}
-        self._ways = {way[:length] for way in inner for length in range(1, len(way) + 1)}
+        self._ways = {path[:length] for path in inner for length in range(1, len(path) + 1)}
         self._ends = set(inner)
-        self._locations: list[tuple[_Message, int]] = []  # entries, and the position of the value in each
+        self._locations: list[tuple[_Message, int]] = []  # entries with the position of the value in each
         self._budget = Budget(_MOST_FIELDS)
         with memoryview(data) as view:
             self._model = self._cut(_Source(view, data), Slice(0, BYTES, 0, 0, len(data)), "model", 0, ())
 
-    def _cut(self, source: _Source, whole: Slice, kind: str, depth: int, way: Path) -> _Message:
-        """Split a message: what may change becomes a part of its own, what lies between stays bytes."""
-        holds_data = kind == "initializer" or way in self._ends
+    def _cut(self, source: _Source, whole: Slice, kind: str, depth: int, path: Path) -> _Message:
+        """Split a message into parts that may change and bytes between them."""
+        holds_data = kind == "initializer" or path in self._ends
         types = _LIST if kind == "attribute" else _DATA
-        places: dict[int, int] = {}  # how many fields of a number were passed
+        counts: dict[int, int] = {}  # fields seen so far, by number
         self._budget.left -= _COST_OF_A_MESSAGE
         message = _Message(bytes(source.view[whole.start : whole.payload]), whole.end - whole.payload)
         once = False
         if kind == "initializer":
             self._tensors.append(message)
-            # Where raw data is given twice, the parsed model has the last of them only.
+            # of several raw data fields, the parsed model has the last one only
             inside = read_fields(source.view, whole.payload, whole.end, Budget(self._budget.left))
             once = sum(part.number == _RAW_DATA for part in inside) == 1
         elif holds_data:
-            self._inner[way] = message
+            self._inner[path] = message
         begin = whole.payload
         inside = read_fields(source.view, whole.payload, whole.end, self._budget)
         for part, end, count in _runs(inside) if holds_data else ((item, item.end, 1) for item in inside):
@@ -184,9 +295,9 @@ class Template:
                 number = _FLOAT_DATA if types is _LIST else part.number
                 made = self._cut_data(source, part._replace(number=number), end, count, once)
             else:
-                place = places.get(part.number, 0)
-                places[part.number] = place + 1
-                made = self._cut_inside(source, part, kind, depth, (*way, (part.number, place)))
+                index = counts.get(part.number, 0)
+                counts[part.number] = index + 1
+                made = self._cut_inside(source, part, kind, depth, (*path, (part.number, index)))
             if made is None:
                 continue
             if begin < part.start:
@@ -197,22 +308,22 @@ class Template:
             message.parts.append(bytes(source.view[begin : whole.end]))
         return message
 
-    def _cut_inside(self, source: _Source, part: Slice, kind: str, depth: int, way: Path) -> _Message | None:
-        """A field that may hold what changes; ``None`` where it holds none of it."""
+    def _cut_inside(self, source: _Source, part: Slice, kind: str, depth: int, path: Path) -> _Message | None:
+        """Cut a field that may contain changing parts; ``None`` if it has none."""
         child = _CHILDREN.get(kind, {}).get(part.number)
         if child is None or part.wire_type != BYTES or depth > _DEEPEST:
             return None
         if child == "entry":
             return self._cut_entry(source, part)
-        always = child in _ALWAYS_CUT or way in self._ways
+        always = child in _ALWAYS_CUT or path in self._ways
         if not always and source.data.find(_LOCATION, part.payload, part.end) < 0:
             return None
-        message = self._cut(source, part, child, depth + 1, way)
+        message = self._cut(source, part, child, depth + 1, path)
         changes = always or any(not isinstance(item, bytes) for item in message.parts)
         return message if changes else None
 
     def _cut_entry(self, source: _Source, whole: Slice) -> _Message | None:
-        """An entry of external data, where it is the location."""
+        """Cut an entry of external data if it is the location."""
         view = source.view
         texts = [part for part in read_fields(view, whole.payload, whole.end, self._budget) if part.wire_type == BYTES]
         keys = [view[part.payload : part.end] for part in texts if part.number == _ENTRY_KEY]
@@ -230,14 +341,14 @@ class Template:
         return message
 
     def _cut_data(self, source: _Source, part: Slice, end: int, count: int, once: bool) -> _Field:
-        """A field of data, or numbers that are stored one by one up to ``end``."""
+        """Cut a data field, or values that are stored one by one up to ``end``."""
         if part.wire_type != BYTES:
             tag = bytes(source.view[part.start : part.payload])
             return _Field(part.number, part.wire_type, b"", bytes(source.view[part.start : end]), tag, count)
         header = bytes(source.view[part.start : part.payload])
         size = part.end - part.payload
         if part.number == _RAW_DATA and once and size >= _LARGE:
-            # Its tensor is the last one that was begun.
+            # its tensor is the last one so far
             return _Field(part.number, part.wire_type, header, _Raw(len(self._tensors) - 1, part.payload, size))
         return _Field(part.number, part.wire_type, header, bytes(source.view[part.payload : part.end]))
 
@@ -249,12 +360,12 @@ class Template:
             return "raw", raw[-1].size
         return "typed", sum(_element_count(item) for item in fields)
 
-    def holds(self, way: Path) -> bool:
+    def holds(self, path: Path) -> bool:
         """Return whether a path leads to a tensor with data that can be replaced."""
-        return way in self._inner and bool(_data_fields(self._inner[way]))
+        return path in self._inner and bool(_data_fields(self._inner[path]))
 
     def locations(self) -> set[str]:
-        """The data files that tensors of the model lie in, wherever in it these are."""
+        """Return the locations of external data anywhere in the model."""
         return {_location(message, position) for message, position in self._locations}
 
     def large(self) -> dict[int, slice]:
@@ -266,7 +377,7 @@ class Template:
         return found
 
     def light(self) -> bytes:
-        """The model's bytes without the raw data of large initializers."""
+        """Return the model's bytes without the raw data of large initializers."""
         dropped: _Payloads = {
             id(message): {position: None for position, _ in _large_fields(message)} for message in self._tensors
         }
@@ -281,21 +392,21 @@ class Template:
         locations: Mapping[str, str] | None = None,
         inner: Mapping[Path, tuple[TensorProto, npt.NDArray[np.generic]]] | None = None,
     ) -> Iterator[bytes | memoryview]:
-        """The model's bytes with new data.
+        """Yield the model's bytes with new data.
 
         Args:
-            tensors: The initializers, in order; their types and shapes are read.
-            arrays: New values by position; of the tensors' types and shapes.
-            raw_data: The raw data of a large initializer that is not among these, by its position: as long as it was.
-            locations: New names of data files by those that the model has.
-            inner: Tensors and their new values by the ways to them, or to the attributes that hold their numbers.
+            tensors: The initializers in order, for types and shapes.
+            arrays: New values by index, of the tensors' types and shapes.
+            raw_data: Returns the raw data of a large initializer by index, of unchanged length.
+            locations: New locations of data files by the old ones.
+            inner: Tensors and new values by the paths of the tensors, or of the attributes with their values.
         """
         replaced: _Payloads = {
             id(self._tensors[index]): _replace(self._tensors[index], tensors[index], array)
             for index, array in arrays.items()
         }
-        for way, (tensor, array) in (inner or {}).items():
-            replaced[id(self._inner[way])] = _replace(self._inner[way], tensor, array)
+        for path, (tensor, array) in (inner or {}).items():
+            replaced[id(self._inner[path])] = _replace(self._inner[path], tensor, array)
         for message, position in self._locations:
             new = (locations or {}).get(_location(message, position))
             if new is not None:
@@ -306,7 +417,7 @@ class Template:
 
 
 def _runs(parts: Iterable[Slice]) -> Iterator[tuple[Slice, int, int]]:
-    """Fields, where each ends, and 1; for numbers that are stored one by one the first, their end and their number."""
+    """Yield fields with their ends and counts; values that are stored one by one are one item."""
     first: Slice | None = None
     end = count = 0
     for part in parts:
@@ -326,11 +437,11 @@ def _continues(first: Slice, part: Slice) -> bool:
 
 
 _Payloads = dict[int, dict[int, bytes | memoryview | None]]
-"""By the identity of a message, new payloads by the position of the field; ``None`` leaves the field out."""
+"""New payloads by message identity and field position; ``None`` omits the field."""
 
 
 def _render(message: _Message, replaced: _Payloads) -> tuple[int, list[Chunk]]:
-    """The payload's size and the message's chunks."""
+    """Return the size of a message's payload and its chunks."""
     chunks: list[Chunk] = []
     size = 0
     new = replaced.get(id(message), {})
@@ -357,7 +468,7 @@ def _render(message: _Message, replaced: _Payloads) -> tuple[int, list[Chunk]]:
 
 
 def _new_header(header: bytes, length: int) -> bytes:
-    """A tag as it was, with another length."""
+    """Return a header with the same tag and another length."""
     _, end = read_varint(memoryview(header), 0, len(header))
     return header[:end] + varints(np.array([length], np.uint64))
 
@@ -370,7 +481,7 @@ def _location(entry: _Message, position: int) -> str:
 
 
 def _large_fields(tensor: _Message) -> list[tuple[int, _Raw]]:
-    """The fields whose data is kept elsewhere, with their positions in the message."""
+    """Return the raw data fields outside the template, with their positions in the message."""
     return [
         (position, part.payload)
         for position, part in enumerate(tensor.parts)
@@ -383,7 +494,7 @@ def _data_fields(tensor: _Message) -> list[_Field]:
 
 
 def _element_count(item: _Field) -> int:
-    """The numbers in a field: as many as are packed, or stored one by one."""
+    """Return the number of values in a field, packed or stored one by one."""
     if item.wire_type != BYTES:
         return item.numbers
     if item.number in (_FLOAT_DATA, _DOUBLE_DATA):
@@ -395,7 +506,7 @@ def _element_count(item: _Field) -> int:
 def _replace(
     message: _Message, tensor: TensorProto, array: npt.NDArray[np.generic]
 ) -> dict[int, bytes | memoryview | None]:
-    """New payloads of a tensor's data fields, by position in the message."""
+    """Return new payloads of a tensor's data fields, by position in the message."""
     fields = {position: part for position, part in enumerate(message.parts) if isinstance(part, _Field)}
     raw = [position for position, part in fields.items() if part.number == _RAW_DATA]
     if raw:

@@ -1,4 +1,4 @@
-"""Keep trained weights where they cannot be saved to the path that was asked for."""
+"""Keep trained weights if they cannot be saved to the requested path."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from onnxtrain.errors import ModelError
 from onnxtrain.model_file.writing import ELSEWHERE
 
 _LONGEST = 200
-"""Bytes of a name, with room for what is put behind it."""
+"""Maximum bytes of a name, with room for a suffix."""
 
 
 def writable_folder() -> Path | None:
-    """Find a folder that takes new files: the current one, the home folder, or the one for temporary files."""
-    import tempfile  # which imports what a training does without
+    """Return the first writable folder of: current folder, home folder, folder for temporary files."""
+    import tempfile  # a slow import that is needed after errors only
 
     finders: tuple[Callable[[], Path], ...] = (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir()))
     for find in finders:
@@ -32,7 +32,7 @@ def writable_folder() -> Path | None:
 
 @contextmanager
 def kept_in_memory(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Say in the error of a failed save that the weights are still in the trainer, and name a path that takes them.
+    """Add to the error of a failed save that the trainer keeps its weights, and a path that can be written.
 
     Raises:
         ModelError: The save failed.
@@ -50,11 +50,11 @@ def kept_in_memory(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def save_or_rescue(save: Callable[[Path], None], path: str | os.PathLike[str]) -> None:
-    """Save what a training made; where its path takes nothing, save it to another one.
+    """Save the result of a training; if its path cannot be written, save it to another one.
 
     Args:
-        save: Writes a path.
-        path: The path that was asked for.
+        save: Writes the result to a path.
+        path: The requested path.
 
     Raises:
         ModelError: The path could not be written; the message names the file that was written instead.
@@ -83,7 +83,7 @@ def _name(path: str | os.PathLike[str]) -> str:
 
 
 def _free(folder: Path, name: str) -> Path:
-    """A path that nothing has yet."""
+    """Return a path that does not exist."""
     number, found = 1, folder / name
     while os.path.lexists(found):
         number, found = number + 1, folder / f"{number}-{name}"

@@ -24,12 +24,10 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from onnxtrain.errors import ModelError
-from onnxtrain.model_file.data_files import DataFiles
-from onnxtrain.model_file.embedded_weights import Hidden
-from onnxtrain.model_file.external import ExternalData
+from onnxtrain.model_file.embedded_weights import EmbeddedWeight
+from onnxtrain.model_file.external import DataFiles, ExternalData
 from onnxtrain.model_file.protobuf_wire import Path as FieldPath
-from onnxtrain.model_file.protobuf_wire import Template
-from onnxtrain.model_file.tensor_data import raw_bytes
+from onnxtrain.model_file.protobuf_wire import Template, raw_bytes
 from onnxtrain.model_file.writing import AtomicFiles, folder_lock, resolve_output, uninterrupted
 
 _PATIENCE = 10.0
@@ -407,7 +405,7 @@ class NewValues:
         *,
         positions: Mapping[str, int],
         external: Mapping[str, ExternalData],
-        hidden: Mapping[str, Hidden],
+        embedded: Mapping[str, EmbeddedWeight],
         large: Container[int],
     ) -> None:
         self.inline: dict[int, npt.NDArray[np.generic]] = {}
@@ -420,10 +418,10 @@ class NewValues:
             if name in external:
                 data = external[name]
                 self.changes.setdefault(data.file, []).append(Change(data.offset, data.length, stored))
-            elif name in hidden:
+            elif name in embedded:
                 array = values[name]
                 _check_value(tensor, array)
-                self.inner[hidden[name].path] = (tensor, hidden[name].stored(array))
+                self.inner[embedded[name].path] = (tensor, embedded[name].stored(array))
             elif positions[name] in large:
                 self._late[positions[name]] = stored
             else:

@@ -1,4 +1,4 @@
-"""One reader for small files (settings, manifests, labels, records): regular files only, within limits."""
+"""Read small files (settings, manifests, labels, records): regular files only, within limits."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any, Final
 MEGABYTE: Final = 1 << 20
 
 TEXT_LIMIT: Final = 64 * MEGABYTE
-"""Bytes of a JSON file: records of runs and checkpoints grow with their rows."""
+"""Maximum bytes of a JSON file; records of runs and checkpoints grow with their rows."""
 
 TOML_LIMIT: Final = MEGABYTE
 
 _DEPTH: Final = 64
-"""Levels of lists and tables."""
+"""Maximum levels of lists and tables."""
 
 _DIGITS: Final = 40
-"""Digits of an integer; 64 bits have 20."""
+"""Maximum digits of an integer; 64 bits have 20."""
 
 _KEY_PARTS: Final = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){33}""")
-"""A dotted key of more parts than any: the parser takes quadratic time for them."""
+"""Dotted keys with more than 33 parts, for which the parser takes quadratic time."""
 
 
 class RefusedFileError(ValueError):
-    """A file, or a text in it, that is not read; the message is the reason, for a sentence that names the file."""
+    """A file is refused; the message is the reason, for a sentence that names the file."""
 
 
 def check_regular_file(path: str | os.PathLike[str]) -> None:
-    """Refuse a pipe, a device, a socket or a folder before it is opened: opening may wait, and reading may not end.
+    """Refuse a pipe, a device, a socket or a folder: opening may block, and reading may never end.
 
     Raises:
-        RefusedFileError: It is one of these.
-        OSError: Nothing is there.
+        RefusedFileError: The path is one of these.
+        OSError: The path does not exist.
     """
     _check_kind(os.stat(path))
 
@@ -44,13 +44,13 @@ def read_small(path: str | os.PathLike[str], limit: int = TEXT_LIMIT) -> bytes:
     """Read a regular file of at most ``limit`` bytes.
 
     Raises:
-        RefusedFileError: It is larger, or no regular file.
+        RefusedFileError: The file is larger, or not regular.
         OSError: It cannot be read.
     """
     check_regular_file(path)
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as file:
-        _check_kind(os.fstat(descriptor))  # it may be another file by now
+        _check_kind(os.fstat(descriptor))  # it may have been replaced since
         data = file.read(limit + 1)
     if len(data) > limit:
         size = f"{limit // MEGABYTE} MiB" if limit >= MEGABYTE else f"{limit} bytes"
@@ -62,7 +62,7 @@ def read_text(path: str | os.PathLike[str], limit: int = TEXT_LIMIT, encoding: s
     """Read a small text file.
 
     Raises:
-        RefusedFileError: It is too large, no regular file, or not in this encoding.
+        RefusedFileError: The file is too large, not regular, or has another encoding.
         OSError: It cannot be read.
     """
     try:
@@ -75,7 +75,7 @@ def read_json(path: str | os.PathLike[str], limit: int = TEXT_LIMIT, *, finite: 
     """Read a JSON file; see :func:`parse_json`.
 
     Raises:
-        RefusedFileError: It is too large, no regular file, or no JSON within the limits.
+        RefusedFileError: The file is too large, not regular, or not JSON within the limits.
         OSError: It cannot be read.
     """
     return parse_json(read_text(path, limit), finite=finite)
@@ -85,7 +85,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a TOML file of at most 1 MiB, with keys of at most 33 parts.
 
     Raises:
-        RefusedFileError: It is too large, no regular file, or no TOML within the limits.
+        RefusedFileError: The file is too large, not regular, or not TOML within the limits.
         OSError: It cannot be read.
     """
     import tomllib  # only commands need it
@@ -97,21 +97,21 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         found = tomllib.loads(text)
     except RecursionError as error:
         raise RefusedFileError(f"it has more than {_DEPTH} levels of lists and tables") from error
-    except ValueError as error:  # also of numbers with more digits than Python reads
+    except ValueError as error:  # also for integers with more digits than Python reads
         raise RefusedFileError(str(error)) from error
     _check_values(found, finite=False)
     return found
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """Parse JSON of at most 64 levels, with integers of at most 40 digits, and text that can be encoded.
+    """Parse JSON of at most 64 levels, with integers of at most 40 digits and valid Unicode.
 
     Args:
         text: The JSON.
-        finite: Whether NaN and infinities are refused.
+        finite: Refuse NaN and infinity.
 
     Raises:
-        RefusedFileError: It is none, or goes beyond these limits.
+        RefusedFileError: The text is not JSON, or exceeds these limits.
     """
     try:
         found = json.loads(text, parse_int=_integer)
@@ -126,7 +126,7 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 def _check_kind(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a device or a socket"
-        raise RefusedFileError(f"it is no ordinary file but {kind}")
+        raise RefusedFileError(f"it is {kind}, not a regular file")
 
 
 def _integer(text: str) -> int:
@@ -136,7 +136,7 @@ def _integer(text: str) -> int:
 
 
 def _check_values(found: Any, *, finite: bool) -> None:
-    """Refuse what is nested too deep, and values that break whoever uses them."""
+    """Refuse deep nesting and invalid values."""
     level = [found]
     for _ in range(_DEPTH):
         below: list[Any] = []
@@ -156,7 +156,7 @@ def _check_values(found: Any, *, finite: bool) -> None:
 def _check_value(value: Any, *, finite: bool) -> None:
     if isinstance(value, str):
         if not value.isascii() and re.search("[\ud800-\udfff]", value):
-            raise RefusedFileError("it has text with half a character (a lone surrogate)")
+            raise RefusedFileError("it has text with a lone surrogate")
     elif isinstance(value, int):
         if value.bit_length() > 4 * _DIGITS:
             raise RefusedFileError(f"it has a number of more than {_DIGITS} digits")

@@ -1,9 +1,14 @@
-"""Attribute a failure to the user's model, if ONNX Runtime rejects it, or to onnxtrain.
+"""Ask ONNX Runtime which opsets it supports, and whether a failure is the model's fault.
 
 Gradient rules and passes assume a valid model: inputs with ranks, and attributes with types, that their operators
 accept. ONNX's checker finds only some violations. A session would find all of them, but costs time and memory for
 every valid model. So ONNX Runtime opens the model only after an unexpected failure. If it rejects the model, its
 reason becomes the error.
+
+ONNX Runtime does not say which versions it supports, so it is asked to open a model, the newest version first. The
+model has operators that were redefined lately: ONNX Runtime may know an opset and lack its kernels (see
+:mod:`onnxtrain.workarounds`). That takes milliseconds, and is necessary only for models beyond the versions that every
+supported ONNX Runtime opens.
 """
 
 from __future__ import annotations
@@ -16,21 +21,82 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from onnx import ModelProto
+import onnx
+import onnx.defs
+from onnx import ModelProto, helper
 
 from onnxtrain.errors import ModelError, OnnxTrainError
+
+MINIMUM_OPSET = 7
+"""Older operators have other broadcasting rules, and ONNX Runtime does not support them."""
+
+MINIMUM_IR_VERSION = 3
+"""The first version with opset imports."""
+
+_OPSET_OF_ALL, _IR_VERSION_OF_ALL = 21, 10
+"""The newest opset and IR version that ONNX Runtime 1.20, the oldest supported version, opens."""
+
+
+@functools.cache
+def newest_opset() -> int:
+    """Return the newest opset of the default domain that both ONNX and ONNX Runtime support."""
+    return _newest(onnx.defs.onnx_opset_version(), _OPSET_OF_ALL, lambda opset: _opens(opset, _IR_VERSION_OF_ALL))
+
+
+@functools.cache
+def newest_ir_version() -> int:
+    """Return the newest IR version that both ONNX and ONNX Runtime support."""
+    return _newest(int(onnx.IR_VERSION), _IR_VERSION_OF_ALL, lambda version: _opens(_OPSET_OF_ALL, version))
+
+
+def supports_opset(opset: int) -> bool:
+    """Return whether an opset is supported; ONNX Runtime is asked only above opset 21."""
+    return opset >= MINIMUM_OPSET and (opset <= _OPSET_OF_ALL or opset <= newest_opset())
+
+
+def supports_ir_version(version: int) -> bool:
+    """Return whether an IR version is supported."""
+    return version >= MINIMUM_IR_VERSION and (version <= _IR_VERSION_OF_ALL or version <= newest_ir_version())
+
+
+def _newest(known: int, sure: int, opens: Callable[[int], bool]) -> int:
+    return next((version for version in range(known, sure, -1) if opens(version)), sure)
+
+
+def _opens(opset: int, ir_version: int) -> bool:
+    import onnxruntime
+
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
+    scale = helper.make_tensor("scale", onnx.TensorProto.FLOAT, [], [1.0])
+    zero = helper.make_tensor("zero", onnx.TensorProto.INT8, [], [0])
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+        helper.make_node("Cast", ["d"], ["y"], to=onnx.TensorProto.FLOAT),
+    ]
+    graph = helper.make_graph(nodes, "probe", [x], [y], [scale, zero])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:  # its exceptions have no common base class
+        return False
+    return True
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function raise ModelError where it fails on a model that ONNX Runtime does not take.
+    """Decorate a function so that it raises ModelError if it fails on a model that ONNX Runtime rejects.
 
-    Errors of our own, of the system and of memory pass; so does whatever happens with a model that is valid.
+    OnnxTrainError, OSError and MemoryError pass, and so do all errors with a valid model.
 
     Args:
-        parameter: The name of the function's parameter that is a path or a model.
+        parameter: Name of the function's parameter that is a path or a model.
 
     Example:
         >>> @refuses_invalid()
@@ -39,7 +105,7 @@ def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Call
         >>> first_axis(ModelProto(ir_version=8))
         Traceback (most recent call last):
             ...
-        onnxtrain.errors.ModelError: The model is none that ONNX Runtime takes: ...
+        onnxtrain.errors.ModelError: The model is rejected by ONNX Runtime: ...
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -55,10 +121,10 @@ def refuses_invalid(parameter: str = "model") -> Callable[[Callable[P, R]], Call
 
 @contextlib.contextmanager
 def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
-    """Raise ModelError for a block that fails on an invalid model, as :func:`refuses_invalid` does for a function.
+    """Raise ModelError if a block fails on an invalid model; the context manager of :func:`refuses_invalid`.
 
     Args:
-        find: Returns the path or the model, where something has failed.
+        find: Returns the path or the model; called after a failure.
     """
     try:
         yield
@@ -70,13 +136,13 @@ def invalid_refused(find: Callable[[], Any]) -> Iterator[None]:
         if reason is None:
             raise
         label = "The model" if isinstance(model, ModelProto) else repr(os.fspath(model))
-        raise ModelError(f"{label} is none that ONNX Runtime takes: {reason}; export it again.") from error
+        raise ModelError(f"{label} is rejected by ONNX Runtime: {reason}; export it again.") from error
 
 
 def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:
-    """Why ONNX Runtime takes no session of a model; ``None`` where it does, or where nobody can know.
+    """Return the reason why ONNX Runtime rejects a model; ``None`` if it accepts the model, or the reason is unclear.
 
-    A model with operators that plain ONNX Runtime does not have may be a good one.
+    A model with custom operators may be valid.
     """
     import onnxruntime
 
@@ -86,11 +152,11 @@ def why_not_taken(model: str | os.PathLike[str] | ModelProto) -> str | None:
     options.intra_op_num_threads = 1
     try:
         given = model.SerializeToString() if isinstance(model, ModelProto) else os.fspath(model)
-    except Exception:  # larger than protocol buffers can be
+    except Exception:  # more than 2 GiB
         return None
     try:
         onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # it has many classes of errors, without a common one
+    except Exception as error:  # its exceptions have no common base class
         return _reason(str(error))
     return None
 
@@ -100,6 +166,6 @@ _UNKNOWN = r"not a registered function/op|No opset import for domain|external da
 
 
 def _reason(text: str) -> str | None:
-    """The first sentence of what ONNX Runtime says; ``None`` where it says nothing about the model's validity."""
+    """Return the first sentence of an ONNX Runtime error; ``None`` if it is not about the model's validity."""
     reason = re.sub(_PREFIX, "", " ".join(text.split())).rstrip(". ")
     return None if not reason or re.search(_UNKNOWN, reason) else reason[:400]

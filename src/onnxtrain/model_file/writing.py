@@ -41,7 +41,7 @@ _PERMITTED = "give a name in a folder that you may write to"
 _ADVICE = {
     errno.EMFILE: "close files, or allow more of them (ulimit -n)",
     errno.ENFILE: "close files, or allow more of them",
-    errno.ELOOP: "its links lead in a circle, remove them",
+    errno.ELOOP: "its links form a cycle, remove them",
 }
 
 _LONGEST_NAME = 255

@@ -17,8 +17,7 @@ from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder
-from onnxtrain.ir.ancestors import ancestors
-from onnxtrain.ir.clone import Values, all_nodes, captured_values, clone_nodes
+from onnxtrain.ir.clone import Values, all_nodes, ancestors, captured_values, clone_nodes
 from onnxtrain.ir.domains import TRAINING_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, replace_values
 from onnxtrain.ir.shapes import complete_shapes, infer_shapes
@@ -95,7 +94,7 @@ def _check_nested(model: ir.Model) -> None:
     nested += [node for function in model.functions.values() for node in all_nodes(function) if _is_gradient(node)]
     if nested:
         raise GradientError(
-            f"The Gradient node {nested[0].name!r} stands in a subgraph or a function, where the tensors of the main "
+            f"The Gradient node {nested[0].name!r} is in a subgraph or a function, where the tensors of the main "
             "graph cannot be named; move it to the main graph."
         )
 

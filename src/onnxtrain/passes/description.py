@@ -87,7 +87,7 @@ class Description(NamedTuple):
             ModelError: The metadata has none, or one of a later version.
         """
         if STEP_KEY not in metadata:
-            raise ModelError(f"The model is no step graph: its metadata has no {STEP_KEY!r}; export one.")
+            raise ModelError(f"The model is not a step graph: its metadata has no {STEP_KEY!r}; export one.")
         found = json.loads(metadata[STEP_KEY])
         if found["version"] > VERSION:
             raise ModelError(

@@ -13,10 +13,9 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from onnxtrain.ir import Builder
-from onnxtrain.ir.ancestors import ancestors
-from onnxtrain.ir.clone import Values, clone_nodes
+from onnxtrain.ir.clone import Values, ancestors, clone_nodes
+from onnxtrain.ir.passes import NEVER_SHARED, attribute_key
 from onnxtrain.ir.replace import substitute_and_rename
-from onnxtrain.ir.sharing import NEVER_SHARED, attribute_key
 from onnxtrain.ir.value import constant_number
 
 
@@ -93,7 +92,7 @@ def _join(graph: ir.Graph, forward: ir.Node, backward: ir.Node) -> None:
     """Add the terms as an output of the backward Scan, and replace the result of the other one by their sum."""
     there, back = forward.attributes["body"].as_graph(), backward.attributes["body"].as_graph()
     values: Values = {
-        there.inputs[place]: back.inputs[_taken(backward)[value][0]] for value, (place, *_) in _taken(forward).items()
+        there.inputs[slot]: back.inputs[_taken(backward)[value][0]] for value, (slot, *_) in _taken(forward).items()
     }
     added, state = _addition(there), there.inputs[0]
     assert added is not None

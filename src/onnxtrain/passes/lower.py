@@ -12,11 +12,11 @@ import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.model_file.self_contained import check_external_data, with_external_data
+from onnxtrain.model_file.external import check_external_data, with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.passes.description import IN_PLACE_KEY, STATES_KEY, STEP_KEY, Description
 from onnxtrain.passes.memory.in_place import in_place_states
-from onnxtrain.passes.merge_algorithm import join
+from onnxtrain.passes.merge_algorithm import merge_algorithm
 from onnxtrain.passes.notify_gradients import notify_gradients
 from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.passes.portable.webgpu_bodies import Portable
@@ -87,13 +87,13 @@ def lower(
         raise TrainingInfoError(f"The training model has {count} entries; choose one with entry=0 to {count - 1}.")
     if not 0 <= (entry or 0) < count:
         raise TrainingInfoError(f"There is no entry {entry}; the training model has {count}.")
-    place = found or str(folder)
-    check_external_data(model, place)
-    joined = join(model, entry or 0, folder=place)
-    description = Description.of(joined)
-    step = lower_entry(joined, kernels=kernels, portable=portable)
+    data_folder = found or str(folder)
+    check_external_data(model, data_folder)
+    merged = merge_algorithm(model, entry or 0, folder=data_folder)
+    description = Description.of(merged)
+    step = lower_entry(merged, kernels=kernels, portable=portable)
     _write_metadata(step, description)
-    return with_external_data(ir.to_proto(infer_shapes(step.model)), place)  # viewers show shapes
+    return with_external_data(ir.to_proto(infer_shapes(step.model)), data_folder)  # viewers show shapes
 
 
 def lower_entry(

@@ -16,7 +16,7 @@ MINIMUM_OPSET = 18
 """Oldest version of ONNX's operators that gradient rules emit; older models are upgraded for the step."""
 
 
-def join(model: onnx.ModelProto, index: int, *, folder: str = "") -> Entry:
+def merge_algorithm(model: onnx.ModelProto, index: int, *, folder: str = "") -> Entry:
     """Merge one entry of a training model into a working graph for the list of passes.
 
     Requires: a training model that is valid. Ensures: one sorted graph of opset 18 or newer, whose states are inputs;

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import VERSION
-from onnxtrain.ir.ancestors import ancestors, producers
+from onnxtrain.ir.clone import ancestors, producers
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, take_over
 
@@ -56,15 +56,15 @@ def _put_in_order(graph: ir.Graph, announcing: Sequence[ir.Node]) -> None:
     they can run first.
     """
     nodes = list(graph)
-    place = {node: position for position, node in enumerate(nodes)}
+    index = {node: position for position, node in enumerate(nodes)}
     order: dict[ir.Node, tuple[int, ...]] = {}
     for node in announcing:
-        for needed in sorted(ancestors([node], known=order), key=place.__getitem__):
+        for needed in sorted(ancestors([node], known=order), key=index.__getitem__):
             order[needed] = (len(order),)
     for node in nodes:
         if node not in order:
             last = max((order[producer] for producer in producers(node)), default=(-1,))
-            order[node] = (*last, place[node])
+            order[node] = (*last, index[node])
     for before, node in itertools.pairwise(sorted(order, key=order.__getitem__)):
         graph.insert_after(before, node)
 

@@ -43,7 +43,7 @@ def check_states(graph: ir.Graph) -> None:
         if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (DECODE, ENCODE):
             raise OperatorError(
                 f"{node.op_type}: states in 8 bits are decoded and encoded by the native kernels, inside the update of "
-                "their optimizer alone; take state_dtype='bfloat16', or leave it out, in graphs for any runtime and "
+                "their optimizer alone; use state_dtype='bfloat16', or leave it out, in graphs for any runtime and "
                 "where something else reads a state."
             )
 

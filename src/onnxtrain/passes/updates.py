@@ -73,9 +73,9 @@ def made_for_update(gradient: ir.Value, operator: str, domain: str = "") -> ir.N
     return node if len(gradient.uses()) == 1 else None
 
 
-def with_gradient(variable: Variable, node: ir.Node, *, place: int = 0, mask: ir.Value | None = None) -> Variable:
+def with_gradient(variable: Variable, node: ir.Node, *, slot: int = 0, mask: ir.Value | None = None) -> Variable:
     """Return the variable with its gradient replaced by an input of the node that computed it."""
-    gradient = node.inputs[place]
+    gradient = node.inputs[slot]
     assert gradient is not None
     inputs = (variable.inputs[0], gradient, *variable.inputs[2:])
     return variable._replace(inputs=inputs, mask=variable.mask if mask is None else mask)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import OptionError, ParallelError
-from onnxtrain.parallel.communicator import Communicator
 
 
 def ray(module: str = "ray") -> Any:

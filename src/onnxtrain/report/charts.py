@@ -1,4 +1,4 @@
-"""Charts as SVG: lines, bars, a matrix of counts, points. Legends stand above a chart, where they cover nothing."""
+"""Charts as SVG: lines, bars, a matrix of counts, points. Legends are above a chart, where they cover nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onnxtrain.report.escaping import visible
 _WIDTH = 640
 _LEFT, _RIGHT, _BOTTOM = 64, 16, 44
 _LETTER = 6.6
-"""About how wide a character of the legend is, in pixels."""
+"""Approximate width of a character of the legend, in pixels."""
 
 _MARKERS_UP_TO = 40
-"""So many points of a line are drawn as points, too."""
+"""Most points of a line that are drawn as dots, too."""
 
 _NUMBERS_UP_TO = 16
-"""A matrix of so many classes has its counts written in it."""
+"""Most classes of a matrix with its counts written in it."""
 
 _TEXTS = {
     "": 'fill="currentColor"',
@@ -30,16 +30,16 @@ _TEXTS = {
     "small": 'fill="currentColor" font-size="11"',
     "light": 'fill="#fff" font-size="11"',
 }
-"""Kinds of texts as attributes: a style sheet in a picture would hold for the whole page around it."""
+"""Text styles as attributes: a style sheet in a figure would apply to the whole page around it."""
 
 _GRID = 'stroke="currentColor" stroke-opacity="0.15"'
 _AXIS = 'stroke="currentColor" stroke-opacity="0.5"'
 
 LOGARITHMIC_FROM = 30.0
-"""Values above 0 of which the largest is more than this factor above the smallest have a logarithmic axis."""
+"""Ratio of the largest to the smallest positive value above which an axis is logarithmic."""
 
 _FIRST: Final = ("#2563eb", "#ea580c", "#059669", "#7c3aed", "#be123c", "#0891b2", "#a16207", "#475569")
-"""Tell apart for most eyes, on white."""
+"""Colours that most eyes can tell apart, on white."""
 
 _BRIGHTEST: Final = 0.36
 """The relative luminance of the brightest line; white has 1."""
@@ -47,12 +47,12 @@ _BRIGHTEST: Final = 0.36
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture.
+    """A figure.
 
     Attributes:
-        height: in pixels.
-        title: what it shows.
-        body: what it is made of, in SVG.
+        height: The height in pixels.
+        title: The heading.
+        body: The content, in SVG.
     """
 
     height: int
@@ -60,7 +60,7 @@ class Chart:
     body: str
 
     def svg(self, y: int = 0, *, scale: float = 1) -> str:
-        """The picture as an element of SVG, so far below the top of another; texts have the colour of the page."""
+        """Return the figure as an SVG element, offset by ``y`` inside another; texts have the colour of the page."""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {self.height}" '
             f'width="{_WIDTH * scale:g}" height="{self.height * scale:g}" y="{y}" role="img" '
@@ -70,7 +70,7 @@ class Chart:
 
 
 def stacked(charts: Sequence[Chart]) -> str:
-    """Charts one below the other on white, as a file in SVG."""
+    """Return charts one below the other on white, as an SVG file."""
     tops = list(itertools.accumulate((chart.height + 16 for chart in charts), initial=8))
     inside = "".join(chart.svg(top) for chart, top in zip(charts, tops, strict=False))
     return (
@@ -80,26 +80,26 @@ def stacked(charts: Sequence[Chart]) -> str:
 
 
 def line_chart(
-    series: Mapping[str, Sequence[float]], places: Sequence[float], *, title: str, unit: str = "epoch"
+    series: Mapping[str, Sequence[float]], positions: Sequence[float], *, title: str, unit: str = "epoch"
 ) -> Chart:
-    """Lines over whole numbers such as epochs.
+    """Draw lines over whole numbers such as epochs.
 
-    What is not finite leaves a gap. Values that span orders of magnitude have a logarithmic axis.
+    Values that are not finite leave a gap. Values that span orders of magnitude have a logarithmic axis.
 
     Args:
-        series: the values by the name of their line, each as many as there are places.
-        places: where they stand on the horizontal axis.
-        title: what stands above.
-        unit: what the horizontal axis counts.
+        series: The values by the name of their line, each as many as there are positions.
+        positions: Their positions on the horizontal axis.
+        title: The heading.
+        unit: The unit of the horizontal axis.
     """
     legend, top = _legend(list(series), title)
     height = top + 220 + _BOTTOM
     values = [value for line in series.values() for value in line]
-    across = Scale.around(places, _LEFT, _WIDTH - _RIGHT)
+    across = Scale.around(positions, _LEFT, _WIDTH - _RIGHT)
     up = Scale.around(values, height - _BOTTOM, top, logarithmic=spans_orders(values))
-    parts = [legend, _grid(up, None), _whole_marks(across, places, height), _axis_name(unit, height)]
+    parts = [legend, _grid(up, None), _whole_marks(across, positions, height), _axis_name(unit, height)]
     for colour, line in zip(colours(len(series)), series.values(), strict=True):
-        parts.append(_line(line, places, across, up, colour))
+        parts.append(_line(line, positions, across, up, colour))
     return Chart(height, title, "".join(parts))
 
 
@@ -141,13 +141,13 @@ def curve_chart(
 def bar_chart(
     bars: Mapping[str, float], *, title: str, notes: Mapping[str, str] | None = None, most: float = 1
 ) -> Chart:
-    """Bars from 0 to ``most``, one below the other, with what a note says behind each.
+    """Draw bars from 0 to ``most``, one below the other, each with its note behind it.
 
     Args:
-        bars: the values by name; what is not finite has no bar.
-        title: what stands above.
-        notes: a text for each bar; by default the value.
-        most: the value at which a bar is as long as the chart is wide.
+        bars: The values by name; a value that is not finite has no bar.
+        title: The heading.
+        notes: A text for each bar; by default the value.
+        most: The value at which a bar is as long as the chart is wide.
     """
     row, left = 22, 240
     height = 36 + row * len(bars) + 8
@@ -164,12 +164,12 @@ def bar_chart(
 
 
 def matrix_chart(counts: Sequence[Sequence[float]], labels: Sequence[str], *, title: str) -> Chart:
-    """A confusion matrix: rows are true classes, columns predicted ones; the darker, the more of the row.
+    """Draw a confusion matrix: rows are true classes, columns predicted ones; darker is more of the row.
 
     Args:
-        counts: how often the class of the row was taken for that of the column.
-        labels: the names of the classes.
-        title: what stands above.
+        counts: Examples of the row's class that were predicted as the column's.
+        labels: The names of the classes.
+        title: The heading.
     """
     size = len(labels)
     names = [_short(label, 14) for label in labels]
@@ -210,13 +210,13 @@ def matrix_chart(counts: Sequence[Sequence[float]], labels: Sequence[str], *, ti
 
 
 def point_chart(across: Sequence[float], up: Sequence[float], *, title: str, names: tuple[str, str]) -> Chart:
-    """Points, with the line on which both coordinates are equal.
+    """Draw points, with the line on which both coordinates are equal.
 
     Args:
-        across: where they stand horizontally.
-        up: where they stand vertically.
-        title: what stands above.
-        names: what the axes are called.
+        across: The horizontal coordinates.
+        up: The vertical coordinates.
+        title: The heading.
+        names: The names of the axes.
     """
     pairs = [pair for pair in zip(across, up, strict=True) if all(map(math.isfinite, pair))]
     height = 420
@@ -239,13 +239,13 @@ def point_chart(across: Sequence[float], up: Sequence[float], *, title: str, nam
 
 
 def column_chart(counts: Sequence[float], edges: Sequence[float], *, title: str, name: str) -> Chart:
-    """A histogram.
+    """Draw a histogram.
 
     Args:
-        counts: how many values lie between an edge and the next.
-        edges: one more than counts.
-        title: what stands above.
-        name: what the values are.
+        counts: The number of values between an edge and the next.
+        edges: The edges, one more than counts.
+        title: The heading.
+        name: The name of the values.
     """
     top, height = 36, 36 + 160 + _BOTTOM
     x = Scale(edges[0], edges[-1], _LEFT, _WIDTH - _RIGHT)
@@ -262,14 +262,14 @@ def column_chart(counts: Sequence[float], edges: Sequence[float], *, title: str,
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places on an axis.
+    """Map from values to positions on an axis.
 
     Attributes:
-        low: the value at the beginning.
-        high: the value at the end.
-        start: where the beginning is, in pixels.
-        end: where the end is.
-        logarithmic: whether equal factors have equal lengths.
+        low: The value at the beginning.
+        high: The value at the end.
+        start: The position of the beginning, in pixels.
+        end: The position of the end.
+        logarithmic: Whether equal ratios have equal lengths.
     """
 
     low: float
@@ -280,7 +280,7 @@ class Scale:
 
     @classmethod
     def around(cls, values: Iterable[float], start: float, end: float, *, logarithmic: bool = False) -> Scale:
-        """A scale that holds all finite values, with a little room on both sides.
+        """Return a scale that contains all finite values, with a margin on both sides.
 
         >>> round(Scale.around([2.0], 0, 100)(2.0))
         50
@@ -294,14 +294,14 @@ class Scale:
         return cls(low - room, high + room, start, end)
 
     def __call__(self, value: float) -> float:
-        """The place of a value."""
+        """Return the position of a value."""
         low, high, at = self.low, self.high, value
         if self.logarithmic:
             low, high, at = math.log(low), math.log(high), math.log(at)
         return self.start + (at - low) / (high - low) * (self.end - self.start)
 
     def marks(self, most: int = 6) -> list[float]:
-        """Round values within the scale.
+        """Return round values within the scale.
 
         >>> Scale(0.0, 1.04, 0, 100).marks()
         [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -335,7 +335,7 @@ def spans_orders(values: Iterable[float]) -> bool:
 
 
 def shown(value: float) -> str:
-    """A value in few characters.
+    """Return a value in few characters.
 
     >>> shown(0.25), shown(1234567.0), shown(3.0), shown(float("nan"))
     ('0.25', '1.235e+06', '3', 'nan')
@@ -344,7 +344,7 @@ def shown(value: float) -> str:
 
 
 def colours(count: int) -> list[str]:
-    """As many colours as lines, each once, as ``#rrggbb``.
+    """Return a different colour for each line, as ``#rrggbb``.
 
     >>> colours(2)
     ['#2563eb', '#ea580c']
@@ -357,7 +357,7 @@ def colours(count: int) -> list[str]:
 
 
 def _hex(hue: float, lightness: float) -> str:
-    """A colour that is dark enough for a line on white: yellow and green are brighter than blue of equal lightness."""
+    """Return a colour dark enough for a line on white: yellow and green are brighter than blue of equal lightness."""
     while True:
         parts = colorsys.hls_to_rgb(hue, lightness, 0.85)
         if sum(weight * part**2.2 for weight, part in zip((0.21, 0.72, 0.07), parts, strict=True)) < _BRIGHTEST:
@@ -365,12 +365,12 @@ def _hex(hue: float, lightness: float) -> str:
         lightness *= 0.95
 
 
-def _line(line: Sequence[float], places: Sequence[float], across: Scale, up: Scale, colour: str) -> str:
-    """A line with gaps where a value is not finite, and points where there are few."""
+def _line(line: Sequence[float], positions: Sequence[float], across: Scale, up: Scale, colour: str) -> str:
+    """Draw a line with gaps where a value is not finite, and dots where there are few."""
     pieces: list[list[tuple[float, float]]] = [[]]
-    for place, value in zip(places, line, strict=True):
+    for position, value in zip(positions, line, strict=True):
         if math.isfinite(value):
-            pieces[-1].append((across(place), up(value)))
+            pieces[-1].append((across(position), up(value)))
         elif pieces[-1]:
             pieces.append([])
     found = []
@@ -384,7 +384,7 @@ def _line(line: Sequence[float], places: Sequence[float], across: Scale, up: Sca
 
 
 def _legend(names: Sequence[str], title: str) -> tuple[str, int]:
-    """The title and, for several lines, a legend below it; and where the chart begins below both."""
+    """Return the title and, for several lines, a legend below it; and the top of the chart below both."""
     parts, x, y = [_text(0, 16, title, "title")], 0.0, 36
     if len(names) < 2:
         return parts[0], 32
@@ -400,7 +400,7 @@ def _legend(names: Sequence[str], title: str) -> tuple[str, int]:
 
 
 def _grid(up: Scale, across: Scale | None) -> str:
-    """Lines and numbers of the axes."""
+    """Draw the lines and numbers of the axes."""
     found = []
     for mark in up.marks():
         y = up(mark)
@@ -414,9 +414,9 @@ def _grid(up: Scale, across: Scale | None) -> str:
     return "".join(found)
 
 
-def _whole_marks(across: Scale, places: Sequence[float], height: int) -> str:
-    """Marks at whole numbers that occur: one for one epoch."""
-    known = {round(place) for place in places}
+def _whole_marks(across: Scale, positions: Sequence[float], height: int) -> str:
+    """Draw marks at whole numbers that occur: a single one for one epoch."""
+    known = {round(position) for position in positions}
     marks = [mark for mark in across.marks(8) if mark == round(mark) and mark in known] or sorted(known)[:1]
     y = height - _BOTTOM
     line = f'<line {_AXIS} x1="{_LEFT}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}"/>'
@@ -430,7 +430,7 @@ def _axis_name(name: str, height: int) -> str:
 def _text(
     x: float, y: float, text: str, kind: str = "", *, anchor: str = "start", more: str = "", full: str | None = None
 ) -> str:
-    """A text at a place; ``full`` is shown where somebody points at it, where it says more."""
+    """Draw a text; ``full`` is shown as a tooltip where it is longer."""
     hint = "" if full is None or full == text else f"<title>{html.escape(visible(full))}</title>"
     content = html.escape(visible(text))
     where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" unicode-bidi="isolate"{more}'
@@ -438,7 +438,7 @@ def _text(
 
 
 def _shade(share: float) -> str:
-    """From nearly white to the first colour."""
+    """Return a colour between nearly white and the first colour."""
     first = [int(colours(1)[0][index : index + 2], 16) for index in (1, 3, 5)]
     mixed = [round(light + (part - light) * share**0.6) for light, part in zip((241, 245, 249), first, strict=True)]
     return "#" + "".join(f"{part:02x}" for part in mixed)

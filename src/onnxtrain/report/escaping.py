@@ -1,21 +1,23 @@
-"""Texts of other people's files, shown and not obeyed."""
+"""Make control characters in names from files visible."""
 
 from __future__ import annotations
 
 import unicodedata
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode's categories of what a terminal or a page obeys, or does not show, instead of showing it: control characters,
-marks that turn the direction of writing, halves of characters, separators of lines and paragraphs."""
+"""Unicode categories of characters that a terminal or a page obeys or hides instead of showing: control characters,
+
+marks that change the direction of writing, surrogates, line and paragraph separators.
+"""
 
 _JOINERS = "\u200c\u200d"
-"""Between letters and within emoji: they change how their neighbours look, and nothing else."""
+"""Between letters and within emoji: they change only how their neighbours look."""
 
 
 def visible(text: str) -> str:
-    r"""A text whose every character is shown and none is obeyed; lines and tabs stay.
+    r"""Return a text whose characters are all shown and none is obeyed; line breaks and tabs stay.
 
-    Names in models, data and checkpoints are other people's. Printed as they are, they could write anywhere on the
+    Names in models, data and checkpoints come from other people. Printed as they are, they could write anywhere on the
     terminal, set its title, or show one thing and mean another.
 
     >>> visible("layer\x1b[31m")

@@ -1,4 +1,4 @@
-"""The course of a training as charts: what reports, run folders and notebooks show."""
+"""Charts of a training history, for reports, run folders and notebooks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def losses_and_metrics(rows: Rows) -> tuple[dict[str, list[float]], dict[str, li
 
 
 def measured(rows: Rows) -> list[Chart]:
-    """A chart of the losses, and one for each metric."""
+    """Return a chart of the losses, and one for each metric."""
     losses, metrics = losses_and_metrics(rows)
     epochs = [row["epoch"] for row in rows]
     found = [line_chart(losses, epochs, title="loss")] if losses else []
@@ -43,6 +43,6 @@ def curves(rows: Rows) -> list[Chart]:
 
 
 def side_by_side(charts: list[Chart], *, scale: float = 0.75) -> str:
-    """Charts as HTML for a notebook, as many in a row as there is room for; an empty text without charts."""
+    """Return charts as HTML for a notebook, as many in a row as fit; "" without charts."""
     inside = "".join(chart.svg(scale=scale) for chart in charts)
     return f'<div style="display:flex;flex-wrap:wrap;gap:16px">{inside}</div>' if inside else ""

@@ -1,4 +1,4 @@
-"""The report of a training: one HTML file with its pictures inside, which loads nothing and runs no program."""
+"""Report of a training: one HTML file with its figures inside, which loads nothing and runs no program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxtrain.report.record import (
 )
 
 _MOST_LINES = 12
-"""Of so many parameters the gradients are drawn; the table has all."""
+"""Most parameters whose gradients are drawn; the table has all."""
 
 _MOST_BARS = 40
 _MOST_CLASSES = 60
@@ -45,7 +45,7 @@ pre{background:#f1f5f9;padding:12px;overflow-x:auto;font-size:13px;white-space:p
 
 
 def page(record: RunRecord) -> str:
-    """The report as HTML."""
+    """Return the report as HTML."""
     parts = [
         f"<h1>{_text(record.title)}</h1>",
         _facts(record.facts),

@@ -13,7 +13,7 @@ Rows = Sequence[Mapping[str, float]]
 """One row per epoch: epoch (from 1), step, loss, learning rate, metrics."""
 
 NOT_MEASURED = ("epoch", "step", "learning_rate")
-"""Columns of a row that say where it stands."""
+"""Columns of a row that are not measurements."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class ParameterRow:
     """A parameter after a training.
 
     Attributes:
-        name: its name in the model.
-        shape: sizes of its axes.
-        zeros: the fraction of its elements that are zero.
-        norm: the square root of the sum of its squares.
-        change: the norm of what the training changed; None where the weights before are not known.
-        gradient: the norm of its gradient after the last epoch; None where it was not measured.
+        name: Its name in the model.
+        shape: Sizes of its axes.
+        zeros: The fraction of its elements that are zero.
+        norm: The square root of the sum of its squares.
+        change: The norm of its change; ``None`` where the weights before are not known.
+        gradient: The norm of its gradient after the last epoch; ``None`` where it was not measured.
     """
 
     name: str
@@ -50,9 +50,9 @@ class Confusion:
     """Confusion matrix of a classifier.
 
     Attributes:
-        counts: rows are true classes, columns predicted ones.
-        labels: the names of the classes.
-        title: which question this answers, where there are several.
+        counts: Rows are true classes, columns predicted ones.
+        labels: The names of the classes.
+        title: The output or class that the matrix is of, where there are several.
     """
 
     counts: Sequence[Sequence[float]]
@@ -62,7 +62,7 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Predicted numbers and true ones: pairs, of very many evenly chosen ones."""
+    """Pairs of predicted and true numbers; an even selection of them where there are very many."""
 
     truth: Sequence[float]
     predicted: Sequence[float]
@@ -73,16 +73,16 @@ class RunRecord:
     """A training that has ended.
 
     Attributes:
-        title: what the report is called.
-        command: the command that made it; "" where it was no command.
-        facts: names and values of what else is known: the model, the data, versions, the time.
-        rows: one per epoch.
-        parameters: all that was trained.
-        gradient_norms: the norm of each parameter's gradient after every epoch.
-        gradients_of: which examples these are the gradients of, in words, or why there are none.
-        outcome: predictions compared with targets: matrices, or residuals; empty where there are none.
-        outcome_of: which data these are, in words, or why there are none.
-        settings: what would repeat the training, as the text of a configuration file; "" where nothing would.
+        title: The heading of the report.
+        command: The command that started it; "" where it was no command.
+        facts: Further names and values: the model, the data, versions, the time.
+        rows: One per epoch.
+        parameters: All trained parameters.
+        gradient_norms: The norm of each parameter's gradient after every epoch.
+        gradients_of: The examples of these gradients, in words, or why there are none.
+        outcome: Predictions compared with targets: matrices, or residuals; empty where there are none.
+        outcome_of: The data of these, in words, or why there are none.
+        settings: The text of a configuration file that repeats the training; "" where there is none.
     """
 
     title: str
@@ -98,7 +98,7 @@ class RunRecord:
 
 
 _GROWING: Final = ("acc", "precision", "recall", "f1", "iou", "auc", "auroc", "r2", "top_")
-"""Parts of the names of metrics of which large values are good."""
+"""Parts of the names of metrics for which larger values are better."""
 
 
 def words(name: str) -> str:
@@ -120,7 +120,7 @@ def large_is_good(name: str) -> bool:
 
 
 def best_epoch(values: Sequence[float], name: str) -> int | None:
-    """The index of the best of some values; None where none is finite.
+    """Return the index of the best of some values; ``None`` where none is finite.
 
     >>> best_epoch([3.0, 1.0, 2.0], "loss")
     1
@@ -132,5 +132,5 @@ def best_epoch(values: Sequence[float], name: str) -> int | None:
 
 
 def measured_columns(rows: Rows) -> list[str]:
-    """The names of all that was measured."""
+    """Return the names of all measurements."""
     return [name for name in dict.fromkeys(name for row in rows for name in row) if name not in NOT_MEASURED]

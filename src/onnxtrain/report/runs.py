@@ -1,4 +1,4 @@
-"""Run folders read back, to compare them."""
+"""Read run folders to compare them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ RUN, CONFIG = "run.json", "config.toml"
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its folder describes it.
+    """A run as described by its folder.
 
     Attributes:
-        path: the folder.
-        finished: whether the training came to its end.
-        seconds: how long it took.
-        facts: names and values of what is known of it.
-        rows: one per epoch; what was not finite is NaN.
-        settings: the flags of the command that made it; empty where none did.
+        path: The folder.
+        finished: Whether the training came to its end.
+        seconds: Its duration.
+        facts: Names and values of everything else that is known.
+        rows: One per epoch; values that were not finite are NaN.
+        settings: The flags of the command that started it; empty where there was none.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def best(self) -> dict[str, float]:
-        """The best value of everything that was measured; NaN where none is finite."""
+        """The best value of each measurement; NaN where none is finite."""
         found = {}
         for name in measured_columns(self.rows):
             values = [row.get(name, math.nan) for row in self.rows]
@@ -49,10 +49,10 @@ class Run:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs in folders: each is that of a run, or holds some.
+    """Read the runs in folders: each folder is a run, or contains some.
 
     Raises:
-        OptionError: a folder is none, holds no run, or a file of it cannot be read.
+        OptionError: A path is no folder, holds no run, or a file of it cannot be read.
     """
     found = []
     for path in paths:
@@ -66,7 +66,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 
 def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """For each run the settings that are not the same in all; of a run without them None."""
+    """Return for each run the settings that differ between runs; ``None`` where a run lacks one."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     differ = [name for name in names if len({repr(run.settings.get(name)) for run in runs}) > 1]
     return [{name: run.settings.get(name) for name in differ} for run in runs]

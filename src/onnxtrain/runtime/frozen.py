@@ -19,8 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
-from onnxtrain.model_file.data_files import DataFiles
-from onnxtrain.model_file.external import locate
+from onnxtrain.model_file.external import DataFiles, locate
 from onnxtrain.runtime.lifting import lift_large_constants, replace_tensors
 from onnxtrain.workarounds.sessions import hand_over, in_place, packed
 

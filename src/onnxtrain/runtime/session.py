@@ -11,10 +11,9 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import TrainingInfoError
-from onnxtrain.model_file.external import set_folder
-from onnxtrain.model_file.self_contained import check_external_data, with_external_data
+from onnxtrain.model_file.external import check_external_data, set_folder, with_external_data
 from onnxtrain.passes.lower import lower_entry
-from onnxtrain.passes.merge_algorithm import join
+from onnxtrain.passes.merge_algorithm import merge_algorithm
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
@@ -59,7 +58,7 @@ class TrainingSession:
         check_training_model(model)
         check_external_data(model, str(folder) or own_folder, without=set(values or ()))
         source = _File(model, str(folder) or own_folder, values or {})
-        entries = [join(model, index, folder=source.folder) for index in range(len(model.training_info))]
+        entries = [merge_algorithm(model, index, folder=source.folder) for index in range(len(model.training_info))]
         self._start(source, entries, options or RuntimeOptions(), states)
 
     @classmethod

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.model_file.aligned import ALIGNMENT, aligned
+from onnxtrain.model_file.large_data import ALIGNMENT, aligned
 from onnxtrain.workarounds.sessions import is_extension_type
 
 Take = Callable[[np.ndarray], "np.ndarray | None"]

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import DataError, StepError
-from onnxtrain.ir.nesting import has_body_in_branches
+from onnxtrain.ir.limits import has_body_in_branches
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.passes.lower import StepGraph
 from onnxtrain.runtime.frozen import FrozenTensors
@@ -65,7 +65,7 @@ class StepSession:
         shapes = {value.name: dimensions(value) for value in graph.outputs}
         self._varying = [name for name in step.results if not _is_static(shapes[name])]
         self._fetched = [(index, name) for index, name in enumerate(step.results) if name not in self._numbers]
-        # Types that NumPy has from elsewhere, such as bfloat16, have their bytes bound (workarounds: types of others).
+        # Types that NumPy has from elsewhere, such as bfloat16, have their bytes bound (workarounds: extension types).
         self._foreign = {
             str(value.name): value.dtype
             for value in (*graph.inputs, *graph.outputs)

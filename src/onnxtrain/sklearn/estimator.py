@@ -13,8 +13,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.callbacks import History
-from onnxtrain.data.rows import rows_to_inputs
-from onnxtrain.data.table_columns import in_order
+from onnxtrain.data.naming import in_order, rows_to_inputs
 from onnxtrain.edit.head import replace_head
 from onnxtrain.edit.working import Model
 from onnxtrain.errors import OptionError

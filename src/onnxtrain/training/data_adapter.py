@@ -12,8 +12,16 @@ from onnxtrain.data import Dataset, TargetCheck, TensorSpec
 from onnxtrain.data.conversion import check_finite, is_array_like, kind_of, symbol_sizes, to_numpy
 from onnxtrain.data.data_names import DataNames
 from onnxtrain.data.labels import learn_labels, no_labels
-from onnxtrain.data.naming import NoSuchArrayError, check_pasts, is_batch_list
-from onnxtrain.data.table_columns import NamedColumns, column_of, columns_of_table, is_frame, named_array
+from onnxtrain.data.naming import (
+    NamedColumns,
+    NoSuchArrayError,
+    check_pasts,
+    column_of,
+    columns_of_table,
+    is_batch_list,
+    is_frame,
+    named_array,
+)
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 from onnxtrain.losses.base import Forms

@@ -148,7 +148,7 @@ def fit(
                 "validation": describe_data(held_out),
                 **({"measures_ema": ema} if keeps_averages else {}),
             }
-        trainer._executor.agree(
+        trainer._executor.check_agreement(
             {**loop.identity, "epochs": epochs, "checkpoint": checkpoint is not None, "resume": resume}
         )
         newest = None if loop.store is None else loop.store.latest()

@@ -13,8 +13,8 @@ from onnxtrain.errors import GradientError
 from onnxtrain.ir.declared_shapes import declared_otherwise
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import HALVES
+from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.self_contained import with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.passes.build_gradients import Derivative
 from onnxtrain.passes.fuse.patterns import gradient_nodes

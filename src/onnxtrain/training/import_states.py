@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.data.safetensors_file import map_safetensors
+from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.ir.value import HALVES
 from onnxtrain.model_file.file import ModelFile

@@ -14,10 +14,10 @@ import numpy as np
 from onnxtrain.callbacks import CallbackList, TrainingState
 from onnxtrain.callbacks.stopping import Stopping
 from onnxtrain.data import Batch, Dataset, IterableDataset
+from onnxtrain.data.array_dataset import undivided
 from onnxtrain.data.augmentation import Augment, augmented
 from onnxtrain.data.base import share
 from onnxtrain.data.prefetch import Prefetch
-from onnxtrain.data.shares import undivided
 from onnxtrain.errors import CheckpointError, DataError, ModelError
 from onnxtrain.losses.heads import HeadMetric
 from onnxtrain.metrics.base import MeanAccumulator
@@ -126,7 +126,7 @@ class Loop:
             if not batch.total:
                 continue
             rate = trainer._rate.follow(self.rate, position.step)
-            trainer._executor.tell(self.stopping)
+            trainer._executor.send_signal(self.stopping)
             loss = trainer._step_batch(batch)
             trainer._check_loss(loss, position.step, self._last_good())
             position.step += 1
@@ -140,7 +140,7 @@ class Loop:
             self.callbacks.on_step_end(state)
             if self.callbacks.decide_by_step:
                 self._decide_once()
-            asked = trainer._executor.asked(self.stopping)
+            asked = trainer._executor.received_signal(self.stopping)
             if asked or (self.every is not None and position.step % self.every == 0):
                 self._save()
             if asked:
@@ -207,7 +207,7 @@ class Loop:
             state.metrics |= {VALIDATION + name: value for name, value in measured.items()}
         self.callbacks.on_epoch_end(state)
         self._decide_once()
-        trainer._executor.check()
+        trainer._executor.check_equal_weights()
         self.position = Position(
             epoch=position.epoch + 1, step=position.step, stopped=state.stop_reason, last_rate=position.last_rate
         )
@@ -237,7 +237,7 @@ class Loop:
         if not self.keeps:
             return
         self.trainer.check_weights()
-        tensors = {f"state/{name}": array for name, array in self.trainer._executor.kept_states().items()}
+        tensors = {f"state/{name}": array for name, array in self.trainer._executor.checkpoint_states().items()}
         if self.store is None:  # another process writes
             return
         tensors |= {f"callbacks/{name}": array for name, array in self.callbacks.record_arrays().items()}
@@ -330,7 +330,7 @@ class Loop:
         """
         trainer = self.trainer
         states = trainer.states
-        wanted = list(dict(trainer.trained) if "optimizer" in changed else trainer._executor.kept_names)
+        wanted = list(dict(trainer.trained) if "optimizer" in changed else trainer._executor.checkpoint_names)
         missing = [name for name in wanted if f"state/{name}" not in tensors]
         if missing and not {"attributes", "sparsity", "accumulate", "batch_norm"} & set(changed):
             raise CheckpointError(f"The checkpoint lacks the states {missing[:5]}; it is of another training.")
@@ -341,7 +341,7 @@ class Loop:
                 "with the batch_norm that it was written with."
             )
         wanted += [name for name in trainer._executor.residual_names if f"state/{name}" in tensors]
-        trainer._executor.take_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
+        trainer._executor.load_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
         if "masks" in changed:
             set_to_zero(states, trainer.masks)
 

@@ -62,6 +62,7 @@ class Objective:
         table: All initializers, trainable or not.
         adapted: What was added to the model, to be trained beside its weights.
         weights: The input for one weight per example; ``None`` where all count alike.
+        scales: Inputs that scale losses of micro-batches, by the output; see :meth:`scaled`.
         stored: What the file holds in another form than it is trained in.
         wide: Parameters that are held in bfloat16, to the values that have their numbers in float32.
     """
@@ -79,6 +80,7 @@ class Objective:
     table: Sequence[Initializer] = ()
     adapted: Adapted | None = None
     weights: ir.Value | None = None
+    scales: Mapping[str, ir.Value] = field(default_factory=dict)
     others: Sequence[LossHead] = ()
     stored: Sequence[Stored] = ()
     wide: Mapping[str, str] = field(default_factory=dict)
@@ -270,6 +272,37 @@ class Objective:
         kind = ir.TensorType(wrapped(self.prediction).dtype)
         return replace(self, weights=ir.Value(name=self.names.weights, type=kind, shape=ir.Shape((size,))))
 
+    def scaled(self) -> Objective:
+        """Add a scale input to each of several losses whose number of terms differs between examples.
+
+        Micro-batches of several losses are weighted by their examples. A mean over labels that count, or a sum beside
+        means, adds up to that of the whole batch where it is scaled by (examples / weight) of the whole batch.
+        """
+        if not self.others or all(head.targets.loss.reduction == "sum" for head in self.heads):
+            return self
+        scaled = [head.name for head in self.heads if head.scaled]
+        names = free_names(self.model.graph, [f"{name}_scale" for name in scaled])
+        kind = ir.TensorType(ir.DataType.FLOAT)
+        inputs = [ir.Value(name=name, type=kind, shape=ir.Shape(())) for name in names]
+        return replace(self, scales=dict(zip(scaled, inputs, strict=True)))
+
+    def label_weights(self, feeds: Mapping[str, np.ndarray]) -> list[float]:
+        """Return the number of examples of a micro-batch, and the weight of each scaled loss (0 for sums)."""
+        scaled = [head.targets for head in self.heads if head.name in self.scales]
+        return [
+            float(len(feeds[self.heads[0].targets.name])),
+            *(0.0 if own.loss.reduction == "sum" else own.loss.label_weight(feeds[own.name]) for own in scaled),
+        ]
+
+    def scale_feeds(self, totals: Sequence[float]) -> dict[str, np.ndarray]:
+        """Return the scale inputs for the totals of :meth:`label_weights` over the whole batch."""
+        rows, *weights = totals
+        sums = {head.name: head.targets.loss.reduction == "sum" for head in self.heads}
+        return {
+            str(value.name): np.asarray(rows if sums[name] else rows / weight if weight else 0.0, np.float32)
+            for (name, value), weight in zip(self.scales.items(), weights, strict=True)
+        }
+
     def sparsified(self, patterns: Sequence[str] | None) -> list[str]:
         """The parameters whose sparsity an optimizer promotes, where it does.
 
@@ -290,15 +323,22 @@ class Objective:
             reasons = "; ".join(f"{row.name!r}: {row.reason}" for row in self.table[:5])
             reasons = "; ".join(filter(None, (reasons or "it has no initializers", hidden_weights(self.model))))
             raise OptionError(f"The model has no trainable parameter: {reasons}.")
+        micro_batches = config.accumulate > 1 or config.divided
+        reductions = {head.targets.loss.reduction for head in self.heads}
+        if micro_batches and len(reductions) > 1 and not self.scales:
+            raise OptionError(
+                "A training model adds up micro-batches of losses that are all means or all sums, but one loss is a "
+                "mean and another a sum; give them one reduction."
+            )
         own = self.copy()
         return Recipe(
             model=own.model,
             build_loss=own.build_loss,
-            targets=[head.targets.value for head in own.heads],
+            targets=[*(head.targets.value for head in own.heads), *own.scales.values()],
             parameters=self.parameters,
             optimizer=config.optimizer,
             clipping=config.clipping,
-            micro_batches=config.accumulate > 1 or config.divided,
+            micro_batches=micro_batches,
             alone=config.accumulate == 1,
             cleared=not config.divided,
             statistics=self.statistics,
@@ -370,7 +410,10 @@ class Objective:
             weights = ir.Value(name=weights.name, type=weights.type, shape=weights.shape)
         prediction, output = own(self.prediction), own(self.output)
         found = replace(self, model=model, prediction=prediction, output=output, targets=targets, weights=weights)
-        return replace(found, others=others)
+        scales = {
+            name: ir.Value(name=value.name, type=value.type, shape=value.shape) for name, value in self.scales.items()
+        }
+        return replace(found, others=others, scales=scales)
 
     def build_loss(self, op: Builder) -> LossTerms:
         """Emit the loss beside the model, into the graph of this objective: a copy's."""
@@ -379,13 +422,20 @@ class Objective:
         if not self.others:
             return terms[0]
         like = op.wrap(self.prediction)
+        count = op.dimension(op.wrap(self.heads[0].targets.value), 0)
+        rows = op.cast(op.reshape(count, []), like.dtype).with_shape(())
+        for index, head in enumerate(self.heads):
+            if head.name in self.scales:
+                own, scale = terms[index], op.cast(op.wrap(self.scales[head.name]), like.dtype)
+                whole = own.loss if own.sums else own.loss * own.weight
+                terms[index] = own._replace(loss=(op.cast(whole, like.dtype) * scale / rows).with_shape(()), sums=False)
         factors = [head.targets.loss.weight for head in self.heads]
         factored = [
             own.loss if factor == 1.0 else own.loss * factor for own, factor in zip(terms, factors, strict=True)
         ]
         total = op.sum_of([op.cast(value, like.dtype) for value in factored]).with_shape(())
         parts = {name: own.loss for name, own in zip(names, terms, strict=True)}
-        return LossTerms(total, _batch_size(op, self.model.graph, like), terms[0].sums, parts)
+        return LossTerms(total, rows, all(own.sums for own in terms), parts)
 
     def build_losses(self, op: Builder) -> list[LossTerms]:
         """Emit the losses beside the model: the only one with its factor, or several as they are."""

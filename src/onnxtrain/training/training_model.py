@@ -11,7 +11,7 @@ from onnxtrain.autodiff.options import Compute
 from onnxtrain.config import TrainingConfig
 from onnxtrain.losses.base import TargetKind
 from onnxtrain.losses.loss_choice import LossLike
-from onnxtrain.model_file.self_contained import with_external_data
+from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.spelling import checks_arguments

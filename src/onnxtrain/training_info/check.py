@@ -6,8 +6,8 @@ import onnx
 
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.ir.bounded_inference import infer_within_bounds
-from onnxtrain.model_file.skeleton import hide_runtime_operators, skeleton
-from onnxtrain.model_file.text import first_line
+from onnxtrain.model_file.checks import first_line
+from onnxtrain.model_file.proto import hide_runtime_operators, skeleton
 from onnxtrain.training_info.read import bindings, joined_model, state_tensors
 
 Type = tuple[int, tuple[int | str | None, ...] | None]

@@ -13,7 +13,7 @@ import onnx
 
 from onnxtrain.errors import TrainingInfoError
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.order import sort_nodes
+from onnxtrain.model_file.proto import sort_nodes
 
 
 def joined_model(model: onnx.ModelProto, index: int) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN
-from onnxtrain.ir.sharing import RANDOM
+from onnxtrain.ir.passes import RANDOM
 from onnxtrain.ir.value import dimensions
 from onnxtrain.patterns import matches, no_match, pattern_list
 from onnxtrain.weights.readers import REARRANGING, Functions, Reader, arrivals, is_linear, is_lookup

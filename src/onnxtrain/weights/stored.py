@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.model_file.lazy_arrays import MadeArrays
+from onnxtrain.model_file.large_data import MadeArrays
 
 
 class Stored(NamedTuple):

@@ -1,9 +1,8 @@
-"""A book of other people's bugs: what is wrong in the packages that onnxtrain stands on, and what it does instead.
+"""Registry of upstream bugs and workarounds.
 
-Each entry of :data:`BOOK` names one bug, the versions in which it was seen, and the code that works around it: in the
-modules beside this one, or, where the workaround is a form that a rule or a pass chooses, there.
-``tests/workarounds/`` shows every bug in the installed version and fails when it is gone: then its workaround
-can go, too, as soon as no supported version has the bug.
+Each entry of :data:`BOOK` names one bug, the versions in which it was seen, and the files that work around it: modules
+beside this one, or the rule or pass that avoids the bug. ``tests/workarounds/`` shows every bug in the installed
+version and fails when it is gone: then its workaround can go, too, as soon as no supported version has the bug.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ class Workaround(NamedTuple):
     """One bug of another package.
 
     Attributes:
-        name: What it is called in comments and tests.
+        name: Its name in comments and tests.
         package: The distribution that has it.
         seen: The oldest and the newest version in which it was seen.
-        wrong: What happens.
-        done: What onnxtrain does.
+        wrong: The faulty behaviour.
+        done: How onnxtrain avoids it.
         where: Files of this package with the workaround.
         gone: The oldest version in which it was seen to be gone; ``None`` while the newest has it.
     """
@@ -52,7 +51,7 @@ BOOK: tuple[Workaround, ...] = (
         "onnxruntime",
         ("1.32.0", "1.32.0"),
         "WeightBiasQuantization takes a Conv of another domain for ONNX's: where it stands between dequantized and "
-        "quantized values and its bias is constant, it writes a Mul of that domain, which nobody knows.",
+        "quantized values and its bias is constant, it writes a Mul of that domain, which does not exist.",
         "Sessions are opened without this optimizer.",
         ("workarounds/sessions.py", "runtime/step.py"),
     ),
@@ -64,7 +63,7 @@ BOOK: tuple[Workaround, ...] = (
         "first. A node with a body that was two branches deep keeps references to what was freed: opening the session "
         "may end the process.",
         "Sessions of graphs with such a node are opened without this optimizer.",
-        ("workarounds/sessions.py", "ir/nesting.py", "runtime/step.py"),
+        ("workarounds/sessions.py", "ir/limits.py", "runtime/step.py"),
     ),
     Workaround(
         "ellipses of different ranks",
@@ -76,11 +75,11 @@ BOOK: tuple[Workaround, ...] = (
         gone="1.32.0",
     ),
     Workaround(
-        "types of others",
+        "extension types",
         "onnxruntime",
         _RUNTIME,
-        "An array of a type that NumPy has from elsewhere (bfloat16, float8) cannot be bound as an input, and a result "
-        "of such a type cannot be read as an array.",
+        "An array of an ml_dtypes extension type (bfloat16, float8) cannot be bound as an input, and a result of such "
+        "a type cannot be read as an array.",
         "The bytes are bound and read as unsigned integers of that size.",
         ("workarounds/sessions.py", "runtime/step.py"),
     ),
@@ -88,7 +87,7 @@ BOOK: tuple[Workaround, ...] = (
         "convolutions on WebGPU",
         "onnxruntime-web",
         _WEB,
-        "The WebGPU provider computes another result than the processor for a Conv with a multiple of four filters "
+        "The WebGPU provider computes another result than the CPU for a Conv with a multiple of four filters "
         "where the channels are a multiple of three and not of four (issue 29651), and for grouped ones where the "
         "filters of all groups together are a multiple of four and those of one group are not.",
         "Step graphs for WebGPU have one filter more in such nodes, or a node for each group.",
@@ -107,7 +106,7 @@ BOOK: tuple[Workaround, ...] = (
         "onnxruntime-web",
         _WEB,
         "The WebGPU provider claims MaxPool with the output Indices, and fails when it runs.",
-        "Step graphs for WebGPU find the maxima anew where sizes are known, and are refused elsewhere.",
+        "Step graphs for WebGPU recompute the maxima where sizes are known, and are refused elsewhere.",
         ("passes/portable/target_webgpu.py", "passes/portable/webgpu_bodies.py"),
     ),
     Workaround(
@@ -147,7 +146,7 @@ BOOK: tuple[Workaround, ...] = (
         "onnxruntime",
         _RUNTIME,
         "A binding keeps the memory that was allocated for an output, and fails when the next batch has another size.",
-        "Outputs of varying shape are bound anew before each step.",
+        "Outputs of varying shape are rebound before each step.",
         ("runtime/step.py",),
     ),
     Workaround(
@@ -155,7 +154,7 @@ BOOK: tuple[Workaround, ...] = (
         "onnxruntime",
         ("1.20.1", "1.20.1"),
         "A custom operator with an optional input that is left out between others ends the process.",
-        "Operators of this project have all inputs: an empty one, or a bound that bounds nothing, stands for none.",
+        "Operators of this project have all inputs: an empty tensor, or an infinite bound, replaces an absent one.",
         ("autodiff/rules/elementwise.py", "autodiff/rules/fused_recurrent.py", "autodiff/rules/matmul_nbits.py"),
         gone="1.32.0",
     ),
@@ -164,15 +163,15 @@ BOOK: tuple[Workaround, ...] = (
         "onnxruntime",
         ("1.32.0", "1.32.0"),
         "Models of opset 28 are accepted, but DequantizeLinear of that opset has no kernel.",
-        "The newest opset is the one at which operators that were defined anew can be run.",
-        ("model_file/limits.py",),
+        "Models are upgraded at most to the newest opset whose redefined operators have kernels.",
+        ("model_file/validity.py",),
     ),
     Workaround(
         "copies of external initializers",
         "onnxruntime",
         _RUNTIME,
         "Tensors given to add_external_initializers are copied, for as long as the session lives.",
-        "They are given as shared initializers, too, on whose memory the session then works.",
+        "They are also added as shared initializers, whose memory the session then uses.",
         ("workarounds/sessions.py", "runtime/frozen.py"),
     ),
     Workaround(
@@ -184,12 +183,12 @@ BOOK: tuple[Workaround, ...] = (
         ("workarounds/sessions.py", "runtime/frozen.py"),
     ),
     Workaround(
-        "numbers of recurrent activations",
+        "defaults of recurrent activations",
         "onnxruntime",
         ("1.32.0", "1.32.0"),
         "LSTM, GRU and RNN take 0 for an alpha or beta of Affine, ScaledTanh and ThresholdedRelu that the model leaves "
         "out; the defaults are 1, and 0 for the beta of Affine.",
-        "Lists of alpha and beta are written down in full.",
+        "Lists of alpha and beta are written out in full.",
         ("passes/portable/write_activation_defaults.py",),
     ),
     Workaround(
@@ -197,17 +196,17 @@ BOOK: tuple[Workaround, ...] = (
         "onnx",
         _ONNX,
         "Data propagation takes bounds of a Slice that it does not know for absent ones, and the whole input for the "
-        "result: shapes made of it are wrong.",
-        "Inference sees a Compress in place of such a Slice.",
-        ("workarounds/inference.py", "ir/shapes.py"),
+        "result: shapes computed from it are wrong.",
+        "Inference sees a Compress instead of such a Slice.",
+        ("ir/bounded_inference.py",),
     ),
     Workaround(
         "the matrix of Attention",
         "onnx",
         _ONNX,
         "The fourth output of an Attention of unknown shapes is inferred as a scalar.",
-        "This shape is not taken over.",
-        ("workarounds/inference.py", "ir/shapes.py"),
+        "This shape is ignored.",
+        ("ir/shapes.py",),
     ),
     Workaround(
         "converted Hardmax",
@@ -215,7 +214,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter keeps the axis of a Hardmax below opset 13, which flattened its input there.",
         "The flattening is written out before the conversion.",
-        ("model_file/repairs.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "converted Resize",
@@ -223,7 +222,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter gives an Upsample or Resize below opset 11 another coordinate transformation.",
         "The node is rewritten before the conversion.",
-        ("model_file/repairs.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "converted BatchNormalization",
@@ -231,14 +230,14 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The version converter refuses a BatchNormalization below opset 14 with the outputs of training mode.",
         "The node is rewritten before the conversion.",
-        ("model_file/repairs.py",),
+        ("model_file/upgrade.py",),
     ),
     Workaround(
         "functions and metadata of converted models",
         "onnx",
         _ONNX,
         "The version converter drops functions and metadata.",
-        "It converts a skeleton of the graph; everything else is put back as it was.",
+        "It converts a skeleton of the graph; everything else is restored.",
         ("model_file/upgrade.py",),
     ),
     Workaround(
@@ -254,7 +253,7 @@ BOOK: tuple[Workaround, ...] = (
         "onnx",
         _ONNX,
         "The version converter drops references to attributes of the function that a node is in.",
-        "A stand-in without attributes is converted, and the node put back in its place.",
+        "A placeholder without attributes is converted, and replaced by the node afterwards.",
         ("model_file/upgrade.py",),
     ),
     Workaround(
@@ -263,7 +262,7 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX,
         "The checker does not know that ai.onnx is the default domain, as the specification says.",
         "It is shown a skeleton of the model with one spelling.",
-        ("model_file/skeleton.py",),
+        ("model_file/proto.py",),
     ),
     Workaround(
         "evaluated Scan",
@@ -277,7 +276,7 @@ BOOK: tuple[Workaround, ...] = (
         "evaluated Loop",
         "onnx",
         _ONNX,
-        "The reference evaluator joins what a Loop scans out along an axis that is there instead of a new one.",
+        "The reference evaluator concatenates the scan outputs of a Loop along an existing axis instead of a new one.",
         "The evaluator of gradient checks has a Loop of its own.",
         ("reference.py",),
     ),
@@ -285,7 +284,7 @@ BOOK: tuple[Workaround, ...] = (
         "evaluated SequenceInsert",
         "onnx",
         _ONNX,
-        "The reference evaluator inserts in front of the last item where the place is the end.",
+        "The reference evaluator inserts in front of the last item where the position is the end.",
         "The evaluator of gradient checks has a SequenceInsert of its own.",
         ("reference.py",),
     ),
@@ -310,14 +309,14 @@ BOOK: tuple[Workaround, ...] = (
         "onnx",
         _ONNX,
         "The reference evaluator computes Erf, and with it Gelu, in single precision, also of doubles.",
-        "The evaluator of gradient checks has both of its own.",
+        "The evaluator of gradient checks has its own of both.",
         ("reference.py",),
     ),
     Workaround(
         "evaluated GridSample",
         "onnx",
         _ONNX,
-        "The reference evaluator rounds the places of a GridSample to single precision.",
+        "The reference evaluator rounds the coordinates of a GridSample to single precision.",
         "The evaluator of gradient checks does not.",
         ("reference.py",),
     ),
@@ -334,15 +333,15 @@ BOOK: tuple[Workaround, ...] = (
         "onnx",
         _ONNX,
         "The reference evaluator computes no transposed convolution in groups of several images and filters.",
-        "The gradient of a depthwise convolution has a form whose own gradient needs none.",
-        ("autodiff/convolution.py",),
+        "The gradient of a depthwise convolution is written so that its own gradient needs none.",
+        ("autodiff/rules/conv.py",),
     ),
     Workaround(
         "dropped training_info",
         "onnx-ir",
         _ONNX_IR,
         "Reading a model drops its training_info.",
-        "The entries stay protos, and become graphs of their own where they are worked on.",
+        "The entries stay protos, and become graphs where they are edited.",
         ("training_info/read.py",),
     ),
     Workaround(
@@ -351,14 +350,14 @@ BOOK: tuple[Workaround, ...] = (
         _ONNX_IR,
         "Reading a model drops its sparse initializers.",
         "They are made dense before.",
-        ("model_file/working.py",),
+        ("model_file/working_copy.py",),
     ),
     Workaround(
         "merged random nodes",
         "onnx-ir",
         _ONNX_IR,
-        "Its elimination of common subexpressions merges two Dropouts in training mode, which draw the same mask then.",
-        "An elimination of our own leaves out what is random.",
+        "Its elimination of common subexpressions merges two Dropouts in training mode, which then draw the same mask.",
+        "This project's own elimination skips random nodes.",
         ("ir/passes.py",),
     ),
     Workaround(
@@ -366,14 +365,14 @@ BOOK: tuple[Workaround, ...] = (
         "onnx-ir",
         _ONNX_IR,
         "Its elimination of identities gives two outputs of a graph one name.",
-        "An elimination of our own keeps an Identity that names an output.",
+        "This project's own elimination keeps an Identity that names an output.",
         ("ir/passes.py",),
     ),
     Workaround(
         "sympy at every start",
         "onnx-ir",
         _ONNX_IR,
-        "Importing onnx-ir imports sympy: half of the time and a third of the memory before the first step.",
+        "Importing onnx-ir imports sympy: half of the time and a third of the memory until the first step.",
         "The module of sympy runs when its first attribute is read.",
         ("workarounds/lazy_sympy.py",),
     ),
@@ -386,4 +385,4 @@ BOOK: tuple[Workaround, ...] = (
         ("autodiff/rules/activation.py",),
     ),
 )
-"""Every bug that is worked around, by package."""
+"""All bugs that are worked around, by package."""

@@ -1,4 +1,4 @@
-"""What sessions of ONNX Runtime are opened with, given and asked for because of its bugs."""
+"""Work around bugs of ONNX Runtime's sessions: options, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import onnx_ir as ir
 from onnxtrain.errors import StepError
 
 DISABLED_OPTIMIZERS = ("EliminateDropout", "WeightBiasQuantization")
-"""Graph optimizers of ONNX Runtime that no session has ("eliminated dropout", "quantized biases")."""
+"""Graph optimizers of ONNX Runtime that every session disables ("eliminated dropout", "quantized biases")."""
 
 
 DISABLED_WITH_DEEP_BODIES = ("ConstantFolding",)
-"""Those that go, too, where a node with a body lies in a branch of a branch ("branches that move twice")."""
+"""Also disabled where a node with a body is in a branch of a branch ("branches that move twice")."""
 
 
 def refuse_what_crashes(graph: ir.Graph) -> None:
-    """Refuse nodes on which ONNX Runtime does not fail but takes the process with it ("ellipses of different ranks").
+    """Refuse nodes on which ONNX Runtime ends the process instead of failing ("ellipses of different ranks").
 
     Raises:
         StepError: An Einsum has ellipses of different ranks.
@@ -48,16 +48,16 @@ def hand_over(
     *,
     shared: bool = True,
 ) -> list[Any]:
-    """Let a session work on initializers where they are in memory ("copies of external initializers").
+    """Let a session use initializers in the memory where they are ("copies of external initializers").
 
     Args:
         settings: The options of the session.
-        arrays: Memory by name: unsigned numbers of the size of an element, or what :func:`packed` gives.
+        arrays: Memory by name: unsigned integers of the size of an element, or the result of :func:`packed`.
         dtypes: Element types.
         shared: Whether the session reads this memory itself, instead of a copy.
 
     Returns:
-        What must live as long as the session.
+        The objects that must live as long as the session.
     """
     values = in_place(arrays, dtypes)
     if values:
@@ -68,7 +68,7 @@ def hand_over(
 
 
 def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir.DataType]) -> list[Any]:
-    """Values of ONNX Runtime on the memory of arrays, which must live as long; see :func:`hand_over`."""
+    """Return values of ONNX Runtime on the memory of arrays, which must live as long; see :func:`hand_over`."""
     import onnxruntime
 
     make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
@@ -76,7 +76,7 @@ def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir
 
 
 def is_foreign(dtype: ir.DataType) -> bool:
-    """Whether NumPy has a type from another package ("types of others")."""
+    """Return whether a type is an ml_dtypes extension type ("extension types")."""
     if dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
         return False
     return dtype.bitwidth in _BYTES and is_extension_type(dtype.numpy())
@@ -94,14 +94,14 @@ _BYTES = {8: np.uint8, 16: np.uint16}
 
 
 def bind_foreign(binding: Any, name: str, array: np.ndarray[Any, Any], dtype: ir.DataType) -> Any:
-    """Bind an input by the bytes of its elements; returns what must live until the run has ended."""
+    """Bind an input by the bytes of its elements; returns the objects that must live until the run has ended."""
     (value,) = in_place({name: array.view(_BYTES[dtype.bitwidth])}, {name: dtype})
     binding.bind_ortvalue_input(name, value)
     return array, value
 
 
 def fetched(value: Any, dtype: ir.DataType) -> np.ndarray[Any, Any]:
-    """A copy of a result, read as the bytes of its elements."""
+    """Return a copy of a result, read as the bytes of its elements."""
     shape, unsigned = tuple(value.shape()), np.dtype(_BYTES[dtype.bitwidth])
     size = math.prod(shape) * unsigned.itemsize
     content = ctypes.string_at(value.data_ptr(), size) if size else b""
@@ -109,9 +109,9 @@ def fetched(value: Any, dtype: ir.DataType) -> np.ndarray[Any, Any]:
 
 
 def packed(raw: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Packed elements as an array with one byte for each, as far as NumPy knows ("packed elements").
+    """Return packed elements as an array that claims one byte for each ("packed elements").
 
-    ONNX Runtime, which knows the element type, reads the bytes that there are. Nobody else may read the array.
+    ONNX Runtime, which knows the element type, reads the bytes that there are. Nothing else may read the array.
     """
     strides = [1] * len(shape)
     for axis in reversed(range(len(shape) - 1)):

@@ -1,4 +1,4 @@
-"""Activations: their attributes, optional inputs and versions, on points of both signs away from kinks."""
+"""Activations: their attributes, optional inputs and versions, on points of both signs away from kinks; softmax."""
 
 import numpy as np
 
@@ -92,4 +92,13 @@ CASES = [
         for label, outputs, opset in (("training", 2, 18), ("training-no-mask", 1, 18), ("training-22", 2, 22))
         for variant in (fixed, lambda row: row)
     ),
+]
+CASES += [
+    case(operator, normal(2, 3, 4, scale=2.0), label=f"axis{axis}", **({} if axis is None else {"axis": axis}))
+    for operator in ("Softmax", "LogSoftmax")
+    for axis in (None, 0, 1, 2, -1, -2, -3)
+] + [
+    case(operator, x, label=label)
+    for operator in ("Softmax", "LogSoftmax")
+    for label, x in (("vector", normal(5)), ("one", normal(3, 1)), ("empty", normal(0, 3)))
 ]

@@ -1,4 +1,4 @@
-"""Attention and rotary embedding, which are differentiated through the bodies that ONNX gives them."""
+"""Attention and rotary embedding, differentiated through their ONNX function bodies."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
-"""Convolutions: dimensions, strides, dilations, paddings; channel counts that choose every form.
+"""Convolutions: dimensions, strides, dilations, paddings; channel counts that select every form.
 
-Groups and output_shape are checked against PyTorch in test_conv_torch.py: ONNX's reference evaluator has a
-transposed convolution of groups of one channel only, and ignores the padding that output_shape implies.
+Groups and output_shape are checked against PyTorch in test_conv_torch.py: ONNX's reference evaluator has
+transposed convolutions of groups of one channel only, and ignores the padding that output_shape implies.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from autodiff.case import Case, case, normal
 
 
 def convolution(label: str, x: tuple[int, ...], w: tuple[int, ...], **options) -> Iterator[Case]:
-    """With the weights' shape as the exporters write it, static beside inputs of any size."""
+    """Give the weights a static shape, as exporters do, beside inputs of any size."""
     return _cases("Conv", label, x, w, w[0], options)
 
 
@@ -29,7 +29,7 @@ def _cases(operator: str, label: str, x: tuple, w: tuple, outputs: int, options:
 
 
 def with_known_weights(plain: Case) -> Case:
-    """The same with inputs of which nothing is known, except that the weights' shape is."""
+    """Give the weights a static shape beside inputs of unknown rank."""
     given = plain.node
     shape = numpy_helper.from_array(np.asarray(plain.inputs[1].shape), "shape")
     reshape = helper.make_node("Reshape", ["b", "shape"], ["weights"])

@@ -1,4 +1,4 @@
-"""Dropout by counters as an operator of this project's own domain, which a graph pass writes in a model's place."""
+"""Counter-based dropout as an operator of this project's domain, which a graph pass emits."""
 
 import numpy as np
 

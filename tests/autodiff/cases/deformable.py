@@ -8,8 +8,8 @@ from autodiff.case import Case, case, normal
 def deformable(label: str, *shapes: tuple[int, ...] | None, opset: int = 19, **options) -> Case:
     """Inputs x, weight, offset, bias, mask.
 
-    ONNX's reference evaluator takes places to be single precision: their differences are noise, and the
-    gradient by the offset is checked against PyTorch in test_deformable_torch.py.
+    ONNX's reference evaluator computes points in float32: their differences are noise, and the
+    gradient of the offset is checked against PyTorch in test_deformable_torch.py.
     """
     x, weight, offset, *rest = (
         None if shape is None else normal(*shape, seed=seed) for seed, shape in enumerate(shapes)

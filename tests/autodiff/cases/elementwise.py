@@ -1,4 +1,4 @@
-"""Functions of one tensor, each over points of its own domain, away from kinks and poles."""
+"""Element-wise functions of one tensor, at points of their domains away from kinks and poles."""
 
 import numpy as np
 from onnx import TensorProto

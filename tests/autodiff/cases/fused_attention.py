@@ -1,4 +1,4 @@
-"""Attention of this project's own domain, which a graph pass writes in the place of a model's."""
+"""Attention of this project's domain, which a graph pass emits for a model's own."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ KEPT = "abc"
 
 
 def attention(label: str, *inputs: np.ndarray | None, **options) -> Case:
-    """By default the bias is a mask, whose gradient nobody wants: then the kernel computes the others."""
+    """Create a case; by default the bias is a mask without a gradient, so that the kernel computes the others."""
     return case("Attention", *inputs, domain="onnxtrain", label=f"fused-{label}", **{"scale": 0.5, **options})
 
 

@@ -1,4 +1,4 @@
-"""Products with weights as an operator of this project's own domain, which a graph pass writes in a model's place."""
+"""Linear layers as an operator of this project's domain, which a graph pass emits."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def linear(label: str, *leading: int, transposed: int = 0, bias: bool = True, **
 
 
 def with_relu(label: str, *leading: int, **options) -> Case:
-    """The sums are not near zero, where the slope changes."""
+    """Keep the sums away from zero, where the slope changes."""
     b = np.where(np.arange(MANY) % 2 == 0, 20.0, -20.0)
     w = normal(*((MANY, FEW) if options.get("transB") else (FEW, MANY)), seed=1)
     options = {"domain": "onnxtrain", "activation": "Relu", **options}
@@ -23,7 +23,7 @@ def with_relu(label: str, *leading: int, **options) -> Case:
 
 
 def gradient(label: str, *leading: int, outputs: int = 3, transposed: int = 0, **options) -> Case:
-    """From dy, w and x, whose elements above zero are not near it; those at zero stay there in neither direction."""
+    """From dy, w and x, whose positive elements are not near zero."""
     x = np.abs(normal(*leading, FEW, seed=2)) + 0.5
     w = normal(*((MANY, FEW) if transposed else (FEW, MANY)), seed=1)
     options = {"domain": "onnxtrain", "outputs": outputs, "transB": transposed, **options}

@@ -1,6 +1,6 @@
-"""LSTM, GRU and RNN as operators of this project's own domain, which a graph pass writes in a model's place.
+"""LSTM, GRU and RNN as operators of this project's domain, which a graph pass emits.
 
-As far as ONNX's reference evaluator goes; every form is in tests/native/test_native_recurrent.py.
+Only forms that ONNX's reference evaluator supports; every form is in tests/native/test_native_recurrent.py.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ LEFT_OUT, NO_LENGTHS = np.zeros(0), np.zeros(0, np.int32)
 
 
 def row(operator: str, label: str, *, bias: bool = True, states: bool = False, **attributes: object) -> Case:
-    """A node whose inputs that are left out have the shape [0], which has to be known."""
+    """A node whose omitted inputs have the shape [0], which must be known."""
     gates, lstm = GATES[operator] * HIDDEN, operator == "LSTM"
     state = [normal(1, BATCH, HIDDEN, seed=seed) if states else LEFT_OUT for seed in (4, 5)]
     arrays = [

@@ -18,7 +18,7 @@ def sample(mode, padding, align, x, places_shape, seed=0, opset=20, **more):
 
 
 def places(sizes, shape, align, seed):
-    """Places in and around an image, at least a tenth of a pixel from whole and half pixels: no kinks."""
+    """Points in and around an image, at least a tenth of a pixel from whole and half pixels: no kinks."""
     rng = np.random.default_rng(seed)
     result = np.empty((*shape, len(sizes)))
     for axis, size in enumerate(sizes):

@@ -1,6 +1,6 @@
 """Pooling over windows of every kind, and over whole images.
 
-test_pool_torch.py has what ONNX's reference evaluator lacks (GlobalLpPool) or gets wrong: the indices of a
+test_pool_torch.py has the forms that ONNX's reference evaluator lacks (GlobalLpPool) or gets wrong: the indices of a
 MaxPool with strides of 1, the padding of an LpPool that rounds up, GlobalMaxPool in one and three dimensions.
 """
 

@@ -1,4 +1,4 @@
-"""Recurrent operators as far as ONNX's reference evaluator goes; every form is in test_recurrent.py."""
+"""Recurrent operators in the forms that ONNX's reference evaluator supports; all are in test_recurrent.py."""
 
 from autodiff.case import case, normal
 

@@ -22,7 +22,7 @@ def resize(x, scales=None, sizes=None, roi=None, label="", opset=19, runtime=Tru
 
 
 def with_known_scales(row):
-    """The row with scales and region as initializers, as exporters write them."""
+    """Turn scales and region into initializers, as exporters write them."""
     made = fixed(row)
     model = made.node
     feeds = dict(zip([i.name for i in model.graph.input], made.inputs, strict=True))
@@ -34,7 +34,7 @@ def with_known_scales(row):
 
 
 def rounded_up(mode, label="", **attributes):
-    """Sizes that keep the aspect ratio, one of them an element more than the size times the scale."""
+    """Sizes that keep the aspect ratio, one of them rounded up to one element more."""
     return resize(
         X,
         sizes=(8, 11),

@@ -1,4 +1,4 @@
-"""Regions of interest; the gradient is that of the image alone."""
+"""Regions of interest; only the image has a gradient."""
 
 import numpy as np
 

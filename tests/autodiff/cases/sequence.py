@@ -1,4 +1,4 @@
-"""Sequences between tensors that go in and come out."""
+"""Sequence operators between tensor inputs and outputs."""
 
 import numpy as np
 from onnx import parser

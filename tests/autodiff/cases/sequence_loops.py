@@ -1,4 +1,4 @@
-"""Loops that carry sequences or tensors that grow, read them, and SequenceMap, which is such a loop."""
+"""Loops that carry or read sequences or growing tensors, and SequenceMap, which is such a loop."""
 
 import numpy as np
 from onnx import parser
@@ -12,7 +12,7 @@ def model(name, inputs, body, *arrays, wrt=None, opset=21, result="float[n,m] y"
 
 
 def loop(name, step, *, end="y = ConcatFromSequence <axis = 0> (all)", begin="empty = SequenceEmpty ()", **options):
-    """Four steps that turn the sequence ``before`` into ``after``; ``x`` has a row for each, ``w`` is there, too."""
+    """A loop of four steps that turn the sequence ``before`` into ``after``; ``x`` has a row per step."""
     text = f"""
         {begin}
         zero = Constant <value = int64 {{0}}> ()

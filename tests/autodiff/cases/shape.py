@@ -1,4 +1,4 @@
-"""Operators that move whole tensors."""
+"""Operators that move whole tensors: reshaping, transposing, joining, repeating."""
 
 import numpy as np
 

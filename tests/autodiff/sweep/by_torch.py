@@ -1,6 +1,6 @@
 """PyTorch's gradients of ONNX's node tests: a second oracle beside central differences.
 
-The table says what an operator is in PyTorch. A function gets the node's attributes, defaults included, and its
+The table maps operators to PyTorch functions. A function gets the node's attributes, defaults included, and its
 inputs, ``None`` where one is left out; it returns the outputs, or ``None`` where PyTorch has no such form.
 """
 
@@ -25,12 +25,12 @@ Function = Callable[..., Output]
 
 
 def plain(function: Callable[..., Tensor]) -> Function:
-    """A function of the inputs alone."""
+    """Wrap a function that ignores the attributes."""
     return lambda a, *inputs: function(*inputs)
 
 
 def axes_of(a: Attributes, x: Tensor, given: Tensor | None) -> list[int]:
-    """The axes that a reduction goes over."""
+    """The axes of a reduction."""
     axes = a.get("axes") if given is None else given.tolist()
     if not axes:
         return [] if a.get("noop_with_empty_axes") else list(range(x.ndim))
@@ -38,7 +38,7 @@ def axes_of(a: Attributes, x: Tensor, given: Tensor | None) -> list[int]:
 
 
 def reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Function:
-    """A reduction of some axes, of which none may be left."""
+    """Apply a reduction over axes, of which there may be none."""
 
     def reduce(a: Attributes, x: Tensor, given: Tensor | None = None) -> Output:
         axes = axes_of(a, x, given)
@@ -70,7 +70,7 @@ def gemm(a: Attributes, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor
 
 
 def padding(a: Attributes, spatial: int) -> list[int] | None:
-    """Equal padding on both sides, or ``None`` where it is not equal, or more than PyTorch's pooling takes."""
+    """The padding where both sides are equal and PyTorch's pooling accepts it, else ``None``."""
     if a.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or a.get("ceil_mode"):
         return None
     pads = a.get("pads") or [0] * (2 * spatial)
@@ -214,7 +214,7 @@ def scatter(a: Attributes, x: Tensor, indices: Tensor, updates: Tensor) -> Outpu
 
 
 def cumulative(function: Callable[[Tensor, int], Tensor]) -> Function:
-    """A running sum or product, forward and of everything up to here."""
+    """A running sum or product, forward and inclusive."""
 
     def apply(a: Attributes, x: Tensor, axis: Tensor) -> Output:
         return None if a["exclusive"] or a["reverse"] else function(x, int(axis))
@@ -381,7 +381,7 @@ def attributes_of(node: onnx.NodeProto, opset: int) -> Attributes:
 def torch_gradients(
     subject: Subject, projections: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]] | None:
-    """Outputs and gradients of sum_k sum(projection_k y_k) by PyTorch; ``None`` for a form that it has not."""
+    """Outputs and gradients of sum_k sum(projection_k y_k) by PyTorch; ``None`` for a form that it lacks."""
     (node, *others) = subject.model.graph.node
     function = FUNCTIONS.get(node.op_type)
     if function is None or others:
@@ -411,7 +411,7 @@ def _tensor(array: np.ndarray, differentiated: bool) -> Tensor:
 
 
 def _accepted(function: Function) -> int | None:
-    """How many inputs a function takes; ``None`` for any number."""
+    """The number of inputs of a function; ``None`` for any number."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return None

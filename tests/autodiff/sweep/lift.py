@@ -1,4 +1,4 @@
-"""Give a model of sequences and optionals inputs and outputs that are tensors, so that it can be differentiated."""
+"""Convert models of sequences and optionals to tensor inputs and outputs, so that they can be differentiated."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onnx import helper, numpy_helper
 
 
 def lift(model: onnx.ModelProto, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[onnx.ModelProto, dict, dict]:
-    """The model over tensors, its feeds and its expected outputs by name.
+    """Convert a model to tensors; returns it, its feeds and its expected outputs by name.
 
-    A sequence goes in as one input per element and SequenceConstruct, comes out through one SequenceAt per element;
-    an optional value is wrapped by Optional and unwrapped by OptionalGetElement.
+    A sequence input becomes one input per element and SequenceConstruct, a sequence output one SequenceAt per element;
+    Optional wraps an optional value and OptionalGetElement unwraps it.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)

@@ -15,8 +15,8 @@ class Outcome:
     Attributes:
         test: Name of ONNX's test.
         operator: Its operator.
-        opset: Where it was checked.
-        variant: What the gradient builder knew of shapes and integer inputs; or what else was checked.
+        opset: Opset of the check.
+        variant: Known shapes and integer inputs, or the kind of check.
         worst: The largest relative error; NaN where nothing was compared.
         runtime: Whether ONNX Runtime has kernels for the operator and was compared.
         excuse: What the rule needs and did not get: a key of ``EXCUSES``.

@@ -1,8 +1,8 @@
 """Every usable node test of ONNX's backend suite as gradient checks.
 
 A test is a model of one node, with inputs. It is checked at its own opset with all sizes known, with only ranks known,
-with nothing known, and with its integer inputs as constants; then at each of the other opsets that it can be brought
-to. What is left out or changed, and why, is in ``tables``. ``python tools/operators_page.py`` runs it all and writes
+with nothing known, and with its integer inputs as constants; then at all other opsets that it converts to. ``tables``
+lists exceptions, with reasons. ``python tools/operators_page.py`` runs it all and writes
 the table of ``docs/operators.md``.
 """
 
@@ -34,13 +34,13 @@ EXCUSED = {
     "rank": ("dynamic", "unknown"),
     "constants": ("static", "dynamic", "unknown"),
 }
-"""In which checks a rule may refuse what."""
+"""Checks in which a rule may raise an error."""
 
 TOLERANCE_BY_RUNTIME = 1e-3
-"""Against differences in double, of a gradient that ONNX Runtime computed in single precision."""
+"""Tolerance of a float32 gradient by ONNX Runtime against differences in float64."""
 
 TOLERANCE_OF_TORCH = 1e-6
-"""Of the largest value, where both compute in double precision."""
+"""Tolerance relative to the largest value, where both compute in float64."""
 
 
 def checks(test: NodeTest) -> Iterator[tuple[Subject, Variant]]:
@@ -88,7 +88,7 @@ def _worst_error(subject: Subject, variant: Variant, runtime: bool, directions: 
 
 
 def _worst_by_runtime(subject: Subject, shapes: Literal["static", "dynamic", "unknown"]) -> float:
-    """ONNX Runtime's gradient in single precision against the reference evaluator's differences in double."""
+    """Compare ONNX Runtime's float32 gradient with the reference evaluator's float64 differences."""
     model = testing.with_float_type(subject.model, DOUBLE)
     feeds = {name: _as(array, DOUBLE) for name, array in subject.feeds.items()}
     rng = np.random.default_rng(0)
@@ -124,7 +124,7 @@ def run_second_order(subject: Subject, directions: int = 1) -> Outcome:
 
 
 def run_torch(subject: Subject) -> Outcome | None:
-    """Compare a gradient with PyTorch's; ``None`` where that is not installed or has no such operator."""
+    """Compare a gradient with PyTorch's; ``None`` where PyTorch is not installed or lacks the operator."""
     if importlib.util.find_spec("torch") is None:
         return None
     from autodiff.sweep.by_torch import torch_gradients
@@ -151,7 +151,7 @@ def run_torch(subject: Subject) -> Outcome | None:
 
 
 def _evaluated(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], single: bool) -> dict[str, np.ndarray]:
-    """The outputs by ONNX Runtime in single precision, or by the reference evaluator."""
+    """The outputs by ONNX Runtime in float32, or by the reference evaluator."""
     if single:
         return _run_feeds(model, feeds)
     with np.errstate(all="ignore"):
@@ -160,7 +160,7 @@ def _evaluated(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], single: 
 
 
 def second_order_subject(operator: str) -> Subject:
-    """The operator's first usable test; of LayerNormalization without the statistics, which are single precision."""
+    """The operator's first usable test; for LayerNormalization without the float32 statistics."""
     subject = next(subject for test in usable_tests(operator) for subject in subjects(test))
     if operator == "LayerNormalization":
         del subject.model.graph.node[0].output[1:]
@@ -169,13 +169,13 @@ def second_order_subject(operator: str) -> Subject:
 
 
 def _check_model(model: onnx.ModelProto) -> None:
-    """What was built is valid; the checker wants inputs and outputs to have shapes."""
+    """Check that a built model is valid; the checker requires shapes of inputs and outputs."""
     if all(info.type.tensor_type.HasField("shape") for info in (*model.graph.input, *model.graph.output)):
         onnx.checker.check_model(model)
 
 
 def has_kernel(subject: Subject) -> bool:
-    """Whether ONNX Runtime runs the model itself; then it has to run its gradient, too."""
+    """Return whether ONNX Runtime runs the model, so that it must run its gradient."""
     return _has_kernel(testing.with_float_type(subject.model, FLOAT).SerializeToString(), subject)
 
 
@@ -212,7 +212,7 @@ def _as(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def sweep(operator: str) -> list[Outcome]:
-    """Check everything of one operator."""
+    """Run all checks of one operator."""
     onnxruntime.set_default_logger_severity(4)
     outcomes = []
     with warnings.catch_warnings():
@@ -233,7 +233,7 @@ def usable_tests(operator: str) -> Iterator[NodeTest]:
 
 
 def sweep_all(operators: Sequence[str], jobs: int) -> list[Outcome]:
-    """Check everything of some operators, in several processes; print what fails, and a summary."""
+    """Run all checks of the given operators in several processes; print failures and a summary."""
     begin = time.perf_counter()
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(jobs) as pool:

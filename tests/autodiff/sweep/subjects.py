@@ -40,11 +40,11 @@ class NodeTest:
     """One of ONNX's node tests.
 
     Attributes:
-        name: Without ``test_``.
+        name: Name without ``test_``.
         operator: Its only operator.
-        model: As ONNX made it.
+        model: The model of ONNX's test.
         inputs: Arrays, lists of arrays for sequences, ``None`` for an empty optional.
-        outputs: What ONNX expects.
+        outputs: The outputs that ONNX expects.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Subject:
         opset: Version of the default domain.
         model: The model.
         feeds: Its inputs.
-        expected: What ONNX expects of the inputs as they were before ``moved``.
+        expected: The outputs that ONNX expects for the inputs before they were moved.
         moved: Whether the inputs were moved away from kinks and ties.
         wrt: The inputs to differentiate by.
     """
@@ -80,11 +80,11 @@ class Subject:
 
     @property
     def has_integers(self) -> bool:
-        """Whether some inputs are axes, indices, sizes: a rule may know them or not."""
+        """True where some inputs are axes, indices or sizes, which a rule may know or not."""
         return any(not _is_float(array) for array in self.feeds.values())
 
     def with_constants(self) -> Subject:
-        """The same with its integer and boolean inputs as initializers."""
+        """Turn integer and boolean inputs into initializers."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         known = {name: array for name, array in self.feeds.items() if not _is_float(array)}
@@ -112,7 +112,7 @@ def node_tests() -> tuple[NodeTest, ...]:
 
 @functools.cache
 def refusal(test: NodeTest) -> str | None:
-    """Why a test is no gradient check, or ``None`` where it is one."""
+    """The reason why a test is no gradient check; ``None`` where it is one."""
     given, made = _element_types(test.model.graph.input), _element_types(test.model.graph.output)
     if not given.intersection(FLOATS + HALVES) or not made.intersection(FLOATS + HALVES):
         return "no floating tensor goes in, or none comes out"
@@ -147,12 +147,12 @@ def _element_types(infos: Any) -> set[int]:
 
 
 def own_opset(test: NodeTest) -> int:
-    """The opset at which a test is checked first: its own, as far as it is one that is differentiated."""
+    """The opset at which a test is checked first: its own, if the opset is supported."""
     return min(max(declared_opset(test.model), OLDEST), NEWEST)
 
 
 def subjects(test: NodeTest) -> Iterator[Subject]:
-    """The test at its own opset, if it can be brought there, then at the others."""
+    """The test at its own opset, if it converts to it, then at the others."""
     own = own_opset(test)
     for opset in (own, *(opset for opset in OPSETS if opset != own)):
         subject = subject_at(test, opset)
@@ -163,7 +163,7 @@ def subjects(test: NodeTest) -> Iterator[Subject]:
 
 
 def subject_at(test: NodeTest, opset: int) -> Subject | None:
-    """The test at an opset; ``None`` where the operator was another one there."""
+    """The test at an opset; ``None`` where the operator differs there."""
     model = None if (test.operator, opset) in WITHOUT_EVALUATOR else at_opset(test.model, opset)
     if model is None:
         return None
@@ -182,7 +182,7 @@ def _is_float(array: np.ndarray) -> bool:
 
 
 def _move(test: str, wrt: Sequence[str], feeds: dict[str, np.ndarray]) -> bool:
-    """Move inputs as the tables say; whether any was."""
+    """Move inputs by the tables; return whether any was moved."""
     move, replaced = matching(MOVED, test), matching(REPLACED, test)
     if move is not None:
         rng = np.random.default_rng(0)

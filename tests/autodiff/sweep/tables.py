@@ -1,4 +1,4 @@
-"""What the sweep leaves out of ONNX's node tests or changes in them, each with the reason."""
+"""Exceptions of the sweep: ONNX's node tests that it omits or changes, each with the reason."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 OPSETS = (18, 20, 23, 26)
-"""Every test is brought to these opsets, too, where the operator can be."""
+"""Every test is also converted to these opsets, where the operator allows it."""
 
 WITHOUT_EVALUATOR = {
     ("DequantizeLinear", 18): "ONNX's reference evaluator has it from opset 19 on",
     **{("CenterCropPad", opset): "its body fails in ONNX's reference evaluator" for opset in (20, 23, 26)},
 }
-"""Operators and opsets that are left out."""
+"""Omitted operators and opsets."""
 
 NEWEST = 26
-"""The newest opset that ONNX Runtime runs: a model that declares a later one is brought to this."""
+"""The newest opset that ONNX Runtime runs: a model with a later one is converted to it."""
 
 SKIPPED: dict[str, str] = {
     r"pow": "its powers go up to 59 to the 59th: beyond single precision, and no differences resolve them",
@@ -33,10 +33,10 @@ SKIPPED: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Move:
-    """How inputs are moved: by random numbers between two bounds, the same in every run.
+    """A shift of inputs by random numbers between two bounds, the same in every run.
 
     Attributes:
-        reason: From what.
+        reason: The reason.
         low: Lower bound.
         high: Upper bound.
         inputs: Names of the inputs; all differentiated ones where empty.
@@ -78,7 +78,7 @@ MOVED: dict[str, Move] = {
 REPLACED: dict[str, str] = {
     r"cast(like)?_(FLOAT|DOUBLE)_to_(FLOAT|DOUBLE)": "NaN and infinity have no difference quotient",
 }
-"""Patterns of names of tests in whose inputs one takes the place of NaN and infinity."""
+"""Patterns of names of tests in whose inputs 1 replaces NaN and infinity."""
 
 CONFIGURATION: dict[tuple[str, str], str] = {
     ("CastLike", "target_type"): "only its type is read",
@@ -91,13 +91,13 @@ CONFIGURATION: dict[tuple[str, str], str] = {
     ("RoiAlign", "rois"): "regions; PyTorch's operator passes no gradient to them either",
     ("Upsample", "scales"): "decides the size of the output; PyTorch takes numbers",
 }
-"""Floating inputs (operator, name in its schema) that configure it: no gradient goes to them."""
+"""Floating inputs (operator, name in its schema) that configure it and have no gradient."""
 
 SILENT: dict[tuple[str, str], str] = {
     ("BatchNormalization", "running_mean"): "the moving average is not differentiated, as in PyTorch",
     ("BatchNormalization", "running_var"): "the moving average is not differentiated, as in PyTorch",
 }
-"""Floating outputs (operator, name in its schema) that no gradient comes from."""
+"""Floating outputs (operator, name in its schema) without gradients."""
 
 _CONSTANTS = "its body, which ONNX defines, has constants in single precision"
 SINGLE: dict[str, str] = {
@@ -106,7 +106,7 @@ SINGLE: dict[str, str] = {
     "GroupNormalization": "its body computes in single precision",
     "DeformConv": "ONNX's reference evaluator rounds places to single precision",
 }
-"""Operators whose differences are taken in single precision, with a step of 0.01 and a tolerance of 2 %."""
+"""Operators whose differences are computed in float32, with a step of 0.01 and a tolerance of 2 %."""
 
 BY_RUNTIME: dict[str, str] = {
     r"maxpool_.*": "the gradient reads the positions of the maxima, which ONNX's reference evaluator gets wrong",
@@ -124,7 +124,7 @@ EXCUSES: dict[str, str] = {
     "rank": r"gradient (of .* )?needs the rank of",
     "constants": r"the gradient needs (a constant|constant sizes)|needs (its|a|the) .* (to be|as) (a )?constant",
 }
-"""What a rule may refuse: a rank that is not known, axes that are computed. It has to say so with these words."""
+"""Errors that a rule may raise, for unknown ranks and computed axes, with the words of the message."""
 
 NOT_TWICE = {operator: SINGLE[operator] for operator in ("AffineGrid", "MeanVarianceNormalization")}
 """Operators whose gradient is not differentiated once more."""

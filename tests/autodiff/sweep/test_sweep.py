@@ -1,4 +1,4 @@
-"""ONNX's own node tests as gradient checks: a sample here, all of them behind the slow marker; and the tables of it."""
+"""ONNX's own node tests as gradient checks: a sample here, all with the slow marker; and checks of the tables."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_wrong_gradient_is_found() -> None:
     entry = registry.find("Tanh", "", 18)
     assert entry is not None
     wrong = entry._replace(function=lambda node, dy: dy * node.y)
-    known = registry._book["", "Tanh"].entries
+    known = registry._registry["", "Tanh"].entries
     known[known.index(entry)] = wrong
     try:
         assert "but central differences give" in run(subject, "static").failure

@@ -1,4 +1,4 @@
-"""Gradients on ONNX Runtime in float32 beside PyTorch's in float64, where ONNX's reference evaluator errs."""
+"""Compare float32 gradients of ONNX Runtime with PyTorch's in float64, where ONNX's reference evaluator errs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_against_torch(
     opset: int = 18,
     tolerance: float = 1e-4,
 ) -> None:
-    """The first outputs and the gradients by all floating inputs of a node equal those of a function."""
+    """Check that the first output and the gradients of all floating inputs of a node equal those of a function."""
     names = [name for name in node.input if name]
     feeds = {name: _single(array) for name, array in zip(names, inputs, strict=True)}
     tensors = [torch.tensor(array, requires_grad=array.dtype.kind == "f") for array in inputs]

@@ -1,4 +1,4 @@
-"""Deformable convolution by all of its inputs, against PyTorch's differentiation of its definition."""
+"""Gradients of deformable convolution for all inputs, against PyTorch's differentiation of its definition."""
 
 import pytest
 
@@ -20,7 +20,7 @@ LAYERS = {
 
 
 def _bilinear(image: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Channels of an image [channels, height, width] at places [...], zeros beyond it."""
+    """Channels of an image [channels, height, width] at points [...], zeros beyond it."""
     height, width = image.shape[1:]
     total = 0
     for down in (0, 1):

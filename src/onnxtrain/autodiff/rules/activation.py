@@ -1,4 +1,4 @@
-"""Activations: the derivative from the result where that is possible, so that x need not be kept.
+"""Activations and softmax: the derivative follows from y where possible, so that x need not be kept.
 
 At a kink the gradient is PyTorch's: relu'(0) = 0, and x = 0 belongs to the negative branch of the others.
 """
@@ -18,7 +18,7 @@ from onnxtrain.ir import Value
 
 
 def activation(name: str, x: Value, **parameters: Any) -> Value:
-    """An activation with parameters, as a recurrent or a fused operator names it.
+    """Emit an activation with parameters, by the name that a recurrent or fused operator gives it.
 
     A parameter of 0 is never written as an attribute (workarounds: attributes of zero).
     """
@@ -34,7 +34,7 @@ def activation(name: str, x: Value, **parameters: Any) -> Value:
 
 
 def _slope(value: Value, negative: float = 0.0) -> Value:
-    """1 where a value is positive, ``negative`` elsewhere, in operators that every runtime reads alike."""
+    """1 where a value is positive, ``negative`` elsewhere, in operators on which all runtimes agree."""
     op = value.op
     positive, one = op.binary("Greater", value, 0), op.scalar(1, value)
     if not 0 <= negative <= 1:
@@ -51,7 +51,7 @@ def relu(node: Node, dy: Value) -> Gradients:
 
 @register_fused("ReluGradient")
 def relu_gradient(node: Node) -> Sequence[Value]:
-    """From dy and y, which is not negative: dx = dy sign(y). A y that is no number gives a dx that is none."""
+    """From dy and y ≥ 0: dx = dy sign(y). Where y is NaN, so is dx."""
     y = node.input_required(1)
     return [node.x * node.op.Sign(y).with_shape(y.shape)]
 
@@ -203,29 +203,30 @@ def gelu_gradient(node: Node) -> Sequence[Value]:
     return [dy * 0.5 * (twice + density), x * 0.5 * twice]
 
 
-@register_gradient("Dropout", since=12)
-def dropout(node: Node, dy: Value, dmask: None = None) -> Gradients:
-    """y = x mask / (1 - ratio) in training, else x: dx = dy mask / (1 - ratio), else dy.
+@register_gradient("Softmax", since=13)
+def softmax(node: Node, dy: Value) -> Gradients:
+    """y_i = exp(x_i) / sum_j exp(x_j): dx_i = y_i (dy_i - sum_j dy_j y_j).
 
-    Training or not may be decided when the graph runs. The mask is an output of the forward node, added where
-    the model does not ask for it.
+    :mod:`onnxtrain.autodiff.masked_softmax` corrects it for models that replace the NaN of masked rows.
     """
-    op, ratio, training = node.op, node.input(1), node.input(2)
-    constant = None if training is None else training.constant()
-    if training is None or (constant is not None and not constant.any()):
-        return dy
-    mask = op.cast(node.output_required(1, ir.DataType.BOOL, node.x.shape), dy.dtype)
-    share = 0.5 if ratio is None else _number(ratio)
-    if share is not None:
-        scale = op.scalar(0 if share >= 1 else 1 / (1 - share), dy)
-    else:
-        assert ratio is not None
-        scale = op.Reciprocal(1 - op.cast(ratio, dy.dtype))
-    if constant is None:
-        scale = op.Where(training, scale, op.scalar(1, dy))
-    return dy * (mask * scale)
+    return emit(node.op, "SoftmaxGradient", dy, node.y, like=[node.y], axis=node.attribute("axis", -1))
 
 
-def _number(value: Value) -> float | None:
-    constant = value.constant()
-    return None if constant is None else float(constant.reshape(-1)[0])
+@register_fused("SoftmaxGradient")
+def softmax_gradient(node: Node) -> Sequence[Value]:
+    """From dy and y: dx_i = y_i (dy_i - sum_j dy_j y_j)."""
+    op, dy, y = node.op, node.x, node.input_required(1)
+    return [y * (dy - op.ReduceSum(dy * y, op.ints(node.attribute("axis")), keepdims=1))]
+
+
+@register_gradient("LogSoftmax", since=13)
+def log_softmax(node: Node, dy: Value) -> Gradients:
+    """y_i = x_i - log sum_j exp(x_j): dx_i = dy_i - exp(y_i) sum_j dy_j."""
+    return emit(node.op, "LogSoftmaxGradient", dy, node.y, like=[node.y], axis=node.attribute("axis", -1))
+
+
+@register_fused("LogSoftmaxGradient")
+def log_softmax_gradient(node: Node) -> Sequence[Value]:
+    """From dy and y: dx_i = dy_i - exp(y_i) sum_j dy_j."""
+    op, dy, y = node.op, node.x, node.input_required(1)
+    return [dy - op.Exp(y) * op.ReduceSum(dy, op.ints(node.attribute("axis")), keepdims=1)]

@@ -1,4 +1,4 @@
-"""Addition to powers, minima and choices: operators of several operands that broadcast."""
+"""Element-wise operators of several operands that broadcast: addition to powers, minima and Where."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def power(node: Node, dy: Value) -> Gradients:
         da = dy * op.Where(op.binary("Equal", exponent, 0), op.scalar(0, dy), slope)
     if not b.is_float:
         return da, None
-    # log 1 = 0 in place of log 0: the product with y = 0 is zero instead of NaN.
+    # log 1 = 0 instead of log 0: multiplied by y = 0 it gives zero instead of NaN.
     logarithm = op.Log(op.Where(op.binary("Equal", a, 0), op.scalar(1, a), a))
     return da, op.cast(dy * node.y * logarithm, b.dtype)
 
 
 def _power_of_constant(node: Node, dy: Value, exponent: float) -> Value:
-    """The gradient by the base, without powers where products do."""
+    """The gradient of the base, by multiplication instead of Pow where possible."""
     op, a, y = node.op, node.x, node.y
     if exponent == 0:
         return op.zeros_like(dy)

@@ -1,6 +1,6 @@
 """If, differentiated through its branches.
 
-The gradient is an If on the same condition. Each of its branches computes the model's branch again and carries the
+The gradient is an If on the same condition. Each of its branches recomputes the model's branch and carries the
 gradients of its outputs back to the captured values.
 """
 
@@ -20,7 +20,7 @@ from onnxtrain.ir.value import Dimension, dimensions
 
 @register_gradient("If")
 def if_(node: Node, *dys: Value | None) -> Gradients:
-    """y = f(c) or g(c) of captured values c: dc = the gradient in the branch that was taken."""
+    """y = f(c) or g(c) of captured values c: dc = the gradient in the taken branch."""
     wanted = [value for value in node.captured if node.wants(value)]
     if not wanted:
         return [None] * (1 + len(node.captured))
@@ -34,14 +34,14 @@ def if_(node: Node, *dys: Value | None) -> Gradients:
 
 
 class _Arriving(NamedTuple):
-    """A gradient that comes to a branch, which may know its shape better: branches may differ even in rank."""
+    """A gradient of an If output as a branch sees it: the shapes of branches may differ, even in rank."""
 
     dy: Value
     shape: tuple[Dimension, ...] | None
     differs: bool
 
     def inside(self, op: Builder) -> Value:
-        """The gradient in the shape that the branch gives its output."""
+        """The gradient in the shape of the branch's own output."""
         dy = op.wrap(self.dy.ir)
         return op.Identity(dy).with_shape(self.shape) if self.differs and not dy.is_sequence else dy
 
@@ -51,7 +51,7 @@ def _seen_in_branch(
     own: Sequence[tuple[Dimension, ...] | None],
     other: Sequence[tuple[Dimension, ...] | None],
 ) -> list[_Arriving | None]:
-    """What one branch makes of the gradients of the outputs, whose shapes may be those of the other branch."""
+    """The gradients of the outputs for one branch; their declared shapes may be those of the other branch."""
     return [
         None if dy is None else _Arriving(dy, mine, _contradicts(dy.shape, mine, others))
         for dy, mine, others in zip(dys, own, other, strict=True)

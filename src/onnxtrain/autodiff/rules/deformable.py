@@ -1,4 +1,4 @@
-"""Col2Im, and the convolution whose windows are bent by offsets."""
+"""Col2Im, and convolution with deformable windows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from onnxtrain.ir.limits import check_positions, fits
 
 @register_gradient("Col2Im")
 def columns_to_image(node: Node, dy: Value) -> Gradients:
-    """y = Σ of the columns x at the places of their block: dx = the blocks of dy as columns.
+    """y = Σ of the columns x at the positions of their block: dx = the blocks of dy as columns.
 
-    A convolution with one filter per element of the block, each a single one, takes them out.
+    A convolution with one one-hot filter per element of the block extracts them.
     """
     op, image, block = node.op, node.input_required(1), node.input_required(2)
     known = block.constant()
@@ -39,8 +39,8 @@ class _Corner(NamedTuple):
     """One of the four elements around each sampled point.
 
     Attributes:
-        row: Of each point in the image as [batch * groups * height * width, channels].
-        weight: Of the element in the bilinear sum; 0 beyond the image's border.
+        row: Row of each point in the image as [batch * groups * height * width, channels].
+        weight: Weight of the element in the bilinear sum; 0 beyond the image's border.
         by_y: Derivative of the weight by the point's y.
         by_x: Derivative of the weight by the point's x.
     """
@@ -53,28 +53,28 @@ class _Corner(NamedTuple):
 
 @register_gradient("DeformConv")
 def deformable_convolution(node: Node, dy: Value) -> Gradients:
-    """y = w (mask s) with s = x at bent places: dw = dy (mask s)ᵀ, and with d = wᵀ dy: dmask = Σ d s.
+    """y = w (mask s) with s = x at sampled points: dw = dy (mask s)ᵀ, and with d = wᵀ dy: dmask = Σ d s.
 
-    dx adds d mask at the four elements around each place with their bilinear weights, doffset takes the
-    weights' derivatives instead. Two spatial axes, as every runtime has it.
+    dx adds d mask to the four elements around each point with their bilinear weights, doffset uses the derivatives of
+    the weights. Two spatial axes, as in every runtime.
     """
     op, x, weight = node.op, node.x, node.input_required(1)
     mask = node.input(4)
-    group, bent = node.attribute("group", 1), node.attribute("offset_group", 1)
+    group, offset_groups = node.attribute("group", 1), node.attribute("offset_group", 1)
     kernel = node.attribute("kernel_shape") or spatial_sizes(weight)
     if kernel is None or len(kernel) != 2:
         raise GradientError(
             f"{describe(node.ir)}: its gradient is for two spatial axes of a kernel whose size is known, but "
             f"the kernel is {'of unknown size' if kernel is None else kernel}; set kernel_shape."
         )
-    places, corners = _corners(node, tuple(kernel), bent)
+    points, corners = _corners(node, tuple(kernel), offset_groups)
     positions = math.prod(kernel)
-    # [batch, groups, positions, height, width, channels] for x around each place, and for d.
-    image = _rows(op, x, bent)
+    # [batch, groups, positions, height, width, channels] for x around each point, and for d.
+    image = _rows(op, x, offset_groups)
     around = [op.Gather(image, corner.row, axis=0) for corner in corners]
     last = op.ints(-1)
-    wide_mask = None if mask is None else op.Reshape(mask, op.Shape(places))
-    d = _from_output(op, dy, weight, group, bent, positions)
+    wide_mask = None if mask is None else op.Reshape(mask, op.Shape(points))
+    d = _from_output(op, dy, weight, group, offset_groups, positions)
     products = [op.ReduceSum(d * element, last, keepdims=0) for element in around]
     dmask = None
     if mask is not None:
@@ -92,18 +92,18 @@ def deformable_convolution(node: Node, dy: Value) -> Gradients:
     if wide_mask is not None:
         sampled = sampled * op.Unsqueeze(wide_mask, last)
     dw = _weight_gradient(op, dy, sampled, weight, group)
-    dx = _add_to_image(op, masked, corners, image, x, bent)
+    dx = _add_to_image(op, masked, corners, image, x, offset_groups)
     db = None if node.input(3) is None else op.ReduceSum(dy, op.ints(0, 2, 3), keepdims=0)
     return dx, dw, doffset, db, dmask
 
 
-def _corners(node: Node, kernel: tuple[int, int], bent: int) -> tuple[Value, list[_Corner]]:
-    """The y of every sampled point [batch, groups, positions, height, width], and what lies around it."""
+def _corners(node: Node, kernel: tuple[int, int], offset_groups: int) -> tuple[Value, list[_Corner]]:
+    """The y of every sampled point [batch, groups, positions, height, width], and the four elements around it."""
     op, x, offset = node.op, node.x, node.input_required(2)
     strides, dilations = node.attribute("strides") or [1, 1], node.attribute("dilations") or [1, 1]
     pads = node.attribute("pads") or [0] * 4
     counts = op.Shape(offset, start=2)
-    shape = op.Concat(op.Shape(x, end=1), op.ints(bent, math.prod(kernel), 2), counts, axis=0)
+    shape = op.Concat(op.Shape(x, end=1), op.ints(offset_groups, math.prod(kernel), 2), counts, axis=0)
     split = op.several("Split", op.Reshape(offset, shape), outputs=2, axis=3, num_outputs=2)
     check_positions(*kernel)
     grid = np.stack([g.reshape(-1) for g in np.indices(kernel)])
@@ -118,7 +118,7 @@ def _corners(node: Node, kernel: tuple[int, int], bent: int) -> tuple[Value, lis
         parts.append(point - lows[-1])
     height, width = op.dimension(x, 2), op.dimension(x, 3)
     images = op.Range(op.constant(0, np.int64), op.Squeeze(op.Shape(x, end=1)), op.constant(1, np.int64))
-    first = op.Unsqueeze(images, op.ints(1)) * bent + np.arange(bent)
+    first = op.Unsqueeze(images, op.ints(1)) * offset_groups + np.arange(offset_groups)
     first = op.Unsqueeze(first, op.ints(2, 3, 4))
     corners = []
     for down in (0, 1):
@@ -148,28 +148,28 @@ def _clip(op: Builder, index: Value, size: Value) -> Value:
 
 
 def _rows(op: Builder, x: Value, groups: int) -> Value:
-    """[batch * groups * height * width, channels / groups]: what a place needs lies together."""
+    """Reshape to [batch * groups * height * width, channels / groups], one contiguous row per point."""
     shape = op.Concat(op.Shape(x, end=1), op.ints(groups), op.dimension(x, 1) / groups, axis=0)
     split = op.Reshape(x, op.Concat(shape, op.Shape(x, start=2), axis=0))
     return op.Flatten(op.Transpose(split, perm=[0, 1, 3, 4, 2]), axis=4)
 
 
-def _from_output(op: Builder, dy: Value, weight: Value, group: int, bent: int, positions: int) -> Value:
+def _from_output(op: Builder, dy: Value, weight: Value, group: int, offset_groups: int, positions: int) -> Value:
     """Wᵀ dy, [batch, offset groups, positions, height, width, channels]."""
     counts = op.Shape(dy, start=2)
     rows = op.Shape(weight, end=1) / group
     outputs = op.Reshape(dy, op.Concat(op.Shape(dy, end=1), op.ints(group), rows, op.ints(-1), axis=0))
     filters = op.Reshape(weight, op.Concat(op.ints(group), rows, op.ints(-1), axis=0))
     columns = op.MatMul(op.Transpose(filters, perm=[0, 2, 1]), outputs)
-    shape = op.Concat(op.Shape(dy, end=1), op.ints(bent, -1, positions), counts, axis=0)
+    shape = op.Concat(op.Shape(dy, end=1), op.ints(offset_groups, -1, positions), counts, axis=0)
     return op.Transpose(op.Reshape(columns, shape), perm=[0, 1, 3, 4, 5, 2])
 
 
 def _weight_gradient(op: Builder, dy: Value, sampled: Value, weight: Value, group: int) -> Value:
-    """Σ over batch and places of dy times what was sampled, per group."""
+    """Σ over batch and points of dy times the sampled values, per group."""
     rows = op.Shape(weight, end=1) / group
     outputs = op.Reshape(dy, op.Concat(op.Shape(dy, end=1), op.ints(group), rows, op.ints(-1), axis=0))
-    columns = op.Transpose(sampled, perm=[0, 3, 4, 1, 5, 2])  # batch, place, channel, position
+    columns = op.Transpose(sampled, perm=[0, 3, 4, 1, 5, 2])  # batch, point, channel, position
     inputs = op.dimension(weight, 1)
     kernel = op.ReduceProd(op.Shape(weight, start=2), keepdims=1)
     shape = op.Concat(op.Shape(dy, end=1), op.ints(-1, group), inputs * kernel, axis=0)
@@ -179,11 +179,11 @@ def _weight_gradient(op: Builder, dy: Value, sampled: Value, weight: Value, grou
 
 
 def _add_to_image(op: Builder, masked: Value, corners: list[_Corner], image: Value, x: Value, groups: int) -> Value:
-    """Add every sample's gradient to the four elements around its place."""
+    """Add every sample's gradient to the four elements around its point."""
     total = op.zeros_like(image)
     for corner in corners:
         rows = op.Flatten(op.Unsqueeze(corner.weight, op.ints(-1)) * masked, axis=5)
-        places = op.Reshape(corner.row, op.ints(-1, 1))
-        total = op.ScatterND(total, places, rows, reduction="add")
+        indices = op.Reshape(corner.row, op.ints(-1, 1))
+        total = op.ScatterND(total, indices, rows, reduction="add")
     sizes = op.Concat(op.Shape(x, end=1), op.ints(groups), op.Shape(x, start=2), op.ints(-1), axis=0)
     return op.reshape_like(op.Transpose(op.Reshape(total, sizes), perm=[0, 1, 4, 2, 3]), x)

@@ -18,12 +18,12 @@ from onnxtrain.ir.limits import fits
 from onnxtrain.ir.value import Dimension
 
 Term = list[str]
-"""One operand's axes: letters, and "..." where the rank that it stands for is not known."""
+"""One operand's axes: letters, and "..." where its rank is not known."""
 
 ELLIPSIS = "..."
 
 
-class Factor(NamedTuple):
+class Labeled(NamedTuple):
     """An operand and the labels of its axes."""
 
     value: Value
@@ -48,10 +48,10 @@ def einsum(node: Node, dy: Value) -> Gradients:
         if len(set(term)) != len(term) and ELLIPSIS in term:
             node.rank(operand)
     terms, output, broadcast = _without_ellipses(terms, output, operands)
-    factors = [Factor(operand, term) for operand, term in zip(operands, terms, strict=True)]
+    labeled = [Labeled(operand, term) for operand, term in zip(operands, terms, strict=True)]
     return [
-        _gradient(node.op, x, [Factor(dy, output), *factors[:index], *factors[index + 1 :]], broadcast)
-        for index, x in enumerate(factors)
+        _gradient(node.op, x, [Labeled(dy, output), *labeled[:index], *labeled[index + 1 :]], broadcast)
+        for index, x in enumerate(labeled)
     ]
 
 
@@ -96,14 +96,14 @@ def _without_ellipses(terms: list[Term], output: Term, operands: Sequence[Value]
     return written, write(output, len(letters)), set(letters)
 
 
-def _gradient(op: Builder, x: Factor, others: Sequence[Factor], broadcast: set[str]) -> Value:
+def _gradient(op: Builder, x: Labeled, others: Sequence[Labeled], broadcast: set[str]) -> Value:
     """The gradient of one operand from dy and the other operands."""
-    available = set().union(*(factor.term for factor in others))
+    available = set().union(*(operand.term for operand in others))
     present = [label for label in dict.fromkeys(x.term) if label in available]
     if ELLIPSIS in available and ELLIPSIS not in x.term:
         present.insert(0, ELLIPSIS)  # of unknown rank: summed below
-    equation = ",".join("".join(factor.term) for factor in others) + "->" + "".join(present)
-    dx = op.Einsum(*(factor.value for factor in others), equation=equation)
+    equation = ",".join("".join(operand.term) for operand in others) + "->" + "".join(present)
+    dx = op.Einsum(*(operand.value for operand in others), equation=equation)
     if ELLIPSIS not in present:
         dx.with_shape(tuple(_size(label, x, others, broadcast) for label in present))
     dx = _on_diagonals(op, _insert_axes(op, dx, x.term, present), x)
@@ -113,11 +113,11 @@ def _gradient(op: Builder, x: Factor, others: Sequence[Factor], broadcast: set[s
     return op.reduce_to(dx, x.value) if broadcast else dx
 
 
-def _size(label: str, x: Factor, others: Sequence[Factor], broadcast: set[str]) -> Dimension:
+def _size(label: str, x: Labeled, others: Sequence[Labeled], broadcast: set[str]) -> Dimension:
     """The size of an axis of the gradient before it is reduced: that of x unless the axis broadcasts."""
     if label not in broadcast:
         return x.size(label)
-    sizes = {factor.size(label) for factor in others if label in factor.term} - {1}
+    sizes = {operand.size(label) for operand in others if label in operand.term} - {1}
     return sizes.pop() if len(sizes) == 1 else None if sizes else 1
 
 
@@ -131,11 +131,11 @@ def _insert_axes(op: Builder, dx: Value, term: Term, present: Term) -> Value:
     return op.Unsqueeze(dx, op.ints(*absent)) if absent else dx
 
 
-def _on_diagonals(op: Builder, dx: Value, x: Factor) -> Value:
+def _on_diagonals(op: Builder, dx: Value, x: Labeled) -> Value:
     """Multiply by an identity matrix over each pair of axes that share a label."""
     for label, count in Counter(x.term).items():
-        places = [axis for axis, other in enumerate(x.term) if other == label]
-        for pair in itertools.pairwise(places) if count > 1 else ():
+        axes = [axis for axis, other in enumerate(x.term) if other == label]
+        for pair in itertools.pairwise(axes) if count > 1 else ():
             eye = _identity(op, x.value, pair[0])
             rest = [axis for axis in range(len(x.term)) if axis not in pair]
             dx = dx * (op.Unsqueeze(eye, op.ints(*rest)) if rest else eye)

@@ -1,4 +1,4 @@
-"""Functions of one tensor, element by element: powers, exponentials, trigonometry, types, bounds."""
+"""Element-wise functions of one tensor: powers, exponentials, trigonometry, casts, Clip."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def logarithm(node: Node, dy: Value) -> Gradients:
 @register_gradient("Erf")
 def error_function(node: Node, dy: Value) -> Gradients:
     """y = erf(x): dx = dy 2 / sqrt(pi) exp(-x^2)."""
-    # The factor goes into the exponent: one node fewer.
+    # With the constant in the exponent it is one node fewer.
     return dy * node.op.Exp(math.log(2 / math.sqrt(math.pi)) - node.x * node.x)
 
 
@@ -153,7 +153,7 @@ def clip(node: Node, dy: Value) -> Gradients:
     if low is None and high is None:
         return dy
     zero = op.scalar(0, dy)
-    # Not left out between others (workarounds: optional inputs of custom operators).
+    # A bound in front of another is not left out (workarounds: optional inputs of custom operators).
     bounds = (op.scalar(-math.inf, x) if low is None else low, high)
     (dx,) = emit(op, "ClipGradient", dy, x, *bounds, like=[x])
     d_low = d_high = None
@@ -172,10 +172,10 @@ def clip(node: Node, dy: Value) -> Gradients:
 
 @register_fused("ClipGradient")
 def clip_gradient(node: Node) -> Sequence[Value]:
-    """From dy, x, and the bounds where they are given: dx = dy where l <= x <= h, else 0; and y = clip(x)."""
+    """From dy, x and optional bounds: dx = dy where l <= x <= h, else 0; and y = clip(x)."""
     op, dy, x = node.op, node.x, node.input_required(1)
-    # The forward node is found again by what it computes; x = y says that x is within the bounds. A choice instead
-    # of a product: dy is infinite in sqrt(clip(x, 0)) where x < 0, and the gradient there is zero.
+    # The pass that merges nodes finds the forward Clip; x = y where x is within the bounds. Where instead of Mul, since
+    # dy is infinite in sqrt(clip(x, 0)) where x < 0, and the gradient there is zero.
     y = op.Clip(x, node.input(2), node.input(3))
     return [op.Where(op.Equal(x, y), dy, op.scalar(0, dy)), y]
 

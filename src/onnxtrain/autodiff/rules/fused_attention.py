@@ -1,7 +1,7 @@
 """Scaled dot-product attention as one operator of this project's domain, and its gradient.
 
-Queries are [b, s, h, d], keys [b, t, h, d], values [b, t, h, e]. Between forward pass and gradient the logarithm of
-each row's sum is kept, [b, h, s], in the place of the probabilities [b, h, s, t].
+Queries are [b, s, h, d], keys [b, t, h, d], values [b, t, h, e]. The forward pass keeps the logarithm of each row's sum
+[b, h, s] for the gradient instead of the probabilities [b, h, s, t].
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Attention(NamedTuple):
         keys: [b, h, d, t].
         values: [b, h, t, e].
         scores: scale q kᵀ + bias, [b, h, s, t].
-        probability: Their softmax; with ``zero_empty_rows``, 0 in the place of NaN.
+        probability: Their softmax; with ``zero_empty_rows``, 0 instead of NaN.
         scale: The attribute.
     """
 
@@ -76,7 +76,7 @@ def _log_sum(scores: Value) -> Value:
     else:
         largest = op.ReduceMax(scores, axes=[_LAST], keepdims=1)
     lowest = _LOWEST_HALF if scores.dtype == ir.DataType.FLOAT16 else _LOWEST
-    shift = op.Max(largest, op.scalar(lowest, largest))  # that of a row of -inf is a number, too
+    shift = op.Max(largest, op.scalar(lowest, largest))  # finite for a row of -inf, too
     total = op.Log(op.ReduceSum(op.Exp(scores - shift), last, keepdims=1)) + shift
     return op.Squeeze(total, last)
 
@@ -85,8 +85,8 @@ def _log_sum(scores: Value) -> Value:
 def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Gradients:
     """y = p v, p = softmax(z), z = scale q kᵀ + bias: dz = p (dy vᵀ - Σ_t p dy vᵀ), dv = pᵀ dy, dq = scale dz k.
 
-    dk = scale dzᵀ q. The kernel has neither the bias's gradient, dz summed to its shape, nor that of the logarithm of
-    the sum, p: where they are asked for, all is written in standard operators.
+    dk = scale dzᵀ q. The kernel has no gradient of the bias (dz summed to its shape) and takes none of the log-sum (its
+    derivative is p): where these are needed, the rule writes standard operators.
     """
     q, k, v, bias = node.x, node.input_required(1), node.input_required(2), node.input(3)
     if node.wants(bias) or node.arrives(_LOG_SUM):
@@ -108,8 +108,8 @@ def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Grad
 def attention_gradient(node: Node) -> Sequence[Value]:
     """From dy, q, k, v, y, log_sum and bias?: dq = scale dz k, dk = scale dzᵀ q, dv = pᵀ dy, dz = p (dp - Σ_t p dp).
 
-    dp = dy vᵀ. The kernel takes p = exp(z - log_sum) and Σ_t p dp = Σ_e dy y; here both are computed from q, k, v and
-    bias alone, so that the second derivative is one by these.
+    dp = dy vᵀ. The kernel uses p = exp(z - log_sum) and Σ_t p dp = Σ_e dy y; the body computes both from q, k, v and
+    bias alone, so that the second derivative is with respect to these.
     """
     op = node.op
     parts = _attention(node, node.input_required(1), node.input_required(2), node.input_required(3), node.input(6))
@@ -123,8 +123,8 @@ def _dp(parts: _Attention, dy: Value) -> Value:
 
 def _gradients(parts: _Attention, dy: Value, dscores: Value) -> tuple[Value, Value, Value]:
     """dq, dk and dv."""
-    op, products = dy.op, dscores * parts.scale
-    dq = products @ op.Transpose(parts.keys, perm=[0, 1, 3, 2])
-    dk = op.Transpose(products, perm=[0, 1, 3, 2]) @ parts.query
+    op, scaled = dy.op, dscores * parts.scale
+    dq = scaled @ op.Transpose(parts.keys, perm=[0, 1, 3, 2])
+    dk = op.Transpose(scaled, perm=[0, 1, 3, 2]) @ parts.query
     dv = op.Transpose(parts.probability, perm=[0, 1, 3, 2]) @ _swapped(dy)
     return _swapped(dq), _swapped(dk), _swapped(dv)

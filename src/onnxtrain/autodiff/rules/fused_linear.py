@@ -1,15 +1,14 @@
-"""A product with a weight, and its bias, as one operator of this project's domain, and its gradient.
+"""A linear layer (matmul and bias) as one operator of this project's domain, and its gradient.
 
 x is [..., K], the weight [K, N], or [N, K] with ``transB``, the bias [N], y [..., N]. The leading axes are rows. With
-``compute`` = "bfloat16" both factors are rounded to bfloat16. Beside x in float32 the kernel reads weights in 16 bits,
-too.
+``compute`` = "bfloat16" both operands are rounded to bfloat16. The kernel also takes 16-bit weights beside a float32 x.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxtrain.autodiff.fused import emit, factors, register_fused
+from onnxtrain.autodiff.fused import emit, matmul_operands, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.matmul import rows
@@ -17,14 +16,14 @@ from onnxtrain.ir import Value
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 ACTIVATION, RELU = "activation", "Relu"
-"""The attribute for what follows the sums of a product, and its value."""
+"""The attribute for the activation of a Linear node, and its value."""
 
 
 @register_fused("Linear")
 def linear(node: Node) -> Sequence[Value]:
-    """From x, w and b?: y = x w + b, or x wᵀ + b with ``transB``; of that relu with ``activation`` = "Relu"."""
+    """From x, w and b?: y = x w + b, or x wᵀ + b with ``transB``; with ``activation`` = "Relu", y = relu of that."""
     op, b = node.op, node.input(2)
-    x, w = factors(node, node.x, node.input_required(1))
+    x, w = matmul_operands(node, node.x, node.input_required(1))
     y = x @ (op.Transpose(w, perm=[1, 0]) if node.attribute("transB", 0) else w)
     y = y if b is None else y + b
     return [op.Relu(y) if _has_relu(node) else y]
@@ -34,8 +33,8 @@ def linear(node: Node) -> Sequence[Value]:
 def linear_rule(node: Node, dy: Value) -> Gradients:
     """y = x w + b: dx = dy wᵀ, dw = xᵀ dy and db = dy, both summed over all rows; with ``transB`` w stands for wᵀ.
 
-    With an activation dy is first that of what it got. Where x is the result of Relu, the three are of one node, which
-    the gradient of that Relu can become part of (:mod:`onnxtrain.passes.fuse.fuse_relu`).
+    With an activation dy is multiplied by its derivative first. Where x is the output of a Relu, one node gives all
+    gradients; the gradient of that Relu can be fused into it (:mod:`onnxtrain.passes.fuse.fuse_relu`).
     """
     op, x, w, b = node.op, node.x, node.input_required(1), node.input(2)
     transposed = int(node.attribute("transB", 0))
@@ -58,7 +57,7 @@ def linear_rule(node: Node, dy: Value) -> Gradients:
 
 
 def _is_relu(x: Value) -> bool:
-    """Whether a value is the result of Relu, by itself or behind a product."""
+    """Return whether a value is the output of Relu, alone or fused into a Linear node."""
     source = x.ir.producer()
     if source is None:
         return False
@@ -73,12 +72,12 @@ def _has_relu(node: Node) -> bool:
 
 @register_fused("LinearGradient")
 def linear_gradient(node: Node) -> Sequence[Value | None]:
-    """From dy, w and x: dx = dy wᵀ, or dy w with ``transB``, and, where they are asked for, dw and db.
+    """From dy, w and x: dx = dy wᵀ, or dy w with ``transB``, and optionally dw and db.
 
-    With ``activation`` = "Relu" x is the result of one, and dx the gradient by what that got: dx sign(x).
+    With ``activation`` = "Relu" x is the output of a Relu, and dx the gradient of its input: dx sign(x).
     """
     op, x = node.op, node.input_required(2)
-    dy, w = factors(node, node.x, node.input_required(1))
+    dy, w = matmul_operands(node, node.x, node.input_required(1))
     dx = dy @ (w if node.attribute("transB", 0) else op.Transpose(w, perm=[1, 0]))
     if _has_relu(node):
         dx = dx * op.Sign(x).with_shape(x.shape)
@@ -88,7 +87,7 @@ def linear_gradient(node: Node) -> Sequence[Value | None]:
 
 @register_fused("LinearWeightGradient")
 def linear_weight_gradient(node: Node) -> Sequence[Value | None]:
-    """From dy and x: dw = xᵀ dy, or dyᵀ x with ``transB``, and, where it is asked for, db = dy; summed over rows."""
+    """From dy and x: dw = xᵀ dy, or dyᵀ x with ``transB``, and optionally db = dy; summed over rows."""
     dw = _weight_gradient(node, node.x, node.input_required(1))
     return [dw, _bias_gradient(node, node.x) if node.has_output(1) else None]
 
@@ -97,7 +96,7 @@ def _weight_gradient(node: Node, dy: Value, x: Value) -> Value:
     op = node.op
     dy, x = rows(op, dy), rows(op, x)
     left, right = (dy, x) if node.attribute("transB", 0) else (x, dy)
-    return op.Gemm(*factors(node, left, right), transA=1)
+    return op.Gemm(*matmul_operands(node, left, right), transA=1)
 
 
 def _bias_gradient(node: Node, dy: Value) -> Value:

@@ -1,11 +1,11 @@
-"""LSTM, GRU and RNN as operators of this project's domain that keep what their gradients read, and those gradients.
+"""LSTM, GRU and RNN as operators of this project's domain that save values for their gradients, and those gradients.
 
 Attributes are those of the standard operators, but ``activations`` is one string with spaces between the names, and
-``activation_alpha`` and ``activation_beta`` have a number for each of them. The values of the gates are kept or, where
-the slope of an activation does not follow from its value (or is cut by ``clip``), what enters the gates.
+``activation_alpha`` and ``activation_beta`` have a number for each of them. The operators save the values of the gates
+or, where the slope of an activation does not follow from its value (or is cut by ``clip``), the inputs of the gates.
 
-All inputs are there: one of shape [0] stands for one that is left out (workarounds: optional inputs of custom
-operators). Besides, ONNX Runtime gives the outputs of a custom operator the type of its last input.
+No input is left out: one of shape [0] is the placeholder for it (workarounds: optional inputs of custom operators).
+ONNX Runtime gives the outputs of a custom operator the type of its last input.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 OPERATORS = {"LSTM": gated.LSTM_DEFAULT, "GRU": gated.GRU_DEFAULT, "RNN": recurrent.RNN_DEFAULT}
-"""Names, and the activation functions of one direction where a node names none."""
+"""Operators, and the default activation functions of one direction."""
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 INPUTS = {"LSTM": 8, "GRU": 6, "RNN": 6}
@@ -40,13 +40,13 @@ _ONLY = {"input_forget": "LSTM", "linear_before_reset": "GRU"}
 
 
 def given(node: Node, index: int) -> Value | None:
-    """An input of a fused operator, or ``None`` where it stands for one that is left out."""
+    """An input of a fused operator; ``None`` for the placeholder of one that is left out."""
     value = node.input(index)
     return None if value is None or value.static_shape == (0,) else value
 
 
 def all_inputs(node: Node, values: Sequence[Value | None]) -> list[Value]:
-    """Inputs of a fused operator, the lengths in their place; those that are left out get the shape [0]."""
+    """Inputs of a fused operator, with a placeholder of shape [0] for each one that is left out."""
     types = [ir.DataType.INT32 if index == _LENGTHS else node.x.dtype for index in range(len(values))]
     return [
         node.op.constant(np.zeros(0, kind.numpy())) if value is None else value
@@ -55,7 +55,7 @@ def all_inputs(node: Node, values: Sequence[Value | None]) -> list[Value]:
 
 
 def standard_inputs(node: Node) -> list[Value | None]:
-    """Those of the standard operator, of a fused operator or its gradient."""
+    """The inputs of the standard operator, from a fused operator or its gradient."""
     return [given(node, index) for index in range(INPUTS[_standard_name(node)])]
 
 
@@ -64,7 +64,7 @@ def _standard_name(node: Node) -> str:
 
 
 def settings(node: Node) -> dict[str, Any]:
-    """The attributes of the fused operator for a standard node.
+    """Attributes of the fused operator for a standard node.
 
     Raises:
         GradientError: An activation function is unknown.
@@ -79,22 +79,22 @@ def settings(node: Node) -> dict[str, Any]:
 
 
 def states(operator: str) -> int:
-    """How many outputs are the standard operator's: Y and the last states."""
+    """The number of outputs of the standard operator: Y and the last states."""
     return 3 if operator == "LSTM" else 2
 
 
 def keeps_linear(node: Node) -> bool:
-    """Whether a GRU keeps R h + Rb of its candidate, too: the reset gate scales it."""
+    """Return whether a GRU also saves R h + Rb of its candidate, which the reset gate scales."""
     return node.operator.startswith("GRU") and bool(node.attribute("linear_before_reset", 0))
 
 
-def _kept(node: Node) -> int:
-    """How many outputs a node has for its gradient."""
+def _saved_count(node: Node) -> int:
+    """The number of outputs that a node saves for its gradient."""
     return 2 if node.operator == "LSTM" or keeps_linear(node) else 1
 
 
 def _sides(node: Node, hidden: Value) -> tuple[Sequences, list[Direction]]:
-    """The directions of a node that gives ``hidden``; no gradients arrive."""
+    """The directions of a node with the states ``hidden``, without gradients."""
     sequences = Sequences(node)
     functions = activations(node, OPERATORS[node.operator], sequences.count)
     return sequences, [
@@ -123,31 +123,31 @@ def _standard(node: Node) -> tuple[Value, ...]:
 
 
 def _body(keep: Any) -> Body:
-    """The body of a fused operator: the standard one, and what ``keep`` makes of a direction for the gradient."""
+    """The body of a fused operator: the standard operator, and the values that ``keep`` saves of each direction."""
 
     def body(fused: Node) -> Sequence[Value | None]:
         node = fused.with_values(standard_inputs(fused))
         results = _standard(node)
         hidden = results[0] if results[0].rank is not None else results[0].with_shape((None,) * 4)
         sequences, sides = _sides(node, hidden)
-        kept: list[list[Value]] = []
+        saved: list[list[Value]] = []
         for direction, one in enumerate(sides):
-            kept.append([sequences.turned(value, direction) for value in keep(one)])
+            saved.append([sequences.turned(value, direction) for value in keep(one)])
         axes = (2, 1) if node.operator == "LSTM" else (2, 2)
-        parts = zip(*kept, strict=True)
+        parts = zip(*saved, strict=True)
         return [*results, *(sequences.together(part, axis) for part, axis in zip(parts, axes, strict=False))]
 
     return body
 
 
 def _gate(one: Direction, function: Activation, value: Value) -> tuple[Value, Value]:
-    """The value of a gate, and what is kept of it."""
+    """The value of a gate, and the saved value: itself or its input."""
     found = function(clipped(one.node, value))
     return found, value if _keeps_inputs(one.node) else found
 
 
 def _keeps_inputs(node: Node) -> bool:
-    """Whether what enters the gates is kept, not their values."""
+    """Return whether the inputs of the gates are saved, not their values."""
     names = node.attribute("activations").split()
     return node.attribute("clip") is not None or not _FOLLOW_FROM_VALUE.issuperset(names)
 
@@ -191,29 +191,29 @@ def _keep_gru(one: Direction) -> list[Value]:
 
 
 def _rule(operator: str) -> Rule:
-    """The gradient rule of a fused operator: one node, which also takes what was kept."""
+    """The gradient rule of a fused operator: one node that also reads the saved values."""
 
     def rule(node: Node, *dys: Value | None) -> Gradients:
-        """One node from X ... P, Y, what was kept, and the gradients of Y and the last states."""
+        """One node from X ... P, Y, the saved values, and the gradients of Y and the last states."""
         inputs = standard_inputs(node)
         count = states(operator)
-        for index in range(count + _kept(node)):
+        for index in range(count + _saved_count(node)):
             node.output_required(index, node.x.dtype)
-        kept = node.outputs[count:]
+        saved = node.outputs[count:]
         arriving = [None if dy is None or is_zero(dy) else dy for dy in dys[:count]]
         arriving += [None] * (count - len(arriving))
         wanted = [value if index != _LENGTHS and node.wants(value) else None for index, value in enumerate(inputs)]
-        second = kept[1] if len(kept) > 1 else None
-        spaces = [kept[0], second] if operator == "GRU" else [kept[0]]
-        places = [*spaces, *(value for index, value in enumerate(wanted) if index != _LENGTHS)]
-        while places[-1] is None:
-            places.pop()
-        read = all_inputs(node, [*inputs, node.y, kept[0], *([] if operator == "RNN" else [second]), *arriving])
-        found = emit(node.op, f"{operator}Gradient", *read, like=places, **_attributes(node))
-        for value, place in zip(found, places, strict=True):
-            if place is None:
+        second = saved[1] if len(saved) > 1 else None
+        gate_parts = [saved[0], second] if operator == "GRU" else [saved[0]]
+        likes = [*gate_parts, *(value for index, value in enumerate(wanted) if index != _LENGTHS)]
+        while likes[-1] is None:
+            likes.pop()
+        read = all_inputs(node, [*inputs, node.y, saved[0], *([] if operator == "RNN" else [second]), *arriving])
+        found = emit(node.op, f"{operator}Gradient", *read, like=likes, **_attributes(node))
+        for value, like in zip(found, likes, strict=True):
+            if like is None:
                 value.ir.name = ""
-        gradients: list[Value | None] = [*found[len(spaces) :], *[None] * len(inputs)]
+        gradients: list[Value | None] = [*found[len(gate_parts) :], *[None] * len(inputs)]
         gradients.insert(_LENGTHS, None)
         return [None if value is None else gradient for value, gradient in zip(wanted, gradients, strict=False)]
 
@@ -226,7 +226,7 @@ def _attributes(node: Node) -> dict[str, Any]:
 
 
 def is_zero(value: Value) -> bool:
-    """Whether a value is known to be zero: the engine's gradient of an output that nothing reads, a first state."""
+    """Return whether a value is known to be zero: an initial state, or the gradient of an output without readers."""
     node = value.ir.producer()
     if node is not None and node.op_type in _PARTS and not node.domain and node.inputs[0] is not None:
         return is_zero(value.op.wrap(node.inputs[0]))
@@ -238,9 +238,9 @@ def is_zero(value: Value) -> bool:
 
 
 def _gradient_body(operator: str, rule: Any) -> Body:
-    """The body of a gradient: the rule of the standard operator, which reads Y and nothing else that was kept.
+    """The body of a gradient: the rule of the standard operator, which reads Y and none of the saved values.
 
-    So the second derivative is one by the inputs and Y.
+    So the second derivative is with respect to the inputs and Y.
     """
 
     def body(node: Node) -> Sequence[Value | None]:
@@ -251,23 +251,23 @@ def _gradient_body(operator: str, rule: Any) -> Body:
         view = standard.with_values(standard_inputs(node), [node.input_required(count)])
         sequences = Sequences(view)
         parts = recurrent.each_direction(sequences, dys, OPERATORS[operator], rule(node))
-        spaces: list[Value | None] = [_in_time(sequences, [part.dgates for part in parts])]
+        gate_parts: list[Value | None] = [_in_time(sequences, [part.dgates for part in parts])]
         if operator == "GRU":
             linear = [part.dlinear for part in parts if part.dlinear is not None]
-            spaces.append(_in_time(sequences, linear) if linear else None)
+            gate_parts.append(_in_time(sequences, linear) if linear else None)
         gradients = recurrent.joined(sequences, parts)
-        return [*spaces, *(value for index, value in enumerate(gradients) if index != _LENGTHS)]
+        return [*gate_parts, *(value for index, value in enumerate(gradients) if index != _LENGTHS)]
 
     return body
 
 
 def _pull_back(op: Builder, seeds: Seeds, xs: Sequence[ir.Value]) -> list[Value | None]:
-    """Gradients inside of the step that a body writes."""
+    """Pull gradients back inside the step that a body writes."""
     return Engine(Forward(op.graph, {"": op.opset, ONNXTRAIN_DOMAIN: VERSION}, {}), op).pull_back(seeds, xs)
 
 
 def _in_time(sequences: Sequences, parts: Sequence[Value]) -> Value:
-    """[t, b, n] of each direction, in its time, as [t, b, d, n]."""
+    """Join [t, b, n] of each direction, in its own time, to [t, b, d, n]."""
     return sequences.together([sequences.turned(part, d) for d, part in enumerate(parts)], 2)
 
 

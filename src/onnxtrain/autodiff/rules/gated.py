@@ -50,7 +50,7 @@ def _lstm_step(one: Direction, a: Value, before: Value) -> tuple[Value, Value]:
 
 
 def cells_of(one: Direction, gates: Value) -> tuple[Value, Value]:
-    """The cells after all steps and before them [t, b, h], from the inputs of the gates without peepholes."""
+    """The cells after and before all steps [t, b, h], from the inputs of the gates without peepholes."""
 
     def forward(body: Builder, states: list[Value], items: list[Value]) -> tuple[list[Value], list[Value]]:
         _, c = _lstm_step(one, items[0], states[0])
@@ -116,7 +116,7 @@ def gru(node: Node, *dys: Value | None) -> Gradients:
 
 
 def parts_of_gru(one: Direction) -> tuple[Value, Value, tuple[Value, Value], tuple[Value, Value]]:
-    """The inputs of the gates z and r [t, b, 2 h], X Wᵀ + Wb of the candidate [t, b, h], and R and Rb split so."""
+    """The inputs of the gates z and r [t, b, 2 h], X Wᵀ + Wb of the candidate [t, b, h], and R and Rb split alike."""
     op, hidden = one.node.op, one.hidden.shape
     assert hidden is not None
     size = hidden[2]
@@ -137,13 +137,13 @@ def parts_of_gru(one: Direction) -> tuple[Value, Value, tuple[Value, Value], tup
 
 
 def _two_and_one(value: Value, size: int) -> tuple[Value, Value]:
-    """The part of both gates and that of the candidate."""
+    """Split into the part of both gates and the part of the candidate."""
     first, second = value.op.several("Split", value, value.op.ints(2 * size, size), outputs=2, axis=0)
     return first, second
 
 
 def gru_reset_before(one: Direction) -> Found:
-    """The candidate's product is with r h, which is known for all steps."""
+    """The gradients of one direction: the candidate multiplies R by r h, which is known for all steps."""
     node, op = one.node, one.node.op
     gates, candidate, (r_gates, r_candidate), (_, bias) = parts_of_gru(one)
     reset = one.functions[0](clipped(node, split(gates, 2)[1])) * one.before
@@ -184,7 +184,7 @@ def _gru_step(one: Direction, zr: Value, n: Value, before: Value) -> tuple[Value
 
 
 def gru_reset_after(one: Direction) -> Found:
-    """The gate r scales R h + Rb, which is known for all steps."""
+    """The gradients of one direction: the gate r scales R h + Rb, which is known for all steps."""
     node, op = one.node, one.node.op
     gates, candidate, (r_gates, r_candidate), (_, bias) = parts_of_gru(one)
     linear = one.before @ op.Transpose(r_candidate, perm=[1, 0]) + bias

@@ -1,8 +1,8 @@
-"""GridSample: interpolation at given places, differentiated by the image and by the places.
+"""GridSample: interpolation at given points, differentiated with respect to the image and the points.
 
-Along each axis a place becomes a few taps: indices into the image with weights, and the derivative of the
-weights. A sampled value is the sum over all combinations of taps of the product of their weights and the
-pixel; zero padding sets weights to zero, border and reflection move indices.
+Along each axis a point has a few taps: indices into the image with weights, and the derivatives of the weights. A
+sampled value is the sum over all combinations of taps of their weights times the pixel; zero padding sets weights to
+zero, border and reflection move indices.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _CUBIC = -0.75
 
 @dataclass(frozen=True)
 class _Taps:
-    """What one axis takes for every place [n, p]: indices, weights and their derivatives [n, p, taps].
+    """The taps of every point along one axis: indices, weights and their derivatives [n, p, taps].
 
-    The slope is the derivative of the position in pixels by the grid's normalized coordinate [n, p], or a
-    number times ones where it is the same everywhere.
+    The slope is the derivative of the position in pixels with respect to the normalized coordinate of the grid [n, p],
+    or a scalar where it is the same everywhere.
     """
 
     index: Value
@@ -52,36 +52,36 @@ def grid_sample(node: Node, dy: Value) -> Gradients:
     spatial = rank - 2
     sizes = sizes_of(x, range(rank))
     batch, channels, pixels = sizes[0], sizes[1], product(sizes[2:])
-    places = product(sizes_of(grid, range(1, rank - 1)))
-    points = shaped(grid, [batch, places, spatial])
+    count = product(sizes_of(grid, range(1, rank - 1)))
+    points = shaped(grid, [batch, count, spatial])
     axes = [_axis_taps(node, points, spatial - 1 - axis, sizes[2 + axis]) for axis in range(spatial)]
     taps = _TAPS[_mode(node)]
-    number = _combined(op, [axis.index for axis in axes], sizes[2:], taps, (batch, places))
-    indices = _for_all_channels(number, batch, channels, multiply(places, taps**spatial))
-    each_dy = shaped(dy, [batch, channels, places, 1])
-    weight = _outer(op, [axis.weight for axis in axes], taps, (batch, places))
+    number = _combined(op, [axis.index for axis in axes], sizes[2:], taps, (batch, count))
+    indices = _for_all_channels(number, batch, channels, multiply(count, taps**spatial))
+    each_dy = shaped(dy, [batch, channels, count, 1])
+    weight = _outer(op, [axis.weight for axis in axes], taps, (batch, count))
     updates = each_dy * op.Unsqueeze(weight, op.ints(1))
-    flat_updates = shaped(updates, [batch, channels, multiply(places, taps**spatial)])
+    flat_updates = shaped(updates, [batch, channels, multiply(count, taps**spatial)])
     start = zeros(op, [batch, channels, pixels], x.dtype)
     dx = op.reshape_like(op.ScatterElements(start, indices, flat_updates, axis=2, reduction="add"), x)
     if taps == 1:
         return dx, None
     taken = op.GatherElements(shaped(x, [batch, channels, pixels]), indices, axis=2)
-    each_taken = shaped(taken, [batch, channels, places, taps**spatial])
+    each_taken = shaped(taken, [batch, channels, count, taps**spatial])
     pull = op.ReduceSum(each_taken * each_dy, op.ints(1), keepdims=0)
     components = []
     for axis in reversed(axes):
         factors = [other.derivative if other is axis else other.weight for other in axes]
-        change = op.ReduceSum(pull * _outer(op, factors, taps, (batch, places)), op.ints(2), keepdims=0)
+        change = op.ReduceSum(pull * _outer(op, factors, taps, (batch, count)), op.ints(2), keepdims=0)
         components.append(op.Unsqueeze(change * axis.slope, op.ints(2)))
     return dx, op.reshape_like(op.Concat(*components, axis=2), grid)
 
 
 @register_gradient("AffineGrid")
 def affine_grid(node: Node, dy: Value) -> Gradients:
-    """y[n, p] = theta[n] [g_p, 1] for the places g_p of a regular grid: dtheta[n] = sum_p dy[n, p] [g_p, 1]ᵀ.
+    """y[n, p] = theta[n] [g_p, 1] for the points g_p of a regular grid: dtheta[n] = sum_p dy[n, p] [g_p, 1]ᵀ.
 
-    The places are what AffineGrid makes of the identity.
+    AffineGrid of the identity gives the points.
     """
     op, theta, size = node.op, node.x, node.input_required(1)
     one, axes = op.ints(1), op.dimension(theta, 1)
@@ -98,9 +98,9 @@ def affine_grid(node: Node, dy: Value) -> Gradients:
 
     single = op.Concat(one, op.Slice(size, one, op.ints(LAST)), axis=0)
     grid = op.AffineGrid(identity, single, align_corners=node.attribute("align_corners"))
-    places = op.Reshape(grid, before_axes(-1)).with_shape((None, rank))
+    points = op.Reshape(grid, before_axes(-1)).with_shape((None, rank))
     flat_dy = op.Reshape(dy, before_axes(0, -1)).with_shape((None, None, rank))
-    linear = op.Transpose(flat_dy, perm=[0, 2, 1]) @ places
+    linear = op.Transpose(flat_dy, perm=[0, 2, 1]) @ points
     moved = op.Unsqueeze(op.ReduceSum(flat_dy, op.ints(1), keepdims=0), op.ints(2))
     return op.Concat(linear, moved, axis=2), None
 
@@ -160,7 +160,7 @@ def _as_number(op: Builder, size: Size, dtype: ir.DataType) -> Value:
 
 
 def _padded(position: Value, slope: Value, padding: str, low: Value, high: Value, last: Value) -> tuple[Value, Value]:
-    """The position and its slope after those outside the image were brought back."""
+    """The position and its slope, after padding moved positions outside the image."""
     op = position.op
     if padding == "border":
         outside = op.Or(op.Less(position, low), op.Greater(position, high))
@@ -204,7 +204,7 @@ def _weights(mode: str, t: Value) -> tuple[Value, Value]:
 
 
 def _outer(op: Builder, factors: list[Value], taps: int, leading: tuple[Size, Size]) -> Value:
-    """The products of all combinations of the axes' weights [n, p, taps ** axes]."""
+    """The outer product of the axes' weights [n, p, taps ** axes]."""
     result = factors[0]
     for axes, factor in enumerate(factors[1:], start=2):
         pairs = op.Unsqueeze(result, op.ints(3)) * op.Unsqueeze(factor, op.ints(2))

@@ -1,7 +1,7 @@
 """GroupQueryAttention of ONNX Runtime: causal attention in which several heads of queries share keys and values.
 
-The queries of a group become rows of one head, side by side: keys and values are not repeated, and what several heads
-give to the gradients of keys and values is summed by the products.
+The queries of a group become rows of one head, side by side: keys and values are not repeated, and the matmuls sum the
+gradients of keys and values over the heads of a group.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from onnxtrain.autodiff.fused import emit
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import register_body
 from onnxtrain.autodiff.rules.microsoft import DOMAIN
-from onnxtrain.autodiff.rules.microsoft_attention import refuse, turned_at
+from onnxtrain.autodiff.rules.microsoft_attention import refuse, rotated_at
 from onnxtrain.ir import Value
 from onnxtrain.ir.value import Dimension
 
-_KEY, _VALUE, _PAST_KEY, _PAST_VALUE, _LAST_PLACES, _COSINES, _SINES, _POSITIONS, _BIAS, _SINK = (
+_KEY, _VALUE, _PAST_KEY, _PAST_VALUE, _LAST_POSITIONS, _COSINES, _SINES, _POSITIONS, _BIAS, _SINK = (
     *range(1, 6),
     *range(7, 12),
 )
 
 
 class _Sizes(NamedTuple):
-    """The heads of a node, and where its queries begin.
+    """The number of heads of a node, and the lengths of its sequences.
 
     Attributes:
-        heads: Of queries.
+        heads: Heads of queries.
         groups: Heads of keys and values.
-        begins: How many keys of the past each sequence has, [b, 1]; ``None`` without a past.
-        lengths: How many keys each sequence has together with the new ones, [b, 1].
+        begins: Number of cached keys of each sequence, [b, 1]; ``None`` without a KV cache.
+        lengths: Number of keys of each sequence, new ones included, [b, 1].
     """
 
     heads: int
@@ -43,20 +43,20 @@ class _Sizes(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Heads of queries that share keys and values."""
+        """Number of query heads that share keys and values."""
         return self.heads // self.groups
 
 
 @register_body("GroupQueryAttention", domain=DOMAIN)
 def group_query_attention(node: Node) -> list[Value | None]:
-    """y = softmax(cap(scale Q Kᵀ) + mask) V per head; keys are seen up to a query's own place, in a window behind it.
+    """y = softmax(cap(scale Q Kᵀ) + mask) V per head; a query sees keys up to its own position, within a window.
 
-    Query, key and value are [b, s, heads n], or packed in the query, [b, s, (heads + 2 kv_heads) n]. They are rotated
-    by their places where the node says so. A past [b, kv_heads, p, n] comes in front; of it a sequence has
-    seqlens_k + 1 - s rows.
+    Query, key and value are [b, s, heads n], or packed in the query, [b, s, (heads + 2 kv_heads) n]. With
+    ``do_rotary`` they are rotated by their positions. A KV cache [b, kv_heads, p, n] precedes them, of which a sequence
+    has seqlens_k + 1 - s rows.
 
     Raises:
-        GradientError: Past keys and values are quantized, or the scores are an output.
+        GradientError: The KV cache is quantized, or the scores are an output.
     """
     op = node.op
     refuse(
@@ -64,7 +64,7 @@ def group_query_attention(node: Node) -> list[Value | None]:
     )
     refuse(node, node.has_output(3), "its scores as an output")
     known = None if node.x.shape is None else (node.x.shape[0], 1)
-    lengths = op.cast(op.reshape(node.input_required(_LAST_PLACES), [-1, 1], known), ir.DataType.INT64) + 1
+    lengths = op.cast(op.reshape(node.input_required(_LAST_POSITIONS), [-1, 1], known), ir.DataType.INT64) + 1
     heads, groups = int(node.attribute("num_heads")), int(node.attribute("kv_num_heads"))
     q, k, v = _split(node, heads, groups)
     past = node.input(_PAST_KEY), node.input(_PAST_VALUE)
@@ -73,8 +73,8 @@ def group_query_attention(node: Node) -> list[Value | None]:
         begins = op.Max(lengths - op.dimension(q, 1), op.constant(0, np.int64))
     sizes = _Sizes(heads, groups, begins, lengths)
     if node.attribute("do_rotary", 0):
-        places = _places(node, q, sizes)
-        q, k = (_rotated(node, part, count, places) for part, count in ((q, heads), (k, groups)))
+        positions = _query_positions(node, q, sizes)
+        q, k = (_rotated(node, part, count, positions) for part, count in ((q, heads), (k, groups)))
     q, k, v = (_in_heads(part, count) for part, count in ((q, heads), (k, groups), (v, groups)))
     k, v = (op.Transpose(part, perm=[0, 2, 1, 3]) for part in (k, v))
     if begins is not None and past[0] is not None and past[1] is not None:
@@ -110,8 +110,8 @@ def _in_heads(value: Value, heads: int) -> Value:
     return divided.with_shape((shape[0], shape[1], heads, last))
 
 
-def _places(node: Node, q: Value, sizes: _Sizes) -> Value:
-    """The place of each query in its sequence, [b, s]; of the first one, [1], where others follow from it."""
+def _query_positions(node: Node, q: Value, sizes: _Sizes) -> Value:
+    """The position of each query in its sequence, [b, s], or of the first one, [1], where the others follow from it."""
     op, given = node.op, node.input(_POSITIONS)
     if given is not None:
         return given
@@ -125,34 +125,34 @@ def _counted(q: Value) -> Value:
     return count.with_shape(None if q.shape is None else q.shape[1:2])
 
 
-def _rotated(node: Node, part: Value, heads: int, places: Value) -> Value:
-    """Vectors [b, s, heads n], turned by the angles of their places."""
+def _rotated(node: Node, part: Value, heads: int, positions: Value) -> Value:
+    """Rotate vectors [b, s, heads n] by the angles of their positions."""
     op, caches = node.op, (node.input_required(_COSINES), node.input_required(_SINES))
     interleaved = bool(node.attribute("rotary_interleaved", 0))
     half, width = (None if value.shape is None else value.shape[-1] for value in (caches[0], part))
     if not isinstance(half, int):
-        every = op.Unsqueeze(_counted(part), op.ints(0)) if node.rank(places) == 1 else places
-        turned = turned_at(_in_heads(part, heads), every, caches, 2, interleaved)
+        every = op.Unsqueeze(_counted(part), op.ints(0)) if node.rank(positions) == 1 else positions
+        turned = rotated_at(_in_heads(part, heads), every, caches, 2, interleaved)
         return op.Reshape(turned, op.ints(0, 0, -1)).with_shape(part.shape)
     settings = {
         "interleaved": int(interleaved),
         "num_heads": heads,
         "rotary_embedding_dim": 0 if width == 2 * half * heads else 2 * half,
     }
-    y = op.several("RotaryEmbedding", part, places, *caches, outputs=1, domain=DOMAIN, **settings)[0]
+    y = op.several("RotaryEmbedding", part, positions, *caches, outputs=1, domain=DOMAIN, **settings)[0]
     y.ir.dtype = part.dtype
     return y.with_shape(part.shape)
 
 
 def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) -> Value:
-    """Which keys a query sees, [b or 1, 1, s, t]: those up to its own place, and no further back than the window."""
+    """True for keys that a query sees, [b or 1, 1, s, t]: up to its own position, no further back than the window."""
     op, window = node.op, int(node.attribute("local_window_size", -1))
     zero, one = op.constant(0, np.int64), op.constant(1, np.int64)
     queries = _counted(q)
     rows = op.Unsqueeze(queries, op.ints(0, 1, 3))
     new = op.Unsqueeze(queries, op.ints(0, 1, 2))
     columns = new
-    if sizes.begins is not None and past is not None:  # counted from the first query on: the past lies before 0
+    if sizes.begins is not None and past is not None:  # counted from the first query: cached keys lie before 0
         begins = op.Unsqueeze(sizes.begins, op.ints(2, 3))
         old = op.Unsqueeze(op.Range(zero, op.Squeeze(op.dimension(past, 2)), one), op.ints(0, 1, 2))
         never = op.constant(np.iinfo(np.int32).max, np.int64)
@@ -161,7 +161,7 @@ def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) 
     seen = op.LessOrEqual(columns, rows)
     if window >= 0:
         return op.And(seen, op.Less(op.Sub(rows, columns), op.constant(window, np.int64)))
-    # Only queries behind the end of their sequence would see what is behind it; in a window they may see nothing else.
+    # Only queries behind the end of their sequence would see keys behind it; with a window they may see no others.
     ends = sizes.lengths if sizes.begins is None else op.Sub(sizes.lengths, sizes.begins)
     return op.And(seen, op.Less(columns, op.Unsqueeze(ends, op.ints(2, 3))))
 
@@ -192,7 +192,7 @@ def _rows_first(value: Value, sizes: _Sizes) -> Value:
 
 
 def _capped(node: Node, rows: Value, k: Value, v: Value, bias: Value, scale: float, sizes: _Sizes) -> Value:
-    """Attention whose scores are capped, or whose softmax has a term for no key at all."""
+    """Attention with capped scores, or with a sink term in the softmax."""
     op, cap = node.op, float(node.attribute("softcap", 0.0))
     scores = (op.Transpose(rows, perm=[0, 2, 1, 3]) @ op.Transpose(k, perm=[0, 1, 3, 2])) * scale
     if cap:
@@ -233,7 +233,7 @@ def _grouped(q: Value, sizes: _Sizes) -> Value:
 
 
 def _multiple(size: Dimension, count: int) -> Dimension:
-    """So many times a size; of one that is not known yet, a symbol."""
+    """A size times ``count``; for a symbolic size, a new symbol."""
     return size * count if isinstance(size, int) else None if size is None else f"{count} times {size}"
 
 
@@ -255,7 +255,7 @@ def _ungrouped(node: Node, y: Value, sizes: _Sizes) -> Value:
 
 
 def _bias(node: Node, mask: Value, sizes: _Sizes) -> Value:
-    """What is added to the scores, [b or 1, 1 or kv_heads, s heads of a group, t]."""
+    """The bias that is added to the scores, [b or 1, 1 or kv_heads, s heads of a group, t]."""
     op, given, x = node.op, node.input(_BIAS), node.x
     bias = op.Where(mask, op.scalar(0, x), op.scalar(-np.inf, x))
     if given is None:
@@ -273,7 +273,7 @@ def _bias(node: Node, mask: Value, sizes: _Sizes) -> Value:
 
 
 def _repeated(bias: Value, sizes: _Sizes) -> Value:
-    """[b, 1, s, t] with every row once for each head of a group."""
+    """Repeat every row of [b, 1, s, t] for each head of a group."""
     if sizes.shared == 1:
         return bias
     op, shape = bias.op, bias.shape

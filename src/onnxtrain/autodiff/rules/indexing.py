@@ -1,9 +1,9 @@
-"""Operators that take elements: gathering, compressing, selecting the largest."""
+"""Operators that gather or scatter elements: Gather, Compress, TopK, ScatterElements with its reductions and others."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from onnxtrain.autodiff.rules.placement import (
     as_value,
     flat_positions,
     flat_scatter,
-    place,
+    pad_to,
     scatter_rows,
     shaped,
     size_of,
@@ -38,7 +38,7 @@ def gather(node: Node, dy: Value) -> Gradients:
 
 
 def _put_back_one(node: Node, dy: Value, index: Value, axis: int) -> Value:
-    """The gradient of taking one slice: a block of zeros with dy at its place."""
+    """The gradient of taking one slice: zeros with dy at its position."""
     op, x = node.op, node.x
     size, known = size_of(x, axis), index.constant()
     begin: Size
@@ -51,7 +51,7 @@ def _put_back_one(node: Node, dy: Value, index: Value, axis: int) -> Value:
     if x.shape is not None:
         position = axis % len(x.shape)
         block.with_shape((*x.shape[:position], 1, *x.shape[position + 1 :]))
-    return place(block, [axis], [begin], [size])
+    return pad_to(block, [axis], [begin], [size])
 
 
 def _put_back_rows(node: Node, dy: Value, indices: Value, axis: int) -> Value:
@@ -79,7 +79,7 @@ def gather_gradient(node: Node) -> Sequence[Value]:
 
 
 def _product_of(shape: Value, known: tuple[Dimension, ...] | None, start: int, end: int | None) -> Size:
-    """The number of elements over the axes start to end of a shape, of which some sizes may be known."""
+    """The number of elements over the axes start to end of a shape, some of whose sizes may be known."""
     if start == 0 and end == 0:
         return 1
     sizes = () if known is None else known[start:end]
@@ -137,7 +137,7 @@ def top_k(node: Node, dvalues: Value, dindices: None) -> Gradients:
 
 @register_gradient("Unique")
 def unique(node: Node, dy: Value, *_positions: None) -> Gradients:
-    """y = x at the first places of its distinct elements (or slices along an axis): dx = zeros with dy put there."""
+    """y = the first of each distinct element (or slice along an axis) of x: dx = zeros with dy at their positions."""
     op, x, axis = node.op, node.x, node.attribute("axis")
     first = node.output_required(1, ir.DataType.INT64, (None,))
     if axis is not None:
@@ -168,10 +168,92 @@ def tensor_scatter(node: Node, dy: Value) -> Gradients:
     steps = op.Range(zero, op.Reshape(as_value(op, size_of(update, axis)), op.ints()), one)
     rank = node.rank(update)
     axis %= rank
-    places = op.Reshape(steps, op.ints(*([-1] + [1] * (rank - 1 - axis))))
+    positions = op.Reshape(steps, op.ints(*([-1] + [1] * (rank - 1 - axis))))
     if begins is not None:
-        places = op.Add(op.Reshape(begins, op.ints(*([-1] + [1] * (rank - 1)))), places)
+        positions = op.Add(op.Reshape(begins, op.ints(*([-1] + [1] * (rank - 1)))), positions)
     if mode == "circular":
-        places = op.Mod(places, as_value(op, size_of(past, axis)))
-    places = op.Expand(places, op.shape_of(update))
-    return dpast, op.GatherElements(dy, places, axis=axis), None
+        positions = op.Mod(positions, as_value(op, size_of(past, axis)))
+    positions = op.Expand(positions, op.shape_of(update))
+    return dpast, op.GatherElements(dy, positions, axis=axis), None
+
+
+Scatter = Callable[[Value, Value, str | None], Value]
+"""(base, updates, reduction) -> base with the updates at the node's indices."""
+
+Gather = Callable[[Value], Value]
+"""Takes the elements at the node's indices, in the shape of the updates."""
+
+
+@register_gradient("ScatterElements")
+def scatter_elements(node: Node, dy: Value) -> Gradients:
+    """y = x with updates at the indices along an axis, alone or by sum, product, maximum, minimum."""
+    op, indices, axis = node.op, node.input_required(1), node.attribute("axis", 0)
+
+    def scatter(base: Value, updates: Value, reduction: str | None) -> Value:
+        return op.ScatterElements(base, indices, updates, axis=axis, reduction=reduction)
+
+    def gather(value: Value) -> Value:
+        return op.GatherElements(value, indices, axis=axis).with_shape(node.input_required(2).shape)
+
+    return _scattered(node, dy, scatter, gather)
+
+
+@register_gradient("ScatterND")
+def scatter_nd(node: Node, dy: Value) -> Gradients:
+    """y = x with updates at tuples of indices, alone or by sum, product, maximum, minimum."""
+    op, indices = node.op, node.input_required(1)
+
+    def scatter(base: Value, updates: Value, reduction: str | None) -> Value:
+        return op.ScatterND(base, indices, updates, reduction=reduction)
+
+    def gather(value: Value) -> Value:
+        return op.GatherND(value, indices).with_shape(node.input_required(2).shape)
+
+    return _scattered(node, dy, scatter, gather)
+
+
+def _scattered(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradients:
+    """The gradients per reduction, where u are the updates of one element of x.
+
+    - none: dx = dy, zero at the indices; du = dy there.
+    - add: dx = dy; du = dy there.
+    - mul: each operand gets dy times the product of the others.
+    - max, min: dy, shared equally among the elements that are equal to y.
+    """
+    op, updates = node.op, node.input_required(2)
+    reduction = node.attribute("reduction", "none")
+    if reduction == "none":
+        return scatter(dy, op.zeros_like(updates), None), None, gather(dy)
+    if reduction == "add":
+        return dy, None, gather(dy)
+    if reduction == "mul":
+        return _multiplied(node, dy, scatter, gather)
+    return _shared_by_equals(node, dy, scatter, gather)
+
+
+def _multiplied(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradients:
+    """The product of the other operands, exact where some are zero: zeros are counted, not divided by."""
+    op, x, updates = node.op, node.x, node.input_required(2)
+    x_zero, u_zero = _is(x, 0), _is(updates, 0)
+    x_factor, u_factor = (
+        op.Where(x_zero, op.ones_like(x), x),
+        op.Where(u_zero, op.ones_like(updates), updates),
+    )
+    x_count, u_count = op.cast(x_zero, x.dtype), op.cast(u_zero, x.dtype)
+    rest = dy * scatter(x_factor, u_factor, "mul")
+    zeros = scatter(x_count, u_count, "add")
+    dx = op.Where(op.Equal(zeros, x_count), rest / x_factor, op.scalar(0, x))
+    du = op.Where(op.Equal(gather(zeros), u_count), gather(rest) / u_factor, op.scalar(0, x))
+    return dx, None, du
+
+
+def _shared_by_equals(node: Node, dy: Value, scatter: Scatter, gather: Gather) -> Gradients:
+    op, x, updates = node.op, node.x, node.input_required(2)
+    x_equal = op.cast(op.Equal(x, node.y), x.dtype)
+    u_equal = op.cast(op.Equal(updates, gather(node.y)), x.dtype)
+    share = dy / scatter(x_equal, u_equal, "add")
+    return x_equal * share, None, u_equal * gather(share)
+
+
+def _is(value: Value, number: float) -> Value:
+    return value.op.Equal(value, value.op.scalar(number, value))

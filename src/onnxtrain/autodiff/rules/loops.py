@@ -1,4 +1,4 @@
-"""Loop and Scan, differentiated through their bodies: what runs backwards.
+"""Loop and Scan, differentiated through their bodies by a backward Loop or Scan.
 
 Forward, step t = 1 ... T applies the body to the states before it, to its slices x_t of tensors (those of Scan) and to
 captured values c::
@@ -7,17 +7,17 @@ captured values c::
 
 The gradient is a Loop or Scan of its own, whose body runs for t = T ... 1. That body
 
-- carries ds_t over, at first what arrives at the final states, and dc, at first zeros;
+- carries ds_t, initially the gradients of the final states, and dc, initially zeros;
 - reads s_t-1, x_t and dy_t, each from a tensor of all steps, from the last step to the first;
-- computes (s_t, y_t) once more, by a copy of f, and then (ds_t-1, dx_t, dc_t) = fᵀ(ds_t, dy_t);
-- gives ds_t-1 and dc + dc_t to the next step, and dx_t, which is put where x_t was taken from. After t = 1 it leaves
-  ds_0 and dc.
+- recomputes (s_t, y_t) by a copy of f, and then computes (ds_t-1, dx_t, dc_t) = fᵀ(ds_t, dy_t);
+- passes ds_t-1 and dc + dc_t to the next step, and writes dx_t to the position of x_t. After t = 1 its states are ds_0
+  and dc.
 
-Nothing inside of a step is kept, but the states before every step are: those that the body backwards reads become
-further scan outputs of the forward node. A Loop also records the numbers of its steps, since nothing else tells how
-many there were. States that cannot be stacked, sequences and tensors that change their shape, are undone step by step
-or kept on a tape (:mod:`onnxtrain.autodiff.sequence_states`). A body that draws random numbers is refused: computed
-once more, it would draw others.
+The forward node saves the states before every step that the backward body reads, as further scan outputs, and nothing
+inside a step. A Loop also records the numbers of its steps, which give their count. States that cannot be stacked
+(sequences, and tensors that change their shape) are undone step by step or recorded on a tape
+(:mod:`onnxtrain.autodiff.sequence_states`). A body that samples random numbers is refused: recomputed, it would sample
+others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from onnxtrain.ir.clone import Values
 
 @dataclass
 class _Slice:
-    """A tensor that a step takes a slice of, or puts one into: its axis and whether it runs backwards."""
+    """A tensor that a step reads or writes a slice of: its axis, and whether it runs backwards."""
 
     inner: ir.Value
     outer: Value
@@ -49,7 +49,7 @@ class _Slice:
 
 @dataclass
 class _Steps:
-    """What Loop and Scan have in common.
+    """The steps of a Loop or Scan.
 
     Attributes:
         graph: The body of one step.
@@ -101,7 +101,7 @@ def scan(node: Node, *dys: Value | None) -> Gradients:
 
 
 def _know_type(inner: ir.Value, outer: ir.Value) -> None:
-    """The inputs of a body may be untyped: they have the types of what is handed in."""
+    """Give an untyped input of a body the type of the node's input."""
     if inner.type is None:
         inner.type = outer.type
 
@@ -115,7 +115,7 @@ def _axes(node: Node, kind: str, count: int) -> tuple[list[int], list[int]]:
 def loop(node: Node, *dys: Value | None) -> Gradients:
     """(s_t, y_t) = f(t, s_t-1, c) while a condition holds: ds_t-1 = fᵀ(ds_t, dy_t) backwards; dc = sum.
 
-    A state may be a sequence; its gradient is one, too. Or a tensor that grows or shrinks.
+    A state may be a sequence, whose gradient is a sequence, or a tensor that grows or shrinks.
 
     Raises:
         GradientError: A state is an optional value.
@@ -130,7 +130,7 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
         if isinstance(value.type, ir.OptionalType):
             raise GradientError(
                 f"{describe(node.ir)}: its state {value.name!r} is an optional value; the gradient needs states "
-                "that are tensors or sequences; hand in a tensor, and whether it counts as a further state."
+                "that are tensors or sequences; pass a tensor, and a flag for its presence as a further state."
             )
     given = [_Slice(y, dy) for y, dy in zip(graph.outputs[1 + count :], dys[count:], strict=True) if dy is not None]
     steps = _Steps(graph, states, next_states, list(dys[:count]), [], given)
@@ -140,7 +140,7 @@ def loop(node: Node, *dys: Value | None) -> Gradients:
     steps.unstacked |= sequences | resized
     iteration, condition = graph.inputs[:2]
     iteration.dtype = ir.DataType.INT64
-    # The numbers of the steps are always recorded: they tell how many there were.
+    # The numbers of the steps are always recorded: they give the count.
     steps.taken.append(_Slice(iteration, _recorded(node, graph, iteration)))
     steps.constants[condition] = node.op.constant(True, np.bool_).ir
     found = _reversed(node, steps)
@@ -193,7 +193,7 @@ def _reversed(node: Node, steps: _Steps) -> _Found:
 
 @dataclass
 class _Inner:
-    """The values of the body that goes backwards, in the order of the states and tensors that they belong to."""
+    """The values of the backward body, in the order of their states and tensors."""
 
     records: list[ir.Value]
     slices: list[ir.Value]
@@ -244,20 +244,20 @@ def _emit(node: Node, steps: _Steps, op: Builder, inner: _Inner) -> _Found:
 
 
 def _accumulated(op: Builder, total: Value, gradient: Value) -> Value:
-    """total + gradient; where the latter is a product of matrices, it is added to the total as it is made."""
+    """total + gradient; for the gradient of a matmul, Gemm adds the total."""
     node = gradient.ir.producer()
     if node is None or node.op_identifier() != ("", "Gemm", "") or len(node.inputs) != 2:
         return op.sum_of([total, gradient])
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    factors = [op.wrap(value) for value in node.inputs if value is not None]
-    return op.Gemm(*factors, total, **attributes).with_shape(total.shape)
+    operands = [op.wrap(value) for value in node.inputs if value is not None]
+    return op.Gemm(*operands, total, **attributes).with_shape(total.shape)
 
 
 def _scan_node(
     node: Node, op: Builder, initial: list[Value], inputs: list[ir.Value], read: list[_Slice], sent: list[_Slice]
 ) -> Sequence[Value]:
     for value in initial:
-        node.rank(value)  # ONNX Runtime needs the ranks of what a Scan gives
+        node.rank(value)  # ONNX Runtime needs the ranks of a Scan's outputs
     op.graph.inputs.extend([*inputs, *(item.inner for item in read)])
     return node.op.several(
         "Scan",
@@ -276,7 +276,7 @@ def _scan_node(
 def _loop_node(
     node: Node, op: Builder, initial: list[Value], inputs: list[ir.Value], read: list[_Slice], sent: list[_Slice]
 ) -> Sequence[Value]:
-    """A Loop, which unlike Scan may have no step at all, takes its slices itself."""
+    """Emit the backward Loop, which takes its slices itself; unlike Scan it may have no step at all."""
     assert not sent
     outer = node.op
     recorded = next(item.outer for item in read if item.outer.dtype == ir.DataType.INT64)
@@ -298,7 +298,7 @@ def _loop_node(
 
 
 def _read_slices(node: Node, steps: _Steps, inner: _Inner) -> list[_Slice]:
-    """What the body that goes backwards reads in each step: records, slices, gradients that arrive."""
+    """The slices that the backward body reads in each step: saved states, inputs, arriving gradients."""
     read = []
     for state, record in zip(steps.states, inner.records, strict=True):
         if _is_read(record) and state not in steps.unstacked:
@@ -315,7 +315,7 @@ def _is_read(value: ir.Value) -> bool:
 
 
 def _restore_states(node: Node, steps: _Steps, op: Builder, inner: _Inner, read: list[_Slice]) -> list[Carried]:
-    """Let the body that goes backwards find out what its states were that are not stacked, where it reads them."""
+    """Restore the unstacked states that the backward body reads."""
     carried, recorded = [], []
     for index, (state, record) in enumerate(zip(steps.states, inner.records, strict=True)):
         if state not in steps.unstacked or not _is_read(record):

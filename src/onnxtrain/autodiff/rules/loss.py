@@ -18,7 +18,7 @@ from onnxtrain.ir import Value
 
 
 class _Labels(NamedTuple):
-    """What the labels of a node say, each tensor of shape (N, 1, d...).
+    """The labels of a node, as tensors of shape (N, 1, d...).
 
     Attributes:
         classes: The classes; 0 for an ignored label.
@@ -90,8 +90,8 @@ def _weights_gradient(node: Node, dy: Value, labels: _Labels, log_probability: V
 def softmax_cross_entropy(node: Node, dy: Value, dlog: Value | None = None) -> Gradients:
     """y = reduce of -w_t log p_t, p = softmax(x): dx = (p - onehot(t)) w_t dy / normaliser.
 
-    With the gradient of the output log p added: dlog - p sum_c dlog_c. p = exp(log p) costs less than another
-    softmax, and the loss computes log p in any case: where the model does not read it, it is made an output.
+    The gradient of the output log p adds dlog - p sum_c dlog_c. p = exp(log p) costs less than another softmax, and the
+    loss computes log p in any case: where the node lacks this output, it is added.
     """
     op, x = node.op, node.x
     labels = _read_labels(node)
@@ -124,7 +124,7 @@ def negative_log_likelihood(node: Node, dy: Value) -> Gradients:
 
 
 def _is_zero(value: Value) -> bool:
-    """Whether a gradient is the zeros that stand for an output which nothing depends on."""
+    """Return whether a gradient is the zeros of an output on which nothing depends."""
     producer = value.ir.producer()
     if producer is not None and producer.op_type == "ConstantOfShape":
         fill = producer.attributes.get("value")

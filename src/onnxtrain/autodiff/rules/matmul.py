@@ -1,4 +1,4 @@
-"""Products of matrices: MatMul, Gemm, Det."""
+"""Matrix multiplications and determinants: MatMul, Gemm, Det."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _times_matrix(op: Builder, a: Value, b: Value, dy: Value) -> Gradients:
 
 
 def rows(op: Builder, x: Value) -> Value:
-    """All axes but the last as one: [rows, columns]."""
+    """Flatten all axes but the last: [rows, columns]."""
     if x.rank == 2:
         return x
     static = x.static_shape
@@ -60,13 +60,13 @@ def _with_vector(op: Builder, a: Value, b: Value, dy: Value) -> Gradients:
 
 
 def _of_unknown_rank(op: Builder, a: Value, b: Value, dy: Value) -> Gradients:
-    """Vectors become matrices in the graph, then every case is that of matrices with batch axes."""
+    """The gradients for unknown ranks: the graph turns vectors into matrices, which have batch axes."""
     shape_a, shape_b, shape_dy, one = op.Shape(a), op.Shape(b), op.Shape(dy), op.ints(1)
     rank_a, rank_b = op.Shape(shape_a), op.Shape(shape_b)
     two = op.ints(2)
     full_a = op.Slice(op.Concat(one, shape_a, axis=0), op.Neg(op.Max(rank_a, two)), op.ints(_END))
     full_b = op.Slice(op.Concat(shape_b, one, axis=0), op.ints(0), op.Max(rank_b, two))
-    kept = op.Min(rank_a, two) + op.Min(rank_b, two) - 2  # of the axes rows and columns, how many y has
+    kept = op.Min(rank_a, two) + op.Min(rank_b, two) - 2  # how many of the axes rows and columns y has
     batch = op.Slice(shape_dy, op.ints(0), op.Shape(shape_dy) - kept)
     rows = op.Slice(full_a, op.ints(-2), op.ints(-1))
     columns = op.Slice(full_b, op.ints(-1), op.ints(_END))

@@ -1,4 +1,4 @@
-"""MatMulNBits of ONNX Runtime: products with weights of 2, 4 or 8 bits, which stay as they are.
+"""MatMulNBits of ONNX Runtime: matmuls with frozen weights of 2, 4 or 8 bits.
 
 The weight w [N, K] is stored as integers, N rows of blocks of ``block_size`` along K, the last of which may reach
 beyond K: w = (integer - zero point) * scale, with one scale and zero point for each block.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import KERNEL_TYPES, emit, factors, register_fused
+from onnxtrain.autodiff.fused import KERNEL_TYPES, emit, matmul_operands, register_fused
 from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.registry import Gradients, register_body, register_gradient
 from onnxtrain.autodiff.rules.matmul import rows
@@ -29,12 +29,12 @@ _GROUP_INDEX = 4  # the input
 
 
 class PackedWeight(NamedTuple):
-    """How the integers of a weight [outputs, inputs] lie in bytes, the lowest bits first.
+    """Layout of the integers of a weight [outputs, inputs] in bytes, the lowest bits first.
 
     Attributes:
         inputs: K.
         outputs: N.
-        bits: Of an integer: 2, 4 or 8.
+        bits: Bits of an integer: 2, 4 or 8.
         block: Elements along K that share a scale and a zero point.
     """
 
@@ -45,10 +45,10 @@ class PackedWeight(NamedTuple):
 
     @classmethod
     def of(cls, node: ir.Node) -> PackedWeight:
-        """What the attributes of a node say.
+        """Read the layout from the attributes of a node.
 
         Raises:
-            GradientError: An attribute is missing, or has a value that it cannot have.
+            GradientError: An attribute is missing or out of range.
         """
         found = {
             name: node.attributes[name].as_int() for name in ("K", "N", "bits", "block_size") if name in node.attributes
@@ -76,8 +76,8 @@ class PackedWeight(NamedTuple):
 
         Args:
             packed: The integers.
-            zeros: Zero points, as the node has them: packed, floating, or none for the middle of the integers.
-            dtype: Of the result.
+            zeros: Zero points as in the node: packed, floating, or none for the middle of the range.
+            dtype: Type of the result.
         """
         op, integers = packed.op, self._integers(packed, dtype)
         if zeros is None:
@@ -103,7 +103,7 @@ class PackedWeight(NamedTuple):
         return packed.op.cast(packed.op.reshape(unpacked(packed, self.bits), shape), dtype)
 
     def _zero_points(self, zeros: Value, dtype: ir.DataType) -> Value:
-        """[N, blocks], of packed or floating ones."""
+        """Zero points [N, blocks], from packed or floating ones."""
         op = zeros.op
         if zeros.dtype == ir.DataType.UINT8:
             listed = op.reshape(unpacked(zeros, self.bits), (self.outputs, -1))
@@ -111,7 +111,7 @@ class PackedWeight(NamedTuple):
         return op.cast(op.reshape(zeros, (self.outputs, self.blocks)), dtype)
 
     def _columns(self, blocks: Value) -> Value:
-        """[N, blocks, block] as [N, K]."""
+        """Reshape [N, blocks, block] to [N, K]."""
         op = blocks.op
         padded = op.reshape(blocks, (self.outputs, self.blocks * self.block))
         if self.blocks * self.block == self.inputs:
@@ -120,14 +120,14 @@ class PackedWeight(NamedTuple):
         return cut.with_shape((self.outputs, self.inputs))
 
     def by_block(self, w: Value) -> Value:
-        """[N, K] as [N, blocks, block], filled up with zeros."""
+        """Reshape [N, K] to [N, blocks, block], padded with zeros."""
         op, rest = w.op, self.blocks * self.block - self.inputs
         padded = op.Pad(w, op.ints(0, 0, 0, rest)) if rest else w
         return op.reshape(padded, (self.outputs, self.blocks, self.block))
 
 
 def unpacked(packed: Value, bits: int) -> Value:
-    """All integers in their order, each in a byte."""
+    """All integers in order, one per byte."""
     op, per_byte = packed.op, 8 // bits
     if per_byte == 1:
         return packed
@@ -138,7 +138,7 @@ def unpacked(packed: Value, bits: int) -> Value:
 
 @register_body("MatMulNBits", domain=MICROSOFT_DOMAIN)
 def matmul_nbits_body(node: Node) -> list[Value | None]:
-    """y = x wᵀ + bias; with ``g_idx`` the scale and the zero point of a column are those of the block that it names."""
+    """y = x wᵀ + bias; ``g_idx`` names the block of each column, whose scale and zero point apply."""
     size = PackedWeight.of(node.ir)
     w = size.weight(node.input_required(1), node.input_required(2), node.input(3), node.input(_GROUP_INDEX))
     y, bias = node.x @ node.op.Transpose(w, perm=[1, 0]), node.input(5)
@@ -182,7 +182,7 @@ def _table_sizes(node: Node, data: Value, bits: int) -> tuple[int, ...]:
 
 
 def _each(packed: Value, bits: int, sizes: tuple[int, ...]) -> Value:
-    """The integers of bytes, of which a row may not fill the last, as floating numbers."""
+    """Unpack integers to floats; a row may not fill its last byte."""
     op, per_byte = packed.op, 8 // bits
     integers = op.reshape(unpacked(packed, bits), (*sizes[:-1], -(-sizes[-1] // per_byte) * per_byte))
     return op.cast(op.Slice(integers, op.ints(0), op.ints(sizes[-1]), op.ints(-1)), ir.DataType.FLOAT)
@@ -229,11 +229,11 @@ def multiplied(operator: str, x: Value, size: PackedWeight, packed: Value, scale
 
     Args:
         operator: Which of the two.
-        x: The left factor [..., K] or [..., N].
-        size: How the weight is packed.
+        x: The left operand [..., K] or [..., N].
+        size: The layout of the weight.
         packed: Its integers.
         scales: Its scales.
-        zeros: Zero points, as the node has them: packed, floating, or none for the middle of the integers.
+        zeros: Zero points as in the node: packed, floating, or none for the middle of the range.
     """
     op, wide = x.op, _wide(x)
     by_block = (size.outputs, size.blocks)
@@ -275,21 +275,21 @@ def _has_kernel(node: ir.Node) -> bool:
 @register_fused(PRODUCT, has_kernel=_has_kernel)
 def matmul_nbits_product(node: Node) -> Sequence[Value]:
     """From x [..., K], integers, scales, packed_zeros? and zeros?: y [..., N] = x wᵀ."""
-    x, w = factors(node, node.x, _late_weight(node))
+    x, w = matmul_operands(node, node.x, _late_weight(node))
     return [x @ node.op.Transpose(w, perm=[1, 0])]
 
 
 @register_fused(GRADIENT, has_kernel=_has_kernel)
 def matmul_nbits_gradient(node: Node) -> Sequence[Value]:
     """From dy [..., N], integers, scales, packed_zeros? and zeros?: dx [..., K] = dy w."""
-    dy, w = factors(node, node.x, _late_weight(node))
+    dy, w = matmul_operands(node, node.x, _late_weight(node))
     return [dy @ w]
 
 
 def _late_weight(node: Node) -> Value:
-    """w [N, K] of one of this project's operators, made when what it multiplies is there."""
+    """w [N, K] of one of this project's operators, dequantized no earlier than x is computed."""
     op, x = node.op, node.x
-    # The runtime would compute a weight that follows from constants once, and keep it.
+    # Without the dependency on x, the runtime would fold the constants to a dequantized weight and keep it.
     never = op.cast(op.IsNaN(op.ReduceSum(x, keepdims=0)), ir.DataType.UINT8)
     late = op.BitwiseAnd(never, op.constant(0, np.uint8))
     packed = op.BitwiseOr(node.input_required(1), late).with_shape(node.input_required(1).shape)

@@ -63,11 +63,11 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("Elu", "LeakyRelu", "ThresholdedRelu"), ("alpha",)),
     "HardSigmoid": ("alpha", "beta"),
 }
-"""The attributes of activations that are fused into others, in the order in which their numbers are given."""
+"""Attributes of fused activations, in the order of their parameters."""
 
 
 def _activated(node: Node, x: Value, numbers: Sequence[float]) -> Value:
-    """The activation that a node names, with the numbers that it gives."""
+    """Apply the activation that a node names, with its parameters."""
     op, name = node.op, node.attribute("activation", "")
     if not name:
         return x
@@ -83,7 +83,7 @@ def _activated(node: Node, x: Value, numbers: Sequence[float]) -> Value:
 
 @register_gradient("Gelu", "BiasGelu", "FastGelu", domain=DOMAIN, broadcasts=True)
 def gelu_gradients(node: Node, dy: Value) -> Gradients:
-    """y = gelu(x + b): dx = db = dy gelu'(x + b); b, which Gelu lacks, gets the sum of it in its shape."""
+    """y = gelu(x + b): dx = dy gelu'(x + b), db = the same, summed to its shape; Gelu has no b."""
     bias = node.input(1)
     x = node.x if bias is None else node.x + bias
     approximate = "tanh" if node.operator == "FastGelu" else "none"
@@ -92,7 +92,7 @@ def gelu_gradients(node: Node, dy: Value) -> Gradients:
 
 
 def _is_single(node: ir.Node) -> bool:
-    """Whether it is in single precision, the only one that ONNX Runtime has these operators for."""
+    """Return whether a node computes in float32: ONNX Runtime has these operators for no other type."""
     return node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT
 
 
@@ -152,12 +152,12 @@ def skip_layer_normalization(node: Node) -> list[Value | None]:
 
 
 _RMS = "SimplifiedLayerNormalization"
-"""What ONNX Runtime calls RMSNormalization; it has a kernel of it in ONNX's domain."""
+"""ONNX Runtime's name of RMSNormalization; it has a kernel for it in ONNX's domain."""
 
 
 @register_gradient(_RMS)
 def simplified_layer_normalization_rule(node: Node, dy: Value, *others: Value | None) -> Gradients:
-    """y = gamma x r, r = 1 / sqrt(mean(x²) + epsilon): as of RMSNormalization; of r: dx = -dr r³ x / n."""
+    """y = gamma x r, r = 1 / sqrt(mean(x²) + epsilon): dx as of RMSNormalization; dr adds -dr r³ x / n."""
     op, x, gamma, axis = node.op, node.x, node.input_required(1), node.attribute("axis", -1)
     axis = axis if axis < 0 else axis - node.rank()
     settings = {"axis": axis, "epsilon": node.attribute("epsilon", 1e-5)}
@@ -171,7 +171,7 @@ def simplified_layer_normalization_rule(node: Node, dy: Value, *others: Value | 
 @register_fused(_RMS, domain="")
 @register_body(_RMS, domain=DOMAIN)
 def simplified_layer_normalization(node: Node) -> list[Value | None]:
-    """y = gamma x / sqrt(mean(x²) + epsilon) over the axes from one on."""
+    """y = gamma x / sqrt(mean(x²) + epsilon) over the axes from ``axis`` on."""
     axis = node.attribute("axis", -1)
     y, deviation = _rms_normalized(node, node.x, node.input_required(1), axis, node.attribute("epsilon", 1e-5))
     return [y, deviation]

@@ -18,10 +18,10 @@ from onnxtrain.ir import Value
 
 
 class _Heads(NamedTuple):
-    """Query [b, heads, s, n], keys [b, heads, t, n] and values [b, heads, t, m], those of the past first.
+    """Query [b, heads, s, n], keys [b, heads, t, n] and values [b, heads, t, m], the cached ones first.
 
     Attributes:
-        past: How many keys are of the past: a one-element tensor; ``None`` where none are.
+        past: Number of cached keys, a one-element tensor; ``None`` without a KV cache.
         square: Whether there are as many new keys as queries.
     """
 
@@ -34,7 +34,7 @@ class _Heads(NamedTuple):
 
 @register_body("Attention", domain=DOMAIN)
 def attention(node: Node) -> list[Value | None]:
-    """y = softmax(Q Kᵀ scale + mask) V per head, with [Q K V] = X W + b; K and V follow those of the past.
+    """y = softmax(Q Kᵀ scale + mask) V per head, with [Q K V] = X W + b; K and V follow the KV cache.
 
     Raises:
         GradientError: The node embeds positions by rotation, or shares one buffer between past and present.
@@ -64,7 +64,7 @@ def attention(node: Node) -> list[Value | None]:
 
 @register_body("MultiHeadAttention", domain=DOMAIN)
 def multi_head_attention(node: Node) -> list[Value | None]:
-    """y = softmax(Q Kᵀ scale + mask) V per head; K and V follow those of the past.
+    """y = softmax(Q Kᵀ scale + mask) V per head; K and V follow the KV cache.
 
     Query, key and value are [b, s, heads n], or packed in one [b, s, heads, 3, n], or key and value in one
     [b, s, heads, 2, n]; key and value may also be in heads already, [b, heads, s, n].
@@ -95,7 +95,7 @@ def multi_head_attention(node: Node) -> list[Value | None]:
 
 
 def _unpacked(node: Node) -> tuple[Value, Value, Value]:
-    """Query, key and value as tensors of their own."""
+    """Unpack query, key and value."""
     op, k, v = node.op, node.input(1), node.input(2)
     if k is None:
         q, k, v = (
@@ -148,7 +148,7 @@ def _attend(node: Node, parts: _Heads, mask: Value | None, bias: Value | None) -
 
 
 def _earlier(parts: _Heads, scores: Value) -> Value:
-    """Which keys [1, 1, s, t] are not later than a query.
+    """True for keys [1, 1, s, t] that are not later than a query.
 
     Where new keys and queries are not equal in number, ONNX Runtime lets the last query see all keys.
     """
@@ -163,10 +163,10 @@ def _earlier(parts: _Heads, scores: Value) -> Value:
 
 
 def _visible(node: Node, mask: Value, parts: _Heads) -> Value:
-    """Whether a key takes part, for scores [b, heads, s, t].
+    """True for keys that are not masked, for scores [b, heads, s, t].
 
-    It is said by a mask [b, t], [b, s, t] or [b, 1, longest, longest], whose rows are those of all queries so far,
-    or by where sequences end: lengths [b], ends and begins [2 b], or lengths and sums of lengths [3 b + 2].
+    The mask is [b, t], [b, s, t] or [b, 1, longest, longest], with a row for every query so far, or holds the ends of
+    sequences: lengths [b], ends and begins [2 b], or lengths and sums of lengths [3 b + 2].
     """
     op, rank = node.op, node.rank(mask)
     zero = op.scalar(0, mask)
@@ -183,21 +183,21 @@ def _visible(node: Node, mask: Value, parts: _Heads) -> Value:
 
 
 def _between(node: Node, mask: Value, parts: _Heads) -> Value:
-    """Whether the place of a key is before the end of its sequence, and not before its begin where that is given."""
+    """True for keys before the end of their sequence, and not before its begin if that is given."""
     op, integer = node.op, ir.DataType.INT64
-    places = op.Range(
+    positions = op.Range(
         op.constant(0, np.int64), op.Reshape(op.dimension(parts.keys, 2), op.ints()), op.constant(1, np.int64)
     )
     batch, size = op.dimension(node.x, 0), op.dimension(mask, 0)
     single = mask.shape is not None and node.x.shape is not None and _same(mask.shape[0], node.x.shape[0])
     ends = mask if single else op.Slice(mask, op.ints(0), batch, op.ints(0))
-    before = op.Less(places, op.Unsqueeze(op.cast(ends, integer), op.ints(1, 2, 3)))
+    before = op.Less(positions, op.Unsqueeze(op.cast(ends, integer), op.ints(1, 2, 3)))
     if single:
         return before
     begins = op.Slice(op.Concat(mask, mask, axis=0), batch, op.Add(batch, batch), op.ints(0))
     given = op.Equal(size, op.Add(batch, batch))
     starts = op.Where(given, op.cast(begins, integer), op.constant(0, np.int64))
-    return op.And(before, op.GreaterOrEqual(places, op.Unsqueeze(starts, op.ints(1, 2, 3))))
+    return op.And(before, op.GreaterOrEqual(positions, op.Unsqueeze(starts, op.ints(1, 2, 3))))
 
 
 @register_gradient("RotaryEmbedding", domain=DOMAIN)
@@ -220,13 +220,13 @@ def rotary_embedding_rule(node: Node, dy: Value) -> Gradients:
 
 
 def _is_float(node: ir.Node) -> bool:
-    """Whether it is in single precision, the only one that ONNX Runtime has it for on the processor."""
+    """Return whether a node computes in float32, the only type of ONNX Runtime's CPU kernel."""
     return node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT
 
 
 @register_fused("RotaryEmbedding", domain=DOMAIN, has_kernel=_is_float)
 def rotary_embedding(node: Node) -> list[Value | None]:
-    """y = pairs of x, turned by the angles of their positions; x is [b, s, heads n] or [b, heads, s, n].
+    """y = pairs of x, rotated by the angles of their positions; x is [b, s, heads n] or [b, heads, s, n].
 
     Raises:
         GradientError: Several sequences of different lengths are packed in one.
@@ -235,12 +235,12 @@ def rotary_embedding(node: Node) -> list[Value | None]:
     refuse(node, bool(node.attribute("is_packed_batching", 0)), "a packed batch")
     caches = node.input_required(2), node.input_required(3)
     interleaved = bool(node.attribute("interleaved", 0))
-    y = turned_at(_divided(node, x), _every_position(node), caches, 1 if divided else 2, interleaved)
+    y = rotated_at(_divided(node, x), _every_position(node), caches, 1 if divided else 2, interleaved)
     return [(y if divided else op.Reshape(y, op.Shape(x))).with_shape(x.shape)]
 
 
 def _every_position(node: Node) -> Value:
-    """Which rows of the caches a rotary embedding takes, [b, s], or [1, s] where only the first is given."""
+    """The rows of the caches that a rotary embedding reads, [b, s], or [1, s] where only the first is given."""
     op, positions = node.op, node.input_required(1)
     if node.rank(positions) > 1:
         return positions
@@ -250,7 +250,7 @@ def _every_position(node: Node) -> Value:
 
 
 def _divided(node: Node, value: Value) -> Value:
-    """A value of the shape of a rotary embedding's x, with an axis of the heads."""
+    """Give a value in the shape of a rotary embedding's x an axis of the heads."""
     if node.rank() == 4:
         return value
     op, heads = node.op, int(node.attribute("num_heads", 0))
@@ -259,27 +259,27 @@ def _divided(node: Node, value: Value) -> Value:
     return op.Reshape(value, op.Concat(op.ints(0, 0, heads or -1), size, axis=0))
 
 
-def turned_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: int, interleaved: bool) -> Value:
-    """x of four axes with the pairs of its last one turned by the angles of positions, as far as these go.
+def rotated_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: int, interleaved: bool) -> Value:
+    """Rotate the pairs of the last of four axes of x by the angles of positions, as far as the caches reach.
 
     Args:
-        x: Vectors; ``heads`` is the axis of the heads, 1 or 2, and the other of these that of the positions.
+        x: Vectors, with the heads along axis 1 or 2 and the positions along the other one.
         positions: [b or 1, s].
-        caches: Cosines and sines, [positions, half of what is turned].
-        heads: The axis.
-        interleaved: Whether pairs are neighbours, not of both halves.
+        caches: Cosines and sines, [positions, half of the rotated width].
+        heads: The axis of the heads.
+        interleaved: Whether the elements of a pair are neighbours, not in opposite halves.
     """
     op, width = x.op, x.op.dimension(caches[0], 1)
     cosines, sines = (op.Unsqueeze(op.Gather(cache, positions), op.ints(heads)) for cache in caches)
     half, size = (None if value.shape is None else value.shape[-1] for value in (caches[0], x))
     if isinstance(half, int) and size == 2 * half:
-        return _turned(x, cosines, sines, interleaved)
+        return _rotated(x, cosines, sines, interleaved)
     turned = op.Slice(x, op.ints(0), op.Add(width, width), op.ints(-1))
     rest = op.Slice(x, op.Add(width, width), op.ints(2**31), op.ints(-1))
-    return op.Concat(_turned(turned, cosines, sines, interleaved), rest, axis=-1)
+    return op.Concat(_rotated(turned, cosines, sines, interleaved), rest, axis=-1)
 
 
-def _turned(x: Value, cosines: Value, sines: Value, interleaved: bool) -> Value:
+def _rotated(x: Value, cosines: Value, sines: Value, interleaved: bool) -> Value:
     """(a cos - b sin, a sin + b cos) of pairs (a, b): neighbours, or the halves of the last axis."""
     op = x.op
     if not interleaved:
@@ -294,7 +294,7 @@ def _turned(x: Value, cosines: Value, sines: Value, interleaved: bool) -> Value:
 
 
 def refuse(node: Node, condition: bool, what: str) -> None:
-    """Say what the body of an operator does not cover, where the condition holds."""
+    """Raise an error for a feature that the body of an operator does not cover, where the condition holds."""
     if condition:
         raise GradientError(
             f"{describe(node.ir)}: it has {what}, which its body in standard operators does not cover; export the "

@@ -1,13 +1,16 @@
-"""Operators through which no gradient flows, each with the reason."""
+"""Operators through which no gradient flows, each with the reason; StopGradient."""
 
 from __future__ import annotations
 
+from onnxtrain.autodiff.fused import emit, register_fused
+from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import no_gradient, only_straight_through
-from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN
 
 STEPS = ("Ceil", "Floor", "Round", "Sign", "QuantizeLinear")
-"""Operators that round: their derivative is zero; :mod:`onnxtrain.autodiff.rules.straight_through` has what stands
-in for it where one trains through them."""
+"""Operators that round: their derivative is zero; :mod:`onnxtrain.autodiff.rules.straight_through` has the
+rules that replace it where one trains through them."""
 
 no_gradient(*STEPS, reason="the output is constant between steps: the derivative is zero wherever it exists")
 no_gradient("Hardmax", reason="the output is constant between jumps: the derivative is zero wherever it exists")
@@ -29,7 +32,7 @@ no_gradient(
 )
 no_gradient(
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-    reason="the output is drawn at random, whatever the values of the input",
+    reason="the output is sampled at random, independent of the input's values",
 )
 no_gradient(
     *("Bernoulli", "Multinomial"),
@@ -65,3 +68,19 @@ no_gradient(
     *("Constant", "ImageDecoder", "OptionalHasElement", "SequenceEmpty", "SequenceLength"),
     reason="no floating tensor goes in",
 )
+
+
+_STOP = "StopGradient"
+
+no_gradient(_STOP, domain=ONNXTRAIN_DOMAIN, reason="it is there so that none goes through")
+
+
+@register_fused(_STOP, has_kernel=None)
+def stop_gradient(node: Node) -> list[Value | None]:
+    """y = x."""
+    return [node.op.Identity(node.x).with_shape(node.x.shape)]
+
+
+def stopped(op: Builder, x: Value) -> Value:
+    """The value as a constant to the gradient."""
+    return emit(op, _STOP, x, like=[x])[0]

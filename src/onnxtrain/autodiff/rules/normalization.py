@@ -19,10 +19,10 @@ from onnxtrain.ir.value import HALVES, dimensions
 
 @register_gradient("BatchNormalization")
 def batch_normalization(node: Node, dy: Value, *_running: Value | None) -> Gradients:
-    """y = scale x̂ + b: dscale = Σ dy x̂, db = Σ dy per channel; dx = scale r dy with statistics that are given.
+    """y = scale x̂ + b: dscale = Σ dy x̂, db = Σ dy per channel; dx = scale r dy with given statistics.
 
-    With training_mode the statistics are the batch's own and dx is that above; the running statistics, which
-    are then outputs, carry no gradient.
+    With training_mode the statistics are the batch's own and dx is the formula above; the running statistics, then
+    outputs, carry no gradient.
     """
     op, x, scale = node.op, node.x, node.input_required(1)
     epsilon = node.attribute("epsilon", 1e-5)
@@ -40,13 +40,13 @@ def batch_normalization(node: Node, dy: Value, *_running: Value | None) -> Gradi
 
 
 def _one_type(node: ir.Node) -> bool:
-    """Whether all inputs have one type, which kernels need."""
+    """Return whether all inputs have one type, which kernels need."""
     return len({value.dtype for value in node.inputs if value is not None}) == 1
 
 
 @register_fused("BatchNormalizationGradient", has_kernel=_one_type)
 def batch_normalization_gradient(node: Node) -> Sequence[Value]:
-    """From dy, x, scale, and mean and variance where they are not the batch's own: dx, dscale, db."""
+    """From dy, x, scale, and optionally mean and variance (else the batch's own): dx, dscale, db."""
     op, scale, mean, variance = node.op, node.input_required(2), node.input(3), node.input(4)
     dy, given = node.x, node.input_required(1)
     x = given
@@ -70,17 +70,17 @@ def batch_normalization_gradient(node: Node) -> Sequence[Value]:
 
 
 def _flat_images(x: Value) -> Value:
-    """[batch, channels, pixels], whatever the rank."""
+    """Reshape to [batch, channels, pixels], from any rank."""
     return x.op.Reshape(x, x.op.ints(0, 0, -1)).with_shape((None, None, None))
 
 
 def _image_like(dx: Value, x: Value) -> Value:
-    """In the shape of x, from which it differs where :func:`_flat_images` had to be used."""
+    """Undo :func:`_flat_images` where x has an unknown rank."""
     return dx.op.reshape_like(dx, x) if x.rank is None else dx
 
 
 def _column(op: Builder, per_channel: Value, rank: int) -> Value:
-    """[channels] as [channels, 1, ...], so that it broadcasts over an image."""
+    """Reshape [channels] to [channels, 1, ...], which broadcasts over an image."""
     return op.Unsqueeze(per_channel, op.ints(*range(1, rank - 1))) if rank > 2 else per_channel
 
 
@@ -91,7 +91,7 @@ def _inverse_root(value: Value) -> Value:
 def _per_channel(
     op: Builder, x: Value, dy: Value, scale: Value, axes: Sequence[int], epsilon: float
 ) -> tuple[Value, Value, Value]:
-    """dx, Σ dy x̂ and Σ dy over the axes that the statistics are of; scale is constant along them."""
+    """dx, Σ dy x̂ and Σ dy over the axes of the statistics, along which scale is constant."""
     assert x.rank is not None
     over, count = op.ints(*axes), op.count(x, axes)
     centred = x - op.ReduceMean(x, over, keepdims=1)
@@ -155,12 +155,12 @@ def layer_normalization(node: Node, dy: Value, dmean: Value | None = None, dinve
 
 
 def _sum_to(value: Value, like: Value) -> Value:
-    """Summed over the axes along which ``like`` was broadcast, and in its type."""
+    """Sum over the axes along which ``like`` was broadcast, and cast to its type."""
     return value.op.cast(value.op.reduce_to(value, like), like.dtype)
 
 
 def _scales_each_element(node: ir.Node) -> bool:
-    """Whether the scale has exactly the shape of what is normalized, which kernels need, and all have one type."""
+    """Return whether the scale has exactly the normalized shape, and all have one type, as kernels need."""
     x, scale = node.inputs[1], node.inputs[2]
     if not _one_type(node) or x is None or scale is None or x.shape is None or scale.shape is None:
         return False
@@ -182,7 +182,7 @@ def layer_normalization_gradient(node: Node) -> Sequence[Value]:
 
 
 def _wide(value: Value) -> Value:
-    """Half precision is computed with in single precision, as the operators themselves do."""
+    """Cast half precision to float32, in which the operators themselves compute."""
     return value.op.cast(value, ir.DataType.FLOAT) if value.dtype in HALVES else value
 
 
@@ -193,7 +193,7 @@ def _normalized_axes(node: Node) -> range:
 
 
 def _over_count(op: Builder, statistic_gradient: Value, x: Value) -> Value:
-    """Divided by the number of elements that the statistic is of."""
+    """Divide by the number of elements that the statistic averages."""
     dtype = statistic_gradient.dtype
     return statistic_gradient * (op.cast(op.Size(statistic_gradient), dtype) / op.cast(op.Size(x), dtype))
 
@@ -248,7 +248,7 @@ def group_normalization(node: Node, dy: Value) -> Gradients:
     op, scale, groups = node.op, node.input_required(1), node.attribute("num_groups")
     by_group, by_channel, last = op.ints(0, groups, -1), op.ints(0, 0, -1), op.ints(2)
     x, dy = op.Reshape(_wide(node.x), by_group), _wide(dy)
-    # What shares one scale: [batch, groups or channels, elements].
+    # Elements that share one scale: [batch, groups or channels, elements].
     dy = op.Reshape(dy, by_group if op.opset < 21 else by_channel)
     centred = x - op.ReduceMean(x, last, keepdims=1)
     inverse = _inverse_root(op.ReduceMean(centred * centred, last, keepdims=1) + node.attribute("epsilon", 1e-5))
@@ -289,7 +289,7 @@ def lp_normalization(node: Node, dy: Value) -> Gradients:
 def local_response_normalization(node: Node, dy: Value) -> Gradients:
     """y = x s^-β, s = bias + α mean of x² over near channels: dx = dy s^-β - 2 α β x mean(dy y / s).
 
-    The second mean is over the channels that have x among their near ones.
+    The second mean is over the channels whose windows contain x.
     """
     op, x = node.op, node.x
     alpha: float = node.attribute("alpha", 1e-4)
@@ -302,7 +302,7 @@ def local_response_normalization(node: Node, dy: Value) -> Gradients:
 
 
 def _channel_means(op: Builder, value: Value, size: int, before: int, after: int) -> Value:
-    """Means over windows of channels, zeros beyond the first and the last."""
+    """Means over windows of channels, with zeros beyond the first and the last."""
     flat = op.Unsqueeze(op.Reshape(value, op.ints(0, 0, -1)), op.ints(1))
     means = op.AveragePool(flat, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1)
     return op.reshape_like(means, value)

@@ -1,6 +1,6 @@
-"""What rules of moving operators share: sizes of which a part is known, and the adjoints of taking.
+"""Helpers of rules that move elements: partly known sizes, and the adjoints of slicing and gathering.
 
-Taking rows out of a tensor is undone by adding them back where they came from.
+The adjoint of taking rows out of a tensor adds them back at their positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST = np.iinfo(np.int64).min
 """An end of a slice with a negative step that means "down to the first"."""
 
 _SMALL_TABLE = 128
-"""Rows up to which a one-hot product is faster than ScatterElements (measured on ONNX Runtime's CPU)."""
+"""Rows up to which a matmul with one-hot rows is faster than ScatterElements (measured on ONNX Runtime's CPU)."""
 
 
 def size_of(value: Value, axis: int) -> Size:
@@ -83,7 +83,7 @@ def product(sizes: Sequence[Size]) -> Size:
 
 
 def product_between(value: Value, start: int, end: int | None) -> Size:
-    """The number of elements over the axes start to end; the rank need not be known."""
+    """The number of elements over the axes start to end, for any rank."""
     op = value.op
     if start == 0 and end == 0:
         return 1
@@ -93,7 +93,7 @@ def product_between(value: Value, start: int, end: int | None) -> Size:
 
 
 def bounded(op: Builder, size: Size, low: Size | None = None, high: Size | None = None) -> Size:
-    """A size brought into [low, high]."""
+    """Clamp a size to [low, high]."""
     if low is not None:
         if isinstance(size, int) and isinstance(low, int):
             size = max(size, low)
@@ -108,7 +108,7 @@ def bounded(op: Builder, size: Size, low: Size | None = None, high: Size | None 
 
 
 def joined(op: Builder, sizes: Sequence[Size]) -> Value:
-    """Sizes as one int64 vector: a constant where all are numbers."""
+    """Join sizes to one int64 vector: a constant where all are numbers."""
     parts: list[Value] = []
     numbers: list[int] = []
     for size in sizes:
@@ -125,7 +125,7 @@ def joined(op: Builder, sizes: Sequence[Size]) -> Value:
 
 
 def shaped(value: Value, sizes: Sequence[Size]) -> Value:
-    """Reshape to sizes of which any number may be known."""
+    """Reshape to sizes, some of which may be known only in the graph."""
     op = value.op
     known = tuple(size if isinstance(size, int) else None for size in sizes)
     if value.shape == known and None not in known:
@@ -134,14 +134,14 @@ def shaped(value: Value, sizes: Sequence[Size]) -> Value:
 
 
 def zeros(op: Builder, sizes: Sequence[Size], dtype: ir.DataType) -> Value:
-    """Zeros of a type and of sizes of which any number may be known."""
+    """Zeros of a type and of sizes, some of which may be known only in the graph."""
     fill = ir.tensor(np.zeros(1, dtype=dtype.numpy()))
     known = tuple(size if isinstance(size, int) else None for size in sizes)
     return op.ConstantOfShape(joined(op, sizes), value=fill).with_shape(known)
 
 
-def place(block: Value, axes: Sequence[int], begins: Sequence[Size], sizes: Sequence[Size]) -> Value:
-    """Put a block into zeros: along each of ``axes`` it begins at ``begins`` and the result has ``sizes``."""
+def pad_to(block: Value, axes: Sequence[int], begins: Sequence[Size], sizes: Sequence[Size]) -> Value:
+    """Pad a block with zeros: along each of ``axes`` it begins at ``begins`` and the result has ``sizes``."""
     op = block.op
     shifts: list[tuple[int, Size, Size]] = []
     for axis, begin, size in zip(axes, begins, sizes, strict=True):
@@ -158,12 +158,12 @@ def scatter_rows(rows: Value, indices: Value, count: Size) -> Value:
     """Add rows into a table of zeros: table[:, indices[m], :] += rows[:, m, :].
 
     ScatterND with reduction would be shorter, but ONNX Runtime adds repeated indices from several threads at
-    once and loses some of them (workarounds: races of ScatterND). A product with the one-hot matrix is faster for
-    small tables.
+    once and loses some of them (workarounds: races of ScatterND). For small tables a matmul with the one-hot matrix is
+    faster.
 
     Args:
         rows: The rows to add [p, m, q].
-        indices: Their places, of either sign [m].
+        indices: Their row numbers, of either sign [m].
         count: Number of rows of the table.
     """
     op = rows.op

@@ -9,17 +9,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, register_fused
-from onnxtrain.autodiff.kernel_limits import windows_fit
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
-from onnxtrain.autodiff.windows import Windows, spatial_sizes, windows_of
+from onnxtrain.autodiff.windows import Windows, spatial_sizes, windows_fit, windows_of
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.limits import check_table, fits
 
 
 @register_gradient("MaxPool")
 def max_pool(node: Node, dy: Value, _indices: None = None) -> Gradients:
-    """y = max over windows: dx = dy where the first maximum of its window stands, summed over windows."""
+    """y = max over windows: dx = dy where the first maximum of its window is, summed over windows."""
     if node.has_output(1) and not node.attribute("storage_order", 0):
         return _put_at_maxima(node.op, windows_of(node), dy, node.outputs[1])
     attributes = {name: node.attribute(name) for name in node.ir.attributes if name != "storage_order"}
@@ -45,7 +44,7 @@ def _has_kernel(node: ir.Node) -> bool:
 # Comparing every position of the windows with the maximum instead takes 1.1 and 22.
 @register_fused("MaxPoolGradient", has_kernel=_has_kernel)
 def max_pool_gradient(node: Node) -> Sequence[Value]:
-    """From dy and x, with MaxPool's attributes: dx = dy where the first maximum of its window stands."""
+    """From dy and x, with MaxPool's attributes: dx = dy where the first maximum of its window is."""
     op, dy, x = node.op, node.x, node.input_required(1)
     windows = windows_of(node, x=x)
     attributes = {name: node.attribute(name) for name in node.ir.attributes}
@@ -61,7 +60,7 @@ def _put_at_maxima(op: Builder, windows: Windows, dy: Value, indices: Value) -> 
 
 
 def _undone_by_unpooling(windows: Windows, x: Value, dy: Value) -> bool:
-    """Whether no two windows overlap and the output size that MaxUnpool computes is that of x."""
+    """Return whether no two windows overlap and MaxUnpool computes the size of x."""
     sizes, counts, pads = spatial_sizes(x), spatial_sizes(dy), windows.pads
     if sizes is None or counts is None or pads is None:
         return False
@@ -84,8 +83,8 @@ def _scatter(op: Builder, dy: Value, indices: Value, x: Value) -> Value:
 def max_unpool(node: Node, dy: Value) -> Gradients:
     """y[i[p]] = x[p]: dx[p] = dy[i[p]].
 
-    Indices count in the output itself, as ONNX Runtime and PyTorch do it. (By ONNX's text they count in the
-    size that kernel and strides imply, even where output_shape gives another one.)
+    Indices refer to the output itself, as in ONNX Runtime and PyTorch. (In ONNX's text they refer to the size that
+    kernel and strides imply, even where output_shape gives another one.)
     """
     op, indices = node.op, node.input_required(1)
     return op.Gather(op.Reshape(dy, op.ints(-1)), indices).with_shape(node.x.shape)
@@ -123,7 +122,7 @@ def _spread(windows: Windows, dy: Value, weight: float) -> Value:
 
 
 def _counts(windows: Windows, dy: Value, include_padding: bool) -> Value:
-    """How many elements of each window count, [1, 1, windows...]."""
+    """The number of elements of each window that count, [1, 1, windows...]."""
     op, sizes, counts, pads = windows.op, spatial_sizes(windows.x), spatial_sizes(dy), windows.pads
     assert windows.kernel is not None
     if sizes is None or counts is None or pads is None:
@@ -215,7 +214,7 @@ def global_average_pool(node: Node, dy: Value) -> Gradients:
 
 @register_gradient("GlobalMaxPool")
 def global_max_pool(node: Node, dy: Value) -> Gradients:
-    """y = max over an image: dx = dy where the first maximum stands."""
+    """y = max over an image: dx = dy where the first maximum is."""
     op, x = node.op, node.x
     flat = op.Reshape(x, op.ints(0, 0, -1))
     first = op.ArgMax(flat, axis=2, keepdims=1)

@@ -17,7 +17,7 @@ def dequantize(node: Node, dy: Value) -> Gradients:
     attributes = {
         name: node.attribute(name) for name in ("axis", "block_size", "output_dtype") if name in node.ir.attributes
     }
-    # With a scale of one the operator itself gives x - zero_point, in whatever way the scale is laid out.
+    # With a scale of one the operator itself gives x - zero_point, for every layout of the scale.
     steps = op.DequantizeLinear(node.x, op.ones_like(scale), node.input(2), **attributes)
     steps.ir.dtype = dy.dtype
     products = op.cast(dy * steps.with_shape(node.y.shape), scale.dtype)
@@ -37,7 +37,7 @@ def along_input(node: Node, value: Value) -> Value:
 
 
 def _block_of_each(node: Node, axis: int, block: int) -> Value:
-    """For every index along the axis the block that it lies in."""
+    """The block of every index along the axis."""
     op, shape = node.op, node.x.shape
     size = None if shape is None else shape[axis]
     if isinstance(size, int) and fits(size):

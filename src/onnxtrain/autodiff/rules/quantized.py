@@ -1,6 +1,6 @@
-"""Operators that compute with quantized tensors, written as what they quantize: floating operators in between.
+"""Bodies of operators on quantized tensors: dequantize, compute in floats, quantize.
 
-A gradient goes through these bodies where it is asked to pass straight through; elsewhere the nodes stay as they are.
+A gradient goes through them with the straight-through option; without it the nodes stay unchanged.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ straight_through("QuantizeLinear", domain=MICROSOFT_DOMAIN)(straight.quantize)
 straight_through("DequantizeLinear", domain=MICROSOFT_DOMAIN)(straight.dequantize)
 
 
-def _dequantized(node: Node, place: int, axis: int = 0) -> Value:
-    """The input at a place, followed by scale and zero point: one, or one for each index of an axis."""
-    value, scale = node.input_required(place), node.input_required(place + 1)
+def _dequantized(node: Node, index: int, axis: int = 0) -> Value:
+    """Dequantize the input at an index, which scale and zero point follow: one, or one per index of an axis."""
+    value, scale = node.input_required(index), node.input_required(index + 1)
     many = scale.rank == 1 and scale.shape != (1,)
     number = axis if axis >= 0 or not many else axis + node.rank(value)
-    made = node.op.DequantizeLinear(value, scale, node.input(place + 2), axis=number if many else None)
+    made = node.op.DequantizeLinear(value, scale, node.input(index + 2), axis=number if many else None)
     return made.with_shape(value.shape)
 
 
-def _quantized(node: Node, y: Value, place: int) -> Value:
-    """A result by the scale and the zero point at a place; without one it has the type of what came in."""
-    scale, zero = node.input_required(place), node.input(place + 1)
+def _quantized(node: Node, y: Value, index: int) -> Value:
+    """Quantize with the scale at an index and the zero point after it; without one, to the type of the first input."""
+    scale, zero = node.input_required(index), node.input(index + 1)
     if zero is None:
         zero = node.op.constant(0, node.x.dtype)
     result = node.op.QuantizeLinear(y, scale, zero)
@@ -77,7 +77,7 @@ _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 @register_body("QLinearConv", domain="")
 def convolution(node: Node) -> list[Value | None]:
-    """y = x * w + b, quantized: filters may have scales of their own; b is in units of the product of scales."""
+    """y = x * w + b, quantized: filters may have scales of their own; b is in units of both scales' product."""
     op, bias = node.op, node.input(8)
     scale, of_weight = node.input_required(1), node.input_required(4)
     if bias is not None:
@@ -108,7 +108,7 @@ _register_unary("QLinearSoftmax", lambda node, x: node.op.Softmax(x, axis=node.a
 
 
 def _channels(node: Node, x: Value, function: Callable[[Value], Value]) -> Value:
-    """A function of images with channels first, of images that may have them last."""
+    """Apply a function of images with channels first to images that may have them last."""
     if not node.attribute("channels_last", 0):
         return function(x)
     rank = node.rank(x)
@@ -126,8 +126,8 @@ _register_unary("QLinearGlobalAveragePool", lambda node, x: _channels(node, x, n
 
 @register_body("QLinearConcat", domain=MICROSOFT_DOMAIN)
 def concatenation(node: Node) -> list[Value | None]:
-    """y = the inputs side by side, quantized anew; output scale and zero point come first."""
-    parts = [_dequantized(node, place) for place in range(2, len(node.inputs), 3)]
+    """y = the inputs side by side, quantized again; output scale and zero point come first."""
+    parts = [_dequantized(node, index) for index in range(2, len(node.inputs), 3)]
     y = node.op.Concat(*parts, axis=node.attribute("axis"))
     zero = node.input_required(1)
     result = node.op.QuantizeLinear(y, node.x, zero)
@@ -137,7 +137,7 @@ def concatenation(node: Node) -> list[Value | None]:
 
 @register_body("QLinearWhere", domain=MICROSOFT_DOMAIN)
 def choice(node: Node) -> list[Value | None]:
-    """y = x where a condition holds, else y, quantized anew."""
+    """y = x where a condition holds, else y, quantized again."""
     chosen = node.op.Where(node.x, _dequantized(node, 1), _dequantized(node, 4))
     result = node.op.QuantizeLinear(chosen, node.input_required(7), node.input(8))
     result.ir.dtype = node.input_required(1).dtype
@@ -166,7 +166,7 @@ def matmul_to_float(node: Node) -> list[Value | None]:
 
 @register_body("DynamicQuantizeMatMul", domain=MICROSOFT_DOMAIN)
 def dynamic_matmul(node: Node) -> list[Value | None]:
-    """y = (a - za) (b - zb) sa sb + bias, with a quantized by its own ends."""
+    """y = (a - za) (b - zb) sa sb + bias, with a quantized by its own range."""
     a, scale, zero = _quantized_dynamically(node)
     scales = scale * node.input_required(2)
     return [_scaled(node, a, zero, node.input_required(1), node.input(3), scales, node.input(4))]

@@ -1,10 +1,9 @@
-"""What LSTM, GRU and RNN share: directions, lengths, activations and the Scan that goes back in time.
+"""Gradients of recurrent operators: directions, lengths, the backward Scan that LSTM, GRU and RNN share; RNN.
 
-All steps' gates are computed at once: the hidden states before every step are known from Y, so the products
-with the weights are two large ones. Only the gradient of the state has to go from step to step; a Scan over
-the steps in reverse order does that with one product per step, and the gradients of the weights are large
-products again. In the body of that Scan the element-wise part of a step is differentiated by the rules of
-its operators, whatever the activations are.
+The gates of all steps are computed at once: Y gives the hidden states before every step, so two large matmuls apply the
+weights. Only the gradient of the state goes from step to step, in a Scan over the steps in reverse order with one
+matmul per step; the gradients of the weights are large matmuls again. In the body of that Scan the rules of its
+operators differentiate the element-wise part of a step, for any activations.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class Sequences:
         self.hidden = size
 
     def input(self, direction: int) -> Value:
-        """X [t, b, i] in the time of a direction."""
+        """X [t, b, i] in the time order of a direction."""
         value = self.node.x
         if self.batch_first:
             value = self.op.Transpose(value, perm=[1, 0, 2])
@@ -135,14 +134,14 @@ class Sequences:
         return part.with_shape((None, self.hidden))
 
     def before(self, values: Value, initial: Value) -> Value:
-        """What was there before every step: the initial state, then all values but the last."""
+        """The states before every step: the initial state, then all values but the last."""
         op = self.op
         earlier = op.Slice(values, op.ints(0), op.ints(-1), op.ints(0))
         first = op.Unsqueeze(initial, op.ints(0))
         return op.Concat(first, earlier, axis=0).with_shape(values.shape)
 
     def mask(self, steps: Value) -> Value | None:
-        """Which steps [t, b, 1] are within the lengths; ``None`` where all are."""
+        """True for steps [t, b, 1] within the lengths; ``None`` where all are."""
         if self.lengths is None:
             return None
         op = self.op
@@ -152,13 +151,13 @@ class Sequences:
         return op.Less(op.Unsqueeze(time, op.ints(1, 2)), lengths)
 
     def together(self, parts: Sequence[Value], axis: int = 0) -> Value:
-        """The directions' parts as one tensor with an axis for the direction."""
+        """Join the parts of the directions along a new axis."""
         op = self.op
         wide = [op.Unsqueeze(part, op.ints(axis)) for part in parts]
         return wide[0] if len(wide) == 1 else op.Concat(*wide, axis=axis)
 
     def total_input(self, parts: Sequence[Value]) -> Value:
-        """The gradient of X from those of all directions, each in its own time."""
+        """Sum the gradients of X of all directions, each in its own time order."""
         dx = self.op.sum_of([self.turned(part, direction) for direction, part in enumerate(parts)])
         return self.op.Transpose(dx, perm=[1, 0, 2]) if self.batch_first else dx
 
@@ -175,7 +174,7 @@ class Direction(NamedTuple):
         recurrence: R [gates h, h].
         biases: Wb and Rb [gates h], if any.
         functions: The activation functions.
-        mask: Which steps are within the lengths [t, b, 1], if not all are.
+        mask: True for steps within the lengths [t, b, 1], if not all are.
         dhidden: The gradients that arrive at the states [t, b, h].
         dlast: The gradients that arrive at the last state, and at the last cell of an LSTM [b, h].
         cell: The initial cell of an LSTM [b, h].
@@ -209,17 +208,17 @@ class Direction(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The gradients of one direction: those of the gates' inputs make most of the others.
+    """The gradients of one direction.
 
     Attributes:
         dx: [t, b, i].
         dweight: [gates h, i].
         drecurrence: [gates h, h].
         dbias: [2 gates h].
-        dinitial: Of the initial state and, for an LSTM, cell [b, h].
-        dgates: Of what enters the gates [t, b, gates h].
+        dinitial: Gradients of the initial state and, for an LSTM, cell [b, h].
+        dgates: Gradient of the inputs of the gates [t, b, gates h], from which most others follow.
         dpeepholes: [3 h].
-        dlinear: Of R h + Rb of a GRU's candidate [t, b, h], where the reset gate scales it.
+        dlinear: Gradient of R h + Rb of a GRU's candidate [t, b, h], where the reset gate scales it.
     """
 
     dx: Value
@@ -236,7 +235,7 @@ Rule = Callable[[Direction], Found]
 
 
 def differentiate(node: Node, dys: Sequence[Value | None], default: Sequence[str], rule: Rule) -> Gradients:
-    """Apply a rule to each direction of a node and put the gradients together."""
+    """Apply a rule to each direction of a node and join the gradients."""
     sequences = Sequences(node)
     return joined(sequences, each_direction(sequences, dys, default, rule))
 
@@ -244,7 +243,7 @@ def differentiate(node: Node, dys: Sequence[Value | None], default: Sequence[str
 def each_direction(
     sequences: Sequences, dys: Sequence[Value | None], default: Sequence[str], rule: Rule
 ) -> list[Found]:
-    """What a rule finds for each direction, in the time of that direction."""
+    """The gradients of each direction by a rule, in the time order of that direction."""
     hidden = _visible_output(sequences.node)
     functions = activations(sequences.node, default, sequences.count)
     return [
@@ -272,7 +271,7 @@ def joined(sequences: Sequences, parts: Sequence[Found]) -> list[Value | None]:
 def one_direction(
     sequences: Sequences, hidden: Value, dys: Sequence[Value | None], direction: int, functions: list[Activation]
 ) -> Direction:
-    """One direction of a node that gives the states ``hidden``, at whose outputs gradients arrive, if they do."""
+    """One direction of a node with the states ``hidden`` and the gradients ``dys`` of its outputs."""
     node = sequences.node
     x, states = sequences.input(direction), sequences.output(hidden, direction)
     initial = sequences.state(node.input(5), direction, states)
@@ -299,7 +298,7 @@ def one_direction(
 
 
 def _visible_output(node: Node) -> Value:
-    """The output Y with all hidden states; a node that leaves it out is made to give it."""
+    """The output Y with all hidden states, which is added to a node that leaves it out."""
     value = node.outputs[0]
     if not value.name:
         value.ir.name = f"{node.op.unique_prefix()}Y"
@@ -308,7 +307,7 @@ def _visible_output(node: Node) -> Value:
 
 
 def clipped(node: Node, value: Value) -> Value:
-    """The input of an activation, clipped where the node says so."""
+    """Clip the input of an activation where the node has the attribute ``clip``."""
     bound = node.attribute("clip")
     if bound is None:
         return value
@@ -338,12 +337,12 @@ def sum_over_steps(value: Value) -> Value:
 
 
 def chosen(mask: Sequence[Value], value: Value, otherwise: Value) -> Value:
-    """The value where the mask, if there is one, holds."""
+    """The value where there is no mask or it is true, else the other one."""
     return value if not mask else value.op.Where(mask[0], value, otherwise).with_shape(value.shape)
 
 
 def certain(gradients: Sequence[Value | None]) -> list[Value]:
-    """Gradients of a step's inputs, all of which its output depends on."""
+    """Gradients of a step's inputs, on all of which its output depends."""
     found = [gradient for gradient in gradients if gradient is not None]
     assert len(found) == len(gradients)
     return found

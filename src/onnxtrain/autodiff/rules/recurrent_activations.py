@@ -89,7 +89,7 @@ def activations(node: Node, default: Sequence[str], directions: int) -> list[lis
 def numbers_with_defaults(
     names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]
 ) -> tuple[list[float], list[float]] | None:
-    """What ``activation_alpha`` and ``activation_beta`` say, with the defaults; ``None`` for a function not known."""
+    """Complete ``activation_alpha`` and ``activation_beta`` by the defaults; ``None`` where a function is unknown."""
     if any(name.lower() not in _PARAMETERS for name in names):
         return None
     defaults = [_PARAMETERS[name.lower()] for name in names]
@@ -98,7 +98,7 @@ def numbers_with_defaults(
 
 
 def _with_numbers(name: str, alpha: float | None, beta: float | None) -> Activation:
-    """A function with those numbers that it has a use for."""
+    """A function with the parameters that it has."""
     has_alpha, has_beta = (number is not None for number in _PARAMETERS[name.lower()])
     return Activation(_NAMES[name.lower()], alpha if has_alpha else None, beta if has_beta else None)
 

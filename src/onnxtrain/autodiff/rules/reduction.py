@@ -1,4 +1,4 @@
-"""Reductions: sums, means, extrema, products and norms over axes."""
+"""Reductions over axes: sums, means, extrema, products, norms; running sums and products along an axis; Range."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnxtrain.ir import Value
 
 
 def spread(node: Node, value: Value) -> Value:
-    """Give a reduced value the axes of size 1 back that ``keepdims=0`` removed: it broadcasts to x."""
+    """Restore the axes of size 1 that ``keepdims=0`` removed, so that a reduced value broadcasts to x."""
     op, x = node.op, node.x
     if node.attribute("keepdims", 1) == 1:
         return value
@@ -21,7 +21,7 @@ def spread(node: Node, value: Value) -> Value:
             return op.reshape(value, [1] * x.rank)
     elif axes.shape is not None and isinstance(axes.shape[0], int):
         return op.Unsqueeze(value, axes)
-    # Whether there are axes is known when the graph runs; the reduction itself tells the shape.
+    # The axes are known only as the graph runs; the reduction itself gives the shape.
     kept = op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop)
     return op.reshape(value, op.Shape(kept))
 
@@ -56,7 +56,7 @@ def reduce_mean(node: Node, dy: Value) -> Gradients:
 
 
 def _count(node: Node) -> Value:
-    """How many elements of x one element of y is made of, as a 0-d value."""
+    """The number of elements of x that one element of y reduces, as a 0-d value."""
     op, x, axes = node.op, node.x, _axes(node)
     if axes is None:
         return op.scalar(1, x) if node.attribute("noop_with_empty_axes", 0) else op.count(x)
@@ -122,3 +122,47 @@ def reduce_logarithm_of_sum(node: Node, dy: Value) -> Gradients:
 def reduce_logarithm_of_sum_of_exponentials(node: Node, dy: Value) -> Gradients:
     """y = log sum_i exp(x_i): dx_i = dy exp(x_i - y)."""
     return spread(node, dy) * node.op.Exp(node.x - spread(node, node.y))
+
+
+@register_gradient("CumSum")
+def cumulative_sum(node: Node, dy: Value) -> Gradients:
+    """y_i = sum_(j <= i) x_j: dx_j = sum_(i >= j) dy_i, the sum in the other direction."""
+    return _backwards(node, dy)
+
+
+@register_gradient("CumProd")
+def cumulative_product(node: Node, dy: Value) -> Gradients:
+    """y_i = prod_(j <= i) x_j: dx_j = 1 / x_j sum_(i >= j) dy_i y_i, exact where some x are zero.
+
+    Where x_k is the first zero, y is zero from k on: the formula holds before it; with x_k replaced by 1 it
+    holds for dx_k, up to the next zero; all after it is zero.
+    """
+    op, x, axis = node.op, node.x, node.input_required(1)
+    exclusive, reverse = node.attribute("exclusive", 0), node.attribute("reverse", 0)
+    zero, one = op.scalar(0, x), op.scalar(1, x)
+    is_zero = op.Equal(x, zero)
+    zeros = op.CumSum(op.cast(is_zero, x.dtype), axis, reverse=reverse)
+    is_first = op.And(is_zero, op.Equal(zeros, one))
+    replaced = op.Where(is_first, one, x)
+    product = op.CumProd(replaced, axis, exclusive=exclusive, reverse=reverse)
+    before = _backwards(node, dy * node.y) / replaced
+    first = op.Where(is_first, _backwards(node, dy * product), zero)
+    return op.Where(op.Equal(zeros, zero), before, first)
+
+
+def _backwards(node: Node, value: Value) -> Value:
+    """The running sum in the other direction, exclusive if the node is."""
+    exclusive, reverse = node.attribute("exclusive", 0), node.attribute("reverse", 0)
+    return node.op.CumSum(value, node.input_required(1), exclusive=exclusive, reverse=1 - reverse)
+
+
+@register_gradient("Range")
+def arithmetic_progression(node: Node, dy: Value) -> Gradients:
+    """y_i = start + i delta, i < n: dstart = sum dy, ddelta = sum_i i dy_i; the limit only counts: 0."""
+    op = node.op
+    start, delta = node.input_required(0), node.input_required(2)
+    count = op.cast(op.Size(node.y), dy.dtype)
+    index = op.Range(op.scalar(0, dy), count, op.scalar(1, dy))
+    d_start = op.ReduceSum(dy, keepdims=0)
+    d_delta = op.ReduceSum(dy * index, keepdims=0)
+    return op.reshape_like(d_start, start), None, op.reshape_like(d_delta, delta)

@@ -1,8 +1,8 @@
 """Resize: a linear map along each axis, whose transpose carries the gradient back.
 
-The matrix of an axis is what the same Resize makes of the rows of an identity matrix. So every mode follows
-the runtime's own arithmetic, sizes may be known to the graph only, and where they are constant ONNX Runtime
-computes the matrices once, when it loads the graph.
+The same Resize, applied to the rows of an identity matrix, gives the matrix of an axis. So every mode follows the
+runtime's own arithmetic, sizes may be known in the graph only, and where they are constant ONNX Runtime computes the
+matrices once, when it loads the graph.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ATTRIBUTES = (
     "mode",
     "nearest_mode",
 )
-"""What shapes the matrix of an axis; an extrapolated value is added to the output, not multiplied."""
+"""Attributes that determine the matrix of an axis; an extrapolation value is added to the output."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _scale(node: Node, axis: _Axis) -> Value:
 
 
 def _region(node: Node, axis: _Axis) -> Value | None:
-    """The region of interest: all rows of the identity, and of its columns what the node says."""
+    """The region of interest: all rows of the identity, and the node's region of its columns."""
     roi = node.input(1)
     if roi is None or node.attribute("coordinate_transformation_mode") != "tf_crop_and_resize":
         return None
@@ -187,7 +187,7 @@ def _region(node: Node, axis: _Axis) -> Value | None:
 
 
 def _stretches(node: Node) -> bool:
-    """Whether each axis gets the size that is given, whatever becomes of the aspect ratio."""
+    """Return whether each axis gets the given size, without regard to the aspect ratio."""
     return bool(node.attribute("keep_aspect_ratio_policy", "stretch") == "stretch")
 
 
@@ -199,18 +199,18 @@ class _Scale(NamedTuple):
 
     @property
     def value(self) -> float:
-        """In single precision, in which Resize computes it."""
+        """The scale in float32, in which Resize computes it."""
         return float(np.float32(self.after) / np.float32(self.before))
 
     def rounds_up(self, node: Node, axis: _Axis) -> bool:
-        """Whether an axis has an element more than its size times the scale, which Resize by scales cuts off."""
+        """Return whether an axis rounds up to one element more, which a Resize by scales cuts off."""
         assert node.x.static_shape is not None
         exact = np.float32(node.x.static_shape[axis.axis]) * np.float32(self.value)
         return bool(np.floor(exact) != np.floor(exact + np.float32(0.5)))
 
 
 def _common_scale(node: Node) -> _Scale:
-    """The least or largest of the scales that the sizes ask for.
+    """The least or largest of the scales that the sizes imply.
 
     Raises:
         GradientError: Sizes are not known.
@@ -229,9 +229,9 @@ def _common_scale(node: Node) -> _Scale:
 
 
 def _rounded_matrix(node: Node, axis: _Axis, scale: _Scale) -> Value:
-    """Mᵀ of an axis whose size is rounded up: only sizes say so, together with the axis that determines the scale.
+    """Mᵀ of an axis whose size is rounded up, which takes a Resize by sizes with the axis that determines the scale.
 
-    The latter is shortened to where the fraction is in lowest terms, and the rows are constant along it.
+    That axis is shortened to the scale's denominator in lowest terms, and the rows are constant along it.
     """
     op, sizes, shape = node.op, node.input_required(3).constant(), node.x.static_shape
     assert sizes is not None

@@ -1,4 +1,4 @@
-"""Pooling of regions of interest. The gradient goes to the image; where regions lie is held constant."""
+"""Pooling of regions of interest. The gradient goes to the image; the regions are held constant."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _INT64 = ir.DataType.INT64
 
 @dataclass(frozen=True)
 class _Samples:
-    """Where RoiAlign reads along one axis: all [regions, bins, samples].
+    """The sample points of RoiAlign along one axis, each tensor [regions, bins, samples].
 
     Attributes:
-        place: Within 0 ... size - 1.
+        position: Position within 0 ... size - 1.
         kept: 1, or 0 beyond the image and beyond a region's own number of samples.
-        exists: Whether the region has so many samples.
+        exists: Whether the region has that many samples.
         count: Number of samples in a bin, at least 1: [regions, 1, 1], or [1, 1, 1] where it is fixed.
     """
 
-    place: Value
+    position: Value
     kept: Value
     exists: Value
     count: Value
@@ -36,7 +36,7 @@ class _Samples:
 def roi_align(node: Node, dy: Value) -> Gradients:
     """y = A x Bᵀ per region, rows of A and B being mean bilinear weights: dx = Σ over regions Aᵀ dy B.
 
-    In mode "max" y is the largest of the products of samples' weights and elements, and takes dy alone.
+    In mode "max" y is the largest of the samples' weighted elements, which gets all of dy.
     """
     op, x = node.op, node.x
     rows = _samples(node, 1, node.attribute("output_height", 1), op.dimension(x, 2))
@@ -82,26 +82,26 @@ def _samples(node: Node, first: int, bins: int, size: Value) -> _Samples:
         numbers = op.cast(op.Range(op.constant(0, np.int64), most, op.constant(1, np.int64)), dtype)
     divisor = op.Max(count, op.scalar(1, count))
     offsets = op.constant(np.arange(bins).reshape(1, bins, 1), dtype) * bin_size
-    place = start + offsets + (numbers + 0.5) * bin_size / divisor
+    position = start + offsets + (numbers + 0.5) * bin_size / divisor
     end = op.cast(size, dtype)
     exists = op.Less(numbers, count)
-    inside = op.And(op.GreaterOrEqual(place, op.scalar(-1, place)), op.LessOrEqual(place, end))
+    inside = op.And(op.GreaterOrEqual(position, op.scalar(-1, position)), op.LessOrEqual(position, end))
     kept = op.cast(op.And(inside, exists), dtype)
-    within = op.Min(op.Max(place, op.scalar(0, place)), end - 1)
+    within = op.Min(op.Max(position, op.scalar(0, position)), end - 1)
     return _Samples(within, kept, exists, divisor)
 
 
 def _mean_weights(op: Builder, samples: _Samples, size: Value) -> Value:
-    """The mean share that each element has in a bin: [regions, bins, size]."""
+    """The mean weight of each element in a bin: [regions, bins, size]."""
     last = op.ints(3)
     numbers = op.Range(op.constant(0, np.int64), op.Squeeze(size), op.constant(1, np.int64))
-    distance = op.Abs(op.Unsqueeze(samples.place, last) - op.cast(numbers, samples.place.dtype))
+    distance = op.Abs(op.Unsqueeze(samples.position, last) - op.cast(numbers, samples.position.dtype))
     weights = op.Relu(1 - distance) * op.Unsqueeze(samples.kept, last)
     return op.ReduceSum(weights, op.ints(2), keepdims=0) / samples.count
 
 
 def _through_maximum(op: Builder, x: Value, dy: Value, images: Value, rows: _Samples, columns: _Samples) -> Value:
-    """dy times its weight, at the element of the largest product."""
+    """dy times its weight, at the largest weighted element."""
     row, row_weight, row_exists = _neighbours(op, rows, op.dimension(x, 2))
     column, column_weight, column_exists = _neighbours(op, columns, op.dimension(x, 3))
     down, right = op.ints(2, 4), op.ints(1, 3)  # [regions, bins down, bins right, neighbours down, right]
@@ -119,27 +119,27 @@ def _through_maximum(op: Builder, x: Value, dy: Value, images: Value, rows: _Sam
     lowest = op.scalar(np.finfo(np.float32).min, x)
     best = op.ArgMax(op.Where(exists, products, lowest), axis=3, keepdims=1)
     chosen = op.GatherElements(op.Expand(weight * op.cast(exists, x.dtype), op.Shape(index)), best, axis=3)
-    place = op.GatherElements(index, best, axis=3)
+    position = op.GatherElements(index, best, axis=3)
     share = op.Squeeze(chosen, op.ints(3)) * op.Reshape(dy, op.ints(0, 0, -1))
-    return _scatter(op, share, op.Squeeze(place, op.ints(3)), images, x)
+    return _scatter(op, share, op.Squeeze(position, op.ints(3)), images, x)
 
 
 def _neighbours(op: Builder, samples: _Samples, size: Value) -> tuple[Value, Value, Value]:
     """The two elements around every sample, their weights, whether they exist: [regions, bins, 2 samples]."""
-    low = op.Floor(samples.place)
+    low = op.Floor(samples.position)
     high = op.Min(low + 1, op.cast(size, low.dtype) - 1)
-    part = samples.place - low
-    places = op.cast(op.Concat(low, high, axis=2), _INT64)
+    part = samples.position - low
+    positions = op.cast(op.Concat(low, high, axis=2), _INT64)
     weights = op.Concat((1 - part) * samples.kept, part * samples.kept, axis=2)
     exists = op.Expand(samples.exists, op.Shape(low))
-    return places, weights, op.Concat(exists, exists, axis=2)
+    return positions, weights, op.Concat(exists, exists, axis=2)
 
 
-def _scatter(op: Builder, share: Value, place: Value, images: Value, x: Value) -> Value:
-    """Add shares [regions, channels, bins] at places in the images that their regions are of."""
+def _scatter(op: Builder, share: Value, position: Value, images: Value, x: Value) -> Value:
+    """Add shares [regions, channels, bins] at positions in the images of their regions."""
     channels = op.dimension(x, 1)
     plane = op.Unsqueeze(images, op.ints(1)) * channels + _count_up(op, x, 1)
-    index = op.Unsqueeze(plane, op.ints(2)) * (op.dimension(x, 2) * op.dimension(x, 3)) + place
+    index = op.Unsqueeze(plane, op.ints(2)) * (op.dimension(x, 2) * op.dimension(x, 3)) + position
     every = op.ints(-1)
     zeros = op.Reshape(op.zeros_like(x), every)
     added = op.ScatterElements(zeros, op.Reshape(index, every), op.Reshape(share, every), reduction="add")
@@ -153,7 +153,7 @@ def _count_up(op: Builder, x: Value, axis: int) -> Value:
 
 @register_gradient("MaxRoiPool")
 def max_roi_pool(node: Node, dy: Value) -> Gradients:
-    """y = max over each bin of a region: dx = dy where the first maximum stands, 0 for an empty bin."""
+    """y = max over each bin of a region: dx = dy where the first maximum is, 0 for an empty bin."""
     op, x, regions = node.op, node.x, node.input_required(1)
     height, width = node.attribute("pooled_shape")
     scale: float = node.attribute("spatial_scale", 1.0)
@@ -161,23 +161,23 @@ def max_roi_pool(node: Node, dy: Value) -> Gradients:
     in_row = _in_bins(op, regions, 2, height, scale, x, 2)  # [regions, bins, height]
     in_column = _in_bins(op, regions, 1, width, scale, x, 3)
     lowest = op.scalar(np.finfo(np.float32).min, x)
-    # The maximum of each row within each bin's columns, then that of those rows: the first in both.
+    # The maximum of each row within each bin's columns, then the maximum of those rows: the first one in both.
     image = op.Unsqueeze(op.Gather(x, images, axis=0), op.ints(3))
     of_rows = op.Where(op.Unsqueeze(in_column, op.ints(1, 2)), image, lowest)
     column = op.ArgMax(of_rows, axis=4, keepdims=0)  # [regions, channels, height, bins right]
     highest = op.Unsqueeze(op.ReduceMax(of_rows, op.ints(4), keepdims=0), op.ints(2))
     of_bins = op.Where(op.Unsqueeze(in_row, op.ints(1, 4)), highest, lowest)
     row = op.ArgMax(of_bins, axis=3, keepdims=0)  # [regions, channels, bins down, bins right]
-    place = row * op.dimension(x, 3) + op.GatherElements(column, row, axis=2)
+    position = row * op.dimension(x, 3) + op.GatherElements(column, row, axis=2)
     any_row = op.ReduceMax(op.cast(in_row, x.dtype), op.ints(2), keepdims=1)
     any_column = op.ReduceMax(op.cast(in_column, x.dtype), op.ints(2), keepdims=1)
     filled = op.Unsqueeze(any_row * op.Transpose(any_column, perm=[0, 2, 1]), op.ints(1))
     by_bin = op.ints(0, 0, -1)
-    return _scatter(op, op.Reshape(dy * filled, by_bin), op.Reshape(place, by_bin), images, x)
+    return _scatter(op, op.Reshape(dy * filled, by_bin), op.Reshape(position, by_bin), images, x)
 
 
 def _in_bins(op: Builder, regions: Value, first: int, bins: int, scale: float, x: Value, axis: int) -> Value:
-    """Which elements of an axis each bin of each region covers: [regions, bins, size]."""
+    """True for the elements of an axis that each bin of each region covers: [regions, bins, size]."""
 
     def border(column: int) -> Value:
         scaled = op.Gather(regions, op.ints(column), axis=1) * scale

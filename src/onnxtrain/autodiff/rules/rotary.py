@@ -1,4 +1,4 @@
-"""Rotary embedding: a rotation by the angle of each position, which the gradient is turned back by."""
+"""Rotary embedding: a rotation by the angle of each position; the gradient is the inverse rotation of dy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def rotary_embedding(node: Node, dy: Value) -> Gradients:
     """y = R x with R the rotations by given cosines and sines, pair by pair of the elements of x: dx = Rᵀ dy.
 
     For a pair (a, b) of x and (da, db) of dy: dcos = sum a da + b db, dsin = sum a db - b da, over the heads and
-    over the places that have the same position.
+    over all tokens with the same position.
     """
     op, cosines, sines, positions = node.op, node.input_required(1), node.input_required(2), node.input(3)
     names = ("interleaved", "num_heads", "rotary_embedding_dim")
@@ -36,12 +36,12 @@ def cache_gradients(
     """The gradients of cosines and sines.
 
     Args:
-        x: What was turned; ``heads`` is the axis of the heads, 1 or 2, and the other of these that of the positions.
+        x: The rotated vectors, with the heads along axis 1 or 2 and the positions along the other one.
         dy: The gradient of the result, of x's shape.
-        positions: Which rows of the caches were taken, [b, s]; ``None`` where the caches are [b, s, n] themselves.
+        positions: The rows of the caches that were read, [b, s]; ``None`` where the caches are [b, s, n] themselves.
         caches: Cosines and sines.
-        heads: The axis.
-        interleaved: Whether pairs are neighbours, not of both halves.
+        heads: The axis of the heads.
+        interleaved: Whether the elements of a pair are neighbours, not in opposite halves.
     """
     op = x.op
     (a, b), (da, db) = (_pairs(part, caches[0], interleaved) for part in (x, dy))
@@ -51,7 +51,7 @@ def cache_gradients(
 
 
 def _pairs(x: Value, cosines: Value, interleaved: bool) -> tuple[Value, Value]:
-    """What is turned of x, which has four axes, in two halves."""
+    """The elements of all rotated pairs of x, which has four axes: first and second ones."""
     op = x.op
     half = op.dimension(cosines, -1)
     last = op.ints(-1)
@@ -62,7 +62,7 @@ def _pairs(x: Value, cosines: Value, interleaved: bool) -> tuple[Value, Value]:
 
 
 def _gathered_back(change: Value, cache: Value, positions: Value | None) -> Value:
-    """The gradient of a cache, [positions, n] where positions choose its rows, from that of the rows."""
+    """The gradient of a cache from the gradient of the rows that positions choose."""
     op = change.op
     if positions is None:
         return change

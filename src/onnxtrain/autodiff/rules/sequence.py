@@ -18,24 +18,24 @@ def sequence_construct(node: Node, dy: Value) -> Gradients:
 
 @register_gradient("SequenceAt")
 def sequence_at(node: Node, dy: Value) -> Gradients:
-    """y = x[i]: dx = zeros with dy in place i."""
-    place = _from_start(node.input_required(1), node.x)
-    return node.op.placed(dy, place, node.x), None
+    """y = x[i]: dx = zeros with dy at i."""
+    position = _from_start(node.input_required(1), node.x)
+    return node.op.placed(dy, position, node.x), None
 
 
 @register_gradient("SequenceInsert")
 def sequence_insert(node: Node, dy: Value) -> Gradients:
-    """y = x with an item more in place i: dx = dy without it, ditem = dy[i].
+    """y = x with one more item at i: dx = dy without it, ditem = dy[i].
 
-    The place is told by dy alone: in a loop the sequence of each step need not be kept.
+    The position follows from dy alone, so a loop need not save the sequence of each step.
     """
     op, given = node.op, node.input(2)
-    place = op.constant(-1, np.int64) if given is None else place_of_inserted(op, given)
-    return op.SequenceErase(dy, place), op.SequenceAt(dy, place), None
+    position = op.constant(-1, np.int64) if given is None else inserted_position(op, given)
+    return op.SequenceErase(dy, position), op.SequenceAt(dy, position), None
 
 
-def place_of_inserted(op: Builder, given: Value) -> Value:
-    """Where an item is that was inserted: one counted from the end is a place further from it."""
+def inserted_position(op: Builder, given: Value) -> Value:
+    """The position of an inserted item; if negative, it is one less than the position of the insertion."""
     known = given.constant()
     if known is not None:
         return given if known >= 0 else op.constant(known - 1, given.dtype)
@@ -44,10 +44,10 @@ def place_of_inserted(op: Builder, given: Value) -> Value:
 
 @register_gradient("SequenceErase")
 def sequence_erase(node: Node, dy: Value) -> Gradients:
-    """y = x without item i: dx = dy with zeros in that place."""
+    """y = x without item i: dx = dy with zeros at i."""
     op, given = node.op, node.input(1)
-    place = _from_start(op.constant(-1, np.int64) if given is None else given, node.x)
-    return op.SequenceInsert(dy, op.zeros_like(op.SequenceAt(node.x, place)), place), None
+    position = _from_start(op.constant(-1, np.int64) if given is None else given, node.x)
+    return op.SequenceInsert(dy, op.zeros_like(op.SequenceAt(node.x, position)), position), None
 
 
 @register_gradient("SplitToSequence")

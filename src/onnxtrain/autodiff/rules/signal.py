@@ -15,7 +15,7 @@ from onnxtrain.autodiff.rules.placement import (
     add,
     as_value,
     multiply,
-    place,
+    pad_to,
     product,
     shaped,
     size_of,
@@ -30,7 +30,7 @@ def dft(node: Node, dy: Value) -> Gradients:
     """y = F x with F_kn = exp(-2πi k n / N): dx = Fᴴ dy; y = Fᴴ x / N: dx = F dy / N; real parts where x is real.
 
     A one-sided y lacks the upper half of its bins, which counts as zeros. In a one-sided inverse every bin but
-    the first and the middle one stands for two.
+    the first and the middle one counts twice.
     """
     op, x = node.op, node.x
     axis = _axis(node)
@@ -116,17 +116,17 @@ def _multiplicity(op: Builder, bins: Value, axis: int, length: Size, x: Value) -
 
 
 def _real_where(dx: Value, x: Value) -> Value:
-    """The real parts, where x has no others."""
+    """The real parts if x has no imaginary ones."""
     op = dx.op
     return op.Slice(dx, op.ints(0), as_value(op, size_of(x, -1)), op.ints(-1))
 
 
 def _fitted(dx: Value, x: Value, axis: int) -> Value:
-    """Cut or lengthen the transformed axis to the size that it has in x."""
+    """Cut or pad the transformed axis to its size in x."""
     op = dx.op
     size = size_of(x, axis)
     cut = op.Slice(dx, op.ints(0), as_value(op, size), op.ints(axis))
-    return place(cut, [axis], [0], [size])
+    return pad_to(cut, [axis], [0], [size])
 
 
 @register_gradient("STFT")
@@ -139,15 +139,15 @@ def stft(node: Node, dy: Value) -> Gradients:
     frames = _real_where(frames, x).with_shape((None, None, None, None))
     batch, samples, parts, count = size_of(x, 0), size_of(x, 1), size_of(x, 2), size_of(dy, 1)
     starts = op.Mul(_count_to(op, count), as_value(op, step))
-    places = op.Reshape(op.Add(op.Unsqueeze(starts, op.ints(1)), _count_to(op, length)), op.ints(-1))
+    positions = op.Reshape(op.Add(op.Unsqueeze(starts, op.ints(1)), _count_to(op, length)), op.ints(-1))
     flat = [batch, multiply(count, length), parts]
     weighted = frames if window is None else frames * op.Unsqueeze(window, op.ints(1))
     updates = shaped(weighted, flat)
-    indices = op.Expand(op.Unsqueeze(places, op.ints(0, 2)), op.shape_of(updates))
+    indices = op.Expand(op.Unsqueeze(positions, op.ints(0, 2)), op.shape_of(updates))
     dx = op.ScatterElements(zeros(op, [batch, samples, parts], x.dtype), indices, updates, axis=1, reduction="add")
     if window is None:
         return dx, None, None, None
-    taken = op.Gather(x, places, axis=1)
+    taken = op.Gather(x, positions, axis=1)
     products = shaped(taken * shaped(frames, flat), [product([batch, count]), length, parts])
     return dx, None, op.ReduceSum(products, op.ints(0, 2), keepdims=0), None
 

@@ -18,7 +18,7 @@ from onnxtrain.autodiff.rules.placement import (
     flat_scatter,
     joined,
     multiply,
-    place,
+    pad_to,
     shaped,
     size_of,
     sizes_of,
@@ -28,7 +28,7 @@ from onnxtrain.ir import Builder, Value
 
 
 class _Axis(NamedTuple):
-    """One axis of a slice: where it starts (before clamping) and its step."""
+    """One axis of a slice: its start (before clamping) and its step."""
 
     axis: int
     start: Size
@@ -37,7 +37,7 @@ class _Axis(NamedTuple):
 
 @register_gradient("Slice", since=10)
 def slice_(node: Node, dy: Value) -> Gradients:
-    """y_i = x_{start + i step} along some axes: dx = dy back in its places, zeros elsewhere."""
+    """y_i = x_{start + i step} along some axes: dx = dy at these positions, zeros elsewhere."""
     op = node.op
     axes = _sliced_axes(node)
     if axes is None:
@@ -49,11 +49,11 @@ def slice_(node: Node, dy: Value) -> Gradients:
         begin, block = _spread_axis(node, axis, block)
         begins.append(begin)
     numbers = [axis.axis for axis in axes]
-    return place(block, numbers, begins, sizes_of(node.x, numbers))
+    return pad_to(block, numbers, begins, sizes_of(node.x, numbers))
 
 
 def _sliced_axes(node: Node) -> list[_Axis] | None:
-    """The axes that are cut, or ``None`` where axes, steps or the rank are only known to the graph."""
+    """The axes that are cut, or ``None`` where axes, steps or the rank are known in the graph only."""
     op, starts = node.op, node.input_required(1)
     axes, steps = node.input(3), node.input(4)
     count = None if starts.shape is None else starts.shape[0]
@@ -88,7 +88,7 @@ def _untouched(node: Node, axis: int) -> bool:
 
 
 def _spread_axis(node: Node, axis: _Axis, block: Value) -> tuple[Size, Value]:
-    """Where the block begins along an axis, and the block with its elements the step apart, in x's order."""
+    """The begin of the block along an axis, and the block in x's order with its elements the step apart."""
     op = node.op
     size = size_of(node.x, axis.axis)
     start = _clamped(op, axis, size)
@@ -130,7 +130,7 @@ def _interleaved(value: Value, axis: int, step: int) -> Value:
     before, count = sizes_of(value, range(axis)), size_of(value, axis)
     after = sizes_of(value, range(axis + 1, value.rank))
     column = shaped(value, [*before, count, 1, *after])
-    wide = place(column, [axis + 1], [0], [step])
+    wide = pad_to(column, [axis + 1], [0], [step])
     long = shaped(wide, [*before, multiply(count, step), *after])
     cut = op.Slice(long, op.ints(0), op.ints(1 - step), op.ints(axis))
     length = max(count * step - step + 1, 0) if isinstance(count, int) else None
@@ -211,7 +211,7 @@ def _numbers(value: Value) -> list[int] | None:
 
 
 def _copied_once(x: Value, mode: str, axis: int, begin: int, end: int) -> bool:
-    """Whether each side of the border copies an element at most once (repeated reflections copy more)."""
+    """Return whether each side of the border copies an element at most once (repeated reflections copy more)."""
     if min(begin, end) < 0:
         return False
     if mode == "edge":
@@ -221,7 +221,7 @@ def _copied_once(x: Value, mode: str, axis: int, begin: int, end: int) -> bool:
 
 
 def _fold(dy: Value, mode: str, axis: int, begin: int, end: int, size: Size) -> Value:
-    """Add the border of one axis to the elements that it is a copy of."""
+    """Add the border of one axis to the elements that it copies."""
     op = dy.op
     where = op.ints(axis)
     inner = op.Slice(dy, op.ints(begin), op.ints(-end if end else LAST), where)

@@ -1,9 +1,9 @@
-"""Rules that stand in for zero gradients where one trains through rounding (quantization-aware training).
+"""Rules that replace zero gradients where one trains through rounding (quantization-aware training).
 
-Rounding is taken for the identity (Bengio, Léonard, Courville 2013). Quantization is taken for the division that
-it rounds, up to the ends of the integers' range: beyond them the gradient is zero, as in PyTorch's fake_quantize,
-and scales get the gradients of its learnable form. The gradient with respect to a quantized tensor is floating; it
-passes through other operators as if they computed with floating numbers (:mod:`onnxtrain.autodiff.floating`).
+Rounding is treated as the identity (Bengio, Léonard, Courville 2013). Quantization is treated as the division
+that it rounds, within the range of the integers: outside of it the gradient is zero, as in PyTorch's fake_quantize,
+and scales get the gradients of its learnable form. The gradient with respect to a quantized tensor is floating; other
+operators pass it on as if they computed with floats (:func:`onnxtrain.autodiff.engine.seen_as_floating`).
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ def cast(node: Node, dy: Value) -> Gradients:
 
 @straight_through("DynamicQuantizeLinear")
 def quantize_dynamically(node: Node, dy: Value | None, ds: Value | None, dz: Value | None) -> Gradients:
-    """y = round(x / s) + z with s and z by the ends of x, which are held constant: dx = dy / s."""
+    """y = round(x / s) + z with s and z from the range of x, held constant: dx = dy / s."""
     return None if dy is None else _per_step(node.op.cast(dy, node.x.dtype), node.outputs[1])
 
 
 @straight_through("MatMulInteger")
 def matmul_of_integers(node: Node, dy: Value) -> Gradients:
-    """y = (a - za) (b - zb): da and db as those of MatMul."""
-    a, b = (_shifted(node, place, dy.dtype, axis) for place, axis in ((0, -2), (1, -1)))
+    """y = (a - za) (b - zb): da and db as in MatMul."""
+    a, b = (_shifted(node, index, dy.dtype, axis) for index, axis in ((0, -2), (1, -1)))
     da, db = matmul.matmul(node.with_values([a, b]), dy)  # type: ignore[misc]
     return [da, db, *[None] * (len(node.inputs) - 2)]
 
 
 @straight_through("ConvInteger")
 def convolution_of_integers(node: Node, dy: Value) -> Gradients:
-    """y = (x - zx) * (w - zw): dx and dw as those of Conv."""
-    x, weight = (_shifted(node, place, dy.dtype, axis) for place, axis in ((0, 1), (1, 0)))
+    """y = (x - zx) * (w - zw): dx and dw as in Conv."""
+    x, weight = (_shifted(node, index, dy.dtype, axis) for index, axis in ((0, 1), (1, 0)))
     y = node.op.cast(node.y, dy.dtype).with_shape(node.y.shape)
     dx, dw, _ = conv.convolution(node.with_values([x, weight], [y]), dy)  # type: ignore[misc]
     return [dx, dw, *[None] * (len(node.inputs) - 2)]
 
 
-def _shifted(node: Node, place: int, dtype: ir.DataType, axis: int) -> Value:
-    """An input without its zero point, of which there may be one for each index of an axis, as floating numbers."""
-    op, value, zero = node.op, node.input_required(place), node.input(place + 2)
+def _shifted(node: Node, index: int, dtype: ir.DataType, axis: int) -> Value:
+    """An input minus its zero point (or one per index of an axis), as floats."""
+    op, value, zero = node.op, node.input_required(index), node.input(index + 2)
     numbers = op.cast(value, dtype).with_shape(value.shape)
     known = None if zero is None else zero.constant()
     if zero is None or (known is not None and not known.any()):
@@ -81,7 +81,7 @@ def quantize(node: Node, dy: Value) -> Gradients:
     op, x, scale = node.op, node.x, node.input_required(1)
     if not x.is_float:
         return None, None, None
-    # Half precision holds neither the ends of 16-bit integers nor, exactly, what lies near them.
+    # Half precision does not represent the range of 16-bit integers.
     dtype = ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     steps = quantization.along_input(node, scale)
     quotient = op.cast(x, dtype) / op.cast(steps, dtype)
@@ -95,7 +95,7 @@ def quantize(node: Node, dy: Value) -> Gradients:
 
 @straight_through("DequantizeLinear")
 def dequantize(node: Node, dy: Value) -> Gradients:
-    """y = (x - z) s: dx = dy s, ds as it is without passing through."""
+    """y = (x - z) s: dx = dy s, ds as in the ordinary rule."""
     op = node.op
     steps = op.cast(quantization.along_input(node, node.input_required(1)), dy.dtype)
     _, ds, *_ = quantization.dequantize(node, dy)  # type: ignore[misc]
@@ -103,7 +103,7 @@ def dequantize(node: Node, dy: Value) -> Gradients:
 
 
 def _per_step(dy: Value, steps: Value) -> Value:
-    """dy / steps; where dy is a product with the same steps, the other factor, exactly."""
+    """dy / steps; where dy is a multiplication by the same steps, its other operand, exactly."""
     product = dy.ir.producer()
     if product is not None and product.op_type == "Mul" and product.inputs[1] is steps.ir:
         assert product.inputs[0] is not None
@@ -112,7 +112,7 @@ def _per_step(dy: Value, steps: Value) -> Value:
 
 
 def _unless_clipped(node: Node, quotient: Value) -> Value:
-    """Where round(x / s) + z lies in the range of the output's type."""
+    """True where round(x / s) + z is in the range of the output's type."""
     op, dtype = node.op, node.y.dtype
     rounded = quotient if dtype.is_floating_point() else op.Round(quotient)
     zero = node.input(2)

@@ -29,25 +29,25 @@ def fuse_relu(graph: ir.Graph) -> None:
     """
     fused: dict[ir.Node, ir.Node] = {}
     for node in graph:
-        product = _product(node)
-        if product is not None:
-            fused[node] = product
-            product.attributes[ACTIVATION] = ir.AttrString(ACTIVATION, RELU)
-    take_over(graph, {relu.outputs[0]: product.outputs[0] for relu, product in fused.items()})
+        layer = _layer_gradient(node)
+        if layer is not None:
+            fused[node] = layer
+            layer.attributes[ACTIVATION] = ir.AttrString(ACTIVATION, RELU)
+    take_over(graph, {relu.outputs[0]: layer.outputs[0] for relu, layer in fused.items()})
     remove_nodes(graph, fused)
 
 
-def _product(relu: ir.Node) -> ir.Node | None:
+def _layer_gradient(relu: ir.Node) -> ir.Node | None:
     """Return the LinearGradient whose dx only this ReluGradient reads, if both have the same x."""
     if not _is(relu, "ReluGradient"):
         return None
     dx, x = relu.inputs[:2]
-    product = None if dx is None else dx.producer()
-    if dx is None or product is None or not _is(product, "LinearGradient") or dx is not product.outputs[0]:
+    layer = None if dx is None else dx.producer()
+    if dx is None or layer is None or not _is(layer, "LinearGradient") or dx is not layer.outputs[0]:
         return None
-    if dx.is_graph_output() or len(dx.uses()) != 1 or product.inputs[2] is not x or ACTIVATION in product.attributes:
+    if dx.is_graph_output() or len(dx.uses()) != 1 or layer.inputs[2] is not x or ACTIVATION in layer.attributes:
         return None
-    return product if product.graph is relu.graph else None
+    return layer if layer.graph is relu.graph else None
 
 
 def _is(node: ir.Node, operator: str) -> bool:

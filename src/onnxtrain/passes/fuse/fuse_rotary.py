@@ -147,8 +147,8 @@ def _layout(x: ir.Value, table: ir.Value) -> _Layout | None:
     rows = (1,) * (_RANK - len(rows)) + rows
     if rows[3] != sizes[3] or rows[0] is None or rows[0] not in (1, sizes[0]):
         return None
-    for heads, places in ((1, 2), (2, 1)):
-        if rows[heads] == 1 and rows[places] is not None and rows[places] == sizes[places]:
+    for heads, positions in ((1, 2), (2, 1)):
+        if rows[heads] == 1 and rows[positions] is not None and rows[positions] == sizes[positions]:
             return _Layout(heads, rows[0] != 1)
     return None
 
@@ -212,7 +212,7 @@ def _leaves_rows(node: ir.Node, size: int) -> bool:
 def _emit(op: Builder, rotation: _Rotation, named: set[str]) -> ir.Value:
     """Emit the node of the operator, and the nodes that bring its result into the layout of x."""
     x, heads_at = rotation.x, rotation.layout.heads
-    batch, heads, places, width = (_sizes(x)[axis] for axis in (0, heads_at, 3 - heads_at, 3))
+    batch, heads, positions, width = (_sizes(x)[axis] for axis in (0, heads_at, 3 - heads_at, 3))
     tables = [_half(op, table, _number(width)) for table in (rotation.cosines, rotation.sines)]
     given = [_positions(op, rotation), *tables]
     rows = x if heads_at == 2 else _before_transpose(x, named)
@@ -223,7 +223,7 @@ def _emit(op: Builder, rotation: _Rotation, named: set[str]) -> ir.Value:
     (y,) = op.several(OPERATOR, flat, *given, outputs=1, domain=MICROSOFT_DOMAIN, **count)
     y.ir.dtype = flat.dtype
     y = op.Reshape(y.with_shape(flat.shape), op.ints(0, 0, count.get("num_heads", -1), _number(width)))
-    y.with_shape((batch, places, heads, width))
+    y.with_shape((batch, positions, heads, width))
     return (y if heads_at == 2 else op.Transpose(y, perm=_HEADS_SECOND)).ir
 
 
@@ -237,8 +237,8 @@ def _before_transpose(x: ir.Value, named: set[str]) -> ir.Value | None:
 
 def _flat(op: Builder, rows: ir.Value, named: set[str]) -> Value:
     """Return [B, S, H, D] as [B, S, H D]: the value before it was divided into heads, where there is one."""
-    batch, places, heads, width = _sizes(rows)
-    shape = batch, places, heads * width if isinstance(heads, int) and isinstance(width, int) else None
+    batch, positions, heads, width = _sizes(rows)
+    shape = batch, positions, heads * width if isinstance(heads, int) and isinstance(width, int) else None
     node = rows.producer()
     source = None if node is None or node.domain or node.op_type != "Reshape" else node.inputs[0]
     if source is not None and rows.name not in named and None not in shape and dimensions(source) == shape:

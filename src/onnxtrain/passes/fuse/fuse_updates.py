@@ -127,7 +127,7 @@ def _without_masks(variables: Sequence[Variable]) -> tuple[list[Variable], list[
         if mask is None or mask.shape is None or x.shape is None or not _same_sizes(mask.shape, x.shape):
             found.append(variable)
             continue
-        found.append(with_gradient(variable, node, place=1, mask=mask))
+        found.append(with_gradient(variable, node, slot=1, mask=mask))
         nodes.append(node)
     return found, nodes
 
@@ -186,7 +186,7 @@ def _with_kept_states(
         node.outputs[0].shape = x.shape
     for node, scale in zip(rounding, scales, strict=False):
         node.outputs[1].dtype, node.outputs[1].shape = ir.DataType.FLOAT, None if scale is None else scale.shape
-    outputs = [output for place in range(1 + blockwise) for output in (node.outputs[place] for node in rounding)]
+    outputs = [output for index in range(1 + blockwise) for output in (node.outputs[index] for node in rounding)]
     seeds = tuple(node.attributes["seed"].as_int() for node in rounding)
     return variable._replace(inputs=inputs, outputs=(variable.outputs[0], *outputs), seeds=seeds, blockwise=blockwise)
 

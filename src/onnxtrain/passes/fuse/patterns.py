@@ -11,7 +11,7 @@ A match never contains a value that anything else needs: a graph output, a value
 Gradient node names. A Gradient node names the value that the model's author saw, without reading it, so a named value
 stays, and what depended on it goes on depending on it.
 
-With the logger ``onnxtrain.passes`` at level DEBUG, :func:`find` says of every anchor node outside all matches why the
+With the logger ``onnxtrain.passes`` at level DEBUG, :func:`find` logs for every anchor node outside all matches why the
 pattern does not match there.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -35,22 +35,22 @@ _log = logging.getLogger("onnxtrain.passes")
 _COMMUTATIVE = ("Add", "Mul")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Match:
     """Nodes that compute a formula.
 
     Attributes:
         y: The result.
         nodes: The nodes found so far, that of the result first; one may be listed twice.
-        captures: What names stand for, in the order in which they were found: the value of a :class:`Var`, the number
-            of a :class:`Number`, the factors of a :class:`Scaled`, the node of an :class:`Op`.
-        failures: Where the search stopped, and why; ``None`` unless asked for.
+        captures: Names with the value of a :class:`Var`, the number of a :class:`Number`, a factor of a :class:`Scaled`
+            or the node of an :class:`Op`, in the order in which they were found.
+        failures: Partial matches, the value at which each ended, and why; ``None`` unless asked for.
     """
 
     y: ir.Value
     nodes: tuple[ir.Node, ...] = ()
     captures: tuple[tuple[str, Any], ...] = ()
-    failures: list[tuple[Match, ir.Value | None, str]] | None = field(default=None, compare=False)
+    failures: list[tuple[Match, ir.Value | None, str]] | None = None
 
     @property
     def graph(self) -> ir.Graph | ir.Function | None:
@@ -71,19 +71,29 @@ class Match:
 
     def capture(self, name: str, found: Any) -> Match:
         """Return the match with one more capture."""
-        return replace(self, captures=(*self.captures, (name, found)))
+        return Match(self.y, self.nodes, (*self.captures, (name, found)), self.failures)
+
+    def through(self, *nodes: ir.Node) -> Match:
+        """Return the match with more nodes."""
+        return Match(self.y, (*self.nodes, *nodes), self.captures, self.failures)
 
     def fail(self, value: ir.Value | None, expected: object) -> None:
-        """Record that a value is not what the pattern has there."""
+        """Record that a value is not as the pattern expects."""
         if self.failures is not None:
             self.failures.append((self, value, str(expected)))
 
 
 class Term:
-    """Part of a pattern: describes how a value is computed."""
+    """Part of a pattern: describes the computation of a value.
+
+    Attributes:
+        roots: Operators that may compute it.
+    """
+
+    roots: frozenset[str] = frozenset()
 
     def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:
-        """Yield each way in which the value is what the term describes."""
+        """Yield each way in which the term describes the value."""
         raise NotImplementedError
 
 
@@ -137,6 +147,7 @@ class OneOf(Term):
 
     def __init__(self, *terms: Term) -> None:
         self.terms = terms
+        self.roots = frozenset().union(*(term.roots for term in terms))
 
     def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
         for term in self.terms:
@@ -167,6 +178,7 @@ class Op(Term):
         self.operator, self.name, self.output, self.outputs = operator, name, output, outputs
         self.inputs = [term if isinstance(term, Term) else Number(term) for term in inputs]
         self.attributes = attributes
+        self.roots = frozenset({operator})
         # Operators first: they fail sooner than variables, which match anything.
         self._order = sorted(range(len(inputs)), key=lambda index: isinstance(inputs[index], Var))
 
@@ -182,7 +194,7 @@ class Op(Term):
         if any(extra is not None for extra in given[len(self.inputs) :]):
             found.fail(value, f"{self} with {len(self.inputs)} inputs")
             return
-        found = replace(found, nodes=(*found.nodes, node))
+        found = found.through(node)
         found = found if self.name is None else found.capture(self.name, node)
         yield from self._operands(given, found, 0)
         if self.operator in _COMMUTATIVE and given[0] is not given[1]:
@@ -214,59 +226,71 @@ class Op(Term):
 class Product(Term):
     """The product of some terms and a constant, multiplied in any order by Mul and Div; ``number`` to three digits."""
 
+    roots = frozenset({"Mul", "Div"})
+
     def __init__(self, *terms: Term, number: float) -> None:
         self.terms, self.number = terms, number
 
     def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
-        for number, left, longer in self._ways(value, self.terms, found):
-            if not left and math.isclose(number, self.number, rel_tol=1e-3):
-                yield longer
-            elif not left:
-                found.fail(value, f"a product with the constant {self.number:.6g}, not {number:.6g}")
+        for number, operands, nodes in _flattened(value, len(self.terms), found.graph):
+            if len(operands) < len(self.terms):
+                continue
+            is_close = math.isclose(number, self.number, rel_tol=1e-3)
+            if not is_close and found.failures is None:
+                continue
+            for match in self._assigned(operands, found.through(*nodes)):
+                if is_close:
+                    yield match
+                else:
+                    match.fail(value, f"a product with the constant {self.number:.6g}, not {number:.6g}")
 
-    def _ways(
-        self, value: ir.Value | None, terms: Sequence[Term], found: Match
-    ) -> Iterator[tuple[float, Sequence[Term], Match]]:
-        """Yield each way to read a value as constant times some of the terms: the constant, and the terms left."""
-        number = constant_number(value)
-        if number is not None:
-            yield number, terms, found
-            return
-        if value is None or not terms:
-            return
-        for index, term in enumerate(terms):
-            for longer in term.matches(value, found):
-                yield 1.0, (*terms[:index], *terms[index + 1 :]), longer
+    def _assigned(self, operands: Sequence[ir.Value], found: Match, done: int = 0) -> Iterator[Match]:
+        """Yield each way to match the terms with operands; those that are matched already are left out of them."""
+        if done == len(self.terms):
+            yield found
+        for index, operand in enumerate(operands):
+            for longer in self.terms[done].matches(operand, found):
+                yield from self._assigned([*operands[:index], *operands[index + 1 :]], longer, done + 1)
+
+
+def _flattened(
+    value: ir.Value | None, most: int, graph: object
+) -> Iterator[tuple[float, tuple[ir.Value, ...], tuple[ir.Node, ...]]]:
+    """Yield each way to read a value as a product: the constant, at most so many other operands, the nodes."""
+    number = constant_number(value)
+    if number is not None:
+        yield number, (), ()
+    elif value is not None and most:
+        yield 1.0, (value,), ()
         node = value.producer()
-        if node is None or node.domain or node.op_type not in ("Mul", "Div") or node.graph is not found.graph:
+        if node is None or node.domain or node.op_type not in ("Mul", "Div") or node.graph is not graph:
             return
         first, second = node.inputs
-        inside = replace(found, nodes=(*found.nodes, node))
-        if node.op_type == "Div":
-            divisor = constant_number(second)
-            for number, left, longer in self._ways(first, terms, inside) if divisor else ():
-                yield number / divisor, left, longer  # type: ignore[operator]
-            return
-        for one, left, longer in self._ways(first, terms, inside):
-            for other, least, longest in self._ways(second, left, longer):
-                yield one * other, least, longest
+        for one, left, nodes in _flattened(first, most, graph):
+            if node.op_type == "Div":
+                divisor = constant_number(second)
+                if divisor:
+                    yield one / divisor, left, (node, *nodes)
+                continue
+            for other, right, more in _flattened(second, most - len(left), graph):
+                yield one * other, (*left, *right), (node, *nodes, *more)
 
 
-@dataclass(frozen=True)
 class Scaled(Term):
     """A term, multiplied or divided any number of times by a constant or by a value of one element.
 
     The capture ``name`` has one entry for each: a number to multiply by, or a value and its operator (Mul or Div).
     """
 
-    term: Term
-    name: str
+    def __init__(self, term: Term, name: str) -> None:
+        self.term, self.name = term, name
+        self.roots = Product.roots | term.roots
 
     def matches(self, value: ir.Value | None, found: Match) -> Iterator[Match]:  # noqa: D102
-        if value is not None and (step := _unscaled(value)) is not None and value.producer() is not None:
+        node = None if value is None else value.producer()
+        if value is not None and node is not None and (step := _unscaled(value)) is not None:
             scaled, factor = step
-            inside = replace(found, nodes=(*found.nodes, value.producer()))  # type: ignore[arg-type]
-            yield from self.matches(scaled, inside.capture(self.name, factor))
+            yield from self.matches(scaled, found.through(node).capture(self.name, factor))
         yield from self.term.matches(value, found)
 
 
@@ -295,8 +319,8 @@ class Pattern:
     """A formula.
 
     Attributes:
-        name: What it is called in the log.
-        term: How the result is computed.
+        name: Its name in the log.
+        term: The computation of the result.
         anchors: Operators without which there is no match: the search ends at once in a graph that has none.
     """
 
@@ -332,7 +356,7 @@ def find(
     failures: list[tuple[Match, ir.Value | None, str]] | None = [] if _log.isEnabledFor(logging.DEBUG) else None
     taken = set[ir.Node]()
     for node in reversed(list(graph)) if backwards else list(graph):
-        if node.graph is not graph or node in taken or not node.outputs:
+        if node.op_type not in pattern.term.roots or node.domain or node.graph is not graph or node in taken:
             continue
         for match in pattern.term.matches(node.outputs[0], Match(node.outputs[0], failures=failures)):
             reason = _refusal(match, named) or check(match)
@@ -370,7 +394,7 @@ def _explain(
     taken: Collection[ir.Node],
     failures: Sequence[tuple[Match, ir.Value | None, str]],
 ) -> None:
-    """Log why each anchor outside all matches is there: the reason that was found furthest into the pattern."""
+    """Log for each anchor outside all matches the reason that was found furthest into the pattern."""
     for node in graph:
         if node.op_type not in pattern.anchors or node.domain or node in taken:
             continue

@@ -92,8 +92,8 @@ def _through(node: ir.Node, axes: list[int]) -> list[int] | None:
     tensor = None if given is None else constant_tensor(given)
     if tensor is None or tensor.size != 1:
         return None
-    place = int(tensor.numpy().reshape(-1)[0]) % len(axes)
-    return axes[:place] + axes[place + 1 :] if axes[place] == _DIRECTIONS else None
+    axis = int(tensor.numpy().reshape(-1)[0]) % len(axes)
+    return axes[:axis] + axes[axis + 1 :] if axes[axis] == _DIRECTIONS else None
 
 
 def _has_one_last_state(layer: ir.Node, named: set[str]) -> bool:
@@ -117,10 +117,10 @@ def _is_last(index: ir.Value | None, layer: ir.Node, y: ir.Value) -> bool:
     direction, shape = layer.attributes.get("direction"), dimensions(y)
     steps = None if shape is None else shape[_STEPS]
     backwards = direction is not None and direction.as_string() == "reverse"
-    places = {0 if backwards else -1}
+    accepted = {0 if backwards else -1}
     if isinstance(steps, int):
-        places.add(-steps if backwards else steps - 1)
-    return number in places
+        accepted.add(-steps if backwards else steps - 1)
+    return number in accepted
 
 
 def _last_state(op: Builder, layer: ir.Node, axes: list[int]) -> Value:

@@ -64,7 +64,7 @@ def _split(graph: ir.Graph, op: Builder, node: ir.Node) -> None:
         if not wanted:
             continue
         read = {given for name in wanted if name is not None for given in _READ[name]}
-        values = {name: node.inputs[place] if name in read else None for name, place in inputs.items()}
+        values = {name: node.inputs[slot] if name in read else None for name, slot in inputs.items()}
         batch_first = _batch_first(values["X"])
         if batch_first is not None:
             values["X"] = batch_first

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import KERNEL_TYPES, VERSION
-from onnxtrain.autodiff.kernel_limits import MOST_AXES, windows_fit
+from onnxtrain.autodiff.windows import MOST_AXES, windows_fit
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 FEW_PRODUCTS = 48

@@ -42,8 +42,8 @@ def _use_in(graph: ir.Graph, main: Builder) -> None:
         assert x is not None
         assert packed is not None
         assert scales is not None
-        product = multiplied(PRODUCT, x, size, packed, scales, zeros)
-        y, old = (product if bias is None else product + bias).ir, node.outputs[0]
+        matmul = multiplied(PRODUCT, x, size, packed, scales, zeros)
+        y, old = (matmul if bias is None else matmul + bias).ir, node.outputs[0]
         y.type, y.shape = old.type, old.shape
         is_output, name = old.is_graph_output(), old.name
         ir.convenience.replace_all_uses_with(old, y, replace_graph_outputs=True)
@@ -57,7 +57,7 @@ def _size(node: ir.Node) -> PackedWeight | None:
     if (node.domain, node.op_type) != (MICROSOFT_DOMAIN, "MatMulNBits"):
         return None
     level = node.attributes.get("accuracy_level")
-    floating = [node.inputs[place] for place in (0, 2)]
+    floating = [node.inputs[slot] for slot in (0, 2)]
     if level is not None and level.as_int() not in _IN_FLOAT:
         return None
     if len(node.inputs) > 4 and node.inputs[4] is not None:

@@ -48,11 +48,11 @@ def optimizer_in_backward(graph: ir.Graph) -> None:
 
 def _parts(graph: ir.Graph, variables: Sequence[Variable]) -> Iterator[list[Variable]]:
     """Return the parameters in the order in which their gradients come, cut where a part is large enough."""
-    place = {node: position for position, node in enumerate(graph)}
+    index = {node: position for position, node in enumerate(graph)}
 
     def comes(variable: Variable) -> int:
         producer = variable.inputs[1].producer()
-        return -1 if producer is None else place[producer]
+        return -1 if producer is None else index[producer]
 
     part: list[Variable] = []
     size, left = 0, sum(map(_bytes, variables))

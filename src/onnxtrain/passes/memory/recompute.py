@@ -22,8 +22,8 @@ from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder
 from onnxtrain.ir.clone import Values, captured_values, clone_nodes, subgraphs
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
+from onnxtrain.ir.passes import RANDOM
 from onnxtrain.ir.replace import set_inputs
-from onnxtrain.ir.sharing import RANDOM
 from onnxtrain.ir.value import is_float
 from onnxtrain.patterns import matches, no_match
 

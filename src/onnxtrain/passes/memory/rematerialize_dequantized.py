@@ -33,7 +33,7 @@ def rematerialize_dequantized(graph: ir.Graph) -> None:
 
     Requires: a sorted graph whose trainable parameters are inputs. Ensures: a sorted graph that computes the same.
     """
-    count, order = 0, {node: place for place, node in enumerate(graph)}
+    count, order = 0, {node: index for index, node in enumerate(graph)}
     main = Builder(graph, graph.opset_imports.get("", 1))
     for node in list(graph):
         if not _widens_weight(node, graph):
@@ -53,9 +53,9 @@ def rematerialize_dequantized(graph: ir.Graph) -> None:
             (copy,) = clone_nodes([node], {}, rename=functools.partial("{1}/again_{0}".format, count))
             copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
             graph.insert_before(reader, copy)
-            for place, read in enumerate(reader.inputs):
+            for slot, read in enumerate(reader.inputs):
                 if read is value:
-                    reader.replace_input_with(place, copy.outputs[0])
+                    reader.replace_input_with(slot, copy.outputs[0])
             _wait(main.before(copy), copy, reader)
         if first is not None:
             _wait(main.before(node), node, first)
@@ -68,8 +68,8 @@ def _wait(op: Builder, node: ir.Node, reader: ir.Node) -> None:
     if awaited is None or not isinstance(awaited.type, ir.TensorType):
         return
     nothing = op.Size(op.wrap(awaited)) * 0
-    place = 0 if node.op_type == "Cast" else 1
-    value = node.inputs[place]
+    slot = 0 if node.op_type == "Cast" else 1
+    value = node.inputs[slot]
     assert value is not None
     given = op.wrap(value)
     if node.op_type == "Cast":
@@ -77,7 +77,7 @@ def _wait(op: Builder, node: ir.Node, reader: ir.Node) -> None:
         view = op.Reshape(given, op.ints(*sizes) + nothing)
     else:
         view = given + op.cast(nothing, given.dtype)
-    node.replace_input_with(place, view.with_shape(given.shape).ir)
+    node.replace_input_with(slot, view.with_shape(given.shape).ir)
 
 
 def _updates(node: ir.Node) -> bool:

@@ -52,8 +52,8 @@ def _activation(node: ir.Node, carrying: Collection[ir.Node]) -> ir.Value | None
     """Return y of the activation whose gradient a node computes from dy and x."""
     if node.op_type not in ("ClipGradient", "GeluGradient") or node.inputs[1] is None:
         return None
-    for forward, place in node.inputs[1].uses():
-        if place == 0 and forward not in carrying and forward.graph is node.graph and _is_function_of(forward, node):
+    for forward, slot in node.inputs[1].uses():
+        if slot == 0 and forward not in carrying and forward.graph is node.graph and _is_function_of(forward, node):
             return forward.outputs[0]
     return None
 
@@ -73,12 +73,12 @@ def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
 
 
 def _given(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
-    return [(place, value) for place, value in enumerate(values) if value is not None]
+    return [(slot, value) for slot, value in enumerate(values) if value is not None]
 
 
 def _bounds(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
     """Return the bounds that are given; a lower bound of minus infinity is none."""
-    return [(place, value) for place, value in _given(values) if place or constant_number(value) != -math.inf]
+    return [(slot, value) for slot, value in _given(values) if slot or constant_number(value) != -math.inf]
 
 
 def _reads(y: ir.Value, carrying: Collection[ir.Node]) -> Iterator[tuple[ir.Node, ir.Value]]:

@@ -55,14 +55,14 @@ def _fit_gradients(graph: ir.Graph, node: ir.Node) -> None:
     count = len(variables_of(node, schema) or ())
     op = Builder(graph, graph.opset_imports[""], before=node)
     op.scope = f"{node.name or node.op_type}/gradients"
-    for place in range(2 + count, 2 + 2 * count):
-        x, gradient = node.inputs[place - count], node.inputs[place]
+    for index in range(2 + count, 2 + 2 * count):
+        x, gradient = node.inputs[index - count], node.inputs[index]
         assert x is not None
         assert gradient is not None
         if not _has_shape_of(gradient, x):
             whole = op.Expand(op.wrap(gradient), op.Shape(op.wrap(x)))
             whole.ir.type, whole.ir.shape = x.type, x.shape
-            node.replace_input_with(place, whole.ir)
+            node.replace_input_with(index, whole.ir)
 
 
 def _has_shape_of(gradient: ir.Value, x: ir.Value) -> bool:

@@ -28,16 +28,16 @@ def target_webgpu(model: ir.Model) -> None:
     """
     if any(value.dtype == ir.DataType.BFLOAT16 for value in model.graph.inputs):
         raise OptionError(
-            "The optimizer's states, or weights, are bfloat16, which ONNX Runtime's WebGPU provider has not; "
+            "The optimizer's states, or weights, are bfloat16, which ONNX Runtime's WebGPU provider lacks; "
             "leave state_dtype and master_weights out."
         )
     for part in [model.graph, *model.graph.subgraphs()]:
         for node in part:
             if not node.domain and node.op_type == "MaxPool" and len(node.outputs) > 1:
                 raise OptionError(
-                    f"The node {node.name!r} needs MaxPool's output Indices, which ONNX Runtime's WebGPU provider has "
-                    "not: its images have no fixed size (export --static height=28), or the model reads them. Or "
-                    "leave --portable out, and train on the processor."
+                    f"The node {node.name!r} needs MaxPool's output Indices, which ONNX Runtime's WebGPU provider "
+                    "lacks: its images have no fixed size, or the model reads the indices. Fix the size (export "
+                    "--static height=28), or leave --portable out, and train on the CPU."
                 )
         assert isinstance(part, ir.Graph)
         _normalize_by_hand(part, model.graph.opset_imports[""])
@@ -54,8 +54,8 @@ def _normalize_by_hand(graph: ir.Graph, opset: int) -> None:
         op = Builder(graph, opset, before=node)
         op.scope = node.name or "batch_norm"
         x, scale, bias, mean, variance = (op.wrap(value) for value in node.inputs if value is not None)
-        numbers = {name: attribute.as_float() for name, attribute in node.attributes.items() if name != "training_mode"}
-        epsilon, momentum = numbers.get("epsilon", 1e-5), numbers.get("momentum", 0.9)
+        given = {name: attribute.as_float() for name, attribute in node.attributes.items() if name != "training_mode"}
+        epsilon, momentum = given.get("epsilon", 1e-5), given.get("momentum", 0.9)
         if x.rank is None:
             raise OptionError(f"The rank of {x.ir.name!r} is not known; declare its shape in the model.")
         column = op.ints(*range(1, x.rank - 1))
@@ -90,7 +90,7 @@ def _use_single_precision(model: ir.Model) -> None:
     for value in (*graph.inputs, *graph.outputs):
         if value.dtype == _DOUBLE:
             raise OptionError(
-                f"{value.name!r} is float64, which WebGPU has not; convert the model to float32 before it is exported."
+                f"{value.name!r} is float64, which WebGPU lacks; convert the model to float32 before it is exported."
             )
     for part in [graph, *graph.subgraphs()]:
         for value in part.initializers.values():

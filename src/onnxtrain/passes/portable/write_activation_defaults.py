@@ -15,7 +15,7 @@ def write_activation_defaults(model: ir.Model) -> None:
     """Write ``activation_alpha`` and ``activation_beta`` of LSTM, GRU and RNN out in full, in place.
 
     ONNX Runtime takes 0 where a model leaves out a parameter of Affine, ScaledTanh or ThresholdedRelu; the standard's
-    defaults differ (workarounds: numbers of recurrent activations).
+    defaults differ (workarounds: defaults of recurrent activations).
 
     Requires: nothing. Ensures: lists that are as long as the functions need; nodes with the usual functions stay.
     """
@@ -24,6 +24,6 @@ def write_activation_defaults(model: ir.Model) -> None:
             continue
         given = [list(node.attributes[kind].as_floats()) if kind in node.attributes else [] for kind in _KINDS]
         found = numbers_with_defaults(node.attributes["activations"].as_strings(), *given)
-        for kind, before, numbers in zip(_KINDS, given, found or given, strict=True):
-            if len(numbers) > len(before):
-                node.attributes[kind] = ir.AttrFloat32s(kind, numbers)
+        for kind, before, values in zip(_KINDS, given, found or given, strict=True):
+            if len(values) > len(before):
+                node.attributes[kind] = ir.AttrFloat32s(kind, values)

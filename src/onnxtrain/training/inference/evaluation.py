@@ -10,14 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data import Batch, Dataset
-from onnxtrain.data.shares import shared
+from onnxtrain.data.array_dataset import shared
+from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.ir import Builder
 from onnxtrain.losses.base import Loss
 from onnxtrain.losses.heads import HeadMetric, Metrics
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.metrics.base import MeanAccumulator
-from onnxtrain.parallel.communicator import Communicator
-from onnxtrain.parallel.single import Single
 from onnxtrain.passes.lower import lower_entry
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers

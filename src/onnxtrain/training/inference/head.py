@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.data.rows import rows_to_inputs
+from onnxtrain.data.naming import rows_to_inputs
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.lazy_arrays import MadeArrays
+from onnxtrain.model_file.large_data import MadeArrays
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.rules.stop import stopped
+from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN

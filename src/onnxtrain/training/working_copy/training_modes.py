@@ -16,8 +16,8 @@ from onnxtrain.autodiff.expand import expand
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.clone import subgraphs
+from onnxtrain.ir.passes import RANDOM
 from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.sharing import RANDOM
 from onnxtrain.ir.value import constant_tensor
 from onnxtrain.weights.readers import behind_identity, read_through_identity
 

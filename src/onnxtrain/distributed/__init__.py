@@ -1,0 +1,21 @@
+"""More than one process on one training: what they say to each other, and the engines that carry it.
+
+>>> from onnxtrain.distributed import Single
+>>> import numpy as np
+>>> total = np.ones(3)
+>>> Single().all_reduce_(total)
+>>> total
+array([1., 1., 1.])
+"""
+
+from __future__ import annotations
+
+from onnxtrain.distributed.communicator import Communicator as Communicator
+from onnxtrain.distributed.communicator import Single as Single
+from onnxtrain.distributed.compression import TopK as TopK
+from onnxtrain.distributed.mpi import MPI as MPI
+from onnxtrain.public_names import public_names
+
+__all__ = ["MPI", "Communicator", "Single", "TopK"]
+
+__dir__ = public_names(__name__)

@@ -1,0 +1,414 @@
+"""Data-parallel training: gradients of every rank's part of a batch, their sum, and the same update on all ranks."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.callbacks.stopping import Stopping
+from onnxtrain.config import TrainingConfig
+from onnxtrain.data import Dataset
+from onnxtrain.data.array_dataset import shared
+from onnxtrain.distributed.reduction import Reduction, Take
+from onnxtrain.errors import ParallelError
+from onnxtrain.executor import Arrays, Executor
+from onnxtrain.ir.clone import all_nodes
+from onnxtrain.passes.notify_gradients import LISTENER
+from onnxtrain.runtime.all_reduce import all_reducing
+from onnxtrain.runtime.native import kernels_available
+from onnxtrain.training.checkpoints.fingerprint import differences
+from onnxtrain.training.description import describe_model, describe_settings, describe_weights
+from onnxtrain.training.objective import Objective
+from onnxtrain.training_info.algorithm import FirstValues
+from onnxtrain.training_info.entry import Entry
+from onnxtrain.version import __version__
+
+BUCKET_BYTES = 4 << 20
+"""Bytes of gradients that few ranks send together: smaller buckets cost waiting time, larger ones are ready late."""
+
+FEW = 64
+"""Number of ranks that cut such a bucket into messages of 64 KiB. A smaller message costs more than its bytes: 15 us,
+and 0.37 ns for each byte, on the machine of docs/benchmarks/machines.md, measured by `benchmarks/cost_model.py`."""
+
+
+def bucket_bytes(processes: int) -> int:
+    """Return the size of a bucket for this number of ranks.
+
+    Each sends every other one its share of a bucket. So buckets grow with the number of ranks above :data:`FEW`, and
+    the number of messages of a step grows no more than that.
+
+    >>> [bucket_bytes(processes) >> 20 for processes in (2, 64, 128, 1024)]
+    [4, 4, 8, 64]
+    """
+    return BUCKET_BYTES * max(processes, FEW) // FEW
+
+
+def buckets(objective: Objective, processes: int) -> list[list[str]]:
+    """Return the parameters of an objective, in reverse order of their first readers, in groups of one type each.
+
+    The gradient of a parameter is complete when the backward pass is through its first reader. The order follows from
+    the model alone, so that all ranks have the same.
+
+    Args:
+        objective: The loss on the working copy of the model.
+        processes: The number of ranks.
+    """
+    enough = bucket_bytes(processes)
+    graph = objective.model.graph
+    first: dict[str, int] = {}
+    for position, node in enumerate(all_nodes(graph)):
+        for value in node.inputs:
+            if value is not None and value.name is not None:
+                first.setdefault(value.name, position)
+    names = sorted(objective.parameters, key=lambda name: first.get(name, 0), reverse=True)
+    found: list[list[str]] = []
+    open_bytes: dict[object, tuple[list[str], int]] = {}
+    for name in names:
+        value = graph.initializers[name]
+        assert value.const_value is not None
+        bucket, size = open_bytes.get(value.dtype, ([], 0))
+        if not bucket:
+            found.append(bucket)
+        bucket.append(name)
+        size += value.const_value.nbytes
+        open_bytes[value.dtype] = (bucket, size) if size < enough else ([], 0)
+    return found
+
+
+class DataParallelExecutor(Executor):
+    """Run steps in which every rank takes a part of the batch; all ranks have the same parameters and states.
+
+    A batch is divided by rows: with N ranks each takes ceil(rows / N) of them, the last ones the remainder. Each
+    computes weight * gradient of its part, and weight * loss; the sums over the ranks, in their order, have the bits of
+    one process that adds up N micro-batches. Then every rank computes the same update.
+
+    Running statistics of batch normalization become their means over the ranks that had a part.
+
+    Attributes:
+        scatters: Whether each rank needs only the sums of its share of the gradients.
+
+    Args:
+        objective: The loss on the working copy of the model.
+        config: The configuration that the objective was made for, with a communicator of several ranks.
+        values: First values of states on rank 0, which sends them to all; by default those of the model.
+
+    Raises:
+        ParallelError: A rank has another version, another model or other settings, or does not answer.
+    """
+
+    scatters = False
+
+    def __init__(
+        self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        assert config.parallel is not None
+        self.communicator = config.parallel
+        super().__init__(objective, config, values)
+        self._signal = self._signal_of_any = 0
+        self._losses = [0.0] * self.communicator.size
+        self._table = np.zeros((self.communicator.size, 4 + len(self._part_names)))
+        agree(self.communicator, self._description())
+        for name in self.states:
+            if name not in self.transient:
+                self.communicator.broadcast_(self.states.current(name))
+        self.check_equal_weights()
+        self._gradients = self._join_gradients()
+        compressed = self.communicator.compress is not None
+        self._residuals = [np.zeros_like(gradients) for gradients in self._gradients] if compressed else []
+        groups = [functools.partial(self._reduce, bucket) for bucket in range(len(self._buckets))]
+        self._reduction = Reduction(self.communicator, groups, take=self._taker(), overlap=self.overlaps)
+        self._listener = {LISTENER: np.asarray(self._reduction.address)}
+
+    @property
+    def overlaps(self) -> bool:
+        """True where another thread adds up gradients during the backward pass."""
+        return self.communicator.overlap
+
+    def _taker(self) -> Take | None:
+        """Return the function that copies gradients that are not kept; see :class:`Reduction`."""
+        return None
+
+    def _join_gradients(self) -> list[np.ndarray]:
+        """Put the gradients of each bucket into one array."""
+        size = self.communicator.size
+        return [self.states.join([f"{name}/accumulated" for name in bucket], parts=size) for bucket in self._buckets]
+
+    @functools.cached_property
+    def _buckets(self) -> list[list[str]]:
+        """The parameters in the order in which their gradients are ready, in groups that are reduced together."""
+        return buckets(self.objective, self.communicator.size)
+
+    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[Entry], FirstValues]:
+        entries, values = super()._build(objective, config)
+        if self.overlaps and len(self._buckets) > 1:
+            entries[0].announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
+        return entries, values
+
+    def _reduce(self, bucket: int) -> None:
+        """Sum the gradients of a bucket, or of this rank's share of it, over the ranks."""
+        communicator, gradients = self.communicator, self._gradients[bucket]
+        if communicator.compress is not None:
+            communicator.compress.reduce_(communicator, gradients, self._residuals[bucket], scatter=self.scatters)
+        elif self.scatters:
+            communicator.reduce_scatter_(gradients.reshape(communicator.size, -1))
+        else:
+            communicator.all_reduce_(gradients)
+
+    def _description(self) -> dict[str, Any]:
+        """Return the settings that must be equal on all ranks."""
+        import onnxruntime
+
+        config = self.config
+        trained = [*self.objective.parameters, *self.objective.statistics, *(c.name for c in self.objective.copies)]
+        return {
+            "onnxtrain": __version__,
+            "onnxruntime": onnxruntime.__version__,
+            "numpy": np.__version__,
+            "processes": self.communicator.size,
+            "kernels": kernels_available(),
+            "shared": [config.shard_states, config.shard_gradients],
+            "compression": repr(self.communicator.compress),
+            "model": describe_model(config.model)["model"],
+            "frozen weights": describe_weights(config.model, without=trained),
+            **describe_settings(config, self.objective),
+        }
+
+    def rows_of(self, rows: int) -> slice:
+        """Return this rank's slice of a batch of this number of rows."""
+        each = -(-rows // self.communicator.size) if self.fixed is None else self.fixed.size * self.config.accumulate
+        start = min(self.communicator.rank * each, rows)
+        return slice(start, min(start + each, rows))
+
+    def share(self, dataset: Dataset) -> Dataset:
+        """Return this rank's share of every batch of a dataset."""
+        return shared(dataset, lambda number, rows: self.rows_of(rows))
+
+    @property
+    def most_rows(self) -> int | None:
+        """The largest number of examples of a step; ``None`` for any number."""
+        return None if self.fixed is None else self.fixed.size * self.config.accumulate * self.communicator.size
+
+    def step(self, feeds: Arrays, learning_rate: float) -> float:
+        """Train one step on a whole batch, which every rank has; see :meth:`step_share`."""
+        if self.fixed is not None:
+            self._check_rows(feeds)
+        rows = self.rows_of(self._rows(feeds))
+        return self.step_share(
+            {key: value[rows] if value.ndim else value for key, value in feeds.items()}, learning_rate
+        )
+
+    def step_share(self, feeds: Arrays, learning_rate: float) -> float:
+        """Train one step on all ranks, each on its part of the batch, which may be empty; return the loss of all.
+
+        Raises:
+            ParallelError: Another rank has ended, or does not answer.
+            StepError: onnxruntime failed.
+        """
+        names, states = self.objective.names, self.states
+        rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
+        weight, loss = self._add_up_and_share(feeds, rate)
+        states.current("accumulated_weight")[...], states.current("accumulated_loss")[...] = weight, loss
+        return float(self.session.step(rate, entry=1)[names.loss])
+
+    def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
+        """Add up the gradients of all ranks; return the weight and the loss of all parts."""
+        states, table = self.states, self._table
+        weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
+        rows = self._rows(feeds)
+        if not rows or self.config.accumulate > 1:
+            for total in (*self._gradients, weight, loss):
+                total[...] = 0
+        label_scales = self._scaled.scale_feeds(self._label_weights(feeds))
+        with self._reduction.beside(self._micro_batches(rows)):
+            parts = self._add_up(feeds, rate | label_scales | self._listener) if rows else {}
+        of_parts = [parts.get(name, 0.0) for name in self._part_names]
+        table[self.communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]
+        self.communicator.all_gather_(table)
+        weights, self._losses, counts, signals, *all_parts = table.T.tolist()
+        self._signal_of_any = int(max(signals))
+        if self.objective.statistics:
+            self._mean_statistics(table[:, 2] > 0)
+        if all_parts:
+            sums = any(head.targets.loss.reduction == "sum" for head in self.objective.heads)
+            scales = np.ones(len(counts)) if sums else table[:, 2] / sum(counts)
+            self.parts = {
+                name: float(scales @ column) for name, column in zip(self._part_names, all_parts, strict=True)
+            }
+        return sum(weights), sum(self._losses)
+
+    def _label_weights(self, feeds: Arrays) -> list[float]:
+        """Return the label weights of all ranks, added up in rank order."""
+        own = super()._label_weights(feeds)
+        if len(own) == 1:
+            return own
+        table = np.zeros((self.communicator.size, len(own)))
+        table[self.communicator.rank] = own
+        self.communicator.all_gather_(table)
+        return [functools.reduce(operator.add, column) for column in table.T.tolist()]
+
+    @property
+    def residual_names(self) -> list[str]:
+        """Names of the residuals of compressed gradients [ranks, ...], which a checkpoint may lack."""
+        return [f"{name}/residual" for name in self.objective.parameters] if self._residuals else []
+
+    def checkpoint_states(self) -> dict[str, np.ndarray]:
+        """Return the states for a checkpoint; all ranks call it together."""
+        return super().checkpoint_states() | self._kept_residuals()
+
+    def _kept_residuals(self) -> dict[str, np.ndarray]:
+        found = {}
+        for name, own in self._residuals_of().items():
+            whole = np.zeros((self.communicator.size, *own.shape), own.dtype)
+            whole[self.communicator.rank] = own
+            self.communicator.all_gather_(whole)
+            found[f"{name}/residual"] = whole
+        return found
+
+    def load_states(self, values: Mapping[str, np.ndarray]) -> None:
+        """Load the states of a checkpoint; residuals of another number of ranks are divided equally."""
+        size, rank = self.communicator.size, self.communicator.rank
+        for name, own in self._residuals_of().items():
+            given = values.get(f"{name}/residual")
+            if given is not None:
+                own[...] = given[rank] if len(given) == size else given.sum(axis=0) / size
+        residuals = set(self.residual_names)
+        super().load_states({name: value for name, value in values.items() if name not in residuals})
+
+    def _residuals_of(self) -> dict[str, np.ndarray]:
+        """Return this rank's residuals by parameter."""
+        found = {}
+        for bucket, gradients, residual in zip(self._buckets, self._gradients, self._residuals, strict=False):
+            for name in bucket:
+                array = self.states.current(f"{name}/accumulated")
+                start = (array.ctypes.data - gradients.ctypes.data) // array.itemsize
+                found[name] = residual[start : start + array.size].reshape(array.shape)
+        return found
+
+    def send_signal(self, stopping: Stopping) -> None:
+        """Tell the other ranks, in the next step, the signal that this one has received."""
+        self._signal = stopping.signal or 0
+
+    def received_signal(self, stopping: Stopping) -> bool:
+        """Return whether a rank has received a signal to stop, as all of them know since the last step."""
+        if self._signal_of_any and stopping.signal is None:
+            stopping.signal = self._signal_of_any
+        return self._signal_of_any != 0
+
+    def check_agreement(self, identity: Mapping[str, Any]) -> None:
+        """Check that all ranks train by the same settings on the same data.
+
+        Raises:
+            ParallelError: One does not.
+        """
+        agree(self.communicator, {key: value for key, value in identity.items() if key != "weights"})
+
+    def check_equal_weights(self) -> None:
+        """Check that all ranks have the same weights.
+
+        Raises:
+            ParallelError: One has others.
+        """
+        trained = [*self.objective.parameters, *self.objective.statistics]
+        check_weights(self.communicator, {name: self.states.current(name) for name in trained})
+
+    def _mean_statistics(self, present: np.ndarray) -> None:
+        """Replace running statistics by their means over the ranks that had a part of the batch."""
+        statistics = [self.states.current(name) for name in self.objective.statistics]
+        together = np.concatenate([array.reshape(-1) for array in statistics])
+        if not present[self.communicator.rank]:
+            together[...] = 0
+        self.communicator.all_reduce_(together)
+        together /= np.count_nonzero(present)
+        for array in statistics:
+            array[...] = together[: array.size].reshape(array.shape)
+            together = together[array.size :]
+
+    @property
+    def nan_origin(self) -> str:
+        """The sentence of an error that names the ranks whose loss is NaN."""
+        ranks = [str(rank) for rank in np.flatnonzero(~np.isfinite(self._losses))]
+        return "" if not ranks else f"It comes from rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}."
+
+
+class SyncBatchNormExecutor(DataParallelExecutor):
+    """Run steps with synchronized batch normalization: the ranks wait for each other twice for each layer.
+
+    So all ranks run the same number of micro-batches. A rank that has fewer, or no part of the batch at all, first runs
+    micro-batches of zeros. They count neither in the statistics, since the rank adds zeros to the sums, nor in the
+    gradients, which are cleared afterwards.
+    """
+
+    overlaps = False  # the ranks already communicate during the backward pass
+    _silent = False
+
+    def step_share(self, feeds: Arrays, learning_rate: float) -> float:
+        """Train one step on all ranks; see :class:`DataParallelExecutor`."""
+        communicator = self.communicator
+        counts = np.zeros(communicator.size, np.int64)
+        counts[communicator.rank] = own = self._micro_batches(self._rows(feeds))
+        communicator.all_gather_(counts)
+        names = self.objective.names
+        self._silent = True
+        try:
+            for _ in range(int(counts.max()) - own):
+                self._run(self._zeros(feeds), {names.learning_rate: np.asarray(learning_rate, np.float32)})
+        finally:
+            self._silent = False
+        return super().step_share(feeds, learning_rate)
+
+    def _zeros(self, feeds: Arrays) -> Arrays:
+        """Return the inputs of a micro-batch of zeros."""
+        rows = 1 if self.fixed is None else self.fixed.size
+        return {
+            name: np.zeros((rows, *array.shape[1:]), array.dtype) if array.ndim else array
+            for name, array in feeds.items()
+        }
+
+    def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
+        with all_reducing(self._all_reduce):
+            return super()._run(feeds, rate)
+
+    def _all_reduce(self, array: np.ndarray) -> None:
+        if self._silent:
+            array[...] = 0
+        self.communicator.all_reduce_(array)
+
+    def _mean_statistics(self, present: np.ndarray) -> None:
+        """Leave running statistics as they are: all ranks have computed the same."""
+
+
+def agree(communicator: Any, description: Mapping[str, Any]) -> None:
+    """Check that all ranks have equal descriptions.
+
+    Raises:
+        ParallelError: One differs; the message names the rank and the difference.
+    """
+    records = communicator.gather_objects(dict(description))
+    for rank, record in enumerate(records):
+        different = differences(record, records[0])
+        if different:
+            words = ", ".join(words.replace(" here", " of rank 0") for words in different.values())
+            words = words.replace(" there", f" of rank {rank}")
+            raise ParallelError(f"Rank {rank} does not train what rank 0 trains: {words}; start all with the same.")
+
+
+def check_weights(communicator: Any, values: Mapping[str, np.ndarray]) -> None:
+    """Check that all ranks have the same values.
+
+    Raises:
+        ParallelError: One has others.
+    """
+    found = {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in values.items()}
+    records = communicator.gather_objects(found)
+    for rank, record in enumerate(records):
+        other = [name for name, checksum in record.items() if checksum != records[0][name]]
+        if other:
+            raise ParallelError(
+                f"Rank {rank} has other values of {', '.join(other[:5])} than rank 0: something changed them in one "
+                "process alone, such as a callback or a script that asks for its rank."
+            )

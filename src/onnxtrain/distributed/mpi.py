@@ -1,0 +1,416 @@
+"""MPI through mpi4py: the engine of every cluster, and of several processes on one machine."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from onnxtrain.distributed.communicator import Communicator, Compression
+from onnxtrain.distributed.compression import choose_compression
+from onnxtrain.errors import OptionError, ParallelError
+from onnxtrain.spelling import checks_arguments
+
+_DATA, _FAILURE, _LEAVING = 7, 8, 9
+"""Tags of messages: parts of arrays; the last sentence of a rank; that it is about to leave."""
+
+_GRACE = 10.0
+"""Seconds that a rank leaves rank 0 to say what went wrong: a launcher ends all of them as soon as one has ended."""
+
+_AT_ONCE = 1 << 15
+"""Bytes up to which an array is summed from everybody's whole array: one exchange of messages instead of two."""
+
+_BLOCK = 1 << 20
+"""Bytes of a share that are added up at a time: what has arrived is still in the cache."""
+
+_EAGER = 100
+"""Looks without a pause: some 50 microseconds, in which small messages arrive that are on their way."""
+
+_LOOKS = 256
+"""Looks at what has arrived between two looks at the clock and at sentences of others."""
+
+
+_BEHIND = 1e-3
+"""Seconds between two looks while another thread computes."""
+
+_OPEN: list[MPI] = []
+"""The communicators of this process that have other ranks."""
+
+
+def environment_rank() -> int:
+    """The rank that a launcher (mpiexec, srun) has told this process, without MPI; 0 where there is none."""
+    for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def tell_ranks(error: BaseException) -> bool:
+    """Tell the other ranks of all communicators that this one ends; says whether there are any.
+
+    A rank other than 0 says nothing itself, unless rank 0 is lost.
+    """
+    sentence = " ".join(str(error).split()) or type(error).__name__
+    for communicator in _OPEN:
+        communicator.fail(sentence)
+        if communicator.rank and communicator.speaks and sys.__stderr__ is not None:
+            sys.__stderr__.write(f"error: {sentence}\n")
+    return any(communicator.size > 1 for communicator in _OPEN)
+
+
+@checks_arguments
+class MPI(Communicator):
+    """The processes that ``mpiexec`` or ``srun`` has started, through mpi4py (``pip install 'onnxtrain[mpi]'``).
+
+    Args:
+        order: ``"rank"``: sums are taken in the order of the ranks, so that their bits depend on nothing else, not on
+            the network, the library or the placement. Every rank adds up its share and hands it round, which moves
+            2 (N - 1) / N of the array, as the best algorithms do, in N - 1 messages each way. ``"fast"``: the library's
+            own sum, whose bits may differ from one cluster to another.
+        overlap: Whether gradients are added up in a thread of their own while the backward pass goes on.
+        compress: Send gradients rounded to ``"float16"`` or ``"bfloat16"``, or the largest alone, as ``TopK(0.01)``;
+            what is left out is added to the gradients of the next step. Sums are then in the order of the ranks.
+        timeout: Seconds to wait for another rank before giving it up; the error names it. A rank that writes a
+            checkpoint makes the others wait. Where a rank does not start MPI in that time, the others exit with 3.
+
+    Raises:
+        OptionError: mpi4py is not installed, or finds no MPI; an argument has a value that it cannot have.
+    """
+
+    def __init__(
+        self,
+        order: Literal["rank", "fast"] = "rank",
+        *,
+        compress: Literal["float16", "bfloat16"] | Compression | None = None,
+        timeout: float = 600.0,
+        overlap: bool = True,
+    ) -> None:
+        if order not in ("rank", "fast"):
+            raise OptionError(f"order is {order!r}; it is 'rank' or 'fast'.")
+        if not timeout > 0:
+            raise OptionError(f"timeout is {timeout}; it needs a number of seconds above 0.")
+        self.order = order
+        self.compress = choose_compression(compress)
+        self.timeout = float(timeout)
+        self._library = _library(self.timeout)
+        world = self._library.COMM_WORLD
+        self.overlap = overlap and self._library.Query_thread() >= self._library.THREAD_SERIALIZED
+        self._pause = 0.0
+        self._abandoned = False
+        self._world = world.Dup()  # messages of the program that uses this do not mix with ours
+        self.rank: int = world.Get_rank()
+        self.size: int = world.Get_size()
+        self._scratch = np.empty(0, np.uint8)
+        self._failed = False
+        self._lost: set[int] = set()
+        atexit.register(self._leave)
+        if self.size > 1:
+            self._tell_of_uncaught_errors()
+            _OPEN.append(self)
+
+    def __repr__(self) -> str:
+        return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.order, self.compress, self.timeout, self.overlap)
+
+    def all_reduce_(self, array: np.ndarray) -> None:
+        """Replace every element by its sum over all ranks; see :class:`MPI` for the order of the sum."""
+        if self.size == 1 or not array.size:
+            return
+        flat = _flat(array)
+        if self.order == "fast" and flat.dtype.char in _TYPES:
+            self._wait([self._world.Iallreduce(self._library.IN_PLACE, flat)], "all_reduce_")
+        elif flat.nbytes <= _AT_ONCE:
+            parts = self._room((self.size, flat.size), flat.dtype)
+            parts[self.rank] = flat
+            self._exchange([flat] * self.size, list(parts), "all_reduce_")
+            _add_in_order(parts, flat)
+        else:
+            shares = self._shares(flat)
+            self._reduce_share(shares, "all_reduce_")
+            self._exchange([shares[self.rank]] * self.size, shares, "all_reduce_")
+
+    def reduce_scatter_(self, array: np.ndarray) -> None:
+        """Replace the row of this rank by its sum over all ranks; other rows are lost."""
+        if self.size > 1 and array.size:
+            self._reduce_share(list(_rows(array, self.size)), "reduce_scatter_")
+
+    def all_gather_(self, array: np.ndarray) -> None:
+        """Fill the rows of the other ranks."""
+        if self.size > 1 and array.size:
+            rows = list(_rows(array, self.size))
+            self._exchange([rows[self.rank]] * self.size, rows, "all_gather_")
+
+    def all_to_all_(self, array: np.ndarray) -> None:
+        """Send the rows of an array to the ranks of their numbers; rows are then what those have sent."""
+        if self.size > 1 and array.size:
+            rows = _rows(array, self.size)
+            parts = self._room((self.size, rows.shape[1]), rows.dtype)
+            self._exchange(list(rows), list(parts), "all_to_all_")
+            parts[self.rank] = rows[self.rank]
+            rows[...] = parts
+
+    def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
+        """Replace all elements by those of one rank: it sends everybody a share, which everybody hands on."""
+        if self.size == 1 or not array.size:
+            return
+        flat = _flat(array)
+        whole: Any = [None] * self.size
+        if flat.nbytes <= _AT_ONCE or self.size == 2:
+            sent, received = ([flat] * self.size, whole) if self.rank == root else (whole, list(whole))
+            if self.rank != root:
+                received[root] = flat
+            self._exchange(sent, received, "broadcast_")
+            return
+        shares = self._shares(flat)
+        received = list(whole)
+        if self.rank != root:
+            received[root] = shares[self.rank]
+        self._exchange(shares if self.rank == root else whole, received, "broadcast_")
+        self._exchange([shares[self.rank]] * self.size, shares, "broadcast_")
+
+    def behind(self, computation: bool) -> None:
+        """Say whether other threads compute from now on: then a wait looks now and then what has arrived."""
+        self._pause = _BEHIND if computation else 0.0
+
+    def abandon(self) -> None:
+        """End what waits for other ranks in another thread; nothing goes on after that."""
+        self._abandoned = True
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank reports errors: rank 0, or any other rank if rank 0 does not answer."""
+        return self.rank == 0 or 0 in self._lost
+
+    def fail(self, sentence: str) -> None:
+        """Tell the other ranks that this one ends, and why: what they wait for raises ParallelError."""
+        if self.size == 1 or self._failed:
+            return
+        self._failed = True
+        content = f"Rank {self.rank} ended: {sentence}".encode()
+        requests = [self._world.Isend(bytearray(content), other, _FAILURE) for other in self._others() if other]
+        if self.rank:  # which is done when rank 0 has read it
+            requests.append(self._world.Issend(bytearray(content), 0, _FAILURE))
+        until = time.monotonic() + self.timeout
+        while not self._library.Request.Testall(requests) and time.monotonic() < until:
+            time.sleep(0.001)
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _reduce_share(self, shares: Sequence[np.ndarray], what: str) -> None:
+        """Replace the share of this rank by its sum over all ranks."""
+        longest = max(share.size for share in shares)
+        step = max(1, _BLOCK // shares[0].itemsize)
+        for start in range(0, longest, step):
+            blocks = [share[start : start + step] for share in shares]
+            own = blocks[self.rank]
+            parts = self._room((self.size, own.size), own.dtype)
+            self._exchange(blocks, list(parts), what)
+            parts[self.rank] = own
+            _add_in_order(parts, own)
+
+    def _shares(self, flat: np.ndarray) -> list[np.ndarray]:
+        """An array in as many parts as there are ranks."""
+        bounds = [flat.size * rank // self.size for rank in range(self.size + 1)]
+        return [flat[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+    def _room(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
+        """Memory to receive in, the same every time."""
+        needed = shape[0] * shape[1] * dtype.itemsize
+        if self._scratch.size < needed:
+            self._scratch = np.empty(needed, np.uint8)
+        return self._scratch[:needed].view(dtype).reshape(shape)
+
+    def _exchange(self, sent: Sequence[np.ndarray | None], received: Sequence[np.ndarray | None], what: str) -> None:
+        """Send every other rank its part and receive one from each, where there are any."""
+        world, requests, waiting = self._world, [], []
+        for step in range(1, self.size):  # a different partner for everyone at a time
+            other = (self.rank - step) % self.size
+            array = received[other]
+            if array is not None and array.size:
+                requests.append(world.Irecv(_bytes(array), other, _DATA))
+                waiting.append(other)
+        for step in range(1, self.size):
+            other = (self.rank + step) % self.size
+            array = sent[other]
+            if array is not None and array.size:
+                requests.append(world.Isend(_bytes(array), other, _DATA))
+                waiting.append(other)
+        self._wait(requests, what, waiting)
+
+    def _wait(self, requests: list[Any], what: str, partners: Sequence[int] = ()) -> None:
+        """Wait until requests are done, and no longer than somebody is there to do them.
+
+        What comes soon is there at the next look. A process that looks without pause for longer keeps others from the
+        processor, the one it waits for among them where there are fewer processors than ranks; so then it lets them.
+
+        Raises:
+            ParallelError: Another rank has ended, or did not answer in time.
+        """
+        done, until, looks = self._library.Request.Testall, 0.0, 0
+        while not done(requests):
+            looks += 1
+            if looks > _EAGER:
+                time.sleep(self._pause)
+            if self._abandoned:
+                raise ParallelError(f"{what} was broken off, because this process failed in the same step.")
+            if looks % _LOOKS:
+                continue
+            now = time.monotonic()
+            until = until or now + self.timeout
+            if self._world.Iprobe(self._library.ANY_SOURCE, _FAILURE):
+                self._give_up(self._last_words())
+            if now > until:
+                missing = sorted({p for p, request in zip(partners, requests, strict=False) if not request.Test()})
+                who = f"Rank {missing[0]}" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))}"
+                who = who if missing else "A rank"
+                self._give_up(f"{who} did not answer for {self.timeout:g} s, in {what}.", missing or self._others())
+
+    def _give_up(self, sentence: str, lost: Iterable[int] = ()) -> None:
+        self._failed = True  # the others know, or find out
+        self._lost.update(lost)
+        raise ParallelError(sentence, lost=bool(self._lost))
+
+    def _last_words(self) -> str:
+        status = self._library.Status()
+        self._world.Probe(self._library.ANY_SOURCE, _FAILURE, status)
+        content = bytearray(status.Get_count(self._library.BYTE))
+        self._world.Recv(content, status.Get_source(), _FAILURE)
+        return content.decode(errors="replace")
+
+    def _tell_of_uncaught_errors(self) -> None:
+        """Let an error that nobody catches end the other ranks, too, instead of leaving them to wait."""
+        before = sys.excepthook
+
+        def end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            if self.speaks or not getattr(error, "everywhere", False):
+                before(kind, error, traceback)
+                sys.stderr.flush()
+            self.fail(" ".join(str(error).split()) or kind.__name__)
+
+        sys.excepthook = end
+
+    def _leave(self) -> None:
+        """End MPI: together, where all ranks are there; otherwise so that rank 0 can say what went wrong.
+
+        A launcher ends all ranks as soon as one has ended with another status than 0. So rank 0 leaves last.
+        """
+        library, world = self._library, self._world
+        if library.Is_finalized():
+            return
+        if self._failed and self._lost:
+            if not self.speaks:
+                sys.stderr.flush()
+                time.sleep(_GRACE)
+                os._exit(1)
+            return
+        if self._failed and self.rank:
+            world.Isend(bytearray(1), 0, _LEAVING).Free()
+            library.Finalize()
+            sys.stderr.flush()
+            ctypes.CDLL(None).exit(0)  # and not os._exit, after which the launcher ends all others
+        if self._failed:
+            requests = [world.Irecv(bytearray(1), other, _LEAVING) for other in self._others()]
+            until = time.monotonic() + _GRACE
+            while not library.Request.Testall(requests):
+                if time.monotonic() > until:
+                    return
+                if world.Iprobe(library.ANY_SOURCE, _FAILURE):
+                    self._last_words()  # of one that fails at the same time, and waits for this
+                time.sleep(0.01)
+            time.sleep(0.2)
+        library.Finalize()
+
+
+_TYPES = "bBhHiIlLqQfd"
+"""Types that MPI itself can add."""
+
+
+def _library(timeout: float) -> Any:
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False  # `_start` does, with a time limit
+        mpi4py.rc.finalize = False  # `_leave` does, where the other ranks are there
+        from mpi4py import MPI as library  # noqa: N811 - a module with the name of a class
+    except ImportError as error:
+        raise OptionError(
+            f"MPI needs mpi4py, which cannot be imported ({error}); install it with pip install 'onnxtrain[mpi]'."
+        ) from error
+    except RuntimeError as error:  # "cannot load MPI library"
+        raise OptionError(
+            f"mpi4py finds no MPI library ({' '.join(str(error).split())}); install one, such as pip install mpich."
+        ) from error
+    if not library.Is_initialized():
+        _start(library, timeout)
+    return library
+
+
+def _start(library: Any, timeout: float) -> None:
+    """Call MPI_Init_thread, which waits for all ranks; end this process where they do not come in time.
+
+    mpi4py calls it with Python's lock held, so that no other thread could tell the time; ctypes releases the lock. The
+    call never returns where a rank has ended before, so that nothing can be raised from it.
+    """
+
+    def give_up() -> None:
+        sys.stderr.flush()
+        (sys.__stderr__ or sys.stderr).write(
+            f"error: Rank {environment_rank()} waited {timeout:g} s for all ranks to start MPI; one of them has ended "
+            "before or is slow to start: see its own message, or wait longer (timeout=, --wait).\n"
+        )
+        os._exit(3)
+
+    timer = threading.Timer(timeout, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        wanted = int(library.THREAD_MULTIPLE)
+        ctypes.CDLL(library.__file__).MPI_Init_thread(None, None, wanted, ctypes.byref(ctypes.c_int()))
+    finally:
+        timer.cancel()
+
+
+def _again(order: Literal["rank", "fast"], compress: Compression | None, timeout: float, overlap: bool) -> MPI:
+    return MPI(order, compress=compress, timeout=timeout, overlap=overlap)
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """All elements of an array in one axis, in the memory that they are in.
+
+    Raises:
+        ParallelError: They are not one after the other, or cannot be written to.
+    """
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        raise ParallelError(f"An array of shape {array.shape} is read-only or not contiguous; give a copy of it.")
+    return array.reshape(-1)
+
+
+def _rows(array: np.ndarray, size: int) -> np.ndarray:
+    """An array [size, ...] as [size, n]."""
+    if not array.ndim or len(array) != size:
+        raise ParallelError(f"An array of shape {array.shape} needs one row for each of {size} ranks.")
+    return _flat(array).reshape(size, -1)
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.view(np.uint8) if array.ndim else array.reshape(1).view(np.uint8)
+
+
+def _add_in_order(parts: np.ndarray, total: np.ndarray) -> None:
+    """The sum of the rows, the first two first; what leaves the range of numbers is found in the loss."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.add(parts[0], parts[1], out=total)
+        for part in parts[2:]:
+            np.add(total, part, out=total)

@@ -1,0 +1,152 @@
+"""Squares of the rows of gradients that several processes share, with the bits of one process that has all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.distributed.communicator import Communicator
+from onnxtrain.ir import Builder
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.step import Session, create_session
+from onnxtrain.training_info.gradient_norm import row_axes
+
+
+class Layout(NamedTuple):
+    """A gradient in the joined memory of its bucket.
+
+    Attributes:
+        name: The parameter.
+        begin: Its first element in the memory.
+        shape: Its shape.
+    """
+
+    name: str
+    begin: int
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows; see :func:`~onnxtrain.training_info.gradient_norm.row_axes`."""
+        return math.prod(self.shape[: row_axes(self.shape)])
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.shape[row_axes(self.shape) :])
+
+
+class RowSquares:
+    """Sums the squares of the rows of all gradients, each of which is cut in one share per process.
+
+    A process sums the rows that lie in its share. The elements of a row that crosses the end of a share are sent to all
+    processes, each of which sums it. Sums with zeros change no bit, so neither does the order of the processes.
+
+    Args:
+        buckets: The gradients of each bucket, in the order of its memory, which has as many equal shares as there are
+            processes.
+        communicator: The processes.
+        dtypes: Types of the buckets' gradients.
+        order: The parameters in the order in which one process adds up their sums.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Sequence[Layout]],
+        communicator: Communicator,
+        *,
+        dtypes: Sequence[np.dtype[Any]],
+        order: Sequence[str],
+    ) -> None:
+        self._buckets = buckets
+        self._communicator = communicator
+        self._sessions = {dtype: _session(ir.DataType.from_numpy(dtype)) for dtype in dict.fromkeys(dtypes)}
+        first = {
+            layout.name: np.zeros(layout.shape[: row_axes(layout.shape)], dtype)
+            for layouts, dtype in zip(buckets, dtypes, strict=True)
+            for layout in layouts
+        }
+        self.states = {_squares(name): first[name] for name in order}
+        """First values of the sums, by the names under which an update reads them."""
+
+    def add_up(self, shares: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the sums of all rows of all gradients; all processes call this.
+
+        Args:
+            shares: This process's share of each bucket's gradients.
+        """
+        found: dict[str, np.ndarray] = {}
+        for layouts, share in zip(self._buckets, shares, strict=True):
+            found |= self._of_bucket(layouts, share)
+        return {name: found[name].reshape(first.shape) for name, first in self.states.items()}
+
+    def _of_bucket(self, layouts: Sequence[Layout], share: np.ndarray) -> dict[str, np.ndarray]:
+        first = self._communicator.rank * share.size
+        sums = [np.zeros(layout.rows, share.dtype) for layout in layouts]
+        cut = [[np.zeros(layout.columns, share.dtype) for _ in self._cut(layout, share.size)] for layout in layouts]
+        for layout, own, edges in zip(layouts, sums, cut, strict=True):
+            start, stop = self._whole_rows(layout, first, first + share.size)
+            if start < stop:
+                begin = layout.begin + start * layout.columns - first
+                rows = share[begin : begin + (stop - start) * layout.columns].reshape(-1, layout.columns)
+                own[start:stop] = self._summed(rows)
+            for row, edge in zip(self._cut(layout, share.size), edges, strict=True):
+                begin = layout.begin + row * layout.columns
+                low, high = max(begin, first), min(begin + layout.columns, first + share.size)
+                if low < high:
+                    edge[low - begin : high - begin] = share[low - first : high - first]
+        parts = [*sums, *(edge for edges in cut for edge in edges)]
+        together = np.concatenate(parts) if parts else np.zeros(0, share.dtype)
+        self._communicator.all_reduce_(together)
+        ends = np.cumsum([part.size for part in parts])
+        parts = np.split(together, ends[:-1]) if parts else []
+        edges_left = iter(parts[len(layouts) :])
+        found = {}
+        for layout, own in zip(layouts, parts, strict=False):
+            for row in self._cut(layout, share.size):
+                own[row] = self._summed(np.ascontiguousarray(next(edges_left)).reshape(1, -1))[0]
+            found[_squares(layout.name)] = own
+        return found
+
+    @staticmethod
+    def _cut(layout: Layout, share: int) -> list[int]:
+        """The rows that cross the end of a share of so many elements."""
+        if not layout.columns:
+            return []
+        end = layout.begin + layout.rows * layout.columns
+        bounds = range((layout.begin // share + 1) * share, end, share) if share else ()
+        crossed = {
+            (bound - layout.begin) // layout.columns for bound in bounds if (bound - layout.begin) % layout.columns
+        }
+        return sorted(crossed)
+
+    @staticmethod
+    def _whole_rows(layout: Layout, first: int, last: int) -> tuple[int, int]:
+        """The rows that lie in the elements from ``first`` to ``last`` of the memory."""
+        if not layout.columns:
+            return 0, 0
+        start = max(0, -(-(first - layout.begin) // layout.columns))
+        return start, min(layout.rows, (last - layout.begin) // layout.columns)
+
+    def _summed(self, rows: np.ndarray) -> np.ndarray:
+        """The sums of squares of rows [rows, columns], by the operator that an update of whole gradients uses."""
+        (sums,) = self._sessions[rows.dtype].run(None, {"rows": rows})
+        return np.asarray(sums)
+
+
+def _squares(name: str) -> str:
+    return f"{name}/squares"
+
+
+def _session(dtype: ir.DataType) -> Session:
+    rows = ir.Value(name="rows", type=ir.TensorType(dtype), shape=ir.Shape(("rows", "columns")))
+    graph = ir.Graph([rows], [], nodes=[], opset_imports={"": 18}, name="row_squares")
+    op = Builder(graph, 18)
+    sums = op.ReduceSumSquare(op.wrap(rows), op.ints(1), keepdims=0)
+    sums.ir.type, sums.ir.shape = ir.TensorType(dtype), ir.Shape(("rows",))
+    graph.outputs.append(sums.ir)
+    return create_session(ir.Model(graph, ir_version=8), RuntimeOptions(threads=1))

@@ -1,0 +1,371 @@
+"""Sharded training (ZeRO): every rank keeps a share of the optimizer's states, or of the gradients, too."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.config import TrainingConfig
+from onnxtrain.distributed.data_parallel import DataParallelExecutor, SyncBatchNormExecutor
+from onnxtrain.distributed.reduction import Take
+from onnxtrain.distributed.row_squares import Layout, RowSquares
+from onnxtrain.errors import OptionError
+from onnxtrain.executor import Arrays
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.passes.lower import lower_entry
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.runtime.step import StepSession
+from onnxtrain.training.objective import Objective
+from onnxtrain.training_info.algorithm import FirstValues
+from onnxtrain.training_info.build import build_update, fill_states
+from onnxtrain.training_info.entry import Entry
+
+_SEND_BUFFERS = 2
+"""Number of send buffers: one bucket is sent while the next one is filled."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The part of a parameter that a rank updates.
+
+    Attributes:
+        group: Index of its bucket.
+        elements: Its elements in the array of the bucket.
+        start: Its first element in the parameter.
+    """
+
+    group: int
+    elements: slice
+    start: int
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """Return its elements of an array of the parameter's shape."""
+        return array.reshape(-1)[self.start : self.start + self.elements.stop - self.elements.start]
+
+
+class ShardedExecutor(DataParallelExecutor):
+    """Run steps on N ranks that keep an N-th of the optimizer's states each (ZeRO, stage 1).
+
+    The gradients of a bucket, and its parameters in the same order, are one array that is cut into N equal shares at
+    any element. Every rank sums its share of the gradients (reduce-scatter), updates its share of the parameters, and
+    sends it to all (all-gather). That moves as many bytes as an all-reduce of the gradients, and gives the same bits.
+
+    Clipping by norm sums the squares of the rows of whole gradients, in the order of one process: a row that is cut is
+    sent to all ranks.
+
+    Args:
+        objective: The loss on the working copy of the model.
+        config: The configuration that the objective was made for.
+        values: First values of states on rank 0; by default those of the model.
+    """
+
+    scatters = True
+
+    def __init__(
+        self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        if not all(rule.elementwise for rule in objective.optimizers(config)):
+            raise OptionError(
+                "shard_states=True cuts weights at any element, but this optimizer's update of one depends on others "
+                "of its tensor; leave one of them out."
+            )
+        if config.clip_norm is not None and config.clip_value is not None:
+            raise OptionError("shard_states=True clips by value or by norm; leave clip_value or clip_norm out.")
+        if config.ema is not None:
+            raise OptionError(
+                "shard_states=True keeps no moving average of the weights; leave shard_states or ema out."
+            )
+        if config.state_dtype is not None:
+            raise OptionError(
+                "shard_states=True cuts states of the weights' type; leave shard_states or state_dtype out."
+            )
+        if not config.master_weights:
+            raise OptionError("shard_states=True cuts weights in float32; leave shard_states or master_weights out.")
+        super().__init__(objective, config, values)
+        self._parameters = [self.states.join(names, parts=self.communicator.size) for names in self._buckets]
+        self._pieces = {
+            name: piece for index, names in enumerate(self._buckets) for name, piece in self._cut(index, names)
+        }
+        self._own = self._own_gradients()
+        self._squares: RowSquares | None = None
+        if config.clip_norm is not None:
+            dtypes = [memory.dtype for memory in self._parameters]
+            self._squares = RowSquares(
+                self._layouts(), self.communicator, dtypes=dtypes, order=list(self.objective.parameters)
+            )
+        self._update: StepSession | None = None
+        if not self._pieces:  # of a model with fewer elements than fit a cache line in each rank
+            first = np.asarray(config.optimizer.schema.first_count, np.int64)
+            self._share = StateBuffers({objective.names.count: first})
+            return
+        entry, first_values = build_update(self._recipe(objective, config))
+        self._share = StateBuffers(first_values)
+        for name, piece in self._pieces.items():
+            self._share.place(name, self._parameters[piece.group][piece.elements])
+            self._share.place(f"{name}/accumulated", self._own[piece.group][self._within(piece)])
+        self._update = self._session_of(entry)
+
+    def change(self, objective: Objective, config: TrainingConfig) -> None:
+        """Run another configuration of the same model from the next step on, on the same buffers."""
+        super().change(objective, config)
+        if self._update is not None:
+            self._update = self._session_of(build_update(self._recipe(objective, config))[0])
+
+    def _own_gradients(self) -> list[np.ndarray]:
+        """Return this rank's share of the gradients of each bucket."""
+        size, rank = self.communicator.size, self.communicator.rank
+        return [gradients.reshape(size, -1)[rank] for gradients in self._gradients]
+
+    def _within(self, piece: _Piece) -> slice:
+        """Return the elements of a piece in this rank's share of its bucket."""
+        first = self.communicator.rank * (self._parameters[piece.group].size // self.communicator.size)
+        return slice(piece.elements.start - first, piece.elements.stop - first)
+
+    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[Entry], FirstValues]:
+        entries, values = super()._build(objective, config)
+        states = {name for name in values if name in entries[0].updates or self._is_fed(entries[0], name)}
+        entries[0].states = [name for name in values if name in states]
+        return entries[:1], FirstValues({name: values.tensors[name] for name in entries[0].states})
+
+    @staticmethod
+    def _is_fed(entry: Entry, name: str) -> bool:
+        return any(value.name == name for value in entry.model.graph.inputs)
+
+    def _cut(self, group: int, names: list[str]) -> list[tuple[str, _Piece]]:
+        """Return the pieces of the parameters of a bucket that this rank updates."""
+        memory = self._parameters[group]
+        share = memory.size // self.communicator.size
+        first, last = self.communicator.rank * share, (self.communicator.rank + 1) * share
+        found = []
+        for name in names:
+            array, begin = self.states.current(name), self._begin(group, name)
+            start, stop = max(begin, first), min(begin + array.size, last)
+            if start < stop:
+                found.append((name, _Piece(group, slice(start, stop), start - begin)))
+        return found
+
+    def _begin(self, group: int, name: str) -> int:
+        """Return the index of a parameter's first element in its bucket."""
+        array = self.states.current(name)
+        return (array.ctypes.data - self._parameters[group].ctypes.data) // array.itemsize
+
+    def _recipe(self, objective: Objective, config: TrainingConfig) -> Any:
+        """Return the recipe of this rank's update: pieces instead of parameters."""
+        recipe = objective.recipe(config)
+        initializers = recipe.model.graph.initializers
+        values = []
+        for name, piece in self._pieces.items():
+            memory = self._parameters[piece.group][piece.elements]
+            values.append(ir.Value(name=name, type=initializers[name].type, shape=ir.Shape(memory.shape)))
+            values[-1].const_value = ir.Tensor(memory, name=name)
+        imports = dict(recipe.model.opset_imports)
+        graph = ir.Graph([], [], nodes=[], initializers=values, opset_imports=imports, name="update")
+        return replace(
+            recipe,
+            model=infer_shapes(ir.Model(graph, ir_version=recipe.model.ir_version)),
+            parameters=list(self._pieces),
+            statistics={},
+            masks={},  # gradients are zero there
+            given_squares=None if self._squares is None else self._squares.states,
+        )
+
+    def _session_of(self, entry: Entry) -> StepSession:
+        options = self.config.options
+        kernels = options.uses_kernels()
+        return StepSession(lower_entry(entry, kernels=kernels), self._share, options, kernels=kernels)
+
+    def step_share(self, feeds: Arrays, learning_rate: float) -> float:
+        """Train one step on all ranks, each on its part of the batch; see :class:`DataParallelExecutor`."""
+        names, communicator = self.objective.names, self.communicator
+        rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
+        weight, loss = self._add_up_and_share(feeds, rate)
+        squares = {} if self._squares is None else self._squares.add_up(self._own)
+        if self._update is None:
+            self._share.current(names.count)[...] += 1
+        else:
+            self._share.current("accumulated_weight")[...] = weight
+            for name, rows in squares.items():
+                self._share.current(name)[...] = rows
+            self._update.run(rate)
+        for parameters in self._parameters:
+            communicator.all_gather_(parameters.reshape(communicator.size, -1))
+        if names.count in self.states:  # masks of dropout are drawn by it
+            self.states.current(names.count)[...] = self._share.current(names.count)
+        return float(np.float32(loss / (weight or 1)))
+
+    def _layouts(self) -> list[list[Layout]]:
+        """Return the layouts of the parameters of each bucket, in its order."""
+        return [
+            [Layout(name, self._begin(group, name), self.states.current(name).shape) for name in names]
+            for group, names in enumerate(self._buckets)
+        ]
+
+    def checkpoint_states(self) -> dict[str, np.ndarray]:
+        """Return whole parameters and states for a checkpoint; all ranks call it together."""
+        found = {name: np.array(self.states.current(name)) for name in super().checkpoint_names}
+        found |= self._kept_residuals()
+        found[self.objective.names.count] = np.array(self._share.current(self.objective.names.count))
+        for role in self._roles():
+            for group, parameters in enumerate(self._parameters):
+                whole = np.zeros((self.communicator.size, parameters.size // self.communicator.size), parameters.dtype)
+                own = whole.reshape(-1)
+                for name, piece in self._pieces.items():
+                    if piece.group == group and f"{name}/{role}" in self._share:
+                        own[piece.elements] = self._share.current(f"{name}/{role}")
+                self.communicator.all_gather_(whole)
+                for name in self._buckets[group]:
+                    if self._has(name, role):
+                        array, begin = self.states.current(name), self._begin(group, name)
+                        found[f"{name}/{role}"] = own[begin : begin + array.size].reshape(array.shape)
+        return found
+
+    @property
+    def checkpoint_names(self) -> list[str]:
+        """Names of the states that a checkpoint needs."""
+        states = [
+            f"{name}/{role}" for name in self.objective.parameters for role in self._roles() if self._has(name, role)
+        ]
+        return list(dict.fromkeys([*super().checkpoint_names, self.objective.names.count, *states]))
+
+    def load_states(self, values: Mapping[str, np.ndarray]) -> None:
+        """Load this rank's share of the states of a checkpoint.
+
+        Raises:
+            OptionError: A value is of another type or shape.
+        """
+        own = {*self.states, *self.residual_names}
+        super().load_states({name: value for name, value in values.items() if name in own})
+        if self.objective.names.count in values:
+            self._share[self.objective.names.count] = values[self.objective.names.count]
+        for name, piece in self._pieces.items():
+            for role in self._roles():
+                if f"{name}/{role}" in values and self._has(name, role):
+                    self._share[f"{name}/{role}"] = piece.of(np.asarray(values[f"{name}/{role}"]))
+
+    def _writer(self) -> Callable[[], onnx.ModelProto]:
+        write = super()._writer()
+        return lambda: fill_states(write(), self.checkpoint_states())
+
+    def _roles(self) -> list[str]:
+        return [role.name for role in self.config.optimizer.schema.states]
+
+    def _has(self, name: str, role: str) -> bool:
+        rule = self.objective.rules(self.config).get(name)
+        optimizer = self.config.optimizer if rule is None else rule.optimizer
+        return any(state.name == role for state in optimizer.states)
+
+
+class ShardedGradientExecutor(ShardedExecutor):
+    """Run steps on N ranks that keep an N-th of the states and of the gradients each (ZeRO, stage 2).
+
+    The backward pass frees the gradients of a bucket as soon as they are copied to a send buffer, and each rank keeps
+    its share of their sums. Where two buckets wait to be sent, it waits for the first. Sums and weights have the bits
+    of :class:`ShardedExecutor`.
+
+    Args:
+        objective: The loss on the working copy of the model.
+        config: The configuration that the objective was made for.
+        values: First values of states on rank 0; by default those of the model.
+    """
+
+    def __init__(
+        self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        if config.accumulate > 1:
+            raise OptionError("shard_gradients=True keeps no sums of micro-batches; leave it or accumulate out.")
+        if config.parallel is not None and config.parallel.compress is not None:
+            raise OptionError(
+                "shard_gradients=True keeps no whole gradients, but compress keeps what was not sent of each; leave "
+                "one of them out."
+            )
+        if not config.options.uses_kernels():
+            raise OptionError("shard_gradients=True needs the native kernels, which announce gradients; leave it out.")
+        self._send_buffers: list[np.ndarray] = []
+        self._free: list[np.ndarray] = []
+        self._held: dict[int, np.ndarray] = {}
+        self._buffer_is_free = threading.Condition()
+        super().__init__(objective, config, values)
+
+    def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[Entry], FirstValues]:
+        entries, values = super()._build(objective, config)
+        (entry,) = entries
+        entry.announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
+        entry.passed = {name: entry.updates.pop(name) for bucket in entry.announced for name in bucket}
+        entry.states = [name for name in entry.states if name not in entry.passed]
+        return entries, FirstValues({name: values.tensors[name] for name in entry.states})
+
+    def _join_gradients(self) -> list[np.ndarray]:
+        return []
+
+    def _own_gradients(self) -> list[np.ndarray]:
+        size = self.communicator.size
+        return [np.zeros(parameters.size // size, parameters.dtype) for parameters in self._parameters]
+
+    def _taker(self) -> Take | None:
+        return self._take
+
+    def _take(self, bucket: int, addresses: Sequence[int]) -> None:
+        """Copy the gradients of a bucket to a send buffer."""
+        buffer = self._held[bucket] = self._cleared_buffer(bucket)
+        gradients = self._in_buffer(bucket, buffer)
+        for name, address in zip(self._buckets[bucket], addresses, strict=True):
+            begin, size = self._begin(bucket, name), self.states.current(name).size
+            if size:
+                ctypes.memmove(gradients[begin:].ctypes.data, address, size * gradients.itemsize)
+
+    def _reduce(self, bucket: int) -> None:
+        """Sum this rank's share of a bucket over the ranks."""
+        if bucket not in self._held:  # this rank has no part of the batch
+            self._held[bucket] = self._cleared_buffer(bucket)
+        buffer = self._held.pop(bucket)
+        rows = self._in_buffer(bucket, buffer).reshape(self.communicator.size, -1)
+        self.communicator.reduce_scatter_(rows)
+        self._own[bucket][...] = rows[self.communicator.rank]
+        with self._buffer_is_free:
+            self._free.append(buffer)
+            self._buffer_is_free.notify()
+
+    def _cleared_buffer(self, bucket: int) -> np.ndarray:
+        """Wait for a free send buffer, and return it with zeros for this bucket."""
+        with self._buffer_is_free:
+            while not self._free and len(self._send_buffers) >= _SEND_BUFFERS and not self._reduction.is_idle():
+                self._buffer_is_free.wait(0.05)  # a failed send does not notify
+            if not self._free:
+                self._send_buffers.append(np.empty(max(memory.nbytes for memory in self._parameters), np.uint8))
+                self._free.append(self._send_buffers[-1])
+            buffer = self._free.pop()
+        self._in_buffer(bucket, buffer)[...] = 0
+        return buffer
+
+    def _in_buffer(self, bucket: int, buffer: np.ndarray) -> np.ndarray:
+        memory = self._parameters[bucket]
+        return buffer[: memory.nbytes].view(memory.dtype)
+
+
+class ShardedSyncBatchNormExecutor(SyncBatchNormExecutor, ShardedExecutor):
+    """Run steps with synchronized batch normalization and sharded states."""
+
+
+def executor_class(config: TrainingConfig) -> type[DataParallelExecutor]:
+    """Return the class of executor for the ranks of a configuration.
+
+    Raises:
+        OptionError: Two options exclude each other.
+    """
+    if config.shard_gradients:
+        if config.synchronized:
+            raise OptionError(
+                'batch_norm="sync" lets processes wait for each other within the backward pass, in which '
+                "shard_gradients=True sends gradients; take shard_states=True."
+            )
+        return ShardedGradientExecutor
+    if config.synchronized:
+        return ShardedSyncBatchNormExecutor if config.shard_states else SyncBatchNormExecutor
+    return ShardedExecutor if config.shard_states else DataParallelExecutor
