@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn that train ONNX models: its own checks, and what they share with its estimators."""
+"""Scikit-learn estimators that train ONNX models: scikit-learn's checks and conventions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _run(path, x: np.ndarray) -> list[np.ndarray]:
 
 
 def _ending_in(operator: str, model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with an activation behind its logits."""
+    """Append an activation to the logits of a model."""
     model.graph.node[-1].output[0] = "before"
     model.graph.node.append(onnx.helper.make_node(operator, ["before"], ["logits"]))
     return model
@@ -57,7 +57,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_scikit_learn_finds_nothing_wrong(estimator):
+def test_estimators_pass_scikit_learns_checks(estimator):
     settings = {"hidden_layer_sizes": (32,), "epochs": 15, "learning_rate": 0.02, "threads": 1}
     results = check_estimator(estimator(**settings), on_skip=None)
     assert sum(result["status"] == "passed" for result in results) > 50
@@ -65,13 +65,13 @@ def test_scikit_learn_finds_nothing_wrong(estimator):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_scikit_learn_finds_nothing_wrong_with_the_defaults(estimator):
+def test_the_defaults_pass_scikit_learns_checks(estimator):
     results = check_estimator(estimator(), on_skip=None)
     assert sum(result["status"] == "passed" for result in results) > 50
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_the_constructor_stores_what_it_gets(estimator):
+def test_the_constructor_stores_its_arguments(estimator):
     given = dict.fromkeys(estimator().get_params(), "anything")
     assert estimator(**given).get_params() == given
 
@@ -102,8 +102,8 @@ def test_a_regressor_learns_several_columns(iris):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw(weight_decay=0.1)", onnxtrain.SGD(0.05)])
-def test_it_is_what_the_trainer_does(iris, optimizer):
-    """The same model, data, order and optimizer give the same weights to the last bit."""
+def test_fit_matches_the_trainer(iris, optimizer):
+    """The same model, data, order and optimizer give the same weights bit for bit."""
     x, y = iris[0].astype(np.float32), np.searchsorted(np.unique(iris[1]), iris[1])
     model = mlp((4, 8, 3))
     found = OnnxClassifier(model, optimizer=optimizer, epochs=3, shuffle=False, threads=1).fit(x, y)
@@ -113,7 +113,7 @@ def test_it_is_what_the_trainer_does(iris, optimizer):
         np.testing.assert_array_equal(found.trainer_.parameters[name], array)
 
 
-def test_labels_are_those_of_the_data_and_lie_beside_the_saved_model(iris, tmp_path):
+def test_labels_come_from_the_data_and_are_saved_beside_the_model(iris, tmp_path):
     x, y = iris
     classifier = OnnxClassifier(mlp((4, 8, 3)), **QUICK).fit(x, y)
     assert list(classifier.classes_) == ["setosa", "versicolor", "virginica"]
@@ -135,7 +135,7 @@ def test_probabilities_of_a_model_that_ends_in_its_activation(iris, operator):
 
 
 @pytest.mark.parametrize("activation", [None, "Sigmoid"])
-def test_one_output_tells_two_classes_apart(iris, activation, tmp_path):
+def test_one_output_for_two_classes(iris, activation, tmp_path):
     x, y = iris[0][:100], iris[1][:100]
     model = mlp((4, 8, 1))
     if activation:
@@ -160,7 +160,7 @@ def test_rows_fill_the_shape_of_an_image():
     assert {name for name in after if after[name] != before.get(name)} == {"head.weight", "head.bias"}
 
 
-def test_columns_go_to_several_inputs_in_their_order():
+def test_columns_are_split_over_several_inputs_in_order():
     model = onnx.parser.parse_model("""
     <ir_version: 8, opset_import: ["": 18]>
     g (float[N, 2] a, float[N, 2, 1] b) => (float[N] y)
@@ -174,7 +174,7 @@ def test_columns_go_to_several_inputs_in_their_order():
     np.testing.assert_allclose(regressor.predict(x), y, atol=0.05)
 
 
-def test_an_input_of_integers_takes_whole_numbers():
+def test_an_integer_input_takes_integers():
     model = onnx.parser.parse_model("""
     <ir_version: 8, opset_import: ["": 18]>
     g (int64[N, 1] token) => (float[N, 2] y) <float[3, 2] table = {0, 0, 0, 0, 0, 0}, int64[1] last = {1}> {
@@ -188,7 +188,7 @@ def test_an_input_of_integers_takes_whole_numbers():
         classifier.predict([[0.5]])
 
 
-def test_partial_fit_goes_on_where_it_was(iris):
+def test_partial_fit_continues(iris):
     x, y = iris
     settings = QUICK | {"shuffle": False, "batch_size": 50}
     whole = OnnxClassifier(**settings | {"epochs": 3}).fit(x, y)
@@ -197,11 +197,11 @@ def test_partial_fit_goes_on_where_it_was(iris):
         part = slice(step % 3 * 50, step % 3 * 50 + 50)
         parts.partial_fit(x[part], y[part], classes=np.unique(y) if step == 0 else None)
         if step == 4:
-            parts = pickle.loads(pickle.dumps(parts))  # the optimizer's states go along
+            parts = pickle.loads(pickle.dumps(parts))  # with the optimizer's states
     np.testing.assert_allclose(parts.predict_proba(x), whole.predict_proba(x), rtol=1e-9)
 
 
-def test_a_pickle_predicts_the_same_and_a_clone_knows_nothing(iris):
+def test_a_pickle_predicts_the_same_and_a_clone_is_unfitted(iris):
     classifier = OnnxClassifier(mlp((4, 8, 3)), **QUICK).fit(*iris)
     again = pickle.loads(pickle.dumps(classifier))
     np.testing.assert_array_equal(again.predict_proba(iris[0]), classifier.predict_proba(iris[0]))
@@ -211,7 +211,7 @@ def test_a_pickle_predicts_the_same_and_a_clone_knows_nothing(iris):
     np.testing.assert_array_equal(clone(classifier).fit(*iris).predict(iris[0]), classifier.predict(iris[0]))
 
 
-def test_labels_that_are_texts_of_numbers_beside_a_saved_model(tmp_path):
+def test_text_labels_of_numbers_beside_a_saved_model(tmp_path):
     x = np.random.default_rng(0).normal(size=(30, 4))
     y = np.array(["3", "7"])[(x[:, 0] > 0).astype(int)]
     OnnxClassifier(mlp((4, 8, 2)), **QUICK).fit(x, y).save(tmp_path / "tuned.onnx")
@@ -220,11 +220,11 @@ def test_labels_that_are_texts_of_numbers_beside_a_saved_model(tmp_path):
     assert again.score(x, y) > 0.8
 
 
-def test_a_saved_model_goes_on_learning_by_its_path(iris, tmp_path):
+def test_a_saved_model_can_be_trained_further(iris, tmp_path):
     OnnxClassifier(**QUICK).fit(*iris).save(tmp_path / "model.onnx")
     before = (tmp_path / "model.onnx").read_bytes()
     classifier = OnnxClassifier(str(tmp_path / "model.onnx"), **QUICK).fit(*iris)
-    assert classifier.history_.column("loss")[0] < 0.5  # a fresh one begins above 1
+    assert classifier.history_.column("loss")[0] < 0.5  # an untrained one starts above 1
     assert (tmp_path / "model.onnx").read_bytes() == before
 
 
@@ -237,7 +237,7 @@ def test_columns_of_a_frame_have_names(iris):
         classifier.predict(x[list("dcba")])
 
 
-def test_only_proportions_of_sample_weights_count(iris):
+def test_only_ratios_of_sample_weights_matter(iris):
     x, y = iris
     weights = np.where(y == "setosa", 3.0, 1.0)
     one = OnnxClassifier(**QUICK).fit(x, y, sample_weight=weights)
@@ -249,7 +249,7 @@ def test_only_proportions_of_sample_weights_count(iris):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("zipmap", ["", "_zipmap"])
-def test_models_of_skl2onnx_go_on_learning(zipmap, tmp_path):
+def test_models_of_skl2onnx_can_be_trained(zipmap, tmp_path):
     pytest.importorskip("skl2onnx")
     entry = sklearn_models()[f"mlp_classifier_classes{zipmap}"]
     classifier = OnnxClassifier(entry.model, epochs=1, learning_rate=1e-9).fit(entry.inputs, entry.targets)
@@ -264,7 +264,7 @@ def test_models_of_skl2onnx_go_on_learning(zipmap, tmp_path):
 
 
 @pytest.mark.torch
-def test_a_pipeline_of_skl2onnx_goes_on_learning_with_its_preprocessing(tmp_path):
+def test_a_pipeline_of_skl2onnx_can_be_trained_with_its_preprocessing(tmp_path):
     pytest.importorskip("skl2onnx")
     from skl2onnx import to_onnx
     from sklearn.neural_network import MLPRegressor
@@ -285,7 +285,7 @@ def test_a_pipeline_of_skl2onnx_goes_on_learning_with_its_preprocessing(tmp_path
 
 
 @pytest.mark.torch
-def test_weights_in_attributes_go_on_learning(tmp_path):
+def test_weights_in_attributes_can_be_trained(tmp_path):
     pytest.importorskip("skl2onnx")
     entry = sklearn_models()["logistic_regression_classes"]
     classifier = OnnxClassifier(entry.model, epochs=3, learning_rate=0.01).fit(entry.inputs, entry.targets)
@@ -295,7 +295,7 @@ def test_weights_in_attributes_go_on_learning(tmp_path):
     assert np.abs(probabilities - entry.estimator.predict_proba(entry.inputs)).max() > 1e-3
 
 
-def test_another_number_of_classes_is_refused_unless_a_new_head_is_asked_for(iris):
+def test_another_number_of_classes_needs_a_new_head(iris):
     with pytest.raises(OptionError, match=r"'logits' of the model is for 5 classes, but there are 3; new_head"):
         OnnxClassifier(mlp((4, 8, 5)), **QUICK).fit(*iris)
     assert OnnxClassifier(mlp((4, 8, 5)), new_head=True, **QUICK).fit(*iris).predict_proba(iris[0]).shape == (150, 3)
@@ -303,7 +303,7 @@ def test_another_number_of_classes_is_refused_unless_a_new_head_is_asked_for(iri
         OnnxRegressor(mlp((4, 8, 5)), **QUICK).fit(iris[0], iris[0][:, 0])
 
 
-def test_what_cannot_be_learned_from_gets_a_sentence(iris):
+def test_invalid_data_are_refused(iris):
     x, y = iris
     sparse = pytest.importorskip("scipy.sparse")
     with pytest.raises(TypeError, match="Sparse data was passed"):
@@ -321,7 +321,7 @@ def test_what_cannot_be_learned_from_gets_a_sentence(iris):
         classifier.partial_fit(x, y, classes=np.unique(y)[1:])
     with pytest.raises(ValueError, match=r"only zero weights|at least one non-zero"):  # scikit-learn's own since 1.9
         classifier.partial_fit(x, y, classes=np.unique(y), sample_weight=np.zeros(150))
-    with pytest.raises(NotFittedError):  # what failed has left nothing behind
+    with pytest.raises(NotFittedError):  # a failed fit leaves the estimator unfitted
         classifier.predict(x)
     classifier.partial_fit(x[50:], y[50:], classes=np.unique(y)[1:])
     with pytest.raises(

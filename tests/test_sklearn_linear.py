@@ -1,4 +1,4 @@
-"""Linear models and pipelines of scikit-learn go on learning after skl2onnx has written them."""
+"""Linear models and pipelines of scikit-learn can be trained further after export by skl2onnx."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def iris():
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_logistic_regression_is_trained_to_what_scikit_learn_finds(iris, classes):
+def test_logistic_regression_converges_to_scikit_learns_solution(iris, classes):
     from sklearn.linear_model import LogisticRegression
 
     x, y = iris
@@ -66,7 +66,7 @@ def test_linear_regression_is_trained_to_least_squares(iris):
     np.testing.assert_allclose(found, LinearRegression().fit(x, y).predict(x), atol=1e-3)
 
 
-def test_a_pipeline_goes_on_learning_preprocessing_included(iris, tmp_path):
+def test_a_pipeline_can_be_trained_with_its_preprocessing(iris, tmp_path):
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -93,7 +93,7 @@ def test_a_pipeline_goes_on_learning_preprocessing_included(iris, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["forest", "support vectors"])
-def test_what_is_fitted_otherwise_is_named(iris, kind):
+def test_models_without_gradients_are_named(iris, kind):
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

@@ -1,4 +1,4 @@
-"""Models of scikit-learn as skl2onnx writes them: they train on their probabilities and keep their tail."""
+"""Scikit-learn models exported by skl2onnx train on their probabilities and keep their tail."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.losses.base import Forms, JointLoss, Loss, LossByExample, examples, reduced
 from onnxtrain.losses.heads import (
-    Head,
     HeadMetric,
+    LossHead,
     Metrics,
     Targets,
     are_none,
@@ -43,7 +43,7 @@ from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
 from onnxtrain.training.working_copy.adaptation import Adapted
 from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.training.working_copy.low_bit import set_accuracy
-from onnxtrain.training.working_copy.training_modes import Layers, Modes, find_layers, set_modes
+from onnxtrain.training.working_copy.training_modes import LayerCounts, Modes, find_layers, set_modes
 from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 from onnxtrain.training_info.recipe import LossTerms, Names, StepSpec, UpdateRule, free_names
 from onnxtrain.training_info.rounding import Rounding
@@ -85,7 +85,7 @@ class Objective:
     targets: Targets | None = None
     names: Names = field(default_factory=Names)
     statistics: dict[str, str] = field(default_factory=dict)
-    layers: Layers = field(default_factory=Layers)
+    layers: LayerCounts = field(default_factory=LayerCounts)
     dropped: tuple[str, ...] = ()
     modes: Modes = field(default_factory=Modes)
     copies: Sequence[Copy] = ()
@@ -93,14 +93,14 @@ class Objective:
     adapted: Adapted | None = None
     weights: ir.Value | None = None
     scales: Mapping[str, ir.Value] = field(default_factory=dict)
-    others: Sequence[Head] = ()
+    others: Sequence[LossHead] = ()
     stored: Sequence[Stored] = ()
     wide: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def heads(self) -> list[Head]:
+    def heads(self) -> list[LossHead]:
         """All outputs with losses on targets."""
-        return [] if self.targets is None else [Head(self.output, self.prediction, self.targets), *self.others]
+        return [] if self.targets is None else [LossHead(self.output, self.prediction, self.targets), *self.others]
 
     @property
     def part_names(self) -> list[str]:
@@ -108,7 +108,7 @@ class Objective:
         names = [f"{head.name}_loss" for head in self.heads] if self.others else []
         return free_names(self.model.graph, names)
 
-    def with_heads(self, heads: Sequence[Head]) -> Objective:
+    def with_heads(self, heads: Sequence[LossHead]) -> Objective:
         """Return the same objective with other losses."""
         first, *others = heads
         return replace(self, output=first.output, prediction=first.prediction, targets=first.targets, others=others)
@@ -416,7 +416,7 @@ class Objective:
             return replace(targets, prediction=own(targets.prediction), value=fresh, inputs=inputs)
 
         targets = None if self.targets is None else own_targets(self.targets)
-        others = [Head(own(head.output), own(head.prediction), own_targets(head.targets)) for head in self.others]
+        others = [LossHead(own(head.output), own(head.prediction), own_targets(head.targets)) for head in self.others]
         weights = self.weights
         if weights is not None:
             weights = ir.Value(name=weights.name, type=weights.type, shape=weights.shape)
@@ -572,7 +572,7 @@ def prepare(
     return replace(objective, stored=stored, wide=wide)
 
 
-def _heads(objective: Objective, config: TrainingConfig, loss: Loss | JointLoss, *, ignoring: bool) -> list[Head]:
+def _heads(objective: Objective, config: TrainingConfig, loss: Loss | JointLoss, *, ignoring: bool) -> list[LossHead]:
     """Return the outputs with losses that the configuration names."""
     model = objective.model
     if isinstance(loss, Loss):

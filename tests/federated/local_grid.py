@@ -1,4 +1,4 @@
-"""A federation in one process: Flower's messages go from a server's app to clients' apps by plain calls."""
+"""A federation in one process: plain calls carry Flower's messages from a server app to client apps."""
 
 from __future__ import annotations
 

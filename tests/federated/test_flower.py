@@ -1,4 +1,4 @@
-"""Federations of Flower in one process: what clients and servers do with weights, and with bad ones."""
+"""Flower federations in one process: clients and servers with valid and invalid weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SGD = "sgd(lr=0.5)"
 
 
 def _data(seed: int, count: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    """Points of three classes, of which every client has mostly one."""
+    """Make points of three classes; every client has mostly one class."""
     rng = np.random.default_rng(seed)
     labels = np.where(rng.random(count) < 0.7, seed % 3, rng.integers(0, 3, count))
     return (np.eye(4)[labels] + 0.3 * rng.normal(size=(count, 4))).astype(np.float32), labels.astype(np.int64)
@@ -77,7 +77,7 @@ def _sent(answer) -> dict[str, np.ndarray]:
     return {name: array.numpy() for name, array in answer.content["arrays"].items()}
 
 
-def test_a_client_does_what_a_trainer_does(path):
+def test_a_client_trains_like_a_trainer(path):
     answer = _clients(path, 1, epochs=2, seed=3)[0](_message(path, {"server-round": 4}), context())
     trainer = onnxtrain.Trainer(path, optimizer=SGD, seed=7, **COMMON)
     history = trainer.fit(*_data(0, 40), epochs=2, batch_size=20)
@@ -87,7 +87,7 @@ def test_a_client_does_what_a_trainer_does(path):
     assert answer.content["metrics"]["loss"] == pytest.approx(history.rows[-1]["loss"])
 
 
-def test_the_server_says_for_how_many_epochs(path):
+def test_the_server_sets_the_epochs(path):
     two = _sent(_clients(path, 1, epochs=2)[0](_message(path), context()))
     told = _sent(_clients(path, 1)[0](_message(path, {"epochs": 2}), context()))
     assert all(np.array_equal(two[name], told[name]) for name in two)
@@ -102,7 +102,7 @@ def test_data_may_depend_on_the_client(path):
     assert not np.array_equal(answers[0]["layer1.weight"], answers[1]["layer1.weight"])
 
 
-def test_fedavg_weighs_clients_by_their_examples(path):
+def test_fedavg_weights_clients_by_their_examples(path):
     grid = LocalGrid(_clients(path))
     trained, history = _serve(path, grid, rounds=1)
     sent = [answer for answer in grid.answers if len(answer.content.array_records)]
@@ -135,7 +135,7 @@ def test_other_strategies(path, strategy):
     assert all(value.dtype == np.float32 for value in _weights(trained).values())
 
 
-def test_only_what_is_trained_is_sent(path):
+def test_only_trained_parameters_are_sent(path):
     grid = LocalGrid(_clients(path, train="layer2.*"))
     trained, _ = _serve(path, grid, train="layer2.*")
     before = _weights(onnx.load(path))
@@ -144,7 +144,7 @@ def test_only_what_is_trained_is_sent(path):
 
 
 def test_fedprox_adds_its_term_to_the_loss(path):
-    """One step of gradient descent from the second on: the term's gradient is mu (w - w of the server)."""
+    """Check a step of gradient descent: the term's gradient is mu (w - server's w)."""
     x, y = _data(0, 20)
     mu, rate = 0.4, 0.5
     app = client_app(path, (x, y), optimizer=SGD, epochs=2, batch_size=20, **COMMON)
@@ -177,7 +177,7 @@ def test_the_weight_of_the_proximal_term_is_checked(path, mu):
 
 
 def _with_arrays(change):
-    """An answer whose weights somebody has changed."""
+    """Make a function that changes the weights of an answer."""
 
     def spoil(answer):
         if not answer.has_error() and len(answer.content.array_records):
@@ -218,8 +218,8 @@ BAD = {
 
 
 @pytest.mark.parametrize(("spoil", "reason"), BAD.values(), ids=BAD)
-def test_a_bad_client_is_left_out(path, spoil, reason):
-    """The result is that of the others alone, and one sentence says who was left out."""
+def test_a_bad_client_is_excluded(path, spoil, reason):
+    """The result is the others' average, and one sentence names the excluded client."""
     trained, history = _serve(path, LocalGrid(_clients(path), {1: spoil}), FedAvg(fraction_evaluate=0), timeout=5)
     others = {node: app for node, app in _clients(path).items() if node != 1}
     expected, _ = _serve(path, LocalGrid(others), FedAvg(fraction_evaluate=0))
@@ -230,7 +230,7 @@ def test_a_bad_client_is_left_out(path, spoil, reason):
     assert re.search(reason, told)
 
 
-def test_a_client_that_fails_says_why(path):
+def test_a_failing_client_reports_why(path):
     x, y = _data(1)
     broken = client_app(path, (x[:, :3], y), optimizer=SGD, **COMMON)
     _, history = _serve(path, LocalGrid({**_clients(path), 1: broken}), FedAvg(fraction_evaluate=0))
@@ -247,7 +247,7 @@ def _in_flowers_name(answer):
 
 @pytest.mark.parametrize("dead", [1, 5], ids=["id-of-the-server", "another-id"])
 def test_a_dead_client_is_listed_once_under_its_own_id(path, dead):
-    """Flower's server answers for it as node 1, both when it should train and when it should evaluate."""
+    """Flower's server answers for it as node 1, for training and for evaluation."""
     clients = _clients(path, 3)
     clients = {0: clients[0], dead: clients[1], 2: clients[2]}
     seen = []
@@ -267,14 +267,14 @@ def test_a_dead_client_is_listed_once_under_its_own_id(path, dead):
 
 
 def test_a_client_is_listed_once_a_round_whatever_it_is_asked(path):
-    """A silent client is asked to train and to evaluate: one sentence, the first."""
+    """A silent client is asked to train and to evaluate: only the first reason is kept."""
     _, history = _serve(path, LocalGrid(_clients(path), {1: BAD["silent"][0], 2: _examples(-1)}), timeout=5)
     for row in history[1:]:
         assert [re.search(r"client (\d+)", reason)[1] for reason in sorted(row["left_out"])] == ["1", "2"]
 
 
 def test_a_client_that_vanishes_from_secure_aggregation_is_listed_once(path):
-    """It answers for the two stages that set the masks up, and is gone from the next on, evaluation included."""
+    """It answers in the two setup stages of the masks, and vanishes afterwards, evaluation included."""
     answered = []
 
     def vanish(answer):
@@ -288,13 +288,13 @@ def test_a_client_that_vanishes_from_secure_aggregation_is_listed_once(path):
     assert told.startswith("The client 3 failed: ")
 
 
-def test_a_client_that_diverges_says_so(path):
+def test_a_diverging_client_reports_it(path):
     diverging = client_app(path, _data(1), optimizer="sgd(lr=1e30)", epochs=3, **COMMON)
     answer = diverging(_message(path), context())
     assert "The loss became" in answer.error.reason
 
 
-def test_nothing_learned_is_an_error(path):
+def test_unchanged_weights_are_an_error(path):
     spoil = dict.fromkeys(range(3), BAD["nan"][0])
     with pytest.raises(DataError, match=r"No client sent valid weights in 2 rounds.*NaN"):
         _serve(path, LocalGrid(_clients(path), spoil), FedAvg(fraction_evaluate=0))
@@ -317,7 +317,7 @@ def test_the_server_measures_with_the_clients(path):
 
 
 def test_secure_aggregation_gives_the_same_average(path):
-    """The server gets masked weights alone; what it restores is the average, up to its 22 bits."""
+    """The server gets masked weights only, and restores the average, up to its 22 bits."""
     plain, _ = _serve(path, LocalGrid(_clients(path)))
     grid = LocalGrid(_clients(path, mods=[secaggplus_mod]))
     secure, history = _serve(path, grid, secure=True, validation=_data(7))
@@ -341,8 +341,8 @@ def test_flowers_own_noise_on_weights(path):
 
 
 class TestPrivacy:
-    def test_gradients_are_clipped_one_by_one(self, path):
-        """Without noise a step is the sum of clipped gradients over the batch size that is expected."""
+    def test_gradients_are_clipped_per_example(self, path):
+        """Without noise a step is the sum of clipped gradients divided by the expected batch size."""
         x, y = _data(0, 12)
         clip, rate = 0.3, 0.5
         app = client_app(path, (x, y), optimizer=SGD, batch_size=12, dp=DP(noise=0.0, clip=clip), **COMMON)
@@ -361,8 +361,8 @@ class TestPrivacy:
         for name, value in found.items():
             np.testing.assert_allclose(value, start[name] - rate * sums[name] / 12, atol=1e-5)
 
-    def test_the_noise_has_the_size_it_should_have(self, path):
-        """With a bound that no gradient matters against, a step is noise alone."""
+    def test_the_noise_has_the_right_scale(self, path):
+        """With a bound that dwarfs the gradients, a step is noise alone."""
         data = _data(0, 20)
         dp = DP(noise=50.0, clip=1e-3, seed=1)
         found = _sent(
@@ -371,7 +371,7 @@ class TestPrivacy:
         moved = np.concatenate([(value - _weights(onnx.load(path))[n]).ravel() for n, value in found.items()])
         assert np.std(moved) == pytest.approx(50.0 * 1e-3 / 20, rel=0.25)
 
-    def test_nobody_can_foretell_the_noise(self, path):
+    def test_the_noise_is_unpredictable(self, path):
         app = client_app(path, _data(0, 20), optimizer=SGD, batch_size=20, dp=DP(), **COMMON)
         first, second = (_sent(app(_message(path), context())) for _ in range(2))
         assert not np.array_equal(first["layer1.bias"], second["layer1.bias"])
@@ -386,7 +386,7 @@ class TestPrivacy:
         assert spent[0] < spent[1] < spent[2]
         assert "loss" not in app(_message(path), node).content["metrics"]
 
-    def test_epsilon_is_that_of_the_literature(self):
+    def test_epsilon_matches_the_literature(self):
         """Abadi et al. 2016, section 3.2: noise 4, q 0.01, 10,000 steps is (1.26, 1e-5) by their looser accountant."""
         pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install 'onnxtrain[flower]'")
         assert 0.9 < DP(noise=4.0, delta=1e-5).epsilon(10_000, 0.01) < 1.26

@@ -1,4 +1,4 @@
-"""A federation of real processes over the loopback interface, in which clients vanish and lie."""
+"""A federation of real processes over the loopback interface, with clients that vanish or send bad weights."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def _history(folder: Path) -> list[dict]:
 
 
 def _node_id(processes, part: int) -> str:
-    """The id by which Flower knows the node of a client: its own log says it."""
+    """Read the node id of a client from its log."""
     return re.search(r"Node ID: (\d+)", processes.log(f"client{part}"))[1]
 
 
 def test_clients_that_vanish_and_lie(folder):
-    """One client has NaN in its data from the start, one is killed after a round; the third goes on alone.
+    """One client has NaN in its data from the start, one is killed after a round; the third continues alone.
 
     A round lists each of the two once, under its own id, although Flower's server, which notices after a minute that a
     node is gone, answers for it in its own name.
@@ -101,7 +101,7 @@ def test_clients_that_vanish_and_lie(folder):
 
 
 class _Terminals:
-    """The commands of docs/federated.md as a reader runs them, with free ports and a folder of the test's own."""
+    """Run the commands of docs/federated.md with free ports in the test's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -158,8 +158,8 @@ def test_a_low_bit_head_stays_quantized():
     trainer = onnxtrain.Trainer(model("int4"), loss="next_token(chunk=4)", optimizer="sgd(lr=0.5)")
     trainer.train_step(X.astype(np.float32), LABELS)
     (scan,) = (node for node in trainer._session._steps[0].step.model.graph if node.op_type == "Scan")
-    metric_input = [node for node in scan.attributes["body"].as_graph() if any(v.name == "four" for v in node.inputs)]
-    assert [(node.domain, node.op_type) for node in metric_input] == [
+    readers = [node for node in scan.attributes["body"].as_graph() if any(v.name == "four" for v in node.inputs)]
+    assert [(node.domain, node.op_type) for node in readers] == [
         ("onnxtrain", "MatMulNBits"),
         ("onnxtrain", "MatMulNBitsGradient"),
     ]

@@ -1,4 +1,4 @@
-"""A callback that kills its process in the middle of an epoch, once; workers import it."""
+"""A callback, imported by workers, that kills its process once in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxtrain.callbacks import Callback
 
 
 class KillOnce(Callback):
-    """Kills the worker of a rank at a step, where a file is not there yet."""
+    """Kill the worker of a rank at a step, unless a marker file exists."""
 
     def __init__(self, marker: Path, rank: int, step: int) -> None:
         self.marker, self.rank, self.step = marker, rank, step

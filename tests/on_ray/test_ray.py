@@ -1,4 +1,4 @@
-"""Trainings on two nodes of Ray on this machine: as one process trains, also when a worker is lost on the way."""
+"""Trainings on two local Ray nodes match one process, even when a worker is lost."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_two_workers_are_one_process_with_two_micro_batches(cluster, tmp_path):
 
 
 def test_workers_move_values_of_any_type(cluster):
-    """Gloo knows neither the uint16 of NumPy nor the types of ml_dtypes; what is moved are bytes."""
+    """Gloo supports neither uint16 nor ml_dtypes types, so bytes are moved."""
     import ml_dtypes
 
     @ray.remote
@@ -96,8 +96,8 @@ def test_workers_move_values_of_any_type(cluster):
     assert found == [[[1.0, 0.0, 1.0]] * 6] * 2
 
 
-def test_a_worker_that_is_killed_comes_back(cluster, tmp_path):
-    """It is killed in the second epoch; what comes of it is what comes of an undisturbed run, bit for bit."""
+def test_a_killed_worker_is_restarted(cluster, tmp_path):
+    """It is killed in the second epoch; the result equals an undisturbed run bit for bit."""
     undisturbed = _fit(tmp_path, "undisturbed")
     marker = tmp_path / "killed"
     killed = _fit(tmp_path, "killed", failures=1, callbacks=[KillOnce(marker, rank=1, step=18)])

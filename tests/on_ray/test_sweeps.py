@@ -1,4 +1,4 @@
-"""The examples of sweeps run, find a good learning rate, and give up on bad ones."""
+"""The examples of sweeps find a good learning rate and stop bad trials early."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "sweeps"
 
 
 def _sweep(name: str, trials: int) -> tuple[float, int]:
-    """The best loss, and how many trials ended early."""
+    """Return the best loss and the number of trials that ended early."""
     path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, str(_EXAMPLES / name), "--trials", str(trials)]

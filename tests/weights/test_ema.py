@@ -1,4 +1,4 @@
-"""The exponential moving average of weights: against PyTorch's, in checkpoints and files, and what is refused."""
+"""Exponential moving averages of weights: against PyTorch, in checkpoints and files, and refused options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def averages(learner):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kernels", [True, False])
-def test_a_hundred_steps_as_pytorch_averages_them(kernels):
+def test_a_hundred_steps_match_pytorch(kernels):
     torch = pytest.importorskip("torch")
     learner = trainer(0.95, runtime=onnxtrain.RuntimeOptions(kernels=kernels))
     module = torch.nn.ParameterList([torch.from_numpy(np.array(array)) for array in learner.parameters.values()])
@@ -70,10 +70,10 @@ def test_the_average_is_one_node_over_all_parameters_and_in_place():
     learner.train_step(X, Y)
     lowered = onnxtrain.lower(learner.training_model(), kernels=True)
     assert [node.op_type for node in lowered.graph.node].count("SGD") == 1
-    assert set(learner.states.doubled) <= {"T"}  # one number
+    assert set(learner.states.doubled) <= {"T"}  # one scalar
 
 
-def test_what_is_trained_is_the_same_with_and_without():
+def test_averages_do_not_change_the_training():
     with_average, without = trainer(), trainer(None)
     for learner in (with_average, without):
         for _ in range(3):
@@ -82,7 +82,7 @@ def test_what_is_trained_is_the_same_with_and_without():
         assert with_average.parameters[name].tobytes() == array.tobytes()
 
 
-def test_evaluate_predict_and_save_take_it_on_request(tmp_path):
+def test_evaluate_predict_and_save_use_averages_on_request(tmp_path):
     learner = trainer(0.8)
     assert learner.evaluate(X, Y, ema=True) == learner.evaluate(X, Y)  # before the first step
     learner.fit(X, Y, epochs=5, batch_size=4)
@@ -114,7 +114,7 @@ def test_checkpoints_resume_bit_for_bit(tmp_path):
         trainer(None).fit(X, Y, epochs=5, batch_size=4, checkpoint=tmp_path, resume=True)
 
 
-def test_copies_and_pickles_go_on():
+def test_copies_and_pickles_continue():
     learner = trainer()
     learner.train_step(X, Y)
     others = [copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))]
@@ -125,7 +125,7 @@ def test_copies_and_pickles_go_on():
             assert averages(other)[name].tobytes() == array.tobytes()
 
 
-def test_training_models_have_it():
+def test_training_models_have_averages():
     proto = onnxtrain.training_model(examples.mlp((4, 8, 3)), loss=LOSS, optimizer="adamw(lr=0.05)", ema=0.9)
     onnx.checker.check_model(proto)
     session, learner = onnxtrain.TrainingSession(proto), trainer()
@@ -163,7 +163,7 @@ def test_masked_weights_stay_zero_in_the_average():
         (lambda: trainer(None).model(ema=True), "asks for the moving average of the parameters"),
     ],
 )
-def test_what_is_refused(make, message):
+def test_invalid_options_are_refused(make, message):
     with pytest.raises(OptionError, match=message):
         make()
 
@@ -192,7 +192,7 @@ def test_validation_measures_the_averages_unless_told_otherwise(ema, tmp_path):
     assert ("the moving averages" in (tmp_path / "run/report.html").read_text()) == (ema is not False)
 
 
-def test_early_stopping_puts_averages_and_weights_of_the_best_epoch_back():
+def test_early_stopping_restores_averages_and_weights_of_the_best_epoch():
     learner = trainer(0.5, optimizer="adamw(lr=1)")
     stopping, curve = onnxtrain.callbacks.EarlyStopping(patience=2), Curve()
     learner.fit(X, Y, validation=(X, Y), epochs=200, batch_size=4, callbacks=[stopping, curve])
@@ -217,7 +217,7 @@ def test_resumes_where_the_averages_were_saved_onto_the_model(tmp_path):
         assert averages(resumed)[name].tobytes() == array.tobytes()
 
 
-def test_a_resumed_training_measures_as_the_first_did(tmp_path):
+def test_a_resumed_training_validates_as_the_first_did(tmp_path):
     trainer().fit(X, Y, validation=(X, Y), checkpoint=tmp_path)
     with pytest.raises(CheckpointError, match="measures_ema is true there and false here"):
         trainer().fit(X, Y, validation=(X, Y), epochs=2, checkpoint=tmp_path, resume=True, ema=False)

@@ -1,4 +1,4 @@
-"""Groups of parameters: against PyTorch's, in one step graph, in checkpoints, and what is refused."""
+"""Groups of parameters: against PyTorch, in one step graph, in checkpoints, and refused groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trained(groups, optimizer="adamw(lr=0.01)", steps=3, **options):
 
 
 def of_torch(make, groups, steps, clip=None):
-    """The weights after steps of PyTorch; groups are (test of a name, settings), the first that fits counts."""
+    """Return PyTorch's weights after some steps; groups are (predicate, settings), the first match applies."""
     torch = pytest.importorskip("torch")
     tensors = {t.name: onnx.numpy_helper.to_array(t) for t in examples.mlp(SIZES).graph.initializer}
     parameters = {name: torch.nn.Parameter(torch.from_numpy(array.copy())) for name, array in tensors.items()}
@@ -56,7 +56,7 @@ def of_torch(make, groups, steps, clip=None):
 @pytest.mark.torch
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_a_hundred_steps_as_pytorch_takes_them(kernels, clip):
+def test_a_hundred_steps_match_pytorch(kernels, clip):
     torch = pytest.importorskip("torch")
     groups = [Group("*.bias", weight_decay=0.0), Group("layer1.*|layer2.*", lr_scale=0.1, betas=(0.8, 0.9))]
     options = onnxtrain.RuntimeOptions(kernels=kernels)
@@ -75,7 +75,7 @@ def test_a_hundred_steps_as_pytorch_takes_them(kernels, clip):
 
 
 @pytest.mark.torch
-def test_momentum_and_rate_of_a_group_as_pytorch_has_them():
+def test_momentum_and_rate_of_a_group_match_pytorch():
     torch = pytest.importorskip("torch")
     ours = trained([Group("layer3.*", momentum=0.9, nesterov=True, lr=0.02)], "sgd(lr=0.1)", 100)
     theirs = of_torch(
@@ -93,7 +93,7 @@ def nodes_of(groups, **options):
     return [node.op_type for node in entries[-1].model.graph]
 
 
-def test_one_node_updates_all_that_are_updated_alike():
+def test_one_node_updates_all_parameters_with_equal_settings():
     assert nodes_of([]).count("AdamW") == 1
     assert nodes_of([Group("*.bias", weight_decay=0.0)]).count("AdamW") == 2
     alike = [Group("layer1.bias", weight_decay=0.0), Group("layer2.bias", weight_decay=0.0), Group("*", lr_scale=1)]
@@ -126,7 +126,7 @@ def test_a_training_model_has_the_groups(portable):
         np.testing.assert_allclose(session.state[name], array, rtol=1e-6, err_msg=name)
 
 
-def test_the_first_group_that_matches_has_a_parameter():
+def test_a_parameter_belongs_to_the_first_matching_group():
     first = trained([Group("layer1.weight", lr_scale=0.0), Group("*", lr_scale=0.5)])
     given = {t.name: onnx.numpy_helper.to_array(t) for t in examples.mlp(SIZES).graph.initializer}
     np.testing.assert_array_equal(first["layer1.weight"], given["layer1.weight"])
@@ -135,7 +135,7 @@ def test_the_first_group_that_matches_has_a_parameter():
     assert (other["layer1.weight"] != given["layer1.weight"]).any()
 
 
-def test_a_group_that_loses_settings_to_an_earlier_one_is_told():
+def test_a_group_that_loses_settings_to_an_earlier_one_gets_a_hint():
     groups = [Group("*.bias", weight_decay=0.0), Group("layer1.*", lr_scale=0.1)]
     trainer = onnxtrain.Trainer(examples.mlp(SIZES), loss=LOSS, optimizer="adamw", groups=groups)
     (hint,) = [hint for hint in trainer.hints if "Group" in hint]
@@ -145,7 +145,7 @@ def test_a_group_that_loses_settings_to_an_earlier_one_is_told():
     )
 
 
-def test_an_alternative_that_matches_nothing_is_told():
+def test_an_alternative_that_matches_nothing_gets_a_hint():
     groups = [Group("*.bias|*norm*", weight_decay=0.0)]
     trainer = onnxtrain.Trainer(examples.mlp(SIZES), loss=LOSS, optimizer="adamw", groups=groups)
     (hint,) = [hint for hint in trainer.hints if "Group" in hint]
@@ -164,7 +164,7 @@ def test_groups_match_module_paths():
     assert still == ["onnx::MatMul_5"]
 
 
-def test_alternatives_stand_in_train_and_freeze_too():
+def test_train_and_freeze_accept_alternatives():
     trainer = onnxtrain.Trainer(examples.mlp(SIZES), loss=LOSS, train="layer1.*|layer3.*", freeze="*.bias|no.such")
     assert list(trainer.parameters) == ["layer1.weight", "layer3.weight"]
 
@@ -240,13 +240,13 @@ def test_checkpoints_know_groups(tmp_path):
         ),
     ],
 )
-def test_what_is_refused(make, message):
+def test_invalid_groups_are_refused(make, message):
     with pytest.raises(OptionError, match=message):
         make()
 
 
 def named(paths):
-    """A chain of linear layers with weights of these names."""
+    """Build a chain of matmuls with weights of these names."""
     names = [f"float[2,2] {name} = {{1, 0, 0, 1}}" for name in (f"w{i}" for i in range(len(paths)))]
     nodes = [f"h{i + 1} = MatMul(h{i}, w{i})" for i in range(len(paths))]
     model = onnx.parser.parse_model(
@@ -263,7 +263,7 @@ def scales(groups):
     return [(list(group.patterns), group.lr_scale) for group in groups]
 
 
-def test_layers_are_those_of_numbers_with_what_is_before_and_behind():
+def test_layers_are_numbered_modules_and_all_parameters_before_and_after():
     paths = ["bert.tokens.weight", "positions", "bert.layer.0.a.weight", "bert.layer.0.b.weight"]
     model = named([*paths, "bert.layer.1.a.weight", "pooler.weight", "classifier.weight"])
     assert scales(layer_decay(model, 0.5)) == [
@@ -292,7 +292,7 @@ def test_layer_decay_keeps_the_settings_of_groups():
 
 
 @pytest.mark.torch
-def test_layer_decay_as_groups_of_pytorch():
+def test_layer_decay_matches_groups_of_pytorch():
     torch = pytest.importorskip("torch")
     ours = trained(layer_decay(examples.mlp(SIZES), 0.5), steps=30)
     rates = {"layer1": 0.0025, "layer2": 0.005}

@@ -1,4 +1,4 @@
-"""Masks: weights and optimizer states that stay exactly zero, whatever updates them."""
+"""Masks: weights and optimizer states stay exactly zero with every optimizer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def assert_held(states, masks):
         assert np.count_nonzero(states[name]) == np.count_nonzero(mask)
 
 
-def test_every_optimizer_is_tried():
+def test_every_optimizer_is_covered():
     assert {rule.schema.name for rule in RULES} == set(OPTIMIZERS)
 
 
@@ -73,7 +73,7 @@ def test_every_optimizer_is_tried():
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_masked_weights_and_states_stay_exactly_zero(rule, kernels, accumulate):
     subject = trainer(rule, kernels=kernels, accumulate=accumulate, clip_norm=1.0, clip_value=0.5)
-    for _ in range(3):  # states that are not zero when the masks come
+    for _ in range(3):  # nonzero states before masks are set
         subject.train_step(X, Y)
     masks = some_masks(subject)
     subject.set_masks(masks)
@@ -118,8 +118,8 @@ def test_masks_hold_after_resuming_from_a_checkpoint(tmp_path):
         trainer(RULES[6]).fit((X, Y), epochs=5, batch_size=8, checkpoint=tmp_path / "kept", resume=True)
 
 
-def test_masks_are_before_clipping():
-    """Only the gradients of survivors count in the norm: with one survivor its step is the bound."""
+def test_masks_apply_before_clipping():
+    """Only unmasked gradients enter the norm: with one unmasked weight its step is the bound."""
     subject = trainer(Momentum(1.0, alpha=0.0), clip_norm=1e-3)
     masks = {name: np.zeros(array.shape, bool) for name, array in subject.parameters.items()}
     masks["layer2.bias"][0] = True

@@ -1,4 +1,4 @@
-"""Patterns act on the names of modules, also where an exporter has merged their tensors."""
+"""Patterns match module names even where an exporter has merged their tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = [f"blocks.{block}.norm.{word}" for block in range(3) for word in ("weigh
 
 
 def _model(*, newer: bool) -> onnx.ModelProto:
-    """Three blocks of a norm, whose fresh scales and biases an exporter has merged, and a head."""
+    """Build three normalization blocks with untrained scales and biases merged by an exporter, and a head."""
     make = onnx.helper.make_node
     nodes = []
     for block in range(3):
@@ -51,7 +51,7 @@ def _trainer(model: onnx.ModelProto, **options: object) -> onnxtrain.Trainer:
 
 
 @pytest.mark.parametrize("newer", [True, False])
-def test_a_copy_has_the_name_of_the_module_that_reads_it(newer: bool) -> None:
+def test_a_copy_is_named_after_its_module(newer: bool) -> None:
     model = _model(newer=newer)
     assert set(_trainer(model, untie=True).parameters) == {*NAMES, "head.weight"}
     kept = _trainer(model, untie=True, freeze="*.bias").parameters
@@ -62,13 +62,13 @@ def test_a_copy_has_the_name_of_the_module_that_reads_it(newer: bool) -> None:
 
 @pytest.mark.parametrize("newer", [True, False])
 @pytest.mark.parametrize("pattern", ["blocks.0.*", "blocks.1.*", "*.2.norm.bias"])
-def test_a_pattern_that_names_some_modules_of_a_merged_tensor_is_said(pattern: str, newer: bool) -> None:
+def test_a_pattern_of_some_modules_of_a_merged_tensor_gets_a_hint(pattern: str, newer: bool) -> None:
     with pytest.warns(TrainingHint, match=r"freeze matches blocks\.\d\.norm\.\w+, but the file holds it as"):
         trainer = onnxtrain.Trainer(_model(newer=newer), loss="mean_squared_error", freeze=pattern)
     assert "blocks.0.norm.bias" not in trainer.parameters
 
 
-def test_a_pattern_of_all_modules_of_a_merged_tensor_is_not_said() -> None:
+def test_a_pattern_of_all_modules_of_a_merged_tensor_gets_no_hint() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         onnxtrain.Trainer(_model(newer=True), loss="mean_squared_error", freeze="*.norm.*")

@@ -1,4 +1,4 @@
-"""Patterns find weights by the module that they belong to, where exporters gave them names of their own."""
+"""Patterns find weights by their modules where exporters renamed them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxtrain.errors import OptionError
 
 
 def exported(*, newer: bool) -> onnx.ModelProto:
-    """Two products as PyTorch's exporters name them."""
+    """Build two linear layers named as by PyTorch's exporters."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
     f (float[n, 2] x) => (float[n, 2] y)
       <float[2, 2] first = {1, 2, 3, 4}, float[2, 2] second = {1, 2, 3, 4}, float[2] b = {1, 2}> {
@@ -47,7 +47,7 @@ def test_patterns_match_module_paths(newer):
     assert rows == {first: ("layer.0.q.weight",), second: ("layer.1.q.weight",), "layer.1.q.bias": ()}
 
 
-def test_where_nothing_else_matches_nodes_are_looked_at():
+def test_names_of_nodes_match_where_nothing_else_does():
     assert chosen(exported(newer=True), train="node_0") == ["val_0"]
     assert chosen(exported(newer=False), train="/layer.1.q/*") == ["onnx::MatMul_25", "layer.1.q.bias"]
     with pytest.raises(OptionError, match=r"train='layer.7.\*' matches no initializer; the model has layer.0.q.weight"):
@@ -55,14 +55,14 @@ def test_where_nothing_else_matches_nodes_are_looked_at():
 
 
 @pytest.mark.parametrize("text", ["", "[", "[1, 2]", "['a']", "{}", "(" * 5000])
-def test_metadata_of_another_kind_tells_nothing(text):
+def test_other_metadata_is_ignored(text):
     model = exported(newer=True)
     for node in model.graph.node:
         node.metadata_props[0].value = text
     assert [row.paths for row in onnxtrain.inspect(model).initializers] == [(), (), ()]
 
 
-def test_the_command_line_shows_them(tmp_path, capsys):
+def test_the_command_line_shows_module_paths(tmp_path, capsys):
     from onnxtrain.cli import main
 
     onnx.save(exported(newer=True), tmp_path / "model.onnx")
@@ -89,7 +89,7 @@ def test_files_of_both_exporters(dynamo, tmp_path):
     assert len(chosen(onnx.load(path), train="body.2.*")) == 2
 
 
-def test_lines_of_the_program_stay_in_the_file_and_are_nowhere_else(tmp_path):
+def test_source_lines_stay_in_the_file_only(tmp_path):
     model = exported(newer=True)
     for node in model.graph.node:
         node.metadata_props.add(key="pkg.torch.onnx.stack_trace", value="File model.py, line 7")

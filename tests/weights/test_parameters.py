@@ -1,4 +1,4 @@
-"""Which initializers are parameters, and why the others are not."""
+"""Parameters and constants among initializers, with reasons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_weights_and_biases_are_parameters() -> None:
     assert found == {"w": "", "b": ""}
 
 
-def test_scalars_of_the_computation_are_not() -> None:
+def test_scalars_of_the_computation_are_constants() -> None:
     found = reasons(
         """m (float[N,2] x) => (float[N,2] y) <float epsilon = {0.1}, float[1] scale = {2}, float[2] w = {1, 2}>
         { a = Add(x, epsilon)  b = Mul(a, scale)  y = Mul(b, w) }"""
@@ -37,7 +37,7 @@ def test_scalars_of_the_computation_are_not() -> None:
     assert found == {"epsilon": "a scalar of the computation", "scale": "a scalar of the computation", "w": ""}
 
 
-def test_configuration_is_not() -> None:
+def test_settings_are_constants() -> None:
     found = reasons(
         """m (float[1,1,2,2] x) => (float[1,1,4,4] y) <float low = {0}, float high = {6}, float[4] s = {1, 1, 2, 2}>
         { c = Clip(x, low, high)  y = Resize(c, , s) }"""
@@ -47,7 +47,7 @@ def test_configuration_is_not() -> None:
     assert found["s"] == "scales of Resize"
 
 
-def test_integers_and_what_the_loss_does_not_see() -> None:
+def test_integers_and_tensors_without_a_path_to_the_loss() -> None:
     found = reasons(
         """m (float[N,4] x) => (float[N,2,2] y) <int64[3] shape = {0, 2, 2}, float[4] unused = {1, 1, 1, 1},
         float[4] w = {1, 1, 1, 1}, float16[4] half = {1, 1, 1, 1}>
@@ -59,7 +59,7 @@ def test_integers_and_what_the_loss_does_not_see() -> None:
     assert found["w"] == ""
 
 
-def test_statistics_of_batch_normalization_are_not() -> None:
+def test_statistics_of_batch_normalization_are_constants() -> None:
     found = reasons(
         """m (float[N,2,3] x) => (float[N,2,3] y) <float[2] scale = {1, 1}, float[2] bias = {0, 0},
         float[2] mean = {0, 0}, float[2] var = {1, 1}> { y = BatchNormalization(x, scale, bias, mean, var) }"""
@@ -72,7 +72,7 @@ def test_statistics_of_batch_normalization_are_not() -> None:
     }
 
 
-def test_masks_are_not() -> None:
+def test_masks_are_constants() -> None:
     model = parser.parse_model(
         f"{HEADER} m (float[N,2] x) => (float[N,2] y) {{ a = Add(x, mask)  b = Mul(a, w)  y = Add(b, large) }}"
     )
@@ -99,7 +99,7 @@ def test_train_and_freeze() -> None:
 
 
 def shared_scale() -> onnx.ModelProto:
-    """Two batch normalizations whose fresh scales and statistics an exporter merged, one through Identity."""
+    """Build two batch normalizations with untrained scales and statistics merged by an exporter, one by Identity."""
     nodes = [
         helper.make_node("Identity", ["one"], ["scale2"]),
         helper.make_node("BatchNormalization", ["x", "one", "zero", "zero", "one_var"], ["h"], "first"),
@@ -112,7 +112,7 @@ def shared_scale() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-def test_inspect_says_what_is_shared() -> None:
+def test_inspect_reports_shared_tensors() -> None:
     hints = " ".join(onnxtrain.inspect(shared_scale()).hints)
     assert "one is shared by 2 nodes (first, second)" in hints
     assert "untie=True gives each its own" in hints
@@ -134,7 +134,7 @@ def test_untie_gives_each_reader_its_own() -> None:
         onnxtrain.Trainer(shared_scale(), untie="w", **options)
 
 
-def test_training_statistics_that_are_shared_asks_for_untie(tmp_path) -> None:
+def test_training_shared_statistics_asks_for_untie(tmp_path) -> None:
     options = {"loss": "mean_squared_error", "optimizer": onnxtrain.Momentum(0.1), "batch_norm": "train"}
     model = shared_scale()
     model.graph.node[1].input[3] = "mean"

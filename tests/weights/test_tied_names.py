@@ -1,4 +1,4 @@
-"""Names of copies in patterns, and names that untying gives beside an exporter's Identity nodes."""
+"""Names of copies in patterns, and names of untied copies beside an exporter's Identity nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _tied() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("name", ["val_7", "table", "val_*"])
-def test_either_name_of_a_tied_tensor_names_it(name: str) -> None:
+def test_both_names_of_a_tied_tensor_match(name: str) -> None:
     frozen = onnxtrain.Trainer(_tied(), loss="cross_entropy", tie=True, freeze=name)
     assert list(frozen.parameters) == ["middle"]
     assert not any("one tensor" in hint for hint in frozen.hints)

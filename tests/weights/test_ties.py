@@ -1,4 +1,4 @@
-"""Weights that are one though stored twice, and weights that are two though stored once."""
+"""Tied weights that are stored twice, and separate weights that are stored once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RNG = np.random.default_rng(0)
 
 
 def tied(*, transposed: bool = True, rank: int = 2) -> onnx.ModelProto:
-    """An embedding, and the output projection as a copy of it."""
+    """Build a model whose output projection is a copy of its embedding."""
     table = np.random.default_rng(3).normal(size=(12, 8)).astype(np.float32)
     nodes = [
         helper.make_node("Gather", ["wte.weight", "ids"], ["h"]),
@@ -44,7 +44,7 @@ LM = {"loss": "softmax_cross_entropy", "optimizer": onnxtrain.Momentum(0.5)}
 
 
 @pytest.mark.parametrize("transposed", [True, False])
-def test_a_tied_weight_that_is_stored_twice_is_named(transposed):
+def test_a_tied_weight_that_is_stored_twice_gets_a_hint(transposed):
     how = ", transposed," if transposed else ","
     sentence = f"lm_head holds the same values as wte.weight{how} and they are trained apart; if the model ties them, "
     with pytest.warns(TrainingHint, match=sentence) as caught:
@@ -135,7 +135,7 @@ def alike(first: np.ndarray, second: np.ndarray) -> list[str]:
     return [hint for hint in onnxtrain.inspect(model).hints if "same values" in hint]
 
 
-def test_what_is_alike_by_chance_is_no_copy():
+def test_tensors_equal_by_chance_are_not_copies():
     square = np.random.default_rng(0).normal(size=(6, 6))
     other = np.random.default_rng(1).normal(size=(6, 6))
     np.fill_diagonal(other, np.diagonal(square))
@@ -146,8 +146,8 @@ def test_what_is_alike_by_chance_is_no_copy():
     assert len(alike(square, square.T)) == 1
 
 
-def test_only_tensors_that_are_alike_are_read(monkeypatch):
-    """Telling tensors apart takes a few elements of each; this one counts bytes."""
+def test_only_similar_tensors_are_read(monkeypatch):
+    """Distinguishing tensors reads a few elements of each; the test counts bytes."""
     from onnxtrain.weights import ties
 
     compared = []
@@ -161,7 +161,7 @@ def test_only_tensors_that_are_alike_are_read(monkeypatch):
 
 
 def merged(operator: str = "BatchNormalization") -> onnx.ModelProto:
-    """One layer whose scale is its running variance too, through Identity, and whose bias is its mean."""
+    """Build one layer whose scale is also its running variance, by Identity, and whose bias is its mean."""
     nodes = [
         helper.make_node("Identity", ["one"], ["var"]),
         helper.make_node("Identity", ["var"], ["var_again"]),
@@ -175,7 +175,7 @@ def merged(operator: str = "BatchNormalization") -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_a_scale_that_is_the_variance_too():
+def test_a_scale_that_is_also_the_variance():
     options = {"loss": "mean_squared_error", "optimizer": onnxtrain.Momentum(0.1)}
     sentence = (
         r"one is shared by 2 inputs of norm \(scale, running variance\): training ties them; if an exporter merged "
@@ -198,7 +198,7 @@ def test_a_scale_that_is_the_variance_too():
     assert not [hint for hint in frozen.hints if "shared" in hint]
 
 
-def test_a_product_of_a_tensor_with_itself_stays_one():
+def test_a_matmul_of_a_tensor_with_itself_stays_tied():
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> m (float[N,2] x) => (float[N,2] y)
         <float[2] w = {1, 2}> { s = Mul(w, w)  y = Mul(x, s) }""")
     subject = onnxtrain.Trainer(model, loss="mean_squared_error", untie=True)
@@ -206,7 +206,7 @@ def test_a_product_of_a_tensor_with_itself_stays_one():
     assert subject.hints == []
 
 
-def test_a_shape_is_no_use():
+def test_reading_a_shape_is_not_a_use():
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> m (float[N,2] x) => (float[N,2] y)
         <float[2] w = {1, 2}> { v = Identity(w)  s = Shape(v)  f = Cast<to = 1>(s)  h = Mul(x, w)  y = Add(h, f) }""")
     assert onnxtrain.inspect(model).hints == ()
@@ -214,7 +214,7 @@ def test_a_shape_is_no_use():
         onnxtrain.Trainer(model, loss="mean_squared_error", untie="w")
 
 
-def test_what_was_learned_is_shared_on_purpose(recwarn):
+def test_trained_tensors_are_shared_on_purpose(recwarn):
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> m (float[N,2] x) => (float[N,2] y)
         <float[2,2] w = {1, 2, 3, 4}> { h = MatMul(x, w)  y = MatMul(h, w) }""")
     trainer = onnxtrain.Trainer(model, loss="mean_squared_error")

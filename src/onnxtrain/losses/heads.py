@@ -291,7 +291,7 @@ Metrics = Any
 """Metrics by name, in a text or a list, or as functions; a mapping by output for several losses."""
 
 
-class Head(NamedTuple):
+class LossHead(NamedTuple):
     """An output of the model with its loss.
 
     Attributes:
@@ -311,11 +311,11 @@ class Head(NamedTuple):
 
     @property
     def scaled(self) -> bool:
-        """Whether the weight of a batch is not its number of examples times a constant, among losses that are means."""
+        """True where the weight of a batch is not proportional to its number of examples, or the loss is a sum."""
         loss = self.targets.loss
         return loss.reduction == "sum" or (self.targets.form.kind == "indices" and loss.counts_labels)
 
-    def with_form(self, model: ir.Model, form: TargetForm) -> Head:
+    def with_form(self, model: ir.Model, form: TargetForm) -> LossHead:
         """Return the head for targets of another form."""
         if form == self.targets.form:
             return self
@@ -333,7 +333,7 @@ class Head(NamedTuple):
         return loss.build(op, prediction, target, op.cast(weights, prediction.dtype))
 
 
-def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm, name: str) -> Head:
+def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm, name: str) -> LossHead:
     """Build the head of an output for targets of a form; ``name`` is the step graph's input for them."""
     graph = model.graph
     inner, axis = before_activation(output, declared.with_form(form))
@@ -352,7 +352,7 @@ def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm,
         inputs=tuple(graph.inputs),
         from_probabilities=labelled and inner is output and "Softmax" in loss.trains_through and sums_to_one(output),
     )
-    return Head(output, inner, targets)
+    return LossHead(output, inner, targets)
 
 
 def are_none(metrics: Metrics) -> bool:
@@ -384,11 +384,11 @@ class HeadMetric(NamedTuple):
     """
 
     name: str
-    head: Head
+    head: LossHead
     metric: NamedMetric
 
 
-def metrics_of_heads(heads: Sequence[Head], metrics: Metrics) -> list[HeadMetric]:
+def metrics_of_heads(heads: Sequence[LossHead], metrics: Metrics) -> list[HeadMetric]:
     """Resolve metrics for the predictions of their outputs.
 
     Raises:

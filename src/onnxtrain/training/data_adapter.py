@@ -25,7 +25,7 @@ from onnxtrain.data.naming import (
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 from onnxtrain.losses.base import Forms
-from onnxtrain.losses.heads import Head, Targets, tensor_spec
+from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
 from onnxtrain.objective import Objective
 
 Adapting = Callable[[Dataset, Targets, str | None], Dataset]
@@ -328,7 +328,7 @@ def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tup
     return source[:2], source[2]
 
 
-def targets_by_output(heads: list[Head], targets: Any) -> dict[str, Any]:
+def targets_by_output(heads: list[LossHead], targets: Any) -> dict[str, Any]:
     """Targets of one step by the outputs that they are for.
 
     Raises:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.training.working_copy.kv_cache import cache_hints
-from onnxtrain.training.working_copy.training_modes import Layers
+from onnxtrain.training.working_copy.training_modes import LayerCounts
 from onnxtrain.weights.buffers import is_weight
 from onnxtrain.weights.names import CALL, module_of
 from onnxtrain.weights.parameters import shared_parameters
@@ -56,7 +56,7 @@ class Hint(NamedTuple):
 def find_hints(
     model: ir.Model,
     parameters: Sequence[str],
-    layers: Layers,
+    layers: LayerCounts,
     copies: Sequence[Copy] = (),
     *,
     batch_norm: str = "frozen",
@@ -203,7 +203,7 @@ def _copied(copies: Sequence[Copy]) -> list[Hint]:
     ]
 
 
-def _batch_norm(layers: Layers, mode: str) -> list[Hint]:
+def _batch_norm(layers: LayerCounts, mode: str) -> list[Hint]:
     count, nested = layers.batch_norms, layers.nested_batch_norms
     if mode != "frozen":
         if not count:
@@ -244,7 +244,7 @@ def _batch_norm(layers: Layers, mode: str) -> list[Hint]:
     return found
 
 
-def _dropout(layers: Layers, *, drop: bool) -> list[Hint]:
+def _dropout(layers: LayerCounts, *, drop: bool) -> list[Hint]:
     count, nested, dropping = layers.dropouts, layers.nested_dropouts, layers.dropping
     found = []
     if drop and nested:

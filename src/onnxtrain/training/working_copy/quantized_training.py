@@ -25,7 +25,7 @@ from onnxtrain.weights.stored import Stored
 
 
 @dataclass(frozen=True)
-class Layout:
+class ScaleLayout:
     """Layout of scales along a tensor.
 
     Attributes:
@@ -47,7 +47,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Scale:
+class QuantizationScale:
     """A scale of the file, which may be trained as the exponential of a parameter."""
 
     name: str
@@ -93,7 +93,7 @@ class Integers:
         weight: Returns the float weight, where it is not trained.
     """
 
-    layout: Layout
+    layout: ScaleLayout
     dtype: ir.DataType
     zeros: np.ndarray | None
     scales: Scales
@@ -110,7 +110,7 @@ class Integers:
 
 
 @dataclass(frozen=True)
-class Weight:
+class QuantizedWeight:
     """An integer weight of the file that is a float in the working copy.
 
     Attributes:
@@ -128,10 +128,10 @@ class Weight:
     integers: ir.TensorProtocol
     dequantize: Callable[[], np.ndarray]
     made: ir.Value
-    layout: Layout
+    layout: ScaleLayout
     zeros: np.ndarray | None
-    scale: Scale
-    factors: tuple[Scale, ...]
+    scale: QuantizationScale
+    factors: tuple[QuantizationScale, ...]
 
     @property
     def is_bias(self) -> bool:
@@ -198,7 +198,7 @@ class QuantizedTraining:
         made: The values that replace these scales.
     """
 
-    weights: list[Weight] = field(default_factory=list)
+    weights: list[QuantizedWeight] = field(default_factory=list)
     scales: dict[str, ir.TensorProtocol] = field(default_factory=dict)
     made: dict[str, ir.Value] = field(default_factory=dict)
 
@@ -294,8 +294,8 @@ def _make_trainable(graph: ir.Graph, node: ir.Node, found: QuantizedTraining) ->
     made.ir.dtype = tensor.dtype
     made.with_shape(tuple(shape))
     node.replace_input_with(slot, made.ir)
-    own = Scale(str(scale.name), scales)
-    found.weights.append(Weight(name, tensor, dequantize, made.ir, layout, points, own, (own,)))
+    own = QuantizationScale(str(scale.name), scales)
+    found.weights.append(QuantizedWeight(name, tensor, dequantize, made.ir, layout, points, own, (own,)))
 
 
 def _become_float(value: ir.Value, compute: Callable[[], np.ndarray]) -> None:
@@ -311,7 +311,9 @@ def _become_float(value: ir.Value, compute: Callable[[], np.ndarray]) -> None:
     value.type = ir.TensorType(ir.DataType.FLOAT)
 
 
-def _make_bias_float(graph: ir.Graph, node: ir.Node, value: ir.Value, layout: Layout, found: QuantizedTraining) -> None:
+def _make_bias_float(
+    graph: ir.Graph, node: ir.Node, value: ir.Value, layout: ScaleLayout, found: QuantizedTraining
+) -> None:
     """Replace an int32 bias by a float without quantization: its steps are too fine to matter."""
     tensor, scale = value.const_value, node.inputs[1]
     if node.op_type != "DequantizeLinear" or tensor is None or scale is None or scale.const_value is None:
@@ -322,15 +324,15 @@ def _make_bias_float(graph: ir.Graph, node: ir.Node, value: ir.Value, layout: La
         along = layout.along(np.asarray(given.numpy()).astype(np.float64), shape)
         return np.asarray(np.asarray(tensor.numpy()) * along, np.float32)
 
-    own = Scale(str(scale.name), given)
+    own = QuantizationScale(str(scale.name), given)
     factors = _scales_of_operands(node) or (own,)
     _become_float(value, dequantize)
     node.outputs[0].replace_all_uses_with(value)
     graph.remove(node, safe=True)
-    found.weights.append(Weight(str(value.name), tensor, dequantize, value, layout, None, own, factors))
+    found.weights.append(QuantizedWeight(str(value.name), tensor, dequantize, value, layout, None, own, factors))
 
 
-def _scales_of_operands(node: ir.Node) -> tuple[Scale, ...]:
+def _scales_of_operands(node: ir.Node) -> tuple[QuantizationScale, ...]:
     """Return the scales of the operands of a bias's layer, whose product is the scale of the bias."""
     readers = [(reader, slot) for reader, slot in node.outputs[0].uses()]
     if len(readers) != 1 or readers[0][1] != 2 or readers[0][0].op_type not in ("Conv", "Gemm"):
@@ -341,16 +343,16 @@ def _scales_of_operands(node: ir.Node) -> tuple[Scale, ...]:
         scale = producer.inputs[1] if producer is not None and producer.op_type == "DequantizeLinear" else None
         if scale is None or scale.const_value is None:
             return ()
-        found.append(Scale(str(scale.name), scale.const_value))
+        found.append(QuantizationScale(str(scale.name), scale.const_value))
     return tuple(found)
 
 
-def _weight_of(node: ir.Node) -> tuple[int, ir.Value, ir.Value | None, Layout] | None:
+def _weight_of(node: ir.Node) -> tuple[int, ir.Value, ir.Value | None, ScaleLayout] | None:
     """Return the slot of a node's weight, its scale, its zero point and their layout."""
     if node.op_type in _INTEGER_LAYERS and not node.domain:
         scale = _scale_behind(node)
         zero = node.inputs[3] if len(node.inputs) > 3 else None
-        return None if scale is None else (1, scale, zero, Layout(_INTEGER_LAYERS[node.op_type]))
+        return None if scale is None else (1, scale, zero, ScaleLayout(_INTEGER_LAYERS[node.op_type]))
     slots = _WEIGHTS.get((node.domain, node.op_type))
     if slots is None:
         return None
@@ -359,7 +361,7 @@ def _weight_of(node: ir.Node) -> tuple[int, ir.Value, ir.Value | None, Layout] |
         return None
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else _AXES.get(node.op_type, 1)
     block = node.attributes["block_size"].as_int() if "block_size" in node.attributes else 0
-    return slots[0], given[1], given[2], Layout(axis, block)
+    return slots[0], given[1], given[2], ScaleLayout(axis, block)
 
 
 def _scale_behind(node: ir.Node) -> ir.Value | None:

@@ -50,7 +50,7 @@ class Modes:
         return self.batch_norm != "frozen" or self.dropout
 
 
-class Layers(NamedTuple):
+class LayerCounts(NamedTuple):
     """Counts of layers that behave differently in training, as declared by the file.
 
     Attributes:
@@ -88,12 +88,12 @@ def set_modes(model: ir.Model, modes: Modes) -> dict[str, str]:
     return statistics
 
 
-def find_layers(model: ir.Model) -> Layers:
+def find_layers(model: ir.Model) -> LayerCounts:
     """Count the layers of a model, including bodies and every call of a function."""
     found = list(_applied(model, model.graph, nested=False))
     dropouts = [(node, nested) for node, nested in found if is_dropout(node) and _ratio(node) != 0]
     norms = [(node, nested) for node, nested in found if is_batch_norm(node)]
-    return Layers(
+    return LayerCounts(
         dropouts=len(dropouts),
         dropping=sum(_drops(node) is True for node, _ in dropouts),
         undecided=sum(_drops(node) is None for node, _ in dropouts),
