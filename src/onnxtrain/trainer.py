@@ -46,7 +46,7 @@ from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.weights.ema import EMA
 from onnxtrain.weights.groups import Group
-from onnxtrain.weights.masks import check_masks, set_to_zero
+from onnxtrain.weights.masks import KEEP, check_masks, set_to_zero, zero_masks
 from onnxtrain.weights.parameters import Initializer
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ class Trainer:
             transposed copy) as one: ``True`` for all, or glob patterns.
         clip_value: Clip every element of the gradients to [-clip_value, clip_value].
         clip_norm: Scale the gradients so that their global norm is at most this.
-        masks: Boolean arrays by parameter name; elements stay zero where a mask is false. See :meth:`set_masks`.
+        masks: Boolean arrays by parameter name; elements stay zero where a mask is false. ``"keep"`` keeps the zeros of
+            the tensors that were pruned. See :meth:`set_masks`.
         sparsify: Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by
             default the weights of linear layers, convolutions, recurrent layers and embeddings. Other
             parameters take plain steps.
@@ -170,7 +171,7 @@ class Trainer:
         untie: bool | str | Sequence[str] = False,
         clip_value: float | None = None,
         clip_norm: float | None = None,
-        masks: Mapping[str, np.ndarray] | None = None,
+        masks: Mapping[str, np.ndarray] | str | None = None,
         sparsify: str | Sequence[str] | None = None,
         accumulate: int = 1,
         straight_through: bool = False,
@@ -239,6 +240,8 @@ class Trainer:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
             objective = prepare(config, ignoring=False, differentiable=True)
+        if config.masks.keep:
+            config = dataclasses.replace(config, masks=_kept_zeros(objective, config.model.value))
         check_masks(config.masks, objective.shapes, objective.optimizers(config))
         self._hints = objective.hints(config)  # reads weights, which the executor then releases
         self._executor = _executor(objective, config, values=values)
@@ -434,7 +437,7 @@ class Trainer:
         return self.config.masks
 
     @checks_arguments
-    def set_masks(self, masks: Mapping[str, np.ndarray]) -> None:
+    def set_masks(self, masks: Mapping[str, np.ndarray] | str) -> None:
         """Keep weights at zero where a mask is false, from the next step on.
 
         Weights and their optimizer states become zero where a mask is false, and the gradient is zero there in
@@ -442,12 +445,15 @@ class Trainer:
         model that is saved and resumed elsewhere.
 
         Args:
-            masks: Boolean arrays by parameter, of its shape. They replace all earlier masks.
+            masks: Boolean arrays by parameter, of its shape. They replace all earlier masks. ``"keep"`` keeps the zeros
+                that pruned tensors have now: those of which a tenth or more is zero.
 
         Raises:
             OptionError: A mask fits no parameter, or the optimizer's epsilon is 0, where 0 / 0 is no zero.
         """
         chosen = Masks(masks)
+        if chosen.keep:
+            chosen = _kept_zeros(self._objective, self.parameters.__getitem__)
         check_masks(chosen, self._objective.shapes, self._objective.optimizers(self.config))
         self._change(dataclasses.replace(self.config, masks=chosen))
         set_to_zero(self.states, chosen)
@@ -999,6 +1005,21 @@ class Trainer:
         model = self.training_model()  # for which all processes give their share
         if not self._communicator.rank:
             ModelFile.load(model, folder=self._file.folder).save(path, {})
+
+
+def _kept_zeros(objective: Objective, value_of: Callable[[str], np.ndarray]) -> Masks:
+    """Return the masks for ``masks="keep"``.
+
+    Raises:
+        OptionError: No trained weight is pruned.
+    """
+    found = zero_masks(objective.own_weights, value_of)
+    if not found:
+        raise OptionError(
+            f"masks={KEEP!r} keeps the zeros of a pruned model, but a tenth of no trained weight is zero; leave out "
+            "masks, or give a mapping from parameters to boolean arrays."
+        )
+    return Masks(found)
 
 
 def _executor(objective: Objective, config: TrainingConfig, **given: Any) -> Steps:

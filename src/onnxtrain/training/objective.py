@@ -30,7 +30,7 @@ from onnxtrain.training.working_copy.training_modes import Layers, Modes
 from onnxtrain.training_info.recipe import LossTerms, Names, Recipe, UpdateRule, free_names
 from onnxtrain.training_info.rounding import Rounding
 from onnxtrain.weights.groups import group_hints, merged_hints, update_rules
-from onnxtrain.weights.masks import choose_tensors
+from onnxtrain.weights.masks import KEEP, choose_tensors, zero_masks
 from onnxtrain.weights.of_products import product_weights
 from onnxtrain.weights.parameters import Initializer
 from onnxtrain.weights.stored import Stored
@@ -188,6 +188,12 @@ class Objective:
         """Names of the parameters that are weights of products: what is pruned and sparsified by default."""
         return product_weights(self.model, self.parameters)
 
+    @property
+    def own_weights(self) -> list[str]:
+        """The weights of linear layers, convolutions and the like that the file itself has and that are trained."""
+        added = set() if self.adapted is None else set(self.adapted.parameters)
+        return [name for name in self.product_weights if name not in added]
+
     def optimizers(self, config: TrainingConfig) -> list[Optimizer]:
         """The update rules of all parameters."""
         return [config.optimizer, *(rule.optimizer for rule in self.rules(config).values())]
@@ -212,8 +218,23 @@ class Objective:
         choices |= {repr(group): group.patterns for group in config.groups}
         merged = merged_hints(choices, self.table, self.model)
         otherwise = declared_otherwise(file.proto.graph, self.model.graph)
-        surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise)]
+        surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *self._zeros(config))]
         return found + [Hint(text, surprising=False) for text in texts] + surprising
+
+    def _zeros(self, config: TrainingConfig) -> list[str]:
+        """Name the pruned weights that a training without masks makes dense."""
+        if config.masks or config.qat or any(optimizer.promotes_sparsity for optimizer in self.optimizers(config)):
+            return []
+        found = zero_masks(self.own_weights, config.model.value)
+        if not found:
+            return []
+        size = sum(mask.size for mask in found.values())
+        zeros = size - sum(int(np.count_nonzero(mask)) for mask in found.values())
+        listed = ", ".join(list(found)[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        return [
+            f"{zeros:,} of {size:,} elements of {listed} are zero, as after pruning, and training changes them; "
+            f"masks={KEEP!r} keeps them zero."
+        ]
 
     def on_real_rows(self, rows: int) -> Objective:
         """The same with the loss on as many examples as there are targets, for a model of a fixed batch size.
