@@ -51,6 +51,7 @@ class TensorSpec:
         columns: names of the elements along axis 1, where they are known. Data with names are brought into this order.
         left_out: names of columns that tables have beside these.
         pasts: KV-cache inputs of the model file that are left out: data may have them, without rows.
+        right_padded: whether it is a mask whose rows must be ones followed by zeros.
     """
 
     name: str
@@ -62,6 +63,7 @@ class TensorSpec:
     columns: tuple[str, ...] | None = None
     left_out: tuple[str, ...] = ()
     pasts: tuple[str, ...] = ()
+    right_padded: bool = False
 
     def describe_shape(self) -> str:
         """The shape as an error message shows it, for example ``(batch, 3, 32, 32)``.
@@ -190,6 +192,22 @@ def symbol_sizes(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> dict[s
         for symbol, size in zip((spec.shape or ())[1:], shape[1:], strict=False)
         if isinstance(symbol, str)
     }
+
+
+def check_right_padded(array: Array, what: str, examples: Sequence[int] | Array) -> None:
+    """Refuse a mask [batch, sequence] with a row that is not ones followed by zeros.
+
+    Raises:
+        DataError: A row begins with padding, has a gap, or is empty.
+    """
+    real = np.asarray(array) != 0
+    wrong = ~real[:, 0] | (real[:, 1:] & ~real[:, :-1]).any(axis=1) if real.size else np.zeros(len(real), bool)
+    if wrong.any():
+        raise DataError(
+            f"{what} has a row that is not ones followed by zeros, at example {examples[first_row(wrong)]}, but the "
+            "model's attention (GroupQueryAttention) reads only how many tokens a row has: pad on the right "
+            "(padding_side='right')."
+        )
 
 
 def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> None:

@@ -173,6 +173,10 @@ PASTS = "onnxtrain.pasts"
 """Key of the metadata of an input: the names of the KV-cache inputs that were removed beside it."""
 
 
+RIGHT_PADDED = "onnxtrain.right_padded"
+"""Key of the metadata of an input: whether it is a mask of which attention reads the number of ones alone."""
+
+
 def dimensions(value: ir.Value) -> tuple[Dimension, ...] | None:
     """The axes of an onnx-ir value in the form that this package computes with."""
     if value.shape is None:

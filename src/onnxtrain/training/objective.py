@@ -36,6 +36,9 @@ from onnxtrain.weights.parameters import Initializer
 from onnxtrain.weights.stored import Stored
 from onnxtrain.weights.ties import Copy, find_copies
 
+_PRUNED_SIZE = 32
+"""Elements of weights with zeros from which a model counts as pruned: matrices written by hand are smaller."""
+
 
 @dataclass(frozen=True, eq=False)
 class Objective:
@@ -226,9 +229,9 @@ class Objective:
         if config.masks or config.qat or any(optimizer.promotes_sparsity for optimizer in self.optimizers(config)):
             return []
         found = zero_masks(self.own_weights, config.model.value)
-        if not found:
-            return []
         size = sum(mask.size for mask in found.values())
+        if size < _PRUNED_SIZE:
+            return []
         zeros = size - sum(int(np.count_nonzero(mask)) for mask in found.values())
         listed = ", ".join(list(found)[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         return [
