@@ -31,6 +31,7 @@ from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.training_info.recipe import Clipping
 from onnxtrain.weights.ema import EMA, choose_ema
 from onnxtrain.weights.groups import Group, listed_groups
+from onnxtrain.weights.masks import KEEP
 from onnxtrain.weights.ties import untied
 
 
@@ -124,7 +125,7 @@ class AdvancedOptions(TypedDict, total=False):
     """Options of a training that few trainings need; see :class:`TrainingConfig` for all."""
 
     clip_value: float | None
-    masks: Mapping[str, np.ndarray] | None
+    masks: Mapping[str, np.ndarray] | str | None
     sparsify: Patterns | None
     untie: bool | Patterns
     tie: bool | Patterns
@@ -210,19 +211,26 @@ class Masks(Mapping[str, np.ndarray]):
     """Masks by parameter, as a value: never changed, and equal where all of their elements are.
 
     Args:
-        masks: Boolean arrays; they are copied.
+        masks: Boolean arrays; they are copied. Or ``"keep"``, for masks that the zeros of the model tell.
+
+    Attributes:
+        keep: Whether the masks are still to be made from the zeros of the model.
 
     Raises:
         OptionError: They are no mapping from names to arrays.
     """
 
-    def __init__(self, masks: Mapping[str, np.ndarray] | None = None) -> None:
-        if masks is not None and not isinstance(masks, Mapping):
-            raise OptionError(
-                f"masks is a {type(masks).__name__}; it needs a mapping from parameters to boolean arrays, such as "
-                "{'fc.weight': trainer.parameters['fc.weight'] != 0}."
-            )
+    def __init__(self, masks: Mapping[str, np.ndarray] | str | None = None) -> None:
+        self.keep = isinstance(masks, str) and masks == KEEP
         self._arrays: dict[str, np.ndarray] = {}
+        if self.keep:
+            return
+        if masks is not None and not isinstance(masks, Mapping):
+            shown = repr(masks) if isinstance(masks, str) else f"a {type(masks).__name__}"
+            raise OptionError(
+                f"masks is {shown}; it needs {KEEP!r}, which keeps the zeros of a pruned model, or a mapping from "
+                "parameters to boolean arrays, such as {'fc.weight': trainer.parameters['fc.weight'] != 0}."
+            )
         for name, mask in (masks or {}).items():
             try:
                 self._arrays[name] = np.array(mask)
@@ -244,6 +252,8 @@ class Masks(Mapping[str, np.ndarray]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mapping):
             return NotImplemented
+        if self.keep != getattr(other, "keep", False):
+            return False
         return self.keys() == other.keys() and all(np.array_equal(mask, other[name]) for name, mask in self.items())
 
     def __hash__(self) -> int:
@@ -433,7 +443,8 @@ class TrainingConfig:
     masks: Masks = field(
         default_factory=Masks,
         metadata=_option(
-            "Boolean arrays by parameter name; elements stay zero where a mask is false. See :meth:`set_masks`.",
+            'Boolean arrays by parameter name; elements stay zero where a mask is false. ``"keep"`` keeps the zeros '
+            "of the tensors that were pruned. See :meth:`set_masks`.",
             Masks,
         ),
     )

@@ -48,11 +48,14 @@ from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep
 from onnxtrain.training_info.recipe import LossTerms, Names, StepSpec, UpdateRule, free_names
 from onnxtrain.training_info.rounding import Rounding
 from onnxtrain.weights.groups import group_hints, merged_hints, update_rules
-from onnxtrain.weights.masks import choose_tensors, matmul_weights
+from onnxtrain.weights.masks import KEEP, choose_tensors, matmul_weights, zero_masks
 from onnxtrain.weights.names import forget_traces
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.stored import Stored
 from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies
+
+_PRUNED_SIZE = 32
+"""Elements of weights with zeros from which a model counts as pruned: matrices written by hand are smaller."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +209,12 @@ class Objective:
         """Names of the weights of linear, convolutional, recurrent and embedding layers: pruned by default."""
         return matmul_weights(self.model, self.parameters)
 
+    @property
+    def own_weights(self) -> list[str]:
+        """Trained weights of linear layers, convolutions and the like that the file itself has."""
+        added = set() if self.adapted is None else set(self.adapted.parameters)
+        return [name for name in self.matmul_weights if name not in added]
+
     def optimizers(self, config: TrainingConfig) -> list[Optimizer]:
         """Return the update rules of all parameters."""
         return [config.optimizer, *(rule.optimizer for rule in self.rules(config).values())]
@@ -230,8 +239,23 @@ class Objective:
         choices |= {repr(group): group.patterns for group in config.groups}
         merged = merged_hints(choices, self.table, self.model)
         otherwise = declared_otherwise(file.proto.graph, self.model.graph)
-        surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise)]
+        surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *self._zeros(config))]
         return found + [Hint(text, surprising=False) for text in texts] + surprising
+
+    def _zeros(self, config: TrainingConfig) -> list[str]:
+        """Return a hint on pruned weights that training without masks makes dense."""
+        if config.masks or config.qat or any(optimizer.promotes_sparsity for optimizer in self.optimizers(config)):
+            return []
+        found = zero_masks(self.own_weights, config.model.value)
+        size = sum(mask.size for mask in found.values())
+        if size < _PRUNED_SIZE:
+            return []
+        zeros = size - sum(int(np.count_nonzero(mask)) for mask in found.values())
+        listed = ", ".join(list(found)[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+        return [
+            f"{zeros:,} of {size:,} elements of {listed} are zero, as after pruning, and training changes them; "
+            f"masks={KEEP!r} keeps them zero."
+        ]
 
     def on_real_rows(self, rows: int) -> Objective:
         """Return the objective whose loss counts only the rows that have targets, for a model of a fixed batch size.

@@ -53,7 +53,7 @@ from onnxtrain.training.working_copy.adaptation import Adaptation
 from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.weights.ema import EMA
 from onnxtrain.weights.groups import Group
-from onnxtrain.weights.masks import check_masks, set_to_zero
+from onnxtrain.weights.masks import KEEP, check_masks, set_to_zero, zero_masks
 from onnxtrain.weights.parameters import Initializer
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ class Trainer:
             ``onnxtrain.distributed.MPI()``, ``"mpi"``, or :class:`onnxtrain.Distributed`.
         runtime: Options of the ONNX Runtime sessions, :class:`onnxtrain.RuntimeOptions`.
         clip_value: Clip every element of the gradients to [-clip_value, clip_value].
-        masks: Boolean arrays by parameter name; elements stay zero where a mask is false. See :meth:`set_masks`.
+        masks: Boolean arrays by parameter name; elements stay zero where a mask is false. ``"keep"`` keeps the zeros of
+            the tensors that were pruned. See :meth:`set_masks`.
         sparsify: Glob patterns of the parameters whose sparsity an optimizer such as ``SSGD`` promotes; by
             default the weights of linear layers, convolutions, recurrent layers and embeddings. Other
             parameters take plain steps.
@@ -212,6 +213,8 @@ class Trainer:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
             objective = prepare(config, ignoring=False, differentiable=True)
+        if config.masks.keep:
+            config = dataclasses.replace(config, masks=_kept_zeros(objective, config.model.value))
         check_masks(config.masks, objective.shapes, objective.optimizers(config))
         self._hints = objective.hints(config)  # reads weights, which the executor then releases
         self._executor = _executor_class(config)(objective, config, values)
@@ -408,7 +411,7 @@ class Trainer:
         return self.config.masks
 
     @checks_arguments
-    def set_masks(self, masks: Mapping[str, np.ndarray]) -> None:
+    def set_masks(self, masks: Mapping[str, np.ndarray] | str) -> None:
         """Keep weights at zero where a mask is false, from the next step on.
 
         Weights and their optimizer states become zero where a mask is false, and the gradient is zero there in
@@ -416,12 +419,15 @@ class Trainer:
         model that is saved and resumed elsewhere.
 
         Args:
-            masks: Boolean arrays by parameter, of its shape. They replace all earlier masks.
+            masks: Boolean arrays by parameter, of its shape. They replace all earlier masks. ``"keep"`` keeps the zeros
+                that pruned tensors have now: those of which a tenth or more is zero.
 
         Raises:
             OptionError: A mask fits no parameter, or the optimizer's epsilon is 0, where 0 / 0 is no zero.
         """
         chosen = Masks(masks)
+        if chosen.keep:
+            chosen = _kept_zeros(self._objective, self.parameters.__getitem__)
         check_masks(chosen, self._objective.shapes, self._objective.optimizers(self.config))
         self._change(dataclasses.replace(self.config, masks=chosen))
         set_to_zero(self.states, chosen)
@@ -936,7 +942,10 @@ class Trainer:
         adapted = self._objective.adapted
         with kept_in_memory(path):
             if adapted is not None and adapted.writes(path):
-                adapted.write(path, self._file, self._state.values(ema=ema))
+                added = {
+                    name: array for name, array in self._state.values(ema=ema).items() if name in adapted.parameters
+                }
+                adapted.write(path, self._file, {**added, **self._state.own_initializers(self._objective, ema=ema)})
             else:
                 metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
                 self._file.save(path, self._initializers(ema), metadata)
@@ -1116,6 +1125,21 @@ class Trainer:
         model = self.training_model()  # for which all processes give their share
         if not self._communicator.rank:
             ModelFile.load(model, folder=self._file.folder).save(path, {})
+
+
+def _kept_zeros(objective: Objective, value_of: Callable[[str], np.ndarray]) -> Masks:
+    """Return the masks for ``masks="keep"``.
+
+    Raises:
+        OptionError: No trained weight is pruned.
+    """
+    found = zero_masks(objective.own_weights, value_of)
+    if not found:
+        raise OptionError(
+            f"masks={KEEP!r} keeps the zeros of a pruned model, but no trained weight has at least a tenth of zeros; "
+            "leave out masks, or give a mapping from parameters to boolean arrays."
+        )
+    return Masks(found)
 
 
 def _executor_class(config: TrainingConfig) -> type[Executor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import warnings
 import xml.etree.ElementTree as Tree
 
 import numpy as np
@@ -13,7 +15,7 @@ from onnx import numpy_helper
 from sklearn.datasets import load_digits
 
 import onnxtrain
-from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.errors import ModelError, OptionError, TrainingHint
 from onnxtrain.operators import SSGD, Adagrad, Adam, Momentum
 from onnxtrain.pruning.prune import PruningWarning
 
@@ -271,3 +273,55 @@ def test_paths_are_checked_before_the_training(argument, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match="which is a file; it needs a folder"):
         prune(report=tmp_path / "file")
+
+
+def pruned_mlp(fraction=0.8):
+    model = onnxtrain.examples.mlp((6, 10, 3), seed=1)
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor).copy()
+        if array.ndim == 2:
+            array[np.abs(array) < np.quantile(np.abs(array), fraction)] = 0
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    return model
+
+
+def zeros_of(weights):
+    return {name: np.flatnonzero(array == 0).tolist() for name, array in weights.items() if array.ndim == 2}
+
+
+def test_a_pruned_model_keeps_its_zeros_where_that_is_asked_for():
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(60, 6)).astype(np.float32), random.integers(0, 3, 60)
+    model = pruned_mlp()
+    sentence = r"72 of 90 elements of layer1.weight, layer2.weight are zero.*masks='keep' keeps them zero"
+    with pytest.warns(TrainingHint, match=sentence):
+        dense = onnxtrain.Trainer(model, loss="cross_entropy")
+    before = zeros_of(dense.get_weights())
+    assert sum(map(len, before.values())) == 72
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingHint)
+        sparse = onnxtrain.Trainer(model, loss="cross_entropy", masks="keep")
+        onnxtrain.Trainer(model, loss="cross_entropy", optimizer="ssgd(lr=0.1)")
+        onnxtrain.Trainer(onnxtrain.examples.mlp((6, 10, 3)), loss="cross_entropy")
+    for trainer in (dense, sparse):
+        trainer.fit(x, y, epochs=1, progress=False)
+    assert sum(map(len, zeros_of(dense.get_weights()).values())) < 60
+    assert zeros_of(sparse.get_weights()) == before
+    again = pickle.loads(pickle.dumps(sparse))
+    again.fit(x, y, epochs=1, progress=False)
+    assert zeros_of(again.get_weights()) == before
+    dense.set_weights(sparse.get_weights())
+    dense.set_masks("keep")
+    dense.fit(x, y, epochs=1, progress=False)
+    assert zeros_of(dense.get_weights()) == before
+
+
+def test_masks_that_keep_nothing_are_refused():
+    model = onnxtrain.examples.mlp((6, 10, 3))
+    with pytest.raises(OptionError, match="masks='keep' keeps the zeros of a pruned model, but no trained"):
+        onnxtrain.Trainer(model, loss="cross_entropy", masks="keep")
+    with pytest.raises(OptionError, match="masks is 'hold'; it needs 'keep', which keeps the zeros"):
+        onnxtrain.Trainer(model, loss="cross_entropy", masks="hold")
+    frozen = onnxtrain.Trainer(model, loss="cross_entropy", train="layer2.weight")
+    with pytest.raises(OptionError, match="no trained weight has at least a tenth of zeros"):
+        frozen.set_masks("keep")

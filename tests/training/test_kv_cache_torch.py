@@ -401,3 +401,27 @@ def _merge(without: onnx.ModelProto, with_cache: onnx.ModelProto) -> onnx.ModelP
     )
     graph = onnx.helper.make_graph([node], "merged", [*inputs.values(), flag], without.graph.output, outside)
     return onnx.helper.make_model(graph, opset_imports=without.opset_import, ir_version=without.ir_version)
+
+
+def test_left_padding_is_refused_where_attention_counts_the_tokens_of_a_row() -> None:
+    from zoo.language_model import WORDS, language_model
+
+    ids = np.random.default_rng(0).integers(0, WORDS, (3, 5))
+    model = language_model()
+    trainer = onnxtrain.Trainer(model, loss="next_token", output="logits")
+    right = np.array([[1] * 5, [1] * 3 + [0] * 2, [1] + [0] * 4])
+    trainer.evaluate({"input_ids": ids, "attention_mask": right}, ids)
+    for row in ([0, 0, 1, 1, 1], [1, 1, 0, 1, 0], [0] * 5):
+        data = {"input_ids": ids, "attention_mask": np.array([[1] * 5, row, [1] * 5])}
+        for use in (
+            lambda data=data: trainer.evaluate(data, ids),
+            lambda data=data: trainer.train_step(data, ids),
+            lambda data=data: trainer.fit(data, ids, progress=False),
+            lambda data=data: trainer.predict(data),
+            lambda data=data: onnxtrain.predict(model, data),
+            lambda data=data: trainer.evaluate(lambda: iter([(data, ids)])),
+        ):
+            with pytest.raises(
+                DataError, match=r"'attention_mask' .*not ones followed by zeros, at example 1, .*right"
+            ):
+                use()

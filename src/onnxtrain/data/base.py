@@ -14,6 +14,7 @@ from onnxtrain.data.conversion import (
     DeferredArray,
     TensorSpec,
     check_finite,
+    check_right_padded,
     check_shape,
     check_symbols,
     check_type,
@@ -225,6 +226,8 @@ class Column(NamedTuple):
             return self._replace(array=self.array.reshape(1)).converted(slice(None), [0], check=check).reshape(())
         original = self.read(rows)
         values = convert(original, self.spec.dtype, self.subject, examples)
+        if self.spec.right_padded:
+            check_right_padded(values, self.subject, examples)
         if check:
             check_finite(values, self.subject, examples, original)
         return values

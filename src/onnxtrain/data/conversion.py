@@ -87,6 +87,7 @@ class TensorSpec:
         columns: Names of the elements along axis 1, where they are known. Named data is brought into this order.
         left_out: Names of further columns of tables.
         pasts: KV-cache inputs of the model file that are removed: data may have them, without rows.
+        right_padded: True for a mask whose rows must be ones followed by zeros.
     """
 
     name: str
@@ -98,6 +99,7 @@ class TensorSpec:
     columns: tuple[str, ...] | None = None
     left_out: tuple[str, ...] = ()
     pasts: tuple[str, ...] = ()
+    right_padded: bool = False
 
     def describe_shape(self) -> str:
         """Format the shape for an error message, for example ``(batch, 3, 32, 32)``.
@@ -226,6 +228,22 @@ def symbol_sizes(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> dict[s
         for symbol, size in zip((spec.shape or ())[1:], shape[1:], strict=False)
         if isinstance(symbol, str)
     }
+
+
+def check_right_padded(array: Array, what: str, examples: Sequence[int] | Array) -> None:
+    """Refuse a mask [batch, sequence] with a row that is not ones followed by zeros.
+
+    Raises:
+        DataError: A row begins with padding, has a gap, or is empty.
+    """
+    real = np.asarray(array) != 0
+    wrong = ~real[:, 0] | (real[:, 1:] & ~real[:, :-1]).any(axis=1) if real.size else np.zeros(len(real), bool)
+    if wrong.any():
+        raise DataError(
+            f"{what} has a row that is not ones followed by zeros, at example {examples[first_row(wrong)]}, but the "
+            "model's attention (GroupQueryAttention) reads only how many tokens a row has: pad on the right "
+            "(padding_side='right')."
+        )
 
 
 def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> None:

@@ -175,6 +175,10 @@ PASTS = "onnxtrain.pasts"
 """Metadata key of an input: the names of the KV-cache inputs that were removed beside it."""
 
 
+RIGHT_PADDED = "onnxtrain.right_padded"
+"""Key of the metadata of an input: whether it is a mask of which attention reads the number of ones alone."""
+
+
 def dimensions(value: ir.Value) -> tuple[Dimension, ...] | None:
     """The shape of an onnx-ir value as a tuple; ``None`` where its rank is unknown."""
     if value.shape is None:

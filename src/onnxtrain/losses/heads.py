@@ -15,7 +15,7 @@ from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
 from onnxtrain.data.target_checks import none_negative_below
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import PASTS, Dimension, dimensions, is_float
+from onnxtrain.ir.value import PASTS, RIGHT_PADDED, Dimension, dimensions, is_float
 from onnxtrain.losses.base import (
     ClassLoss,
     IgnoredWherePresent,
@@ -279,7 +279,8 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
     """
     if value.dtype is None or not value.name:
         raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
-    return TensorSpec(value.name, value.dtype.numpy(), dimensions(value), pasts=value.meta.get(PASTS, ()))
+    pasts, right_padded = value.meta.get(PASTS, ()), bool(value.meta.get(RIGHT_PADDED))
+    return TensorSpec(value.name, value.dtype.numpy(), dimensions(value), pasts=pasts, right_padded=right_padded)
 
 
 def wrapped(value: ir.Value, opset: int = 18) -> Value:

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.data import Dataset, TargetCheck, TensorSpec
-from onnxtrain.data.conversion import check_finite, is_array_like, kind_of, symbol_sizes, to_numpy
+from onnxtrain.data.conversion import (
+    check_finite,
+    check_right_padded,
+    is_array_like,
+    kind_of,
+    symbol_sizes,
+    to_numpy,
+)
 from onnxtrain.data.data_names import Columns, DataNames
 from onnxtrain.data.labels import learn_labels, no_labels
 from onnxtrain.data.naming import (
@@ -383,6 +390,8 @@ def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
     ):
         hint = spec.size_hint if array.ndim == len(shape) else spec.hint
         raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.{hint}")
+    if spec.right_padded:
+        check_right_padded(array, repr(spec.name), range(len(array)))
     return array
 
 

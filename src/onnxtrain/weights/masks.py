@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,15 @@ from onnxtrain.weights.readers import REARRANGING, Functions, Reader, arrivals, 
 
 if TYPE_CHECKING:
     from onnxtrain.operators.optimizer import Optimizer
+
+KEEP = "keep"
+"""The text that stands for masks that keep the zeros of pruned tensors."""
+
+_PRUNED = 0.1
+"""Fraction of exact zeros from which a tensor counts as pruned."""
+
+_SAMPLE = 1 << 14
+"""Elements of a large tensor that tell whether to read all of it."""
 
 
 _STANDARD = frozenset({"", MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN})
@@ -146,6 +155,30 @@ def check_masks(
                 f"{optimizer.schema.name} has epsilon 0, with which the step of a masked weight is 0 / 0; "
                 "give an epsilon above 0."
             )
+
+
+def zero_masks(names: Iterable[str], value_of: Callable[[str], np.ndarray]) -> dict[str, np.ndarray]:
+    """Return masks that keep the zeros of pruned tensors: those of which a tenth or more is zero, but not all.
+
+    Args:
+        names: The tensors to look at.
+        value_of: Returns the values of a tensor.
+
+    Example:
+        >>> values = {"pruned": np.array([0.0, 1.0, 0.0]), "dense": np.ones(3), "initial": np.zeros(3)}
+        >>> {name: mask.tolist() for name, mask in zero_masks(values, values.__getitem__).items()}
+        {'pruned': [False, True, False]}
+    """
+    found = {}
+    for name in names:
+        array = value_of(name)
+        sample = array.reshape(-1)[:: max(1, array.size // _SAMPLE)]
+        if sample.size - np.count_nonzero(sample) < _PRUNED * sample.size / 2:
+            continue
+        mask = array != 0
+        if 0 < np.count_nonzero(mask) <= (1 - _PRUNED) * mask.size:
+            found[name] = np.asarray(mask)
+    return found
 
 
 def set_to_zero(states: MutableMapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:

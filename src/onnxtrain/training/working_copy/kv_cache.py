@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.ir import Builder
 from onnxtrain.ir.clone import Values, all_nodes, captured_values, clone_nodes, subgraphs
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import PASTS, Dimension, dimensions, is_float
+from onnxtrain.ir.value import PASTS, RIGHT_PADDED, Dimension, dimensions, is_float
 
 _ROWS = 2
 """The axis of [batch, heads, rows, size] along which a cache grows."""
@@ -23,6 +23,9 @@ _CACHE_SLOTS = {
     (MICROSOFT_DOMAIN, "MultiHeadAttention"): (6, 7),
 }
 """Attention operators and their input slots for cached keys and values."""
+
+_LENGTHS = 5
+"""The input slot of GroupQueryAttention for the lengths of sequences, less one."""
 
 _FLAG = "use_cache_branch"
 """The input of merged decoders (optimum) that chooses between the branch with the cache and the branch without."""
@@ -48,7 +51,27 @@ def leave_out_pasts(model: ir.Model) -> list[str]:
     names = [*_take_branch_without_cache(model.graph), *_remove_growing_caches(model.graph)]
     for value in model.graph.inputs:
         value.meta[PASTS] = tuple(names)
+    for value in _counted_masks(model.graph):
+        value.meta[RIGHT_PADDED] = True
     return names
+
+
+def _counted_masks(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield the masks [batch, sequence] whose sums are the sequence lengths of GroupQueryAttention."""
+    nodes = [node for node in graph if node.op_type == "GroupQueryAttention" and node.domain == MICROSOFT_DOMAIN]
+    waiting = list(dict.fromkeys(node.inputs[_LENGTHS] for node in nodes if len(node.inputs) > _LENGTHS))
+    while waiting:
+        value = waiting.pop()
+        node = None if value is None else value.producer()
+        if node is None or node.domain or node.op_type not in ("ReduceSum", "Sub", "Cast", "Identity", "Squeeze"):
+            continue
+        first = node.inputs[0]
+        if node.op_type == "ReduceSum" and first is not None:
+            while (cast := first.producer()) is not None and cast.op_type == "Cast" and cast.inputs[0] is not None:
+                first = cast.inputs[0]
+            if first.is_graph_input() and len(dimensions(first) or ()) == 2:
+                yield first
+        waiting.append(first)
 
 
 def cache_hints(graph: ir.Graph) -> Iterator[tuple[str, bool]]:
