@@ -118,18 +118,11 @@ class State:
         Raises:
             OptionError: Adapters cannot be merged, since weights are quantized or shared; no averages are kept.
         """
-        own, adapted = self.own_initializers(objective, ema=ema), objective.adapted
-        return own if adapted is None else own | adapted.merged(file, self.values(ema=ema))
-
-    def own_initializers(self, objective: Objective, *, ema: bool = False) -> Mapping[str, np.ndarray]:
-        """Return the initializers of the file that were trained, in its types, with tied copies; without adapters.
-
-        Raises:
-            OptionError: No averages are kept.
-        """
         values, adapted = with_copies(self.values(ema=ema), objective.copies), objective.adapted
-        added = () if adapted is None else set(adapted.parameters)
-        return with_stored({name: array for name, array in values.items() if name not in added}, objective.stored)
+        if adapted is None:
+            return with_stored(values, objective.stored)
+        own = {name: array for name, array in values.items() if name not in adapted.parameters}
+        return with_stored(own, objective.stored) | adapted.merged(file, values)
 
     def check_finite(self, file: ModelFile, *, ema: bool = False) -> None:
         """Check that no weight became NaN or infinite in training.

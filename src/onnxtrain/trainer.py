@@ -942,10 +942,7 @@ class Trainer:
         adapted = self._objective.adapted
         with kept_in_memory(path):
             if adapted is not None and adapted.writes(path):
-                added = {
-                    name: array for name, array in self._state.values(ema=ema).items() if name in adapted.parameters
-                }
-                adapted.write(path, self._file, {**added, **self._state.own_initializers(self._objective, ema=ema)})
+                adapted.write(path, self._file, self._state.values(ema=ema))
             else:
                 metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
                 self._file.save(path, self._initializers(ema), metadata)

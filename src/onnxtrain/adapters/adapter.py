@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,6 @@ class Adapter:
         dropout: The dropout that they were trained with.
         base: What the manifest says of the model that they were made for; ``None`` where there is none.
         folded: Whether it is not known which scale B contains.
-        modules: Initializers that were trained in full beside the adapters, such as those of a head, by name.
     """
 
     entries: Mapping[str, Entry]
@@ -92,7 +90,6 @@ class Adapter:
     dropout: float = 0.0
     base: Mapping[str, Any] | None = None
     folded: bool = False
-    modules: Mapping[str, Array] = MappingProxyType({})
 
     @property
     def dora(self) -> bool:

@@ -107,23 +107,18 @@ class Attached(Adapted):
             for slot in self.slots
         }
         base = None if file is None else describe_base(file, [slot.layer for slot in self.slots])
-        modules = {name: np.array(array) for name, array in values.items() if name not in self.parameters}
-        return replace(self.settings, entries=entries, base=base, modules=modules)
+        return replace(self.settings, entries=entries, base=base)
 
     def writes(self, path: str | os.PathLike[str]) -> bool:
         """Return whether a path names an adapter: an ``.onnx_adapter`` file or a folder."""
         return is_adapter_path(Path(path))
 
     def write(self, path: str | os.PathLike[str], file: ModelFile, values: Mapping[str, np.ndarray]) -> None:
-        """Write the adapters, in the types of the file's layers: an ``.onnx_adapter`` file, or a folder of PEFT.
-
-        What is trained in full beside them is written, too.
-        """
+        """Write the adapters, in the types of the file's layers: an ``.onnx_adapter`` file, or a folder of PEFT."""
         adapter = self.adapter(values, file)
-        layers = find_layers(infer_shapes(file.training_model()))
-        in_file = {layer.name: layer.y.dtype for layer in layers}
+        in_file = {layer.name: layer.y.dtype for layer in find_layers(infer_shapes(file.training_model()))}
         dtypes = {slot.name: in_file.get(slot.layer.name) or ir.DataType.FLOAT for slot in self.slots}
-        write_adapter(Path(path), adapter, dtypes, gains([slot.place for slot in self.slots], adapter), layers)
+        write_adapter(Path(path), adapter, dtypes, gains([slot.place for slot in self.slots], adapter))
 
     def check_mergeable(self) -> None:
         """Refuse adapters that cannot be merged."""

@@ -17,7 +17,7 @@ from onnxtrain.adapters.layers import Layer, find_layers
 from onnxtrain.adapters.manifest import check_base, describe_base
 from onnxtrain.adapters.merging import Cost, merged_weights
 from onnxtrain.data.data_names import read_names, write_names
-from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
@@ -95,7 +95,7 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
     found, places = _fitted(file, adapter)
     costs: dict[str, Cost] = {}
     adapted = [(*place, entry) for place, entry in zip(places, found.entries.values(), strict=True)]
-    file.save(output, merged_weights(adapted, requantize=requantize, costs=costs) | found.modules)
+    file.save(output, merged_weights(adapted, requantize=requantize, costs=costs))
     write_names(Path(output), read_names(file, adapter))
     return [*costs.values()]
 
@@ -120,7 +120,7 @@ def convert_adapter(model: Model, adapter: AdapterPath, output: AdapterPath) -> 
     found, places = _fitted(file, adapter)
     found = replace(found, base=describe_base(file, [layer for layer, _ in places]))
     dtypes = {name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, places, strict=True)}
-    write_adapter(path, found, dtypes, gains(places, found), _layers(file))
+    write_adapter(path, found, dtypes, gains(places, found))
 
 
 @checks_arguments
@@ -146,7 +146,6 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
         "dropout": found.dropout,
         "parameters": sum(entry.size for entry in found.entries.values()),
         "names_its_model": found.base is not None,
-        "modules": sorted(found.modules),
         "layers": [
             {
                 "name": name,
@@ -165,13 +164,6 @@ def _fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place]]:
     found, places = fit(read_adapter(path), _layers(file), str(path))
     layers = [layer for layer, _ in places]
     check_base(found.base, file, layers, str(path))
-    for name, array in found.modules.items():
-        shape = file.value(name).shape
-        if array.shape != shape:
-            raise ModelError(
-                f"{str(path)!r} has {name!r} of shape {array.shape}, but the model's has {shape}; give the model that "
-                "it was trained on."
-            )
     return found, places
 
 

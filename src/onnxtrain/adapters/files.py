@@ -12,7 +12,7 @@ import ctypes
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ import onnx_ir as ir
 
 from onnxtrain.adapters import peft
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
-from onnxtrain.adapters.fitting import modules_of_checkpoint
-from onnxtrain.adapters.layers import Layer
 from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.small_files import check_regular_file, read_json
@@ -110,13 +108,7 @@ def read_tensors(path: Path) -> Tensors:
     return Tensors(arrays, _read_manifest(_manifest_path(path)))
 
 
-def write_adapter(
-    path: Path,
-    adapter: Adapter,
-    dtypes: Mapping[str, ir.DataType],
-    gains: Mapping[str, Array],
-    layers: Sequence[Layer],
-) -> None:
+def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType], gains: Mapping[str, Array]) -> None:
     """Write an adapter: an ``.onnx_adapter`` file with its manifest, or a folder of PEFT.
 
     Args:
@@ -124,13 +116,12 @@ def write_adapter(
         adapter: The adapter.
         dtypes: The element type that each layer computes in.
         gains: Of DoRA, magnitudes over norms by layer.
-        layers: The layers of the model, which say what PEFT calls weights that are trained in full.
 
     Raises:
         ModelError: It cannot be written.
     """
     if path.suffix != SUFFIX:
-        peft.write_folder(path, adapter, modules_of_checkpoint(adapter.modules, layers, str(path)))
+        peft.write_folder(path, adapter)
         return
     tensors: dict[str, tuple[Array, ir.DataType]] = {}
     for name, entry in adapter.entries.items():
@@ -139,8 +130,6 @@ def write_adapter(
         tensors[name + B] = entry.b * entry.b.dtype.type(entry.scale), dtype
         if entry.magnitude is not None:
             tensors[name + GAIN] = gains[name], dtype
-    for name, array in adapter.modules.items():
-        tensors[name] = array, ir.DataType.from_numpy(array.dtype)
     manifest = {
         "rank": adapter.rank,
         "alpha": adapter.alpha,
@@ -150,7 +139,6 @@ def write_adapter(
         "embeddings": [name for name, entry in adapter.entries.items() if entry.embedding],
         "aliases": {name: entry.alias for name, entry in adapter.entries.items() if entry.alias},
         "base": adapter.base,
-        "modules": sorted(adapter.modules),
     }
     data = _exported(tensors)
     with AtomicFiles() as files:
@@ -234,18 +222,6 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
     embeddings = manifest.get("embeddings") or []
     if not isinstance(embeddings, list):
         raise ModelError(f"{beside!r} has 'embeddings' that are no list; remove it to go without.")
-    listed = manifest.get("modules") or []
-    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-        raise ModelError(f"{beside!r} has 'modules' that are no list of names; remove it to go without.")
-    if missing := [name for name in listed if name not in arrays]:
-        raise ModelError(f"{label!r} lacks {missing[0]!r}, which its manifest names; save the adapter again.")
-    modules = {name: arrays[name] for name in listed}
-    for name, array in modules.items():
-        if (array.dtype.kind != "f" and array.dtype.name != "bfloat16") or not np.isfinite(
-            array.astype(np.float64)
-        ).all():
-            raise ModelError(f"{label!r} has values in {name!r} that are not finite numbers; train it again.")
-    arrays = {name: array for name, array in arrays.items() if name not in modules}
     entries = {}
     for name, a in arrays.items():
         layer = name.removesuffix(A)
@@ -281,8 +257,7 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
     dropout = number_in(manifest.get("dropout") or 0.0, "dropout", beside, least=0.0, below=1.0)
     base = manifest.get("base")
     base = None if base is None else mapping_in(base, "base", beside)
-    found = Adapter(entries, rank, alpha, rslora, dropout, base, folded=not scales, modules=modules)
-    return checked(found, label)
+    return checked(Adapter(entries, rank, alpha, rslora, dropout, base, folded=not scales), label)
 
 
 def _check_float(name: str, array: Array, label: str) -> None:

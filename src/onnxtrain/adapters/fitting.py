@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
 from onnxtrain.adapters.layers import Layer, Part, refuse_magnitudes
 from onnxtrain.adapters.names import in_checkpoints
-from onnxtrain.adapters.values import evaluate, norms
+from onnxtrain.adapters.values import norms
 from onnxtrain.errors import ModelError
 
 Place = tuple[Layer, Part | None]
@@ -121,46 +121,6 @@ def _with_magnitudes(adapter: Adapter, places: Sequence[Place]) -> Adapter:
             magnitude = (entry.gain * norms(layer, entry, part)).astype(entry.gain.dtype)
             entries[name] = replace(entry, magnitude=magnitude, gain=None)
     return replace(adapter, entries=entries)
-
-
-def modules_of_checkpoint(modules: Mapping[str, Array], layers: Sequence[Layer], label: str) -> dict[str, Array]:
-    """Return initializers under the names and in the layouts that PyTorch has for them.
-
-    Raises:
-        ModelError: Nothing says which module an initializer belongs to.
-    """
-    by_weight = {str(layer.weight.name): layer for layer in layers if layer.readers == 1}
-    by_bias = {str(layer.node.inputs[2].name): layer for layer in layers if _has_bias(layer)}
-    found = {}
-    for name, array in modules.items():
-        if name in by_weight and by_weight[name].bits >= 16:
-            layer = by_weight[name]
-            value = layer.node.inputs[0 if layer.is_embedding else 1]
-            assert value is not None
-            weight = evaluate(value, array)
-            if not layer.is_embedding and not layer.is_convolution and not _is_transposed(layer):
-                weight = weight.T
-            found[f"{layer.name}.weight"] = weight
-        elif name in by_bias:
-            found[f"{by_bias[name].name}.bias"] = array
-        elif array.ndim == 1 and "." in name.strip("."):
-            found[name] = array
-        else:
-            raise ModelError(
-                f"{label!r} cannot hold {name!r}, which was trained beside the adapters: the model does not say which "
-                "module PEFT would look for; save an .onnx_adapter file, or the whole model as .onnx."
-            )
-    return found
-
-
-def _has_bias(layer: Layer) -> bool:
-    inputs = layer.node.inputs
-    return layer.kind in ("Gemm", "Conv") and len(inputs) > 2 and inputs[2] is not None
-
-
-def _is_transposed(layer: Layer) -> bool:
-    attribute = layer.node.attributes.get("transB")
-    return attribute is not None and attribute.as_int() == 1
 
 
 def gains(places: Sequence[Place], adapter: Adapter) -> dict[str, Array]:

@@ -19,7 +19,7 @@ from onnxtrain.adapters.fitting import Place, chosen_layers, fit, name_of
 from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
 from onnxtrain.adapters.manifest import check_base
 from onnxtrain.adapters.values import norms
-from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.errors import OptionError
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.value import Value
 from onnxtrain.model_file.file import ModelFile
@@ -133,12 +133,6 @@ class Lora(Adaptation):
         if self.adapter is None:
             return None
         adapter, places = fit(read_adapter(self.adapter), layers, str(self.adapter))
-        if adapter.modules:
-            raise ModelError(
-                f"{str(self.adapter)!r} has weights that were trained in full beside the adapters "
-                f"({', '.join(sorted(adapter.modules)[:3])}): begin with the model that it is merged into "
-                "(`onnxtrain adapter merge`)."
-            )
         check_base(adapter.base, file, [layer for layer, _ in places], str(self.adapter))
         return unfolded(adapter, self.scale), places
 

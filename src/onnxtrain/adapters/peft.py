@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +140,8 @@ def _entry(label: str, layer: str, parts: Mapping[str, Array], scale: float) -> 
     return Entry(a, b, scale, None if magnitude is None else magnitude.reshape(-1))
 
 
-def write_folder(folder: Path, adapter: Adapter, modules: Mapping[str, Array]) -> None:
+def write_folder(folder: Path, adapter: Adapter) -> None:
     """Write an adapter as PEFT reads it.
-
-    Args:
-        folder: The folder.
-        adapter: The adapter.
-        modules: Weights and biases that were trained in full, as PEFT calls and arranges them.
 
     Raises:
         ModelError: It cannot be written.
@@ -166,19 +161,18 @@ def write_folder(folder: Path, adapter: Adapter, modules: Mapping[str, Array]) -
             ones = (1,) * (entry.a.ndim - 2)
             shape = (1, -1, *ones) if entry.is_convolution else (-1,)
             tensors[f"{layer}.lora_magnitude_vector"] = entry.magnitude.reshape(shape)
-    tensors |= {_PREFIX + name: array for name, array in modules.items()}
     content = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with AtomicFiles() as files:
         for name, data in (
             (WEIGHTS, save(content, {"format": "pt"})),
-            (CONFIG, _json(_config_of(adapter, sorted({name.rpartition(".")[0] for name in modules})))),
+            (CONFIG, _json(_config_of(adapter))),
             (MANIFEST, _json({"base": adapter.base})),
         ):
             with files.create(folder / name) as file:
                 file.write(data)
 
 
-def _config_of(adapter: Adapter, modules: Sequence[str]) -> dict[str, Any]:
+def _config_of(adapter: Adapter) -> dict[str, Any]:
     """The settings as PEFT has them; a layer of another rank or scale than most has its own."""
     entries = {entry.alias or name: entry for name, entry in adapter.entries.items()}
     ranks = {name: entry.rank for name, entry in entries.items() if entry.rank != adapter.rank}
@@ -200,7 +194,7 @@ def _config_of(adapter: Adapter, modules: Sequence[str]) -> dict[str, Any]:
         "alpha_pattern": {name: _whole(alpha) for name, alpha in alphas.items() if abs(alpha - usual) > 1e-6 * usual},
         "bias": "none",
         "fan_in_fan_out": False,
-        "modules_to_save": list(modules) or None,
+        "modules_to_save": None,
         "init_lora_weights": True,
     }
 

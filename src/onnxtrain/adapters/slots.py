@@ -79,12 +79,6 @@ def add_slots(
         chosen, dora = chosen_layers(layers, places, str(adapter)), given.dora
     if dora:
         refuse_magnitudes(chosen)
-    for name in () if adapter is None else given.modules:  # an initializer that is an input, too, may be replaced
-        value = graph.initializers.get(name)
-        if value is None:
-            raise OptionError(f"{str(adapter)!r} has {name!r}, which is no initializer of the model's main graph.")
-        if value not in graph.inputs:
-            graph.inputs.append(value)
     emitter = Emitter(graph, graph.opset_imports[""])
     names = []
     for place, layer in enumerate(chosen):

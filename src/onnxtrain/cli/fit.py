@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import glob
 import io
 import warnings
 from collections.abc import Iterator, Mapping
@@ -289,11 +287,8 @@ def command(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingHint)  # Progress prints all hints
-        start = _with_head(model, new_head, training.prediction, training.seed)
-        if lora is not None and not isinstance(start, Path) and training.train is None:
-            training = dataclasses.replace(training, train=_head_of(start, model))
         trainer = Trainer(
-            start,
+            _with_head(model, new_head, training.prediction, training.seed),
             loss=loss_flags.of(loss),
             optimizer=settings.build(),
             accumulate=accumulate,
@@ -306,12 +301,6 @@ def command(
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=loop.resume)
     if root and (output.parent.is_dir() or folder is None):  # else the run makes it
         _check_output(trainer, output)
-    # An adapter is for a model with the new head, which no file has yet.
-    adapted = trainer._objective.adapted
-    alone = new_head is not None and adapted is not None and adapted.writes(output)
-    base = output.with_name(f"{output.stem}-base.onnx") if alone else None
-    if base is not None and root and base.parent.is_dir():
-        trainer._file.check_writable(base)
     source, held_out = reading.source(data), reading.held_out(validation)
     weights = _sample_weight(sample_weight)
     shown = Progress(trainer, name=model.name, display=progress)
@@ -339,10 +328,6 @@ def command(
         return 0
     save_or_rescue(lambda path: trainer.save(path, ema=ema is not None), output)
     shown.written("model" if lora is None or output.suffix == ".onnx" else "adapter", output)
-    if base is not None:
-        own = trainer._state.own_initializers(trainer._objective, ema=ema is not None)
-        save_or_rescue(lambda path: trainer._file.save(path, own), base)
-        shown.written("its base", base)
     if results.history is not None:
         history.save(results.history)
         shown.written("history", results.history)
@@ -373,14 +358,6 @@ def _with_head(model: Path, classes: int | None, output: str | None, seed: int) 
     from onnxtrain.edit.head import replace_head
 
     return replace_head(model, classes, output=output, seed=seed)
-
-
-def _head_of(start: ModelProto, model: Path) -> list[str]:
-    """Return patterns for the initializers of the new head."""
-    import onnx
-
-    before = {tensor.name for tensor in onnx.load(model, load_external_data=False).graph.initializer}
-    return [glob.escape(tensor.name) for tensor in start.graph.initializer if tensor.name not in before]
 
 
 def _check_paths(
