@@ -42,7 +42,7 @@ import onnxtrain
 folder, vocabulary, threads, steps, form, compute = sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:]
 lora = onnxtrain.Lora(rank=8, alpha=16, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
 trainer = onnxtrain.Trainer(folder + "/model.onnx", loss="softmax_cross_entropy", optimizer="adamw(lr=1e-3)",
-    lora=lora, threads=threads, compute=compute)
+    lora=lora, threads=threads, precision=compute)
 drawn = np.random.default_rng(0).integers(0, vocabulary, (2, 65))
 inputs = {"input_ids": drawn[:, :-1]} | ({} if form == "float32" else {"attention_mask": np.ones((2, 64), np.int64)})
 def train_step():

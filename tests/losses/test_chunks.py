@@ -73,7 +73,7 @@ def assert_same(one, other, **tolerance):
 @pytest.mark.parametrize("head", HEADS)
 def test_steps_are_those_of_all_logits_at_once(head, kernels):
     options = onnxtrain.RuntimeOptions(kernels=kernels)
-    whole, chunks = (trained(model(head), f"next_token({given})", options=options) for given in ("", "chunk=4"))
+    whole, chunks = (trained(model(head), f"next_token({given})", runtime=options) for given in ("", "chunk=4"))
     assert len(whole[1]) >= 1 + (head not in ("quantized", "int4"))
     assert_same(chunks, whole, rtol=1e-5, atol=1e-6)
 

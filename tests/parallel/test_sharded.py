@@ -86,7 +86,7 @@ CLIPPED = """
         options = RuntimeOptions(threads=1, kernels=kernels)
         one, *others = [
             onnxtrain.Trainer(make(), loss="softmax_cross_entropy", optimizer=optimizer, parallel=mpi, clip_norm=bound,
-                options=options, **more)
+                runtime=options, **more)
             for more in ({}, *(shares if kernels else shares[:1]))
         ]
         for count in (21, 13, 1):

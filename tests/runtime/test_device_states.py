@@ -254,7 +254,7 @@ def unlocked(self, binding):
 
 step.Session.run_with_iobinding = unlocked
 options = onnxtrain.RuntimeOptions(threads=1, kernels=False)
-trainer = onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", options=options)
+trainer = onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", runtime=options)
 x = np.random.default_rng(0).random((4, 1, 28, 28), np.float32)
 losses = [trainer.train_step(x, np.arange(4)) for _ in range(5)]
 trainer.evaluate((x, np.arange(4)))

@@ -30,7 +30,7 @@ for optimizer in (onnxtrain.Adam(0.05), onnxtrain.SSGD(0.05), onnxtrain.Momentum
         for accumulate in (1, 2):
             options = onnxtrain.RuntimeOptions(kernels=kernels, threads=1)
             trainer = onnxtrain.Trainer(
-                model, loss="softmax_cross_entropy", optimizer=optimizer, accumulate=accumulate, options=options
+                model, loss="softmax_cross_entropy", optimizer=optimizer, accumulate=accumulate, runtime=options
             )
             found += [trainer.train_step(x, y) for _ in range(3)]
 trainer.fit((x, y), epochs=2, batch_size=4, progress=False)

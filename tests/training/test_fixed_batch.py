@@ -161,7 +161,7 @@ def test_training_weighs_the_last_batch_by_its_own_examples(case: str, tmp_path)
 @pytest.mark.parametrize("kernels", [None, False])
 def test_a_step_on_fewer_examples(kernels: bool | None, tmp_path) -> None:
     options = onnxtrain.RuntimeOptions(kernels=kernels)
-    fixed, free, (x, y) = pair("weights, smoothing, ignored labels", tmp_path, options=options, clip_norm=0.5)
+    fixed, free, (x, y) = pair("weights, smoothing, ignored labels", tmp_path, runtime=options, clip_norm=0.5)
     for rows in (4, 1, 3, 4, 2):
         assert fixed.train_step(x[:rows], y[:rows]) == pytest.approx(free.train_step(x[:rows], y[:rows]), rel=1e-5)
     assert_close(fixed, free)

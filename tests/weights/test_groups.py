@@ -60,7 +60,7 @@ def test_a_hundred_steps_match_pytorch(kernels, clip):
     torch = pytest.importorskip("torch")
     groups = [Group("*.bias", weight_decay=0.0), Group("layer1.*|layer2.*", lr_scale=0.1, betas=(0.8, 0.9))]
     options = onnxtrain.RuntimeOptions(kernels=kernels)
-    ours = trained(groups, "adamw(lr=0.01, weight_decay=0.3)", 100, clip_norm=clip, options=options)
+    ours = trained(groups, "adamw(lr=0.01, weight_decay=0.3)", 100, clip_norm=clip, runtime=options)
     theirs = of_torch(
         lambda given: torch.optim.AdamW(given, lr=0.01, weight_decay=0.3),
         [
