@@ -329,7 +329,7 @@ def test_resume_accepts_by_name_what_differs(files, success, run):
     success(*longer, "--resume", "--change", "data,epochs", "--change", "learning-rate")
     assert run(*longer, "--resume", "--change", "patience").code == 2
     result = run(*FIT, *kept, "--change", "epochs")
-    assert (result.code, result.err.partition(";")[2]) == (2, " give --resume, too.\n")
+    assert (result.code, result.err.partition(";")[2]) == (2, " it needs --resume, too.\n")
 
 
 @pytest.mark.parametrize("resume", [(), ("--resume",)])
