@@ -73,10 +73,11 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> N
     dead nodes.
     Ensures: the same, and every output equal bit by bit.
 
-    Args: graph: The main graph. backward: The nodes that carry gradients; those no longer in the graph are passed over.
+    Args:
+        graph: The main graph.
+        backward: The nodes that carry gradients; those no longer in the graph are passed over.
         patterns: Glob patterns of names of nodes, checked before. If a node that a pattern names is fused by now,
-        nothing
-            is left to recompute: the fused node keeps none of its values.
+            nothing is left to recompute: the fused node keeps none of its values.
     """
     if not patterns:
         return
