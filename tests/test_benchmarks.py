@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from parallel.processes import needs_mpi
+from distributed.processes import needs_mpi
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BENCHMARKS = REPOSITORY / "benchmarks"

@@ -98,9 +98,7 @@ def test_flags(flags, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-MODULES = (
-    "losses metrics callbacks schedules data layers adapters pruning distributed parallel operators kernels examples"
-)
+MODULES = "losses metrics callbacks schedules data layers adapters pruning distributed operators kernels examples"
 
 
 @pytest.mark.parametrize("name", ["", *MODULES.split(" ")])

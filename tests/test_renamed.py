@@ -197,3 +197,18 @@ def test_a_state_is_copied_and_loaded(data):
     other.load_state_dict(state, strict=False)
     with pytest.raises(OptionError, match="is not a parameter"):
         other.load_state_dict({"nothing": np.zeros(1)}, strict=False)
+
+
+def test_the_old_name_of_distributed():
+    from onnxtrain import parallel
+
+    with pytest.warns(
+        DeprecationWarning, match=r"onnxtrain\.parallel\.MPI is now onnxtrain\.distributed\.MPI"
+    ) as found:
+        assert parallel.MPI is onnxtrain.distributed.MPI
+    assert found[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="onnxtrain.distributed.TopK"):
+        from onnxtrain.parallel import TopK
+    assert TopK is onnxtrain.distributed.TopK
+    with pytest.raises(AttributeError, match="has no attribute 'MPJ'"):
+        parallel.MPJ  # noqa: B018

@@ -24,9 +24,9 @@ class Pretended(Single):
         array[...] = array[0]
 
 
-def trainer(batch_norm, parallel=None, **options):
+def trainer(batch_norm, several=None, **options):
     settings = {"loss": "softmax_cross_entropy", "optimizer": "sgd(lr=0.1)", "threads": 1, **options}
-    return onnxtrain.Trainer(onnxtrain.examples.small_resnet(), batch_norm=batch_norm, distributed=parallel, **settings)
+    return onnxtrain.Trainer(onnxtrain.examples.small_resnet(), batch_norm=batch_norm, distributed=several, **settings)
 
 
 @pytest.fixture

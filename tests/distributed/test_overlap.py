@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import onnxtrain
+from distributed.processes import mpiexec, needs_kernels, needs_mpi, run_script, script
 from onnxtrain.distributed.reduction import Reduction
 from onnxtrain.errors import ParallelError
-from parallel.processes import mpiexec, needs_kernels, needs_mpi, run_script, script
 
 
 class Beside(onnxtrain.distributed.Single):
@@ -122,10 +122,10 @@ def test_sums_beside_the_backward_pass_change_no_bit(tmp_path):
     assert mpi.overlap and not after.overlap
     for options in ({"clip_norm": 0.1}, {"accumulate": 3}):
         parts = mpi.size * options.get("accumulate", 1)
-        several = [trainer(parallel=mpi, **options), trainer(parallel=after, **options),
-                   trainer(parallel=onnxtrain.distributed.MPI("fast"), **options)]
+        several = [trainer(distributed=mpi, **options), trainer(distributed=after, **options),
+                   trainer(distributed=onnxtrain.distributed.MPI("fast"), **options)]
         if "clip_norm" not in options:
-            several.append(trainer(parallel=mpi, shard_states=True, **options))
+            several.append(trainer(distributed=onnxtrain.Distributed(mpi, shard_states=True), **options))
         alone = trainer(**options | {"accumulate": parts})
         for rows in (50, 31, 1, 2):
             losses = [subject.train_step(x[:rows], y[:rows]) for subject in (alone, *several)]
@@ -159,7 +159,7 @@ def test_statistics_of_all_processes_are_no_time_for_other_sums(tmp_path):
     for overlap in (True, False):
         mpi = onnxtrain.distributed.MPI(overlap=overlap)
         subject = onnxtrain.Trainer(onnxtrain.examples.small_resnet(), loss="softmax_cross_entropy", batch_norm="sync",
-            optimizer="sgd(lr=0.1)", threads=1, parallel=mpi)
+            optimizer="sgd(lr=0.1)", threads=1, distributed=mpi)
         for rows in (6, 1):
             subject.train_step(x[:rows], y[:rows] % 2)
         assert len(subject._executor._buckets) > 1
@@ -173,7 +173,7 @@ def test_statistics_of_all_processes_are_no_time_for_other_sums(tmp_path):
 FAILS = """
     how = sys.argv[1]
     mpi = onnxtrain.distributed.MPI(timeout=1 if how == "hangs" else 60)
-    subject = trainer(parallel=mpi)
+    subject = trainer(distributed=mpi)
     subject.train_step(x, y)
     if mpi.rank == 1:
         def fails(number, addresses):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import onnxtrain
+from distributed.processes import mpiexec, needs_mpi, run_script, script
 from onnxtrain.distributed import Single
 from onnxtrain.errors import OptionError
-from parallel.processes import mpiexec, needs_mpi, run_script, script
 
 SETUP = """
     import numpy as np
@@ -35,7 +35,10 @@ SETUP = """
 
 
 @needs_mpi
-@pytest.mark.parametrize("options", ["", "shard_states=True", "clip_norm=0.5", "recompute='*'"])
+@pytest.mark.parametrize(
+    "options",
+    ["", "distributed=onnxtrain.Distributed(mpi, shard_states=True)", "clip_norm=0.5", "recompute='*'"],
+)
 def test_several_steps_are_those_of_one_process_with_the_whole_batch(tmp_path, options):
     """Batches of 12, 7 (4 and 3), 1 (one process has none) and 12 examples."""
     given = f"dict({options})"
@@ -44,9 +47,9 @@ def test_several_steps_are_those_of_one_process_with_the_whole_batch(tmp_path, o
         2,
         SETUP
         + f"""
-    together, options = trainer("sync", parallel=mpi, **{given}), {given}
-    options.pop("shard_states", None)
-    alone, apart = trainer("train", **options), trainer("train", parallel=mpi, **options)
+    together, options = trainer("sync", **{{"distributed": mpi, **{given}}}), {given}
+    options.pop("distributed", None)
+    alone, apart = trainer("train", **options), trainer("train", distributed=mpi, **options)
     assert len(alone.statistics) >= 4
     for rows in (12, 7, 1, 12):
         losses = [subject.train_step(x[:rows], y[:rows]) for subject in (alone, together)]
@@ -72,13 +75,13 @@ def test_three_processes_with_micro_batches_of_different_numbers(tmp_path):
         3,
         SETUP
         + """
-    together = trainer("sync", parallel=mpi, accumulate=4)
+    together = trainer("sync", distributed=mpi, accumulate=4)
     for rows in (12, 9, 5, 2):
         together.train_step(x[:rows], y[:rows])
         agree(together)
     # Micro-batches of all processes together are those of one.
     order = [0, 3, 6, 1, 4, 7, 2, 5, 8]
-    together, alone = trainer("sync", parallel=mpi, accumulate=3), trainer("train", accumulate=3)
+    together, alone = trainer("sync", distributed=mpi, accumulate=3), trainer("train", accumulate=3)
     for _ in range(3):
         together.train_step(x[:9], y[:9])
         alone.train_step(x[order], y[order])
@@ -96,7 +99,7 @@ def test_a_model_of_a_fixed_batch_size_takes_statistics_of_padded_batches(tmp_pa
         SETUP
         + """
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
-    together, alone = trainer("sync", parallel=mpi), trainer("train")
+    together, alone = trainer("sync", distributed=mpi), trainer("train")
     for _ in range(2):
         together.train_step(x[:3], y[:3])
         alone.train_step(x[:3], y[:3])
@@ -121,7 +124,7 @@ def test_weights_of_examples_and_sums_count_right(tmp_path):
         return onnxtrain.Trainer(
             model, loss=loss, batch_norm=batch_norm, threads=1, optimizer="sgd(lr=0.05)", **options)
     for loss in losses:
-        together, alone = trainer("sync", loss, parallel=mpi), trainer("train", loss)
+        together, alone = trainer("sync", loss, distributed=mpi), trainer("train", loss)
         for subject in (together, alone):
             for rows in (12, 5):
                 subject.train_step(x[:rows], y[:rows], sample_weight=weights[:rows])
@@ -138,7 +141,7 @@ def test_an_epoch_with_checkpoints_goes_on_in_one_process(tmp_path):
         SETUP
         + f"""
     folder = {str(tmp_path / "kept")!r}
-    together, alone = trainer("sync", parallel=mpi), trainer("sync")
+    together, alone = trainer("sync", distributed=mpi), trainer("sync")
     together.fit(x, y, epochs=2, batch_size=5, checkpoint=folder, progress=False)
     alone.fit(x, y, epochs=2, batch_size=5, progress=False)
     close(alone, together)
@@ -161,7 +164,7 @@ def test_a_process_that_ends_is_told_of_in_the_middle_of_a_step(tmp_path):
             SETUP
             + """
     from onnxtrain.errors import ParallelError
-    together, whole = trainer("sync", parallel=mpi), mpi.all_reduce_
+    together, whole = trainer("sync", distributed=mpi), mpi.all_reduce_
     together.train_step(x, y)
     calls = []
     def stop(array):

@@ -9,11 +9,11 @@ import struct
 import numpy as np
 import pytest
 
+from distributed.processes import needs_mpi, run_script
+from distributed.threads import in_threads
 from onnxtrain.distributed import Communicator, TopK
 from onnxtrain.distributed.compression import choose_compression
 from onnxtrain.errors import OptionError
-from parallel.processes import needs_mpi, run_script
-from parallel.threads import in_threads
 
 SIZE, ELEMENTS, STEPS = 3, 24, 4
 
@@ -182,8 +182,8 @@ TRAINING = """
     y = (x @ rng.normal(size=(8, 4))).argmax(axis=1)
     def trainer(compress, shard=False, **options):
         return onnxtrain.Trainer(onnxtrain.examples.mlp((8, 32, 32, 4)), loss="softmax_cross_entropy", threads=1,
-            optimizer=onnxtrain.Momentum(0.05, alpha=0.9), parallel=MPI(compress=compress), shard_states=shard,
-            **options)
+            optimizer=onnxtrain.Momentum(0.05, alpha=0.9),
+            distributed=onnxtrain.Distributed(MPI(compress=compress), shard_states=shard), **options)
     def equal(one, other):
         assert one.keys() == other.keys()
         for name, array in one.items():

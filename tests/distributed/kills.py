@@ -1,7 +1,7 @@
 """Kill processes of a training at random moments, again and again, and compare its end with the undisturbed one.
 
-    python tests/parallel/kills.py --kills 50 --seed 0
-    python tests/parallel/kills.py --kills 50 --seed 0 --wide --ways all
+    python tests/distributed/kills.py --kills 50 --seed 0
+    python tests/distributed/kills.py --kills 50 --seed 0 --wide --ways all
 
 Two processes train a small network with a checkpoint every three steps (``onnxtrain fit --parallel mpi --processes 2
 --restarts``). One of them, drawn by chance, is killed after a time that is drawn by chance from that of a whole

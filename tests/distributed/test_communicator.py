@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import onnxtrain
+from distributed.processes import mpiexec, needs_mpi, run_script, script
 from onnxtrain.distributed import Communicator, Single
 from onnxtrain.errors import OptionError
-from parallel.processes import mpiexec, needs_mpi, run_script, script
 
 OPERATIONS = """
     import sys

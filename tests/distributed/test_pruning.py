@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parallel.processes import needs_mpi, run_script
+from distributed.processes import needs_mpi, run_script
 
 PRUNE = """
     import sys
@@ -18,7 +18,7 @@ PRUNE = """
     def prune(**options):
         return onnxtrain.prune(onnxtrain.examples.mlp((8, 32, 3)), (x, y), loss="softmax_cross_entropy", sparsity=0.7,
             optimizer=optimizer, epochs=3, fine_tune_epochs=2, batch_size=16, threads=1, **options)
-    together, alone = prune(parallel=mpi), prune(accumulate=mpi.size)
+    together, alone = prune(distributed=mpi), prune(accumulate=mpi.size)
     weights, others = together.values, alone.values
     masks, other_masks = together.masks, alone.masks
     assert masks.keys() == other_masks.keys() and len(masks) > 0

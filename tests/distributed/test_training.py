@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import onnxtrain
-from parallel.processes import mpiexec, needs_mpi, run_script, script
+from distributed.processes import mpiexec, needs_mpi, run_script, script
 from zoo.arrays import assert_same
 
 # One script: alone with micro-batches, or in several processes.
@@ -20,7 +20,7 @@ LENET = """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(630, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 630)
     alone = how.isdigit()
-    options = {"accumulate": int(how)} if alone else {"parallel": onnxtrain.distributed.MPI()}
+    options = {"accumulate": int(how)} if alone else {"distributed": onnxtrain.distributed.MPI()}
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(1e-3), threads=1,
         clip_norm=1.0, **options,
@@ -72,9 +72,9 @@ KINDS = """
         ])
         x = rng.normal(size=(12, 4)).astype(np.float32)
     train = None if kind == "transformer" else ["w", "scale"]
-    options = {"parallel": onnxtrain.distributed.MPI()} if ranks > 1 else {"accumulate": 2}
+    options = {"distributed": onnxtrain.distributed.MPI()} if ranks > 1 else {"accumulate": 2}
     if kind == "bfloat16 states":
-        options["state_dtype"] = "bfloat16"
+        options["precision"] = "states=bfloat16"
     trainer = onnxtrain.Trainer(
         model, loss="softmax_cross_entropy", optimizer="adam(lr=0.01)", train=train, threads=1, **options
     )
@@ -146,7 +146,7 @@ def test_batches_of_fewer_examples_than_processes_leave_some_with_nothing(tmp_pa
         tmp_path,
         3,
         """
-    together, alone = trainer(parallel=mpi), trainer(accumulate=3)
+    together, alone = trainer(distributed=mpi), trainer(accumulate=3)
     for rows in (4, 1, 2, 7):  # shares of 2 2 0, 1 0 0, 1 1 0, 3 3 1
         assert together.train_step(x[:rows], y[:rows]) == alone.train_step(x[:rows], y[:rows]), rows
     equal(together, alone)
@@ -161,7 +161,7 @@ def test_weights_of_examples_and_ignored_labels_count_right(tmp_path):
         2,
         """
     weights = np.linspace(0, 2, 40).astype(np.float32)
-    together, alone, whole = trainer(parallel=mpi), trainer(accumulate=2), trainer()
+    together, alone, whole = trainer(distributed=mpi), trainer(accumulate=2), trainer()
     for subject in (together, alone, whole):
         subject.train_step(x, y, sample_weight=weights)
     equal(together, alone)
@@ -170,7 +170,7 @@ def test_weights_of_examples_and_ignored_labels_count_right(tmp_path):
     loss = onnxtrain.losses.SoftmaxCrossEntropy(ignore_index=-100)
     def trainer(**options):
         return onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss=loss, optimizer="sgd(lr=0.1)", threads=1, **options)
-    together, alone, whole = trainer(parallel=mpi), trainer(accumulate=2), trainer()
+    together, alone, whole = trainer(distributed=mpi), trainer(accumulate=2), trainer()
     for subject in (together, alone, whole):
         subject.train_step(x, y)
     equal(together, alone)
@@ -185,8 +185,8 @@ def test_micro_batches_within_processes_and_the_fast_order(tmp_path):
         tmp_path,
         2,
         """
-    two = trainer(parallel=mpi, accumulate=2)
-    fast = trainer(parallel=onnxtrain.distributed.MPI(order="fast"))
+    two = trainer(distributed=mpi, accumulate=2)
+    fast = trainer(distributed=onnxtrain.distributed.MPI(order="fast"))
     whole = trainer()
     for subject in (two, fast, whole):
         for rows in (40, 37, 3):
@@ -208,7 +208,7 @@ def test_running_statistics_are_means_and_dropout_differs_by_rank(tmp_path):
     def resnet(**options):
         return onnxtrain.Trainer(model, loss="softmax_cross_entropy", optimizer="sgd(lr=0.0)", batch_norm="train",
             threads=1, **options)
-    together, first, second = resnet(parallel=mpi), resnet(), resnet()
+    together, first, second = resnet(distributed=mpi), resnet(), resnet()
     y = y[:8] % 2
     together.train_step(x, y)
     first.train_step(x[:4], y[:4])
@@ -229,7 +229,7 @@ def test_a_script_saves_and_evaluates_as_alone(tmp_path):
         tmp_path,
         2,
         f"""
-    together, alone = trainer(parallel=mpi), trainer(accumulate=2)
+    together, alone = trainer(distributed=mpi), trainer(accumulate=2)
     for subject in (together, alone):
         subject.fit([(x[:9], y[:9]), (x[9:40], y[9:40])], epochs=2)
     equal(together, alone)
@@ -260,7 +260,7 @@ OTHERS = """
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.mlp((4, 7 if odd and how == "model" else 8, 3), seed=mpi.rank), loss="softmax_cross_entropy",
         clip_norm=2.0 if odd and how == "settings" else 1.0, optimizer=onnxtrain.SGD(1e30 if how == "nan" else 0.1),
-        parallel=mpi)
+        distributed=mpi)
     class Changes(onnxtrain.callbacks.Callback):
         def on_step_end(self, state):
             if odd and how == "callback":
@@ -289,7 +289,7 @@ OTHERS = """
     ],
 )
 def test_what_is_not_the_same_everywhere_is_said_once(tmp_path, how, sentence):
-    from parallel.processes import mpiexec, script
+    from distributed.processes import mpiexec, script
 
     done = mpiexec(2, script(tmp_path, OTHERS), how)
     assert done.returncode == 1
@@ -318,7 +318,7 @@ def test_augmentation_draws_by_rank_and_rank_0_writes(tmp_path):
         def on_epoch_end(self, state):
             assert mpi.rank == 0
             super().on_epoch_end(state)
-    trainer(parallel=mpi).fit(x, y, batch_size=20, augment=augment, callbacks=[Spy(log)], progress=False)
+    trainer(distributed=mpi).fit(x, y, batch_size=20, augment=augment, callbacks=[Spy(log)], progress=False)
     first, second = mpi.gather_objects(drawn)
     assert len(first) == len(second) == 2 and not set(first) & set(second)
     del drawn[:]
@@ -349,7 +349,7 @@ def test_losses_of_several_outputs_and_losses_that_are_sums(tmp_path):
     def two(**options):
         return onnxtrain.Trainer(model, loss={"kind": "softmax_cross_entropy", "size": "mse"}, optimizer="sgd(lr=0.1)",
             threads=1, **options)
-    together, alone = two(parallel=mpi), two(accumulate=2)
+    together, alone = two(distributed=mpi), two(accumulate=2)
     for _ in range(3):
         assert together.train_step(x, targets) == alone.train_step(x, targets)
     equal(together, alone)
@@ -374,7 +374,7 @@ JOINT = """
     rng = np.random.default_rng(0)
     x = rng.normal(size=(13, 3)).astype(np.float32)
     y = {"kind": np.array([0, -100, -100, -100, 1, 2, 3, 2, 1, 3, 2, 1, 0]), "other": np.arange(13) % 4}
-    options = {"parallel": onnxtrain.distributed.MPI()} if ranks > 1 else {}
+    options = {"distributed": onnxtrain.distributed.MPI()} if ranks > 1 else {}
     other = onnxtrain.losses.SoftmaxCrossEntropy(class_weights=(0.1, 0.7, 1.3, 0.3))
     trainer = onnxtrain.Trainer(
         model, loss={"kind": "cross_entropy", "other": other}, optimizer="sgd(lr=0.1)", threads=1,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from parallel.processes import needs_mpi, run_script
+from distributed.processes import needs_mpi, run_script
 
 SCRIPT = """
     import json, sys
@@ -15,10 +15,10 @@ SCRIPT = """
     ranks = int(sys.argv[1])
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 64)).astype(np.float32), rng.integers(0, 3, 64)
-    options = {"parallel": onnxtrain.distributed.MPI()} if ranks > 1 else {"accumulate": 2}
+    options = {"distributed": onnxtrain.distributed.MPI()} if ranks > 1 else {"accumulate": 2}
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.mlp((64, 64, 3)), loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(1e-2), threads=1,
-        state_dtype=sys.argv[2], **options,
+        precision=onnxtrain.Precision(states=sys.argv[2]), **options,
     )
     trainer.fit(x, y, epochs=2, batch_size=16, progress=False)
     if not trainer._communicator.rank:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import onnxtrain
+from distributed.processes import mpiexec, needs_kernels, needs_mpi, run_script, script
 from onnxtrain.errors import OptionError
 from onnxtrain.runtime.options import RuntimeOptions
-from parallel.processes import mpiexec, needs_kernels, needs_mpi, run_script, script
 
 SETUP = """
     import json, os, sys
@@ -16,10 +16,10 @@ SETUP = """
     mpi = onnxtrain.distributed.MPI()
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(50, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 50)
-    def trainer(shard, **options):
-        given = {"optimizer": onnxtrain.Adam(1e-3), "parallel": mpi, **options}
+    def trainer(shard, gradients=False, communicator=mpi, **options):
         return onnxtrain.Trainer(onnxtrain.examples.lenet5(), loss="softmax_cross_entropy", threads=1,
-            shard_states=shard, **given)
+            distributed=onnxtrain.Distributed(communicator, shard_states=shard, shard_gradients=gradients),
+            **{"optimizer": onnxtrain.Adam(1e-3), **options})
     def equal(one, other, **tolerance):
         for name, array in one.items():
             if tolerance:
@@ -75,7 +75,9 @@ CLIPPED = """
         "long row": (lambda: onnxtrain.examples.mlp((20001, 1, 3)), rng.normal(size=(21, 20001)).astype("f4"), 3),
         "transformer": (onnxtrain.examples.small_transformer, [tokens, np.ones_like(tokens)], 4),
     }
-    shares = ({"shard_states": True}, {"shard_states": True, "shard_gradients": True})
+    whole = onnxtrain.Distributed(mpi)
+    shares = (onnxtrain.Distributed(mpi, shard_states=True),
+              onnxtrain.Distributed(mpi, shard_states=True, shard_gradients=True))
     clipped = 0
     for name, optimizer, bound, kernels in itertools.product(
         models, ("adamw(lr=1e-3, weight_decay=0.1)", "sgd(lr=0.1)"), (1e-3, 0.7, 1e3), (True, False)
@@ -85,9 +87,9 @@ CLIPPED = """
         rows = lambda count: [part[:count] for part in x] if isinstance(x, list) else x[:count]
         options = RuntimeOptions(threads=1, kernels=kernels)
         one, *others = [
-            onnxtrain.Trainer(make(), loss="softmax_cross_entropy", optimizer=optimizer, parallel=mpi, clip_norm=bound,
-                runtime=options, **more)
-            for more in ({}, *(shares if kernels else shares[:1]))
+            onnxtrain.Trainer(make(), loss="softmax_cross_entropy", optimizer=optimizer, distributed=several,
+                clip_norm=bound, runtime=options)
+            for several in (whole, *(shares if kernels else shares[:1]))
         ]
         for count in (21, 13, 1):
             losses = {trainer.train_step(rows(count), y[:count]) for trainer in (one, *others)}
@@ -109,7 +111,7 @@ def test_shares_change_no_bit_where_gradients_are_clipped_by_their_norm(tmp_path
 
 FIT = """
     folder, shard, epochs = sys.argv[1], sys.argv[2] != "whole", int(sys.argv[3])
-    subject = trainer(shard, dropout=True, shard_gradients=sys.argv[2] == "gradients")
+    subject = trainer(shard, dropout=True, gradients=sys.argv[2] == "gradients")
     subject.fit(x, y, epochs=epochs, batch_size=20, shuffle=True, checkpoint=folder, resume=True)
     if not mpi.rank:
         np.savez(f"{folder}-{epochs}.npz", **subject.get_weights())
@@ -154,8 +156,8 @@ def test_more_processes_than_cache_lines(tmp_path):
         SETUP
         + """
     x, y = np.eye(4, dtype=np.float32), np.arange(4) % 3
-    subjects = [onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy", parallel=mpi,
-        shard_states=shard) for shard in (False, True)]
+    subjects = [onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy",
+        distributed=onnxtrain.Distributed(mpi, shard_states=shard)) for shard in (False, True)]
     for subject in subjects:
         for _ in range(3):
             subject.train_step(x, y)
@@ -176,9 +178,9 @@ def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
     from onnxtrain.distributed import data_parallel
     data_parallel.BUCKET_BYTES = 1 << 15
     after = onnxtrain.distributed.MPI(overlap=False)
-    for options in ({"parallel": after},
+    for options in ({"communicator": after},
                     {"masks": {"conv1.weight": rng.random((6, 1, 5, 5)) > 0.5}, "freeze": "conv2*", "clip_norm": 0.5}):
-        states, gradients = trainer(True, **options), trainer(True, shard_gradients=True, **options)
+        states, gradients = trainer(True, **options), trainer(True, gradients=True, **options)
         for rows in (50, 31, 1):
             assert states.train_step(x[:rows], y[:rows]) == gradients.train_step(x[:rows], y[:rows]), options
         equal(states.get_weights(), gradients.get_weights())
@@ -188,7 +190,7 @@ def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
         whole = sum(array.nbytes for array in states._executor._gradients)
         largest = max(array.nbytes for array in states._executor._gradients)
         assert sum(array.nbytes for array in steps._own) * mpi.size == whole
-        assert len(steps._send_buffers) == (1 if "parallel" in options else 2)
+        assert len(steps._send_buffers) == (1 if "communicator" in options else 2)
         assert {array.nbytes for array in steps._send_buffers} == {largest}
     if mpi.rank:
         def fails(bucket):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from distributed.kills import COMMAND, disturb, ranks, started, wait_for, write_task
+from distributed.processes import mpiexec, needs_mpi
 from onnxtrain.cli import distributed
 from onnxtrain.cli.distributed import DistributedFlags
 from onnxtrain.errors import OptionError
-from parallel.kills import COMMAND, disturb, ranks, started, wait_for, write_task
-from parallel.processes import mpiexec, needs_mpi
 
 FIT = (*COMMAND, "--threads", "1")
 
