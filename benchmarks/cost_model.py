@@ -238,7 +238,7 @@ def stepping(mpi: Any, name: str, folder: str, steps: int = 15) -> dict[str, flo
         if index >= 0:
             taken[mpi.rank, index] = whole, whole - communicator.seconds
     mpi.all_gather_(taken)
-    size = sum(trainer.states.current(name).nbytes for name in trainer.parameters)
+    size = sum(trainer._states.current(name).nbytes for name in trainer.parameters)
     return {
         "seconds": float(np.median(taken[:, :, 0].mean(axis=0))),
         "computing": float(np.median(taken[:, :, 1].max(axis=0))),

@@ -125,10 +125,10 @@ def cost(source: Any, runs: int, threads: int) -> tuple[list[str], float]:
         session_of_steps = trainer._session  # built at its first use
         whole.append(time.perf_counter() - begin)
         model = trainer.training_model()
-        kernels = trainer.options.uses_kernels()
+        kernels = trainer.config.runtime.uses_kernels()
         step_graph = session_of_steps._steps[0].step.model
         begin = time.perf_counter()
-        create_session(step_graph, trainer.options, kernels=kernels)
+        create_session(step_graph, trainer.config.runtime, kernels=kernels)
         session.append(time.perf_counter() - begin)
         build.append(whole[-1] - session[-1])
     with_kernels = len(step_graph.graph) if kernels else None

@@ -86,7 +86,7 @@ SIGNATURES = {
     "Trainer.predict": "(self, data, *, batch_size=256)",
     "Trainer.save": "(self, path)",
     "Trainer.save_training_model": "(self, path)",
-    "TrainingSession": "(training_model, *, options=None, folder='')",
+    "TrainingSession": "(training_model, *, runtime=None, folder='')",
     "TrainingSession.initialize": "(self)",
     "TrainingSession.step": "(self, feeds, *, entry=None)",
     "RuntimeOptions": (

@@ -1,6 +1,7 @@
 """Old public names work for one version more, and say the new one."""
 
 import json
+import operator
 
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_old_ways_to_the_weights():
     with pytest.warns(DeprecationWarning, match=r"Trainer.trained is now parameters \(live views\)"):
         assert list(made.trained) == list(made.parameters)
     with pytest.warns(DeprecationWarning, match=r"Trainer.weights is now found by onnxtrain.inspect"):
-        assert made.weights == made._prunable
+        assert made.weights == made._objective.matmul_weights
 
 
 def test_a_state_is_copied_and_loaded(data):
@@ -212,3 +213,41 @@ def test_the_old_name_of_distributed():
     assert TopK is onnxtrain.distributed.TopK
     with pytest.raises(AttributeError, match="has no attribute 'MPJ'"):
         parallel.MPJ  # noqa: B018
+
+
+OLD_ATTRIBUTES = {
+    "states": "_states",
+    "table": "_objective.table",
+    "statistics": "_objective.statistics",
+    "sparsified": "_sparsified",
+    "optimizer": "config.optimizer",
+    "accumulate": "config.accumulate",
+    "seed": "config.seed",
+    "options": "config.runtime",
+    "check_weights": "_check_weights",
+    "open": "_open",
+}
+
+
+@pytest.mark.parametrize("old", OLD_ATTRIBUTES)
+def test_an_old_attribute_of_a_trainer_still_works(old):
+    made = trainer()
+    with pytest.warns(DeprecationWarning, match=f"Trainer.{old} is now") as found:
+        value = getattr(made, old)
+    assert value == operator.attrgetter(OLD_ATTRIBUTES[old])(made)
+    assert found[0].filename == __file__
+
+
+def test_sessions_take_their_options_as_runtime(data):
+    options = onnxtrain.RuntimeOptions(threads=1)
+    model, made = onnxtrain.examples.mlp((4, 8, 3)), trainer()
+    calls = {
+        "TrainingSession": lambda **given: onnxtrain.TrainingSession(made.training_model(), **given),
+        "evaluate": lambda **given: onnxtrain.evaluate(model, data, loss="cross_entropy", **given),
+        "predict": lambda **given: onnxtrain.predict(model, data[0], **given),
+    }
+    for label, call in calls.items():
+        call(runtime=options)
+        with pytest.warns(DeprecationWarning, match=f"The argument 'options' of {label} is now 'runtime'") as found:
+            call(options=options)
+        assert found[0].filename == __file__

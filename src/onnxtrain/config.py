@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, get_args
 
@@ -31,7 +31,7 @@ from onnxtrain.training.working_copy.training_modes import Modes
 from onnxtrain.training_info.recipe import Clipping
 from onnxtrain.weights.ema import EMA, choose_ema
 from onnxtrain.weights.groups import Group, listed_groups
-from onnxtrain.weights.masks import KEEP
+from onnxtrain.weights.masks import Masks
 from onnxtrain.weights.ties import untied
 
 
@@ -207,62 +207,6 @@ def with_new_names(label: str, given: dict[str, Any]) -> None:
         given["distributed"] = Distributed(**grouped["distributed"])
 
 
-class Masks(Mapping[str, np.ndarray]):
-    """Masks by parameter, as a value: never changed, and equal where all of their elements are.
-
-    Args:
-        masks: Boolean arrays; they are copied. Or ``"keep"``, for masks that the zeros of the model tell.
-
-    Attributes:
-        keep: Whether the masks are still to be made from the zeros of the model.
-
-    Raises:
-        OptionError: They are no mapping from names to arrays.
-    """
-
-    def __init__(self, masks: Mapping[str, np.ndarray] | str | None = None) -> None:
-        self.keep = isinstance(masks, str) and masks == KEEP
-        self._arrays: dict[str, np.ndarray] = {}
-        if self.keep:
-            return
-        if masks is not None and not isinstance(masks, Mapping):
-            shown = repr(masks) if isinstance(masks, str) else f"a {type(masks).__name__}"
-            raise OptionError(
-                f"masks is {shown}; it needs {KEEP!r}, which keeps the zeros of a pruned model, or a mapping from "
-                "parameters to boolean arrays, such as {'fc.weight': trainer.parameters['fc.weight'] != 0}."
-            )
-        for name, mask in (masks or {}).items():
-            try:
-                self._arrays[name] = np.array(mask)
-            except (TypeError, ValueError) as error:
-                kind = type(mask).__name__
-                raise OptionError(f"The mask of {name!r} is a {kind} that is no array: {error}.") from error
-        for array in self._arrays.values():
-            array.flags.writeable = False
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._arrays[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Mapping):
-            return NotImplemented
-        if self.keep != getattr(other, "keep", False):
-            return False
-        return self.keys() == other.keys() and all(np.array_equal(mask, other[name]) for name, mask in self.items())
-
-    def __hash__(self) -> int:
-        return hash(frozenset((name, np.packbits(mask).tobytes()) for name, mask in self._arrays.items()))
-
-    def __repr__(self) -> str:
-        return f"Masks({', '.join(self._arrays)})"
-
-
 def _patterns(given: Patterns) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
@@ -340,16 +284,34 @@ class TrainingConfig:
     """The frozen configuration of a training: equal configurations make equal step graphs.
 
     :meth:`of` makes it from the arguments of :class:`onnxtrain.Trainer`. The documentation of an option is
-    ``metadata["doc"]`` of its field.
+    ``metadata["doc"]`` of its field; ``tools/option_docs.py`` writes it into the docstring of ``Trainer``.
 
     Raises:
         OptionError: A field has a value that it cannot have.
     """
 
-    model: ModelFile
+    model: ModelFile = field(
+        metadata=_option(
+            "A path or a loaded model. It is never changed; :meth:`save` writes a copy in which only the trained "
+            "initializers differ. A path takes less memory: the weights are held once, and not a second time in the "
+            "loaded model."
+        )
+    )
     """The model as it was read, with the copies that ``untie`` asks for; compared by identity."""
-    loss: Loss | JointLoss | str
-    optimizer: Optimizer = field(default_factory=Adam)
+    loss: Loss | JointLoss | str = field(
+        metadata=_option(
+            'What to minimise: ``"softmax_cross_entropy"``, ``"next_token"``, ``"binary_cross_entropy"``, '
+            '``"mean_squared_error"``, ``"mean_absolute_error"``, ``"huber"``, each with arguments as in '
+            '``"huber(delta=0.5)"``, ``"output:NAME"`` for a scalar output of the model, a '
+            ":class:`~onnxtrain.losses.Loss`, the path of an ONNX model of (prediction, target), or a function "
+            "(builder, prediction, target) -> value. A model that ends in the Softmax or Sigmoid that a cross-entropy "
+            "contains is trained on its logits."
+        )
+    )
+    optimizer: Optimizer = field(
+        default_factory=Adam,
+        metadata=_option('Update rule, by default ``Adam()``; or its name, ``"adamw(lr=3e-4)"``.'),
+    )
     train: tuple[str, ...] | None = field(
         default=None,
         metadata=_option(
@@ -501,8 +463,8 @@ class TrainingConfig:
     dynamic_batch: bool = field(
         default=False,
         metadata=_option(
-            "Train a model of a fixed batch size on batches of any size, as :func:`onnxtrain.dynamic_batch` "
-            "makes it; the saved file keeps its own.",
+            "Train a model of a fixed batch size on batches of any size, by :func:`onnxtrain.dynamic_batch`; "
+            "the saved file keeps its own.",
             flag="Train a model of a fixed batch size on batches of --batch-size.",
         ),
     )

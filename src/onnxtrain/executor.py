@@ -106,7 +106,7 @@ class Executor:
                 entries,
                 first_values,
                 self._writer(),
-                options=config.runtime,
+                runtime=config.runtime,
                 folder=str(file.folder or ""),
                 states=self.states,
             )

@@ -19,6 +19,7 @@ from onnxtrain.data import Batch, Dataset, IterableDataset
 from onnxtrain.data.array_dataset import undivided
 from onnxtrain.data.augmentation import Augment, augmented
 from onnxtrain.data.base import share
+from onnxtrain.data.data_names import DataNames
 from onnxtrain.data.prefetch import Prefetch
 from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
@@ -29,8 +30,15 @@ from onnxtrain.renamed import VALIDATION, MetricValues
 from onnxtrain.schedules import Schedule
 from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.state import Parameters, State
-from onnxtrain.training.checkpoints.fingerprint import differences, names_to_change
-from onnxtrain.training.description import JSON, describe_masks, describe_weights
+from onnxtrain.training.checkpoints.fingerprint import describe_course, differences, names_to_change
+from onnxtrain.training.description import (
+    JSON,
+    describe_data,
+    describe_masks,
+    describe_model,
+    describe_settings,
+    describe_weights,
+)
 from onnxtrain.version import __version__
 from onnxtrain.weights.masks import set_to_zero
 
@@ -121,7 +129,9 @@ class LoopOptions:
         dataset: The training data of all ranks.
         validation: The validation data, and the evaluator that measures them.
         metrics: The metrics of validation.
-        schedule: The learning rate by step.
+        schedule: The learning-rate schedule as it was given.
+        rates: The learning rate by step.
+        names: Column names and labels of the data.
         callbacks: All callbacks as one.
         progress: The state that callbacks receive.
         epochs: Number of epochs.
@@ -131,8 +141,6 @@ class LoopOptions:
         augment: Changes the inputs of training batches.
         ema: Whether validation measures the moving averages.
         checkpoints: Where and when to write checkpoints.
-        identity: Settings that a resumed training must share with its checkpoint.
-        columns_left_out: Columns of the data that the model does not read.
     """
 
     executor: Executor
@@ -141,7 +149,9 @@ class LoopOptions:
     dataset: Dataset
     validation: tuple[Dataset, Evaluator] | None
     metrics: list[HeadMetric]
-    schedule: Schedule
+    schedule: str | Schedule | None
+    rates: Schedule
+    names: DataNames
     callbacks: CallbackList
     progress: TrainingState
     epochs: int
@@ -151,8 +161,6 @@ class LoopOptions:
     augment: Augment | None
     ema: bool
     checkpoints: Checkpoints
-    identity: Mapping[str, Any]
-    columns_left_out: tuple[str, ...]
 
 
 @dataclass
@@ -185,6 +193,8 @@ class Loop:
         self._shared = options.executor.share(options.dataset)
         # rank 0 alone reads and writes checkpoints
         self._store = None if self._communicator.rank else options.checkpoints.store
+        several = self._communicator.size > 1
+        self._identity = _identity(options) if several or options.checkpoints.store is not None else {}
         self._position = Position()
         self._prefetch = Prefetch(threaded=options.prefetch)
         self._stopping = Stopping()
@@ -205,7 +215,7 @@ class Loop:
                 "checkpoint": checkpoints.store is not None,
                 "resume": checkpoints.path or checkpoints.resume,
             }
-            self._executor.check_agreement({**options.identity, **asked})
+            self._executor.check_agreement({**self._identity, **asked})
             if self._store is not None:
                 checkpoints.check_new()
             stack.enter_context(options.rate.training())
@@ -255,7 +265,7 @@ class Loop:
             position.batch += 1
             if not batch.total:
                 continue
-            rate = options.rate.follow(options.schedule, position.step)
+            rate = options.rate.follow(options.rates, position.step)
             executor.send_signal(self._stopping)
             loss = executor.step_batch(batch, rate)
             executor.check_loss(loss, position.step, rate, self._last_good())
@@ -354,7 +364,7 @@ class Loop:
 
     def _fingerprint(self) -> dict[str, Any]:
         """Return the settings that a resumed training must share with its checkpoint."""
-        return {**self._options.identity, "masks": describe_masks(self._executor.config.masks)}
+        return {**self._identity, "masks": describe_masks(self._executor.config.masks)}
 
     @functools.cached_property
     def _frozen(self) -> JSON:
@@ -380,7 +390,7 @@ class Loop:
                 "frozen": self._frozen,
                 "position": dataclasses.asdict(self._position) | {"learning_rate": options.rate.chosen},
                 "callbacks": options.callbacks.record(),
-                "left_out": list(options.columns_left_out),
+                "left_out": list(options.names.left_out),
             },
         )
 
@@ -479,6 +489,30 @@ class Loop:
             progress.note_step(step=position.step, loss=progress.loss, learning_rate=position.last_rate, batch_size=0)
         if position.stopped is not None:
             progress.request_stop(position.stopped)
+
+
+def _identity(options: LoopOptions) -> dict[str, Any]:
+    """Return the settings that a resumed training must share with its checkpoint, and ranks with each other."""
+    config, names = options.executor.config, options.names
+    return {
+        **describe_settings(config, options.executor.objective),
+        **describe_course(
+            options.rate.base,
+            schedule=options.schedule,
+            epochs=options.epochs,
+            per_epoch=options.progress.steps_per_epoch,
+            batch_size=options.batch_size,
+            shuffle=options.shuffle,
+            callbacks=options.callbacks.callbacks,
+            augment=options.augment,
+        ),
+        **describe_model(config.model),
+        "labels": None if names.labels is None else list(names.labels),
+        "columns": {name: list(columns) for name, columns in names.columns.items()},
+        "data": describe_data(options.dataset),
+        "validation": describe_data(options.validation and options.validation[0]),
+        **({} if config.ema is None else {"measures_ema": options.ema}),
+    }
 
 
 def shown_progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> list[Progress]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,7 +75,7 @@ def old_attribute(old: str, new: str, attribute: str | None = None) -> Any:
     Args:
         old: The old name.
         new: What to use instead.
-        attribute: The attribute to read; by default ``new``.
+        attribute: The attribute to read, with dots for one of an attribute; by default ``new``.
 
     >>> class Stopping:
     ...     min_delta = 0.5
@@ -87,7 +88,7 @@ def old_attribute(old: str, new: str, attribute: str | None = None) -> Any:
 
     def read(self: Any) -> Any:
         warn_renamed(f"{type(self).__name__}.{old}", new)
-        return getattr(self, attribute or new)
+        return attrgetter(attribute or new)(self)
 
     read.__doc__ = None
     return property(read)

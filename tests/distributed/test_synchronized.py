@@ -50,7 +50,7 @@ def test_several_steps_are_those_of_one_process_with_the_whole_batch(tmp_path, o
     together, options = trainer("sync", **{{"distributed": mpi, **{given}}}), {given}
     options.pop("distributed", None)
     alone, apart = trainer("train", **options), trainer("train", distributed=mpi, **options)
-    assert len(alone.statistics) >= 4
+    assert len(alone._objective.statistics) >= 4
     for rows in (12, 7, 1, 12):
         losses = [subject.train_step(x[:rows], y[:rows]) for subject in (alone, together)]
         apart.train_step(x[:rows], y[:rows])

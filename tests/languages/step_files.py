@@ -131,7 +131,7 @@ def write(name: str, folder: Path, *, kernels: bool = False, portable: str | Non
         model, loss="softmax_cross_entropy", optimizer=case.optimizer, **dict(case.modes)
     )
     options = onnxtrain.RuntimeOptions(threads=1, kernels=kernels)
-    session = onnxtrain.TrainingSession(training, options=options)
+    session = onnxtrain.TrainingSession(training, runtime=options)
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / "model.onnx")
     onnx.save(onnxtrain.lower(training, kernels=kernels, portable=portable), folder / "step.onnx")

@@ -218,7 +218,7 @@ def test_checkpoints_resume_within_an_epoch(tmp_path):
 
 def test_training_models_and_pickles_have_all_losses():
     proto = onnxtrain.training_model(two_outputs(), loss=LOSSES, optimizer="sgd")
-    session = onnxtrain.TrainingSession(proto, options=RuntimeOptions(kernels=False))
+    session = onnxtrain.TrainingSession(proto, runtime=RuntimeOptions(kernels=False))
     feeds = {"x": X, "kind_target": KIND, "place_target": PLACE, "learning_rate": np.float32(0.1)}
     found = session.step(feeds)
     learner = trainer()

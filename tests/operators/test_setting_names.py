@@ -78,4 +78,4 @@ def test_a_trainer_takes_a_name():
     trainer = onnxtrain.Trainer(
         onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy", optimizer="adamw(lr=0.01)"
     )
-    assert trainer.optimizer == AdamW(0.01)
+    assert trainer.config.optimizer == AdamW(0.01)

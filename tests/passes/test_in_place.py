@@ -106,7 +106,7 @@ def test_proof_holds_on_the_graph_that_onnxruntime_runs(build: str, kernels: boo
     model = onnxtrain.examples.mlp((6, 8, 4)) if build == "mlp" else getattr(onnxtrain.examples, build)()
     training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam())
     options = onnxtrain.RuntimeOptions(kernels=kernels)
-    session = TrainingSession(training, options=options)
+    session = TrainingSession(training, runtime=options)
     step = session._steps[0]
     settings = options.session_options(kernels=options.uses_kernels())
     settings.optimized_model_filepath = str(tmp_path / "optimized.onnx")
@@ -122,7 +122,7 @@ def test_second_buffers_give_the_same_weights_as_fresh_sessions() -> None:
     """Compare bodies, which update tensor by tensor and need second buffers, with pure functions."""
     model = onnxtrain.examples.mlp((5, 7, 6, 3))
     training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum(0.1))
-    session = TrainingSession(training, options=onnxtrain.RuntimeOptions(kernels=False))
+    session = TrainingSession(training, runtime=onnxtrain.RuntimeOptions(kernels=False))
     assert session._steps[0].second_buffers
     step_graph = onnxtrain.lower(training)
     assert_steps_equal(session, step_graph, model)

@@ -209,7 +209,7 @@ def feeds_of(name: str, model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 def first_values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     options = onnxtrain.RuntimeOptions(kernels=False, threads=1)
-    return {key: np.array(array) for key, array in onnxtrain.TrainingSession(model, options=options).state.items()}
+    return {key: np.array(array) for key, array in onnxtrain.TrainingSession(model, runtime=options).state.items()}
 
 
 def losses_and_states(
@@ -261,7 +261,7 @@ def test_other_states_may_not() -> None:
 @pytest.mark.parametrize("kernels", [None, False])
 def test_sessions_and_files_share_one_proof(kernels: bool | None) -> None:
     model = training("mlp", "Adam")
-    session = onnxtrain.TrainingSession(model, options=onnxtrain.RuntimeOptions(kernels=kernels))
+    session = onnxtrain.TrainingSession(model, runtime=onnxtrain.RuntimeOptions(kernels=kernels))
     (step,) = session._steps
     states = {name: new for name, new in step.step.states.items() if new is not None}
     proved = in_place_states(step.step.model.graph, states)

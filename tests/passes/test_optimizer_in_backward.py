@@ -36,7 +36,7 @@ def trained(made, steps=12):
     losses = [
         made.train_step(rng.standard_normal((16, 8)).astype(np.float32), rng.integers(0, 4, 16)) for _ in range(steps)
     ]
-    return losses, {name: np.array(value) for name, value in made.states.items()}
+    return losses, {name: np.array(value) for name, value in made._states.items()}
 
 
 @pytest.mark.sampled("options")

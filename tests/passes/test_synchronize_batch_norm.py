@@ -76,7 +76,7 @@ def test_a_layer_without_a_gradient_behind_it_still_takes_the_statistics_of_all(
     x, y = batch
     twice = trainer("sync", Pretended(), train="classifier.*")
     assert operators(twice).count("AllReduce") == operators(trainer("sync", Pretended())).count("AllReduce") // 2
-    before = {name: np.array(twice._trained[name]) for name in twice.statistics}
+    before = {name: np.array(twice._trained[name]) for name in twice._objective.statistics}
     twice.train_step(x, y)
     assert all(np.any(twice._trained[name] != value) for name, value in before.items())
 

@@ -109,7 +109,7 @@ def test_ordinary_models_keep_their_defaults(name):
     build = getattr(onnxtrain.examples, name)
     made = build((4, 8, 3)) if name == "mlp" else build()
     trainer = onnxtrain.Trainer(made, loss="softmax_cross_entropy", optimizer=onnxtrain.SSGD(0.01))
-    assert trainer.sparsified == [name for name, array in trainer.parameters.items() if array.ndim >= 2]
+    assert trainer._sparsified == [name for name, array in trainer.parameters.items() if array.ndim >= 2]
 
 
 def scaled() -> onnx.ModelProto:
@@ -151,7 +151,7 @@ def test_scales_and_biases_are_not_pruned():
 
 def test_scales_and_biases_are_not_sparsified():
     settings = {"loss": "softmax_cross_entropy", "optimizer": onnxtrain.SSGD(0.01)}
-    assert onnxtrain.Trainer(scaled(), **settings).sparsified == ["w1", "w2"]
+    assert onnxtrain.Trainer(scaled(), **settings)._sparsified == ["w1", "w2"]
     written = onnxtrain.training_model(scaled(), **settings)
     nodes = [set(node.input) for node in written.training_info[0].algorithm.node if node.op_type == "SSGD"]
     assert len(nodes) == 2  # the promoted parameters, and those that take plain steps

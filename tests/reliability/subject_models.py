@@ -71,11 +71,11 @@ def use_model(path: Path, operations: Operations, *, loss: str = CROSS_ENTROPY, 
         operations.run("inspect", lambda: onnxtrain.inspect(path))
         operations.run("gradient", lambda: onnxtrain.gradient(path))
     if "run" in parts:
-        predicted = operations.run("predict", lambda: predict(path, feeds, options=options))
+        predicted = operations.run("predict", lambda: predict(path, feeds, runtime=options))
         if predicted is not None:
             operations.run("comparison", lambda: _compare(path, feeds, predicted))
         data: Any = (feeds, _targets(predicted, loss)) if needs_targets else feeds
-        operations.run("evaluate", lambda: evaluate(path, data, loss=loss, options=options))
+        operations.run("evaluate", lambda: evaluate(path, data, loss=loss, runtime=options))
     if "train" in parts:
         optimizer = onnxtrain.Momentum(0.01)
         trainer = operations.run(

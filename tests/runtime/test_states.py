@@ -24,7 +24,7 @@ def session(kernels: bool | None, *, accumulate: bool = False) -> onnxtrain.Trai
         optimizer=onnxtrain.Momentum(0.1),
         accumulate=accumulate,
     )
-    return onnxtrain.TrainingSession(training, options=onnxtrain.RuntimeOptions(kernels=kernels, threads=1))
+    return onnxtrain.TrainingSession(training, runtime=onnxtrain.RuntimeOptions(kernels=kernels, threads=1))
 
 
 def values(of: onnxtrain.TrainingSession) -> dict[str, np.ndarray]:

@@ -86,7 +86,7 @@ def test_weights_take_two_bytes_and_the_file_has_them_as_they_are(tmp_path):
         assert losses[-1] < 0.7 * losses[0]
     assert {array.dtype for array in learner.parameters.values()} == {np.dtype(BFLOAT16)}
     assert {array.dtype for array in masters.parameters.values()} == {np.dtype(np.float32)}
-    assert learner.states["layer1.weight/H"].dtype == np.float32
+    assert learner._states["layer1.weight/H"].dtype == np.float32
     learner.save(tmp_path / "saved.onnx")
     for tensor in onnx.load(tmp_path / "saved.onnx").graph.initializer:
         if tensor.name in learner.parameters:
@@ -133,7 +133,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
     whole.fit(data, epochs=4, batch_size=8, progress=False)
     first.fit(data, epochs=2, batch_size=8, progress=False, checkpoint=tmp_path / "run")
     second.fit(data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True)
-    assert_same(whole.states, second.states)
+    assert_same(whole._states, second._states)
     with pytest.raises(CheckpointError, match="master_weights"):
         trainer(**options | {"precision": options.get("precision", "float32").replace("=false", "=true")}).fit(
             data, epochs=4, batch_size=8, progress=False, checkpoint=tmp_path / "run", resume=True
@@ -193,7 +193,7 @@ def test_seeds_differ_and_training_models_go_on():
     session = onnxtrain.TrainingSession(model)
     session.step({"input": given(), "target": Y, "learning_rate": np.float32(0.05)})
     one.train_step(given(), Y)
-    assert_same(one.states, session.state)
+    assert_same(one._states, session.state)
 
 
 @pytest.mark.parametrize("options", [{"loss": "next_token(chunk=4)"}, {"tie": True}], ids=str)
@@ -203,7 +203,7 @@ def test_language_models_learn(options):
     learner = onnxtrain.Trainer(
         halved(decoder()), optimizer="adamw(lr=0.01)", precision=onnxtrain.Precision(master_weights=False), **options
     )
-    before = copied(learner.states)
+    before = copied(learner._states)
     x, y = batch()
     losses = [learner.train_step(x, x if options["loss"] != LOSS else y) for _ in range(15)]
     assert losses[-1] < 0.7 * losses[0]

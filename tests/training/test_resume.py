@@ -407,7 +407,7 @@ def test_any_checkpoint_can_be_loaded(tmp_path):
 
     class Notes(Callback):
         def on_epoch_end(self, state):
-            seen[state.step] = (state.trainer.get_weights(), copied(state.trainer.states))
+            seen[state.step] = (state.trainer.get_weights(), copied(state.trainer._states))
 
     subject = trainer()
     subject.fit(data(20), epochs=4, batch_size=8, callbacks=[Notes()], checkpoint=tmp_path, keep=9)
@@ -416,7 +416,7 @@ def test_any_checkpoint_can_be_loaded(tmp_path):
         (path,) = tmp_path.glob(f"*-step-{step}.safetensors")
         subject.load_checkpoint(path)
         assert_same(subject.get_weights(), found)
-        assert_same(copied(subject.states), states)
+        assert_same(copied(subject._states), states)
     other = trainer(optimizer=onnxtrain.SGD(0.5))
     other.load_checkpoint(tmp_path)  # the newest
     assert_same(other.get_weights(), seen[max(seen)][0])

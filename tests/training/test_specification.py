@@ -11,13 +11,14 @@ import pytest
 import onnxtrain
 from onnxtrain import examples
 from onnxtrain.cli import flags
-from onnxtrain.config import AdvancedOptions, Masks, ModelOptions, Options, TrainingConfig
+from onnxtrain.config import AdvancedOptions, ModelOptions, Options, TrainingConfig
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.objective import prepare
 from onnxtrain.passes import lower as lowering
+from onnxtrain.prepare import prepare
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.training_info.build import build_entries
+from onnxtrain.weights.masks import Masks
 
 LOSS = "softmax_cross_entropy"
 OPTIONS = set(typing.get_type_hints(Options))
@@ -155,13 +156,13 @@ def test_one_session_is_built_when_a_step_needs_it(built):
 def test_the_session_stays_as_long_as_the_specification_is_equal(built):
     x, y = batch()
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS, optimizer=onnxtrain.Momentum(0.1))
-    name = trainer._prunable[0]
+    name = trainer._objective.matmul_weights[0]
     mask = np.arange(trainer.parameters[name].size).reshape(trainer.parameters[name].shape) % 2 == 0
     trainer.train_step(x, y)
     trainer.set_masks({})
     assert len(built) == 1
     trainer.set_masks({name: mask})
-    momentum = np.array(trainer.states[f"{name}/V"])
+    momentum = np.array(trainer._states[f"{name}/V"])
     assert momentum[mask].any()
     assert not momentum[~mask].any()
     trainer.train_step(x, y)
@@ -211,9 +212,9 @@ def test_another_trainer_goes_on_from_the_same_parameters():
     trainer.train_step(x, y)
     again = trainer._again(optimizer=onnxtrain.Momentum(0.1), seed=7)
     assert isinstance(again, onnxtrain.Trainer)
-    assert (again.seed, again.learning_rate, again._objective) == (7, 0.1, trainer._objective)
+    assert (again.config.seed, again.learning_rate, again._objective) == (7, 0.1, trainer._objective)
     for name, array in trainer.parameters.items():
         assert again.parameters[name].tobytes() == array.tobytes()
-        assert not again.states[f"{name}/V"].any()
+        assert not again._states[f"{name}/V"].any()
     again.train_step(x, y)
     assert any(again.parameters[name].tobytes() != array.tobytes() for name, array in trainer.parameters.items())

@@ -43,7 +43,7 @@ def test_frozen_statistics_stay_and_are_used() -> None:
     prediction = subject.predict(x)
     assert subject.train_step(x, y) == pytest.approx(np.mean((prediction - y) ** 2), rel=1e-5)
     assert "m" not in subject._session.state
-    assert subject.statistics == []
+    assert subject._objective.statistics == {}
 
 
 def test_training_uses_batch_statistics_and_writes_the_running_ones(tmp_path) -> None:
@@ -53,7 +53,7 @@ def test_training_uses_batch_statistics_and_writes_the_running_ones(tmp_path) ->
     mean, variance = x.mean(axis=0), x.var(axis=0)
     hidden = (x - mean) / np.sqrt(variance + 1e-5) * scale + bias
     assert loss == pytest.approx(np.mean((hidden @ weight - y) ** 2), rel=1e-4)
-    assert sorted(subject.statistics) == ["m", "v"]
+    assert sorted(subject._objective.statistics) == ["m", "v"]
     # ONNX: running = momentum * running + (1 - momentum) * batch, with the population variance.
     np.testing.assert_allclose(subject._session.state["m"], 0.8 * np.array([0.1, 0.2, 0.3]) + 0.2 * mean, rtol=1e-5)
     np.testing.assert_allclose(subject._session.state["v"], 0.8 * np.array([1, 2, 3]) + 0.2 * variance, rtol=1e-4)

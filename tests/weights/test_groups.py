@@ -10,7 +10,7 @@ import onnxtrain
 from onnxtrain import Group, examples, layer_decay
 from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import CheckpointError, OptionError
-from onnxtrain.objective import prepare
+from onnxtrain.prepare import prepare
 from onnxtrain.training_info.build import build_entries
 
 LOSS = "softmax_cross_entropy"
@@ -118,7 +118,7 @@ def test_a_training_model_has_the_groups(portable):
     training = onnxtrain.training_model(model, loss=LOSS, optimizer="adamw(lr=0.01)", groups=groups)
     onnx.checker.check_model(training)
     options = onnxtrain.RuntimeOptions(kernels=False) if portable else None
-    session = onnxtrain.TrainingSession(training, options=options)
+    session = onnxtrain.TrainingSession(training, runtime=options)
     for x, y in batches(3):
         session.step({"input": x, "target": y, "learning_rate": np.float32(0.01)})
     ours = trained(groups)

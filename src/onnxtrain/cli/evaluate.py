@@ -54,7 +54,7 @@ def command(
         metrics=metrics or (),
         batch_size=batch_size,
         output=prediction,
-        options=flags.runtime(threads, provider),
+        runtime=flags.runtime(threads, provider),
     )
     if json_output:
         print(json.dumps(measured, default=lambda table: table.tolist()))  # noqa: T201 - the output of the command

@@ -74,8 +74,8 @@ def command(
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--output": paths.output(output)})
     check_writable(output)
     source = reading.source(data)
-    options = flags.runtime(threads, provider)
-    arrays = outputs(model, source, target=target, batch_size=batch_size, options=options)
+    runtime = flags.runtime(threads, provider)
+    arrays = outputs(model, source, target=target, batch_size=batch_size, runtime=runtime)
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(
             f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "

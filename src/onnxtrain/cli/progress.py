@@ -48,8 +48,8 @@ class Progress(progress.Progress):
     def _introduce(self) -> None:
         trainer = self._trainer
         trained = sum(array.size for array in trainer.parameters.values())
-        everything = sum(row.size for row in trainer.table)
-        optimizer = trainer.optimizer
+        everything = sum(row.size for row in trainer._objective.table)
+        optimizer = trainer.config.optimizer
         what = f"{terminal.count(trained)} of {terminal.count(everything)} weights"
         rule = f"{type(optimizer).__name__}, learning rate {optimizer.learning_rate:g}"
         self._console.print(Text.assemble((self._name, "bold"), f": trains {what} with {rule}"))

@@ -107,7 +107,7 @@ class _Client:
         config = settings_of(message)
         trainer = self._trainer(message, round_number=int(config.get("server-round", 0)))
         source = _source(self.data, context)
-        size = trainer.open(source, target=self.target).size
+        size = trainer._open(source, target=self.target).size
         if size is None:
             raise DataError("A client's weights are averaged by its number of examples; give data of a known size.")
         epochs = int(config.get("epochs", self.epochs))

@@ -27,7 +27,8 @@ from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import Cut, Probe, Scope, check_sparsity, cubic, magnitude_cut, random_cut, search
 from onnxtrain.schedules import Schedule
-from onnxtrain.trainer import Source, Trainer
+from onnxtrain.trained_model import Source
+from onnxtrain.trainer import Trainer
 from onnxtrain.weights.masks import choose_tensors
 
 Method = Literal["ssgd", "magnitude", "random"]
@@ -117,7 +118,8 @@ class Job:
         self.shown = Progress(StepsOf(display))
         self.plan, self.target, self.say = plan, target, say
         self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
-        self.names = choose_tensors(self.trainer._objective.shapes, plan.tensors, "tensors", self.trainer._prunable)
+        objective = self.trainer._objective
+        self.names = choose_tensors(objective.shapes, plan.tensors, "tensors", objective.matmul_weights)
         if plan.tensors is not None and "sparsify" not in options:
             # What is pruned is what is sparsified.
             self.trainer._change(replace(self.trainer.config, sparsify=tuple(self.names)))
@@ -143,7 +145,7 @@ class Job:
         plan, trainer = self.plan, self.trainer
         measured_on = "training data" if validation is None else "validation data"
         if isinstance(validation, float):
-            parts = split_validation(trainer.open(data, target=self.target), validation, plan.seed)
+            parts = split_validation(trainer._open(data, target=self.target), validation, plan.seed)
             data, validation = parts.train, parts.validation
         self.measured: Source = data if validation is None else validation
         before = self.measure(trainer)
@@ -201,7 +203,7 @@ class Job:
         plan, trained = self.plan, self.trainer
         if plan.fine_tune_epochs == 0:
             return
-        self.trainer = trained._again(optimizer=plan.fine_tune_optimizer, seed=trained.seed + 1)
+        self.trainer = trained._again(optimizer=plan.fine_tune_optimizer, seed=trained.config.seed + 1)
         self.trainer.fit(
             data,
             target=self.target,
@@ -244,7 +246,7 @@ class Job:
         """Remember the largest step of every tensor, as it is before a cut."""
         layer_of, cap = _scaling(self.plan.optimizer)
         for name in self.names:
-            promoted = layer_of is not None and name in self.trainer.sparsified
+            promoted = layer_of is not None and name in self.trainer._sparsified
             scale = layer_of(self.trainer.parameters[name]).scale(cap).data if promoted and layer_of else None
             self.max_scales[name] = None if scale is None else float(np.max(np.asarray(scale), initial=0.0))
 

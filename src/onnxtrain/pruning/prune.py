@@ -21,7 +21,7 @@ from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.thresholds import Scope
 from onnxtrain.schedules import Schedule
-from onnxtrain.trainer import Source
+from onnxtrain.trained_model import Source
 
 __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 

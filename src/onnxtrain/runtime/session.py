@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ from onnxtrain.training_info.read import bindings, read_training_model, state_te
 from onnxtrain.training_info.recipe import StepEntry
 
 
-@checks_arguments
+@checks_arguments(renamed={"options": "runtime"})
 class TrainingSession:
     """Runs the training that a model's ``training_info`` describes, also one that onnxtrain did not write.
 
@@ -35,7 +36,7 @@ class TrainingSession:
 
     Args:
         training_model: A model with ``training_info``, or the path of one.
-        options: Threads, providers, memory, kernels.
+        runtime: Threads, providers, memory, kernels.
         folder: Where external data lies, for a model given as a proto.
         values: First values of states, where they differ from the initializers.
         states: Buffers to begin with, instead of new ones with the first values.
@@ -49,17 +50,28 @@ class TrainingSession:
         self,
         training_model: onnx.ModelProto | str | os.PathLike[str],
         *,
-        options: RuntimeOptions | None = None,
+        runtime: RuntimeOptions | None = None,
         folder: str | os.PathLike[str] = "",
         values: Mapping[str, np.ndarray] | None = None,
         states: StateBuffers | None = None,
     ) -> None:
         model, own_folder = read_training_model(training_model)
         check_training_model(model)
-        check_external_data(model, str(folder) or own_folder, without=set(values or ()))
-        source = _File(model, str(folder) or own_folder, values or {})
-        entries = [merge_algorithm(model, index, folder=source.folder) for index in range(len(model.training_info))]
-        self._start(source, entries, options or RuntimeOptions(), states)
+        where, given = str(folder) or own_folder, values or {}
+        check_external_data(model, where, without=set(given))
+        tensors = state_tensors(model)
+
+        def first_value(name: str) -> np.ndarray:
+            if name in given:
+                return given[name]
+            return np.asarray(ir.serde.deserialize_tensor(tensors[name], where).numpy())
+
+        self._folder, self._names = where, list(tensors)
+        self._first_value: Callable[[str], np.ndarray] = first_value
+        self._model: onnx.ModelProto | None = model
+        self._write: Callable[[], onnx.ModelProto] = functools.partial(_copy, model)
+        entries = [merge_algorithm(model, index, folder=where) for index in range(len(model.training_info))]
+        self._start(entries, runtime or RuntimeOptions(), states)
 
     @classmethod
     def of_entries(
@@ -68,7 +80,7 @@ class TrainingSession:
         first_values: Mapping[str, np.ndarray],
         write: Callable[[], onnx.ModelProto],
         *,
-        options: RuntimeOptions,
+        runtime: RuntimeOptions,
         folder: str = "",
         states: StateBuffers | None = None,
     ) -> TrainingSession:
@@ -78,26 +90,25 @@ class TrainingSession:
             entries: The entries.
             first_values: What the states start from, by name.
             write: Writes the training model, with any data in the states.
-            options: Threads, providers, memory, kernels.
+            runtime: Threads, providers, memory, kernels.
             folder: Where the external data of frozen tensors lies.
             states: Buffers to begin with, instead of new ones with the first values.
         """
         session = cls.__new__(cls)
-        session._start(_Built(first_values, write, folder), entries, options, states)
+        session._folder, session._first_value, session._names = folder, first_values.__getitem__, list(first_values)
+        session._model, session._write = None, write
+        session._start(entries, runtime, states)
         return session
 
-    def _start(
-        self, source: _Source, entries: Sequence[StepEntry], options: RuntimeOptions, states: StateBuffers | None
-    ) -> None:
-        self.options = options
-        self._source = source
+    def _start(self, entries: Sequence[StepEntry], runtime: RuntimeOptions, states: StateBuffers | None) -> None:
+        self._runtime = runtime
         if states is None:
-            states = new_states(source.first_values(), options)
+            states = new_states({name: self._first_value(name) for name in self._names}, runtime)
         self._states = states
-        kernels, updates = options.uses_kernels(), options.updates()
+        kernels, updates = runtime.uses_kernels(), runtime.updates()
         own = frozenset[str]() if updates is None else updates.operators
         self._steps = [
-            StepSession(lower_entry(entry, kernels=kernels, updates=own), states, options, kernels=kernels)
+            StepSession(lower_entry(entry, kernels=kernels, updates=own), states, runtime, kernels=kernels)
             for entry in entries
         ]
 
@@ -108,7 +119,27 @@ class TrainingSession:
 
     def initialize(self) -> None:
         """Set every state to its initializer, then run the initialization graphs in order and assign."""
-        self._source.initialize(self._states, self.options)
+        for name in self._names:
+            self._states[name] = self._first_value(name)
+        for entry in () if self._model is None else self._model.training_info:
+            self._run_initialization(entry)
+
+    def _run_initialization(self, entry: onnx.TrainingInfoProto) -> None:
+        binding = bindings(entry, "initialization_binding")
+        if not binding:
+            return
+        assert self._model is not None
+        graph = onnx.ModelProto(
+            ir_version=max(8, self._model.ir_version),
+            opset_import=self._model.opset_import,
+            functions=self._model.functions,
+        )
+        graph.graph.CopyFrom(entry.initialization)
+        working = ir.from_proto(graph)
+        set_folder(working, self._folder)
+        found = create_session(working, self._runtime).computed(working.graph.outputs)
+        for key, value in binding.items():
+            self._states[key] = found[value]
 
     @checks_arguments
     def step(self, feeds: Mapping[str, Any], *, entry: int | None = None) -> dict[str, np.ndarray]:
@@ -136,83 +167,10 @@ class TrainingSession:
 
     def model(self) -> onnx.ModelProto:
         """The training model with the current states as its initializers."""
-        return with_external_data(fill_states(self._source.write(), self._states), self._source.folder)
+        return with_external_data(fill_states(self._write(), self._states), self._folder)
 
 
-class _Source(Protocol):
-    """Where the states of a session come from.
-
-    Attributes:
-        folder: Where external data lies.
-    """
-
-    folder: str
-
-    def first_values(self) -> Mapping[str, np.ndarray]:
-        """What the states are before training."""
-
-    def initialize(self, states: StateBuffers, options: RuntimeOptions) -> None:
-        """Set the states to what they are at the start of a training."""
-
-    def write(self) -> onnx.ModelProto:
-        """A training model that may be changed, with any data in its states."""
-
-
-class _File:
-    """A training model that somebody wrote."""
-
-    def __init__(self, model: onnx.ModelProto, folder: str, values: Mapping[str, np.ndarray]) -> None:
-        self.folder = folder
-        self._model = model
-        self._values = values
-        self._tensors = state_tensors(model)
-
-    def _value(self, name: str) -> np.ndarray:
-        if name in self._values:
-            return self._values[name]
-        return np.asarray(ir.serde.deserialize_tensor(self._tensors[name], self.folder).numpy())
-
-    def first_values(self) -> Mapping[str, np.ndarray]:
-        return {name: self._value(name) for name in self._tensors}
-
-    def initialize(self, states: StateBuffers, options: RuntimeOptions) -> None:
-        for name in self._tensors:
-            states[name] = self._value(name)
-        for entry in self._model.training_info:
-            binding = bindings(entry, "initialization_binding")
-            if not binding:
-                continue
-            graph = onnx.ModelProto(
-                ir_version=max(8, self._model.ir_version),
-                opset_import=self._model.opset_import,
-                functions=self._model.functions,
-            )
-            graph.graph.CopyFrom(entry.initialization)
-            working = ir.from_proto(graph)
-            set_folder(working, self.folder)
-            found = create_session(working, options).computed(working.graph.outputs)
-            for key, value in binding.items():
-                states[key] = found[value]
-
-    def write(self) -> onnx.ModelProto:
-        result = onnx.ModelProto()
-        result.CopyFrom(self._model)
-        return result
-
-
-class _Built:
-    """Entries that this program built."""
-
-    def __init__(
-        self, first_values: Mapping[str, np.ndarray], write: Callable[[], onnx.ModelProto], folder: str
-    ) -> None:
-        self.folder = folder
-        self._first_values = first_values
-        self.write = write
-
-    def first_values(self) -> Mapping[str, np.ndarray]:
-        return self._first_values
-
-    def initialize(self, states: StateBuffers, options: RuntimeOptions) -> None:
-        for name, value in self._first_values.items():
-            states[name] = value
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    return result

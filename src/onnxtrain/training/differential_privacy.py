@@ -111,7 +111,7 @@ def fit_privately(
         OptionError: The statistics of batch normalization would be taken from the data without noise.
         DataError: The data are not in arrays, or fewer than a batch.
     """
-    dataset = _checked(trainer, trainer.open(data, target=target), batch_size)
+    dataset = _checked(trainer, trainer._open(data, target=target), batch_size)
     generator = np.random.default_rng(dp.seed)
     sampling = batch_size / dataset.size
     steps = epochs * max(1, round(dataset.size / batch_size))
@@ -126,7 +126,7 @@ def fit_privately(
 
 
 def _checked(trainer: Trainer, dataset: Any, batch_size: int) -> ArrayDataset:
-    if trainer.statistics:
+    if trainer._objective.statistics:
         raise OptionError(
             "batch_norm='train' takes statistics of the data without noise, which differential privacy does not "
             "allow; leave batch_norm='frozen'."
@@ -148,12 +148,12 @@ class _Step:
     def take(self, dataset: ArrayDataset, chosen: np.ndarray, batch_size: int) -> float:
         """One step on the examples chosen; returns the sum of their losses before it."""
         trainer, names = self._trainer, self._names
-        sums = {name: np.zeros(trainer.states[name].shape) for name in names}
+        sums = {name: np.zeros(trainer._states[name].shape) for name in names}
         loss = 0.0
         self._clear()
         for batch in dataset.take(chosen).batches(1) if len(chosen) else ():
             loss += self._add(sums, batch)
-        states = trainer.states
+        states = trainer._states
         spread = self._dp.noise * self._dp.clip
         for name, total in sums.items():
             states[name] = (total + self._generator.normal(0.0, spread, total.shape)).astype(states[name].dtype)
@@ -166,11 +166,11 @@ class _Step:
     def _clear(self) -> None:
         """Make the sums of gradients, weights and losses zero."""
         for name in (*self._names, "accumulated_weight", "accumulated_loss"):
-            self._trainer.states[name][...] = 0
+            self._trainer._states[name][...] = 0
 
     def _add(self, sums: dict[str, np.ndarray], batch: Batch) -> float:
         """Add the clipped gradient of one example; returns its loss."""
-        trainer, states = self._trainer, self._trainer.states
+        trainer, states = self._trainer, self._trainer._states
         objective = trainer._objective
         found = trainer._session.step(objective.inputs_of(batch) | objective.targets_of(batch), entry=0)
         weight = float(states["accumulated_weight"]) or 1.0
@@ -185,5 +185,5 @@ class _Step:
 
 def in_micro_batches(trainer: Trainer) -> Trainer:
     """A trainer of the same weights whose gradients are summed apart from their update."""
-    config = dataclasses.replace(trainer.config, accumulate=max(2, trainer.accumulate))
+    config = dataclasses.replace(trainer.config, accumulate=max(2, trainer.config.accumulate))
     return Trainer._of(config, trainer._objective, dict(trainer._trained))

@@ -97,7 +97,7 @@ def check_provider(
         OptionError: There is no such provider here, or no such dimension.
         DataError: The data does not fit the model.
     """
-    options = RuntimeOptions(providers=[provider], kernels=False, threads=trainer.options.threads)
+    options = RuntimeOptions(providers=[provider], kernels=False, threads=trainer.config.runtime.threads)
     options.provider_list()
     feeds = dict(_batch(trainer, data, target, batch_size, sizes or {}))
     training = trainer.training_model()
@@ -107,7 +107,7 @@ def check_provider(
     feeds |= {name: np.asarray(numpy_helper.to_array(tensor)) for name, tensor in state_tensors(training).items()}
     feeds[trainer._objective.names.learning_rate] = np.asarray(trainer.learning_rate, np.float32)
     feeds = {value.name: feeds[value.name] for value in step.graph.input}
-    on_cpu = RuntimeOptions(providers=[CPU], kernels=False, threads=trainer.options.threads)
+    on_cpu = RuntimeOptions(providers=[CPU], kernels=False, threads=trainer.config.runtime.threads)
     names = [value.name for value in step.graph.output]
     expected = dict(zip(names, _run(step, on_cpu, feeds), strict=True))
     failure, found = "", {}
@@ -159,7 +159,7 @@ def _batch(
         yield from ((spec.name, _random(spec, generator, batch_size, sizes, symbols)) for spec in specs)
         return
     fixed = trainer._objective.fixed_batch
-    batch = next(iter(trainer.open(data, target=target).batches(batch_size if fixed is None else fixed.size)))
+    batch = next(iter(trainer._open(data, target=target).batches(batch_size if fixed is None else fixed.size)))
     yield from (trainer._objective.inputs_of(batch) | trainer._objective.targets_of(batch)).items()
 
 

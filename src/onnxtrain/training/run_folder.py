@@ -116,12 +116,12 @@ class RunFolder(Callback):
         facts = {
             "model": trainer._file.path,
             "loss": None if loss is None else loss.name,
-            "optimizer": trainer.optimizer,
+            "optimizer": trainer.config.optimizer,
             "examples": data.size,
             "validation examples": None if validation is None else validation.size,
             "batch size": batch_size,
             "schedule": schedule,
-            "seed": trainer.seed,
+            "seed": trainer.config.seed,
         }
         self._names = trainer._data.names.record()
         self._facts = {name: str(value) for name, value in facts.items() if value is not None}
@@ -264,9 +264,9 @@ class GradientNorms:
         learner._trained.update(weights)
         momenta = {name: f"{name}/V" for name in learner.parameters}
         for name in momenta.values():  # 0 times infinity of an earlier step would be NaN
-            learner.states[name] = np.zeros_like(learner.states[name])
+            learner._states[name] = np.zeros_like(learner._states[name])
         learner._executor.step_batch(batch, learner.learning_rate)
-        return {name: _norm(learner.states[state].astype(np.float64)) for name, state in momenta.items()}
+        return {name: _norm(learner._states[state].astype(np.float64)) for name, state in momenta.items()}
 
 
 def _norm(values: np.ndarray[Any, Any]) -> float:

@@ -11,8 +11,8 @@ from onnxtrain.config import ModelOptions, TrainingConfig, with_new_names
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.objective import prepare
 from onnxtrain.operators.optimizer import Optimizer
+from onnxtrain.prepare import hints_of, prepare
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import warn_of
 from onnxtrain.training_info.build import build_training_model
@@ -67,5 +67,5 @@ def training_model(
         **options,
     )
     file, objective = config.model, prepare(config)
-    warn_of(objective.hints(config))
+    warn_of(hints_of(objective, config))
     return with_external_data(build_training_model(objective.step_spec(config)), file.folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,62 @@ _STANDARD = frozenset({"", MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN})
 
 _REARRANGED = REARRANGING - {"Concat"}
 """A Concat with data, as of a class token, yields data."""
+
+
+class Masks(Mapping[str, np.ndarray]):
+    """Masks by parameter, as a value: never changed, and equal where all of their elements are.
+
+    Args:
+        masks: Boolean arrays; they are copied. Or ``"keep"``, for masks that the zeros of the model tell.
+
+    Attributes:
+        keep: Whether the masks are still to be made from the zeros of the model.
+
+    Raises:
+        OptionError: They are no mapping from names to arrays.
+    """
+
+    def __init__(self, masks: Mapping[str, np.ndarray] | str | None = None) -> None:
+        self.keep = isinstance(masks, str) and masks == KEEP
+        self._arrays: dict[str, np.ndarray] = {}
+        if self.keep:
+            return
+        if masks is not None and not isinstance(masks, Mapping):
+            shown = repr(masks) if isinstance(masks, str) else f"a {type(masks).__name__}"
+            raise OptionError(
+                f"masks is {shown}; it needs {KEEP!r}, which keeps the zeros of a pruned model, or a mapping from "
+                "parameters to boolean arrays, such as {'fc.weight': trainer.parameters['fc.weight'] != 0}."
+            )
+        for name, mask in (masks or {}).items():
+            try:
+                self._arrays[name] = np.array(mask)
+            except (TypeError, ValueError) as error:
+                kind = type(mask).__name__
+                raise OptionError(f"The mask of {name!r} is a {kind} that is no array: {error}.") from error
+        for array in self._arrays.values():
+            array.flags.writeable = False
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        if self.keep != getattr(other, "keep", False):
+            return False
+        return self.keys() == other.keys() and all(np.array_equal(mask, other[name]) for name, mask in self.items())
+
+    def __hash__(self) -> int:
+        return hash(frozenset((name, np.packbits(mask).tobytes()) for name, mask in self._arrays.items()))
+
+    def __repr__(self) -> str:
+        return f"Masks({', '.join(self._arrays)})"
 
 
 def matmul_weights(model: ir.Model, names: Sequence[str]) -> list[str]:
@@ -182,6 +238,21 @@ def zero_masks(names: Iterable[str], value_of: Callable[[str], np.ndarray]) -> d
         if 0 < np.count_nonzero(mask) <= (1 - _PRUNED) * mask.size:
             found[name] = np.asarray(mask)
     return found
+
+
+def zeros_to_keep(names: Sequence[str], value_of: Callable[[str], np.ndarray]) -> Masks:
+    """Return the masks for ``masks="keep"`` of the weights of these names.
+
+    Raises:
+        OptionError: No weight is pruned.
+    """
+    found = zero_masks(names, value_of)
+    if not found:
+        raise OptionError(
+            f"masks={KEEP!r} keeps the zeros of a pruned model, but no trained weight has at least a tenth of zeros; "
+            "leave out masks, or give a mapping from parameters to boolean arrays."
+        )
+    return Masks(found)
 
 
 def set_to_zero(states: MutableMapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:

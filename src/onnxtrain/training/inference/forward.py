@@ -24,7 +24,8 @@ from onnxtrain.losses.heads import Metrics, Targets, named_output, tensor_spec
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
-from onnxtrain.objective import of_model, prepare
+from onnxtrain.objective import of_model
+from onnxtrain.prepare import prepare
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
@@ -34,7 +35,7 @@ from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.training.working_copy.training_modes import set_inference
 
 
-@checks_arguments
+@checks_arguments(renamed={"options": "runtime"})
 @refuses_invalid()
 def evaluate(
     model: str | os.PathLike[str] | onnx.ModelProto,
@@ -45,7 +46,7 @@ def evaluate(
     metrics: Metrics = (),
     batch_size: int = 256,
     output: str | None = None,
-    options: RuntimeOptions | None = None,
+    runtime: RuntimeOptions | None = None,
 ) -> dict[str, Any]:
     """Loss and metrics of a model on data; what :meth:`onnxtrain.Trainer.evaluate` measures, without a trainer.
 
@@ -58,7 +59,7 @@ def evaluate(
             output where several have losses.
         batch_size: Examples per batch.
         output: The output that the loss is built on.
-        options: Threads and providers.
+        runtime: Threads and providers.
 
     Returns:
         ``loss`` and every metric of all examples; ``confusion_matrix`` is an array.
@@ -68,7 +69,7 @@ def evaluate(
         DataError: The data does not fit the model.
         OptionError: An unknown loss, metric or output.
     """
-    config = TrainingConfig.of(model, loss, output=output, runtime=options)
+    config = TrainingConfig.of(model, loss, output=output, runtime=runtime)
     objective = prepare(config, table=())
     names = read_names(config.model)
     labels, inputs = names.labels, names.specs(objective.inputs)
@@ -87,11 +88,10 @@ def evaluate(
     else:
         dataset = open_dataset(data, inputs, target=target, need_target=False, validate=False)
     objective.validate(dataset, labels=wanted)
-    options = config.runtime
-    return Evaluator(objective, new_states({}, options), options).evaluate(dataset, batch_size, metrics)
+    return Evaluator(objective, new_states({}, config.runtime), config.runtime).evaluate(dataset, batch_size, metrics)
 
 
-@checks_arguments
+@checks_arguments(renamed={"options": "runtime"})
 @refuses_invalid()
 def predict(
     model: str | os.PathLike[str] | onnx.ModelProto,
@@ -99,7 +99,7 @@ def predict(
     *,
     target: str | None = None,
     batch_size: int = 256,
-    options: RuntimeOptions | None = None,
+    runtime: RuntimeOptions | None = None,
 ) -> np.ndarray | dict[str, np.ndarray]:
     """The outputs of a model for data; what :meth:`onnxtrain.Trainer.predict` computes, without trainer and loss.
 
@@ -108,7 +108,7 @@ def predict(
         data: Inputs in any form that :func:`onnxtrain.data.open_dataset` takes; targets are not needed.
         target: A column of a table that is not one of the inputs.
         batch_size: Examples per batch.
-        options: Threads and providers.
+        runtime: Threads and providers.
 
     Returns:
         One array per tensor output by name, or the array itself where the model has one output.
@@ -122,7 +122,7 @@ def predict(
         >>> onnxtrain.predict(onnxtrain.examples.mlp((4, 3)), np.zeros((2, 4))).shape
         (2, 3)
     """
-    arrays = outputs(model, data, target=target, batch_size=batch_size, options=options)
+    arrays = outputs(model, data, target=target, batch_size=batch_size, runtime=runtime)
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
 
@@ -133,7 +133,7 @@ def outputs(
     *,
     target: str | None = None,
     batch_size: int = 256,
-    options: RuntimeOptions | None = None,
+    runtime: RuntimeOptions | None = None,
 ) -> dict[str, np.ndarray]:
     """What :func:`predict` returns, by name also where the model has one output."""
     file = ModelFile.load(model)
@@ -144,8 +144,8 @@ def outputs(
     objective = of_model(working)
     inputs = read_names(file).specs(objective.inputs)
     dataset = open_dataset(data, inputs, target=target, need_target=False)
-    options = options or RuntimeOptions()
-    return Evaluator(objective, new_states({}, options), options).predict(dataset, batch_size)
+    runtime = runtime or RuntimeOptions()
+    return Evaluator(objective, new_states({}, runtime), runtime).predict(dataset, batch_size)
 
 
 @dataclass(frozen=True)

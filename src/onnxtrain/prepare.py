@@ -1,0 +1,250 @@
+"""From a configuration to the objective: the working copy in its modes, the losses, the trainable parameters, hints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff.expand import is_expanded
+from onnxtrain.autodiff.missing import missing_rules, missing_rules_message
+from onnxtrain.autodiff.path import Forward, Route
+from onnxtrain.config import TrainingConfig
+from onnxtrain.errors import GradientError, OptionError
+from onnxtrain.gc_pause import gc_paused
+from onnxtrain.ir.declared_shapes import declared_otherwise
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.losses.base import JointLoss, Loss
+from onnxtrain.losses.heads import (
+    LossHead,
+    head_of,
+    named_output,
+    wrapped,
+)
+from onnxtrain.objective import Objective, graph_values
+from onnxtrain.patterns import escape
+from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
+from onnxtrain.training.working_copy.adaptation import Adapted
+from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.training.working_copy.low_bit import set_accuracy
+from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
+from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
+from onnxtrain.training_info.recipe import Names, free_names
+from onnxtrain.weights.groups import group_hints, merged_hints
+from onnxtrain.weights.masks import KEEP, zero_masks
+from onnxtrain.weights.names import forget_traces
+from onnxtrain.weights.parameters import Initializer, parameter_table
+from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies
+
+_PRUNED_SIZE = 32
+"""Elements of weights with zeros from which a model counts as pruned: matrices written by hand are smaller."""
+
+
+@gc_paused()
+def prepare(
+    config: TrainingConfig,
+    *,
+    modes: Modes | None = None,
+    copies: Sequence[Copy] | None = None,
+    table: Sequence[Initializer] | None = None,
+    ignoring: bool = True,
+    differentiable: bool = False,
+) -> Objective:
+    """Make the objective of a configuration: the working copy in its modes, the losses, the table of initializers.
+
+    Args:
+        config: What is trained.
+        modes: Batch normalization and dropout, where not those of the config.
+        copies: Initializers that are copies of others, where these have been found before.
+        table: The initializers, where they have been sorted before; then their values are not read.
+        ignoring: Whether labels that are ignored where present are provided for, before data tell.
+        differentiable: Whether to find out that there are gradients.
+
+    Raises:
+        OptionError: An unknown loss or output, a pattern that matches nothing.
+        GradientError: Operators between parameters and prediction have no gradient; all are listed.
+    """
+    file, loss = config.model, config.loss
+    training = modes is None
+    modes = config.modes if modes is None else modes
+    copies = choose_copies(file, config.tie) if copies is None else copies
+    model = file.training_model()
+    dropped = dropped_biases(model)
+    forget_traces(model)
+    leave_out_pasts(model)
+    halves = widen(model)
+    model = infer_shapes(model)
+    if config.dynamic_batch:
+        from onnxtrain.edit.dynamic_batch import dynamic_batch, free_batch_axis
+
+        if table is None:
+            dynamic_batch(file.inlined())  # which finds out whether it can be
+        free_batch_axis(model)
+        infer_shapes(model)
+    set_accuracy(model, config.runtime.accuracy_level)
+    layers = find_layers(model)
+    compute_copies(model, copies)
+    statistics = set_modes(model, modes)
+    quantized = None
+    if config.qat:
+        from onnxtrain.training.working_copy.quantized_training import train_quantized
+
+        quantized = train_quantized(model)
+    adapted = None
+    if config.lora is not None:
+        output_name, seed = config.output, config.seed
+        adapted = config.lora.attach(model, file, output=output_name, seed=seed, training=training)
+    if isinstance(loss, str):
+        output = _loss_output(model.graph, loss)
+    else:
+        first = None if isinstance(loss, Loss) else loss.parts[0][0]
+        output = named_output(model.graph, config.output if first is None else first)
+    objective = Objective(
+        model=model,
+        prediction=output,
+        output=output,
+        names=Names.beside(model.graph),
+        statistics=statistics,
+        layers=layers,
+        dropped=dropped,
+        modes=modes,
+        copies=copies,
+        table=table or (),
+        adapted=adapted,
+    )
+    if not isinstance(loss, str):
+        objective = objective.with_heads(_heads(objective, config, loss, ignoring=ignoring))
+    if table is None:
+        learned = [] if quantized is None else quantized.learned
+        table = in_file(_table(objective, config, learned, differentiable=differentiable), halves)
+        objective = replace(objective, table=table)
+    trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
+    keep_frozen(model, halves, trained)
+    wide = {} if config.precision.master_weights else hold_rounded(model, halves, objective.parameters)
+    same = {*wide, *(copy.name for copy in copies if copy.original in wide)}
+    stored = rounded(halves, trained - same)
+    if quantized is not None:
+        quantized.keep_frozen(model, trained)
+        stored = [*stored, *quantized.stored(trained)]
+    return replace(objective, stored=stored, wide=wide)
+
+
+def _heads(objective: Objective, config: TrainingConfig, loss: Loss | JointLoss, *, ignoring: bool) -> list[LossHead]:
+    """Return the outputs with losses that the configuration names."""
+    model = objective.model
+    if isinstance(loss, Loss):
+        declared: list[tuple[ir.Value, Loss, str]] = [(objective.output, loss, objective.names.target)]
+    else:
+        declared = [
+            (named_output(model.graph, name), own, free_names(model.graph, [f"{name}_target"])[0]) for name, own in loss
+        ]
+    forms = config.form
+    if forms is None:
+        found = [
+            own.first_form(wrapped(output, model.opset_imports[""]), config.targets) for output, own, _ in declared
+        ]
+        forms = tuple(replace(form, ignoring=ignoring) for form in found)
+    elif not isinstance(forms, tuple):
+        forms = (forms,)
+    return [head_of(model, output, own, form, name) for (output, own, name), form in zip(declared, forms, strict=True)]
+
+
+def _table(
+    objective: Objective, config: TrainingConfig, learned: Sequence[str], *, differentiable: bool
+) -> list[Initializer]:
+    """Sort the initializers; where the search expands functions, on a copy, since the main graph keeps them."""
+    copy, straight_through = objective.model, config.straight_through
+    xs = tuple(value for value in copy.graph.initializers.values() if is_float(value))
+    predictions = tuple(head.prediction for head in objective.heads) or (objective.prediction,)
+    if not is_expanded(Forward.of(copy, straight_through=straight_through), Route(predictions, xs)):
+        copy = copy.clone()
+    graph = copy.graph
+    values = graph_values(graph)
+    ys = [values[str(prediction.name)] for prediction in predictions]
+    rows = parameter_table(
+        copy,
+        ys,
+        train=_trained(objective.adapted, config.train),
+        freeze=config.freeze,
+        straight_through=straight_through,
+        learned=learned,
+        copies={
+            tied.original: [other.name for other in objective.copies if other.original == tied.original]
+            for tied in objective.copies
+        },
+    )
+    if differentiable:
+        trained = [graph.initializers[row.name] for row in rows if row.trainable]
+        forward = Forward.of(copy, straight_through=straight_through)
+        names = [str(prediction.name) for prediction in predictions]
+        if missing := [node for name in names for node in missing_rules(forward, graph_values(graph)[name], trained)]:
+            raise GradientError(missing_rules_message(dict.fromkeys(missing), graph.opset_imports))
+    return rows + [_copied_row(objective.model.graph, tied) for tied in objective.copies]
+
+
+def _trained(adapted: Adapted | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the patterns of the trainable parameters: first the adapters."""
+    return train if adapted is None else (*map(escape, adapted.parameters), *(train or ()))
+
+
+def _copied_row(graph: ir.Graph, copy: Copy) -> Initializer:
+    value = next(output for node in graph for output in node.outputs if output.name == copy.name)
+    shape = tuple(size for size in dimensions(value) or () if isinstance(size, int))
+    assert value.dtype is not None
+    uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
+    reason = f"tied to {copy.original}"
+    return Initializer(copy.name, shape, value.dtype.name.lower(), int(np.prod(shape)), False, reason, uses)
+
+
+def _loss_output(graph: ir.Graph, name: str) -> ir.Value:
+    outputs = {value.name: value for value in graph.outputs}
+    if name not in outputs:
+        raise OptionError(f"loss='output:{name}', but the model's outputs are {', '.join(map(str, outputs))}.")
+    value = outputs[name]
+    shape = dimensions(value)
+    if not is_float(value) or (shape is not None and any(size != 1 for size in shape)):
+        raise OptionError(f"loss='output:{name}' needs a floating scalar, but {name!r} has shape {shape}.")
+    return value
+
+
+def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
+    """Return hints about the model and its training; reads the values of the file."""
+    file = config.model
+    tied = {copy.original for copy in objective.copies}  # on request
+    found = find_hints(
+        objective.model,
+        [name for name in objective.parameters if name not in tied],
+        objective.layers,
+        find_copies(file, objective.parameters),
+        batch_norm=objective.modes.batch_norm,
+        dropout=objective.modes.dropout,
+        undecided=[row.name for row in objective.table if row.undecided],
+        dropped=objective.dropped,
+        quantized=not (config.qat or config.straight_through or config.lora is not None),
+    )
+    texts = group_hints(config.groups, objective.table, objective.model)
+    choices = {"train": config.train, "freeze": config.freeze}
+    choices |= {repr(group): group.patterns for group in config.groups}
+    merged = merged_hints(choices, objective.table, objective.model)
+    otherwise = declared_otherwise(file.proto.graph, objective.model.graph)
+    surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *_zeros(objective, config))]
+    return found + [Hint(text, surprising=False) for text in texts] + surprising
+
+
+def _zeros(objective: Objective, config: TrainingConfig) -> list[str]:
+    """Return a hint on pruned weights that training without masks makes dense."""
+    if config.masks or config.qat or any(optimizer.promotes_sparsity for optimizer in objective.optimizers(config)):
+        return []
+    found = zero_masks(objective.own_weights, config.model.value)
+    size = sum(mask.size for mask in found.values())
+    if size < _PRUNED_SIZE:
+        return []
+    zeros = size - sum(int(np.count_nonzero(mask)) for mask in found.values())
+    listed = ", ".join(list(found)[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return [
+        f"{zeros:,} of {size:,} elements of {listed} are zero, as after pruning, and training changes them; "
+        f"masks={KEEP!r} keeps them zero."
+    ]
