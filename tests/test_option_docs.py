@@ -1,0 +1,18 @@
+"""The docstring of Trainer has the documentation of the options, which the fields of the configuration hold."""
+
+import inspect
+
+import onnxtrain
+import option_docs
+
+
+def test_the_docstring_is_up_to_date():
+    text = option_docs.FILE.read_text()
+    assert option_docs.written(text) == text, "run python tools/option_docs.py"
+
+
+def test_help_teaches_every_option():
+    text = inspect.getdoc(onnxtrain.Trainer)
+    for name in ("model", "loss", "optimizer", *option_docs.ADVANCED):
+        assert f"    {name}: " in text
+    assert "    None" not in option_docs.arguments()
