@@ -1,7 +1,8 @@
 """Kill processes of a training repeatedly at random times, and compare its result with an undisturbed training.
 
-    python tests/parallel/kills.py --kills 50 --seed 0
-    python tests/parallel/kills.py --kills 50 --seed 0 --wide --ways all
+    cd tests
+    python -m parallel.kills --kills 50 --seed 0
+    python -m parallel.kills --kills 50 --seed 0 --wide --ways all
 
 Two processes train a small network with a checkpoint every three steps (``onnxtrain fit --parallel mpi --processes 2
 --restarts``). The script kills a random one of them after a random fraction of the duration of a training; the launcher
@@ -26,12 +27,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import onnx
 
 import onnxtrain
+from child_processes import child_process
 
 COMMAND = ("-m", "onnxtrain", "fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy")
 SETTINGS = ("--batch-size", "8", "--checkpoint-every", "3", "--optimizer", "adam", "--threads", "1")
@@ -156,9 +159,9 @@ def _written(path: Path) -> float:
         return 0.0
 
 
-def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start Python with arguments."""
-    return subprocess.Popen(
+def started(folder: Path, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Start Python with arguments, in a context that ends the process."""
+    return child_process(
         [sys.executable, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
