@@ -280,10 +280,10 @@ OTHERS = """
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("model", "ParallelError: Rank 1 does not train what rank 0 trains: model is "),
-        ("settings", "clip_norm is 2.0 of rank 1 and 1.0 of rank 0; start all with the same."),
-        ("version", 'onnxtrain is "0.0.9" of rank 1 and '),
-        ("data", "ParallelError: Rank 1 does not train what rank 0 trains: data is "),
+        ("model", "ParallelError: Rank 1 differs from rank 0: model is "),
+        ("settings", "clip_norm is 2.0 on rank 1 and 1.0 on rank 0; start all ranks with the same model"),
+        ("version", 'onnxtrain is "0.0.9" on rank 1 and '),
+        ("data", "ParallelError: Rank 1 differs from rank 0: data is "),
         ("callback", "something changed them in one process alone"),
         ("nan", "NumericalError: The loss became "),
     ],

@@ -393,9 +393,11 @@ def agree(communicator: Any, description: Mapping[str, Any]) -> None:
     for rank, record in enumerate(records):
         different = differences(record, records[0])
         if different:
-            words = ", ".join(words.replace(" here", " of rank 0") for words in different.values())
-            words = words.replace(" there", f" of rank {rank}")
-            raise ParallelError(f"Rank {rank} does not train what rank 0 trains: {words}; start all with the same.")
+            words = ", ".join(words.replace(" here", " on rank 0") for words in different.values())
+            words = words.replace(" there", f" on rank {rank}")
+            raise ParallelError(
+                f"Rank {rank} differs from rank 0: {words}; start all ranks with the same model, data and settings."
+            )
 
 
 def check_weights(communicator: Any, values: Mapping[str, np.ndarray]) -> None:

@@ -282,8 +282,8 @@ class ShardedGradientExecutor(ShardedExecutor):
             raise OptionError("shard_gradients=True keeps no sums of micro-batches; leave it or accumulate out.")
         if config.parallel is not None and config.parallel.compress is not None:
             raise OptionError(
-                "shard_gradients=True keeps no whole gradients, but compress keeps what was not sent of each; leave "
-                "one of them out."
+                "shard_gradients=True keeps no whole gradients, but compress needs them for residuals; leave one of "
+                "them out."
             )
         if not config.runtime.uses_kernels():
             raise OptionError(

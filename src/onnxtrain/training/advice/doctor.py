@@ -104,7 +104,7 @@ def _without_gradient(found: Inspection) -> Iterator[Finding]:
         yield Finding(
             Severity.STOPS,
             f"Operators between parameters and outputs have no gradient: {listed}.",
-            "Train what comes behind them (train=), or register a rule with onnxtrain.register_gradient.",
+            "Train only parameters after them (train=), or register a rule with onnxtrain.register_gradient.",
         )
 
 
