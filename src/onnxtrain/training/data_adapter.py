@@ -229,7 +229,7 @@ class DataAdapter:
         return dataset.adapting(lambda array: targets.adapt(array, labels))
 
     def _adapt_complete(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
-        """Like :meth:`_adapt`, but without learning labels from data that may lack classes."""
+        """Convert targets like :meth:`_adapt`, but refuse to learn labels from data that lack some of the classes."""
         before = self.labels
         result = self._adapt(dataset, targets, name)
         learned, classes = self.labels, targets.classes

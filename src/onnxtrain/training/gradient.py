@@ -35,7 +35,7 @@ def gradient(
     straight_through: bool = False,
     recompute: str | Sequence[str] = (),
 ) -> onnx.ModelProto:
-    """Extend a model by outputs for the gradient of one of its values.
+    """Add outputs to a model: the gradient of one of its values.
 
     For a scalar y and each x, the result has an output ``{x}_grad`` = dy/dx of the type and shape of x; a y that is not
     scalar is summed. The result contains standard operators only and runs on any ONNX runtime. A model below opset 18
