@@ -1,4 +1,4 @@
-"""Execute any valid training model on stock ONNX Runtime."""
+"""Run any valid training model on stock ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -28,18 +28,17 @@ from onnxtrain.training_info.recipe import StepEntry
 
 @checks_arguments(renamed={"options": "runtime"})
 class TrainingSession:
-    """Runs the training that a model's ``training_info`` describes, also one that onnxtrain did not write.
+    """Run the training that ``training_info`` of a model describes, written by onnxtrain or by another tool.
 
-    One onnxruntime session per entry does forward pass, gradient and update. The states (parameters, optimizer
-    states, update counts) live in buffers that are inputs and outputs of it; they start as the initializers
-    of the model.
+    One onnxruntime session per entry runs forward pass, gradient and update. The states (parameters, optimizer states,
+    update counts) are buffers bound to its inputs and outputs; their first values are the initializers of the model.
 
     Args:
         training_model: A model with ``training_info``, or the path of one.
         runtime: Threads, providers, memory, kernels.
-        folder: Where external data lies, for a model given as a proto.
-        values: First values of states, where they differ from the initializers.
-        states: Buffers to begin with, instead of new ones with the first values.
+        folder: Folder of external data, for a model given as a proto.
+        values: First values of states that differ from the initializers.
+        states: Existing buffers to train on, instead of new ones with the first values.
 
     Raises:
         TrainingInfoError: ``training_info`` is not valid; the message names the binding and the reason.
@@ -84,15 +83,15 @@ class TrainingSession:
         folder: str = "",
         states: StateBuffers | None = None,
     ) -> TrainingSession:
-        """A session of entries that this program has built itself: they are not checked again, and used up.
+        """Create a session from entries that onnxtrain built; they are consumed and not checked.
 
         Args:
             entries: The entries.
-            first_values: What the states start from, by name.
-            write: Writes the training model, with any data in the states.
+            first_values: First values of the states, by name.
+            write: Writes the training model; values of its states are arbitrary.
             runtime: Threads, providers, memory, kernels.
-            folder: Where the external data of frozen tensors lies.
-            states: Buffers to begin with, instead of new ones with the first values.
+            folder: Folder of the external data of frozen tensors.
+            states: Existing buffers to train on, instead of new ones with the first values.
         """
         session = cls.__new__(cls)
         session._folder, session._first_value, session._names = folder, first_values.__getitem__, list(first_values)
@@ -114,11 +113,11 @@ class TrainingSession:
 
     @property
     def state(self) -> StateBuffers:
-        """The current states by name: live arrays to read and write; assigning copies into them."""
+        """Current states by name: live arrays to read and write; assigning copies into them."""
         return self._states
 
     def initialize(self) -> None:
-        """Set every state to its initializer, then run the initialization graphs in order and assign."""
+        """Set every state to its initializer, then run the initialization graphs in order and assign their outputs."""
         for name in self._names:
             self._states[name] = self._first_value(name)
         for entry in () if self._model is None else self._model.training_info:
@@ -143,14 +142,14 @@ class TrainingSession:
 
     @checks_arguments
     def step(self, feeds: Mapping[str, Any], *, entry: int | None = None) -> dict[str, np.ndarray]:
-        """One training iteration: every entry in order, each assigning its states before the next.
+        """Run one training iteration: every entry in order, each assigning its states before the next starts.
 
         Args:
-            feeds: Arrays by the names of the inputs of main graph and algorithms.
-            entry: Run only this entry.
+            feeds: Arrays by input name of main graph and algorithms.
+            entry: Index of the only entry to run.
 
         Returns:
-            The outputs of the algorithms that no binding takes (the loss), by name.
+            The algorithm outputs without an update binding (the loss), by name.
 
         Raises:
             DataError: An input is missing.
@@ -166,7 +165,7 @@ class TrainingSession:
         return results
 
     def model(self) -> onnx.ModelProto:
-        """The training model with the current states as its initializers."""
+        """Return the training model with the current states as its initializers."""
         return with_external_data(fill_states(self._write(), self._states), self._folder)
 
 
