@@ -345,7 +345,7 @@ def whole(name: str, text: str, least: int) -> int:
     if re.fullmatch(r"[0-9]{1,10}", text) and least <= int(text) <= MOST_EXAMPLES:
         return int(text)
     raise RefusedError(
-        HTTPStatus.BAD_REQUEST, f"{name} is {text[:40]!r}; it needs a whole number from {least} to {MOST_EXAMPLES}."
+        HTTPStatus.BAD_REQUEST, f"{name} is {text[:40]!r}; it needs an integer from {least} to {MOST_EXAMPLES}."
     )
 
 

@@ -426,7 +426,7 @@ def test_a_new_head_is_trained(files, success, run):
     assert {name for name in after if not np.array_equal(after[name], before[name])} == {"head.weight", "head.bias"}
     result = run(*FIT, "--new-head", "0", "-o", "other.onnx")
     assert result.code == 2
-    assert "--new-head is 0" in result.err or "classes is 0; it must be a whole number of at least 1" in result.err
+    assert "--new-head is 0" in result.err or "classes is 0; it must be an integer of at least 1" in result.err
 
 
 def test_products_in_bfloat16(files, run, monkeypatch):

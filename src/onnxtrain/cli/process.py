@@ -56,8 +56,8 @@ def listening(*, whole_process: bool) -> Iterator[None]:
     """Let Ctrl-C interrupt the command, also where Python cannot raise it (in a finalizer).
 
     Args:
-        whole_process: Whether the process ends after the command. Ctrl-C is then ignored afterwards: all work is done
-            and reported.
+        whole_process: True if the process ends after the command; Ctrl-C is then ignored once the work is done and
+            reported.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

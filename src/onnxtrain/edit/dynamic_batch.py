@@ -34,9 +34,9 @@ _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 def dynamic_batch(model: Model) -> onnx.ModelProto:
     """Return a model with a dynamic batch size instead of a fixed one.
 
-    The first axis of the inputs becomes a symbol, and constants that hold the size (of Reshape, Expand, Resize, first
-    states of recurrent layers) are changed. Then both models run: the new one must compute, for a batch of another
-    size, what the old one computes for its examples.
+    The first axis of the inputs becomes a symbol, and constants that hold the size (of Reshape, Expand, Resize, initial
+    states of recurrent layers) are replaced. Then both models run for comparison: for a batch of another size, the new
+    model must compute the same results for each example as the old one.
 
     Args:
         model: A path or a loaded model; it is not changed.
@@ -68,7 +68,7 @@ def free_batch_axis(model: ir.Model) -> bool:
     """Free the batch size of a model whose shapes are inferred, in place, without checking the result.
 
     Returns:
-        Whether it was fixed.
+        True if the batch size was fixed.
     """
     graph = model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers and _static(value)]

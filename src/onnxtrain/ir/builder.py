@@ -156,7 +156,7 @@ class Builder:
 
         Args:
             node: The node.
-            sharing: Whether nodes that another of these builders has emitted are reused.
+            sharing: Reuse equal nodes that other builders of this graph emitted.
         """
         self._names()  # once for all of these builders
         other = copy.copy(self)
@@ -173,11 +173,11 @@ class Builder:
         outermost.graph.opset_imports.setdefault(domain, version)
 
     def body(self, inputs: Sequence[ir.Value], name: str) -> Builder:
-        """A builder for the body of an operator; the body may read values of this graph."""
+        """Return a builder for the body of an operator; the body may read values of this graph."""
         return Builder(ir.Graph(inputs, [], nodes=[], name=name), self.opset, outer=self)
 
     def output(self, value: Value) -> None:
-        """Make a value an output of the graph, under a name of its own."""
+        """Make a value an output of the graph, through an Identity with a new name."""
         made = self._emit("Identity", [value.ir], 1, "", {})[0]
         made.type, made.shape = value.ir.type, value.ir.shape
         self.graph.outputs.append(made)
@@ -256,7 +256,7 @@ class Builder:
         return self.several(operator, left, right, outputs=1)[0]
 
     def _beside(self, value: Value, operand: Any, operator: str) -> Value:
-        """A number or an array as a constant of the type of the value beside it."""
+        """Convert the other operand, a number or an array, to a constant of a value's type."""
         what = f"an operand of {operator}"
         array = as_array(operand, what)
         return self.constant(array if value.ir.dtype is None else exact(array, value.dtype, what))

@@ -171,12 +171,12 @@ class Value:
         return f"Value({self.name!r}, {self.dtype.name}, {self.shape})"
 
 
-PASTS = "onnxtrain.pasts"
-"""Metadata key of an input: the names of the KV-cache inputs that were removed beside it."""
+KV_CACHES = "onnxtrain.kv_caches"
+"""Metadata key of an input: the names of the KV-cache inputs that were removed from the model."""
 
 
 RIGHT_PADDED = "onnxtrain.right_padded"
-"""Key of the metadata of an input: whether it is a mask of which attention reads the number of ones alone."""
+"""Metadata key of an input: true for a mask that attention reduces to the number of its ones."""
 
 
 def dimensions(value: ir.Value) -> tuple[Dimension, ...] | None:

@@ -40,7 +40,7 @@ class TargetForm:
         axis: The class axis of the prediction; ``None`` where the loss knows it or has none.
         dtype: Element type of targets whose type is free; ``None`` for the loss's own.
         shape: Shape of targets whose shape is free, batch first; ``None`` for the loss's own.
-        ignoring: Whether targets may contain a label that is ignored where present.
+        ignoring: True if targets may contain an ignored label.
     """
 
     kind: TargetKind

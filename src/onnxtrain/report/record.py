@@ -52,7 +52,7 @@ class Confusion:
     Attributes:
         counts: Rows are true classes, columns predicted ones.
         labels: The names of the classes.
-        title: The output or class that the matrix is of, where there are several.
+        title: The output or class of the matrix, if there are several.
     """
 
     counts: Sequence[Sequence[float]]

@@ -172,7 +172,7 @@ class Copy(NamedTuple):
     Attributes:
         name: Name of the copy.
         original: Name of the earlier initializer.
-        transposed: Whether the copy is transposed.
+        transposed: True if the copy is transposed.
     """
 
     name: str

@@ -115,7 +115,7 @@ class _Attention(NamedTuple):
         scalars: Values of one element that multiply the scores (``Mul``) or divide them (``Div``).
         biases: Values to add.
         masks: Conditions, each with its meaning: keep the score (true) or put -inf (false).
-        zero_empty_rows: Whether NaN is replaced by zero.
+        zero_empty_rows: True if NaN is replaced by zero.
         inside: The nodes.
     """
 
