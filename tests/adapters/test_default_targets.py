@@ -1,4 +1,4 @@
-"""The layers that ``Lora()`` adapts where no targets are given, on models of several kinds."""
+"""Default targets of ``Lora()`` on models of several architectures."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Models of onnxruntime-genai: slots in what its builder writes, and adapters that it generates with."""
+"""Models of onnxruntime-genai: slots in its builder's models, and generation with adapters."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Adapters: the numbers of their steps, what begins as the model is, and what stays as it was."""
+"""LoRA training: values of steps, initial outputs, unchanged base weights."""
 
 import copy
 import pickle

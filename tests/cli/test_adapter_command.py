@@ -1,4 +1,4 @@
-"""``fit --lora`` and ``adapter``: what they write, and the mistakes that they name."""
+"""``fit --lora`` and ``adapter``: output files and error messages."""
 
 import json
 

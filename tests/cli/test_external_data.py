@@ -1,4 +1,4 @@
-"""Every command and every function of a model, on a model whose weights lie in files beside it."""
+"""Every command and every function of a model, on a model with external data."""
 
 from __future__ import annotations
 

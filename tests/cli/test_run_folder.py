@@ -1,4 +1,4 @@
-"""``fit --run`` and ``--config``: all of a run in one folder, the same again bit for bit, runs side by side."""
+"""``fit --run`` and ``--config``: a run in one folder, repeated bit for bit, runs in parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables are read by the names of their columns: another order gives the same bits, other names are refused."""
+"""Tables are read by column names: the order of columns does not matter, other names are refused."""
 
 from __future__ import annotations
 

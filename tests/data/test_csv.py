@@ -1,4 +1,4 @@
-"""CSV files: equal to the arrays in them, and a sentence for everything that does not fit."""
+"""CSV files: equal to the arrays in them, and one sentence for every misfit."""
 
 import csv
 import logging

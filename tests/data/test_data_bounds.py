@@ -1,4 +1,4 @@
-"""Reading takes time that grows with the data, and memory that small files cannot make large."""
+"""Reading takes time linear in the data, and small files cannot use much memory."""
 
 from __future__ import annotations
 

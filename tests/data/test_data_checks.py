@@ -1,4 +1,4 @@
-"""Datasets: types that convert and types that do not, and every way in which data can fail to fit a model."""
+"""Datasets: types that convert and types that do not, and every mismatch between data and model."""
 
 import ml_dtypes
 import numpy as np

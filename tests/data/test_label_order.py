@@ -1,4 +1,4 @@
-"""The order of labels stays with a model: fewer labels are not numbered anew, and a hint says what is open."""
+"""The order of labels stays with a model: a subset of labels keeps its indices, and a hint reports ambiguity."""
 
 from __future__ import annotations
 

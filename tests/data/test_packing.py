@@ -1,4 +1,4 @@
-"""Sequences packed into rows: what is in a row, and that a model learns from it what it learns from each alone."""
+"""Packed sequences: contents of a row, and the same training as with one sequence per row."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Untrusted small files: pipes, devices, loops of links, sizes, depth, digits, and impossible adapters."""
+"""Untrusted small files: pipes, devices, cycles of links, sizes, depth, digits, and impossible adapters."""
 
 from __future__ import annotations
 

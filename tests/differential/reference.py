@@ -340,7 +340,7 @@ class Plan:
         clip_value: Bound of each element of the gradients.
         clip_norm: Bound of their norm.
         ema: Decay, start and warmup of the moving average.
-        train_statistics: Whether batch normalization uses statistics of the batch.
+        train_statistics: True if batch normalization uses statistics of the batch.
     """
 
     steps: list[tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray | None]]

@@ -1,4 +1,4 @@
-"""The package in ``web/``: where it is, and whether what its tests need is installed."""
+"""The package in ``web/``: its path, and whether the requirements of its tests are installed."""
 
 from __future__ import annotations
 

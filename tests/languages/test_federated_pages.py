@@ -1,4 +1,4 @@
-"""The example in examples/federated_pages: pages in a browser train together, and the server refuses what is wrong."""
+"""examples/federated_pages: pages in a browser train together, and the server refuses invalid requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kill a save at each of its file operations in turn, and look at what is left. Run as a program: it forks."""
+"""Kill a save at each of its file operations in turn, and check the files left. Run as a program: it forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are no usable models: one sentence each."""
+"""Unusable model files: one sentence each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving a model whose weights lie in data files beside it."""
+"""Saving a model with external data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A save over an existing model with data files: new names, and what is removed afterwards."""
+"""Saving over an existing model with data files: new names, and removal of old files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failure on a model that ONNX Runtime does not take is the model's; on any other it stays what it is."""
+"""A session failure is attributed to the model if ONNX Runtime rejects it; other failures are raised unchanged."""
 
 from __future__ import annotations
 

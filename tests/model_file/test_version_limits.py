@@ -1,4 +1,4 @@
-"""Opsets and file formats: as new as the installed ONNX Runtime and onnx, found by asking and not by constants."""
+"""Opsets and file formats: as new as the installed ONNX Runtime and onnx, found by probing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(opset: int, ir_version: int = 8) -> onnx.ModelProto:
 
 
 def opens(opset: int, ir_version: int) -> bool:
-    """Whether a quantized model runs: what is new in opset 28, ONNX Runtime 1.32 knows, but has no kernels for."""
+    """Return whether a quantized model runs; ONNX Runtime 1.32 knows the operators of opset 28, but has no kernels."""
     content = parser.parse_model(f"""<ir_version: {ir_version}, opset_import: ["": {opset}]>
         g (float[n,2] x) => (float[n,2] y) <float s = {{0.5}}, int8 z = {{0}}>
         {{ q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }}""").SerializeToString()

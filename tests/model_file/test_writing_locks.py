@@ -1,4 +1,4 @@
-"""Two runs in one folder: locks, and what a run that is no more has left there."""
+"""Two runs in one folder: locks, and leftovers of a dead run."""
 
 from __future__ import annotations
 

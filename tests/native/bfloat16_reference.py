@@ -1,4 +1,4 @@
-"""Products of numbers that are rounded to bfloat16, in NumPy: exact ones, and those that the kernels compute."""
+"""Matmuls of operands rounded to bfloat16 in NumPy: exact ones, and the kernels' results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call of a native kernel, and what random calls are drawn from: ordinary sizes, edges, and absurd numbers."""
+"""A call of a native kernel, and samplers of random calls: ordinary sizes, edge cases, absurd values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random calls of whole layers and their gradients: attention, products, recurrent operators."""
+"""Random calls of whole layers and their gradients: attention, linear layers, recurrent operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates with states in 8 bits: the operator on the decoded states, whose results are then encoded, bit for bit."""
+"""Updates with 8-bit states: bit-identical to the operator on decoded states with encoded results."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
-"""The kernels for CUDA, run on the processor block after block: what they give is what the processor's kernels give.
+"""CUDA kernels, executed on the CPU block after block: their results equal the CPU kernels'.
 
-This tries their arithmetic and which elements they touch. No GPU has run them.
+This tests their arithmetic and their memory accesses, without a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every sentence with which the operators refuse a model or its inputs."""
+"""Every error message with which the operators refuse a model or its inputs."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Products with weights: against NumPy in float64, on all instruction sets, for any number of threads."""
+"""Linear layers: against NumPy in float64, on all instruction sets, for any number of threads."""
 
 import re
 

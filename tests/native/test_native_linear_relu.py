@@ -1,4 +1,4 @@
-"""Products that end with Relu, and gradients of products that end with that of Relu: the bits of separate nodes."""
+"""Linear layers with Relu, and their gradients: bit-identical to separate nodes."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The operators inside ONNX Runtime: grouping, types, shapes, threads, in place, and what a model may leave out."""
+"""The operators inside ONNX Runtime: grouping, types, shapes, threads, in place, and omitted declarations."""
 
 import numpy as np
 import onnx

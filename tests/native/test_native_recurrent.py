@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN with what they keep, and their gradients: against float64, on all instruction sets and threads."""
+"""LSTM, GRU and RNN with saved values, and their gradients: against float64, on all instruction sets and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models around one optimizer node, and a session to run what they are lowered to."""
+"""Small models around one optimizer node, and a session that runs their lowered graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/pruning.py on a few made-up digits: every table is there, and the goal is judged."""
+"""benchmarks/pruning.py on a few synthetic digits: all tables are written, and the goal is judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs as shipped models have them, in small: what exporters and converters write and no textbook has."""
+"""Small imitations of graphs in shipped models, as exporters and converters write them."""
 
 from __future__ import annotations
 

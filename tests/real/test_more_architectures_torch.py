@@ -1,7 +1,7 @@
 """Architectures of transformers, opsets, functions and files of ONNX Runtime's tools, trained for three steps.
 
-What is trained equals PyTorch's parameters; the weights after three steps are those of PyTorch in float64, within a
-hundredth of their movement; the saved file predicts as the trainer does.
+The trainable parameters equal PyTorch's; the weights after three steps equal PyTorch's in float64 within a hundredth of
+their change; the saved file predicts as the trainer does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of ONNX Runtime's transformer optimizer: gradients and training as of the model that was optimized."""
+"""Files of ONNX Runtime's transformer optimizer: gradients and training equal the original model's."""
 
 from __future__ import annotations
 

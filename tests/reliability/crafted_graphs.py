@@ -1,4 +1,4 @@
-"""Graphs that each hit one weak place: depths, sizes, amounts, circles, and numbers that nobody expects."""
+"""Graphs that each target one weakness: depths, sizes, counts, cycles, and extreme values."""
 
 from __future__ import annotations
 

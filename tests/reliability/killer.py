@@ -1,8 +1,7 @@
-"""Kills trainings at every file operation and at random moments, and looks at what is left.
+"""Kill trainings at every file operation and at random moments, and check the files left.
 
-What has to hold after a killing: every file that a command writes is as it was before or as it will be, whole, a model
-with its data files too; the same line started once more ends with the same bytes as if nothing had happened, and leaves
-nothing lying about.
+After a kill, every output file is complete, old or new, a model together with its data files. The same command run
+again ends with the same bytes as an undisturbed run, and leaves no temporary files.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Scenario:
         line: The command line.
         files: Names of what it writes; a model stands for its data files, too.
         before: A command line that is run first, so that there are old files.
-        external: Whether half of the model's weights are in a data file.
+        external: True if half of the model's weights are in a data file.
     """
 
     line: tuple[str, ...]

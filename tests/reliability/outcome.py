@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether this must not happen."""
+        """Return whether this must not happen."""
         return self.kind in FAILURES
 
     def as_dict(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Tries to break onnxtrain with files and command lines that nobody would write, and counts what comes of it.
+"""Try to break onnxtrain with hostile files and command lines, and count the outcomes.
 
     python tests/reliability/run.py --subject models --count 10000 --seed 0
     python tests/reliability/run.py --hours 2 --workers 2 --failures failures
@@ -140,7 +140,7 @@ def read_journal(journal: Path) -> list[dict[str, Any]]:
 
 
 def reached(entries: list[dict[str, Any]]) -> bool:
-    """Whether a journal has a million inputs and a thousand killings."""
+    """Return whether a journal has a million inputs and a thousand killings."""
     killings = sum(entry["count"] for entry in entries if entry["subject"] == "killings")
     inputs = sum(entry["count"] for entry in entries if entry["subject"] not in ("killings", "interrupts"))
     return inputs >= INPUTS and killings >= KILLINGS

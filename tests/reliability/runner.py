@@ -1,4 +1,4 @@
-"""Runs the cases of a subject in worker processes, and keeps what is needed to see a failure again."""
+"""Run the cases of a subject in worker processes, and keep the files that reproduce a failure."""
 
 from __future__ import annotations
 

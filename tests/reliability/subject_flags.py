@@ -1,4 +1,4 @@
-"""Command lines: flags with values that nobody means, missing and empty ones, repeated and unknown ones."""
+"""Command lines: flags with invalid, missing and empty values, repeated and unknown ones."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Subject:
 
 
 def overwritten(line: list[str], name: str) -> bool:
-    """Whether the line names a file twice: as what is read, and as what is written."""
+    """Return whether the line names a file twice: as what is read, and as what is written."""
     return sum(name in word for word in line) > 1
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a command: code 130 with a true sentence, or the command had ended already."""
+"""Ctrl-C at any moment of a command: exit code 130 with a true sentence, unless the command had ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model files: everything that can be done with one is done with mutants of small models."""
+"""Model files: every operation on a model, on mutants of small models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to the server of federated pages, damaged and forged: each gets an answer that refuses it, or none."""
+"""Damaged and forged requests to the server of federated pages: each is refused or gets no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of which the outcome is known: what the harness itself is tried on."""
+"""Cases with known outcomes, which test the harness itself."""
 
 from __future__ import annotations
 

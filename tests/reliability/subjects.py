@@ -1,4 +1,4 @@
-"""Subjects of the tests: each makes a case from (seed, number), and runs it."""
+"""Subjects of the tests: each makes a case from (seed, number) and runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every reader and every command has a fuzzer: both are listed from the code, so that a new one without fails here."""
+"""Every reader and every command has a fuzzer: the code lists both, so that a new one without a fuzzer fails here."""
 
 from __future__ import annotations
 

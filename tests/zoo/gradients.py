@@ -73,7 +73,7 @@ class Architecture:
         loss: A loss by the name that ``onnxtrain.Trainer`` gives it, or "output" where the model returns it.
         class_axis: The output's axis of classes.
         exporters: Those that can write the model; the reason why one cannot stands beside the entry.
-        optimize: Whether exporters may fold constants (batch normalization would be merged into convolutions).
+        optimize: True if exporters may fold constants (batch normalization would be merged into convolutions).
         double: The module is exported in float64.
         fixed: By exporter the dimensions that it writes as numbers, even where they are said to be dynamic: a
             recurrent layer of the dynamo exporter has as many steps as the example, TorchScript's

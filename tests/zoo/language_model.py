@@ -1,4 +1,4 @@
-"""Language models as the builder of onnxruntime-genai writes them, with random weights: two layers of a decoder.
+"""Language models as onnxruntime-genai's builder writes them, with random weights: two layers of a decoder.
 
 Packed queries, keys and values, GroupQueryAttention with its rotation inside, KV caches as inputs and outputs,
 sums and normalizations in one node, weights in single or half precision or in blocks of 4 bits.

@@ -1,4 +1,4 @@
-"""Files as MNIST has them, of digits that anybody can tell apart."""
+"""Files in MNIST's format with digits that are easy to tell apart."""
 
 from __future__ import annotations
 

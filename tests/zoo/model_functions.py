@@ -1,4 +1,4 @@
-"""Rewrites a model in functions of its own: every rule then works through calls, arguments and references."""
+"""Rewrite a model into functions: every rule then works through calls, arguments and references."""
 
 from __future__ import annotations
 

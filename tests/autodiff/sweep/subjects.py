@@ -65,7 +65,7 @@ class Subject:
         model: The model.
         feeds: Its inputs.
         expected: The outputs that ONNX expects for the inputs before they were moved.
-        moved: Whether the inputs were moved away from kinks and ties.
+        moved: True if the inputs were moved away from kinks and ties.
         wrt: The inputs to differentiate by.
     """
 
