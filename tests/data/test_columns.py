@@ -364,7 +364,7 @@ def test_estimators_read_frames_by_name(tmp_path):
 
 
 def test_checkpoints_of_other_columns_are_refused(tmp_path):
-    """The trainer knows other names from the file beside its model."""
+    """The trainer reads other names from the file beside its model."""
     trainer = new_trainer()
     trainer.fit(X, LABELS, checkpoint=tmp_path / "kept", **SETTINGS)
     named = new_trainer()

@@ -97,7 +97,7 @@ def test_the_target_converts_too():
         open_dataset((X, X.astype(int)), ONE, target_spec=spec)
 
 
-# --- what does not fit
+# --- misfits
 
 NAN = X.copy()
 NAN[3, 1] = np.nan

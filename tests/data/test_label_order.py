@@ -34,7 +34,7 @@ def picture_trainer(classes):
 
 
 def pixels(index):
-    """A picture that shows the first four numbers of an example."""
+    """Return an image of the first four values of an example."""
     image = pytest.importorskip("PIL.Image")
     shades = np.clip(128 + 50 * X[index], 0, 255).astype(np.uint8)
     content = io.BytesIO()

@@ -26,7 +26,7 @@ def train(model: Model, plan: Plan, options: Mapping[str, Any]) -> dict[str, np.
 
     Args:
         model: The model.
-        plan: What to do.
+        plan: The training.
         options: The arguments of the trainer.
     """
     taken = inspect.signature(onnxtrain.training_model).parameters

@@ -41,7 +41,7 @@ USES = {
 
 
 def break_everything(monkeypatch) -> None:
-    """Let what all uses begin with fail as a rule does that meets a rank of zero."""
+    """Make the first step of every use fail like a rule that meets a rank of zero."""
 
     def fail(*arguments, **options):
         raise IndexError("tuple index out of range")

@@ -78,7 +78,7 @@ def test_beyond_the_limits_a_model_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize(("known", "newest"), [(21, 21), (24, 24), (30, 24)])
 def test_an_older_runtime_or_onnx_sets_the_limit(known: int, newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime of opset 24: an onnx that knows less limits it further, one that knows more does not raise it."""
+    """With a runtime of opset 24, an older onnx lowers the limit, and a newer one does not raise it."""
     monkeypatch.setattr(validity, "_opens", lambda opset, ir_version: opset <= 24)
     monkeypatch.setattr(validity.onnx.defs, "onnx_opset_version", lambda: known)
     assert validity.newest_opset() == newest

@@ -26,7 +26,7 @@ def names(folder: Path) -> list[str]:
 
 
 def left_by_a_killed_run(path: Path) -> str:
-    """Kill a process that is writing a file; returns the name of what it left."""
+    """Kill a process that is writing a file; return the name of its leftover."""
     before = set(names(path.parent))
     code = "import os, sys; from onnxtrain.model_file.writing import AtomicFiles; from pathlib import Path\n"
     code += "with AtomicFiles() as files, files.create(Path(sys.argv[1])) as file: file.write(b'half'); os._exit(9)"

@@ -16,7 +16,7 @@ OUTPUTS = {"Attention": ("y", "log_sum"), "AttentionGradient": ("dq", "dk", "dv"
 
 @dataclass(frozen=True)
 class Attention:
-    """Sizes, the shape of the bias (``None``: no bias), and what the bias is besides numbers.
+    """Sizes, the shape of the bias (``None``: no bias), and its masks.
 
     Attributes:
         masked: True if about a third of the bias is -inf.

@@ -17,7 +17,7 @@ def rounded(array):
 
 
 def product(x, w):
-    """x w of rounded factors in float64, and the sum of the absolute values of its terms."""
+    """Return x w of rounded operands in float64, and the sum of the absolute values of its terms."""
     x, w = (rounded(array).astype(np.float64) for array in (x, w))
     return x @ w, np.abs(x) @ np.abs(w)
 

@@ -245,7 +245,7 @@ ONE, SEVERAL = "90", "75;80;86;90"
 
 @pytest.fixture(scope="module", params=[ONE, pytest.param(SEVERAL, marks=pytest.mark.slow)])
 def library(request):
-    """Built by nvcc: what can be seen of it where there is no GPU."""
+    """The nvcc build, as far as it can be tested without a GPU."""
     return str(built("ON", request.param))
 
 

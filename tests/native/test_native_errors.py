@@ -13,7 +13,7 @@ ONES = np.ones(3, np.float32)
 
 
 def load(name, inputs, outputs, **attributes):
-    """A session over one node of float vectors; raises what loading it raises."""
+    """Create a session over one node of float vectors."""
     values = [(letter, TensorProto.FLOAT, [3]) for letter in inputs]
     return session(
         PATH,

@@ -27,7 +27,7 @@ def model_of(
     """A model of one node: inputs R, T, i0, i1, ...; outputs o0, o1, ...
 
     Args:
-        shapes: What the model says of its inputs: "static", "dynamic" (ranks only) or "unknown".
+        shapes: Declared shapes of the inputs: "static", "dynamic" (ranks only) or "unknown".
         skip: Outputs that get an empty name.
     """
     schema = OPTIMIZERS[name].schema
