@@ -99,7 +99,7 @@ def test_stages_of_one_training(folder: Path) -> None:
     found = pruning.run(task)
     assert [outcome.wanted for outcome in found] == [5, 20]
     assert np.allclose([outcome.compression for outcome in found], [5, 20], rtol=0.01)
-    assert not task.file.exists()  # the goal's compression is none of the two
+    assert not task.file.exists()  # neither compression equals the goal's
 
 
 def test_shifted_images_move_by_whole_pixels_and_differ_every_epoch() -> None:

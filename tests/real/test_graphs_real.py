@@ -39,7 +39,7 @@ FRAMES = """
 
 
 def rate_branch(weight: str) -> onnx.GraphProto:
-    """The branch for one sampling rate, with names of its own."""
+    """Return the branch for one sampling rate, with distinct names."""
     graph = parser.parse_graph(f"rate () => (float[?,?] result) {{ {FRAMES.replace('WEIGHT', weight)} }}")
     rename(graph, weight)
     return graph

@@ -99,7 +99,7 @@ LAST = {"last": np.array([2], np.int64)}
 CAUSAL = np.triu(np.ones((6, 6)), 1)
 
 CASES = {
-    # Angles, of which one function is enough where nothing else comes in.
+    # Angles: without other inputs, one of the two functions is enough.
     "cosines alone": Case("val_5", RNG.normal(size=(6, 8)), "c = Cos(@); y = Mul(x, c)", False, ANGLES),
     "sines of positions": Case(
         "val_6",

@@ -35,7 +35,7 @@ START = 100
 """Seconds for a worker to begin."""
 
 MEMORY = 6 << 30
-"""Address space of a worker: what asks for more is refused, not granted until the machine has none left."""
+"""Address space of a worker: larger allocations fail instead of exhausting the machine."""
 
 
 def cases() -> ModuleType:

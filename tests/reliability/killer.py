@@ -33,7 +33,7 @@ class Scenario:
 
     Attributes:
         line: The command line.
-        files: Names of what it writes; a model stands for its data files, too.
+        files: Names of its outputs; a model includes its data files.
         before: A command line that is run first, so that there are old files.
         external: True if half of the model's weights are in a data file.
     """
@@ -116,7 +116,7 @@ def build_faults(folder: Path) -> Path | None:
 
 
 class Victim:
-    """Starts commands in processes that are killed, or whose file operations fail."""
+    """Start commands in processes that are killed, or whose file operations fail."""
 
     def __init__(self, library: Path) -> None:
         environment = os.environ | {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
@@ -159,7 +159,7 @@ def said(folder: Path) -> str:
 
 @dataclass
 class Undisturbed:
-    """A scenario, and what it does when nobody kills it.
+    """A scenario, and its results without a kill.
 
     Attributes:
         start: The folder before.

@@ -40,14 +40,14 @@ JOURNAL = Path(__file__).with_name("journal.jsonl")
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 INPUTS, KILLINGS = 1_000_000, 1_000
-"""What the campaign works towards."""
+"""Goals of the campaign."""
 
 SLICE = 60.0
-"""Seconds on one subject before the journal is written and the next one has its turn."""
+"""Seconds on one subject before the journal is written and the next subject runs."""
 
 
 def main() -> int:
-    """Run what the command line asks for; returns 1 where anything failed."""
+    """Run the command line; return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subject", action="append", choices=[*SUBJECTS], help="what to try; by default everything")
     parser.add_argument("--count", type=int, help="cases of each subject (default 1000, without end with --hours)")

@@ -38,7 +38,7 @@ UNKNOWN = (501, 505)
 
 
 class Subject:
-    """One request a case, to a server in a process of its own."""
+    """One request per case, to a server in a separate process."""
 
     def __init__(self, shared: Path) -> None:
         import onnx

@@ -18,7 +18,7 @@ SECONDS = 150
 
 
 def child(request: dict[str, Any]) -> int:
-    """Run a command line, with what it prints in files beside the folder."""
+    """Run a command line, with its output in files beside the folder."""
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     for descriptor, name in ((1, "stdout"), (2, "stderr")):

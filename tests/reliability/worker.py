@@ -34,7 +34,7 @@ class Operations:
         self.outcomes: list[Outcome] = []
 
     def run(self, name: str, operation: Callable[[], Any]) -> Any:
-        """Run one; returns what it gives, ``None`` where it was refused or failed."""
+        """Run one operation; return its result, or ``None`` if it was refused or failed."""
         from onnxtrain.errors import OnnxTrainError
 
         self._say({"operation": name})

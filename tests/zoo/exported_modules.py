@@ -115,7 +115,7 @@ def export(
         path: Where to write.
         exporter: "dynamo" or "torchscript".
         free: True if the batch is free.
-        fresh: True if its parameters are as it is made; else no two of their elements are equal.
+        fresh: True if its parameters are as initialized; otherwise no two of their elements are equal.
         optimize: True if the newer exporter optimizes, as it does by default.
     """
     torch.manual_seed(0)
