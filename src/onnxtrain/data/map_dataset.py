@@ -159,7 +159,7 @@ class MapDataset(IterableDataset):
         return -(-self.size // checked_batch_size(batch_size))
 
     def take(self, indices: Array) -> Self:
-        """The examples with these indices, as a dataset."""
+        """Return the examples with these indices as a dataset."""
         subset = copy.copy(self)
         subset._indices, subset.size = self._indices[indices], len(indices)
         subset._seen = None

@@ -92,9 +92,9 @@ def _static(value: ir.Value) -> list[int | None]:
 class _BatchAxis(NamedTuple):
     """The batch axis of a value.
 
-    Attributes: axis: Its index. before: Elements of this axis for each step of the original axis before it, where a
-        Reshape has merged the two: 5
-            behind [5, batch] as [5 batch].
+    Attributes:
+        axis: Its index.
+        before: The size of an earlier axis that a Reshape merged with the batch: 5 if [5, batch] became [5 batch].
     """
 
     axis: int
@@ -293,7 +293,7 @@ class _Freeing:
         node.replace_input_with(3, self._joined(node, [parts[0], self._batch_size(), parts[1]]))
 
     def _concat(self, node: ir.Node, axis: int) -> None:
-        """Repeat constants beside examples for each of them, such as a class token."""
+        """Repeat constants that are concatenated with examples, such as a class token, for each example."""
         if node.attributes["axis"].as_int() % len(_static(node.outputs[0]) or [0]) == axis:
             return
         for index, value in enumerate(node.inputs):

@@ -36,7 +36,7 @@ _SIZES = {"Reshape": 1, "Resize": 3, "Expand": 1}
 def replace_head(
     model: Model, classes: int, *, at: str | None = None, output: str | None = None, name: str = "head", seed: int = 0
 ) -> onnx.ModelProto:
-    """Return a model whose last layer with weights is a new one for another number of classes.
+    """Replace a model's last layer with weights by a new one for another number of classes; return the new model.
 
     The last Gemm, MatMul or Conv before the output gets new weights ``head.weight`` and, where it has one,
     ``head.bias``, uniform within ±1 / sqrt(features) as in PyTorch. Everything before it stays. The nodes behind it

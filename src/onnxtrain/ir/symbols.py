@@ -43,9 +43,9 @@ def resolve_symbols(graph: ir.Graph) -> bool:
 
 
 def needs_inference(graph: ir.Graph) -> bool:
-    """Return whether ONNX may infer a size that is still open, now that others are known.
+    """Return whether ONNX may infer further unknown sizes, now that others are known.
 
-    It infers none where each open shape belongs to an operator that Python infers as well; those are filled in.
+    It cannot if each unknown shape belongs to an operator that Python infers, too; these shapes are filled in.
 
     Requires: a graph that :func:`resolve_symbols` has gone through.
     """

@@ -393,7 +393,7 @@ class ClassLoss(ReducedLoss):
         return replace(form, axis=label_axis(prediction.shape or (), shape, sizes, preferred))
 
     def with_form(self, form: TargetForm) -> Self:
-        """Set the class axis where none was given, and drop an ignored label that the data do not contain."""
+        """Set the class axis if none was given, and drop an ignored label that the data do not contain."""
         axis = form.axis if self.axis is None else self.axis
         optional = isinstance(self.ignore_index, IgnoredWherePresent) and not form.ignoring
         given: dict[str, Any] = {"axis": axis, "ignore_index": None if optional else self.ignore_index}

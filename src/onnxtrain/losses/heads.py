@@ -224,7 +224,7 @@ class Targets:
 
     @property
     def _ignored(self) -> int | None:
-        """The label that is ignored where present."""
+        """The ignored label, if any."""
         index = getattr(self.declared, "ignore_index", None)
         return index if isinstance(index, IgnoredWherePresent) else None
 

@@ -43,7 +43,7 @@ class Initializer:
         reason: Why it is not trained; "" for a parameter.
         uses: Operators that read it.
         sparsity: Fraction of zeros, where it was counted.
-        undecided: True if neither use nor name decides that it is a parameter: then a hint is given.
+        undecided: True if neither use nor name decides, so that a hint is given.
         paths: Its module paths in the exported program, where its name lacks them: patterns match
             these, too.
     """

@@ -104,7 +104,7 @@ def fuse_attention(model: ir.Model) -> None:
 
 
 class _Attention(NamedTuple):
-    """y = softmax(scale q k + biases, masks) v as it is in the graph, with heads before positions.
+    """Matched attention y = softmax(scale q k + biases, masks) v, with heads before positions.
 
     Attributes:
         q: [B, H, S, D].

@@ -129,7 +129,7 @@ def _late(graph: ir.Graph, carrying: Collection[ir.Node], arriving: Collection[i
 
 
 def _neighbours(graph: ir.Graph, chosen: Mapping[ir.Node, str]) -> list[list[ir.Node]]:
-    """Return the chosen nodes of one layer in groups that are connected by their inputs; in order."""
+    """Return the chosen nodes of one layer in groups connected by their inputs, in order."""
     group: dict[ir.Node, list[ir.Node]] = {}
     for node in graph:
         if node not in chosen:
