@@ -108,7 +108,7 @@ class Forward:
         return [value for index in positions if (value := node.inputs[index]) is not None] + captured_values(node)
 
     def carrying_outputs(self, node: ir.Node, entry: registry.Entry | None) -> list[ir.Value]:
-        """The outputs of a node, without indices, counts and masks."""
+        """Return the outputs of a node except indices, counts and masks."""
         if _computes_with_integers(entry):
             return list(node.outputs)
         return [value for index, value in enumerate(node.outputs) if not gives_index(node, index, self.opsets)]

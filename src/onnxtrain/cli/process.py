@@ -96,7 +96,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def report_interruption(error: BaseException) -> int:
-    """Write the sentence where no other part of the command line works any more; returns the exit code."""
+    """Write the message after Ctrl-C without using other parts of the command line; return the exit code."""
     text = f"error: {' '.join(interruption_sentence(error).split())}\n"
     with contextlib.suppress(OSError, ValueError, AttributeError):  # broken, closed, or absent
         if sys.stderr is None:

@@ -206,11 +206,11 @@ class IndexedExamples:
         return self._stacked(found, rows, "the example")
 
     def all_targets(self) -> Array | None:
-        """Not without reading the examples."""
+        """Return None: only reading the examples gives the targets."""
         return None
 
     def fingerprint(self) -> str | None:
-        """Nothing tells one object from another."""
+        """Return None: the objects have no identifier."""
         return None
 
     def _stacked(self, values: Sequence[object], rows: Sequence[int], part: str) -> Array:

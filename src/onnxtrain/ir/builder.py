@@ -183,13 +183,13 @@ class Builder:
         self.graph.outputs.append(made)
 
     def unique_prefix(self) -> str:
-        """A prefix of names that is unique in this graph and its bodies."""
+        """Return a prefix of names that is unique in this graph and its bodies."""
         self._counter += 1
         # A scope in the prefix of every level would double the names' length at each.
         return f"{self.prefix}{self._counter}/" if self.prefix else f"{self.scope or 'body'}/{self._counter}/"
 
     def copied_name(self, name: str) -> str:
-        """The name in this body for a copy of a value or node of the surrounding graph."""
+        """Return the name in this body for a copy of a value or node of the surrounding graph."""
         return self.prefix + self.bare_name(name)
 
     def bare_name(self, name: str) -> str:

@@ -209,7 +209,7 @@ def is_elementwise(operator: str) -> bool:
 
 
 def keeps_shape(operator: str) -> bool:
-    """Return whether a standard operator's output has the shape of its first input, or to which all broadcast."""
+    """Return whether a standard operator's output has its first input's shape, or the broadcast shape of all inputs."""
     return operator in _ELEMENTWISE or operator in _SAME_SHAPE
 
 

@@ -78,7 +78,7 @@ def _filled_in(shape: Sizes, other: Sizes) -> ir.Shape | None:
 
 
 class _Resolver:
-    """Follows sizes through a graph.
+    """Propagate sizes through a graph.
 
     Attributes:
         found: Made-up symbols, with the sizes or symbols that they are equal to.

@@ -453,7 +453,7 @@ def _indices(value: Value, entry: Any, axis: int) -> Value:
 
 
 def _rank(entry: Any) -> int:
-    """The number of axes of the result that an entry of the index gives."""
+    """Return the number of result axes of an index entry."""
     if entry is None or isinstance(entry, slice):
         return 1
     if isinstance(entry, Value):

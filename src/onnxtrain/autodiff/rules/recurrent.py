@@ -106,7 +106,7 @@ class Sequences:
         return self.turned(part.with_shape((None, None, self.hidden)), direction)
 
     def turned(self, value: Value, direction: int) -> Value:
-        """A time-major sequence with its time reversed where the direction is."""
+        """Reverse the time of a time-major sequence if the direction is reversed."""
         op = self.op
         if not self.backwards[direction]:
             return value
