@@ -149,7 +149,7 @@ class CutStep:
         self._steps = divided_steps(made)
         first, self._update = self._steps.session._steps
         self._states, self._written = self._steps.states, first.step.states
-        options = made.config.options
+        options = made.config.runtime
         self._pieces = []
         for model in pieces(first.step.model, count):
             session = create_session(model, options, kernels=True)

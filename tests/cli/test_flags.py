@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from cyclopts import App
 
 import onnxtrain
+from call_arguments import arguments_of
 from onnxtrain.cli.app import COMMANDS, build, module_of
 from onnxtrain.cli.flags import OptimizerSettings, Training
 from onnxtrain.cli.messages import in_flags
@@ -21,9 +23,11 @@ ELSEWHERE = {
     "model": "the positional argument",
     "optimizer": "a name here, with a flag for each attribute",
     "output": "--prediction; --output is the file that is written",
-    "options": "--provider and --threads; the others in Python only",
     "callbacks": "Python only",
     "augment": "Python only",
+    "distributed": "--parallel, with a flag for each setting",
+    "runtime": "--provider and --threads; the others in Python only",
+    "options": "--provider and --threads; the others in Python only",
     "prefetch": "Python only: for iterables that only one thread may read",
     "masks": "Python only: what prune makes",
     "sparsify": "Python only: what prune makes",
@@ -48,7 +52,7 @@ def flags_of(command: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("command", "function"),
     [
-        ("fit", onnxtrain.Trainer),
+        ("fit", onnxtrain.Trainer.__init__),
         ("fit", onnxtrain.Trainer.fit),
         ("evaluate", evaluate),
         ("predict", predict),
@@ -59,13 +63,13 @@ def flags_of(command: str) -> dict[str, object]:
 )
 def test_arguments_are_flags_with_the_same_defaults(command, function):
     flags = flags_of(command)
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, default in arguments_of(function).items():
         if name in ELSEWHERE or name in ("training_model", "folder"):
             continue
         flag = f"--{name.replace('_', '-')}"
         assert flag in flags, f"{command} lacks {flag}"
-        if parameter.default not in (inspect.Parameter.empty, (), None):
-            assert flags[flag] == parameter.default, flag
+        if default not in (inspect.Parameter.empty, dataclasses.MISSING, (), None):
+            assert flags[flag] == default, flag
 
 
 def test_fit_has_the_flags_of_its_documentation():
@@ -90,8 +94,7 @@ def test_every_optimizer_is_found(name):
 
 
 def test_training_flags_are_arguments_of_the_trainer():
-    arguments = inspect.signature(onnxtrain.Trainer).parameters
-    assert set(Training().arguments()) <= set(arguments)
+    assert set(Training().arguments()) <= set(arguments_of(onnxtrain.Trainer.__init__))
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])

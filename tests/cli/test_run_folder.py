@@ -126,8 +126,8 @@ def test_a_figure_that_a_run_does_not_have_is_not_measured(files, success):
 
 
 def test_metrics_that_differ_are_shown_as_flags_take_them(files, success):
-    success(*FIT, "--metrics", "accuracy,f1", "--run", "runs/a")
-    success(*FIT, "--metrics", "f1", "--metrics", "accuracy", "--run", "runs/b")
+    success(*FIT, "--validation", "0.2", "--metrics", "accuracy,f1", "--run", "runs/a")
+    success(*FIT, "--validation", "0.2", "--metrics", "f1", "--metrics", "accuracy", "--run", "runs/b")
     out = success("runs", "runs").out
     assert "accuracy,f1" in out
     assert "f1,accuracy" in out

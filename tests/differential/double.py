@@ -6,7 +6,6 @@ float32 is rounding.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxtrain
+from call_arguments import arguments_of
 from differential.modules import Model
 from differential.reference import Plan
 
@@ -29,7 +29,7 @@ def train(model: Model, plan: Plan, options: Mapping[str, Any]) -> dict[str, np.
         plan: What to do.
         options: The arguments of the trainer.
     """
-    taken = inspect.signature(onnxtrain.training_model).parameters
+    taken = arguments_of(onnxtrain.training_model)
     sizes = {-(-len(target) // plan.cuts) for _, target, _ in plan.steps}
     padded = model.batch is not None and not options.get("dynamic_batch") and sizes != {model.batch}
     if plan.masks or padded or any(weights is not None for _, _, weights in plan.steps):

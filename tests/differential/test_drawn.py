@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from types import SimpleNamespace
 
 import pytest
 
 import onnxtrain
+from call_arguments import arguments_of
 from differential import coverage
 from onnxtrain import losses, schedules
 from onnxtrain.operators.registry import OPTIMIZERS
@@ -66,8 +66,8 @@ def test_every_loss_and_each_of_its_options():
 @pytest.mark.parametrize(
     ("known", "drawn", "left"),
     [
-        (set(inspect.signature(onnxtrain.Trainer).parameters), combination.TRAINER_OPTIONS, coverage.TRAINER),
-        (set(inspect.signature(onnxtrain.Trainer.fit).parameters) - {"self"}, combination.FIT_OPTIONS, coverage.FIT),
+        (set(arguments_of(onnxtrain.Trainer.__init__)), combination.TRAINER_OPTIONS, coverage.TRAINER),
+        (set(arguments_of(onnxtrain.Trainer.fit)), combination.FIT_OPTIONS, coverage.FIT),
         (set(schedules.__all__), combination.SCHEDULES, coverage.SCHEDULES),
     ],
     ids=["Trainer", "fit", "schedules"],

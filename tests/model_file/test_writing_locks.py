@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from model_examples import external_model
 
+from child_processes import child_process
 from onnxtrain.errors import CheckpointError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.writing import AtomicFiles, check_writable, folder_lock
@@ -82,7 +83,7 @@ with folder_lock(sys.argv[1]):
 
 def test_a_folder_is_locked_against_other_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with child_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
         message = (

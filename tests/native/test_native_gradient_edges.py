@@ -146,7 +146,7 @@ BAD = [
     ("BatchNormalizationGradient", [ones(3), ones(3), ones(1)], {}, "must have a batch and a channel axis"),
     ("BatchNormalizationGradient", [ones(2, 3), ones(2, 3), ones(2)], {}, r"\(scale\) has shape \[2\].* shape \[3\]"),
     ("BatchNormalizationGradient", [ones(2, 3), ones(2, 4), ones(3)], {}, "they must have one shape"),
-    ("BatchNormalizationGradient", [ones(2, 3), ones(2, 3), ones(3), ones(3)], {}, "give both, or none"),
+    ("BatchNormalizationGradient", [ones(2, 3), ones(2, 3), ones(3), ones(3)], {}, "give both, or neither"),
     ("ClipGradient", [ones(3), ones(3), ones(2)], {}, r"\(min\) has shape \[2\], and must have shape \[\]"),
     ("GatherGradient", [ones(2, 3), np.array([0, 4]), np.array([4, 3])], {}, "an index is 4, and must be from -4 to 3"),
     ("GatherGradient", [ones(2, 3), np.array([0]), np.array([4, 3])], {}, r"\(dy\) has shape \[2, 3\].*\[1, 3\]"),

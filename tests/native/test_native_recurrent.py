@@ -330,7 +330,10 @@ def test_what_was_kept_is_required(name):
     ("attributes", "sentence"),
     [
         ({"direction": "sideways"}, "attribute 'direction' is 'sideways': it must be forward, reverse or bidirec"),
-        ({"activations": "Sigmoid Tanh Swish"}, "attribute 'activations' names 'Swish', which is no activation"),
+        (
+            {"activations": "Sigmoid Tanh Swish"},
+            "attribute 'activations' names 'Swish', which is not an activation function",
+        ),
         ({"activations": "Sigmoid Tanh"}, "attribute 'activations' must name 3 functions, and names 2."),
         ({"activations": "Sigmoid Tanh Tanh Tanh"}, "attribute 'activations' must name 3 functions, and names 4."),
     ],

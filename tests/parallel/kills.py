@@ -1,7 +1,8 @@
 """Kill processes of a training at random moments, again and again, and compare its end with the undisturbed one.
 
-    python tests/parallel/kills.py --kills 50 --seed 0
-    python tests/parallel/kills.py --kills 50 --seed 0 --wide --ways all
+    cd tests
+    python -m parallel.kills --kills 50 --seed 0
+    python -m parallel.kills --kills 50 --seed 0 --wide --ways all
 
 Two processes train a small network with a checkpoint every three steps (``onnxtrain fit --parallel mpi --processes 2
 --restarts``). One of them, drawn by chance, is killed after a time that is drawn by chance from that of a whole
@@ -26,12 +27,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import onnx
 
 import onnxtrain
+from child_processes import child_process
 
 COMMAND = ("-m", "onnxtrain", "fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy")
 SETTINGS = ("--batch-size", "8", "--checkpoint-every", "3", "--optimizer", "adam", "--threads", "1")
@@ -156,9 +159,9 @@ def _written(path: Path) -> float:
         return 0.0
 
 
-def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def started(folder: Path, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Python with arguments, as a process."""
-    return subprocess.Popen(
+    return child_process(
         [sys.executable, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 

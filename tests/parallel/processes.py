@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from child_processes import child_process
 from onnxtrain.runtime.native import kernels_available
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
@@ -31,7 +32,9 @@ def mpiexec(
     """Run Python with arguments in so many processes."""
     assert MPIEXEC is not None
     command = [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, check=False)
+    with child_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd) as process:
+        out, errors = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
 
 def script(folder: Path, text: str) -> Path:

@@ -15,7 +15,7 @@ LAYER = 4 * 32 * 32
 
 
 def trainer(optimizer="adam", activation="relu", **options):
-    options = {"loss": "softmax_cross_entropy", "options": RuntimeOptions(1), **options}
+    options = {"loss": "softmax_cross_entropy", "runtime": RuntimeOptions(1), **options}
     return onnxtrain.Trainer(onnxtrain.examples.mlp(WIDTHS, activation), optimizer=optimizer, **options)
 
 

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from child_processes import child_process
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
 
@@ -319,9 +320,7 @@ def test_a_killed_writer_never_leaves_a_broken_checkpoint(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     delays, last, half_done = random.Random(0), 0, 0
     for _ in range(25):
-        with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        ) as writer:
+        with child_process([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
             assert int(writer.stdout.readline()) > last
             start = time.monotonic()
             last = int(writer.stdout.readline())

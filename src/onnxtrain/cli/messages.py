@@ -92,12 +92,14 @@ def _explained(argument: Argument) -> str:
 
 def _argument_names() -> set[str]:
     from onnxtrain.cli.flags import LossFlags, ReaderFlags
+    from onnxtrain.config import AdvancedOptions
     from onnxtrain.pruning.prune import prune
     from onnxtrain.trainer import Trainer
 
     functions = (Trainer, Trainer.fit, prune)
     names = {name for function in functions for name in inspect.signature(function).parameters} - {"self", "y"}
     return names | {
+        *AdvancedOptions.__annotations__,
         "targets",
         "lora_targets",
         "entry",
