@@ -372,15 +372,29 @@ def test_a_hugging_face_dataset_may_have_columns_of_pasts_without_rows() -> None
         trainer.evaluate(_Dataset(filled), target="labels")
 
 
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")
-def test_decoders_of_t5_with_pasts_of_the_encoder_and_merged(tmp_path: Path) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
+def _t5(transformers: Any) -> Any:
     config = transformers.T5Config(
         vocab_size=17, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2, dropout_rate=0.0
     )
-    network = transformers.T5ForConditionalGeneration(config).eval()
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def _whisper(transformers: Any) -> Any:
+    config = transformers.WhisperConfig(
+        vocab_size=17, d_model=8, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2, decoder_ffn_dim=16,
+        decoder_attention_heads=2, encoder_ffn_dim=16, max_target_positions=32, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=1, dropout=0.0, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("build", [_t5, _whisper])
+def test_decoders_with_pasts_of_the_encoder_and_merged(build: Any, tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    network = build(transformers).eval()
     names = [
         f"past_key_values.{layer}.{side}.{kind}"
         for layer in range(2)
