@@ -1,5 +1,7 @@
 """Sampling of wide sweeps: the default run takes a sample of the cases, the others are marked thorough.
 
+Of these, ``.ci/run`` takes one in three; the others are marked ``sweep``, too.
+
 ``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
 ``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three.
 """
@@ -29,13 +31,16 @@ def _turn(number: int, count: int) -> int:
 
 
 def mark(items: Sequence[pytest.Item]) -> None:
-    """Mark as thorough what no sample has."""
+    """Mark the cases outside the sample as thorough, and those that ``.ci/run`` leaves out as a sweep."""
     tests: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
             tests.setdefault(f"{item.path}::{item.originalname}", []).append(item)
     for cases in tests.values():
         (kind,) = cases[0].get_closest_marker("sampled").args
-        for case, is_chosen in zip(cases, places([case.callspec.params for case in cases], kind), strict=True):
-            if not is_chosen:
-                case.add_marker("thorough")
+        kept = places([case.callspec.params for case in cases], kind)
+        left_out = [case for case, is_kept in zip(cases, kept, strict=True) if not is_kept]
+        for number, case in enumerate(left_out):
+            case.add_marker("thorough")
+            if _turn(number, 3):
+                case.add_marker("sweep")
