@@ -57,6 +57,7 @@ def test_all_pasts_of_an_exported_cache_are_left_out(tmp_path: Path) -> None:
     )
     assert leave_out_pasts(ModelFile.load(path).training_model()) == NAMES
     assert any("Training starts from an empty KV cache: 4 inputs" in finding.what for finding in diagnose(path))
+    assert not any("begin at a constant" in finding.what for finding in diagnose(path))
     tokens = np.random.default_rng(0).integers(0, 17, size=(2, 5))
     found = onnxtrain.predict(path, {"input_ids": tokens, "attention_mask": np.ones_like(tokens)})
     empty = dict.fromkeys(NAMES, np.zeros((2, 2, 0, 4), np.float32))
@@ -264,6 +265,7 @@ CONSTANT_POSITIONS = {
     "from_length": ("both = Add(past, t)  r = Range(past, both, one)  h = Gather(table, r)", 0),
     "one_row": ("h = Gather(table, three)", 0),
     "causal": ("s = Concat<axis=0>(shape, shape)  ones = Expand(two, s)  h = Trilu(ones, one)", 0),
+    "backwards": ("h = Slice(table, last, ends, axis, minus)", 0),
     "next_tokens": ("h = Slice(x, starts, ends, axis)", 0),
 }
 
@@ -276,7 +278,7 @@ def test_positions_that_do_not_follow_the_cache_are_found(form: str) -> None:
         g (float[b, t, 4] x, float[b, 1, p, 4] past_0_key) => (float[b, 1, s, 4] y, float[b, 1, s, 4] k)
         <float[4] w = {{1, 2, 3, 4}}, int64 zero = {{0}}, int64 one = {{1}}, int64 two = {{2}}, int64 three = {{3}},
         int64[1] axis = {{0}}, int64[1] starts = {{3}}, int64[3] positions = {{3, 4, 5}},
-        int64[1, 2] positions2 = {{3, 4}}> {{
+        int64[1, 2] positions2 = {{3, 4}}, int64[1] last = {{9223372036854775807}}, int64[1] minus = {{-1}}> {{
             heads = Unsqueeze(x, one)  k = Concat<axis=2>(past_0_key, heads)  y = Mul(k, w)
             shape = Shape<start=1, end=2>(x)  t = Squeeze(shape)  end = Add(t, three)  ends = Unsqueeze(end, axis)
             cached = Shape<start=2, end=3>(past_0_key)  past = Squeeze(cached)
@@ -450,6 +452,7 @@ def test_decoders_with_pasts_of_the_encoder_and_merged(build: Any, tmp_path: Pat
 
     trainer = onnxtrain.Trainer(with_past, loss="cross_entropy", output="logits")
     assert any("4: past_key_values.0.encoder.key, " in hint for hint in trainer.hints)
+    assert not any("begin at a constant" in hint for hint in trainer.hints)
     for data in (encoder, empty | encoder):
         found = trainer.evaluate({"input_ids": ids.numpy(), **data}, ids.numpy())
         assert found["loss"] == pytest.approx(wanted, rel=1e-5)

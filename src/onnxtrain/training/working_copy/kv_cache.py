@@ -38,7 +38,7 @@ _OFFSETS = "onnxtrain.constant_positions"
 """Key of the metadata of an input: positions that begin at a constant, by the name of their value."""
 
 _LONGEST = 1 << 16
-"""Elements of the largest constant that is read as positions."""
+"""Elements of the largest constant that is read as positions, and the largest position."""
 
 _KEEP_ELEMENTS = ("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
@@ -115,7 +115,7 @@ def cache_hints(graph: ir.Graph) -> Iterator[tuple[str, bool]]:
             "data must have them. Export without a cache (use_cache=False).",
             True,
         )
-    offsets = next((value.meta[_OFFSETS] for value in graph.inputs if value.meta.get(_OFFSETS)), {})
+    offsets: dict[str, int] = next((value.meta[_OFFSETS] for value in graph.inputs if value.meta.get(_OFFSETS)), {})
     if offsets:
         numbers = " and ".join(map(str, sorted(set(offsets.values()))))
         yield (
@@ -249,8 +249,8 @@ def _remove_growing_caches(graph: ir.Graph) -> list[str]:
 def _constant_positions(graph: ir.Graph) -> dict[str, int]:
     """Find positions and causal masks that begin at a constant above 0 instead of at the length of the cache.
 
-    Five forms: Range(c, ...), Range(0, ...) + c without another addend, constant positions c, c + 1, ... that index a
-    table, a slice of a constant from c to an end that varies, and a triangular mask on a later diagonal.
+    Five forms: Range(c, ...), Range(0, ...) + c without another addend, constant positions c, c + 1, ... of a table or
+    a RotaryEmbedding, a slice of a constant from c to an end that varies, and a triangular mask on a later diagonal.
 
     Returns:
         The constants, by the name of the value.
@@ -261,9 +261,9 @@ def _constant_positions(graph: ir.Graph) -> dict[str, int]:
         read = [*node.inputs, *captured_values(node)]
         if any(value in varying for value in read):
             varying.update(node.outputs)
-        if node.domain in ("", MICROSOFT_DOMAIN) and node.outputs:
+        if node.domain in ("", MICROSOFT_DOMAIN) and len(node.inputs) > 1 and node.outputs:
             offset = _offset_of(node, varying)
-            if offset > 0:
+            if 0 < offset <= _LONGEST:  # beyond are ends of slices without an end
                 found[str(node.outputs[0].name)] = offset
     return found
 
@@ -281,9 +281,9 @@ def _offset_of(node: ir.Node, varying: set[ir.Value]) -> int:
     if node.op_type == "Slice" and len(inputs) > 2 and inputs[0] not in varying and inputs[2] in varying:
         starts = _integers(inputs[1])
         return 0 if starts is None else int(starts.max())
-    if node.op_type == "Trilu" and len(inputs) > 1:
+    if node.op_type == "Trilu":
         diagonal, upper = _integers(inputs[1]), node.attributes.get("upper")
-        return 0 if diagonal is None else int(diagonal[0]) - (1 if upper is None or upper.as_int() else 0)
+        return 0 if diagonal is None else int(diagonal[0]) - (1 if upper is None or upper.value != 0 else 0)
     return 0
 
 
