@@ -89,9 +89,9 @@ class Software:
 
 def exchanges(size: float, machines: int) -> list[float]:
     """Message bytes of each exchange of an all-reduce, as in the MPI communicator."""
-    from onnxtrain.distributed.mpi import _AT_ONCE, _BLOCK
+    from onnxtrain.distributed.mpi import _BLOCK, _SMALL_BYTES
 
-    if size <= _AT_ONCE:
+    if size <= _SMALL_BYTES:
         return [size]
     share = size / machines
     blocks = int(share // _BLOCK)

@@ -31,10 +31,10 @@ Arrays = dict[str, np.ndarray]
 
 
 class Executor:
-    """Run training steps on batches: whole ones, in micro-batches, or padded for a model of a fixed batch size.
+    """Run training steps on batches: whole, split into micro-batches, or padded for a model of a fixed batch size.
 
-    It owns the buffers of the states, and builds a session on them when the first step needs it. :meth:`change` builds
-    another session on the same buffers.
+    It owns the state buffers and builds a session on them at the first step. :meth:`change` switches to another session
+    on the same buffers.
 
     Args:
         objective: The loss on the working copy of the model.
@@ -43,7 +43,7 @@ class Executor:
 
     Attributes:
         states: The buffers.
-        parts: The losses of the last step by name, where the loss is the sum of several.
+        parts: Losses of the last step by name, if the loss is a sum of several.
 
     Raises:
         OptionError: There is nothing to train, the loss cannot be built, or the session's options are not available.
@@ -64,7 +64,7 @@ class Executor:
         self.states = new_states(
             {name: given[name] if name in given else first_values[name] for name in first_values}
             if given
-            else first_values,  # one after the other
+            else first_values,  # a lazy mapping: read one value at a time
             config.runtime,
             None if given else config.model.take,
         )
@@ -90,10 +90,10 @@ class Executor:
 
     @property
     def session(self) -> TrainingSession:
-        """The session of whole batches."""
+        """Session for whole batches."""
         if self._session is None:
             assert self._built is not None
-            built, self._built = self._built, None  # the session uses it up
+            built, self._built = self._built, None  # the session consumes it
             self._session = self._open(*built)
         return self._session
 
@@ -175,14 +175,14 @@ class Executor:
 
     @property
     def most_rows(self) -> int | None:
-        """The largest number of examples of a step; ``None`` for any number."""
+        """Largest number of examples in a step; ``None`` for any number."""
         return None if self.fixed is None else self.fixed.size * self.config.accumulate
 
     def send_signal(self, stopping: Stopping) -> None:
-        """Tell the other processes, in the next step, the signal that this one has received."""
+        """Share a signal that this process received with the other ranks, in the next step."""
 
     def received_signal(self, stopping: Stopping) -> bool:
-        """Return whether a process has received a signal to stop, as all of them know since the last step."""
+        """Return whether any rank has received a signal to stop; all ranks agree after each step."""
         return stopping.signal is not None
 
     def check_agreement(self, identity: Mapping[str, Any]) -> None:
@@ -193,7 +193,7 @@ class Executor:
 
     @property
     def nan_origin(self) -> str:
-        """The sentence of an error that names the ranks whose loss is NaN, where there are several."""
+        """Sentence of an error message that names the ranks with a loss that is not finite; empty in one process."""
         return ""
 
     @property
@@ -229,7 +229,7 @@ class Executor:
         return next((len(feeds[name]) for name in self._inputs if feeds[name].ndim), 1)
 
     def _add_up(self, feeds: Arrays, rate: Arrays) -> dict[str, float]:
-        """Add up the gradients of all micro-batches; return the losses where the loss is the sum of several."""
+        """Add up the gradients of all micro-batches; return the losses by name if the loss is a sum of several."""
         size = self._rows(feeds)
         micro = self._micro_rows(size)
         if micro >= size:
@@ -283,7 +283,7 @@ class Executor:
         return session.step(inputs | real | rate, entry=0)
 
     def _check_rows(self, feeds: Mapping[str, np.ndarray]) -> None:
-        """Check that a step takes this number of examples, and that all arrays have it."""
+        """Check that all arrays have the same number of examples and that it fits into a step."""
         fixed = self.fixed
         assert fixed is not None
         rows, most = fixed.rows(feeds), self.most_rows or 0
@@ -296,7 +296,7 @@ class Executor:
             if len(feeds[name]) != rows:
                 raise DataError(f"{name!r} has {len(feeds[name])} examples, but {fixed.input!r} has {rows}.")
         if rows % fixed.size:
-            self.padded_session(rows % fixed.size)  # fails before the first micro-batch where padding is not possible
+            self.padded_session(rows % fixed.size)  # fails before the first micro-batch if padding is not possible
 
 
 def _scaled(objective: Objective, config: TrainingConfig) -> Objective:
@@ -309,10 +309,10 @@ def _written(objective: Objective, config: TrainingConfig) -> onnx.ModelProto:
 
 
 def _check_options(config: TrainingConfig) -> None:
-    """Check that a session can have these options, before the first step needs it.
+    """Check session options before the first step needs them.
 
     Raises:
-        OptionError: It cannot.
+        OptionError: An option is not available or excludes another.
     """
     device = device_of(config.runtime.provider_list())
     kernels = config.runtime.uses_kernels()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where and when a training writes checkpoints, and what it resumes from.
+    """Options of checkpoints: folder, interval, and the checkpoint to resume from.
 
     Attributes:
         store: The folder; ``None`` for no checkpoints.
@@ -71,7 +71,7 @@ class Checkpoints:
         """Check the arguments of ``fit`` about checkpoints.
 
         Raises:
-            OptionError: One needs another, or has a value that it cannot have.
+            OptionError: An argument needs another one, or has a value that is not accepted.
         """
         if every is not None and every < 1:
             raise OptionError(f"checkpoint_every is {every}; it needs a number of steps of at least 1.")
@@ -97,7 +97,7 @@ class Checkpoints:
         return cls(store, every, bool(resume), path, changes)
 
     def check_new(self) -> None:
-        """Check that a training that resumes nothing does not write among the checkpoints of another one.
+        """Check that a new training does not write among the checkpoints of an earlier one.
 
         Raises:
             CheckpointError: The folder holds checkpoints.
@@ -112,25 +112,25 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """Everything that one call of ``fit`` runs with.
+    """Options and objects of one call of ``fit``.
 
     Attributes:
         executor: Runs the steps.
         state: The values that the steps change.
         rate: The learning rate of the trainer.
         dataset: The training data of all ranks.
-        validation: The validation data, and the evaluator that measures them.
-        metrics: The metrics of validation.
+        validation: The validation data, and the evaluator for them.
+        metrics: The validation metrics.
         schedule: The learning rate by step.
         callbacks: All callbacks as one.
         progress: The state that callbacks receive.
         epochs: Number of epochs.
         batch_size: Examples per step on all ranks together.
-        shuffle: Whether every epoch has a new order of the examples.
+        shuffle: Whether to shuffle the examples in every epoch.
         prefetch: Whether a thread prepares the next batch.
         augment: Changes the inputs of training batches.
         ema: Whether validation measures the moving averages.
-        checkpoints: Where and when to write checkpoints.
+        checkpoints: Options of checkpoints.
         identity: Settings that a resumed training must share with its checkpoint.
         columns_left_out: Columns of the data that the model does not read.
     """
@@ -157,10 +157,10 @@ class LoopOptions:
 
 @dataclass
 class Position:
-    """The position of a training in a checkpoint: the next batch, the sums of the epoch so far, why it stopped.
+    """Position of a training in a checkpoint: the next batch, the sums of the epoch so far, the reason of a stop.
 
-    ``epoch`` and ``batch`` count the finished ones. ``learning_rate`` is the rate that a callback has set; it replaces
-    the schedule. ``last_rate`` is the rate of the last step.
+    ``epoch`` and ``batch`` count finished epochs and batches. ``learning_rate`` is the rate that a callback has set; it
+    replaces the schedule. ``last_rate`` is the rate of the last step.
     """
 
     epoch: int = 0
@@ -190,10 +190,10 @@ class Loop:
         self._stopping = Stopping()
 
     def run(self) -> None:
-        """Resume where that is asked for, and train until the last epoch.
+        """Resume from a checkpoint if requested, and train until the last epoch.
 
         Raises:
-            CheckpointError: The folder of the checkpoints holds those of another training.
+            CheckpointError: The folder holds checkpoints of another training.
         """
         options = self._options
         with contextlib.ExitStack() as stack:
@@ -248,7 +248,7 @@ class Loop:
                 self._end_epoch()
 
     def _run_steps(self, batches: Iterator[Batch]) -> bool:
-        """Train a step on each batch; return whether all were taken."""
+        """Train a step on each batch; return whether the epoch is complete."""
         options, executor, position = self._options, self._executor, self._position
         progress, every = options.progress, options.checkpoints.every
         for batch in batches:
@@ -280,10 +280,10 @@ class Loop:
         return True
 
     def _batches(self) -> Generator[Batch]:
-        """Return the batches of this epoch that are left, without examples that cannot be padded.
+        """Yield the remaining batches of this epoch, without examples that cannot be padded.
 
         Raises:
-            DataError: The data turned out not to fit, or ended; the message says where to go on.
+            DataError: The data does not fit the model or ends early; the message names the checkpoint to resume from.
         """
         options, position, objective = self._options, self._position, self._executor.objective
         seed = self._executor.config.seed
@@ -317,7 +317,7 @@ class Loop:
             raise DataError(f"{error} ({where})" if where else str(error)) from error
 
     def _where_to_go_on(self) -> str:
-        """Return the sentence about the newest checkpoint of a training that ends before its end."""
+        """Return the sentence of an error that names the newest checkpoint."""
         newest = None if self._store is None else self._store.latest()
         return "" if newest is None else f"'{newest}' is kept, resume=True goes on from there."
 
@@ -358,7 +358,7 @@ class Loop:
 
     @functools.cached_property
     def _frozen(self) -> JSON:
-        """The hash of the weights that the training does not change, taken before the file is overwritten."""
+        """Hash of the weights that training does not change, computed before the file is overwritten."""
         file, objective = self._executor.config.model, self._executor.objective
         return describe_weights(file, without=self._state.initializers(objective, file).keys())
 
@@ -385,7 +385,7 @@ class Loop:
         )
 
     def _resume(self) -> None:
-        """Restore everything from a checkpoint but the settings that may differ; rank 0 reads it for all."""
+        """Restore all values of a checkpoint except settings that may differ; rank 0 reads it for all ranks."""
         here = self._fingerprint()
         found = self._communicator.on_root(lambda: self._read(here))
         if found is None:
@@ -417,13 +417,13 @@ class Loop:
             _ = metadata["fingerprint"], Position(**metadata["position"]), metadata["callbacks"]
         except (KeyError, TypeError) as error:
             raise CheckpointError(
-                f"The checkpoints in {str(store.folder)!r} were not written by fit, which does not find in them "
-                f"where to go on ({error}); give another folder."
+                f"The checkpoints in {str(store.folder)!r} were not written by fit: they lack its position "
+                f"({error}); give another folder."
             ) from error
         return tensors, metadata
 
     def _is_saved(self) -> bool:
-        """Return whether the file has the weights of the newest checkpoint: it was saved in place before the end."""
+        """Return whether the model file holds the weights of the newest checkpoint, since it was saved in place."""
         assert self._store is not None
         tensors, metadata = self._store.load_newest()
         names, averages = list(self._state.trained), self._state.averages
@@ -431,7 +431,7 @@ class Loop:
             given = {name: self._executor.config.model.value(name) for name in names}
         except ModelError:  # changed meanwhile
             return False
-        # Those of the last step, or the best ones that a callback keeps; both live, or averaged.
+        # The checkpoint has weights of the last step and the best weights of a callback; both live or averaged.
         kept = [key.removesuffix(names[0]) for key in tensors if key.endswith(f"/{names[0]}")]
         live = {name: name for name in names}
         averaged = {name: averages.get(name, name) for name in names}
@@ -456,8 +456,8 @@ class Loop:
         lost = [row.name for row in rows if row.name not in states and f"state/{row.name}" in tensors]
         if lost:
             raise CheckpointError(
-                f"The checkpoint has new values of {lost[:5]}, which this training keeps as the model has them; resume "
-                "with the batch_norm that it was written with."
+                f"The checkpoint has trained values of {lost[:5]}, which this training does not change; resume with "
+                "the batch_norm of the checkpoint."
             )
         wanted += [name for name in executor.residual_names if f"state/{name}" in tensors]
         executor.load_states({name: tensors[f"state/{name}"] for name in wanted if name not in missing})
@@ -465,7 +465,7 @@ class Loop:
             set_to_zero(states, executor.config.masks)
 
     def _take_position(self, position: Position, changed: Collection[str], written: Mapping[str, Any]) -> None:
-        """Go on at the same step and example, in settings that may be new."""
+        """Continue at the same step and example, under settings that may have changed."""
         options, progress = self._options, self._options.progress
         if "batch_size" in changed:
             position.batch = -(-position.batch * int(written["batch_size"]) // options.batch_size)
@@ -482,7 +482,7 @@ class Loop:
 
 
 def shown_progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> list[Progress]:
-    """Return the callback that shows the training, unless one of the callbacks does already."""
+    """Return a progress display, unless the callbacks already include one."""
     display = display_for(progress)
     if display is None or any(isinstance(callback, Progress) for callback in callbacks):
         return []
@@ -490,10 +490,10 @@ def shown_progress(progress: ProgressLike, callbacks: Sequence[Callback]) -> lis
 
 
 def examples_per_step(executor: Executor, dataset: Dataset, batch_size: int) -> int:
-    """Return the batch size of a training; a model of a fixed one takes a batch, or one for every micro-batch.
+    """Return the batch size; for a model of a fixed batch size, that size times the number of micro-batches.
 
     Raises:
-        DataError: A batch would have to be padded, and padding cannot be left out of the loss.
+        DataError: A batch would need padding, and the loss cannot ignore padding.
     """
     objective = executor.objective
     fixed = objective.fixed_batch
@@ -501,12 +501,12 @@ def examples_per_step(executor: Executor, dataset: Dataset, batch_size: int) -> 
         return batch_size
     rest = 0 if dataset.size is None else dataset.size % fixed.size
     if rest and (objective.loss is not None or dataset.size == rest):
-        objective.on_real_rows(rest)  # fails here and not after an epoch
+        objective.on_real_rows(rest)  # fails now rather than after an epoch
     return executor.most_rows or batch_size
 
 
 def steps_per_epoch(executor: Executor, dataset: Dataset, size: int) -> int | None:
-    """Return the number of steps of an epoch; ``None`` where the dataset does not know its size."""
+    """Return the number of steps of an epoch; ``None`` for a dataset of unknown size."""
     fixed = executor.objective.fixed_batch
     if fixed is not None and executor.objective.loss is None and dataset.size is not None:
         return -(-(dataset.size // fixed.size * fixed.size) // size)

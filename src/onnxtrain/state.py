@@ -1,4 +1,4 @@
-"""The values that a training changes: parameters, running statistics, optimizer states and moving averages."""
+"""Values that training changes: parameters, running statistics, optimizer states and moving averages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from onnxtrain.weights.ties import with_copies
 
 
 class Parameters(MutableMapping[str, np.ndarray]):
-    """Live views of values by name: assigning copies into them, as ``update`` does.
+    """Live views of values by name; assignment and ``update`` copy into them.
 
-    An array that is kept has the current values after every step; ``np.array(parameters[name])`` copies the values of
-    now.
+    A view shows the current values after every step; ``np.array(parameters[name])`` is a snapshot.
     """
 
     def __init__(self, states: MutableMapping[str, np.ndarray], names: Sequence[str]) -> None:
@@ -48,7 +47,7 @@ class Parameters(MutableMapping[str, np.ndarray]):
         return [{"name": name, "shape": list(array.shape), "dtype": array.dtype} for name, array in self.items()]
 
     def check(self, name: str, value: np.ndarray) -> None:
-        """Check that an array can be assigned.
+        """Check that an array can be assigned to a parameter.
 
         Raises:
             OptionError: There is no such parameter, or it has another type or shape.
@@ -78,7 +77,7 @@ class State:
         buffers: All values by the names of the step graph; live arrays.
         parameters: Live views of the trainable parameters by name.
         trained: Live views of the trainable parameters and running statistics by name.
-        averages: Buffer names of the moving averages by parameter; empty where none are kept.
+        averages: Buffer names of the moving averages by parameter; empty if none are kept.
     """
 
     def __init__(self, buffers: StateBuffers, objective: Objective, *, keeps_averages: bool) -> None:
@@ -89,10 +88,10 @@ class State:
         self._keeps_averages = keeps_averages
 
     def check_averages(self, ema: bool) -> None:
-        """Check that moving averages are kept where they are asked for.
+        """Check that a request for moving averages can be met.
 
         Raises:
-            OptionError: They are not.
+            OptionError: ``ema`` is True, but no averages are kept.
         """
         if ema and not self._keeps_averages:
             raise OptionError(
@@ -128,7 +127,7 @@ class State:
         """Check that no weight became NaN or infinite in training.
 
         Raises:
-            NumericalError: One did; the message names the first parameter.
+            NumericalError: A weight did; the message names the first.
         """
         for name, array in self.values(ema=ema).items():
             if all_finite(array) or _equals_initializer(file, name, array):
@@ -145,7 +144,7 @@ class State:
 def _equals_initializer(file: ModelFile, name: str, array: np.ndarray) -> bool:
     try:
         return np.array_equal(file.value(name).astype(np.float64), array.astype(np.float64), equal_nan=True)
-    except ModelError:  # of an adapter, which the file lacks
+    except ModelError:  # an adapter's parameter, which the file lacks
         return False
 
 
@@ -154,10 +153,10 @@ def split_flat(flat: np.ndarray, like: Mapping[str, np.ndarray]) -> dict[str, np
 
     Args:
         flat: All elements, in the order of the names.
-        like: Arrays of the names, types and shapes to make.
+        like: Arrays with the names, types and shapes of the result.
 
     Raises:
-        OptionError: There are more elements or fewer.
+        OptionError: The number of elements differs.
     """
     size = sum(array.size for array in like.values())
     if flat.shape != (size,):

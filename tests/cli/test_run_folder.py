@@ -102,7 +102,7 @@ def test_a_folder_that_is_taken(files, run, success):
     assert result.code == 2
     assert "The folder 'a' holds an earlier run; give another folder, or --resume to go on" in result.err
     (files / "file").write_text("")
-    assert "is a file, no folder" in run(*FIT, "--run", "file/b").err
+    assert "is a file, not a folder" in run(*FIT, "--run", "file/b").err
     before = (files / "a" / "run.json").read_bytes()
     assert run(*FIT, "--run", "a", "--curve", "a/report.html").code == 2
     assert (files / "a" / "run.json").read_bytes() == before

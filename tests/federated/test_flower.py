@@ -417,7 +417,7 @@ class TestPrivacy:
         trainer = onnxtrain.Trainer(path, batch_norm="train", **COMMON)
         weights = ArrayRecord({name: Array(np.array(value)) for name, value in dict(trainer._trained).items()})
         answer = app(Message(RecordDict({"arrays": weights}), dst_node_id=0, message_type="train"), context())
-        assert "batch_norm='train' takes statistics of the data without noise" in answer.error.reason
+        assert "batch_norm='train' computes statistics of the data without noise" in answer.error.reason
 
 
 @pytest.mark.parametrize(

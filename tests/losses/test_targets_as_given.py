@@ -102,7 +102,7 @@ def test_text_labels_of_numbers_match_numbers():
 
 
 def test_texts_after_numbers_are_refused():
-    message = "the targets are texts, but those of earlier data were the numbers of classes"
+    message = "the targets are text labels, but earlier data had class indices"
     with pytest.raises(DataError, match=message):
         trained(LABELS, validation=(X, TEXTS))
     trainer = trained(LABELS)[2]

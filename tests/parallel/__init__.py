@@ -1,1 +1,1 @@
-"""A package, so that it is found before the script of its name in ``benchmarks/``, where that folder is in the path."""
+"""A package, so that imports find it before the script of the same name in ``benchmarks/``."""

@@ -1,16 +1,16 @@
-"""Kill processes of a training at random moments, again and again, and compare its end with the undisturbed one.
+"""Kill processes of a training repeatedly at random times, and compare its result with an undisturbed training.
 
     cd tests
     python -m parallel.kills --kills 50 --seed 0
     python -m parallel.kills --kills 50 --seed 0 --wide --ways all
 
 Two processes train a small network with a checkpoint every three steps (``onnxtrain fit --parallel mpi --processes 2
---restarts``). One of them, drawn by chance, is killed after a time that is drawn by chance from that of a whole
-training; the launcher starts them again. A training that comes to its end is compared with the undisturbed one, byte by
-byte, and the next one begins, until there have been as many kills as asked for.
+--restarts``). The script kills a random one of them after a random fraction of the duration of a training; the launcher
+restarts them. It compares each finished training with the undisturbed one, byte by byte, and starts the next, until the
+requested number of kills is reached.
 
-With ``--wide`` the network has 2.1 million weights, whose gradients are sent in three buckets beside the backward pass.
-With ``--ways`` trainings take turns in how they send gradients and where they keep states.
+With ``--wide`` the network has 2.1 million weights; their gradients are sent in three buckets during the backward pass.
+With ``--ways`` trainings alternate between options for sending gradients and keeping states.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SETTINGS = ("--batch-size", "8", "--checkpoint-every", "3", "--optimizer", "adam
 TOGETHER = ("--parallel", "mpi", "--processes", "2")
 
 NARROW, WIDE = (4, 8, 3), (4, 1024, 1024, 1024, 3)
-"""Sizes of the layers: a single bucket of gradients, and three of them."""
+"""Layer sizes: for one bucket of gradients, and for three."""
 
 EPOCHS = {NARROW: "40", WIDE: "6"}
 
@@ -52,11 +52,11 @@ WAYS = {
     "states": ("--shard-states",),
     "gradients": ("--shard-states", "--shard-gradients"),
 }
-"""How processes add gradients up, and what each keeps."""
+"""Options for summing gradients and sharding states."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the counts; 1 where a training ended otherwise than the undisturbed one."""
+    """Print the counts; return 1 if a result differs from the undisturbed training."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
@@ -77,15 +77,15 @@ def disturb(
     ways: Sequence[str] = ("plain",),
     sizes: tuple[int, ...] = NARROW,
 ) -> Counter[str]:
-    """Train again and again, in one way after the other, until so many processes were killed.
+    """Train repeatedly, alternating between options, until the given number of processes is killed.
 
     Returns:
-        ``kills``; of these ``starting``, before the first step or checkpoint of the two processes, and ``training``;
-        ``rank 0`` and ``rank 1``; those of each way; ``trainings`` that came to their end, and ``others`` of them with
-        other weights than the undisturbed one.
+        Counts: ``kills``; kills while ``starting`` (before the first step or checkpoint of the two processes) and
+        ``training``; kills of ``rank 0`` and ``rank 1``; kills by option; finished ``trainings``, and ``others``, those
+        with weights that differ from the undisturbed training.
 
     Raises:
-        AssertionError: A training did not come to its end.
+        AssertionError: A training did not finish.
     """
     write_task(folder, sizes)
     wanted, longest = {}, {}
@@ -107,7 +107,7 @@ def disturb(
 
 
 def write_task(folder: Path, sizes: Sequence[int] = NARROW) -> None:
-    """A model and its data, as files."""
+    """Write a model and its data."""
     onnx.save(onnxtrain.examples.mlp(sizes), folder / "model.onnx")
     rng = np.random.default_rng(0)
     x = rng.normal(size=(101, 4)).astype(np.float32)
@@ -123,7 +123,7 @@ def trained(
     draw: random.Random | None = None,
     counts: Counter[str] | None = None,
 ) -> bytes:
-    """The file of a training that is killed so often, or until it comes to its end."""
+    """Run a training, kill it the given number of times at most, and return its file."""
     output, kept = f"{name}.onnx", folder / name
     more = ("--output", output, "--checkpoint", name, "--restarts", str(kills + 1))
     left = kills
@@ -140,7 +140,7 @@ def trained(
                 break
             try:
                 os.kill(victim, signal.SIGKILL)
-            except ProcessLookupError:  # it had come to its end
+            except ProcessLookupError:  # it has already exited
                 break
             stepped = any(_written(path) > born for path in kept.glob("*.json"))
             counts.update(["kills", "training" if stepped else "starting", f"rank {rank}"])
@@ -155,12 +155,12 @@ def trained(
 def _written(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # an old checkpoint that has just gone
+    except OSError:  # an old checkpoint was just removed
         return 0.0
 
 
 def started(folder: Path, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
-    """Python with arguments, as a process."""
+    """Start Python with arguments, in a context that ends the process."""
     return child_process(
         [sys.executable, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -175,7 +175,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def ranks(launcher: subprocess.Popen[str]) -> dict[int, int]:
-    """The process of every rank below a launcher."""
+    """Return the process of every rank below a launcher."""
     found: dict[int, int] = {}
     below = {launcher.pid}
     for _ in range(4):  # launcher, mpiexec, its proxy, the ranks
@@ -188,7 +188,7 @@ def ranks(launcher: subprocess.Popen[str]) -> dict[int, int]:
                 for item in (entry / "environ").read_bytes().split(b"\0"):
                     if item.startswith(b"PMI_RANK="):
                         found[int(item[9:])] = int(entry.name)
-            except OSError:  # it has ended
+            except OSError:  # it has exited
                 continue
     return found
 

@@ -1,4 +1,4 @@
-"""Run scripts in several processes, by a real mpiexec."""
+"""Run scripts in several processes with mpiexec."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ needs_kernels = pytest.mark.skipif(not kernels_available(), reason="gradients ar
 def mpiexec(
     ranks: int, *arguments: object, timeout: float = 120, cwd: Path | str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python with arguments in so many processes."""
+    """Run Python with arguments in several processes."""
     assert MPIEXEC is not None
     command = [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, arguments)]
     with child_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd) as process:
@@ -38,14 +38,14 @@ def mpiexec(
 
 
 def script(folder: Path, text: str) -> Path:
-    """A file with a script."""
+    """Write a script to a file."""
     path = folder / "script.py"
     path.write_text(textwrap.dedent(text))
     return path
 
 
 def run_script(folder: Path, ranks: int, text: str, *arguments: object, cwd: Path | str | None = None) -> str:
-    """Run a script in so many processes; returns what they printed."""
+    """Run a script in several processes; return their output."""
     done = mpiexec(ranks, script(folder, text), *arguments, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""``onnxtrain fit --parallel mpi``: one voice, one file, and a training that survives its processes."""
+"""``onnxtrain fit --parallel mpi``: one rank prints and writes, and restarts survive killed processes."""
 
 from __future__ import annotations
 

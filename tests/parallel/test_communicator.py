@@ -1,4 +1,4 @@
-"""Every operation of a communicator, by MPI in real processes, and alone."""
+"""Every operation of a communicator: MPI in several processes, and a single process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed sums of gradients: against arithmetic by hand, nothing lost, training that converges and resumes."""
+"""Compressed gradient sums: exact arithmetic, error feedback, convergence, resumption."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE, ELEMENTS, STEPS = 3, 24, 4
 
 
 def gradients():
-    """[steps, ranks, elements], of very different sizes."""
+    """Return gradients [steps, ranks, elements] of very different magnitudes."""
     rng = np.random.default_rng(0)
     return (rng.normal(size=(STEPS, SIZE, ELEMENTS)) * 10.0 ** rng.integers(-6, 6, (STEPS, SIZE, ELEMENTS))).astype(
         "f4"
@@ -27,7 +27,7 @@ def gradients():
 
 
 def run(compression, given, scatter=False):
-    """Sums [steps, ranks, elements], the last residuals, and how many bytes a rank has sent."""
+    """Return sums [steps, ranks, elements], the last residuals, and the bytes sent by a rank."""
 
     def work(communicator):
         residual, sums = np.zeros(given.shape[2], np.float32), []
@@ -43,8 +43,7 @@ def run(compression, given, scatter=False):
 
 
 def bits_dropped(value, kept):
-    """A number rounded to so many bits of precision, ties to even, by integers; for float16 with the exponent -24 at
-    least."""
+    """Round a value to some bits of precision, ties to even, in integer arithmetic; float16 exponents end at -24."""
     if not value:
         return 0.0
     fraction, exponent = math.frexp(value)
@@ -54,7 +53,7 @@ def bits_dropped(value, kept):
 
 @pytest.mark.parametrize(("name", "kept"), [("float16", 11), ("bfloat16", 8)])
 def test_rounding_is_that_of_the_definition(name, kept):
-    """Element by element in Python's numbers, whose sums are rounded to float32 as the definition has them."""
+    """Compute each element in Python floats, with sums rounded to float32 as in the definition."""
 
     def rounded(row):
         exponent = math.frexp(max(abs(value) for value in row))[1]

@@ -1,4 +1,4 @@
-"""Sums beside the backward pass: the same bits in the same order, and no rank that waits for what never comes."""
+"""Gradient sums during the backward pass: the same bits and order, and no rank waits forever."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallel.processes import mpiexec, needs_kernels, needs_mpi, run_script, sc
 
 
 class Beside(onnxtrain.distributed.Single):
-    """One process that lets sums run in another thread."""
+    """Communicator of one process with overlap."""
 
     overlap = True
     abandoned = False
@@ -31,8 +31,8 @@ def test_groups_are_added_up_in_their_order_in_another_thread():
     for _ in range(2):
         began = time.perf_counter()
         with reduction.beside(2):
-            for number in (1, 0, 2, 1, 0):  # twice 1 and 0, and 2 once
-                reduction._announced(number, [], 0)
+            for number in (1, 0, 2, 1, 0):  # groups 1 and 0 twice, group 2 once
+                reduction._on_ready(number, [], 0)
         assert [number for number, _ in done] == [0, 1, 2, 3]
         assert [name.startswith("onnxtrain-reduction") for _, name in done] == [True, True, False, False]
         computed, summed = reduction.last
@@ -46,8 +46,8 @@ def test_without_another_thread_all_are_added_up_at_the_end():
         onnxtrain.distributed.Single(), [lambda: done.append(0), lambda: done.append(1)], overlap=False
     )
     with reduction.beside(1):
-        reduction._announced(1, [], 0)
-        reduction._announced(0, [], 0)
+        reduction._on_ready(1, [], 0)
+        reduction._on_ready(0, [], 0)
         assert not done
     assert done == [0, 1]
 
@@ -58,7 +58,7 @@ def test_what_fails_in_the_other_thread_is_raised_in_this_one():
 
     reduction = Reduction(Beside(), [lost, lambda: None], overlap=True)
     with pytest.raises(ParallelError, match="Rank 1 ended"), reduction.beside(1):
-        reduction._announced(0, [], 0)
+        reduction._on_ready(0, [], 0)
 
 
 def test_what_waits_is_broken_off_where_the_computation_fails():
@@ -72,7 +72,7 @@ def test_what_waits_is_broken_off_where_the_computation_fails():
 
     def step():
         with reduction.beside(1):
-            reduction._announced(0, [], 0)
+            reduction._on_ready(0, [], 0)
             raise ValueError("out of memory")
 
     with pytest.raises(ValueError, match="out of memory"):
@@ -89,7 +89,7 @@ def test_an_error_in_the_announcement_is_raised_as_it_was():
 
     def step():
         with reduction.beside(1):
-            assert reduction._announced(0, [], 0) == 1
+            assert reduction._on_ready(0, [], 0) == 1
             raise onnxtrain.errors.StepError("the node failed")
 
     with pytest.raises(ParallelError, match="no room"):

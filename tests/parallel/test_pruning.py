@@ -1,4 +1,4 @@
-"""Pruning in several processes: measures are of the weights that all have, so masks agree."""
+"""Pruning in several processes: all compute masks from the same weights, so masks are equal."""
 
 from __future__ import annotations
 

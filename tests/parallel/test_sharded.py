@@ -1,4 +1,4 @@
-"""Shares of the optimizer's states: the same bits as whole states, less memory, checkpoints for any number."""
+"""Sharded optimizer states: the same bits as whole states, less memory, checkpoints for any number of ranks."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_checkpoint_of_some_processes_resumes_on_any_number(tmp_path):
     for same in ("whole", "gradients"):
         for name, array in states(same, 3).items():
             np.testing.assert_array_equal(array, three[name], err_msg=name)
-    for other in ("two", "one"):  # other sums, in the last bits
+    for other in ("two", "one"):  # the last bits of sums differ
         found = states(other, 3)
         assert found.keys() == three.keys()
         for name, array in found.items():
@@ -214,13 +214,13 @@ def test_shares_of_gradients_change_no_bit_and_take_less_memory(tmp_path):
 
 
 class Two(onnxtrain.distributed.Single):
-    """Two processes, as far as can be told before they speak."""
+    """Stand-in for two ranks, up to the first communication."""
 
     size = 2
 
 
 class Compressing(Two):
-    """Two that would send less."""
+    """Stand-in for two ranks with compression."""
 
     compress = onnxtrain.distributed.TopK(0.1)
 

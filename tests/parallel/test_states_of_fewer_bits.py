@@ -1,4 +1,4 @@
-"""States of fewer bits in several processes: those of one process with as many micro-batches, bit for bit."""
+"""Low-bit states in several processes: bit for bit equal to one process with as many micro-batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCRIPT = """
 @needs_mpi
 @pytest.mark.parametrize(
     ("state_dtype", "kinds"),
-    [("bfloat16", {"bfloat16": 8}), ("8bit", {"uint8": 2, "float32": 8})],  # of one tensor of 4,096 elements
+    [("bfloat16", {"bfloat16": 8}), ("8bit", {"uint8": 2, "float32": 8})],  # for one tensor of 4,096 elements
     ids=["bfloat16", "8bit"],
 )
 def test_two_processes_have_the_states_of_two_micro_batches(tmp_path, state_dtype, kinds):

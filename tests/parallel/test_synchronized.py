@@ -1,4 +1,4 @@
-"""``batch_norm="sync"``: processes normalize by the statistics of all, as one process with the whole batch does."""
+"""``batch_norm="sync"``: processes use the statistics of all, like one process with the whole batch."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ SETUP = """
 @needs_mpi
 @pytest.mark.parametrize("options", ["", "shard_states=True", "clip_norm=0.5", "recompute='*'"])
 def test_several_steps_are_those_of_one_process_with_the_whole_batch(tmp_path, options):
-    """Batches of 12, 7 (4 and 3), 1 (one process has none) and 12 examples."""
+    """Batches have 12, 7 (4 and 3), 1 (none in one process) and 12 examples."""
     given = f"dict({options})"
     run_script(
         tmp_path,
@@ -66,7 +66,7 @@ def test_several_steps_are_those_of_one_process_with_the_whole_batch(tmp_path, o
 
 @needs_mpi
 def test_three_processes_with_micro_batches_of_different_numbers(tmp_path):
-    """Of 5 examples the processes make 2, 2 and 1 micro-batches, of 2 examples 1, 1 and none."""
+    """The processes split 5 examples into 2, 2 and 1 micro-batches, and 2 examples into 1, 1 and none."""
     run_script(
         tmp_path,
         3,
@@ -89,7 +89,7 @@ def test_three_processes_with_micro_batches_of_different_numbers(tmp_path):
 
 @needs_mpi
 def test_a_model_of_a_fixed_batch_size_takes_statistics_of_padded_batches(tmp_path):
-    """Of 3 examples the first process makes a batch of 4, as one alone does, and the second one has none."""
+    """The first process pads 3 examples to a batch of 4, like a single process, and the second has no examples."""
     run_script(
         tmp_path,
         2,
@@ -153,7 +153,7 @@ def test_an_epoch_with_checkpoints_goes_on_in_one_process(tmp_path):
 
 @needs_mpi
 def test_a_process_that_ends_is_told_of_in_the_middle_of_a_step(tmp_path):
-    """The other one waits within ONNX Runtime; what it raises is the sentence of the communicator."""
+    """The other process waits within ONNX Runtime, and raises the communicator's error."""
     done = mpiexec(
         2,
         script(

@@ -1,4 +1,4 @@
-"""Several processes train what one does with as many micro-batches: the same bits, wherever sums go by rank."""
+"""Several processes train like one with as many micro-batches: the same bits if sums are in rank order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnxtrain
 from parallel.processes import mpiexec, needs_mpi, run_script, script
 from zoo.arrays import assert_same
 
-# One script: alone with micro-batches, or in several processes.
+# One script for a single process with micro-batches and for several processes.
 LENET = """
     import json, sys
     import numpy as np
@@ -42,7 +42,7 @@ def train(folder, ranks: int, how: str, script: str = LENET, **given) -> tuple[l
 @needs_mpi
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_twenty_steps_of_lenet_are_those_of_micro_batches_bit_for_bit(tmp_path, ranks):
-    """The last batch of an epoch has 55 examples: 28 and 27, or 14, 14, 14 and 13."""
+    """The last batch of an epoch has 55 examples, split into 28 and 27, or 14, 14, 14 and 13."""
     alone, states = train(tmp_path, 1, str(ranks))
     together, others = train(tmp_path, ranks, "mpi")
     assert alone == together
@@ -88,7 +88,7 @@ KINDS = """
 @needs_mpi
 @pytest.mark.parametrize("kind", ["transformer", "number", "bfloat16 states"])
 def test_parameters_of_any_kind_start_equal_and_stay_so(tmp_path, kind):
-    """A transformer of a file, a parameter without axes, and states in a type that NumPy does not have."""
+    """Train a transformer from a file, a scalar parameter, and states in an ml_dtypes extension type."""
     run_script(tmp_path, 1, KINDS, "1", kind, cwd=tmp_path)
     run_script(tmp_path, 2, KINDS, "2", kind, cwd=tmp_path)
     with np.load(tmp_path / f"{kind}-1.npz") as alone, np.load(tmp_path / f"{kind}-2.npz") as together:
@@ -280,10 +280,10 @@ OTHERS = """
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("model", "ParallelError: Rank 1 does not train what rank 0 trains: model is "),
-        ("settings", "clip_norm is 2.0 of rank 1 and 1.0 of rank 0; start all with the same."),
-        ("version", 'onnxtrain is "0.0.9" of rank 1 and '),
-        ("data", "ParallelError: Rank 1 does not train what rank 0 trains: data is "),
+        ("model", "ParallelError: Rank 1 differs from rank 0: model is "),
+        ("settings", "clip_norm is 2.0 on rank 1 and 1.0 on rank 0; start all ranks with the same model"),
+        ("version", 'onnxtrain is "0.0.9" on rank 1 and '),
+        ("data", "ParallelError: Rank 1 differs from rank 0: data is "),
         ("callback", "something changed them in one process alone"),
         ("nan", "NumericalError: The loss became "),
     ],
@@ -299,7 +299,7 @@ def test_what_is_not_the_same_everywhere_is_said_once(tmp_path, how, sentence):
 
 @needs_mpi
 def test_the_callbacks_of_rank_0_decide(tmp_path):
-    """Models of other weights on rank 1 get those of rank 0, too."""
+    """Rank 1 starts with other weights and receives those of rank 0."""
     assert run_script(tmp_path, 2, OTHERS, "stop") == "stopped\n"
 
 
@@ -388,7 +388,7 @@ JOINT = """
 
 @needs_mpi
 def test_labels_that_count_are_counted_over_all_processes(tmp_path):
-    """Most ignored labels are in the part of one process."""
+    """One process has most of the ignored labels."""
     found = []
     for ranks, accumulate in ((1, 1), (1, 2), (2, 1), (2, 3)):
         run_script(tmp_path, ranks, JOINT, str(ranks), str(accumulate), cwd=str(tmp_path))

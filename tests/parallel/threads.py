@@ -1,4 +1,4 @@
-"""Ranks that are threads of this process: what a communicator does, without MPI."""
+"""Communicator with threads as ranks, without MPI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtrain.distributed import Communicator
 
 
 class Thread(Communicator):
-    """One of several threads that call the same operations."""
+    """Communicator of one of several threads."""
 
     def __init__(self, rank: int, table: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.size = rank, len(table)
@@ -48,7 +48,7 @@ class Thread(Communicator):
 
 
 def in_threads(size: int, work: Callable[[Thread], Any]) -> Sequence[Any]:
-    """Results of the ranks."""
+    """Run a function on each rank in a thread; return the results."""
     table: list[Any] = [None] * size
     barrier = threading.Barrier(size, timeout=30)
     with ThreadPoolExecutor(size) as pool:

@@ -311,7 +311,7 @@ def test_random_operators_are_the_models_own_and_are_said():
     subject = trainer(model)
     assert not np.array_equal(subject.predict(X), subject.predict(X))
     assert subject.hints == [
-        "The model draws random numbers of its own (RandomNormalLike): its outputs differ from run to run, in "
+        "The model samples random numbers itself (RandomNormalLike): its outputs differ from run to run, in "
         "evaluation too, and no seed given here changes that."
     ]
 

@@ -1,7 +1,6 @@
-"""Updates by kernels for CUDA: when they are used, and whole trainings with them.
+"""Optimizer updates by CUDA kernels: conditions of their use, and whole trainings.
 
-No GPU is here. Where something runs, the processor stands in for CUDA's provider, and the kernels are those that CMake
-builds for it.
+No GPU is needed: the CPU replaces the CUDA provider, and CMake builds the kernels for the CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ON_CUDA = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 @pytest.fixture
 def has_cuda(monkeypatch):
-    """An onnxruntime that says it has CUDA's provider."""
+    """Make onnxruntime report the CUDA provider."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["DmlExecutionProvider", *ON_CUDA])
     monkeypatch.delenv(cuda_updates.VARIABLE, raising=False)
 
@@ -53,21 +52,21 @@ class TestWhenTheyAreUsed:
         assert RuntimeOptions().updates() is None
         assert RuntimeOptions(providers=["dml", "cuda"]).updates() is None
         assert RuntimeOptions(providers=["cuda"], kernels=False).updates() is None
-        with pytest.raises(OptionError, match="run on the processor only, not on DmlExecutionProvider"):
+        with pytest.raises(OptionError, match="run on the CPU only, not on DmlExecutionProvider"):
             RuntimeOptions(providers=["dml"], kernels=True).uses_kernels()
 
     def test_without_the_library_they_are_in_standard_operators(self, has_cuda, monkeypatch, tmp_path):
         monkeypatch.setattr(cuda_updates, "in_package", lambda: tmp_path / "missing.so")
         assert RuntimeOptions(providers=["cuda"]).updates() is None
         for ask in (RuntimeOptions.updates, RuntimeOptions.uses_kernels):
-            with pytest.raises(OptionError, match="library of their own that is missing here: build it where nvcc is"):
+            with pytest.raises(OptionError, match="CUDA updates is missing here: build it on a machine with nvcc"):
                 ask(RuntimeOptions(providers=["cuda"], kernels=True))
 
 
 class TestFinding:
     def test_the_variable_names_no_file(self, monkeypatch, tmp_path):
         monkeypatch.setenv(cuda_updates.VARIABLE, str(tmp_path / "none.so"))
-        with pytest.raises(OptionError, match=r"ONNXTRAIN_CUDA_LIBRARY names '.*none\.so', which is no file; build it"):
+        with pytest.raises(OptionError, match=r"ONNXTRAIN_CUDA_LIBRARY names '.*', which is not a file; build it"):
             cuda_updates.find()
 
     @pytest.mark.parametrize("content", [b"", b"no library"])
@@ -86,7 +85,7 @@ class TestFinding:
         (tmp_path / "other.so").write_bytes(b"no library")
         monkeypatch.delenv(cuda_updates.VARIABLE, raising=False)
         monkeypatch.setattr(cuda_updates, "in_package", lambda: tmp_path / "other.so")
-        with pytest.warns(RuntimeWarning, match="library for CUDA cannot be loaded, updates are in standard operators"):
+        with pytest.warns(RuntimeWarning, match="CUDA library cannot be loaded, standard operators update"):
             assert cuda_updates.find() is None
 
     def test_none(self, monkeypatch, tmp_path):
@@ -97,7 +96,7 @@ class TestFinding:
 
 @pytest.fixture
 def stand_in(has_cuda, monkeypatch):
-    """Sessions that ask for CUDA run on the processor, with the kernels that are built for it; gives their graphs."""
+    """Run sessions for CUDA on the CPU, with CUDA kernels built for the CPU; return their graphs."""
     monkeypatch.setenv(cuda_updates.VARIABLE, str(built("PROCESSOR")))
     graphs = []
 
@@ -186,7 +185,7 @@ def test_an_operator_without_kernels_is_in_standard_operators(stand_in, monkeypa
 @pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="protects pages by Linux's mprotect")
 def test_nobody_but_the_session_touches_the_memory_of_states():
-    """The program of test_device_states.py with updates by kernels: between runs whoever touches states is killed."""
+    """Run the program of test_device_states.py with kernel updates: access to states between runs kills it."""
     instead = """
 import onnxruntime
 onnxruntime.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]

@@ -1,6 +1,6 @@
-"""States in the memory of a device: the steps are those of the processor, and nothing is copied that nobody looks at.
+"""States in device memory: steps match those on the CPU, and states are copied only when they are read.
 
-There is no such device here. Its stand-in is memory of the processor that only sessions may touch.
+No device is needed: CPU memory that only sessions may access replaces it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onnxtrain.runtime.states import StateBuffers
 
 
 class _Value(onnxruntime.OrtValue):
-    """An OrtValue whose copies to and from the processor are counted."""
+    """An OrtValue that counts copies to and from the CPU."""
 
     def __init__(self, array: np.ndarray, device: CountingDevice) -> None:
         self._array = array.copy()
@@ -124,7 +124,7 @@ def test_what_nobody_looks_at_is_not_copied(device):
 
 
 def test_arrays_are_live(device):
-    """A held array has the new value after a step, and writing into it affects the next."""
+    """A held array has the new value after a step, and writing to it affects the next step."""
     trainer, other = _trainer(optimizer="sgd(lr=0.1)"), _trainer(optimizer="sgd(lr=0.1)")
     held = trainer.parameters["layer1.weight"]
     before = held.copy()
@@ -158,7 +158,7 @@ def test_two_arrays_of_one_state_are_one(device):
 
 
 def test_a_state_with_two_buffers(device, monkeypatch):
-    """A graph that reads a state after it is written has to be given another place to write to."""
+    """A graph that reads a state after the update needs a second buffer to write to."""
     original = step.StepSession.__init__
 
     def doubled(self, graph, *arguments, **options):
@@ -210,7 +210,7 @@ def test_several_processes_need_the_memory_of_the_processor(device):
         lambda: states.join(["layer1.bias"]),
         lambda: states.place("layer1.bias", np.zeros(8, np.float32)),
     ):
-        with pytest.raises(OptionError, match="train together in the processor's memory only, not in that of counting"):
+        with pytest.raises(OptionError, match="needs states in CPU memory, but they are in counting memory"):
             together()
 
 
@@ -266,7 +266,7 @@ print(*losses)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="protects pages by Linux's mprotect")
 def test_the_processor_does_not_touch_the_memory_of_states():
-    """Between two runs of a session their pages can be neither read nor written: whoever tries is killed."""
+    """Memory protection between two runs of a session kills the process on any access to states."""
     ran, strayed = (
         subprocess.run([sys.executable, "-c", FORBIDDING, *arguments], capture_output=True, text=True)
         for arguments in ([], ["stray"])
@@ -303,12 +303,12 @@ class TestProviders:
         available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
         assert RuntimeOptions(providers=["cuda"]).uses_kernels() is False
-        with pytest.raises(OptionError, match="native kernels run on the processor only, not on CUDAExecutionProvider"):
+        with pytest.raises(OptionError, match="native kernels run on the CPU only, not on CUDAExecutionProvider"):
             RuntimeOptions(providers=["cuda"], kernels=True).uses_kernels()
 
     @pytest.mark.filterwarnings("ignore:Specified provider")
     def test_one_that_does_not_start_is_an_error(self, monkeypatch):
-        """ONNX Runtime goes on without a provider whose libraries are missing, and says so in a log alone."""
+        """ONNX Runtime only logs that a provider's libraries are missing, and continues without the provider."""
         available = [*onnxruntime.get_available_providers(), "ROCMExecutionProvider"]
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
         trainer = _trainer(runtime=RuntimeOptions(threads=1, providers=["rocm"]))

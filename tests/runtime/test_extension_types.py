@@ -29,7 +29,7 @@ def test_types_of_ml_dtypes(name):
 
 
 def test_some_of_them_are_not_builtin():
-    """So that ``isbuiltin`` tells nothing."""
+    """``isbuiltin`` does not identify extension types."""
     assert np.dtype("float32").newbyteorder("<").isbuiltin != 1
 
 

@@ -14,7 +14,7 @@ X = np.array([[1.0, -2.0], [0.5, 4.0], [0.0, 1.5]], np.float32)
 
 
 def model(kind, *, inward):
-    """x w, with x or the result of another type."""
+    """Multiply x by w, with x or the result in another type."""
     first, last = (kind, "float") if inward else ("float", kind)
     cast = ("y = Cast<to = 1>(x)  z = MatMul(y, w)") if inward else f"y = MatMul(x, w)  z = Cast<to = {TYPES[kind]}>(y)"
     return parser.parse_model(f"""<ir_version: 9, opset_import: ["": 19]>

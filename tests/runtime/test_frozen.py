@@ -1,4 +1,4 @@
-"""Tensors that nothing trains: large ones, external ones, of all types, in subgraphs and functions, beyond 2 GiB."""
+"""Frozen tensors: large, external, of all types, in subgraphs and functions, above 2 GiB."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUANTIZED = ("FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4")
 
 
 def reader_of(tensor: ir.TensorProtocol) -> ir.Model:
-    """A model that returns a tensor in float32, times x."""
+    """Return a model that multiplies x by a tensor, cast to float32."""
     dtype = tensor.dtype
     initializers = [value_of("w", tensor)]
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
@@ -74,7 +74,7 @@ def test_every_element_type(kind: str, external: bool, shape: tuple[int, ...], t
     dtype = ir.DataType[kind]
     array = RANDOM.integers(0, 2 if kind == "BOOL" else 8, shape).astype(dtype.numpy())
     tensor: ir.TensorProtocol = ir.tensor(array, dtype=dtype, name="w")
-    if external:  # one byte into the file, so that the numbers are not where the processor wants them
+    if external:  # at an offset of one byte, so that the values are not aligned
         (tmp_path / "data").write_bytes(b"#" + tensor.tobytes())
         tensor = ir.ExternalTensor("data", 1, tensor.nbytes, dtype, shape=tensor.shape, name="w", base_dir=tmp_path)
     model = reader_of(tensor)
@@ -98,7 +98,7 @@ PLACES: dict[str, Callable[[np.ndarray], onnx.ModelProto]] = {}
 
 
 def place(build: Callable[[np.ndarray], str]) -> Callable[[np.ndarray], str]:
-    """Text of a model of x [N, size] and the weight w [size], where FROZEN stands for a frozen vector."""
+    """Return the text of a model of x [N, size] and the weight w [size]; FROZEN is the frozen vector."""
 
     def make(frozen: np.ndarray) -> onnx.ModelProto:
         model = parser.parse_model(HEADER + build(frozen).replace("SIZE", str(frozen.size)))
@@ -180,7 +180,7 @@ def frozen(request: pytest.FixtureRequest) -> np.ndarray:
 
 
 def externalised(model: onnx.ModelProto, folder: Path) -> Path:
-    """The model in a folder, with the data of every tensor in one file beside it."""
+    """Save the model in a folder, with the data of all tensors in one external file."""
     from onnxtrain.model_file.proto import all_tensors
 
     folder.mkdir()
@@ -206,7 +206,7 @@ def externalised(model: onnx.ModelProto, folder: Path) -> Path:
 def test_external_data_of_another_folder(
     name: str, frozen: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever goes to onnxruntime goes there with its data, wherever the process works."""
+    """onnxruntime receives the data itself, so that the working folder does not matter."""
     inside = PLACES[name](frozen)
     path = externalised(PLACES[name](frozen), tmp_path / "model")
     (tmp_path / "elsewhere").mkdir()
@@ -243,7 +243,7 @@ def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 def test_names_of_what_moves_out_of_subgraphs_stay_apart() -> None:
-    """Two branches may each call their constant the same, and the graph around them has such a name too."""
+    """Two branches and the outer graph may use the same name for their constants."""
     text = f"""{HEADER} g (float[{LARGE}] x, bool c) => (float[{LARGE}] y, float k_)
         {{ k_ = Constant<value_float = 1.0>()  y = If(c) <
             then_branch = t () => (float[{LARGE}] b) {{ k = Constant<value = float[1] {{1}}>() b = Add(x, k) }},
@@ -328,7 +328,7 @@ assert anonymous < 500_000, f"{anonymous} kB are held beside the file"
 @pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs files with holes, and limits on memory")
 def test_more_than_two_gib_are_frozen(tmp_path: Path) -> None:
-    """Tables of 2.4 GB, of which a step reads a few rows: they stay in their file."""
+    """A step reads a few rows of tables of 2.4 GB, which stay in their file."""
     rows, width = 9_500_000, 64
     model = parser.parse_model(f"""{HEADER} g (int64[N,2] x) => (float[N,3] y)
         {{ e = Gather(table, x)  axis = Constant<value_ints = [1]>()  m = ReduceMean<keepdims = 0>(e, axis)

@@ -1,6 +1,6 @@
-"""Training on OpenVINO's provider, on the processor: a provider that compiles graphs and is not ONNX Runtime's own.
+"""Training with the OpenVINO provider on the CPU: a third-party provider that compiles graphs.
 
-Its package replaces onnxruntime: pip install onnxruntime-openvino, in an environment of its own.
+Its package replaces onnxruntime: run pip install onnxruntime-openvino in a separate environment.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_twenty_steps_are_those_of_the_processor(name, optimizer):
 
 
 def test_large_frozen_weights_get_there():
-    """Tensors from 64 kB on are not in the bytes of a session's graph."""
+    """Tensors of 64 KiB or more are not in the serialized graph of a session."""
     x, y = np.random.default_rng(0).random((8, 784), np.float32), np.arange(8)
     here, there = (_trainer(mlp((784, 512, 10)), options, train="layer2.*") for options in (CPU, OPENVINO))
     for _ in range(3):
@@ -65,7 +65,7 @@ def test_large_frozen_weights_get_there():
 
 
 def test_what_wants_static_shapes_is_found():
-    """The weights' gradient of a convolution is one whose kernel has the size of the batch."""
+    """The weight gradient of a convolution is a convolution with a kernel of the batch size."""
     x, y = np.random.default_rng(0).random((4, 1, 28, 28), np.float32), np.arange(4)
     with pytest.raises(StepError, match="dynamic weights shape"):
         _trainer(lenet5(), OPENVINO).train_step(x, y)

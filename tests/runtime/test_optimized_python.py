@@ -1,4 +1,4 @@
-"""Python without assertions and docstrings (-OO) trains, measures and writes the same."""
+"""Python without assertions and docstrings (-OO) gives the same weights, metrics and files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_pages_of_operators_need_docstrings() -> None:
 def test_building_a_training_says_nothing(
     model: str, accumulate: int, options: dict[str, float], kernels: bool | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """onnx-ir logs a warning, which Python prints, where a value has a shape and no type."""
+    """onnx-ir logs a warning, which Python prints, for a value with a shape but no type."""
     settings = onnxtrain.RuntimeOptions(kernels=kernels)
     with caplog.at_level(logging.WARNING):
         for optimizer in (onnxtrain.Adam(), onnxtrain.SSGD()):

@@ -1,4 +1,4 @@
-"""Arrays of states: whoever keeps one has the current value, whatever steps do, and writes into the state."""
+"""Live state arrays: they show the current value after any steps, and writing to them changes the state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def session(kernels: bool | None, *, accumulate: bool = False) -> onnxtrain.Trai
 
 
 def values(of: onnxtrain.TrainingSession) -> dict[str, np.ndarray]:
-    """The states as a file would have them: copies."""
+    """Copy the states, as a file would hold them."""
     model = of.model()
     graphs = (model.graph, *(entry.algorithm for entry in model.training_info))
     return {
@@ -47,7 +47,7 @@ def test_kept_arrays_have_the_current_values(kernels: bool | None, accumulate: b
         assert trained.state.doubled
     kept: list[dict[str, np.ndarray]] = []
     for step in range(6):
-        if step != 1:  # also such as were first asked for when the buffers had taken turns
+        if step != 1:  # also arrays that were first read after the buffers were swapped
             kept.append({name: trained.state[name] for name in trained.state})
         loss, expected = trained.step(FEEDS)["loss"], reference.step(FEEDS)["loss"]
         assert loss == expected
@@ -84,7 +84,7 @@ def doubled(dtype: type | np.dtype = np.float32, shape: tuple[int, ...] = (2, 3)
 
 
 def step(states: StateBuffers, number: float) -> None:
-    """Exchange the buffers of a state that has two, as a step does."""
+    """Swap the two buffers of a state, like a step."""
     states.buffer("w", states.turn("w") + 1)[...] = number
     states.after_step(["w"], ("w",))
 

@@ -1,4 +1,4 @@
-"""Sessions of step graphs: what they refuse, how failures read, options."""
+"""Sessions of step graphs: refused inputs, error messages, options."""
 
 from __future__ import annotations
 

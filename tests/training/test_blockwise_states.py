@@ -1,4 +1,4 @@
-"""Optimizer states in 8 bits: as good as float32, a quarter of the bytes, resumed bit for bit, and what is refused."""
+"""Optimizer states in 8 bits: as good as float32, a quarter of the bytes, bit-exact resumption, refused options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RNG = np.random.default_rng(3)
 X = RNG.standard_normal((24, 64)).astype(np.float32)
 Y = RNG.integers(0, 3, 24)
 LARGE = "layer1.weight"
-"""Of 8,192 elements; the other tensors have fewer than 4,096."""
+"""A tensor of 8,192 elements; the others have fewer than 4,096."""
 WAYS = [
     onnxtrain.Adam(0.01), onnxtrain.AdamW(0.01), onnxtrain.Momentum(0.1), onnxtrain.SGD(0.1, momentum=0.9),
     onnxtrain.Adagrad(0.1), onnxtrain.LAMB(0.01), onnxtrain.Lion(0.001), onnxtrain.RMSprop(0.01),
@@ -127,7 +127,7 @@ def test_the_training_model_is_a_file_that_goes_on():
     ids=repr,
 )
 def test_it_trains_as_well_as_with_float32(optimizer):
-    """On noisy digits of ten classes, 400 steps: losses on other digits within two per cent."""
+    """After 400 steps on noisy digits of ten classes, validation losses differ by less than two percent."""
     data, test = noisy_digits(1600, 2000)
     losses = []
     for state_dtype in (None, "8bit"):
@@ -145,12 +145,12 @@ def test_it_trains_as_well_as_with_float32(optimizer):
 
 
 def test_an_average_that_changes_by_a_thousandth_falls():
-    """Rounding to nearest would leave values unchanged: half the distance of two codes is a sixteenth."""
+    """Rounding to nearest would not change values: half the distance between two codes is a sixteenth."""
     learner = trainer(optimizer=onnxtrain.Adam(0.0))
     learner.states[f"{LARGE}/H"][...] = 31 << 3  # 1 times the scale
     learner.states[f"{LARGE}/H_scale"][...] = 1.0
     for _ in range(300):
-        learner.train_step(np.zeros_like(X), Y)  # whose gradient by the first weights is zero
+        learner.train_step(np.zeros_like(X), Y)  # its gradient for the first weights is zero
     codes, scales = learner.states[f"{LARGE}/H"].reshape(-1, 256), learner.states[f"{LARGE}/H_scale"]
     mean = np.mean(2.0 ** ((codes >> 3) - 31.0) * (1 + (codes & 7) / 8) * scales[:, None])
     assert abs(mean - 0.999**300) < 0.03
@@ -187,7 +187,7 @@ def test_what_is_refused(options, sentence):
 
 
 class Two:
-    """Enough of two processes to be told what cannot be."""
+    """Stand-in for two ranks, for errors before any communication."""
 
     rank, size = 0, 2
 

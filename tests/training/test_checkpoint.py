@@ -1,4 +1,4 @@
-"""Checkpoints: any tensor survives, only complete checkpoints are ever seen, damage and mix-ups are named."""
+"""Checkpoints: all tensor types survive, only complete checkpoints are visible, errors name damage and mismatches."""
 
 import json
 import math
@@ -294,7 +294,7 @@ def test_a_disk_that_fails_leaves_the_checkpoints_before(tmp_path, monkeypatch, 
     assert store.load()[1]["step"] == 2
 
 
-# Every tensor holds the step, so a checkpoint that mixes two steps shows.
+# Every tensor holds the step, which reveals a checkpoint that mixes two steps.
 WRITER = """
 import sys, numpy as np
 from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
@@ -337,7 +337,7 @@ def test_a_killed_writer_never_leaves_a_broken_checkpoint(tmp_path):
     assert len(names(tmp_path)) == 4
 
 
-# Dies in front of its n-th file operation, for every n: an audit hook sees all but fsync, which is replaced.
+# The process dies before its n-th file operation, for every n: an audit hook sees all except fsync, which is patched.
 CRASHER = """
 import os, sys, numpy as np
 from onnxtrain.training.checkpoints.checkpoint import CheckpointStore

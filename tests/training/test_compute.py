@@ -1,4 +1,4 @@
-"""Training with products in bfloat16: the losses of float32, nearly; who may; what is not rounded."""
+"""Matrix multiplication in bfloat16: losses near those of float32, requirements, values that are not rounded."""
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,7 @@ STEPS = 20
 
 @pytest.fixture
 def anywhere(monkeypatch):
-    """Kernels give the same bits without the instruction, so that every machine can test them."""
+    """Skip the CPU check: kernels give the same bits without the instruction, so that every machine can test them."""
     monkeypatch.setattr(native, "multiplies_bfloat16", lambda: True)
 
 
@@ -31,7 +31,7 @@ def points(features=64, classes=5):
 
 
 def language_model(monkeypatch, stored):
-    """A decoder whose linear layers are wide enough, with weights stored in a type."""
+    """Return a decoder with sufficiently wide linear layers and weights stored in a type."""
     monkeypatch.setattr(decoder, "HIDDEN", 64)
     monkeypatch.setattr(decoder, "INNER", 96)
     model = decoder.decoder()
@@ -52,7 +52,7 @@ def rounded_nodes(trainer):
 
 
 def test_a_network_learns_alike(anywhere):
-    """Every loss of 20 steps within a hundredth of float32's, and of the first."""
+    """Every loss of 20 steps is within a hundredth of float32's."""
     model, data = onnxtrain.examples.mlp((64, 96, 64, 5)), points()
     _, exact = losses(model, data, "float32", loss="softmax_cross_entropy")
     trainer, found = losses(model, data, "bfloat16", loss="softmax_cross_entropy")
@@ -65,7 +65,7 @@ def test_a_network_learns_alike(anywhere):
 
 @pytest.mark.parametrize("stored", ["float", np.float16, ml_dtypes.bfloat16], ids=["float", "float16", "bfloat16"])
 def test_adapters_learn_alike(anywhere, monkeypatch, stored):
-    """Every loss of 20 steps within a hundredth of float32's; adapters themselves stay in float32."""
+    """Every loss of 20 steps is within a hundredth of float32's; adapters themselves stay in float32."""
     model = language_model(monkeypatch, stored)
     words = np.random.default_rng(1).integers(0, decoder.VOCABULARY, (3, 9))
     lora = onnxtrain.Lora(rank=4, alpha=8, targets="*_proj")
@@ -73,7 +73,7 @@ def test_adapters_learn_alike(anywhere, monkeypatch, stored):
     _, exact = losses(model, (words[:, :-1], words[:, 1:]), "float32", **options)
     trainer, found = losses(model, (words[:, :-1], words[:, 1:]), "bfloat16", **options)
     bases = [node.inputs[1] for node in rounded_nodes(trainer)]
-    assert len(bases) >= 4 * 7 - 3  # of two layers, forwards and back, but for what nothing is learned in front of
+    assert len(bases) >= 4 * 7 - 3  # two layers; without trainable weights before them, input gradients are missing
     assert all(min(value.shape) >= 64 for value in bases)
     if stored != "float":
         assert {value.dtype.numpy() for value in bases} == {np.dtype(stored)}

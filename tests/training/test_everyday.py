@@ -1,4 +1,4 @@
-"""Everyday use of a trainer: fit(x, y), weights of examples, copies, weights in and out."""
+"""Everyday use of a trainer: fit(x, y), sample weights, copies, reading and setting weights."""
 
 import copy
 import pickle
@@ -91,7 +91,7 @@ CASES = {
 
 
 def torch_weights(model, weights, terms, count):
-    """The parameters after one step of plain gradient descent at the rate 0.5, by PyTorch."""
+    """Return PyTorch's parameters after one step of gradient descent with learning rate 0.5."""
     tensors = {
         t.name: torch.tensor(onnx.numpy_helper.to_array(t).copy(), requires_grad=True) for t in model.graph.initializer
     }
@@ -121,7 +121,7 @@ def test_weights_of_examples_multiply_their_terms(name, accumulate):
 
 
 def test_weights_follow_their_examples():
-    """Weights of zero are examples that are not there, in whatever order and part of the data."""
+    """Examples of weight zero count like absent ones, in any order and part of the data."""
     weights = (np.arange(12) % 2).astype(np.float64)
     one = trainer(seed=1)
     one.fit(X, LABELS, sample_weight=weights, batch_size=12, epochs=3)
@@ -130,7 +130,7 @@ def test_weights_follow_their_examples():
     other.fit(X, wrong, sample_weight=weights, batch_size=12, epochs=3)
     for name, array in one.parameters.items():
         np.testing.assert_allclose(other.parameters[name], array, atol=1e-6)
-    one.fit(X, LABELS, epochs=1)  # without them again
+    one.fit(X, LABELS, epochs=1)  # without weights
     assert not one.config.weighted
 
 

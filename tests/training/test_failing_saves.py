@@ -1,4 +1,4 @@
-"""A save that fails loses nothing: the trainer stays usable, and the error names a path that can be written."""
+"""A failed save loses nothing: the trainer stays usable, and the error suggests a writable path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with low-bit weights: layers before them are trained, and they stay unchanged."""
+"""Models with low-bit weights: earlier layers train, and low-bit weights do not change."""
 
 import numpy as np
 import onnx

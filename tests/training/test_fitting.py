@@ -1,4 +1,4 @@
-"""The loop: checkpoints that resume bit for bit, early stopping, failures that name the way out."""
+"""The training loop: bit-exact resumption, early stopping, errors with a remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS = {"batch_size": 8, "schedule": "cosine", "metrics": ["accuracy"]}
 
 
 class StopAt(Callback):
-    """Stops the process's training after some steps, as a kill would."""
+    """Callback that ends a training after some steps, like a kill."""
 
     def __init__(self, step: int) -> None:
         self.step = step

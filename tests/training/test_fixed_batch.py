@@ -1,4 +1,4 @@
-"""Models of a fixed batch size: a last partial batch counts with exactly its own examples, everywhere."""
+"""Models of a fixed batch size: only the real examples of a padded last batch count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIXED, EXAMPLES = 4, 30
 
 
 def network(batch: int | str, *, outputs: int = 3) -> onnx.ModelProto:
-    """Two layers that take batches of this size."""
+    """Return a model of two layers with this batch size."""
     rng = np.random.default_rng(0)
     text = f"""<ir_version: 8, opset_import: ["": 18]> m (float[{batch},5] x) => (float[{batch},{outputs}] y) {{
         h = MatMul(x, w1)  a = Tanh(h)  z = MatMul(a, w2)  y = Add(z, b) }}"""
@@ -28,7 +28,7 @@ def network(batch: int | str, *, outputs: int = 3) -> onnx.ModelProto:
 
 
 def sequences(batch: int | str) -> onnx.ModelProto:
-    """Logits of rank 3: [batch, 2, 3] for tokens [batch, 2, 5]."""
+    """Return a model with logits [batch, 2, 3] for tokens [batch, 2, 5]."""
     text = f"""<ir_version: 8, opset_import: ["": 18]> m (float[{batch},2,5] x) => (float[{batch},2,3] y) {{
         y = MatMul(x, w) }}"""
     return with_weights(text, w=np.random.default_rng(0).normal(size=(5, 3)))
@@ -90,7 +90,7 @@ def data(kind: str, size: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pair(case: str, tmp_path, **options) -> tuple[Trainer, Trainer, tuple[np.ndarray, np.ndarray]]:
-    """The same model with a fixed and with a dynamic batch size, and data."""
+    """Return a model with a fixed and with a dynamic batch size, and data."""
     loss, kind = CASES[case]
     build = sequences if kind == "rank 3" else network
     settings = {
@@ -111,7 +111,7 @@ def test_evaluation_measures_exactly_all_examples(case: str, tmp_path) -> None:
     fixed, free, examples = pair(case, tmp_path)
     if case not in ("custom", "model"):
         expected = free.evaluate(examples, batch_size=EXAMPLES)["loss"]
-    else:  # a loss that is no sum: batches of the same sizes
+    else:  # a loss that is not a sum: batches of the same sizes
         expected = free.evaluate(examples, batch_size=FIXED)["loss"]
     assert fixed.evaluate(examples)["loss"] == pytest.approx(expected, rel=1e-6)
     first = tuple(array[:3] for array in examples)
@@ -170,10 +170,10 @@ def test_a_step_on_fewer_examples(kernels: bool | None, tmp_path) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_micro_batches_are_whole_and_the_last_is_padded(case: str, tmp_path) -> None:
-    """With a fixed batch size a micro-batch is one batch, and a step takes up to ``accumulate`` of them."""
+    """A micro-batch is one batch of the fixed size; a step takes up to ``accumulate`` of them."""
     fixed, free, (x, y) = pair(case, tmp_path, accumulate=3)
     for rows in (12, 9, 10, 4, 1):
-        if case in ("custom", "model"):  # no sum: micro-batches must be the same
+        if case in ("custom", "model"):  # not a sum: micro-batches must be the same
             loss = fixed.train_step(x[:rows], y[:rows])
             for start in range(0, rows, FIXED):
                 part = {
@@ -281,9 +281,9 @@ def test_a_loss_inside_the_model_cannot_leave_padding_out() -> None:
     assert np.all(subject.parameters["w"] == 1)
     assert not subject._session.state["accumulated_weight"]
     assert subject.evaluate({"x": x[:28], "t": y[:28]})["loss"] > 0
-    # Training leaves such examples out, in every epoch others.
+    # Training leaves such examples out, different ones in every epoch.
     history = subject.fit({"x": x, "t": y}, epochs=2)
-    assert history.column("step") == [4.0, 8.0]  # three steps of two micro-batches, one of one
+    assert history.column("step") == [4.0, 8.0]  # three steps of two micro-batches, one step of one
     with pytest.raises(DataError, match=sentence):
         subject.fit({"x": x[:3], "t": y[:3]})
 
@@ -297,7 +297,7 @@ def test_a_loss_model_of_a_fixed_batch_size_is_refused(tmp_path) -> None:
 
 
 def time_first(batch: int | str, steps: int = 7) -> onnx.ModelProto:
-    """Examples first in the input, time first in one output, and an output that has no examples."""
+    """Return a model with examples first in the input, time first in one output, and an output without examples."""
     text = f"""<ir_version: 8, opset_import: ["": 18]> m (float[{batch},{steps},5] x)
         => (float[{batch},{steps},3] y, float[{steps},{batch},3] states, float[3] w0) {{
         y = MatMul(x, w)  states = Transpose<perm=[1,0,2]>(y)  w0 = Gather(w, zero) }}"""
@@ -342,7 +342,7 @@ def test_the_axis_of_the_examples_is_found_behind_a_reshape_to_fixed_sizes() -> 
 @pytest.mark.parametrize("steps", [3, 5])
 @pytest.mark.parametrize("batch", [FIXED, "N"])
 def test_rows_are_joined_along_the_axis_of_the_examples_where_shapes_do_not_tell(batch: int | str, steps: int) -> None:
-    """Time first, in a shape that is computed from floating numbers, where no inference follows."""
+    """The output has time first and a shape computed from floats, which shape inference does not follow."""
     model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> m (float[{batch},T] x) => (float[p,q,r] y)
         <float w = {{2}}> {{ h = Mul(x, w)  u = Transpose(h)  n = Shape(u)  one = Constant<value_ints=[1]>()
         k = Concat<axis=0>(n, one)  f = Cast<to=1>(k)  g = Abs(f)  s = Cast<to=7>(g)  y = Reshape(u, s) }}""")

@@ -1,4 +1,4 @@
-"""Gradients of models in half precision: computed in single precision, in the types of the file."""
+"""Gradients of float16 and bfloat16 models: computed in float32, returned in the types of the file."""
 
 from __future__ import annotations
 

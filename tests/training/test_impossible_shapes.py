@@ -1,4 +1,4 @@
-"""Sizes beyond any array beside a size of 0: no bytes are missing, and still nothing can have such a shape."""
+"""Impossible shapes: sizes larger than any array next to a size of 0, so that no data is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV-cache inputs, as PyTorch's older exporter and optimum write them: removed, or named where they stay."""
+"""KV-cache inputs of PyTorch's older exporter and of optimum: removed, or reported if they stay."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def test_all_pasts_of_an_exported_cache_are_left_out(tmp_path: Path) -> None:
     assert isinstance(found, dict)
     np.testing.assert_allclose(found["logits"], expected, atol=1e-5)
     labels = torch.as_tensor(tokens)
-    without_cache = network.eval()(labels).logits  # the export puts the wrapper and its parts back into training mode
+    without_cache = network.eval()(labels).logits  # the export sets the wrapper and its submodules to training mode
     wanted = torch.nn.functional.cross_entropy(without_cache.reshape(-1, 17), labels.reshape(-1)).item()
     trainer = onnxtrain.Trainer(path, loss="cross_entropy", output="logits")
-    for caches in ({}, empty):  # the file's own six inputs, and those that are left
+    for caches in ({}, empty):  # with all six inputs of the file, and with the remaining ones
         data = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), **caches}, tokens
         assert trainer.evaluate(data)["loss"] == pytest.approx(wanted, rel=1e-5)
     trainer.fit(data, epochs=1, batch_size=2, progress=False)
@@ -95,7 +95,7 @@ def test_pasts_of_one_model_go_together_or_stay() -> None:
         return leave_out_pasts(ModelFile.load(_decoder(*given)).training_model())
 
     assert left_out("p") == []
-    assert left_out("p2") == []  # a symbol of its own, but a cache of the same kind by its name
+    assert left_out("p2") == []  # a symbol of its own, but a cache of the same model by its name
     assert left_out("p2", "past.1.value") == []
     assert left_out("p", "past.1.encoder.key") == []
     assert left_out("encoder_length", "past.1.encoder.key") == ["past.0.key"]
@@ -129,7 +129,7 @@ def test_data_may_have_the_inputs_of_a_past_without_rows() -> None:
 
 
 def _merged() -> onnx.ModelProto:
-    """A decoder as optimum merges it: weights outside, small constants and nodes in two branches."""
+    """Return a merged decoder like optimum's: large weights outside, small constants and nodes in two branches."""
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 18]>
         merged (int64[b, t] input_ids, float[b, 1, p, 4] past_key_values_0_key, bool[1] use_cache_branch)
@@ -335,7 +335,7 @@ def test_a_length_of_the_cache_that_the_exporter_wrote_as_a_constant_is_said(fol
 
 
 class _Dataset:
-    """A dataset with the interface of Hugging Face's."""
+    """Dataset with the interface of Hugging Face datasets."""
 
     __module__ = "datasets"
     features: ClassVar[dict[str, Any]] = {}

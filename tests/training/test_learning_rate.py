@@ -1,4 +1,4 @@
-"""The learning rate that was set last wins: over the optimizer's, over a schedule, and after a resume."""
+"""The learning rate set last takes precedence over the optimizer's, over a schedule, and after a resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIT = {"epochs": 2, "batch_size": 8}  # six steps
 
 
 class Rates(Callback):
-    """Keeps the learning rate of every step, and sets another after some steps, through the trainer or the state."""
+    """Record the learning rate of every step, and set another after some steps, through the trainer or the state."""
 
     def __init__(self, subject=None, changes: dict[int, float] | None = None, stop: int = 0) -> None:
         self.subject, self.changes, self.stop = subject, changes or {}, stop
@@ -57,7 +57,7 @@ def test_a_rate_that_a_callback_sets_holds_from_the_next_step_on(through: str, s
 
 
 def test_the_rate_reaches_the_update() -> None:
-    """With a rate of 0 nothing moves any more."""
+    """With a learning rate of 0, weights do not change."""
     subject, kept = trainer(), {}
 
     class Keep(Callback):
@@ -97,7 +97,7 @@ def test_what_a_schedule_leaves_is_not_what_the_next_training_starts_from() -> N
     assert subject.learning_rate == first.rates[-1] < 0.01
     subject.fit(data(), schedule="linear", callbacks=[second], **FIT)
     assert second.rates == first.rates
-    subject.fit(data(), callbacks=[third], **FIT)  # but what a user set stays
+    subject.fit(data(), callbacks=[third], **FIT)  # a rate set by the user is kept
     after = Rates()
     subject.fit(data(), callbacks=[after], **FIT)
     assert third.rates == [0.01] + [0.5] * 5

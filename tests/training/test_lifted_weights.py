@@ -1,4 +1,4 @@
-"""Weights in Constant nodes and in bodies are trained like any other, and written back to where they were."""
+"""Weights in Constant nodes and bodies train like others, and are written back to their nodes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_trained_and_written_back(case, raw, tmp_path):
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_initializers(case):
-    """Finite differences of what the file itself computes."""
+    """Compare with finite differences of the original file."""
     model = parsed(CASES[case])
     width = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
     x = np.abs(RANDOM.normal(size=(4, width))).astype(np.float32)
@@ -134,7 +134,7 @@ def test_frozen_ones_stay(tmp_path):
 
 def test_a_constant_of_the_computation_is_none(tmp_path):
     rows = {row.name: row for row in onnxtrain.inspect(parsed(NODES)).initializers}
-    assert set(rows) == {"w", "shift"}  # what only scales the input stays a constant
+    assert set(rows) == {"w", "shift"}  # a scale of the input stays a constant
     with pytest.raises(OptionError, match="'scale' matches no initializer"):
         onnxtrain.Trainer(parsed(NODES), loss="mean_squared_error", train="scale")
 

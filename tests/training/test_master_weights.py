@@ -1,4 +1,4 @@
-"""Weights in half precision that are trained: with masters in float32, and in bfloat16 as they are."""
+"""Training of float16 and bfloat16 weights: with float32 master weights, and directly in bfloat16."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def halved(model, kind="bfloat16"):
-    """A model with its weights, and what is computed, in half precision; the input stays as it is."""
+    """Return a model with weights and computation in half precision; its input stays float32."""
     dtype = {"bfloat16": onnx.TensorProto.BFLOAT16, "float16": onnx.TensorProto.FLOAT16}[kind]
     for tensor in model.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT:
@@ -58,7 +58,7 @@ def graph_of(learner):
 @pytest.mark.parametrize("master_weights", [True, False])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_gradients_are_float32_so_that_nothing_scales_losses(kind, master_weights):
-    """The rule that makes loss scaling useless: in half precision there are weights, rows of them, and inputs."""
+    """Only weights, their rows and inputs are in half precision, so that loss scaling is not needed."""
     if kind == "float16" and not master_weights:
         return
     options = {"lora": onnxtrain.Lora(rank=2), "train": "*lm_head*"} if master_weights else {}
@@ -95,7 +95,7 @@ def test_weights_take_two_bytes_and_the_file_has_them_as_they_are(tmp_path):
 
 
 def sum_of_products(count):
-    """loss = mean over examples of the sum of x w: the gradient by w is x."""
+    """Return a model with loss = mean over examples of sum(x w): the gradient of w is the mean of x."""
     model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
         g (bfloat16[n,{count}] x) => (bfloat16 y) {{ p = Mul(x, w) y = ReduceMean<keepdims=0>(p) }}""")
     model.graph.initializer.append(helper.make_tensor("w", onnx.TensorProto.BFLOAT16, [count], np.ones(count)))
@@ -104,7 +104,7 @@ def sum_of_products(count):
 
 @pytest.mark.parametrize("state_dtype", [None, "bfloat16"])
 def test_steps_that_are_too_small_for_the_nearest_number_are_taken_in_the_mean(state_dtype):
-    """200 steps of 1e-4 from 1, whose neighbour in bfloat16 is 0.0039 below: rounded to the nearest, it stays 1."""
+    """Take 200 steps of 1e-4 from 1; the next bfloat16 is 0.0039 below, so rounding to nearest would stay at 1."""
     count, rate = 40_000, 1e-4
     optimizer = onnxtrain.Momentum(rate * count, alpha=0.0)
     learner = onnxtrain.Trainer(
@@ -119,8 +119,8 @@ def test_steps_that_are_too_small_for_the_nearest_number_are_taken_in_the_mean(s
     nearest = (np.ones(1, np.float32) - np.float32(rate)).astype(BFLOAT16)
     assert nearest == 1
     w = learner.parameters["w"].astype(np.float64)
-    assert len(np.unique(w)) > 3  # each by itself
-    # The variance of a step between neighbours u apart is at most u rate: five deviations of the mean.
+    assert len(np.unique(w)) > 3  # each element is rounded independently
+    # The variance of a step between neighbors u apart is at most u rate; allow five standard deviations of the mean.
     assert w.mean() == pytest.approx(1 - 200 * rate, abs=5 * np.sqrt(200 * 2**-8 * rate / count))
 
 
@@ -142,7 +142,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_learns_with_and_without_kernels(optimizer):
-    """The random bits are the same, so weights are the same except where updates differ by float32 rounding."""
+    """The random bits are equal, so weights differ only where updates differ by float32 rounding."""
     made = getattr(onnxtrain, optimizer)
     rate = {"SSGD": 0.2, "Momentum": 0.2, "SGD": 0.2, "Adagrad": 0.1}.get(optimizer, 0.02)
     needed = {"SSGD": {"p": 1.0}}.get(optimizer, {})
@@ -168,7 +168,7 @@ def test_an_update_widens_weights_part_by_part_and_writes_them_where_they_stand(
     operators = [node.op_type for node in graph_of(learner)]
     assert "FusedAdamW" in operators
     assert "RoundStochastic" not in operators
-    assert "BitwiseXor" not in operators  # of its body
+    assert "BitwiseXor" not in operators  # of the operator's body
     assert not set(learner._session._steps[0].second_buffers) & set(learner.parameters)
 
 
@@ -179,7 +179,7 @@ def test_products_read_large_weights_as_they_are_and_nothing_makes_them_float():
     assert not [node for node in graph if node.op_type == "Cast" and node.outputs[0].shape == (200, 200)]
     (weight,) = (value for value in graph.inputs if value.name in learner.parameters and value.shape == (200, 200))
     readers = [node.op_type for node in weight.consumers()]
-    assert sorted(readers) == ["FusedAdamW", "Linear", "LinearGradient"]  # the update, the product, its gradients
+    assert sorted(readers) == ["FusedAdamW", "Linear", "LinearGradient"]  # the update, the linear layer, its gradients
     assert learner._session._steps[0].second_buffers == ("T",)
 
 
@@ -198,7 +198,7 @@ def test_seeds_differ_and_training_models_go_on():
 
 @pytest.mark.parametrize("options", [{"loss": "next_token(chunk=4)"}, {"tie": True}], ids=str)
 def test_language_models_learn(options):
-    """All of it: a table of embeddings, products, the head, also where logits are made chunk by chunk."""
+    """Embeddings, linear layers and head train, also with logits computed chunk by chunk."""
     options = {"loss": LOSS, **options}
     learner = onnxtrain.Trainer(
         halved(decoder()), optimizer="adamw(lr=0.01)", precision=onnxtrain.Precision(master_weights=False), **options
@@ -290,6 +290,6 @@ def test_options_of_other_tools_are_answered(name, sentence):
 
 
 class Two:
-    """Enough of two processes to be told what cannot be."""
+    """Stand-in for two ranks, for errors before any communication."""
 
     rank, size = 0, 2

@@ -1,4 +1,4 @@
-"""A training holds its weights once: those of the file are released, and its buffers stay where they are."""
+"""A training holds its weights once: the file's copies are released, and its buffers do not move."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def largest(trainer: onnxtrain.Trainer) -> str:
 
 @pytest.mark.parametrize("fate", ["kept", "replaced", "overwritten", "removed"])
 def test_a_trainer_does_not_need_the_file_any_more(fate: str, tmp_path: Path) -> None:
-    """Evaluation, prediction, masks and targets of another kind build graphs anew, and saving writes them."""
+    """Evaluation, prediction, masks and other target types build new graphs; saving writes the weights."""
     trainer, reference = trainer_of(tmp_path), trainer_of(tmp_path)
     path = tmp_path / "mlp.onnx"
     if fate == "replaced":
@@ -101,7 +101,7 @@ print((anonymous("RssAnon") - before) / sum(array.nbytes for array in trainer.pa
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads resident memory from /proc")
 def test_a_training_with_adam_takes_four_times_its_weights(tmp_path: Path) -> None:
-    """Weights, two states and gradients: five times with the weights of the file."""
+    """Weights, two states and gradients take four times the memory; the file's weights would make it five."""
     paths = {"small": (64, 64, 64), "large": (64, 3000, 3000, 64)}
     for name, sizes in paths.items():
         onnx.save(onnxtrain.examples.mlp(sizes), tmp_path / f"{name}.onnx")
@@ -124,7 +124,7 @@ USES: dict[str, Callable[[onnxtrain.Trainer], object]] = {
 def test_the_memory_of_a_training_that_nobody_has_any_more_is_free_at_once(
     use: str, options: dict[str, object], tmp_path: Path
 ) -> None:
-    """Its buffers are in no circle of objects, which Python would look for some time later."""
+    """Buffers are in no reference cycle, so that they do not wait for the cyclic garbage collector."""
     trainer = trainer_of(tmp_path, **options)
     USES[use](trainer)
     states = weakref.ref(trainer._executor.states)

@@ -21,7 +21,7 @@ def trainer(**options):
 
 
 class Breaks:
-    """Makes the weights NaN at the end of an epoch, before what is listed behind it sees them."""
+    """Set weights to NaN at the end of an epoch, before later callbacks read them."""
 
     def __init__(self, epoch):
         self.epoch = epoch

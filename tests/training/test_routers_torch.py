@@ -1,4 +1,4 @@
-"""Routers of mixtures of experts have the gradients that PyTorch gives them."""
+"""Routers of mixtures of experts have the same gradients as in PyTorch."""
 
 from __future__ import annotations
 

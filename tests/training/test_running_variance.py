@@ -1,4 +1,4 @@
-"""The running variance of batch normalization: ONNX takes the population's, PyTorch the sample's."""
+"""Running variance of batch normalization: ONNX uses the population variance, PyTorch the sample variance."""
 
 from __future__ import annotations
 

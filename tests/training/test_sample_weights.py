@@ -1,4 +1,4 @@
-"""Weights of examples: as a column of any source, in validation and evaluation, and what is refused."""
+"""Sample weights: as a column of any source, in validation and evaluation, and refused values."""
 
 from __future__ import annotations
 

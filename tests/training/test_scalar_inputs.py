@@ -1,4 +1,4 @@
-"""Inputs of a model that are one number for all examples."""
+"""Model inputs that are a scalar for all examples."""
 
 from __future__ import annotations
 

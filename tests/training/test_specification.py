@@ -1,4 +1,4 @@
-"""The config: one list of options, a value, and the sessions that it makes or keeps."""
+"""The configuration: a single list of options, value semantics, and the sessions that it rebuilds or keeps."""
 
 import dataclasses
 import inspect
@@ -57,7 +57,7 @@ def test_the_trainer_has_at_most_twenty_arguments_and_the_rest_by_name():
     assert set(own) == FIRST
     assert len(own) + 3 <= 20
     assert passed_on(onnxtrain.Trainer.__init__, "advanced") is AdvancedOptions
-    empty = {"runtime": None, "precision": None, "distributed": None}  # built anew for every config
+    empty = {"runtime": None, "precision": None, "distributed": None}  # a new object in every config
     assert own == {name: value for name, value in (defaults() | empty).items() if name in own}
 
 
@@ -121,7 +121,7 @@ def test_masks_are_a_value():
 
 @pytest.fixture
 def built(monkeypatch):
-    """The sessions that are built."""
+    """Record the sessions that are built."""
     found = []
     whole = TrainingSession.of_entries.__func__
 
@@ -148,7 +148,7 @@ def test_one_session_is_built_when_a_step_needs_it(built):
     trainer.predict(x)
     assert trainer.parameters[weight].shape == shape
     assert not built
-    trainer.fit((x, np.eye(3, dtype=np.float32)[y]), epochs=2)  # targets of another kind than is taken for granted
+    trainer.fit((x, np.eye(3, dtype=np.float32)[y]), epochs=2)  # targets of another form than the default
     assert built == [trainer._session]
 
 

@@ -1,4 +1,4 @@
-"""Optimizer states in bfloat16: as good as float32, half the bytes, resumed bit for bit, and what is refused."""
+"""Optimizer states in bfloat16: as good as float32, half the bytes, bit-exact resumption, refused options."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_groups_and_wide_weights():
 
 @pytest.mark.parametrize("optimizer", [onnxtrain.Adam(2e-3), onnxtrain.AdamW(2e-3), onnxtrain.Momentum(0.02)], ids=repr)
 def test_it_trains_as_well_as_with_float32(optimizer):
-    """On noisy digits of ten classes, 400 steps: losses on other digits within half a per cent."""
+    """After 400 steps on noisy digits of ten classes, validation losses differ by less than half a percent."""
     data, test = noisy_digits(1600, 2000)
     losses = []
     for state_dtype in (None, "bfloat16"):
@@ -98,11 +98,11 @@ def test_it_trains_as_well_as_with_float32(optimizer):
 
 
 def test_an_average_that_changes_by_a_thousandth_falls():
-    """Rounding to nearest would leave values unchanged: half a rounding step of bfloat16 is at least 0.2%."""
+    """Rounding to nearest would not change values: half a rounding step of bfloat16 is at least 0.2%."""
     learner = trainer(optimizer=onnxtrain.Adam(0.0))
     learner.states["layer1.weight/H"][...] = 1.0
     for _ in range(300):
-        learner.train_step(np.zeros_like(X), Y)  # whose gradient by the first weights is zero
+        learner.train_step(np.zeros_like(X), Y)  # its gradient for the first weights is zero
     mean = float(learner.states["layer1.weight/H"].astype(np.float64).mean())
     assert abs(mean - 0.999**300) < 0.03
 
@@ -125,7 +125,7 @@ def test_what_is_refused(options, sentence):
 
 
 class Two:
-    """Enough of two processes to be told what cannot be."""
+    """Stand-in for two ranks, for errors before any communication."""
 
     rank, size = 0, 2
 

@@ -1,4 +1,4 @@
-"""The trainer: steps, options, saving, data of every form."""
+"""The trainer: steps, options, saving, all forms of data."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_one_hot_targets_train_like_labels() -> None:
 
 
 class Distributions:
-    """Batches that do not tell what they hold before they are read."""
+    """Batches of unknown types and shapes until they are read."""
 
     def __iter__(self):
         x, y = data()
@@ -137,7 +137,7 @@ def test_trained_on_distributions_and_measured_on_labels() -> None:
     soft = np.full((len(labels), 3), 0.1, np.float32)
     soft[np.arange(len(labels)), labels] = 0.8
     subject = trainer()
-    before = subject.evaluate((x, soft))["loss"]  # measured before any training says what the targets are
+    before = subject.evaluate((x, soft))["loss"]  # evaluated before training determines the form of the targets
     history = subject.fit((x, soft), validation=(x, labels), metrics=["accuracy"], epochs=2, shuffle=False)
     assert history.rows[-1]["val_accuracy"] == subject.evaluate((x, labels), metrics=["accuracy"])["accuracy"]
     logits = subject.predict(x)

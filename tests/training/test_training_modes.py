@@ -15,7 +15,7 @@ from onnxtrain.errors import OptionError
 
 
 def normalized(momentum: float = 0.8) -> onnx.ModelProto:
-    """y = W batchnorm(x), exported for inference."""
+    """Return a model of y = W batchnorm(x), exported for inference."""
     nodes = [
         helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["h"], "norm", momentum=momentum),
         helper.make_node("MatMul", ["h", "w"], ["y"]),
@@ -112,7 +112,7 @@ def test_dropout_drops_on_request_only() -> None:
     losses, _ = _trained(0)
     assert losses == [0.0] * 4
     losses, weights = _trained(0, dropout=True)
-    assert losses[0] == pytest.approx(1.0, abs=1e-6)  # 2 or 0 where 1 is wanted
+    assert losses[0] == pytest.approx(1.0, abs=1e-6)  # outputs are 2 or 0, the target is 1
     assert len(np.unique(weights)) > 4
 
 
@@ -123,7 +123,7 @@ def test_dropout_masks_follow_the_seed() -> None:
 
 
 def test_masks_of_nodes_and_steps_are_independent() -> None:
-    """Two nodes, and two steps of a node, drop what the other drops as often as chance has it."""
+    """Two nodes, and two steps of a node, drop the same elements as often as independent masks would."""
     text = """<ir_version: 8, opset_import: ["": 18]> m (float[N,64] x) => (float[N,64] y, bool[N,64] p, bool[N,64] q)
         <float r = {0.1}, float[64] w = {%s}>
         { d, p = Dropout(x, r)  e, q = Dropout(x, r)  s = Add(d, e)  y = Mul(s, w) }"""
@@ -141,7 +141,7 @@ def test_masks_of_nodes_and_steps_are_independent() -> None:
 
 
 def _drawn(node: onnx.NodeProto, x: np.ndarray) -> list[np.ndarray]:
-    """The masks of a Dropout node in two runs."""
+    """Return the masks of a Dropout node in two runs."""
     made = helper.make_node("Dropout", ["x", "r", "t"], ["y", "mask"], seed=node.attribute[0].i)
     values = {"r": np.float32(0.1), "t": np.asarray(True)}
     graph = helper.make_graph(

@@ -1,4 +1,4 @@
-"""Training models as somebody else would write them, by hand, without this project's builder."""
+"""Training models written by hand, as other tools would write them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SGD = """sgd (float[N,1] t, float rate) => (float loss, float[3,1] w_next) {
 
 
 def plain_sgd() -> onnx.ModelProto:
-    """w <- w - rate dL/dw, L the mean squared error."""
+    """Return a training model of w <- w - rate dL/dw, with the mean squared error L."""
     info = entry(graph(SGD), {"w": "w_next"})
     return model(graph(MAIN), [info], [initializer("w", WEIGHT)])
 

@@ -1,4 +1,4 @@
-"""TrainingSession on training models that this project did not write."""
+"""TrainingSession on training models of other tools."""
 
 from __future__ import annotations
 
@@ -166,8 +166,11 @@ def _reversed() -> onnx.ModelProto:
 
 BAD = {
     "no training_info": (lambda: model(graph(MAIN), [], [initializer("w", WEIGHT)]), "has no training_info"),
-    "key is no initializer": (lambda: _bindings({"v": "w_next"}), r"update_binding has the key 'v', which is no init"),
-    "value is no output": (lambda: _bindings({"w": "g"}), r"gives 'w' the value 'g', which is no output of the algo"),
+    "key is no initializer": (lambda: _bindings({"v": "w_next"}), r"has the key 'v', which is not an initializer of"),
+    "value is not an output": (
+        lambda: _bindings({"w": "g"}),
+        r"gives 'w' the value 'g', which is not an output of the algo",
+    ),
     "key twice": (_twice, "has the key 'w' twice"),
     "shape differs": (
         lambda: _bindings({"w": "loss"}),
@@ -195,7 +198,7 @@ BAD = {
         lambda: _with_initialization(
             "i () => (float[3,1] b) { b = Constant<value = float[3,1] {1,2,3}>() }", {"w": "c"}
         ),
-        "gives 'w' the value 'c', which is no output of the initialization graph",
+        "gives 'w' the value 'c', which is not an output of the initialization graph",
     ),
     "unknown operator input": (
         lambda: _bindings({"w": "w_next"}, SGD.replace("Sub(y, t)", "Sub(yy, t)")),

@@ -1,4 +1,4 @@
-"""More than one process on one training: what they say to each other, and the engines that carry it.
+"""Data-parallel training: communicators, MPI, and gradient compression.
 
 >>> from onnxtrain.distributed import Single
 >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Communication between data-parallel ranks: the few operations that an engine must have."""
+"""Communication between data-parallel ranks: the interface of communication engines."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Result = TypeVar("Result")
 
 
 class Communicator(ABC):
-    """A group of processes, each with its rank, that call the same operations in the same order.
+    """A group of processes (ranks) that call the same operations in the same order.
 
-    Arrays are C-contiguous and of the same type and shape in every rank; operations change them in place. An engine
-    needs :meth:`all_reduce_`, :meth:`broadcast_` and :meth:`all_gather_`; the rest is made of these, or better done by
-    an engine that can.
+    Arrays are C-contiguous and have the same type and shape on every rank; operations change them in place. An engine
+    implements :meth:`all_reduce_`, :meth:`broadcast_` and :meth:`all_gather_`. The other operations are built from
+    these; an engine may override them with faster ones.
 
     Attributes:
-        rank: The number of this process, from 0.
-        size: How many processes there are.
-        overlap: Whether operations may run in another thread than the one that made this, one at a time: then those of
-            a step run beside its backward pass.
-        compress: How gradients are sent; ``None`` for as they are.
+        rank: Index of this process, from 0.
+        size: Number of processes.
+        overlap: Whether another thread than the creating one may run operations, one at a time. If so, gradients are
+            summed during the backward pass.
+        compress: Compression of the gradients that are sent; ``None`` for none.
     """
 
     rank: int
@@ -38,34 +38,34 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
-        """Replace all elements by those that the rank ``root`` has. Moves bytes, whatever the type of the elements."""
+        """Replace all elements by those of the rank ``root``; copies bytes, so that any element type is allowed."""
 
     @abstractmethod
     def all_gather_(self, array: np.ndarray) -> None:
-        """Fill an array [size, ...] of which each rank has the row of its number with the rows of all others.
+        """Fill row r of an array [size, ...] with row r of rank r, for all ranks r.
 
-        Moves bytes, whatever the type of the elements.
+        Copies bytes, so that any element type is allowed.
         """
 
     def reduce_scatter_(self, array: np.ndarray) -> None:
-        """Replace the row of this rank, of an array [size, ...], by its sum over all ranks; other rows are lost."""
+        """Replace this rank's row of an array [size, ...] by its sum over all ranks; other rows become undefined."""
         self.all_reduce_(array)
 
     def all_to_all_(self, array: np.ndarray) -> None:
-        """Send the rows of an array [size, ...] to the ranks of their numbers; rows are then what those have sent."""
+        """Send row r of an array [size, ...] to rank r, and replace it by the row that rank r sent to this rank."""
         whole = np.zeros((self.size, *array.shape), array.dtype)
         whole[self.rank] = array
         self.all_gather_(whole)
         array[...] = whole[:, self.rank]
 
     def fail(self, sentence: str) -> None:  # noqa: B027 - an engine that cannot has nothing to do
-        """Tell the other ranks that this one ends, and why, where the engine can: they raise ParallelError."""
+        """Tell the other ranks that this one ends, and why, if the engine can; they raise ParallelError."""
 
-    def behind(self, computation: bool) -> None:  # noqa: B027 - an engine that does not care has nothing to do
-        """Say whether other threads compute from now on, and need the processor more than one that waits."""
+    def behind(self, computation: bool) -> None:  # noqa: B027 - an engine may ignore it
+        """Announce whether other threads compute from now on; if so, waiting should use little CPU time."""
 
-    def abandon(self) -> None:  # noqa: B027 - an engine that cannot ends by its timeout
-        """End what waits for other ranks in another thread, where the engine can: it raises ParallelError."""
+    def abandon(self) -> None:  # noqa: B027 - other engines end by their timeout
+        """Abort an operation that waits in another thread, if the engine can; the operation raises ParallelError."""
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Gather a picklable value of every rank, in the order of the ranks."""
@@ -98,7 +98,7 @@ class Communicator(ABC):
 
 
 class Single(Communicator):
-    """A process alone, where a communicator is wanted."""
+    """Communicator of a single process."""
 
     rank = 0
     size = 1
@@ -114,12 +114,12 @@ class Single(Communicator):
 
 
 class Compression(ABC):
-    """A sum over all ranks of which less is sent than its terms are, with error feedback.
+    """Compressed sum of gradients over all ranks, with error feedback.
 
-    Every rank r has a residual e_r, at first 0. Of its gradients g_r it sends c_r = C(g_r + e_r), where C drops digits
-    or elements, and keeps the rest, e_r <- g_r + e_r - c_r, for the next step. The sum of all c_r is taken in the order
-    of the ranks, in the type of the gradients, so that its bits depend on the number of ranks and on nothing else.
-    Nothing is lost: the sums of all steps and the residuals are together the gradients of all steps, up to rounding.
+    Every rank r has a residual e_r, initially 0. It sends c_r = C(g_r + e_r) for its gradients g_r, where C drops
+    digits or elements, and keeps the rest for the next step: e_r <- g_r + e_r - c_r. The c_r are summed in rank order,
+    in the type of the gradients, so that the bits of the sum depend only on the number of ranks. Nothing is lost: the
+    sums of all steps plus the residuals equal the gradients of all steps, up to rounding.
 
     Seide et al., 1-bit stochastic gradient descent, 2014; Karimireddy et al., Error feedback fixes SignSGD, 2019.
     """
@@ -128,12 +128,11 @@ class Compression(ABC):
     def reduce_(
         self, communicator: Communicator, gradients: np.ndarray, residual: np.ndarray, *, scatter: bool = False
     ) -> None:
-        """Replace gradients by the sum of what all ranks send of theirs; the residual gets what was not sent.
+        """Replace gradients by the sum of all ranks' compressed gradients, and update the residual.
 
         Args:
             communicator: The ranks.
-            gradients: Of any number of elements that the ranks can share equally [size n].
-            residual: What was not sent before, of the same type and shape; changed in place.
-            scatter: Whether each rank needs the sum of its share alone, that of its number among equal ones; what
-                stands in the others is then any number.
+            gradients: Gradients [size * n], divisible into one equal share per rank.
+            residual: Residual of earlier steps, of the same type and shape; changed in place.
+            scatter: Whether each rank needs only the sum of its own share; the other shares become undefined.
         """

@@ -1,4 +1,4 @@
-"""Gradients that are sent with fewer bits, or in part; what is left out is added to those of the next step."""
+"""Gradient compression with error feedback: rounding to 16 bits, and top-k sparsification."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from onnxtrain.spelling import checks_arguments
 
 
 class Rounding(Compression):
-    """Gradients rounded to float16 or bfloat16.
+    """Round gradients to float16 or bfloat16.
 
-    They are divided by the power of two above the largest of what a rank sends at a time, so that none leaves the
-    range of the type. Each rank gets its share of all, adds them up, and sends the sum, rounded again: that residual is
-    kept by the one that adds. It sends 2 (N - 1) / N of the elements, as without compression, in 2 bytes each.
+    A rank divides each message by a power of two above its largest magnitude, so that no value overflows. Each rank
+    sums its share of the gradients and sends the sum, rounded again; it keeps the residual of this second rounding.
+    N ranks send 2 (N - 1) / N of the elements each, as without compression, in 2 bytes per element.
 
     Args:
         name: ``"float16"`` (11 bits of precision) or ``"bfloat16"`` (8 bits).
@@ -37,10 +37,10 @@ class Rounding(Compression):
     def reduce_(
         self, communicator: Communicator, gradients: np.ndarray, residual: np.ndarray, *, scatter: bool = False
     ) -> None:
-        """Replace gradients by the sum of what all ranks send of theirs; see :class:`Compression`."""
+        """Replace gradients by the sum of all ranks' rounded gradients; see :class:`Compression`."""
         rank, dtype = communicator.rank, gradients.dtype
         shares, residuals = (array.reshape(communicator.size, -1) for array in (gradients, residual))
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):  # it is found in the loss
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):  # a check of the loss finds NaN
             residuals += shares
             sent = self._written(residuals)
             residuals -= self._read(sent, dtype)
@@ -57,7 +57,7 @@ class Rounding(Compression):
             shares[...] = self._read(sent, dtype)
 
     def _written(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers [..., n] as bytes [..., 4 + 2 n]: an exponent, the same in all rows, and what it scales."""
+        """Encode values [..., n] as bytes [..., 4 + 2 n]: a common exponent in each row, then the scaled values."""
         largest = float(np.max(np.abs(numbers), initial=0))
         exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
         found = np.empty((*numbers.shape[:-1], 4 + 2 * numbers.shape[-1]), np.uint8)
@@ -73,13 +73,13 @@ class Rounding(Compression):
 
 @checks_arguments
 class TopK(Compression):
-    """The largest gradients alone: of each bucket the share that is given, at least one.
+    """Send only the largest gradients of each bucket, at least one.
 
-    Every rank sends the numbers and the places of its largest to all others: (N - 1) times 8 bytes for each. What is
-    not among them waits in the residual until it is.
+    Every rank sends values and indices of its largest elements to all N - 1 others, 8 bytes for each float32 element.
+    All other elements stay in the residual until they are among the largest.
 
     Args:
-        share: Above 0, at most 1: the share of the elements that are sent.
+        share: Fraction of the elements to send, above 0 and at most 1.
 
     Raises:
         OptionError: The share is out of this range.
@@ -96,28 +96,28 @@ class TopK(Compression):
     def reduce_(
         self, communicator: Communicator, gradients: np.ndarray, residual: np.ndarray, *, scatter: bool = False
     ) -> None:
-        """Replace gradients by the sum of what all ranks send of theirs; see :class:`Compression`."""
+        """Replace gradients by the sum of all ranks' largest gradients; see :class:`Compression`."""
         residual += gradients
         count = max(1, math.ceil(self.share * residual.size))
-        largest = np.argpartition(np.abs(residual), residual.size - count)[residual.size - count :]  # NaN is the last
-        place = np.dtype(np.int32 if residual.size < 1 << 31 else np.int64)
-        sent = np.empty((communicator.size, count * (place.itemsize + residual.itemsize)), np.uint8)
-        bound = count * place.itemsize
-        sent[communicator.rank, :bound] = largest.astype(place).view(np.uint8)
+        largest = np.argpartition(np.abs(residual), residual.size - count)[residual.size - count :]  # NaN sorts last
+        index_type = np.dtype(np.int32 if residual.size < 1 << 31 else np.int64)
+        sent = np.empty((communicator.size, count * (index_type.itemsize + residual.itemsize)), np.uint8)
+        bound = count * index_type.itemsize
+        sent[communicator.rank, :bound] = largest.astype(index_type).view(np.uint8)
         sent[communicator.rank, bound:] = residual[largest].view(np.uint8)
         residual[largest] = 0
         communicator.all_gather_(sent)
         gradients[...] = 0
         with np.errstate(over="ignore", invalid="ignore"):
-            for part in sent:  # a rank has each place at most once
-                gradients[part[:bound].view(place)] += np.ascontiguousarray(part[bound:]).view(residual.dtype)
+            for part in sent:  # the indices of one rank are distinct
+                gradients[part[:bound].view(index_type)] += np.ascontiguousarray(part[bound:]).view(residual.dtype)
 
 
 def choose_compression(given: object) -> Compression | None:
     """Return the compression that the argument ``compress`` names.
 
     Raises:
-        OptionError: There is nothing of that name.
+        OptionError: There is no compression of that name.
     """
     if given is None or isinstance(given, Compression):
         return given

@@ -1,4 +1,4 @@
-"""Data-parallel training: gradients of every rank's part of a batch, their sum, and the same update on all ranks."""
+"""Data-parallel training: each rank computes gradients of its part of a batch; all apply their sum."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ from onnxtrain.training_info.recipe import StepEntry
 from onnxtrain.version import __version__
 
 BUCKET_BYTES = 4 << 20
-"""Bytes of gradients that few ranks send together: smaller buckets cost waiting time, larger ones are ready late."""
+"""Bytes of a gradient bucket for few ranks: smaller buckets cost latency, larger ones are ready late."""
 
 FEW = 64
-"""Number of ranks that cut such a bucket into messages of 64 KiB. A smaller message costs more than its bytes: 15 us,
-and 0.37 ns for each byte, on the machine of docs/benchmarks/machines.md, measured by `benchmarks/cost_model.py`."""
+"""Number of ranks that split a bucket of :data:`BUCKET_BYTES` into messages of 64 KiB. Latency dominates the cost of
+smaller messages: 15 us each, and 0.37 ns per byte, on the machine of docs/benchmarks/machines.md (measured by
+`benchmarks/cost_model.py`)."""
 
 
 def bucket_bytes(processes: int) -> int:
     """Return the size of a bucket for this number of ranks.
 
-    Each sends every other one its share of a bucket. So buckets grow with the number of ranks above :data:`FEW`, and
-    the number of messages of a step grows no more than that.
+    Each rank sends every other rank its share of a bucket. Buckets grow with the number of ranks above :data:`FEW`,
+    so that messages do not become smaller.
 
     >>> [bucket_bytes(processes) >> 20 for processes in (2, 64, 128, 1024)]
     [4, 4, 8, 64]
@@ -49,10 +50,10 @@ def bucket_bytes(processes: int) -> int:
 
 
 def buckets(objective: Objective, processes: int) -> list[list[str]]:
-    """Return the parameters of an objective, in reverse order of their first readers, in groups of one type each.
+    """Group the parameters of an objective into buckets of one type, in reverse order of their first readers.
 
-    The gradient of a parameter is complete when the backward pass is through its first reader. The order follows from
-    the model alone, so that all ranks have the same.
+    The gradient of a parameter is complete when the backward pass has passed its first reader. The order depends only
+    on the model, so that it is the same on all ranks.
 
     Args:
         objective: The loss on the working copy of the model.
@@ -83,11 +84,11 @@ def buckets(objective: Objective, processes: int) -> list[list[str]]:
 class DataParallelExecutor(Executor):
     """Run steps in which every rank takes a part of the batch; all ranks have the same parameters and states.
 
-    A batch is divided by rows: with N ranks each takes ceil(rows / N) of them, the last ones the remainder. Each
-    computes weight * gradient of its part, and weight * loss; the sums over the ranks, in their order, have the bits of
-    one process that adds up N micro-batches. Then every rank computes the same update.
+    A batch is divided by rows: each of N ranks takes ceil(rows / N) of them, the last ranks the remainder. Each
+    computes weight * gradient and weight * loss of its part. The sums in rank order have the same bits as those of one
+    process that adds up N micro-batches. Then every rank computes the same update.
 
-    Running statistics of batch normalization become their means over the ranks that had a part.
+    Running statistics of batch normalization are averaged over the ranks with a part of the batch.
 
     Attributes:
         scatters: Whether each rank needs only the sums of its share of the gradients.
@@ -140,7 +141,7 @@ class DataParallelExecutor(Executor):
 
     @functools.cached_property
     def _buckets(self) -> list[list[str]]:
-        """The parameters in the order in which their gradients are ready, in groups that are reduced together."""
+        """Parameters in the order in which their gradients are ready, in groups that are reduced together."""
         return buckets(self.objective, self.communicator.size)
 
     def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
@@ -190,11 +191,11 @@ class DataParallelExecutor(Executor):
 
     @property
     def most_rows(self) -> int | None:
-        """The largest number of examples of a step; ``None`` for any number."""
+        """Largest number of examples in a step; ``None`` for any number."""
         return None if self.fixed is None else self.fixed.size * self.config.accumulate * self.communicator.size
 
     def step(self, feeds: Arrays, learning_rate: float) -> float:
-        """Train one step on a whole batch, which every rank has; see :meth:`step_share`."""
+        """Train one step on a whole batch that every rank holds; see :meth:`step_share`."""
         if self.fixed is not None:
             self._check_rows(feeds)
         rows = self.rows_of(self._rows(feeds))
@@ -203,7 +204,7 @@ class DataParallelExecutor(Executor):
         )
 
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
-        """Train one step on all ranks, each on its part of the batch, which may be empty; return the loss of all.
+        """Train one step on this rank's part of the batch, possibly empty; return the loss over all ranks.
 
         Raises:
             ParallelError: Another rank has ended, or does not answer.
@@ -216,7 +217,7 @@ class DataParallelExecutor(Executor):
         return float(self.session.step(rate, entry=1)[names.loss])
 
     def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
-        """Add up the gradients of all ranks; return the weight and the loss of all parts."""
+        """Add up the gradients of all ranks; return the total weight and loss."""
         states, table = self.states, self._table
         weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
         rows = self._rows(feeds)
@@ -290,11 +291,11 @@ class DataParallelExecutor(Executor):
         return found
 
     def send_signal(self, stopping: Stopping) -> None:
-        """Tell the other ranks, in the next step, the signal that this one has received."""
+        """Share a signal that this rank received with the other ranks, in the next step."""
         self._signal = stopping.signal or 0
 
     def received_signal(self, stopping: Stopping) -> bool:
-        """Return whether a rank has received a signal to stop, as all of them know since the last step."""
+        """Return whether any rank has received a signal to stop; all ranks agree after each step."""
         if self._signal_of_any and stopping.signal is None:
             stopping.signal = self._signal_of_any
         return self._signal_of_any != 0
@@ -303,7 +304,7 @@ class DataParallelExecutor(Executor):
         """Check that all ranks train by the same settings on the same data.
 
         Raises:
-            ParallelError: One does not.
+            ParallelError: A rank differs.
         """
         agree(self.communicator, {key: value for key, value in identity.items() if key != "weights"})
 
@@ -311,7 +312,7 @@ class DataParallelExecutor(Executor):
         """Check that all ranks have the same weights.
 
         Raises:
-            ParallelError: One has others.
+            ParallelError: A rank has other weights.
         """
         trained = [*self.objective.parameters, *self.objective.statistics]
         check_weights(self.communicator, {name: self.states.current(name) for name in trained})
@@ -330,7 +331,7 @@ class DataParallelExecutor(Executor):
 
     @property
     def nan_origin(self) -> str:
-        """The sentence of an error that names the ranks whose loss is NaN."""
+        """Sentence of an error message that names the ranks with a loss that is not finite."""
         ranks = [str(rank) for rank in np.flatnonzero(~np.isfinite(self._losses))]
         return "" if not ranks else f"It comes from rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}."
 
@@ -379,7 +380,7 @@ class SyncBatchNormExecutor(DataParallelExecutor):
         self.communicator.all_reduce_(array)
 
     def _mean_statistics(self, present: np.ndarray) -> None:
-        """Leave running statistics as they are: all ranks have computed the same."""
+        """Leave running statistics as they are: all ranks computed the same values."""
 
 
 def agree(communicator: Any, description: Mapping[str, Any]) -> None:
@@ -392,16 +393,18 @@ def agree(communicator: Any, description: Mapping[str, Any]) -> None:
     for rank, record in enumerate(records):
         different = differences(record, records[0])
         if different:
-            words = ", ".join(words.replace(" here", " of rank 0") for words in different.values())
-            words = words.replace(" there", f" of rank {rank}")
-            raise ParallelError(f"Rank {rank} does not train what rank 0 trains: {words}; start all with the same.")
+            words = ", ".join(words.replace(" here", " on rank 0") for words in different.values())
+            words = words.replace(" there", f" on rank {rank}")
+            raise ParallelError(
+                f"Rank {rank} differs from rank 0: {words}; start all ranks with the same model, data and settings."
+            )
 
 
 def check_weights(communicator: Any, values: Mapping[str, np.ndarray]) -> None:
     """Check that all ranks have the same values.
 
     Raises:
-        ParallelError: One has others.
+        ParallelError: A rank has other values.
     """
     found = {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in values.items()}
     records = communicator.gather_objects(found)

@@ -1,4 +1,4 @@
-"""MPI through mpi4py: the engine of every cluster, and of several processes on one machine."""
+"""MPI through mpi4py: the communication engine on clusters and on one machine."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ from onnxtrain.errors import OptionError, ParallelError
 from onnxtrain.spelling import checks_arguments
 
 _DATA, _FAILURE, _LEAVING = 7, 8, 9
-"""Tags of messages: parts of arrays; the last sentence of a rank; that it is about to leave."""
+"""Message tags: array data; the error message of a failed rank; notice that a rank is about to exit."""
 
 _GRACE = 10.0
-"""Seconds that a rank leaves rank 0 to say what went wrong: a launcher ends all of them as soon as one has ended."""
+"""Seconds that a failed rank waits for rank 0 to report the error: a launcher kills all ranks when one exits."""
 
-_AT_ONCE = 1 << 15
-"""Bytes up to which an array is summed from everybody's whole array: one exchange of messages instead of two."""
+_SMALL_BYTES = 1 << 15
+"""Largest array, in bytes, that ranks exchange whole: one round of messages instead of two."""
 
 _BLOCK = 1 << 20
-"""Bytes of a share that are added up at a time: what has arrived is still in the cache."""
+"""Bytes of a share to receive and add up at a time, small enough to stay in the cache."""
 
-_EAGER = 100
-"""Looks without a pause: some 50 microseconds, in which small messages arrive that are on their way."""
+_EAGER_POLLS = 100
+"""Polls without a pause: about 50 microseconds, in which small messages arrive."""
 
-_LOOKS = 256
-"""Looks at what has arrived between two looks at the clock and at sentences of others."""
+_POLLS_PER_CHECK = 256
+"""Number of polls between checks of the clock and of error messages."""
 
-
-_BEHIND = 1e-3
-"""Seconds between two looks while another thread computes."""
+_PAUSE = 1e-3
+"""Seconds between two polls while another thread computes."""
 
 _OPEN: list[MPI] = []
-"""The communicators of this process that have other ranks."""
+"""Communicators of this process with more than one rank."""
 
 
 def environment_rank() -> int:
-    """The rank that a launcher (mpiexec, srun) has told this process, without MPI; 0 where there is none."""
+    """Return the rank from the environment of a launcher (mpiexec, srun), without MPI; 0 without a launcher."""
     for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -55,9 +54,9 @@ def environment_rank() -> int:
 
 
 def tell_ranks(error: BaseException) -> bool:
-    """Tell the other ranks of all communicators that this one ends; says whether there are any.
+    """Tell the other ranks of all communicators that this one ends; return whether there are any.
 
-    A rank other than 0 says nothing itself, unless rank 0 is lost.
+    A rank other than 0 prints the error only if rank 0 is lost.
     """
     sentence = " ".join(str(error).split()) or type(error).__name__
     for communicator in _OPEN:
@@ -69,21 +68,21 @@ def tell_ranks(error: BaseException) -> bool:
 
 @checks_arguments
 class MPI(Communicator):
-    """The processes that ``mpiexec`` or ``srun`` has started, through mpi4py (``pip install 'onnxtrain[mpi]'``).
+    """Ranks started by ``mpiexec`` or ``srun``, through mpi4py (``pip install 'onnxtrain[mpi]'``).
 
     Args:
-        order: ``"rank"``: sums are taken in the order of the ranks, so that their bits depend on nothing else, not on
-            the network, the library or the placement. Every rank adds up its share and hands it round, which moves
-            2 (N - 1) / N of the array, as the best algorithms do, in N - 1 messages each way. ``"fast"``: the library's
-            own sum, whose bits may differ from one cluster to another.
-        overlap: Whether gradients are added up in a thread of their own while the backward pass goes on.
-        compress: Send gradients rounded to ``"float16"`` or ``"bfloat16"``, or the largest alone, as ``TopK(0.01)``;
-            what is left out is added to the gradients of the next step. Sums are then in the order of the ranks.
-        timeout: Seconds to wait for another rank before giving it up; the error names it. A rank that writes a
-            checkpoint makes the others wait. Where a rank does not start MPI in that time, the others exit with 3.
+        order: ``"rank"`` sums in rank order, so that the bits depend only on the number of ranks, not on network, MPI
+            library or placement. Every rank sums its share and sends it to all others: 2 (N - 1) / N of the array in
+            N - 1 messages each way, which is optimal in bytes. ``"fast"`` uses the library's own sum, whose bits may
+            differ between clusters.
+        overlap: Whether a second thread sums gradients during the backward pass.
+        compress: Round gradients to ``"float16"`` or ``"bfloat16"``, or send only the largest with ``TopK(0.01)``;
+            the rest is added to the gradients of the next step (error feedback). Sums are then in rank order.
+        timeout: Seconds to wait for another rank; the error names the rank. Other ranks wait while one writes a
+            checkpoint. If a rank does not start MPI in time, the others exit with status 3.
 
     Raises:
-        OptionError: mpi4py is not installed, or finds no MPI; an argument has a value that it cannot have.
+        OptionError: mpi4py is not installed, or finds no MPI; an argument has a value that is not accepted.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class MPI(Communicator):
         self.overlap = overlap and self._library.Query_thread() >= self._library.THREAD_SERIALIZED
         self._pause = 0.0
         self._abandoned = False
-        self._world = world.Dup()  # messages of the program that uses this do not mix with ours
+        self._world = world.Dup()  # keeps messages apart from those of the calling program
         self.rank: int = world.Get_rank()
         self.size: int = world.Get_size()
         self._scratch = np.empty(0, np.uint8)
@@ -114,14 +113,14 @@ class MPI(Communicator):
         self._lost: set[int] = set()
         atexit.register(self._leave)
         if self.size > 1:
-            self._tell_of_uncaught_errors()
+            self._report_uncaught_errors()
             _OPEN.append(self)
 
     def __repr__(self) -> str:
         return f"MPI(order={self.order!r}, rank={self.rank}, size={self.size})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.order, self.compress, self.timeout, self.overlap)
+        return _restore, (self.order, self.compress, self.timeout, self.overlap)
 
     def all_reduce_(self, array: np.ndarray) -> None:
         """Replace every element by its sum over all ranks; see :class:`MPI` for the order of the sum."""
@@ -130,8 +129,8 @@ class MPI(Communicator):
         flat = _flat(array)
         if self.order == "fast" and flat.dtype.char in _TYPES:
             self._wait([self._world.Iallreduce(self._library.IN_PLACE, flat)], "all_reduce_")
-        elif flat.nbytes <= _AT_ONCE:
-            parts = self._room((self.size, flat.size), flat.dtype)
+        elif flat.nbytes <= _SMALL_BYTES:
+            parts = self._receive_buffer((self.size, flat.size), flat.dtype)
             parts[self.rank] = flat
             self._exchange([flat] * self.size, list(parts), "all_reduce_")
             _add_in_order(parts, flat)
@@ -141,7 +140,7 @@ class MPI(Communicator):
             self._exchange([shares[self.rank]] * self.size, shares, "all_reduce_")
 
     def reduce_scatter_(self, array: np.ndarray) -> None:
-        """Replace the row of this rank by its sum over all ranks; other rows are lost."""
+        """Replace this rank's row by its sum over all ranks; other rows become undefined."""
         if self.size > 1 and array.size:
             self._reduce_share(list(_rows(array, self.size)), "reduce_scatter_")
 
@@ -152,21 +151,21 @@ class MPI(Communicator):
             self._exchange([rows[self.rank]] * self.size, rows, "all_gather_")
 
     def all_to_all_(self, array: np.ndarray) -> None:
-        """Send the rows of an array to the ranks of their numbers; rows are then what those have sent."""
+        """Send row r of an array to rank r, and replace it by the row that rank r sent to this rank."""
         if self.size > 1 and array.size:
             rows = _rows(array, self.size)
-            parts = self._room((self.size, rows.shape[1]), rows.dtype)
+            parts = self._receive_buffer((self.size, rows.shape[1]), rows.dtype)
             self._exchange(list(rows), list(parts), "all_to_all_")
             parts[self.rank] = rows[self.rank]
             rows[...] = parts
 
     def broadcast_(self, array: np.ndarray, root: int = 0) -> None:
-        """Replace all elements by those of one rank: it sends everybody a share, which everybody hands on."""
+        """Replace all elements by those of one rank: it sends each rank a share, then all ranks exchange shares."""
         if self.size == 1 or not array.size:
             return
         flat = _flat(array)
         whole: Any = [None] * self.size
-        if flat.nbytes <= _AT_ONCE or self.size == 2:
+        if flat.nbytes <= _SMALL_BYTES or self.size == 2:
             sent, received = ([flat] * self.size, whole) if self.rank == root else (whole, list(whole))
             if self.rank != root:
                 received[root] = flat
@@ -180,26 +179,26 @@ class MPI(Communicator):
         self._exchange([shares[self.rank]] * self.size, shares, "broadcast_")
 
     def behind(self, computation: bool) -> None:
-        """Say whether other threads compute from now on: then a wait looks now and then what has arrived."""
-        self._pause = _BEHIND if computation else 0.0
+        """Announce whether other threads compute from now on; if so, pause between two polls."""
+        self._pause = _PAUSE if computation else 0.0
 
     def abandon(self) -> None:
-        """End what waits for other ranks in another thread; nothing goes on after that."""
+        """Abort an operation that waits in another thread; later operations fail, too."""
         self._abandoned = True
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank reports errors: rank 0, or any other rank if rank 0 does not answer."""
+        """True if this rank reports errors: rank 0, or any other rank if rank 0 does not answer."""
         return self.rank == 0 or 0 in self._lost
 
     def fail(self, sentence: str) -> None:
-        """Tell the other ranks that this one ends, and why: what they wait for raises ParallelError."""
+        """Tell the other ranks that this one ends, and why: their pending operations raise ParallelError."""
         if self.size == 1 or self._failed:
             return
         self._failed = True
         content = f"Rank {self.rank} ended: {sentence}".encode()
         requests = [self._world.Isend(bytearray(content), other, _FAILURE) for other in self._others() if other]
-        if self.rank:  # which is done when rank 0 has read it
+        if self.rank:  # a synchronous send: it completes when rank 0 receives the message
             requests.append(self._world.Issend(bytearray(content), 0, _FAILURE))
         until = time.monotonic() + self.timeout
         while not self._library.Request.Testall(requests) and time.monotonic() < until:
@@ -215,27 +214,27 @@ class MPI(Communicator):
         for start in range(0, longest, step):
             blocks = [share[start : start + step] for share in shares]
             own = blocks[self.rank]
-            parts = self._room((self.size, own.size), own.dtype)
+            parts = self._receive_buffer((self.size, own.size), own.dtype)
             self._exchange(blocks, list(parts), what)
             parts[self.rank] = own
             _add_in_order(parts, own)
 
     def _shares(self, flat: np.ndarray) -> list[np.ndarray]:
-        """An array in as many parts as there are ranks."""
+        """Split an array into one part per rank."""
         bounds = [flat.size * rank // self.size for rank in range(self.size + 1)]
         return [flat[start:stop] for start, stop in itertools.pairwise(bounds)]
 
-    def _room(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
-        """Memory to receive in, the same every time."""
+    def _receive_buffer(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return scratch memory to receive in; the next call reuses it."""
         needed = shape[0] * shape[1] * dtype.itemsize
         if self._scratch.size < needed:
             self._scratch = np.empty(needed, np.uint8)
         return self._scratch[:needed].view(dtype).reshape(shape)
 
     def _exchange(self, sent: Sequence[np.ndarray | None], received: Sequence[np.ndarray | None], what: str) -> None:
-        """Send every other rank its part and receive one from each, where there are any."""
+        """Send each other rank its part and receive one from each; ``None`` or empty arrays are skipped."""
         world, requests, waiting = self._world, [], []
-        for step in range(1, self.size):  # a different partner for everyone at a time
+        for step in range(1, self.size):  # pairs up all ranks differently in each step
             other = (self.rank - step) % self.size
             array = received[other]
             if array is not None and array.size:
@@ -250,27 +249,27 @@ class MPI(Communicator):
         self._wait(requests, what, waiting)
 
     def _wait(self, requests: list[Any], what: str, partners: Sequence[int] = ()) -> None:
-        """Wait until requests are done, and no longer than somebody is there to do them.
+        """Wait until requests are done, another rank fails, or the timeout expires.
 
-        What comes soon is there at the next look. A process that looks without pause for longer keeps others from the
-        processor, the one it waits for among them where there are fewer processors than ranks; so then it lets them.
+        The first polls do not pause, since most messages arrive soon. Later polls yield the CPU: with fewer CPUs than
+        ranks, a busy wait would block the rank that it waits for.
 
         Raises:
             ParallelError: Another rank has ended, or did not answer in time.
         """
-        done, until, looks = self._library.Request.Testall, 0.0, 0
+        done, until, polls = self._library.Request.Testall, 0.0, 0
         while not done(requests):
-            looks += 1
-            if looks > _EAGER:
+            polls += 1
+            if polls > _EAGER_POLLS:
                 time.sleep(self._pause)
             if self._abandoned:
                 raise ParallelError(f"{what} was broken off, because this process failed in the same step.")
-            if looks % _LOOKS:
+            if polls % _POLLS_PER_CHECK:
                 continue
             now = time.monotonic()
             until = until or now + self.timeout
             if self._world.Iprobe(self._library.ANY_SOURCE, _FAILURE):
-                self._give_up(self._last_words())
+                self._give_up(self._receive_failure())
             if now > until:
                 missing = sorted({p for p, request in zip(partners, requests, strict=False) if not request.Test()})
                 who = f"Rank {missing[0]}" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))}"
@@ -278,19 +277,19 @@ class MPI(Communicator):
                 self._give_up(f"{who} did not answer for {self.timeout:g} s, in {what}.", missing or self._others())
 
     def _give_up(self, sentence: str, lost: Iterable[int] = ()) -> None:
-        self._failed = True  # the others know, or find out
+        self._failed = True  # other ranks know of the failure or time out themselves
         self._lost.update(lost)
         raise ParallelError(sentence, lost=bool(self._lost))
 
-    def _last_words(self) -> str:
+    def _receive_failure(self) -> str:
         status = self._library.Status()
         self._world.Probe(self._library.ANY_SOURCE, _FAILURE, status)
         content = bytearray(status.Get_count(self._library.BYTE))
         self._world.Recv(content, status.Get_source(), _FAILURE)
         return content.decode(errors="replace")
 
-    def _tell_of_uncaught_errors(self) -> None:
-        """Let an error that nobody catches end the other ranks, too, instead of leaving them to wait."""
+    def _report_uncaught_errors(self) -> None:
+        """Install an exception hook that tells the other ranks of an uncaught error, so that they do not wait."""
         before = sys.excepthook
 
         def end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -302,9 +301,9 @@ class MPI(Communicator):
         sys.excepthook = end
 
     def _leave(self) -> None:
-        """End MPI: together, where all ranks are there; otherwise so that rank 0 can say what went wrong.
+        """Finalize MPI; after a failure, make sure that rank 0 can report the error.
 
-        A launcher ends all ranks as soon as one has ended with another status than 0. So rank 0 leaves last.
+        A launcher kills all ranks as soon as one exits with a nonzero status, so rank 0 exits last.
         """
         library, world = self._library, self._world
         if library.Is_finalized():
@@ -319,7 +318,7 @@ class MPI(Communicator):
             world.Isend(bytearray(1), 0, _LEAVING).Free()
             library.Finalize()
             sys.stderr.flush()
-            ctypes.CDLL(None).exit(0)  # and not os._exit, after which the launcher ends all others
+            ctypes.CDLL(None).exit(0)  # after os._exit the launcher would kill the other ranks
         if self._failed:
             requests = [world.Irecv(bytearray(1), other, _LEAVING) for other in self._others()]
             until = time.monotonic() + _GRACE
@@ -327,22 +326,22 @@ class MPI(Communicator):
                 if time.monotonic() > until:
                     return
                 if world.Iprobe(library.ANY_SOURCE, _FAILURE):
-                    self._last_words()  # of one that fails at the same time, and waits for this
+                    self._receive_failure()  # another rank failed at the same time and waits for this receive
                 time.sleep(0.01)
             time.sleep(0.2)
         library.Finalize()
 
 
 _TYPES = "bBhHiIlLqQfd"
-"""Types that MPI itself can add."""
+"""NumPy type characters that MPI can sum."""
 
 
 def _library(timeout: float) -> Any:
     try:
         import mpi4py
 
-        mpi4py.rc.initialize = False  # `_start` does, with a time limit
-        mpi4py.rc.finalize = False  # `_leave` does, where the other ranks are there
+        mpi4py.rc.initialize = False  # `_start` initializes MPI, with a time limit
+        mpi4py.rc.finalize = False  # `_leave` finalizes MPI, unless ranks are lost
         from mpi4py import MPI as library  # noqa: N811 - a module with the name of a class
     except ImportError as error:
         raise OptionError(
@@ -358,10 +357,10 @@ def _library(timeout: float) -> Any:
 
 
 def _start(library: Any, timeout: float) -> None:
-    """Call MPI_Init_thread, which waits for all ranks; end this process where they do not come in time.
+    """Call MPI_Init_thread, which waits for all ranks; exit this process if they do not start in time.
 
-    mpi4py calls it with Python's lock held, so that no other thread could tell the time; ctypes releases the lock. The
-    call never returns where a rank has ended before, so that nothing can be raised from it.
+    mpi4py would hold the GIL during the call, which blocks the timer thread; ctypes releases it. The call never returns
+    if a rank has already ended, so that the timer must exit the process instead of raising an error.
     """
 
     def give_up() -> None:
@@ -382,15 +381,15 @@ def _start(library: Any, timeout: float) -> None:
         timer.cancel()
 
 
-def _again(order: Literal["rank", "fast"], compress: Compression | None, timeout: float, overlap: bool) -> MPI:
+def _restore(order: Literal["rank", "fast"], compress: Compression | None, timeout: float, overlap: bool) -> MPI:
     return MPI(order, compress=compress, timeout=timeout, overlap=overlap)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:
-    """All elements of an array in one axis, in the memory that they are in.
+    """Return a flat view of an array.
 
     Raises:
-        ParallelError: They are not one after the other, or cannot be written to.
+        ParallelError: The array is not contiguous or not writable.
     """
     if not (array.flags.c_contiguous and array.flags.writeable):
         raise ParallelError(f"An array of shape {array.shape} is read-only or not contiguous; give a copy of it.")
@@ -398,7 +397,7 @@ def _flat(array: np.ndarray) -> np.ndarray:
 
 
 def _rows(array: np.ndarray, size: int) -> np.ndarray:
-    """An array [size, ...] as [size, n]."""
+    """Return an array [size, ...] as a view [size, n]."""
     if not array.ndim or len(array) != size:
         raise ParallelError(f"An array of shape {array.shape} needs one row for each of {size} ranks.")
     return _flat(array).reshape(size, -1)
@@ -409,7 +408,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def _add_in_order(parts: np.ndarray, total: np.ndarray) -> None:
-    """The sum of the rows, the first two first; what leaves the range of numbers is found in the loss."""
+    """Sum the rows in order; an overflow is not reported here, since it makes the loss NaN or infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         np.add(parts[0], parts[1], out=total)
         for part in parts[2:]:

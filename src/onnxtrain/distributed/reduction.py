@@ -1,4 +1,4 @@
-"""Sums over all ranks that are taken beside the computation of what is still to be added up."""
+"""Overlap communication with computation: sum gradients over all ranks during the backward pass."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from contextlib import contextmanager
 from onnxtrain.distributed.communicator import Communicator
 
 Take = Callable[[int, Sequence[int]], None]
-"""Takes the number of a group and the addresses of its gradients, before they are lost."""
+"""Copies the gradients of a group, given its index and their addresses, before the backward pass frees them."""
 
 _LISTENER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int64)
 
 
 class Reduction:
-    """Groups of gradients that are added up over all ranks, each as soon as it is there, in the order of their numbers.
+    """Sum groups of gradients over all ranks, each as soon as it is ready.
 
-    All ranks take the same groups in the same order, however fast they are. A thread does it while the one that
-    computes goes on; where it may not, it is done when all is computed.
+    All ranks reduce the groups in the same order, that of their indices. A second thread does it while the first one
+    computes; without overlap, it happens after the computation.
 
     Args:
-        communicator: The ranks. Nothing else may use it while :meth:`beside` lasts.
-        groups: What adds up each of them.
-        overlap: Whether another thread may do it.
-        take: What is called in the computing thread, every time that a group is announced. Without a second thread, a
-            group is then added up at once.
+        communicator: The ranks. No other code may use it within :meth:`beside`.
+        groups: Functions that reduce one group each.
+        overlap: Whether a second thread may reduce groups.
+        take: Called in the computing thread whenever a group is ready. Without overlap, the group is then reduced at
+            once.
 
     Attributes:
-        waited: Seconds that the computing thread has waited for sums, in all steps.
-        last: When the computation of the last step ended, and when its sums were there, by :func:`time.perf_counter`.
+        waited: Seconds that the computing thread waited for sums, in all steps.
+        last: Times of the last step by :func:`time.perf_counter`: end of the computation, end of the sums.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Reduction:
         self._overlap = overlap
         self.waited = 0.0
         self.last = (0.0, 0.0)
-        self._listener = _LISTENER(self._announced)
+        self._listener = _LISTENER(self._on_ready)
         self._counts = [0] * len(groups)
         self._times = 1
         self._started: list[Future[None]] = []
@@ -57,7 +57,7 @@ class Reduction:
 
     @property
     def address(self) -> int:
-        """The address of the function that announces a group: its number, its gradients and how many they are."""
+        """Address of the C callback for a group that is ready: index, gradients, number of gradients."""
         return ctypes.cast(self._listener, ctypes.c_void_p).value or 0
 
     @functools.cached_property
@@ -66,7 +66,7 @@ class Reduction:
 
     @contextmanager
     def beside(self, times: int) -> Iterator[None]:
-        """While this lasts, a group that has been announced so many times is added up; at the end, all are.
+        """Context of a backward pass: reduce each group after it was ready ``times`` times, and all at the end.
 
         Raises:
             ParallelError: Another rank has ended, or does not answer.
@@ -94,29 +94,29 @@ class Reduction:
             self._communicator.behind(False)
 
     def is_idle(self) -> bool:
-        """Return whether all started groups are summed; raise the error of a failed one."""
+        """Return whether all started groups are reduced; raise the error of a failed one."""
         done = [future.done() and future.result() is None for future in self._started]
         return all(done)
 
-    def _announced(self, number: int, gradients: ctypes._Pointer[ctypes.c_void_p], count: int) -> int:
-        """Called by the native node, in the thread that computes; what is not 0 ends the step."""
+    def _on_ready(self, number: int, gradients: ctypes._Pointer[ctypes.c_void_p], count: int) -> int:
+        """Handle the call of a native node in the computing thread; a nonzero result aborts the step."""
         try:
             if self._take is not None:
                 self._take(number, [gradients[index] or 0 for index in range(count)])
             self._counts[number] += 1
             self._start()
-        except BaseException as error:  # which cannot go through the native code
+        except BaseException as error:  # an exception cannot pass through native code
             self._error = error
             return 1
         return 0
 
     def _start(self) -> None:
-        """Let the thread add up what is there, as far as nothing before it is missing."""
+        """Submit all groups that are ready, up to the first that is not."""
         while len(self._started) < len(self._groups) and self._counts[len(self._started)] >= self._times:
             group = self._groups[len(self._started)]
             if self._overlap:
                 self._started.append(self._thread.submit(group))
-            elif self._take is not None:  # which holds no more than it must
+            elif self._take is not None:  # frees its buffer for the next group
                 group()
                 self._started.append(_done())
             else:

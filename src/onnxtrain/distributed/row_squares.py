@@ -1,4 +1,4 @@
-"""Squares of the rows of gradients that several processes share, with the bits of one process that has all of them."""
+"""Sums of squares of gradient rows for sharded gradients, bit for bit equal to those of one process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from onnxtrain.training_info.update import row_axes
 
 
 class Layout(NamedTuple):
-    """A gradient in the joined memory of its bucket.
+    """Layout of a gradient in the array of its bucket.
 
     Attributes:
-        name: The parameter.
-        begin: Its first element in the memory.
+        name: Name of the parameter.
+        begin: Index of its first element in the array.
         shape: Its shape.
     """
 
@@ -36,20 +36,20 @@ class Layout(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Elements of a row."""
+        """Number of elements in a row."""
         return math.prod(self.shape[row_axes(self.shape) :])
 
 
 class RowSquares:
-    """Sums the squares of the rows of all gradients, each of which is cut in one share per process.
+    """Sum the squares of the rows of all gradients, which are split into one share per rank.
 
-    A process sums the rows that lie in its share. The elements of a row that crosses the end of a share are sent to all
-    processes, each of which sums it. Sums with zeros change no bit, so neither does the order of the processes.
+    A rank sums the rows within its share. A row that crosses the end of a share is sent to all ranks, and each sums it.
+    The exchange adds zeros only, which changes no bit, so that the result does not depend on the order of the ranks.
 
     Args:
-        buckets: The gradients of each bucket, in the order of its memory, which has as many equal shares as there are
-            processes.
-        communicator: The processes.
+        buckets: Layouts of the gradients of each bucket, in the order of its array; an array has one equal share per
+            rank.
+        communicator: The ranks.
         dtypes: Types of the buckets' gradients.
         order: The parameters in the order in which one process adds up their sums.
     """
@@ -71,13 +71,13 @@ class RowSquares:
             for layout in layouts
         }
         self.states = {_squares(name): first[name] for name in order}
-        """First values of the sums, by the names under which an update reads them."""
+        """First values of the sums, by the names of the states that an update reads."""
 
     def add_up(self, shares: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the sums of all rows of all gradients; all processes call this.
+        """Return the sums of squares of all rows of all gradients; all ranks call this together.
 
         Args:
-            shares: This process's share of each bucket's gradients.
+            shares: This rank's share of each bucket's gradients.
         """
         found: dict[str, np.ndarray] = {}
         for layouts, share in zip(self._buckets, shares, strict=True):
@@ -114,7 +114,7 @@ class RowSquares:
 
     @staticmethod
     def _cut(layout: Layout, share: int) -> list[int]:
-        """The rows that cross the end of a share of so many elements."""
+        """Return the rows that cross a boundary between shares of ``share`` elements."""
         if not layout.columns:
             return []
         end = layout.begin + layout.rows * layout.columns
@@ -126,14 +126,14 @@ class RowSquares:
 
     @staticmethod
     def _whole_rows(layout: Layout, first: int, last: int) -> tuple[int, int]:
-        """The rows that lie in the elements from ``first`` to ``last`` of the memory."""
+        """Return the range of rows that lie within the elements from ``first`` to ``last`` of the array."""
         if not layout.columns:
             return 0, 0
         start = max(0, -(-(first - layout.begin) // layout.columns))
         return start, min(layout.rows, (last - layout.begin) // layout.columns)
 
     def _summed(self, rows: np.ndarray) -> np.ndarray:
-        """The sums of squares of rows [rows, columns], by the operator that an update of whole gradients uses."""
+        """Sum the squares of rows [rows, columns] with the same operator as an update of whole gradients."""
         (sums,) = self._sessions[rows.dtype].run(None, {"rows": rows})
         return np.asarray(sums)
 

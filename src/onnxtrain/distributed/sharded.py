@@ -1,4 +1,4 @@
-"""Sharded training (ZeRO): every rank keeps a share of the optimizer's states, or of the gradients, too."""
+"""Sharded training (ZeRO): every rank keeps a share of the optimizer states, and in stage 2 of the gradients."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class ShardedExecutor(DataParallelExecutor):
     any element. Every rank sums its share of the gradients (reduce-scatter), updates its share of the parameters, and
     sends it to all (all-gather). That moves as many bytes as an all-reduce of the gradients, and gives the same bits.
 
-    Clipping by norm sums the squares of the rows of whole gradients, in the order of one process: a row that is cut is
-    sent to all ranks.
+    Clipping by norm sums the squares of whole gradient rows, in the order of a single process; a row that crosses two
+    shares is sent to all ranks.
 
     Args:
         objective: The loss on the working copy of the model.
@@ -101,7 +101,7 @@ class ShardedExecutor(DataParallelExecutor):
                 self._layouts(), self.communicator, dtypes=dtypes, order=list(self.objective.parameters)
             )
         self._update: StepSession | None = None
-        if not self._pieces:  # of a model with fewer elements than fit a cache line in each rank
+        if not self._pieces:  # a small model: all elements are in the shares of other ranks
             first = np.asarray(config.optimizer.schema.first_count, np.int64)
             self._share = StateBuffers({objective.names.count: first})
             return
@@ -182,7 +182,7 @@ class ShardedExecutor(DataParallelExecutor):
         return StepSession(lower_entry(entry, kernels=kernels), self._share, options, kernels=kernels)
 
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
-        """Train one step on all ranks, each on its part of the batch; see :class:`DataParallelExecutor`."""
+        """Train one step on this rank's part of the batch; see :class:`DataParallelExecutor`."""
         names, communicator = self.objective.names, self.communicator
         rate = {names.learning_rate: np.asarray(learning_rate, dtype=np.float32)}
         weight, loss = self._add_up_and_share(feeds, rate)
@@ -196,7 +196,7 @@ class ShardedExecutor(DataParallelExecutor):
             self._update.run(rate)
         for parameters in self._parameters:
             communicator.all_gather_(parameters.reshape(communicator.size, -1))
-        if names.count in self.states:  # masks of dropout are drawn by it
+        if names.count in self.states:  # dropout masks depend on it
             self.states.current(names.count)[...] = self._share.current(names.count)
         return float(np.float32(loss / (weight or 1)))
 
@@ -266,8 +266,8 @@ class ShardedGradientExecutor(ShardedExecutor):
     """Run steps on N ranks that keep an N-th of the states and of the gradients each (ZeRO, stage 2).
 
     The backward pass frees the gradients of a bucket as soon as they are copied to a send buffer, and each rank keeps
-    its share of their sums. Where two buckets wait to be sent, it waits for the first. Sums and weights have the bits
-    of :class:`ShardedExecutor`.
+    its share of their sums. If both send buffers are full, the backward pass waits. Sums and weights have the same bits
+    as with :class:`ShardedExecutor`.
 
     Args:
         objective: The loss on the working copy of the model.
@@ -282,11 +282,13 @@ class ShardedGradientExecutor(ShardedExecutor):
             raise OptionError("shard_gradients=True keeps no sums of micro-batches; leave it or accumulate out.")
         if config.parallel is not None and config.parallel.compress is not None:
             raise OptionError(
-                "shard_gradients=True keeps no whole gradients, but compress keeps what was not sent of each; leave "
-                "one of them out."
+                "shard_gradients=True keeps no whole gradients, but compress needs them for residuals; leave one of "
+                "them out."
             )
         if not config.runtime.uses_kernels():
-            raise OptionError("shard_gradients=True needs the native kernels, which announce gradients; leave it out.")
+            raise OptionError(
+                "shard_gradients=True needs the native kernels, which notify when gradients are ready; leave it out."
+            )
         self._send_buffers: list[np.ndarray] = []
         self._free: list[np.ndarray] = []
         self._held: dict[int, np.ndarray] = {}

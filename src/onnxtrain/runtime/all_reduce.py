@@ -1,7 +1,7 @@
-"""Sums over several processes in the middle of a step: what nodes of ``AllReduce`` call.
+"""Python callback of ``AllReduce`` nodes: a sum over all ranks in the middle of a step.
 
-The native library calls a function of Python, on the thread that runs the session and so of the steps that this thread
-takes: other engines than MPI serve as well, and MPI is called from the thread that has opened it.
+The native library calls the callback on the thread that runs the session. So any communication engine can serve, and
+MPI is called from the thread that initialized it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from onnxtrain.errors import StepError
 from onnxtrain.runtime.native import library
 
 Action = Callable[[np.ndarray], None]
-"""Replaces every element of a vector by its sum over all processes, in place."""
+"""Replaces every element of a vector by its sum over all ranks, in place."""
 
 _TYPES = (ctypes.c_float, ctypes.c_double)
 
 
 class _Thread(threading.local):
-    """What the nodes of a session do that runs on this thread, and what went wrong."""
+    """Action of the ``AllReduce`` nodes that run on this thread, and the exception it raised."""
 
     action: Action | None = None
     error: BaseException | None = None
@@ -36,10 +36,10 @@ _thread = _Thread()
 
 @contextmanager
 def all_reducing(action: Action) -> Iterator[None]:
-    """Let the ``AllReduce`` nodes of what runs in this block call an action.
+    """Run an action for each ``AllReduce`` node that executes on this thread within the block.
 
     Raises:
-        BaseException: What the action has raised, in the place of ONNX Runtime's error about the node.
+        BaseException: The exception of the action; it replaces ONNX Runtime's error about the node.
     """
     _install()
     _thread.action, _thread.error = action, None
@@ -54,13 +54,13 @@ def all_reducing(action: Action) -> Iterator[None]:
 
 
 def _reduce(kind: int, data: int, count: int) -> int:
-    """What the native library calls; 0 where it went well."""
+    """Run the action on a C array; return 0 on success, 1 after an exception."""
     try:
         if _thread.action is None:
-            raise StepError("A graph with sums over several processes runs in one that trains alone.")
+            raise StepError("A graph with AllReduce nodes, built for distributed training, runs in a single process.")
         pointer = ctypes.cast(data, ctypes.POINTER(_TYPES[kind]))
         _thread.action(np.ctypeslib.as_array(pointer, (count,)))
-    except BaseException as error:  # which cannot pass through the library
+    except BaseException as error:  # an exception cannot pass through C
         _thread.error = error
         return 1
     return 0
@@ -68,7 +68,7 @@ def _reduce(kind: int, data: int, count: int) -> int:
 
 @functools.cache
 def _install() -> Any:
-    """Give the library the function; what is returned must live as long as the library may call it."""
+    """Register the callback; the returned function must live as long as the library may call it."""
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
     install, function = library().onnxtrain_set_all_reduce, kind(_reduce)
     install.argtypes, install.restype = [kind], None

@@ -1,4 +1,4 @@
-"""Arguments of the native kernels' functions, checked before C sees them: it would wrap or cut what does not fit."""
+"""Check arguments of the native functions in Python: C would wrap integers and cut strings that do not fit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from onnxtrain.errors import OperatorError
 
 _INFINITE = 2.0**128 - 2.0**103
-"""From here on a number becomes infinite as float32."""
+"""Smallest value that rounds to infinity in float32."""
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
-    """``value`` as an integer from ``low`` to ``high``."""
+    """Return ``value`` as an integer from ``low`` to ``high``."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -33,7 +33,7 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
 
 
 def wide_number(name: str, value: Any) -> float:
-    """``value`` as float64."""
+    """Return ``value`` as float64."""
     fits = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     try:
         number = float(value) if fits else math.nan
@@ -45,17 +45,17 @@ def wide_number(name: str, value: Any) -> float:
 
 
 def number(name: str, value: Any) -> float:
-    """``value`` as a number that float32 holds, as the attributes of a model file are stored."""
+    """Return ``value`` as float64 after a check that float32, the type of ONNX attributes, can hold it."""
     found = wide_number(name, value)
     if math.isfinite(found) and abs(found) >= _INFINITE:
         raise OperatorError(
-            f"{name} is {found!r}: it must be at most 3.402823e+38 in size, the largest float32, as which it is stored."
+            f"{name} is {found!r}: its magnitude must be at most 3.402823e+38, since it is stored as float32."
         )
     return found
 
 
 def text(name: str, value: Any) -> bytes:
-    """``value`` as bytes that C reads to their end."""
+    """Return ``value`` as bytes without NUL, which C would take for the end."""
     if not isinstance(value, str):
         raise OperatorError(f"{name} is {_shown(value)}: it must be a string.")
     if "\0" in value:
@@ -64,19 +64,19 @@ def text(name: str, value: Any) -> bytes:
 
 
 def arrays(name: str, values: Any) -> list[Any]:
-    """``values`` as a list."""
+    """Return ``values`` as a list."""
     if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
         raise OperatorError(f"{name} is {_shown(values)}: it must be a list of arrays.")
     try:
         return list(values)
-    except TypeError:  # an array without axes says that it can be iterated over
+    except TypeError:  # a 0-d array has __iter__ but refuses to iterate
         raise OperatorError(f"{name} is {_shown(values)}: it must be a list of arrays.") from None
 
 
 def _shown(value: Any) -> str:
-    """A value as a message shows it: short, and its type where that tells more."""
+    """Format a value for a message: shortened, or its type for arrays and other objects."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 64:
-        return f"an integer of {value.bit_length()} bits"  # Python itself refuses to write very long ones
+        return f"an integer of {value.bit_length()} bits"  # repr() raises ValueError on very long integers
     if isinstance(value, (bool, int, float, str, bytes, type(None), np.generic)):
         shown = ascii(value) if isinstance(value, str) else repr(value)
         return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,4 +1,4 @@
-"""Arrays checked once and bound to the native kernels, for many steps in place."""
+"""Bind arrays to the native optimizer kernels: checked once, updated in place by many steps."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}
 
 
 class Bound:
-    """Arrays checked once, for many steps in place.
+    """Arrays checked once and updated in place by many steps.
 
-    It has a method for every optimizer, under its operator's name in lower case: ``bound.adam(learning_rate=1e-3,
-    step=1)`` does what :func:`onnxtrain.kernels.adam_` does. The arrays must stay where they are as long as this object
-    is used; it keeps them alive.
+    Each optimizer is a method named after its operator, in lower case: ``bound.adam(learning_rate=1e-3, step=1)`` does
+    the same as :func:`onnxtrain.kernels.adam_`. This object keeps the arrays alive; do not reallocate their memory
+    while it is in use.
 
     Args:
-        parameters: The arrays to update, float32 or float64.
-        gradients: One for each parameter, of its type and shape. They are read only.
-        states: Zero, one or two for each parameter, of its type and shape, group after group.
+        parameters: Arrays to update, float32 or float64.
+        gradients: One array per parameter, of the same type and shape; never written to.
+        states: Zero, one or two arrays per parameter, of the same type and shape: first the first state of all
+            parameters, then the second.
 
     Raises:
         OperatorError: An array is read-only, not contiguous, overlaps another, or has the wrong type or
-            shape; or the numbers of arrays do not fit.
+            shape; or the lists have lengths that do not fit.
 
     Example:
         >>> import numpy as np
@@ -83,7 +84,7 @@ class Bound:
                 tensors.states[group] = addresses[(2 + group) * count + i]
 
     def release(self) -> None:
-        """Keep the arrays alive no longer; whoever uses this object then does."""
+        """Drop the references to the arrays; from now on the caller must keep them alive."""
         self._arrays = []
 
     def __getattr__(self, name: str) -> Update:
@@ -96,16 +97,16 @@ class Bound:
         return [*super().__dir__(), *_optimizers()]
 
     def update(self, entry: Entry, *, learning_rate: float, threads: int = 1, **given: Any) -> None:
-        """One step of an optimizer; :mod:`onnxtrain.kernels` says what each takes.
+        """Update the parameters by one step of an optimizer; :mod:`onnxtrain.kernels` lists the arguments of each.
 
         Args:
             entry: The optimizer.
             learning_rate: The learning rate.
-            threads: How many threads share the work; the result does not depend on it.
-            **given: ``step``, where the rule counts steps, and the operator's attributes.
+            threads: Number of threads; the result does not depend on it.
+            **given: ``step``, where the update rule counts steps, and the operator's attributes.
 
         Raises:
-            OperatorError: An argument is outside its range, or the number of states is not the optimizer's.
+            OperatorError: An argument is out of range, or the optimizer needs another number of states.
         """
         schema, name = entry.schema, entry.schema.name.lower()
         threads = arguments.integer(f"{name}: threads", threads, 1, 2**31 - 1)
@@ -135,7 +136,7 @@ class Bound:
             raise OperatorError(f"{name}: {error.decode()}")
 
     def _attributes(self, entry: Entry, given: dict[str, Any]) -> tuple[Any, int]:
-        """The attributes as C takes them, and how many states they make: the last call's, where nothing is new."""
+        """Return the attributes as a C array and the number of states they require; cached for repeated arguments."""
         kinds = [type(value) for value in given.values()]
         if self._last is not None and self._last[:2] == (entry, kinds) and self._last[2] == given:
             return self._last[3]
@@ -160,7 +161,7 @@ class Bound:
 
 
 class Update(Protocol):
-    """One step of an optimizer."""
+    """Signature of an optimizer step."""
 
     def __call__(  # noqa: D102 - the class says it
         self, *, learning_rate: float, step: int = ..., threads: int = 1, **attributes: float | str
@@ -169,7 +170,7 @@ class Update(Protocol):
 
 @functools.cache
 def defaults(entry: Entry) -> Mapping[str, float | str]:
-    """The attributes that an optimizer's settings give its operator, where nothing else is said."""
+    """Return the operator attributes of an optimizer's default settings."""
     return entry.settings().node_attributes()
 
 
@@ -179,7 +180,7 @@ def _optimizers() -> Mapping[str, Entry]:
 
 
 def _array(name: str, tensor: Any, *, writable: bool) -> np.ndarray[Any, Any]:
-    """A NumPy view of ``tensor``, without a copy, of a type and layout that the kernels take."""
+    """Return a NumPy view of ``tensor`` without a copy, after a check of its type and layout."""
     if isinstance(tensor, np.ndarray):
         array = tensor
     elif hasattr(tensor, "__dlpack__"):
@@ -214,14 +215,14 @@ def _check_like(name: str, array: np.ndarray[Any, Any], parameter_name: str, par
 
 
 def _check_apart(names: list[str], arrays: list[np.ndarray[Any, Any]], read_only: range) -> None:
-    """Refuse arrays that share memory; gradients may share it among themselves: nothing writes to them."""
+    """Refuse arrays that share memory; gradients are only read and may share memory with each other."""
     spans = sorted(
         (array.ctypes.data, array.ctypes.data + array.nbytes, index)
         for index, array in enumerate(arrays)
         if array.nbytes
     )
-    written_end, written = 0, -1  # how far the writable arrays so far reach, and which one reaches so far
-    end, last = 0, -1  # the same of all arrays
+    written_end, written = 0, -1  # largest end address of the writable arrays so far, and the index of that array
+    end, last = 0, -1  # the same for all arrays
     for start, stop, index in spans:
         writable = index not in read_only
         other = last if writable and start < end else written if start < written_end else -1
@@ -236,17 +237,17 @@ def _check_apart(names: list[str], arrays: list[np.ndarray[Any, Any]], read_only
 
 
 MOST = 8
-"""Sets of arrays that are remembered."""
+"""Number of array sets in the cache."""
 
 _known: OrderedDict[tuple[int, ...], tuple[list[Any], Bound, list[Any]]] = OrderedDict()
-_lock = threading.RLock()  # a weak reference may call back wherever memory is given back, within these functions too
+_lock = threading.RLock()  # reentrant: a weakref callback may fire within these functions
 
 
 def bound(parameters: Sequence[Any], gradients: Sequence[Any], states: Sequence[Any] = ()) -> Bound:
-    """The arrays, bound; without checks where an earlier call had the same objects.
+    """Bind arrays; return the cached :class:`Bound` if an earlier call had the same objects.
 
-    The same are those whose memory, shape, type, layout and right to be written did not change either. Nothing here
-    keeps an array alive. (NumPy does not resize in place what has a weak reference, as these arrays have.)
+    A cached entry is valid as long as address, shape, type, strides and flags of its arrays are unchanged. The cache
+    keeps no array alive: it holds weak references, and NumPy refuses to resize a weakly referenced array in place.
 
     Raises:
         OperatorError: As :class:`~onnxtrain.runtime.bound.Bound`.
@@ -284,14 +285,14 @@ def _forget(key: tuple[int, ...]) -> None:
 
 
 def _seen(array: Any) -> tuple[Any, ...] | None:
-    """What the checks of an array depend on; ``None`` where that cannot be told."""
+    """Return the properties that the checks of an array depend on; ``None`` where they are unknown."""
     if type(array) is np.ndarray:
-        try:  # a third of the time of array.ctypes.data
+        try:  # takes a third of the time of array.ctypes.data
             address = ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
         except (TypeError, ValueError, BufferError):  # read-only, empty, or not contiguous
             address = array.ctypes.data
         return address, array.shape, array.dtype, array.strides, array.flags.num
-    try:  # PyTorch's
+    try:  # a PyTorch tensor
         return array.data_ptr(), array.shape, array.dtype, array.stride(), array.device, array.requires_grad
     except (AttributeError, TypeError, RuntimeError):
         return None

@@ -1,7 +1,7 @@
-"""The library with the updates of optimizers as kernels for CUDA: where it is looked for, and what it has.
+"""Find and load the optional library of CUDA optimizer kernels.
 
-It is built on request (docs/devices.md) and used by sessions whose first provider is CUDA's; without it their updates
-are in standard operators.
+It is built on request (docs/devices.md) and used by sessions whose first provider is CUDA. Without it those sessions
+update parameters with standard operators.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from onnxtrain.errors import OptionError
 from onnxtrain.runtime.native import library_name
 
 VARIABLE = "ONNXTRAIN_CUDA_LIBRARY"
-"""The environment variable that names the library's file, where it is not in the package."""
+"""Environment variable with the path of the library, for a library outside the package."""
 
 HOW_TO_GET_IT = (
-    "build it where nvcc is with `cmake -S . -B build -DONNXTRAIN_CUDA=ON && cmake --build build` and name the file in "
-    f"the environment variable {VARIABLE}, or leave kernels out for updates in standard operators"
+    "build it on a machine with nvcc by `cmake -S . -B build -DONNXTRAIN_CUDA=ON && cmake --build build` and give its "
+    f"path in the environment variable {VARIABLE}, or leave kernels out to update with standard operators"
 )
 
 
 class CudaUpdates(NamedTuple):
-    """A library that was found.
+    """A library that was loaded.
 
     Attributes:
-        path: Its file.
-        operators: The names of the optimizers that it has.
+        path: Path of the library.
+        operators: Names of its optimizers.
     """
 
     path: Path
@@ -39,15 +39,15 @@ class CudaUpdates(NamedTuple):
 
 
 def in_package() -> Path:
-    """Where an installation that was built with the library has it."""
+    """Return the path of the library in an installation that was built with it."""
     name = library_name(sys.platform).replace("kernels", "cuda")
     return Path(__file__).resolve().parent.parent / "lib" / name
 
 
 def find() -> CudaUpdates | None:
-    """The library that the environment variable names, or that of the package; ``None`` where there is none.
+    """Load the library that the environment variable names, or the one in the package; return ``None`` without either.
 
-    One of the package that cannot be loaded gives one ``RuntimeWarning`` that says why.
+    If the library in the package cannot be loaded, one ``RuntimeWarning`` gives the reason.
 
     Raises:
         OptionError: The environment variable names a file that is missing or cannot be loaded.
@@ -57,7 +57,7 @@ def find() -> CudaUpdates | None:
         path = Path(named)
         if not path.is_file():
             raise OptionError(
-                f"The environment variable {VARIABLE} names {named!r}, which is no file; {HOW_TO_GET_IT}."
+                f"The environment variable {VARIABLE} names {named!r}, which is not a file; {HOW_TO_GET_IT}."
             )
         found, reason = _load(path.resolve())
         if found is None:
@@ -69,13 +69,13 @@ def find() -> CudaUpdates | None:
 
 @functools.cache
 def _load(path: Path) -> tuple[CudaUpdates | None, str]:
-    """The library, or why it cannot be had; that of the package is warned about, once."""
+    """Return the library, or ``None`` and the reason; warn once where the library in the package fails to load."""
     try:
         operators = ctypes.CDLL(str(path)).onnxtrain_cuda_operators
     except (OSError, AttributeError) as error:
         if path == in_package():
             warnings.warn(
-                f"onnxtrain's library for CUDA cannot be loaded, updates are in standard operators: {error}",
+                f"onnxtrain's CUDA library cannot be loaded, standard operators update the parameters: {error}",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -1,4 +1,4 @@
-"""States in the memory of a device, where the steps are done: they come to the processor only when somebody looks."""
+"""State buffers in device memory; a state is copied to the CPU only when it is read."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from onnxtrain.runtime.states import StateBuffers, Take
 
 
 def new_states(values: Mapping[str, np.ndarray], options: RuntimeOptions, take: Take | None = None) -> StateBuffers:
-    """States with these first values, in the memory of the provider that does the steps."""
+    """Create state buffers with these first values, in the memory of the provider that runs the steps."""
     device = device_of(options.provider_list())
     return StateBuffers(values, take) if device is None else DeviceStates(values, device)
 
 
 class DeviceStates(StateBuffers):
-    """The current values of all states, by name, in the memory of a device.
+    """The current values of all states, by name, in device memory.
 
-    Reading gives a copy in the processor's memory that is live as long as somebody keeps it, as that of
-    :class:`StateBuffers` is: before a step it goes to the device, and after a step the new value comes back. What
-    nobody holds stays where it is.
+    Reading a state returns a copy in CPU memory (a mirror). While the caller keeps the mirror it is live, like the
+    arrays of :class:`StateBuffers`: it is copied to the device before each step and back after each step. States
+    without a mirror stay on the device.
 
     Args:
         values: First values.
-        device: Where they go.
+        device: Device that holds the states.
     """
 
     on_device = True
@@ -37,91 +37,91 @@ class DeviceStates(StateBuffers):
         super().__init__({})
         self._device = device
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self._there: dict[str, list[Any]] = {}
+        self._device_buffers: dict[str, list[Any]] = {}
         self._mirrors: dict[str, np.ndarray] = {}
         for name, value in values.items():
             array = np.asarray(value)
             self._kinds[name] = array.dtype, array.shape
-            self._there[name] = [device.place(array)]
+            self._device_buffers[name] = [device.place(array)]
             self._turn[name] = 0
 
     def __contains__(self, name: object) -> bool:
-        return name in self._there
+        return name in self._device_buffers
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._there)
+        return iter(self._device_buffers)
 
     def __len__(self) -> int:
-        return len(self._there)
+        return len(self._device_buffers)
 
     def __setitem__(self, name: str, value: np.ndarray) -> None:
         array = self._fitting(name, value)
         if name in self._mirrors:
             self._mirrors[name][...] = array
-        self._now(name).update_inplace(np.ascontiguousarray(array))
+        self._current_buffer(name).update_inplace(np.ascontiguousarray(array))
 
     def kind(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Type and shape of a state."""
+        """Return the type and shape of a state."""
         return self._kinds[name]
 
     def current(self, name: str) -> np.ndarray:
-        """The current value, for those who do not keep it and do not write to it."""
+        """Return the current value in CPU memory; callers must neither keep it nor write to it."""
         return self._mirrors[name] if name in self._mirrors else self._fetch(name)
 
     def give_second_buffer(self, name: str) -> None:
-        """Let a state have a buffer to write to while the other is read."""
-        buffers = self._there[name]
+        """Allocate a second buffer for a state, to be written while the first is read."""
+        buffers = self._device_buffers[name]
         if len(buffers) == 1:
             dtype, shape = self._kinds[name]
             buffers.append(self._device.place(np.zeros(shape, dtype)))
             self.doubled.append(name)
 
     def join(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
-        """States on a device are not in memory that other processes could be sent.
+        """Refuse: communication between ranks reads CPU memory.
 
         Raises:
             OptionError: Always.
         """
         raise OptionError(
-            f"Several processes train together in the processor's memory only, not in that of {self._device.kind}; "
-            "leave providers or parallel out."
+            f"Data-parallel training needs states in CPU memory, but they are in {self._device.kind} memory; leave "
+            "providers or parallel out."
         )
 
     def place(self, name: str, memory: np.ndarray) -> None:
-        """As :meth:`join`."""
+        """Refuse, like :meth:`join`."""
         self.join([name])
 
     def bind_input(self, binding: Any, name: str) -> None:
-        """Bind the current value as the input of its name."""
-        binding.bind_ortvalue_input(name, self._now(name))
+        """Bind the current value to the graph input of the same name."""
+        binding.bind_ortvalue_input(name, self._current_buffer(name))
 
     def bind_output(self, binding: Any, output: str, name: str, *, other: bool) -> None:
-        """Bind an output to the buffer of a state, or to its other one."""
-        binding.bind_ortvalue_output(output, self._there[name][self._turn[name] ^ other])
+        """Bind an output to the current buffer of a state, or to the other one."""
+        binding.bind_ortvalue_output(output, self._device_buffers[name][self._turn[name] ^ other])
 
     def before_step(self, binding: Any, names: Iterable[str]) -> None:
-        """Take over what was written into arrays that somebody holds, and bind what the step reads.
+        """Copy mirrors to the device and bind the states that the step reads.
 
-        It is bound for every step: where the first node that reads a state does not run on the device, ONNX Runtime
-        takes a copy of it when it is bound.
+        States are bound anew for every step: if the first node that reads a state does not run on the device, ONNX
+        Runtime copies the state at binding time.
         """
         for name, mirror in self._mirrors.items():
-            self._now(name).update_inplace(mirror)
+            self._current_buffer(name).update_inplace(mirror)
         for name in names:
             self.bind_input(binding, name)
 
     def after_step(self, written: Iterable[str], swapped: tuple[str, ...]) -> None:
-        """A step has written these states, some of them into their other buffer."""
+        """Swap the buffers of ``swapped`` and copy the new values of written states into their mirrors."""
         for name in swapped:
             self._turn[name] ^= 1
         for name in self._mirrors.keys() & set(written):
-            self._mirrors[name][...] = self._now(name).numpy()
+            self._mirrors[name][...] = self._current_buffer(name).numpy()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers on the device."""
         sizes = {name: dtype.itemsize * int(np.prod(shape)) for name, (dtype, shape) in self._kinds.items()}
-        return sum(sizes[name] * len(buffers) for name, buffers in self._there.items())
+        return sum(sizes[name] * len(buffers) for name, buffers in self._device_buffers.items())
 
     def _hand_out(self, name: str) -> np.ndarray:
         anchor = self._anchor(name)
@@ -131,18 +131,17 @@ class DeviceStates(StateBuffers):
                 return mirror
             anchor = np.frombuffer(mirror.reshape(-1).view(np.uint8).data, np.uint8)
             self._anchors[name] = weakref.ref(anchor)
-            # What was written into the array after the last step goes to the device when the array does.
+            # Values written into the mirror after the last step reach the device when the mirror is freed.
             weakref.finalize(anchor, self._take_back, name).atexit = False
         mirror = self._mirrors[name]
         return anchor.view(mirror.dtype).reshape(mirror.shape)
 
     def _take_back(self, name: str) -> None:
-        self._now(name).update_inplace(self._mirrors.pop(name))
+        self._current_buffer(name).update_inplace(self._mirrors.pop(name))
 
     def _fetch(self, name: str) -> np.ndarray:
-        """A copy in the processor's memory."""
-        return np.array(self._now(name).numpy())
+        """Copy a state to CPU memory."""
+        return np.array(self._current_buffer(name).numpy())
 
-    def _now(self, name: str) -> Any:
-        """The buffer that has the current value."""
-        return self._there[name][self._turn[name]]
+    def _current_buffer(self, name: str) -> Any:
+        return self._device_buffers[name][self._turn[name]]

@@ -1,11 +1,11 @@
-"""Tensors that no step changes reach onnxruntime by address: they are not copied, and may be of any size.
+"""Pass tensors that no step changes to onnxruntime by address: no copy, no size limit.
 
-The bytes of a model hold 2 GiB at most. Large tensors are therefore left out of them: in the model they are external
-data of a file that nobody opens, and onnxruntime is told where in memory their values are. External data of the user's
-own files goes the same way, memory-mapped: it does not matter which folder the process works in.
+A serialized model holds at most 2 GiB, so large tensors stay outside: the model refers to external data of a file that
+is never opened, and session options give onnxruntime the address of the values. External data of the user's files takes
+the same route, memory-mapped, so that the working folder of the process does not matter.
 
-onnxruntime copies initializers all the same while it creates a session. Weights of products, which are the most of a
-large model, are therefore inputs of the session, bound to where they are.
+onnxruntime still copies initializers while it creates a session. Weights of linear layers, most of a large model, are
+therefore inputs of the session, bound to their memory.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from onnxtrain.model_file.external import DataFiles, locate
 from onnxtrain.workarounds.sessions import hand_over, in_place, packed
 
 _LARGE = 1 << 16
-"""Bytes from which on a tensor is handed over by address; smaller ones are in the model, where shapes are read."""
+"""Smallest size in bytes of a tensor passed by address; smaller ones stay in the model, for shape inference."""
 
 _BOUND = {
     "": frozenset({"MatMul", "Gemm", "Gather", "DequantizeLinear", "Cast", "Shape"}),
     MICROSOFT_DOMAIN: frozenset({"FusedMatMul", "GatherBlockQuantized"}),
 }
-"""Operators that compute the same, as fast, from an input as from an initializer; so do those of this project."""
+"""Operators that are as fast on a graph input as on an initializer; those of the domain ``onnxtrain`` are too."""
 
 _NOT_BY_ADDRESS = frozenset({ir.DataType.STRING, ir.DataType.COMPLEX64, ir.DataType.COMPLEX128})
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class FrozenTensors:
-    """The memory of a graph's large initializers, for one onnxruntime session.
+    """Memory of a graph's large initializers, for one onnxruntime session.
 
-    onnxruntime reads this memory as long as its session lives, and does not keep it alive: who holds the session
-    holds this object, too.
+    onnxruntime reads this memory throughout the life of its session but does not keep it alive: the owner of the
+    session must hold this object, too.
 
-    Large constants of the graph and its subgraphs become initializers of the graph, and small external data is read:
-    the graph computes the same.
+    Large constants of the graph and its subgraphs become initializers of the main graph, and small external data is
+    read into the model; results do not change.
 
     Args:
         model: The graph of the session.
-        bind: Whether inputs of the session may be bound; else all are initializers.
+        bind: Whether tensors may become bound inputs of the session; otherwise all are initializers.
 
     Raises:
-        ModelError: External data is not where the model says.
+        ModelError: External data is missing.
     """
 
     def __init__(self, model: ir.Model, *, bind: bool = False) -> None:
@@ -78,11 +78,11 @@ class FrozenTensors:
         )
 
     def register(self, settings: Any, *, shared: bool = True) -> None:
-        """Tell the options of a session where the tensors are.
+        """Add the addresses of the tensors to session options.
 
         Args:
-            settings: The options.
-            shared: Whether the session may read them where they are; a provider with memory of its own takes a copy.
+            settings: The session options.
+            shared: Whether the session may read the tensors in this memory; otherwise its provider copies them.
         """
         dtypes = {name: tensor.dtype for name, tensor in self._tensors.items()}
         given = {name: array for name, array in self._arrays.items() if name not in self._bound}
@@ -92,7 +92,7 @@ class FrozenTensors:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """While this context is open, the graph's large initializers have no data, or are inputs."""
+        """Context in which the graph's large initializers have no data or are inputs, for serialization."""
         initializers, inputs = self._graph.initializers, self._graph.inputs
         order = dict(initializers)
         try:
@@ -113,11 +113,11 @@ class FrozenTensors:
             for name, value in order.items():
                 initializers.pop(name, None)
                 value.const_value = self._tensors.get(name, value.const_value)
-                initializers[name] = value  # in the order that they had
+                initializers[name] = value  # restores the order
 
 
 def _may_be_bound(value: ir.Value) -> bool:
-    """Whether all that reads a value is as fast from an input; a Reshape is where what reads its result is."""
+    """Return whether all consumers of a value, seen through Reshape, are as fast on a graph input."""
     return not value.is_graph_output() and all(
         node.domain == ONNXTRAIN_DOMAIN
         or node.op_type in _BOUND.get(node.domain, ())
@@ -127,12 +127,12 @@ def _may_be_bound(value: ir.Value) -> bool:
 
 
 def is_large(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor is handed over by address."""
+    """Return whether a tensor is passed to onnxruntime by address."""
     return tensor.nbytes >= _LARGE and tensor.dtype not in _NOT_BY_ADDRESS
 
 
 def _elements(tensor: ir.TensorProtocol, files: DataFiles) -> np.ndarray[Any, Any]:
-    """A tensor's memory as an array of its shape: unsigned numbers of the size of an element, or packed bytes."""
+    """Return a tensor's memory as an array of its shape: unsigned integers of the element size, or packed bytes."""
     shape = tuple(int(size) for size in tensor.shape.numpy())
     is_packed = tensor.dtype.bitwidth < 8
     if isinstance(tensor, ir.ExternalTensor):
@@ -148,12 +148,12 @@ def _elements(tensor: ir.TensorProtocol, files: DataFiles) -> np.ndarray[Any, An
 
 
 def _raw(tensor: ir.ExternalTensor, files: DataFiles) -> np.ndarray[Any, Any]:
-    """The bytes of an external tensor, mapped."""
+    """Return the memory-mapped bytes of an external tensor."""
     return files.raw(locate(ir.serde.serialize_tensor(tensor), Path(tensor.base_dir or ".")))
 
 
 def _in_memory(tensor: ir.ExternalTensor, files: DataFiles) -> ir.TensorProtocol:
-    """An external tensor with its data."""
+    """Return a copy of an external tensor that contains its data."""
     proto = ir.serde.serialize_tensor(tensor)
     proto.raw_data = _raw(tensor, files).tobytes()
     proto.ClearField("external_data")
@@ -167,12 +167,12 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 def lift_large_constants(model: ir.Model, is_large: Callable[[ir.TensorProtocol], bool]) -> None:
     """Make large constants, and large initializers of subgraphs, initializers of the main graph, in place.
 
-    A subgraph sees what surrounds it, so that the graph computes the same. What a subgraph returns as it is stays
-    where it is, and so do the constants of functions.
+    A subgraph can read values of its outer graphs, so results do not change. Constants that are graph outputs or
+    belong to functions are not lifted.
 
     Args:
         model: The working graph.
-        is_large: Which tensors to lift.
+        is_large: Predicate that selects the tensors to lift.
     """
     lifted = [
         (value, tensor)
@@ -197,11 +197,11 @@ def lift_large_constants(model: ir.Model, is_large: Callable[[ir.TensorProtocol]
 
 
 def replace_tensors(model: ir.Model, replace: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> None:
-    """Replace tensors wherever they are, in place.
+    """Replace tensors in initializers and attributes of all graphs and functions, in place.
 
     Args:
         model: The working graph.
-        replace: Gives the new tensor, or the same.
+        replace: Returns the new tensor, or its argument to keep it.
     """
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         _replace_initializers(graph, replace)
@@ -225,7 +225,7 @@ def _replace_initializers(graph: ir.Graph, replace: Callable[[ir.TensorProtocol]
 
 
 def _constants(graph: ir.Graph) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
-    """The results of Constant nodes, and the initializers of subgraphs."""
+    """Yield outputs of Constant nodes and initializers of subgraphs, with their tensors."""
     for node in ir.traversal.RecursiveGraphIterator(graph):
         attribute = node.attributes.get("value") if (node.domain, node.op_type) == ("", "Constant") else None
         if attribute is not None and not attribute.is_ref():
@@ -243,7 +243,7 @@ def _subgraphs(attribute: ir.Attr) -> Iterator[ir.Graph]:
 
 
 def _names(graph: ir.Graph) -> set[str]:
-    """The names of all values of a graph and its subgraphs."""
+    """Return the names of all values of a graph and its subgraphs."""
     values = [*graph.inputs, *graph.initializers.values()]
     for node in ir.traversal.RecursiveGraphIterator(graph):
         values += node.outputs

@@ -1,4 +1,4 @@
-"""Finds and loads the library of native kernels; everything works without it, on standard operators."""
+"""Find and load the library of native kernels; without it, standard operators do all work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxtrain.errors import OnnxTrainError
 
 
 def library_name(platform: str) -> str:
-    """The library's file name on a platform, as ``sys.platform`` calls it; CMakeLists.txt has the same names."""
+    """Return the library's file name for a value of ``sys.platform``; CMakeLists.txt has the same names."""
     return "libonnxtrain_kernels" + {"darwin": ".dylib", "win32": ".dll"}.get(platform, ".so")
 
 
@@ -20,7 +20,7 @@ _LIBRARY = Path(__file__).resolve().parent.parent / "lib" / library_name(sys.pla
 
 
 class Tensors(ctypes.Structure):
-    """One parameter with its gradient and states, as the library's C functions take it."""
+    """C struct of one parameter with its gradient and states."""
 
     _fields_ = (
         ("type", ctypes.c_int64),  # 0 float32, 1 float64
@@ -32,11 +32,11 @@ class Tensors(ctypes.Structure):
 
 
 class Attribute(ctypes.Structure):
-    """One attribute of an optimizer, as the library's C functions take it."""
+    """C struct of one optimizer attribute."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
-        ("text", ctypes.c_char_p),  # None where it is a number
+        ("text", ctypes.c_char_p),  # None for a number
         ("number", ctypes.c_float),
     )
 
@@ -46,12 +46,12 @@ def load(path: Path) -> ctypes.CDLL:
 
     Raises:
         OSError: The file is missing, or the system's loader refuses it.
-        OnnxTrainError: The environment variable ``ONNXTRAIN_INSTRUCTION_SET`` asks for an instruction set
-            that there is not.
+        OnnxTrainError: The environment variable ``ONNXTRAIN_INSTRUCTION_SET`` names an unknown instruction set, or one
+            that this CPU lacks.
     """
     library = ctypes.CDLL(str(path))
     number, text = ctypes.c_double, ctypes.c_char_p
-    tensors, attributes = ([ctypes.c_void_p, ctypes.c_size_t] for _ in range(2))  # a list, and its length
+    tensors, attributes = ([ctypes.c_void_p, ctypes.c_size_t] for _ in range(2))  # an array and its length
     signatures = {
         "onnxtrain_instruction_set": ([], text),
         "onnxtrain_multiplies_bfloat16": ([], ctypes.c_int),
@@ -75,11 +75,11 @@ def load(path: Path) -> ctypes.CDLL:
 
 @functools.cache
 def _loaded() -> tuple[ctypes.CDLL | None, str]:
-    """The library, or why there is none; a missing library is warned about here, once."""
+    """Return the library, or ``None`` and the reason after one warning."""
     try:
         return load(_LIBRARY), ""
     except (OSError, AttributeError, OnnxTrainError) as error:
-        # A build without a C++ compiler leaves the library out: see pyproject.toml.
+        # A build without a C++ compiler has no library: see pyproject.toml.
         reason = str(error) if _LIBRARY.exists() else f"{_LIBRARY} is missing: this installation was built without it"
         warnings.warn(
             f"onnxtrain's native kernels cannot be loaded, training runs on slower standard operators: {reason}",
@@ -90,15 +90,15 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
 
 
 def kernels_available() -> bool:
-    """Whether the native kernels can be used here.
+    """Return whether the native kernels can be loaded.
 
-    Where they cannot, the first call gives one ``RuntimeWarning`` that says why.
+    If not, the first call issues one ``RuntimeWarning`` with the reason.
     """
     return _loaded()[0] is not None
 
 
 def library() -> ctypes.CDLL:
-    """The loaded library.
+    """Return the loaded library.
 
     Raises:
         OnnxTrainError: The library cannot be loaded.
@@ -113,10 +113,10 @@ def library() -> ctypes.CDLL:
 
 
 def custom_ops_library() -> Path:
-    """The file with the native operators, for ``register_custom_ops_library`` in any language.
+    """Return the path of the custom-operator library, for ``register_custom_ops_library`` in any language.
 
-    It holds ``Adagrad``, ``Adam`` and ``Momentum`` of the domain ``ai.onnx.preview.training`` and ``SSGD`` of
-    the domain ``onnxtrain``, for ONNX Runtime 1.20 and newer.
+    It contains ``Adagrad``, ``Adam`` and ``Momentum`` of the domain ``ai.onnx.preview.training`` and all native
+    operators of the domain ``onnxtrain``, for ONNX Runtime 1.20 and newer.
 
     Raises:
         OnnxTrainError: The library cannot be loaded on this system.
@@ -126,9 +126,9 @@ def custom_ops_library() -> Path:
 
 
 def instruction_set() -> str:
-    """The instruction set whose kernels run: ``"baseline"``, ``"avx2"`` or ``"avx512"``.
+    """Return the instruction set of the kernels in use: ``"baseline"``, ``"avx2"`` or ``"avx512"``.
 
-    The best that the processor has, unless the environment variable ``ONNXTRAIN_INSTRUCTION_SET`` names one.
+    It is the best that the CPU has, unless the environment variable ``ONNXTRAIN_INSTRUCTION_SET`` names another.
 
     Raises:
         OnnxTrainError: The library cannot be loaded on this system.
@@ -138,7 +138,7 @@ def instruction_set() -> str:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor, with the instruction set whose kernels run, multiplies bfloat16 faster than float32.
+    """Return whether the kernels multiply bfloat16 in hardware, faster than float32.
 
     Raises:
         OnnxTrainError: The library cannot be loaded on this system.

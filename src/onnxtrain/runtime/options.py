@@ -1,4 +1,4 @@
-"""How sessions run: threads, providers, memory."""
+"""Options of onnxruntime sessions: threads, execution providers, memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 
 Provider = str | tuple[str, dict[str, Any]]
-"""A provider by its name, or with its own options."""
+"""Name of an execution provider, alone or with its options."""
 
 _SUFFIX = "ExecutionProvider"
 
@@ -31,36 +31,36 @@ _MEMORY: Mapping[str, str] = {
     "NvTensorRTRTXExecutionProvider": "cuda",
     "TensorrtExecutionProvider": "cuda",
 }
-"""The memory of providers that do not work in the processor's, by the names that ONNX Runtime has for it."""
+"""Providers with device memory, and ONNX Runtime's name for that memory."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """Memory that is not the processor's.
+    """A device with memory of its own.
 
     Attributes:
-        kind: What ONNX Runtime calls it, such as ``"cuda"``.
-        number: Which one, where there are several.
+        kind: ONNX Runtime's name of the device type, such as ``"cuda"``.
+        number: Index of the device among those of its type.
     """
 
     kind: str
     number: int = 0
 
     def place(self, array: np.ndarray) -> Any:
-        """An ``onnxruntime.OrtValue`` there, with a copy of an array."""
+        """Copy an array to the device; return it as an ``onnxruntime.OrtValue``."""
         import onnxruntime
 
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self.kind, self.number)
 
 
 def choose(given: Sequence[Provider]) -> list[Provider]:
-    """Providers by their full names; the processor's, which runs what the others do not, comes last.
+    """Resolve providers to full names and append the CPU provider, which runs nodes that the others do not support.
 
     Args:
-        given: In order of preference, by full names or short ones: ``"cuda"`` for ``"CUDAExecutionProvider"``.
+        given: Providers in order of preference, by full or short names: ``"cuda"`` for ``"CUDAExecutionProvider"``.
 
     Raises:
-        OptionError: One is not available.
+        OptionError: A provider is not available.
     """
     import onnxruntime
 
@@ -82,12 +82,12 @@ def choose(given: Sequence[Provider]) -> list[Provider]:
 
 
 def name_of(provider: Provider) -> str:
-    """The name of a provider that may have options."""
+    """Return the name of a provider, with or without options."""
     return provider if isinstance(provider, str) else provider[0]
 
 
 def device_of(providers: Sequence[Provider]) -> Device | None:
-    """The memory of the first of some providers; ``None`` where it is the processor's."""
+    """Return the device whose memory the first provider uses; ``None`` for CPU memory."""
     kind = _MEMORY.get(name_of(providers[0]))
     if kind is None:
         return None
@@ -100,9 +100,10 @@ def _short(name: str) -> str:
 
 
 def most_threads() -> int:
-    """How many threads a session may have here: four for each processor, and 64 in any case.
+    """Return the largest number of threads that a session may have: four per CPU, at least 64.
 
-    More only wait for each other, and with many thousands the system refuses them, or onnxruntime ends the process.
+    More threads only wait for each other; with many thousands, the system refuses them or onnxruntime aborts the
+    process.
     """
     return max(64, 4 * (os.cpu_count() or 1))
 
@@ -114,16 +115,16 @@ class RuntimeOptions:
 
     Attributes:
         threads: Threads within an operator, at most :func:`most_threads`; ``None`` lets onnxruntime take one per core.
-        providers: Execution providers in order of preference, by full or short names (``"cuda"``), or with options of
-            theirs: ``("cuda", {"device_id": 1})``. Without the processor's own there are no native kernels.
-        memory_pattern: Whether onnxruntime plans one block of memory per input shape. It comes on top of the
-            arena that the first step filled: up to a half more memory at no measured gain in time.
-        kernels: Whether native kernels are used: ``None`` where the library can be loaded, else as said. With CUDA's
-            provider these are the updates alone, of a library of their own.
+        providers: Execution providers in order of preference, by full or short names (``"cuda"``), alone or with
+            options: ``("cuda", {"device_id": 1})``. Native kernels need the CPU provider to come first.
+        memory_pattern: Whether onnxruntime plans one block of memory per input shape. The block adds to the arena that
+            the first step filled: up to half as much memory again, at no measured gain in time.
+        kernels: Whether to use native kernels; ``None`` uses them where the library can be loaded. With the CUDA
+            provider, these are the optimizer updates alone, in a separate library.
         profile: Prefix of a profile that onnxruntime writes; ``None`` for none.
-        accuracy_level: In what products with weights of a few bits (MatMulNBits) compute while the model is trained
-            and evaluated: 0, the default, is the type of their input, 4 is int8, as such models often have it;
-            ``None`` leaves what the model says. In the file it stays.
+        accuracy_level: Compute type of MatMulNBits (linear layers with low-bit weights) during training and
+            evaluation: 0 (default) is the input's type; 4, common in such models, is int8; ``None`` keeps the
+            attribute of each node. The saved file keeps its attributes in any case.
     """
 
     threads: int | None = None
@@ -140,23 +141,27 @@ class RuntimeOptions:
             raise OptionError(f"threads is {self.threads}; it needs a number of at least 1.")
         if self.accuracy_level not in (None, *range(5)):
             raise OptionError(
-                f"accuracy_level is {self.accuracy_level!r}; it is a number from 0 to 4, as MatMulNBits of ONNX "
-                "Runtime has it, or None for what the model says."
+                f"accuracy_level is {self.accuracy_level!r}; it is a number from 0 to 4, as in MatMulNBits of ONNX "
+                "Runtime, or None for the attributes of the model."
             )
         if self.threads is not None and self.threads > (most := most_threads()):
             raise OptionError(
                 f"threads is {self.threads}; it needs a number from 1 to {most}, since more would only wait for each "
-                f"other on {os.cpu_count()} processors."
+                f"other on {os.cpu_count()} CPUs."
             )
 
     def uses_kernels(self) -> bool:
-        """Whether steps are lowered to native kernels."""
+        """Return whether steps are lowered to native CPU kernels.
+
+        Raises:
+            OptionError: ``kernels`` is True, but its library or provider is not available.
+        """
         from onnxtrain.runtime import native
 
         first = name_of(self.provider_list()[0])
         if first != CPU:
             if self.kernels and first != CUDA:
-                raise OptionError(f"kernels=True, but native kernels run on the processor only, not on {first}.")
+                raise OptionError(f"kernels=True, but native kernels run on the CPU only, not on {first}.")
             self.updates()
             return False
         if self.kernels is None:
@@ -166,10 +171,10 @@ class RuntimeOptions:
         return self.kernels
 
     def require_bfloat16(self) -> None:
-        """Refuse products of bfloat16 where they would be slower than those of float32, or cannot be computed.
+        """Check that matrix multiplication in bfloat16 is possible and faster than in float32.
 
         Raises:
-            OptionError: Native kernels are not used, or the processor does not multiply bfloat16.
+            OptionError: Native kernels are not used, or the CPU lacks bfloat16 multiplication.
         """
         from onnxtrain.runtime import native
 
@@ -178,14 +183,15 @@ class RuntimeOptions:
         if not native.multiplies_bfloat16():
             raise OptionError(
                 "precision='bfloat16' needs a CPU with AVX512-BF16; this one has "
-                f"{native.instruction_set()} without it, which would take longer than in float32: leave it out."
+                f"{native.instruction_set()} without it, so that bfloat16 would be slower than float32; leave it out."
             )
 
     def updates(self) -> CudaUpdates | None:
-        """The library with the updates for CUDA; ``None`` where another provider comes first, or there is none.
+        """Return the library of CUDA updates; ``None`` if CUDA is not the first provider or the library is missing.
 
         Raises:
-            OptionError: It is asked for and missing, or the environment variable names another file.
+            OptionError: ``kernels`` is True and the library is missing, or the environment variable names a file that
+                is missing or cannot be loaded.
         """
         if name_of(self.provider_list()[0]) != CUDA or self.kernels is False:
             return None
@@ -194,29 +200,26 @@ class RuntimeOptions:
         found = cuda_updates.find()
         if found is None and self.kernels:
             raise OptionError(
-                f"kernels=True, but native kernels run on the processor only, not on {CUDA}, whose updates have a "
-                f"library of their own that is missing here: {cuda_updates.HOW_TO_GET_IT}."
+                f"kernels=True, but native kernels run on the CPU only, not on {CUDA}, and the separate library of "
+                f"CUDA updates is missing here: {cuda_updates.HOW_TO_GET_IT}."
             )
         return found
 
     def session_options(self, *, kernels: bool = False) -> Any:
-        """The ``onnxruntime.SessionOptions`` for these options."""
+        """Return the ``onnxruntime.SessionOptions`` for these options."""
         import onnxruntime
 
         from onnxtrain.runtime import native
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # its errors are raised, which says them once
+        options.log_severity_level = 4  # errors are raised; logging would repeat them
         options.enable_mem_pattern = self.memory_pattern
-        # Nodes run in the order of the graph, where what reads an activation for the last time follows closely. By
-        # default onnxruntime looks for an order of its own, in which gradients of weights, which nobody waits for, run
-        # late and keep both activations and gradients.
+        # Nodes run in the order of the graph, which frees activations early. onnxruntime's default order runs weight
+        # gradients late, since no node waits for them, and so keeps both activations and gradients in memory.
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        # A buffer goes back to the arena with its tensor, instead of waiting for a later tensor of the same shape.
+        # A buffer returns to the arena with its tensor, instead of waiting for a later tensor of the same shape.
         # Operators that can work in place still do.
         options.enable_mem_reuse = False
-        # Without this, int8 matrix multiplications saturate at 16 bits on x86 CPUs that lack VNNI.
-        options.add_session_config_entry("session.x64quantprecision", "1")
         if self.threads is not None:
             options.intra_op_num_threads = self.threads
         if self.profile is not None:
@@ -229,9 +232,9 @@ class RuntimeOptions:
         return options
 
     def provider_list(self) -> list[Provider]:
-        """The providers by their full names, checked against what this onnxruntime has; the processor's comes last.
+        """Return the providers by their full names, the CPU provider last.
 
         Raises:
-            OptionError: One is not available.
+            OptionError: A provider is not available.
         """
         return choose(self.providers)

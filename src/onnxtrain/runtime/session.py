@@ -1,4 +1,4 @@
-"""Execute any valid training model on stock ONNX Runtime."""
+"""Run any valid training model on stock ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ from onnxtrain.training_info.recipe import StepEntry
 
 @checks_arguments
 class TrainingSession:
-    """Runs the training that a model's ``training_info`` describes, also one that onnxtrain did not write.
+    """Run the training that ``training_info`` of a model describes, written by onnxtrain or by another tool.
 
-    One onnxruntime session per entry does forward pass, gradient and update. The states (parameters, optimizer
-    states, update counts) live in buffers that are inputs and outputs of it; they start as the initializers
-    of the model.
+    One onnxruntime session per entry runs forward pass, gradient and update. The states (parameters, optimizer states,
+    update counts) are buffers bound to its inputs and outputs; their first values are the initializers of the model.
 
     Args:
         training_model: A model with ``training_info``, or the path of one.
         options: Threads, providers, memory, kernels.
-        folder: Where external data lies, for a model given as a proto.
-        values: First values of states, where they differ from the initializers.
-        states: Buffers to begin with, instead of new ones with the first values.
+        folder: Folder of external data, for a model given as a proto.
+        values: First values of states that differ from the initializers.
+        states: Existing buffers to train on, instead of new ones with the first values.
 
     Raises:
         TrainingInfoError: ``training_info`` is not valid; the message names the binding and the reason.
@@ -72,15 +71,15 @@ class TrainingSession:
         folder: str = "",
         states: StateBuffers | None = None,
     ) -> TrainingSession:
-        """A session of entries that this program has built itself: they are not checked again, and used up.
+        """Create a session from entries that onnxtrain built; they are consumed and not checked.
 
         Args:
             entries: The entries.
-            first_values: What the states start from, by name.
-            write: Writes the training model, with any data in the states.
+            first_values: First values of the states, by name.
+            write: Writes the training model; values of its states are arbitrary.
             options: Threads, providers, memory, kernels.
-            folder: Where the external data of frozen tensors lies.
-            states: Buffers to begin with, instead of new ones with the first values.
+            folder: Folder of the external data of frozen tensors.
+            states: Existing buffers to train on, instead of new ones with the first values.
         """
         session = cls.__new__(cls)
         session._start(_Built(first_values, write, folder), entries, options, states)
@@ -103,23 +102,23 @@ class TrainingSession:
 
     @property
     def state(self) -> StateBuffers:
-        """The current states by name: live arrays to read and write; assigning copies into them."""
+        """Current states by name: live arrays to read and write; assigning copies into them."""
         return self._states
 
     def initialize(self) -> None:
-        """Set every state to its initializer, then run the initialization graphs in order and assign."""
+        """Set every state to its initializer, then run the initialization graphs in order and assign their outputs."""
         self._source.initialize(self._states, self.options)
 
     @checks_arguments
     def step(self, feeds: Mapping[str, Any], *, entry: int | None = None) -> dict[str, np.ndarray]:
-        """One training iteration: every entry in order, each assigning its states before the next.
+        """Run one training iteration: every entry in order, each assigning its states before the next starts.
 
         Args:
-            feeds: Arrays by the names of the inputs of main graph and algorithms.
-            entry: Run only this entry.
+            feeds: Arrays by input name of main graph and algorithms.
+            entry: Index of the only entry to run.
 
         Returns:
-            The outputs of the algorithms that no binding takes (the loss), by name.
+            The algorithm outputs without an update binding (the loss), by name.
 
         Raises:
             DataError: An input is missing.
@@ -135,31 +134,31 @@ class TrainingSession:
         return results
 
     def model(self) -> onnx.ModelProto:
-        """The training model with the current states as its initializers."""
+        """Return the training model with the current states as its initializers."""
         return with_external_data(fill_states(self._source.write(), self._states), self._source.folder)
 
 
 class _Source(Protocol):
-    """Where the states of a session come from.
+    """Source of a session's states and training model.
 
     Attributes:
-        folder: Where external data lies.
+        folder: Folder of external data.
     """
 
     folder: str
 
     def first_values(self) -> Mapping[str, np.ndarray]:
-        """What the states are before training."""
+        """Return the values of the states before training."""
 
     def initialize(self, states: StateBuffers, options: RuntimeOptions) -> None:
-        """Set the states to what they are at the start of a training."""
+        """Set the states to their values at the start of training."""
 
     def write(self) -> onnx.ModelProto:
-        """A training model that may be changed, with any data in its states."""
+        """Return a training model that the caller may modify; values of its states are arbitrary."""
 
 
 class _File:
-    """A training model that somebody wrote."""
+    """A training model from a file or proto."""
 
     def __init__(self, model: onnx.ModelProto, folder: str, values: Mapping[str, np.ndarray]) -> None:
         self.folder = folder
@@ -201,7 +200,7 @@ class _File:
 
 
 class _Built:
-    """Entries that this program built."""
+    """Entries that onnxtrain built."""
 
     def __init__(
         self, first_values: Mapping[str, np.ndarray], write: Callable[[], onnx.ModelProto], folder: str

@@ -1,4 +1,4 @@
-"""State in memory: one buffer per tensor, two for what a step may not overwrite."""
+"""State buffers in CPU memory: one per tensor, two for a tensor that a step cannot update in place."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ Take = Callable[[np.ndarray], "np.ndarray | None"]
 
 
 class StateBuffers(MutableMapping[str, np.ndarray]):
-    """The current values of all states, by name, in the processor's memory.
+    """The current values of all states, by name, in CPU memory.
 
-    Reading gives the live array: it has the current value as long as somebody keeps it, also after steps, and
-    writing into it changes the state. ``np.array(states[name])`` is the value as it is now. Assigning copies into the
-    state, after a check of type and shape.
+    Reading a state returns a live array: it keeps showing the current value after steps, and writing to it changes the
+    state. ``np.array(states[name])`` is a snapshot. Assigning copies into the state, after a check of type and shape.
 
-    A state that a step cannot update in place has two buffers that take turns. While somebody holds the array of such
-    a state, or a view of it, they do not: the new value is copied to where the old one stood.
+    A state that a step cannot update in place has two buffers that alternate. While the caller holds the live array of
+    such a state, or a view of it, they do not alternate: each new value is copied over the old one.
 
     Args:
         values: First values, which are copied.
-        take: Gives the memory of a value to whoever goes on with it, where it can be had: then it is not copied.
+        take: Transfers ownership of a value's memory, which saves the copy; returns ``None`` where it cannot.
     """
 
     on_device = False
-    """Whether they are in the memory of a device."""
+    """True for states in device memory."""
 
     def __init__(self, values: Mapping[str, np.ndarray], take: Take | None = None) -> None:
         self._buffers: dict[str, list[np.ndarray]] = {
@@ -41,8 +40,7 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         self._turn: dict[str, int] = dict.fromkeys(values, 0)
         self.doubled: list[str] = []
         self._joined: dict[tuple[int | str, ...], np.ndarray] = {}
-        # What the arrays that were handed out are views of. NumPy's views of views keep this one alive, so that it is
-        # there as long as anybody has any of them.
+        # Bases of the live arrays. NumPy keeps the base alive as long as any view of it, or view of a view, exists.
         self._anchors: dict[str, weakref.ref[np.ndarray]] = {}
         self._handed_out: dict[str, weakref.ref[np.ndarray]] = {}
 
@@ -60,7 +58,7 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         if anchor is None:
             if not buffer.nbytes:
                 return buffer
-            # A view of a memoryview: NumPy lets views of views refer to this array, and to nothing further down.
+            # Based on a memoryview, this array is the `base` of all views of it: NumPy collapses chains of views.
             anchor = np.frombuffer(buffer.reshape(-1).view(np.uint8).data, np.uint8)
             self._anchors[name] = weakref.ref(anchor)
         return anchor.view(buffer.dtype).reshape(buffer.shape)
@@ -73,7 +71,7 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         self.current(name)[...] = self._fitting(name, value)
 
     def _fitting(self, name: str, value: np.ndarray) -> np.ndarray:
-        """An array of the type and shape of a state."""
+        """Return the value as an array, after a check against the type and shape of the state."""
         if name not in self:
             raise OptionError(f"There is no state {name!r}; the states are {', '.join(list(self)[:8])}.")
         dtype, shape = self.kind(name)
@@ -94,34 +92,34 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         return len(self._buffers)
 
     def give_second_buffer(self, name: str) -> None:
-        """Let a state have a buffer to write to while the other is read."""
+        """Allocate a second buffer for a state, to be written while the first is read."""
         buffers = self._buffers[name]
         if len(buffers) == 1:
             buffers.append(_aligned(buffers[0]))
             self.doubled.append(name)
 
     def place(self, name: str, memory: np.ndarray) -> None:
-        """Let a state be where this array is, which has its value from now on; before any session binds it."""
+        """Make an array, with its values, the buffer of a state; call it before any session binds the state."""
         (buffer,) = self._buffers[name]
         assert memory.shape == buffer.shape
         assert memory.dtype == buffer.dtype
         self._buffers[name] = [memory]
 
     def join(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
-        """Put states of one type one after the other; what is returned [elements] is the memory of all of them.
+        """Move states of one type into one contiguous array, and return it [elements].
 
-        Between two there may be some bytes of zeros, so that each starts on a cache line. Joining the same states again
-        gives the same memory. It can be cut in ``parts`` of equal size, each of which starts on a cache line.
+        Zero bytes between states align each to a cache line. Joining the same states again returns the same array. Its
+        size allows a split into ``parts`` equal parts that all start on a cache line.
 
         Raises:
-            OptionError: A state has two buffers, or is handed out or bound to a session already, or types differ.
+            OptionError: A state has two buffers or a live array, or the types differ.
         """
         buffers = [self._buffers[name] for name in names]
         held = [name for name in names if name in self.doubled or self._anchor(name) is not None]
         if (parts, *names) in self._joined:
             return self._joined[parts, *names]
         if held or len({buffer.dtype for (buffer, *_) in buffers}) != 1:
-            raise OptionError(f"The states {', '.join(held or names)} cannot be put one after the other.")
+            raise OptionError(f"The states {', '.join(held or names)} cannot be joined into one array.")
         starts = np.cumsum([0] + [-(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for (buffer,) in buffers])
         unit = parts * ALIGNMENT
         memory = _aligned(np.zeros(-(-starts[-1] // unit) * unit, np.uint8))
@@ -133,39 +131,36 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         return found
 
     def current(self, name: str) -> np.ndarray:
-        """The buffer that has the current value, for those who do not keep it."""
+        """Return the buffer with the current value; callers must not keep it."""
         return self._buffers[name][self._turn[name]]
 
     def kind(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Type and shape of a state."""
+        """Return the type and shape of a state."""
         buffer = self._buffers[name][0]
         return buffer.dtype, buffer.shape
 
     def turn(self, name: str) -> int:
-        """Which buffer is current."""
+        """Return the index of the current buffer."""
         return self._turn[name]
 
     def buffer(self, name: str, turn: int) -> np.ndarray:
-        """One of the buffers of a state."""
+        """Return a buffer of a state by index."""
         buffers = self._buffers[name]
         return buffers[turn % len(buffers)]
 
     def bind_input(self, binding: Any, name: str) -> None:
-        """Bind the current value as the input of its name."""
+        """Bind the current value to the graph input of the same name."""
         _bind(binding.bind_input, name, self.current(name))
 
     def bind_output(self, binding: Any, output: str, name: str, *, other: bool) -> None:
-        """Bind an output to the buffer of a state, or to its other one."""
+        """Bind an output to the current buffer of a state, or to the other one."""
         _bind(binding.bind_output, output, self.buffer(name, self._turn[name] + other))
 
     def before_step(self, binding: Any, names: Iterable[str]) -> None:
-        """Make what a step reads ready: here it is where it was bound."""
+        """Prepare the states that a step reads; buffers in CPU memory need nothing."""
 
     def after_step(self, written: Iterable[str], swapped: tuple[str, ...]) -> None:
-        """A step has written these states, some of them into their other buffer.
-
-        That becomes the current one, or is copied where arrays are held.
-        """
+        """Make the other buffer of each state in ``swapped`` current, or copy it if a live array is held."""
         for name in swapped:
             if self._anchor(name) is None:
                 self._turn[name] ^= 1
@@ -186,15 +181,15 @@ def _bind(bind: Callable[..., None], name: str, buffer: np.ndarray) -> None:
 
 
 def _taken(value: np.ndarray, take: Take) -> np.ndarray:
-    """The memory of a value, where it can be had and starts on a cache line, or a copy that does."""
+    """Return the memory of a value if it can be taken and starts on a cache line, otherwise an aligned copy."""
     taken = take(value)
     return _aligned(value) if taken is None or taken.ctypes.data % ALIGNMENT else taken
 
 
 def _aligned(value: np.ndarray) -> np.ndarray:
-    """A writable copy that starts on a cache line."""
+    """Return a writable copy that starts on a cache line."""
     value = np.asarray(value)
-    zero = value.size > 1 and not any(value.strides) and not any(value.flat[:1].tobytes())  # states are at first
+    zero = value.size > 1 and not any(value.strides) and not any(value.flat[:1].tobytes())  # a broadcast zero
     buffer = aligned(value.nbytes, zero=zero).view(value.dtype).reshape(value.shape)
     if not zero:
         buffer[...] = value

@@ -1,4 +1,4 @@
-"""Run a step graph: one onnxruntime session, its states bound as inputs and outputs."""
+"""Run a step graph in one onnxruntime session, with states bound to inputs and outputs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from onnxtrain.workarounds.sessions import (
 
 
 class StepSession:
-    """One entry of a training model, ready to run.
+    """Session of one entry of a training model.
 
     Args:
         step: The lowered entry.
-        states: The states' buffers, shared between the sessions of one training.
+        states: State buffers, shared between the sessions of one training.
         options: Threads, providers, memory.
-        kernels: Whether the graph holds nodes with native kernels.
+        kernels: Whether the graph contains nodes with native kernels.
     """
 
     def __init__(self, step: StepGraph, states: StateBuffers, options: RuntimeOptions, *, kernels: bool) -> None:
@@ -53,18 +53,18 @@ class StepSession:
         self._read = [str(value.name) for value in graph.inputs if value.name not in self._inputs]
         self._written = written
         self._bindings: dict[tuple[int, ...], Any] = {}
-        # Numbers, such as the learning rate and the loss, have memory that is bound once; a device would keep a copy.
+        # Scalars, such as the learning rate and the loss, have memory that is bound once; a device would keep a copy.
         self._numbers = {
             str(value.name): np.zeros((), _dtype(value))
             for value in (*graph.inputs, *graph.outputs)
             if dimensions(value) == () and value.name in {*self._inputs, *step.results} and value.dtype in _NUMBERS
             if not states.on_device
         }
-        # The memory of an output does not fit the next batch size (workarounds: shapes of bound outputs).
+        # The memory of a bound output may not fit the next batch size (workarounds: shapes of bound outputs).
         shapes = {value.name: dimensions(value) for value in graph.outputs}
         self._varying = [name for name in step.results if not _is_static(shapes[name])]
         self._fetched = [(index, name) for index, name in enumerate(step.results) if name not in self._numbers]
-        # Types that NumPy has from elsewhere, such as bfloat16, have their bytes bound (workarounds: extension types).
+        # Arrays of ml_dtypes extension types, such as bfloat16, are bound by address (workarounds: extension types).
         self._foreign = {
             str(value.name): value.dtype
             for value in (*graph.inputs, *graph.outputs)
@@ -72,7 +72,7 @@ class StepSession:
         }
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Do the step; returns the outputs that are not states.
+        """Run the step; return the outputs that are not states.
 
         Raises:
             DataError: An input is missing.
@@ -96,7 +96,7 @@ class StepSession:
             elif name not in numbers:
                 binding.bind_cpu_input(name, array)
             elif array.ndim:
-                raise StepError(f"The step needs one number as {name!r}; got an array of shape {array.shape}.")
+                raise StepError(f"The step needs a scalar as {name!r}; got an array of shape {array.shape}.")
             else:
                 numbers[name][...] = array
         for name in self._varying:
@@ -118,14 +118,14 @@ class StepSession:
         return results
 
     def _run_with_strings(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """What :meth:`run` does where texts come in, which have no address: nothing is bound, nothing is written.
+        """Run a graph with string inputs without binding, since strings cannot be bound by address.
 
         Raises:
             DataError: An input is missing.
             StepError: The step would write states, or onnxruntime failed.
         """
         if self._written:
-            raise StepError("A model with inputs of strings cannot be trained; cut off what turns them into numbers.")
+            raise StepError("A model with string inputs cannot be trained; cut off the nodes that encode the strings.")
         missing = [name for name in self._inputs if name not in feeds]
         if missing:
             raise DataError(f"The step needs the input {missing[0]!r}; got {', '.join(feeds) or 'nothing'}.")
@@ -155,7 +155,7 @@ class StepSession:
 
 @contextmanager
 def _without_shapes(outputs: Iterable[ir.Value]) -> Iterator[None]:
-    """While this context is open, outputs that no node reads have no shapes: the memory that is bound to them has."""
+    """Context in which outputs that no node reads have no shapes; their bound memory has them."""
     shapes = {value: value.shape for value in outputs if not value.uses()}
     try:
         for value in shapes:
@@ -167,11 +167,11 @@ def _without_shapes(outputs: Iterable[ir.Value]) -> Iterator[None]:
 
 
 class Session:
-    """An onnxruntime session together with the memory that it reads, which must live as long.
+    """An onnxruntime session with the memory that it reads, which must live as long.
 
     Args:
         session: An ``onnxruntime.InferenceSession``.
-        frozen: The frozen tensors that were handed to it by address.
+        frozen: Frozen tensors that were passed to it by address.
     """
 
     def __init__(self, session: Any, frozen: FrozenTensors) -> None:
@@ -179,15 +179,15 @@ class Session:
         self._frozen = frozen
 
     def get_inputs(self) -> list[Any]:
-        """Names, types and shapes of the inputs."""
+        """Return names, types and shapes of the inputs."""
         return list(self._session.get_inputs())
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """The outputs of these names, or all of them."""
+        """Run the session; return the named outputs, or all for ``None``."""
         return list(self._session.run(names, feeds))
 
     def computed(self, outputs: Iterable[ir.Value]) -> dict[str, np.ndarray]:
-        """What a graph without inputs gives, by name, also of types that NumPy has from elsewhere."""
+        """Run a graph without inputs; return its outputs by name, including ml_dtypes extension types."""
         binding, kinds = self.io_binding(), {str(value.name): value.dtype for value in outputs}
         for name in kinds:
             binding.bind_output(name, "cpu")
@@ -201,33 +201,33 @@ class Session:
         }
 
     def io_binding(self) -> Any:
-        """An ``onnxruntime.IOBinding``, to be used while this session lives; frozen tensors are bound already."""
+        """Return an ``onnxruntime.IOBinding`` with frozen tensors bound, valid as long as this session."""
         binding = self._session.io_binding()
         for name, value in self._frozen.inputs.items():
             binding.bind_ortvalue_input(name, value)
         return binding
 
     def run_with_iobinding(self, binding: Any) -> None:
-        """Run with inputs and outputs that are bound to memory."""
+        """Run with bound inputs and outputs."""
         self._session.run_with_iobinding(binding)
 
     def end_profiling(self) -> str:
-        """Finish the profile that the options asked for; returns its file."""
+        """Finish the profile that the options requested; return the path of its file."""
         return str(self._session.end_profiling())
 
 
 def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = False, bind: bool = False) -> Session:
-    """An onnxruntime session for a working graph.
+    """Create an onnxruntime session for a working graph.
 
     Args:
         model: The graph.
         options: Threads, providers, memory.
-        kernels: Whether it holds nodes with native kernels.
-        bind: Whether frozen tensors may be inputs, which :meth:`Session.io_binding` binds: then the session runs with
-            bindings only.
+        kernels: Whether the graph contains nodes with native kernels.
+        bind: Whether frozen tensors may become inputs that :meth:`Session.io_binding` binds; the session then runs
+            with bindings only.
 
     Raises:
-        ModelError: External data is not where the model says.
+        ModelError: External data is missing.
         StepError: onnxruntime refuses the graph.
     """
     import onnxruntime
@@ -269,16 +269,16 @@ _OF_PROVIDERS = (
 )
 
 _WITHOUT_GAIN = ("CommonSubexpressionElimination", "ConstantSharing")
-"""Graph optimizers of ONNX Runtime that take time for nothing.
+"""Graph optimizers of ONNX Runtime that cost time without a gain.
 
-The first finds nothing more, since lowering has done the same: it took a third of the time to create a session of 6,000
-nodes. Of 144 step graphs of tests and benchmarks 142 come out of ONNX Runtime the same without it; two keep three
-subtractions whose constants are equal but not one. The second makes one of equal constants of a few numbers, and then
-the whole graph is looked at anew: a sixth of what is left."""
+CommonSubexpressionElimination repeats work of the lowering passes and took a third of the time to create a session of
+6,000 nodes. Without it, 142 of 144 step graphs of tests and benchmarks are unchanged; two keep three subtractions of
+equal but separate constants. ConstantSharing merges equal small constants, after which ONNX Runtime runs over the whole
+graph again: a sixth of the remaining time."""
 
 
 _NUMBERS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32})
-"""Types of numbers that NumPy and ONNX Runtime hold alike."""
+"""Scalar types whose memory layout NumPy and ONNX Runtime share."""
 
 
 def _is_static(shape: tuple[Dimension, ...] | None) -> bool:
@@ -291,7 +291,7 @@ def _dtype(value: ir.Value) -> np.dtype[Any]:
 
 
 def _explain(error: Exception) -> str:
-    """One sentence out of an onnxruntime exception: the node and its operator, then the reason."""
+    """Rewrite an onnxruntime exception as one sentence: operator, node and reason."""
     text = " ".join(str(error).split())
     found = re.search(r"running (\w+) node\. Name:'([^']*)'(?: Status Message:)? ?(.*)", text)
     if found:

@@ -1,3 +1,3 @@
-"""What is trained, how, on what, and for how long: from arguments to a trained model."""
+"""Parts of training that stand apart from the loop: data conversion, optimizers by name, run folders, quantization."""
 
 import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir

@@ -1,4 +1,4 @@
-"""The names that other tools have for losses and metrics."""
+"""Names of losses and metrics in other tools."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ ALIASES: Final = {
     "supervised_contrastive": "info_nce",
     "contrastive": "info_nce",
 }
-"""Names of losses, which are metrics too, to those that they have here."""
+"""Names of losses (which are metrics, too) in other tools, mapped to the names here."""

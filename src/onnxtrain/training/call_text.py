@@ -1,4 +1,4 @@
-"""Calls written as text, on the command line for one: ``step(10 epochs, 0.5)``, ``huber(delta=0.3)``."""
+"""Parse calls written as text, for example on the command line: ``step(10 epochs, 0.5)``, ``huber(delta=0.3)``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _NAMED: Final = r"(?P<name>[a-z_][a-z_0-9]*)\s*=(?P<value>.*)"
 
 
 class Call(NamedTuple):
-    """A name with arguments, which are still text.
+    """A parsed call; its arguments are still text.
 
     Attributes:
-        name: What is called.
-        positional: Arguments by position.
-        named: Arguments by name.
+        name: Name of the function.
+        positional: Positional arguments.
+        named: Keyword arguments.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Call(NamedTuple):
     named: dict[str, str]
 
     def fits(self, function: Callable[..., Any]) -> bool:
-        """Whether a function takes these arguments."""
+        """Return whether a function accepts these arguments."""
         try:
             inspect.signature(function).bind(*self.positional, **self.named)
         except TypeError:
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 def name_of(text: object) -> str:
-    """Return the first word of a text, to look for a word like it; empty for anything else.
+    """Return the first word of a text in lower case, for spelling suggestions; empty for other values.
 
     >>> name_of("cosin(0.1)")
     'cosin'
@@ -44,7 +44,7 @@ def name_of(text: object) -> str:
 
 
 def read_call(text: str) -> Call | None:
-    """The parts of a call; ``None`` where the text has another form.
+    """Parse a call; return ``None`` if the text is not one.
 
     >>> read_call("cross(0.1, weights=(1, 2))")
     Call(name='cross', positional=('0.1',), named={'weights': '(1, 2)'})
@@ -77,7 +77,7 @@ def split_list(text: str) -> list[str]:
 
 
 def _split(arguments: str) -> list[str] | None:
-    """Split at commas outside brackets and braces; return ``None`` where they do not match."""
+    """Split at commas outside brackets and braces; return ``None`` if brackets do not match."""
     parts, depth = [""], 0
     for character in arguments:
         depth += (character in "([{") - (character in ")]}")

@@ -36,16 +36,16 @@ from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
 from onnxtrain.objective import Objective
 
 Adapting = Callable[[Dataset, Targets, str | None], Dataset]
-"""Makes targets, or those of a name, what the loss takes."""
+"""Converts the targets of a dataset, or its named targets, to the form of a loss."""
 
 
 class DataAdapter:
-    """Convert data in any form to what an objective reads, by the column names and labels of the data seen so far.
+    """Convert data to the inputs and targets of an objective, using column names and labels of earlier data.
 
     Attributes:
         names: Names of columns and labels in the data.
-        numbered: True where the targets seen so far were the numbers of classes.
-        expected_labels: Labels of the checkpoint that is resumed, for text targets.
+        numbered: True if the targets seen so far were class indices.
+        expected_labels: Labels of the checkpoint to resume from, for text targets.
     """
 
     def __init__(self, names: DataNames, *, numbered: bool = False) -> None:
@@ -53,14 +53,14 @@ class DataAdapter:
         self.numbered = numbered
         self.expected_labels: tuple[str, ...] | None = None
         self._labels_are_new = False
-        self._last_shapes: tuple[Any, ...] = ()  # of step_feeds; targets of the same shapes have the same form
+        self._last_shapes: tuple[Any, ...] = ()  # of the last step_feeds: equal shapes imply the same target form
 
     def copy(self) -> DataAdapter:
         """Return an adapter with the same names."""
         return DataAdapter(self.names, numbered=self.numbered)
 
     def learn(self, columns: Columns, left_out: Iterable[str | None] = ()) -> None:
-        """Remember the column names of more data; names that are known stay."""
+        """Record the column names of more data; known names do not change."""
         self.names = self.names.learned(columns, left_out)
 
     @property
@@ -82,7 +82,7 @@ class DataAdapter:
 
         Raises:
             DataError: Arrays do not fit the model, or hold NaN or infinity.
-            OptionError: There are weights of examples, and the loss takes none.
+            OptionError: Sample weights are given, but the loss accepts none.
         """
         objective = objective.weighting(sample_weight is not None)
         feeds = self._input_feeds(objective, inputs)
@@ -100,7 +100,7 @@ class DataAdapter:
             feeds[spec.name] = weights = check_weights(fit_to_spec(sample_weight, spec))
             first = next(iter(targets.values())) if isinstance(targets, Mapping) else targets
             if first is not None and len(weights) != len(first):
-                raise DataError(f"sample_weight has {len(weights)} numbers, but there are {len(first)} targets.")
+                raise DataError(f"sample_weight has {len(weights)} values, but there are {len(first)} targets.")
         return objective, feeds
 
     def _input_feeds(self, objective: Objective, inputs: Any) -> dict[str, np.ndarray]:
@@ -117,14 +117,14 @@ class DataAdapter:
         return feeds
 
     def _add_target(self, objective: Objective, targets: Any, feeds: dict[str, np.ndarray]) -> Objective:
-        """Add the target of the only loss to the feeds; return the objective for its form."""
+        """Add the target of a single loss to the feeds; return the objective for its form."""
         wanted = objective.targets
         assert wanted is not None
         if isinstance(targets, Mapping):
             (targets,) = targets_by_output(objective.heads, targets).values()
         targets = wanted.adapt(np.asarray(targets), self.labels)
         shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in objective.inputs))
-        classes = wanted.are_classes(targets)  # then nothing is ignored and nothing is wrong
+        classes = wanted.are_classes(targets)  # valid class indices need no further check
         if shapes != self._last_shapes or (not classes and wanted.hold_ignored(targets)):
             sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in objective.inputs)
             objective = objective.with_form(wanted.form_of(targets, sizes))
@@ -140,7 +140,7 @@ class DataAdapter:
     def _targets_of_several(
         self, objective: Objective, targets: Any, inputs: Mapping[str, np.ndarray]
     ) -> tuple[Objective, dict[str, np.ndarray]]:
-        """Return the objective for the forms of several targets, and these by input name of the step graph."""
+        """Return the objective for the forms of several targets, and the targets by input name of the step graph."""
         heads = objective.heads
         given = targets_by_output(heads, targets)
         arrays = [head.targets.adapt(np.asarray(given[head.name])) for head in heads]
@@ -157,12 +157,12 @@ class DataAdapter:
         return objective, found
 
     def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
-        """Open data for prediction; targets need not be there.
+        """Open data for prediction; targets are optional.
 
         Raises:
-            DataError: It cannot be read or does not fit.
+            DataError: The data cannot be read or does not fit the model.
         """
-        from onnxtrain.data.opening import open_dataset  # a single step does not need the readers of files
+        from onnxtrain.data.opening import open_dataset  # a single step does not need file readers
 
         targets = objective.targets
         dataset = open_dataset(
@@ -185,14 +185,14 @@ class DataAdapter:
             objective: The loss on its inputs and targets.
             source: The data.
             target: Name of the target in a file with several arrays left.
-            sample_weight: One weight per example, or the name of the array or column that has them.
-            learning: Whether text labels may be learned from data that lack some of the classes.
+            sample_weight: One weight per example, or the name of their array or column.
+            learning: Whether to learn text labels from data that may lack some of the classes.
 
         Returns:
             The dataset, the forms of the targets, and the weights: an array, their name in the dataset, or ``None``.
 
         Raises:
-            DataError: It cannot be read or does not fit.
+            DataError: The data cannot be read or does not fit the model.
         """
         inputs = self.names.specs(objective.inputs)
         source, weights = with_weights(source, sample_weight, objective.inputs)
@@ -203,12 +203,12 @@ class DataAdapter:
                 objective, source, inputs=inputs, target=target, adapted=adapt, weights=named
             )
             return dataset, forms, weights
-        from onnxtrain.data.opening import open_dataset  # as in open
+        from onnxtrain.data.opening import open_dataset  # imported late, as in open
 
         return open_dataset(source, inputs, target=target, need_target=False, validate=False), None, weights
 
     def _adapt(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
-        """Convert targets to the form of the loss; text labels become class indices where there is one loss."""
+        """Convert targets to the form of the loss; for a single loss, text labels become class indices."""
         if name is not None:
             return dataset.adapting(targets.adapt, name)
         found = dataset.targets
@@ -217,8 +217,8 @@ class DataAdapter:
                 self.numbered = True
             elif self.numbered:
                 raise DataError(
-                    "the targets are texts, but those of earlier data were the numbers of classes, so that nothing "
-                    "tells which text is which class; give texts, or numbers, for all data."
+                    "the targets are text labels, but earlier data had class indices, so that the class of each label "
+                    "is unknown; give labels, or class indices, for all data."
                 )
             elif self.expected_labels is not None:
                 self.labels = self.expected_labels
@@ -229,7 +229,7 @@ class DataAdapter:
         return dataset.adapting(lambda array: targets.adapt(array, labels))
 
     def _adapt_complete(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
-        """Like :meth:`_adapt`, but without learning labels from data that may lack classes."""
+        """Convert targets like :meth:`_adapt`, but refuse to learn labels from data that lack some of the classes."""
         before = self.labels
         result = self._adapt(dataset, targets, name)
         learned, classes = self.labels, targets.classes
@@ -239,7 +239,7 @@ class DataAdapter:
         return result
 
     def take_new_labels(self) -> tuple[str, ...] | None:
-        """Return the labels that were learned since the last call; ``None`` where there are none."""
+        """Return the labels that were learned since the last call, or ``None``."""
         new, self._labels_are_new = self._labels_are_new, False
         return self.labels if new else None
 
@@ -253,22 +253,22 @@ def open_with_targets(
     adapted: Adapting,
     weights: str | None = None,
 ) -> tuple[Dataset, Forms]:
-    """Data in any form with targets, and what these are; values are not checked yet.
+    """Open data with targets; return the dataset and the forms of its targets. Values are not checked yet.
 
     Several targets are arrays named like the outputs, or the mapping in (inputs, targets).
 
     Args:
-        objective: What is minimised.
+        objective: The loss on its inputs and targets.
         source: The data.
-        inputs: What the model needs of its inputs.
+        inputs: Names, types and shapes of the model's inputs.
         target: Name of the target.
-        adapted: Makes targets what the loss takes.
-        weights: Name of the array of weights, which stays in the data under this name.
+        adapted: Converts targets to the form of the loss.
+        weights: Name of the array of sample weights in the data.
 
     Raises:
-        DataError: The data cannot be read, or something is missing.
+        DataError: The data cannot be read, or an array is missing.
     """
-    from onnxtrain.data.opening import open_dataset  # a single step has no use for the readers of files
+    from onnxtrain.data.opening import open_dataset  # a single step does not need file readers
 
     beside = [] if weights is None else [weights]
     if weights is not None:
@@ -300,10 +300,10 @@ def open_with_targets(
 
 
 def with_named(source: Any, weights: str, inputs: Sequence[TensorSpec]) -> Any:
-    """Data in which the weights have their name: a table of inputs becomes the mapping that it stands for.
+    """Make weights an array of their own: move their column out of a table of inputs.
 
     Raises:
-        NoSuchArrayError: It is arrays without names.
+        NoSuchArrayError: The data is arrays without names, or the table has no column of this name.
     """
     if not isinstance(source, tuple) or len(source) != 2 or isinstance(source[0], Mapping):
         return source
@@ -321,10 +321,10 @@ def with_named(source: Any, weights: str, inputs: Sequence[TensorSpec]) -> Any:
 
 
 def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tuple[Any, Any]:
-    """Data without their weights, and these: what was given, or the third part of (inputs, targets, weights).
+    """Separate data and sample weights: the given ones, or the third item of (inputs, targets, weights).
 
     Raises:
-        DataError: Both are there.
+        DataError: Weights are given twice.
     """
     triple = isinstance(source, tuple) and len(source) == 3
     flat = triple and len(inputs) == 2 and all(is_array_like(part) for part in source)
@@ -336,10 +336,10 @@ def with_weights(source: Any, weights: Any, inputs: Sequence[TensorSpec]) -> tup
 
 
 def targets_by_output(heads: list[LossHead], targets: Any) -> dict[str, Any]:
-    """Targets of one step by the outputs that they are for.
+    """Return the targets of one step by output name.
 
     Raises:
-        DataError: One is missing, or it is not said whose they are.
+        DataError: A target is missing, or several outputs have losses and the targets have no names.
     """
     names = [head.name for head in heads]
     if not isinstance(targets, Mapping):
@@ -356,7 +356,7 @@ def targets_by_output(heads: list[LossHead], targets: Any) -> dict[str, Any]:
 
 
 def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
-    """Inputs given in any form, by the names of the model.
+    """Return inputs, given as one array, a sequence or a mapping, by input name of the model.
 
     Raises:
         DataError: An input is missing, or there are too many.
@@ -376,7 +376,7 @@ def by_input_name(specs: Sequence[TensorSpec], inputs: Any) -> dict[str, Any]:
 
 
 def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
-    """An array of the type of an input; ranks and fixed sizes checked."""
+    """Convert an array to the type of an input, after a check of rank and fixed sizes."""
     array = to_numpy(value, repr(spec.name))
     if array.dtype != spec.dtype:
         found, needed = kind_of(array.dtype), kind_of(spec.dtype)
@@ -396,10 +396,10 @@ def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
 
 
 def check_inputs(inputs: Mapping[str, np.ndarray]) -> None:
-    """Refuse inputs of one step that hold NaN or infinity, as ``fit`` does.
+    """Check that the inputs of one step are finite, as ``fit`` does.
 
     Raises:
-        DataError: One does.
+        DataError: An input holds NaN or infinity.
     """
     for name, array in inputs.items():
         if array.dtype.kind not in "iub":
@@ -408,10 +408,10 @@ def check_inputs(inputs: Mapping[str, np.ndarray]) -> None:
 
 
 def check_targets(targets: np.ndarray, check: TargetCheck | None) -> np.ndarray:
-    """The targets of one step, unless they hold values that the loss has no use for.
+    """Check the targets of one step and return them.
 
     Raises:
-        DataError: They hold NaN or infinity, or fail the loss's check.
+        DataError: Targets hold NaN or infinity, or fail the loss's check.
     """
     examples = range(len(targets)) if targets.ndim else [0]
     if targets.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""What makes a training the one that it is, in words, numbers and hashes: its settings, model, weights and data."""
+"""Describe a training as JSON: settings, and hashes of model, weights and data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 
 def describe_settings(config: TrainingConfig, objective: Objective) -> dict[str, JSON]:
-    """What the trainer was given, apart from the model."""
+    """Describe the settings of a trainer, without its model."""
     optimizer, loss, form = config.optimizer, objective.loss, objective.form
     sparsified = sorted(objective.sparsified(config.sparsify))
     groups = {name: _describe_rule(rule) for name, rule in objective.rules(config).items()}
@@ -56,27 +56,27 @@ def describe_settings(config: TrainingConfig, objective: Objective) -> dict[str,
 
 
 def _describe_rule(rule: UpdateRule) -> dict[str, JSON]:
-    """What of a parameter's update a group says."""
+    """Describe the update rule of a parameter group."""
     return {"learning_rate": rule.rate_scale, **rule.optimizer.node_attributes()}
 
 
 def describe_masks(masks: Mapping[str, np.ndarray]) -> dict[str, JSON]:
-    """Hashes of masks."""
+    """Hash masks."""
     return {name: zlib.crc32(np.packbits(mask).tobytes()) for name, mask in masks.items()}
 
 
 def describe_data(dataset: Dataset | None) -> JSON:
-    """How many examples, and a hash of them; an iterable's cannot be known before they are read."""
+    """Describe data by its number of examples and a hash; both are ``None`` for an iterable of unknown content."""
     return None if dataset is None else {"examples": dataset.size, "content": dataset.fingerprint()}
 
 
 def describe_model(file: ModelFile) -> dict[str, JSON]:
-    """Hashes of the graph and of the initial values, which are not known if the file has changed since it was read."""
+    """Hash the graph and the initial values; see :func:`describe_weights` for a file that has changed."""
     return {"model": describe_graph(file), "weights": describe_weights(file)}
 
 
 def describe_graph(file: ModelFile) -> str:
-    """A hash of the graph, without the values of its initializers."""
+    """Hash the graph, without the values of its initializers."""
     graph = GraphProto()
     graph.CopyFrom(file.proto.graph)
     for tensor in graph.initializer:
@@ -92,7 +92,7 @@ def describe_graph(file: ModelFile) -> str:
 
 
 def describe_weights(file: ModelFile, *, without: Collection[str] = ()) -> JSON:
-    """A hash of the initial values, apart from some; ``None`` if the file has changed since it was read."""
+    """Hash the initial values except some; return ``None`` if the file has changed since it was read."""
     weights = Fingerprint()
     try:
         for name in file.names():
@@ -107,7 +107,7 @@ def describe_weights(file: ModelFile, *, without: Collection[str] = ()) -> JSON:
 
 
 def describe(value: object) -> JSON:
-    """A setting of any kind: data classes by their fields, functions by their names (what they do is not looked at)."""
+    """Describe a setting of any type: dataclasses by their fields, functions by their names, not their code."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
@@ -135,7 +135,7 @@ def _name(value: Any) -> str:
 
 
 _LARGEST_FILE = (1 << 31) - 1
-"""Bytes of a file that is compared by its content: the limit of ONNX files."""
+"""Bytes of the largest file that is compared by content, the size limit of ONNX files; others are compared by path."""
 
 
 def _describe_file(path: Path) -> JSON:

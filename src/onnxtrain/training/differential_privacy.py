@@ -1,4 +1,4 @@
-"""Training with differential privacy: what a model learns hides whether any one example was there."""
+"""Differentially private training (DP-SGD)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from onnxtrain.trainer import Trainer
 
 @dataclass(frozen=True)
 class DP:
-    """Differential privacy of the examples, by clipped gradients and noise (DP-SGD).
+    """Differential privacy of examples by clipped gradients and noise (DP-SGD).
 
-    A step draws every example with the same probability q. With B = q * (number of examples), the batch size that is
-    expected, the gradient of the step is::
+    A step samples every example independently with probability q. With the expected batch size B = q * (number of
+    examples), the gradient of the step is::
 
-        g = (sum over the examples drawn of g_i * min(1, clip / ||g_i||) + Normal(0, (noise * clip)^2)) / B
+        g = (sum over the sampled examples of g_i * min(1, clip / ||g_i||) + Normal(0, (noise * clip)^2)) / B
 
     Args:
-        noise: The noise's standard deviation in units of ``clip``.
+        noise: Standard deviation of the noise in units of ``clip``.
         clip: Bound on the norm of an example's gradient, over all parameters together.
-        delta: The probability with which the guarantee may fail; less than one over the number of examples.
-        seed: Seed of the draws and of the noise, for tests. Privacy needs ``None``: numbers that nobody can foretell.
+        delta: Probability that the guarantee fails; choose less than 1 / (number of examples).
+        seed: Seed of sampling and noise, for tests only; privacy needs unpredictable noise (``None``).
 
     Raises:
-        OptionError: A number is outside its range.
+        OptionError: A value is out of range.
 
     Source: Abadi et al., Deep Learning with Differential Privacy, https://arxiv.org/abs/1607.00133, algorithm 1.
     """
@@ -49,14 +49,14 @@ class DP:
             raise OptionError(f"delta is {self.delta}; it is a probability above 0 and below 1.")
 
     def epsilon(self, steps: int, sampling: float) -> float:
-        """The epsilon of (epsilon, delta)-differential privacy after some steps, by Rényi differential privacy.
+        """Return the epsilon of (epsilon, delta)-differential privacy after some steps, by Rényi accounting.
 
         Args:
-            steps: How many steps were taken on the data, over all rounds.
-            sampling: The probability q with which a step draws an example.
+            steps: Number of steps on the data, over all rounds.
+            sampling: Probability q that a step samples an example.
 
         Returns:
-            Epsilon for examples that are added or removed; infinity without noise.
+            Epsilon for adding or removing an example; infinity without noise.
 
         Raises:
             OptionError: The package dp-accounting is not installed.
@@ -79,12 +79,12 @@ class DP:
 
 @dataclass(frozen=True)
 class PrivateSteps:
-    """Steps that were taken with differential privacy.
+    """Result of differentially private steps.
 
     Attributes:
-        steps: How many.
-        sampling: The probability with which each drew an example.
-        loss: The mean loss of the examples drawn, before the updates. It is not private: it stays where the data is.
+        steps: Number of steps.
+        sampling: Probability that a step samples an example.
+        loss: Mean loss of the sampled examples before the updates. It is not private: do not publish it.
     """
 
     steps: int
@@ -95,21 +95,22 @@ class PrivateSteps:
 def fit_privately(
     trainer: Trainer, data: Any, dp: DP, *, target: str | None = None, epochs: int = 1, batch_size: int = 32
 ) -> PrivateSteps:
-    """Train for as many steps as some epochs have, each on examples that are drawn independently.
+    """Train for a number of epochs, with examples sampled independently for each step.
 
-    The gradient of one example after the other is clipped: a step takes as long as one on each of them alone.
+    Gradients are computed and clipped one example at a time, so a step costs as much as one step per example.
 
     Args:
-        trainer: What is trained, with at least two micro-batches (``accumulate=2``): gradients are summed apart.
+        trainer: A trainer with at least two micro-batches (``accumulate=2``), which separates the sum of gradients
+            from the update.
         data: Training data in arrays.
-        dp: How much noise, and the bound on gradients.
+        dp: Noise and bound on gradients.
         target: Name of the target in a file with several arrays left.
-        epochs: How often an example is drawn in the mean.
-        batch_size: Examples per step in the mean.
+        epochs: Expected number of times that an example is sampled.
+        batch_size: Expected number of examples per step.
 
     Raises:
-        OptionError: The statistics of batch normalization would be taken from the data without noise.
-        DataError: The data are not in arrays, or fewer than a batch.
+        OptionError: Batch normalization would compute statistics of the data without noise.
+        DataError: The data is not in arrays, or has fewer examples than a batch.
     """
     dataset = _checked(trainer, trainer.open(data, target=target), batch_size)
     generator = np.random.default_rng(dp.seed)
@@ -128,25 +129,25 @@ def fit_privately(
 def _checked(trainer: Trainer, dataset: Any, batch_size: int) -> ArrayDataset:
     if trainer.statistics:
         raise OptionError(
-            "batch_norm='train' takes statistics of the data without noise, which differential privacy does not "
+            "batch_norm='train' computes statistics of the data without noise, which differential privacy does not "
             "allow; leave batch_norm='frozen'."
         )
     if not isinstance(dataset, ArrayDataset):
-        raise DataError("Differential privacy draws single examples; give the data as arrays or a file of arrays.")
+        raise DataError("Differential privacy samples single examples; give the data as arrays or a file of arrays.")
     if not 1 <= batch_size <= dataset.size:
-        raise DataError(f"batch_size is {batch_size}, but there are {dataset.size} examples to draw from.")
+        raise DataError(f"batch_size is {batch_size}, but there are {dataset.size} examples to sample from.")
     return dataset
 
 
 class _Step:
-    """Steps whose gradient is a sum of clipped gradients, with noise."""
+    """Steps on a sum of clipped gradients with noise."""
 
     def __init__(self, trainer: Trainer, dp: DP, generator: np.random.Generator) -> None:
         self._trainer, self._dp, self._generator = trainer, dp, generator
         self._names = [f"{name}/accumulated" for name in trainer.parameters]
 
     def take(self, dataset: ArrayDataset, chosen: np.ndarray, batch_size: int) -> float:
-        """One step on the examples chosen; returns the sum of their losses before it."""
+        """Train one step on the chosen examples; return the sum of their losses before the update."""
         trainer, names = self._trainer, self._names
         sums = {name: np.zeros(trainer.states[name].shape) for name in names}
         loss = 0.0
@@ -164,12 +165,12 @@ class _Step:
         return loss
 
     def _clear(self) -> None:
-        """Make the sums of gradients, weights and losses zero."""
+        """Set the sums of gradients, weights and losses to zero."""
         for name in (*self._names, "accumulated_weight", "accumulated_loss"):
             self._trainer.states[name][...] = 0
 
     def _add(self, sums: dict[str, np.ndarray], batch: Batch) -> float:
-        """Add the clipped gradient of one example; returns its loss."""
+        """Add the clipped gradient of one example to the sums; return its loss."""
         trainer, states = self._trainer, self._trainer.states
         objective = trainer._objective
         found = trainer._session.step(objective.inputs_of(batch) | objective.targets_of(batch), entry=0)
@@ -184,6 +185,6 @@ class _Step:
 
 
 def in_micro_batches(trainer: Trainer) -> Trainer:
-    """A trainer of the same weights whose gradients are summed apart from their update."""
+    """Return a trainer of the same weights that sums gradients apart from the update."""
     config = dataclasses.replace(trainer.config, accumulate=max(2, trainer.accumulate))
     return Trainer._of(config, trainer._objective, dict(trainer._trained))

@@ -1,4 +1,4 @@
-"""How things show themselves in a terminal and in a notebook: numbers in words, tables of plain text and of HTML."""
+"""Format values and tables for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ Row = Mapping[str, object]
 
 
 def number(value: float) -> str:
-    """A measured value: four significant digits; fractions of accuracy as they are."""
+    """Format a measured value: four decimals from 0.001 to 1000 and for 0, otherwise scientific notation."""
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else str(value)
     return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.3e}"
 
 
 def count(value: float) -> str:
-    """A number of things."""
+    """Format a count with thousands separators."""
     return f"{round(value):,}"
 
 
 WAITING_FROM = 0.05
-"""The share of the time that a training may wait for its data before that is said."""
+"""Fraction of the training time spent waiting for data above which it is reported."""
 
 
 def waiting(waited: float, seconds: float, data: str) -> str:
-    """That data are slow, where a training waited for them for more than a twentieth of its time, or "".
-
-    A tenth of a second is nothing to speak of, whatever its share.
+    """Report slow data: the share of the time spent waiting, if above 5 % and 0.1 s; otherwise "".
 
     >>> waiting(3.0, 10.0, "a DataLoader"), waiting(0.1, 10.0, "a DataLoader")
     ('30 % of the time waiting for a DataLoader', '')
@@ -42,7 +40,7 @@ def waiting(waited: float, seconds: float, data: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person reads them."""
+    """Format seconds as seconds, minutes or hours."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -51,12 +49,12 @@ def duration(seconds: float) -> str:
 
 
 def plural(amount: int, word: str) -> str:
-    """A number with its noun."""
+    """Format a count with its noun in singular or plural."""
     return f"{count(amount)} {word}{'' if amount == 1 else 's'}"
 
 
 def text_table(rows: Sequence[Row], *, most: int = 20) -> str:
-    """Rows under the names of their columns, in plain text; of many rows the first and the last."""
+    """Format rows as a plain-text table with a header; of more than ``most`` rows, show the first and last."""
     columns, cells = _cells(rows, most)
     widths = [max(len(row[index]) for row in [columns, *cells]) for index in range(len(columns))]
     lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [columns, *cells]]
@@ -64,8 +62,8 @@ def text_table(rows: Sequence[Row], *, most: int = 20) -> str:
 
 
 def html_table(rows: Sequence[Row], *, most: int = 60) -> str:
-    """The same for a notebook."""
-    import html  # which no program needs that shows nothing in a notebook
+    """Format rows as an HTML table; see :func:`text_table`."""
+    import html  # only notebooks need it
 
     columns, cells = _cells(rows, most)
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
@@ -74,7 +72,7 @@ def html_table(rows: Sequence[Row], *, most: int = 60) -> str:
 
 
 def html_facts(rows: Mapping[str, str], *, notes: Sequence[str] = ()) -> str:
-    """Names and what they are, and notes below, for a notebook."""
+    """Format names with their values as an HTML table, with notes below."""
     import html
 
     body = "".join(

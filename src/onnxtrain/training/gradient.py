@@ -1,4 +1,4 @@
-"""The derivative of a model as a model."""
+"""Derive a model that computes the gradients of another."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ def gradient(
     straight_through: bool = False,
     recompute: str | Sequence[str] = (),
 ) -> onnx.ModelProto:
-    """A model that computes what the given one does, and the derivative of one of its values.
+    """Add outputs to a model: the gradient of one of its values.
 
-    For a scalar y and each x the result has an output ``{x}_grad`` = dy/dx of the type and shape of x; a y
-    that is not scalar is summed. Only standard operators are used: the result runs on any ONNX runtime. A
-    model below opset 18 is upgraded to it. A model in half precision computes in float32; its weights, inputs and
-    outputs keep their types, and so do the gradients with respect to them.
+    For a scalar y and each x, the result has an output ``{x}_grad`` = dy/dx of the type and shape of x; a y that is not
+    scalar is summed. The result contains standard operators only and runs on any ONNX runtime. A model below opset 18
+    is upgraded to 18. A float16 or bfloat16 model computes in float32; its weights, inputs and outputs keep their
+    types, and so do the gradients with respect to them.
 
     Args:
         model: A path or a loaded model.
         y: Name of the floating value to differentiate; by default the only output.
         xs: Names of initializers, graph inputs or intermediate values; by default every trainable parameter
             (see :func:`onnxtrain.inspect`).
-        straight_through: Pass gradients through operators that round (Round, Floor, Ceil, Sign) as if they did
-            not, and through QuantizeLinear and DequantizeLinear where the value lies in the integers' range; by
-            default these gradients are zero, as the derivatives are. Operators that compute with quantized integers
-            (DynamicQuantizeLinear, MatMulInteger, ...) pass on the gradient of what they quantize; by default a
-            gradient that arrives at them is an error.
-        recompute: Glob patterns of names of nodes: what these compute is not kept for the gradient but computed
-            again when it is needed, which takes time and saves memory.
+        straight_through: Straight-through estimator: pass gradients through rounding operators (Round, Floor, Ceil,
+            Sign) unchanged, through QuantizeLinear and DequantizeLinear where the value is within the integers'
+            range, and through integer operators (DynamicQuantizeLinear, MatMulInteger, ...) to the values that they
+            quantize. By default, gradients of the first two groups are zero, like the derivatives, and a gradient
+            that reaches an integer operator is an error.
+        recompute: Glob patterns of node names. The gradient recomputes outputs of these nodes instead of keeping them
+            in memory (activation checkpointing).
 
     Returns:
-        A model with the original outputs followed by one gradient per x. It holds all its data; beyond 2 GiB write
-        it with ``onnx.save(..., save_as_external_data=True)``.
+        A model with the original outputs followed by one gradient per x. It contains all its data; save a model above
+        2 GiB with ``onnx.save(..., save_as_external_data=True)``.
 
     Raises:
-        GradientError: A name does not exist or is not floating; operators on the way have no rule or compute with
-            quantized integers (all of them are listed); a pattern matches no node.
+        GradientError: A name does not exist or is not floating; operators between x and y have no rule or compute with
+            quantized integers (the message lists all); a pattern matches no node.
         ModelError: The model cannot be read.
     """
     file = ModelFile.load(model)
@@ -72,7 +72,7 @@ def gradient(
     warn_of(Hint(text, surprising=True) for text in declared_otherwise(file.proto.graph, working.graph))
     options = GradientOptions.of(straight_through, recompute)
     graph = working.graph
-    if gradient_nodes(graph):  # which y may depend on
+    if gradient_nodes(graph):  # y may depend on them
         infer_shapes(lower_graph(working))
     target = find_value(graph, _only_output(graph) if y is None else y, "y")
     if xs is None:
@@ -94,15 +94,15 @@ def gradient(
 def _only_output(graph: ir.Graph) -> str:
     if len(set(graph.outputs)) != 1:  # an output may be listed twice
         names = ", ".join(repr(value.name) for value in graph.outputs)
-        raise GradientError(f"The model has {len(graph.outputs)} outputs ({names}); say which with y=.")
+        raise GradientError(f"The model has {len(graph.outputs)} outputs ({names}); name one with y=.")
     return graph.outputs[0].name or ""
 
 
 def find_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
-    """The value of this name in the main graph.
+    """Find a value by its name in the main graph.
 
     Raises:
-        GradientError: There is none; the message names the argument that asked for it.
+        GradientError: There is none; the message names the argument.
     """
     for value in graph.inputs:
         if value.name == name:

@@ -1,4 +1,4 @@
-"""Bring the weights that a step graph was trained to, anywhere, back into the model that it was exported from."""
+"""Import weights that were trained with an exported step graph into the original model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from onnxtrain.weights.ties import choose_copies, untied, with_copies
 
 @dataclass(frozen=True)
 class Imported:
-    """What was found in a file of states.
+    """Names of the tensors in a file of states.
 
     Attributes:
-        weights: Names of the initializers that got a new value.
-        others: Names of what the model does not have: states of the optimizer and counts.
+        weights: Initializers that received a new value.
+        others: Tensors that the model does not have: optimizer states and counts.
     """
 
     weights: list[str]
@@ -40,14 +40,14 @@ def import_states(
     untie: bool | str | Sequence[str] = False,
     tie: bool | str | Sequence[str] = False,
 ) -> Imported:
-    """Write a model with the weights of a file of states; only weights change.
+    """Write a model with the weights of a file of states; nothing else changes.
 
     Args:
         model: The model that the step graph was exported from.
         states: The states as safetensors: each tensor named like an initializer is its new value.
-        output: The new file.
-        untie: What the export was told to untie.
-        tie: What the export was told to tie.
+        output: Path of the new file.
+        untie: Value of ``untie`` at export.
+        tie: Value of ``tie`` at export.
 
     Raises:
         DataError: The states cannot be read, none is a weight of the model, or one is not finite.
@@ -63,20 +63,20 @@ def import_states(
         )
     for name, array in values.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise DataError(f"{name!r} in {str(states)!r} has values that are not finite; the training went astray.")
+            raise DataError(f"{name!r} in {str(states)!r} has values that are not finite; the training diverged.")
     values = {name: _in_type_of(file, name, array) for name, array in values.items()}
     file.save(output, with_copies(values, choose_copies(file, tie)))
     return Imported(list(values), [name for name in tensors if name not in values])
 
 
 def _in_type_of(file: ModelFile, name: str, array: np.ndarray) -> np.ndarray:
-    """A weight in half precision, which is trained in single precision, as the file has it."""
+    """Round a weight to the file's float16 or bfloat16 type."""
     kind = ir.DataType(file.declared(name).data_type)
     return rounded_to(array, kind) if kind in HALVES and array.dtype == np.float32 else array
 
 
 def _has(file: ModelFile, name: str) -> bool:
-    """Whether a model has a weight of this name: an initializer, also a sparse one, or a weight elsewhere in it."""
+    """Return whether a model has a weight of this name: an initializer, dense or sparse, or one stored elsewhere."""
     if any(sparse.values.name == name for sparse in file.proto.graph.sparse_initializer):
         return True
     try:

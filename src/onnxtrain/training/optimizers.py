@@ -15,7 +15,7 @@ from onnxtrain.training.call_text import name_of, read_call
 
 
 def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:
-    """Return an optimizer: the given one, one by its name with settings as in Python, or ``Adam()``.
+    """Return the given optimizer, the one written as text, or ``Adam()`` for ``None``.
 
     Raises:
         OptionError: There is no optimizer of this name, or it has no such setting.
@@ -32,10 +32,10 @@ def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:
 
 
 def read_optimizer(text: str) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Return the class and the settings of an optimizer written as text.
+    """Parse an optimizer written as text into its class and settings.
 
     Raises:
-        OptionError: There is no optimizer of this name, or it has fewer settings.
+        OptionError: There is no optimizer of this name, it has fewer settings, or one is given twice.
     """
     names = optimizers_by_name()
     call = read_call(text.lower()) if isinstance(text, str) else None
@@ -57,7 +57,7 @@ def read_optimizer(text: str) -> tuple[type[Optimizer], dict[str, Any]]:
 
 
 def optimizers_by_name() -> Mapping[str, type[Optimizer]]:
-    """Return the classes of settings by the operator's name in lower case."""
+    """Return the optimizer classes by operator name in lower case."""
     return {name.lower(): entry.settings for name, entry in OPTIMIZERS.items()}
 
 

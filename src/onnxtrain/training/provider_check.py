@@ -1,4 +1,4 @@
-"""One training step on an execution provider against the processor, operator by operator where they differ."""
+"""Compare one training step on an execution provider with the CPU, and node by node if they differ."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from onnxtrain.training_info.read import state_tensors
 Arrays = Mapping[str, np.ndarray]
 
 TOLERANCE = 1e-3
-"""Difference from the processor's result, in units of its largest element, from which on results differ."""
+"""Tolerated difference from the CPU's result, in units of its largest element."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A result of a provider that is not the processor's.
+    """A result that differs from the CPU's.
 
     Attributes:
-        name: The output of the step, or the node.
-        operator: The node's operator; empty for an output of the step.
-        size: The largest difference in units of the largest element; infinite where NaN or shapes differ.
-        reason: Why there is no result, where the provider failed.
+        name: Name of the step's output, or of the node.
+        operator: Operator of the node; empty for an output of the step.
+        size: Largest difference, in units of the largest element; infinite if NaNs, infinities, types or shapes differ.
+        reason: Error of the provider; empty if there is a result.
     """
 
     name: str
@@ -45,17 +45,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a step on a provider.
+    """Result of a step on a provider.
 
     Attributes:
-        provider: Its name.
-        compared: How many outputs the step has: the loss, and the new value of every state.
-        largest: The largest difference of them; infinite where the provider could not do the step.
-        failure: Why it could not, where it could not.
-        outputs: The outputs that differ.
-        nodes: The nodes that differ, or fail, when they are given the processor's inputs; looked for only where the
-            step failed or differs.
-        left_out: How many nodes with graphs of their own were not looked at one by one.
+        provider: Name of the provider.
+        compared: Number of compared outputs: the loss, and the new value of every state.
+        largest: Their largest difference; infinite if the step failed.
+        failure: Error of the step; empty if it ran.
+        outputs: Outputs that differ.
+        nodes: Nodes that differ or fail on the CPU's inputs; empty if the step agrees.
+        left_out: Number of nodes that were not checked: those with subgraphs, sequences or optional values.
     """
 
     provider: str
@@ -68,7 +67,7 @@ class Report:
 
     @property
     def agrees(self) -> bool:
-        """Whether the step was done, with the processor's results."""
+        """True if the step ran and its results agree with the CPU's."""
         return not self.failure and not self.outputs
 
 
@@ -82,19 +81,19 @@ def check_provider(
     sizes: Mapping[str, int] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Report:
-    """Do one step of a trainer on a provider and on the processor, in standard operators, and compare all results.
+    """Run one step of a trainer on a provider and on the CPU, in standard operators, and compare all results.
 
     Args:
-        trainer: What is trained; its own states stay as they are.
+        trainer: The trainer; its own states do not change.
         provider: The provider, by full or short name, or with its options.
-        data: Data for the batch; by default random numbers, 0 and 1 for integers.
+        data: Data for the batch; by default random floats, and 0 and 1 for integers.
         target: Name of the target in a file with several arrays left.
-        batch_size: Examples in the batch.
-        sizes: Fixed sizes by the names of dimensions, such as ``{"N": 4}``, for providers that want static shapes.
-        tolerance: The difference that counts, in units of the largest element of the processor's result.
+        batch_size: Number of examples in the batch.
+        sizes: Fixed sizes by dimension name, such as ``{"N": 4}``, for providers that need static shapes.
+        tolerance: Tolerated difference, in units of the largest element of the CPU's result.
 
     Raises:
-        OptionError: There is no such provider here, or no such dimension.
+        OptionError: The provider is not available, or there is no such dimension.
         DataError: The data does not fit the model.
     """
     options = RuntimeOptions(providers=[provider], kernels=False, threads=trainer.options.threads)
@@ -133,7 +132,7 @@ def check_provider(
 
 
 def difference(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of two arrays in units of the largest finite element of the second, or of 1."""
+    """Return the largest difference of two arrays, in units of the largest finite element of the second."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return np.inf
     if found.dtype.kind in "OSU":
@@ -151,7 +150,7 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 def _batch(
     trainer: Trainer, data: Any, target: str | None, batch_size: int, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The inputs of the model and the targets, by name."""
+    """Yield inputs and targets of one batch by name."""
     if data is None:
         generator = np.random.default_rng(0)
         specs = [*trainer._objective.inputs, *(head.targets.spec for head in trainer._objective.heads)]
@@ -170,7 +169,7 @@ def _random(
     sizes: Mapping[str, int],
     symbols: dict[str, int],
 ) -> np.ndarray:
-    """Numbers for an input; sizes that the model leaves open are the batch size."""
+    """Return random values for an input; dynamic sizes become the batch size."""
     if spec.shape is None:
         raise DataError(f"The shape of {spec.name!r} is not known; give data.")
     shape = []
@@ -183,11 +182,11 @@ def _random(
         return generator.normal(size=shape).astype(spec.dtype)
     if spec.dtype.kind in "biu":
         return generator.integers(0, 2, shape).astype(spec.dtype)
-    raise DataError(f"{spec.name!r} takes {spec.dtype}, for which no numbers can be made up; give data.")
+    raise DataError(f"{spec.name!r} takes {spec.dtype}, for which no random values can be generated; give data.")
 
 
 def _run(model: onnx.ModelProto, options: RuntimeOptions, feeds: Arrays) -> list[np.ndarray]:
-    """All outputs of a model.
+    """Run a model; return all outputs.
 
     Raises:
         StepError: The provider refuses the model, or fails in it.
@@ -202,7 +201,7 @@ def _run(model: onnx.ModelProto, options: RuntimeOptions, feeds: Arrays) -> list
 def _node_by_node(
     step: onnx.ModelProto, options: RuntimeOptions, on_cpu: RuntimeOptions, feeds: Arrays, tolerance: float
 ) -> tuple[list[Difference], int]:
-    """The nodes whose results differ when each gets the processor's inputs, in the order of the graph."""
+    """Run each node on the CPU's inputs; return the nodes that differ, in graph order, and the number skipped."""
     values = {**_all_values(step, on_cpu, feeds), **feeds}
     constants = {tensor.name: tensor for tensor in step.graph.initializer}
     found: list[Difference] = []
@@ -229,7 +228,7 @@ def _compare(
     constants: Mapping[str, onnx.TensorProto],
     options: RuntimeOptions,
 ) -> tuple[float, str]:
-    """The difference of one node's results from those of the processor, or why there are none."""
+    """Compare one node's results with the CPU's; return the difference, or infinity and the provider's error."""
     outputs = [name for name in node.output if name]
     graph = helper.make_graph(
         [node],
@@ -247,7 +246,7 @@ def _compare(
 
 
 def _all_values(step: onnx.ModelProto, options: RuntimeOptions, feeds: Arrays) -> dict[str, Any]:
-    """Every value of the graph, computed by the processor."""
+    """Compute every value of the graph."""
     model = onnx.ModelProto()
     model.CopyFrom(step)
     del model.graph.output[:]

@@ -1,4 +1,4 @@
-"""Training that stays near given weights: the proximal term of FedProx, beside any loss."""
+"""Proximal term of FedProx, added to any loss: training stays near given weights."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from onnxtrain.training_info.recipe import LossTerms
 
 @dataclass(frozen=True)
 class ProximalObjective(Objective):
-    """A loss with a term that pulls the parameters towards others.
+    """A loss with a proximal term that pulls the parameters towards anchors.
 
-    It is::
+    The sum is::
 
         loss(w) + mu / 2 * sum of (w - anchor)^2
 
     Attributes:
-        mu: The weight of the term.
-        anchors: What the parameters are pulled towards, by name.
+        mu: Weight of the proximal term.
+        anchors: The anchors by parameter name.
     """
 
     mu: float = 0.0
     anchors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def build_loss(self, op: Builder) -> LossTerms:
-        """Emit the loss and the term."""
+        """Emit the loss with the proximal term."""
         terms = super().build_loss(op)
         initializers = self.model.graph.initializers
         distances = []
@@ -47,14 +47,14 @@ class ProximalObjective(Objective):
 
 
 def near(trainer: Trainer, mu: float) -> Trainer:
-    """A trainer of the same model that begins at the weights as they are now, and is pulled back to them.
+    """Return a trainer of the same model that starts from the current weights and stays near them.
 
     Args:
-        trainer: What is trained, with its weights; it is not changed.
-        mu: The weight of the proximal term mu / 2 * ||w - w_now||^2 in the loss.
+        trainer: A trainer; it does not change.
+        mu: Weight of the proximal term mu / 2 * ||w - w_now||^2 in the loss.
 
     Returns:
-        A trainer with an optimizer that starts anew.
+        A trainer with new optimizer states.
 
     Raises:
         OptionError: mu is negative or not finite.

@@ -1,4 +1,4 @@
-"""Make a quantized model of one in floating point, in the form that quantization-aware training takes."""
+"""Quantize a float model in the form that quantization-aware training reads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.spelling import checks_arguments
 
 _LEAST_OPSET = {8: 13, 4: 21}
-"""From which opset QuantizeLinear has a scale for each channel, and integers of 4 bits."""
+"""Least opset by bits: 13 has scales per channel, 21 has int4."""
 
 _ONE_FILE = 1 << 30
-"""Bytes up to which the quantizer gets its model as one file; it grows in between, and 2 GiB are the limit."""
+"""Largest model, in bytes, that is passed to the quantizer as one file: intermediate models grow, up to 2 GiB."""
 
 
 @checks_arguments
@@ -37,29 +37,28 @@ def quantize(
     exclude: Sequence[str] = (),
     batch_size: int = 32,
 ) -> onnx.ModelProto:
-    """A quantized copy of a model that runs in stock ONNX Runtime and trains with ``Trainer(qat=True)``.
+    """Quantize a copy of a model that runs in stock ONNX Runtime and trains with ``Trainer(qat=True)``.
 
-    ONNX Runtime's quantizer does it, with the settings that train: QuantizeLinear and DequantizeLinear around
-    operators, weights in integers that are symmetric around zero, activations in 8 bits with a zero point, biases in
-    int32. Before it, batch normalization behind a convolution becomes part of its weight and bias (folding), and
-    constants are computed.
+    ONNX Runtime's static quantizer does the work, with trainable settings: QuantizeLinear and DequantizeLinear around
+    operators, symmetric integer weights, 8-bit activations with a zero point, int32 biases. Before that, batch
+    normalization is folded into the convolution in front of it, and constants are folded.
 
     Args:
         model: A path or a loaded model.
-        calibration: Some hundred examples, in any form that :func:`onnxtrain.Trainer.fit` takes: the ends of each
-            activation are those that it has on them.
-        bits: Of the weights: 8 or 4. Models with 4 become opset 21 where they are below it.
-        per_channel: One scale for each output channel of a weight instead of one for the whole.
-        exclude: Names of nodes that stay as they are.
-        batch_size: Examples at a time.
+        calibration: A few hundred examples, in any form that :func:`onnxtrain.Trainer.fit` takes; the range of each
+            activation is its range on these examples.
+        bits: Bits of the weights: 8 or 4. Models with 4 are upgraded to opset 21.
+        per_channel: Use one scale per output channel of a weight instead of one per weight.
+        exclude: Names of nodes to leave in float.
+        batch_size: Number of calibration examples to run at a time.
 
     Returns:
         The quantized model.
 
     Raises:
         ModelError: The model cannot be read, or the quantizer refuses it.
-        DataError: The calibration data do not fit the model, or there are none.
-        OptionError: ``bits`` is neither 8 nor 4, or there is no node to exclude.
+        DataError: The calibration data does not fit the model, or is empty.
+        OptionError: ``bits`` is neither 8 nor 4, or ``exclude`` names an unknown node.
 
     Example:
         >>> import onnxtrain
@@ -84,7 +83,7 @@ def quantize(
             _run_quantizer(given, result, batches, bits, per_channel, list(exclude), large)
         except DataError:
             raise
-        except Exception as error:  # whatever it raises: it checks little of what it is given
+        except Exception as error:  # the quantizer raises many types
             raise ModelError(f"ONNX Runtime's quantizer refused the model: {error}") from error
         return onnx.load(result)
 
@@ -106,7 +105,7 @@ def _run_quantizer(
 
     logger = logging.getLogger()
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it recommends, on the root's logger, what has just been done
+    logger.setLevel(logging.ERROR)  # the quantizer recommends preprocessing, which it gets, on the root logger
     try:
         prepared = given.with_name("prepared.onnx")
         quant_pre_process(str(given), str(prepared), skip_symbolic_shape=True, save_as_external_data=large)
@@ -127,7 +126,7 @@ def _run_quantizer(
 
 
 class _Batches:
-    """Calibration data, as ONNX Runtime's quantizer reads them."""
+    """Calibration data reader for ONNX Runtime's quantizer."""
 
     def __init__(self, file: ModelFile, data: Any, batch_size: int) -> None:
         graph = file.training_model().graph
@@ -135,7 +134,7 @@ class _Batches:
         inputs = read_names(file).specs([tensor_spec(value) for value in graph.inputs])
         dataset = open_dataset(data, inputs, need_target=False)
         if dataset.size == 0:
-            raise DataError("calibration has no examples; give some hundred.")
+            raise DataError("calibration has no examples; give a few hundred.")
         batches = dataset.batches(batch_size if fixed is None else fixed.size)
         if fixed is not None and (dataset.size is None or dataset.size >= fixed.size):
             size = fixed.size
@@ -148,7 +147,7 @@ class _Batches:
             self._batches = (dict(batch.inputs) for batch in batches)
 
     def get_next(self) -> dict[str, np.ndarray] | None:
-        """The next batch, or ``None`` at the end."""
+        """Return the next batch, or ``None`` at the end."""
         return next(self._batches, None)
 
     def __iter__(self) -> _Batches:

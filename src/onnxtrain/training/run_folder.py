@@ -1,4 +1,4 @@
-"""A folder with all that is to be known of one training: measurements, pictures, a report."""
+"""Run folder of one training: metrics, charts and a report."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from onnxtrain.version import __version__
 
 METRICS, CURVES, REPORT, RUN, CONFIG = "metrics.csv", "curves.svg", "report.html", "run.json", "config.toml"
 FILES: Final = (METRICS, CURVES, REPORT, RUN, CONFIG)
-"""What a run folder holds; the last only where a command made it."""
+"""Files of a run folder; only the command line writes the last."""
 
 _WATCHED_BYTES: Final = 256 * 2**20
-"""Of more parameters no copy is kept: neither their change nor their gradients are known afterwards."""
+"""Largest size of all parameters for which a copy is kept, to report their change and gradients."""
 
 
 class RunFolder(Callback):
-    """Writes a training down: what ``fit(run=...)`` adds.
+    """Callback of ``fit(run=...)`` that records a training in a folder.
 
-    ``metrics.csv`` has one row per epoch and is complete after each, ``curves.svg`` and ``report.html`` show them,
-    with mistakes or residuals, parameters, gradients and sparsity, and ``run.json`` is for programs. The report is one
-    file that loads nothing.
+    ``metrics.csv`` has one row per epoch, written after each epoch. ``curves.svg`` shows the metrics, and
+    ``report.html`` also errors or residuals, parameters, gradients and sparsity. ``run.json`` is machine-readable. The
+    report is a single file without external resources.
 
     Args:
-        path: the folder, which is made where it is missing.
-        title: what the report is called; by default the model's name.
-        command: the command that made it.
-        settings: what would repeat it, as the text of a configuration file; it goes to ``config.toml``.
+        path: The folder; it is created if missing.
+        title: Title of the report; by default the model's name.
+        command: The command line of the training.
+        settings: Configuration that repeats the training, written to ``config.toml``.
 
     Raises:
-        OptionError: the folder cannot be written to.
+        OptionError: ``path`` is empty.
     """
 
     writes = True
-    """Whether this process writes, of several that train together."""
+    """True on the rank that writes."""
 
     def __init__(self, path: str | os.PathLike[str], *, title: str = "", command: str = "", settings: str = "") -> None:
         if not os.fspath(path):
@@ -74,18 +74,18 @@ class RunFolder(Callback):
 
     @property
     def report(self) -> Path:
-        """Where the report is."""
+        """Path of the report."""
         return self.path / REPORT
 
     def check(self, *, resume: bool) -> None:
-        """Find out before any work whether the folder can be used.
+        """Check that the folder can be used, before training starts.
 
         Raises:
-            OptionError: it holds an earlier training, or cannot be written to.
+            OptionError: The folder holds an earlier run, or cannot be written to.
         """
         existing = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
         if not existing.is_dir():
-            raise OptionError(f"run is {str(self.path)!r}, but {str(existing)!r} is a file, no folder.")
+            raise OptionError(f"run is {str(self.path)!r}, but {str(existing)!r} is a file, not a folder.")
         if (self.path / RUN).exists() and not resume:
             raise OptionError(
                 f"The folder {str(self.path)!r} holds an earlier run; give another folder, or resume=True to go on "
@@ -106,11 +106,11 @@ class RunFolder(Callback):
         batch_size: int,
         schedule: object,
     ) -> None:
-        """Take the rows, which go on when a training is resumed, and what is known before the first step."""
+        """Record the facts that are known before the first step, and the history that a resumed training continues."""
         self._history, self._batch_size = history, batch_size
         if validation is not None:
             self._compared = validation, "the validation data"
-        elif data.size is not None:  # else they cannot be read once more
+        elif data.size is not None:  # other data cannot be read twice
             self._compared = data, "the training data"
         loss = trainer._objective.loss
         facts = {
@@ -132,12 +132,12 @@ class RunFolder(Callback):
         )
 
     def on_fit_begin(self, state: TrainingState) -> None:
-        """Keep the weights as they are, and write what there is, so that a mistake is known before the first step."""
+        """Copy the weights, and write first files, so that errors of the file system appear before the first step."""
         self._began = time.perf_counter()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OptionError(f"The folder {str(self.path)!r} cannot be made: {error.strerror or error}.") from error
+            raise OptionError(f"The folder {str(self.path)!r} cannot be created: {error.strerror or error}.") from error
         if self._settings:
             self._write(CONFIG, self._settings)
         if sum(array.nbytes for array in state.weights.values()) <= _WATCHED_BYTES:
@@ -146,27 +146,27 @@ class RunFolder(Callback):
         self._write_run(finished=False)
 
     def on_step_end(self, state: TrainingState) -> None:
-        """Keep the first batch, of which gradients are measured."""
+        """Keep the first batch, on which gradients are measured."""
         self._examples += state.batch_size
         if self._batch is None and self._before:
             self._batch = state.batch
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Write the rows so far, and measure gradients."""
+        """Write the metrics so far, and measure gradients."""
         self._save_rows()
         if self._batch is not None:
             self._probe = self._probe or GradientNorms(state.trainer)
             self._norms.append(self._probe.measure(state.weights, self._batch))
 
     def on_fit_end(self, state: TrainingState) -> None:
-        """Note how long it took."""
+        """Record the time."""
         self._seconds = time.perf_counter() - self._began
         self._waited = state.waited
         if state.stop_reason:
             self._facts["stopped early"] = state.stop_reason
 
     def finish(self, trainer: Any, *, ema: bool = False) -> None:
-        """Compare predictions, of the moving averages with ``ema``, with targets, and write curves and report."""
+        """Compare predictions (of the moving averages, with ``ema``) with targets; write curves and report."""
         self._facts["time"] = f"{self._seconds:.1f} s, {self._examples / max(self._seconds, 1e-9):,.0f} examples/s"
         self._facts["waiting for data"] = f"{self._waited / max(self._seconds, 1e-9):.1%} of the time"
         outcome, said = self._outcome(trainer, ema)
@@ -193,17 +193,17 @@ class RunFolder(Callback):
         self._write_run(finished=True)
 
     def _outcome(self, trainer: Any, ema: bool) -> tuple[Outcome | None, str]:
-        """Predictions compared with targets, and what to say about them."""
+        """Compare predictions with targets; return the outcome and a sentence for the report."""
         targets = trainer._objective.targets
         if self._compared is None or targets is None or targets.metric_input.predicts is None:
-            return None, "Nothing is compared: the loss, or the data, do not say with what."
+            return None, "Nothing is compared: the loss has no comparable targets, or the data cannot be read twice."
         data, name = self._compared
         size = max(self._batch_size, 64)
         found = trainer.evaluate(data, batch_size=size, metrics=[outcome(targets.metric_input)], ema=ema)["outcome"]
         if not isinstance(found, Outcome):
             return None, "Nothing is compared: predictions are NaN, or there are none."
         measured = "the moving averages of the weights" if ema else "the weights"
-        return found, found.note or f"On {name}, with {measured} as they are at the end."
+        return found, found.note or f"On {name}, with {measured} at the end of the training."
 
     def _parameters(self, trainer: Any) -> list[ParameterRow]:
         last = self._norms[-1] if self._norms else {}
@@ -246,12 +246,12 @@ class RunFolder(Callback):
 
 
 class GradientNorms:
-    """The norms of a model's gradients on a batch, by a step of Momentum that keeps nothing of earlier ones.
+    """Measure the norms of a model's gradients on a batch, by one step of Momentum.
 
-    With alpha = 0 and beta = 1 the momentum after a step is the gradient.
+    With alpha = 0 and beta = 1, the momentum after a step is the gradient.
 
     Args:
-        trainer: who trains the model.
+        trainer: The trainer of the model.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -259,11 +259,11 @@ class GradientNorms:
         self._learner = trainer._again(optimizer=plain, sparsify=None, clip_value=None, clip_norm=None, groups=())
 
     def measure(self, weights: Mapping[str, np.ndarray], batch: Batch) -> dict[str, float]:
-        """The norm of the gradient of each parameter, with these weights on this batch."""
+        """Return the gradient norm of each parameter, for these weights on this batch."""
         learner = self._learner
         learner._trained.update(weights)
         momenta = {name: f"{name}/V" for name in learner.parameters}
-        for name in momenta.values():  # 0 times infinity of an earlier step would be NaN
+        for name in momenta.values():  # alpha = 0 times an infinite momentum would be NaN
             learner.states[name] = np.zeros_like(learner.states[name])
         learner._executor.step_batch(batch, learner.learning_rate)
         return {name: _norm(learner.states[state].astype(np.float64)) for name, state in momenta.items()}

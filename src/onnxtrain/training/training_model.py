@@ -1,4 +1,4 @@
-"""Write the training of a model in the standard's form."""
+"""Write a training as an ONNX model with ``training_info``."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ def training_model(
     accumulate: bool = False,
     **options: Unpack[ModelOptions],
 ) -> onnx.ModelProto:
-    """Write the training of a model in the standard's form: a model with ``training_info``.
+    """Write a training as standard ONNX: a model with ``training_info``.
 
-    The main graph is the model. The algorithm graph takes ``target`` and ``learning_rate``, and holds the loss,
-    one Gradient node and one optimizer node; its initializers are the optimizer's states (``{parameter}/V``
-    ...) and the update count ``T``. ``update_binding`` gives every parameter and state its next value, the
-    initialization graph puts the states back. The output ``loss`` is returned by every step.
+    The main graph is the model. The algorithm graph has the inputs ``target`` and ``learning_rate`` and contains the
+    loss, one Gradient node and one optimizer node; its initializers are the optimizer states (``{parameter}/V`` ...)
+    and the update count ``T``. ``update_binding`` maps every parameter and state to its next value; the initialization
+    graph resets the states. Every step returns the output ``loss``.
 
     Args:
-        model: A path or a loaded model; below opset 18 it is upgraded.
+        model: A path or a loaded model; a model below opset 18 is upgraded to 18.
         loss: See :class:`onnxtrain.Trainer`.
         optimizer: ``Adam(...)``, ``AdamW(...)`` or another, or its name, ``"adamw(lr=3e-4)"``.
         accumulate: Write two entries: the first accumulates the gradients of micro-batches, the second applies them.
         **options: Other options of :class:`onnxtrain.Trainer`. ``ema`` becomes states ``{parameter}/average``; each
-            rule of ``groups`` gets an optimizer node of its own; adapters of ``lora`` are initializers of the main
-            graph; ``batch_norm="sync"`` is ``"train"`` here.
-            ``precision``: states in bfloat16 are rounded by ``RoundStochastic`` of the domain ``onnxtrain``; states in
-            8 bits have scales, ``{parameter}/V_scale``, made by ``EncodeBlockwise``. The Gradient node cannot record
-            ``straight_through``, ``recompute`` and the type of computation: metadata entries
-            ``onnxtrain.straight_through``, ``onnxtrain.recompute`` (a JSON list) and ``onnxtrain.compute`` do. Only
-            sessions with native kernels run a model with the last.
+            rule of ``groups`` gets its own optimizer node; adapters of ``lora`` are initializers of the main graph;
+            ``batch_norm="sync"`` means ``"train"`` here.
+            ``precision``: ``RoundStochastic`` of the domain ``onnxtrain`` rounds states in bfloat16;
+            ``EncodeBlockwise`` encodes states in 8 bits, with scales ``{parameter}/V_scale``. The Gradient node has no
+            attributes for ``straight_through``, ``recompute`` and the compute type; metadata entries
+            ``onnxtrain.straight_through``, ``onnxtrain.recompute`` (a JSON list) and ``onnxtrain.compute`` record
+            them. A model with ``onnxtrain.compute`` needs native kernels.
 
     Returns:
-        The training model: valid ONNX that can be saved, sent, lowered and resumed; it holds all its data.
+        The training model: valid ONNX that can be saved, sent, lowered and resumed; it contains all its data.
 
     Raises:
         ModelError: The model cannot be read.
-        OptionError: An argument has a value that it cannot have; there is nothing to train.
+        OptionError: An argument has a value that is not accepted; there is nothing to train.
 
     Warns:
-        TrainingHint: Training does something else than its caller may expect.
+        TrainingHint: Training differs from the likely intent of the caller.
     """
     config = TrainingConfig.of(
         model,
         loss,
         optimizer,
-        accumulate=2 if accumulate else 1,  # any number of micro-batches makes the same model
+        accumulate=2 if accumulate else 1,  # the model does not depend on the number of micro-batches
         **options,
     )
     file, objective = config.model, prepare(config)

@@ -1,4 +1,4 @@
-"""Algorithm graphs: loss, gradient, sums over micro-batches, clipping and the update, beside the main graph."""
+"""Build algorithm graphs: loss, gradient, gradient accumulation, clipping and update, beside the main graph."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from onnxtrain.training_info.update import AVERAGE, average_node, norm_of, optim
 
 
 def placeholder(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    """A tensor without data, like another one: a reference to a file that nobody opens."""
+    """Return a tensor without data, of the type and shape of another: a reference to a file that is never opened."""
     shape = ir.Shape(tensor.shape.numpy())
     return ir.ExternalTensor("state", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir="")
 
 
 class FirstValues(Mapping[str, np.ndarray]):
-    """The first values of states by name, read lazily and not cached.
+    """First values of states by name, read lazily and not cached.
 
     Args:
         tensors: Tensors of a model or of its data files, or arrays of one repeated value.
@@ -51,9 +51,9 @@ class Algorithm:
 
     Args:
         spec: The specification of the step.
-        first_values: Takes the values that states start from.
-        label: What errors call the algorithm.
-        graph: Where the nodes go: by default beside those of the main graph.
+        first_values: Receives the first values of the states.
+        label: Name of the algorithm in error messages.
+        graph: Graph to build in; by default the main graph.
     """
 
     def __init__(self, spec: StepSpec, first_values: FirstValues, *, label: str, graph: ir.Graph | None = None) -> None:
@@ -73,10 +73,10 @@ class Algorithm:
         self._taken |= {output.name for node in self._before_nodes for output in node.outputs}
 
     def _name(self, value: ir.Value, name: str) -> None:
-        """Give a value a name of the algorithm's own.
+        """Rename a value of the algorithm.
 
         Raises:
-            TrainingInfoError: The main graph, or the algorithm, has given it away.
+            TrainingInfoError: The main graph or the algorithm already uses the name.
         """
         if value.name != name:
             self._take(name)
@@ -91,7 +91,7 @@ class Algorithm:
         self._taken.add(name)
 
     def loss(self) -> LossTerms:
-        """Emit the loss and give it its name."""
+        """Emit the loss; targets and sample weights become inputs of the algorithm."""
         self.op.scope = "loss"
         terms = self._spec.build_loss(self.op)
         self.op.scope = ""
@@ -102,14 +102,14 @@ class Algorithm:
         return terms
 
     def input(self, name: str, dtype: ir.DataType, shape: tuple[int, ...]) -> Value:
-        """An input of the algorithm."""
+        """Add an input of the algorithm."""
         self._take(name)
         value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
         self._inputs.append(value)
         return self.op.wrap(value)
 
     def state(self, name: str, array: np.ndarray) -> Value:
-        """A state tensor of the algorithm with its first value."""
+        """Add a state of the algorithm with its first value."""
         self._take(name)
         first = ir.Tensor(array, name=name)
         tensor = placeholder(name, first)
@@ -120,7 +120,7 @@ class Algorithm:
         return self.op.wrap(value)
 
     def constant(self, name: str, array: np.ndarray) -> Value:
-        """An initializer of the algorithm that nothing changes."""
+        """Add a constant initializer of the algorithm."""
         self._take(name)
         value = ir.Value(name=name, const_value=ir.Tensor(np.ascontiguousarray(array), name=name))
         assert value.const_value is not None
@@ -137,14 +137,14 @@ class Algorithm:
         self.updates[state.name] = new.name
 
     def result(self, name: str, value: Value) -> None:
-        """An output that is returned, not bound."""
+        """Add an output without a binding, which a step returns."""
         value = self.op.Identity(value)
         self._name(value.ir, name)
         value.with_shape(())
         self._results[value.ir] = None
 
     def gradient(self, y: Value) -> list[Value]:
-        """The Gradient node: dy/dx of all parameters, of those in bfloat16 in float32."""
+        """Emit the Gradient node: dy/dx for all parameters; in float32 for parameters in bfloat16."""
         wide = self._spec.wide
         made = {str(output.name): output for node in self.graph for output in node.outputs} if wide else {}
         xs = [made[wide[name]] if name in wide else value for name, value in self.parameters.items()]
@@ -174,7 +174,7 @@ class Algorithm:
     def write_accumulation(self) -> None:
         """Write accumulator += weight * gradient, total += weight, loss_total += weight * loss.
 
-        Of a loss that is a sum, gradients and losses are added as they are, and nothing is divided.
+        For a loss that is a sum, gradients and losses are added without weights, and the total stays 0.
         """
         op = self.op
         if drops(self._spec):
@@ -188,17 +188,17 @@ class Algorithm:
             self.update(accumulator, gradient if self._spec.alone else accumulator + gradient)
         for total_name, term in (("accumulated_weight", weight), ("accumulated_loss", scaled)):
             total, term = self.state(total_name, np.zeros((), np.float64)), op.cast(term, ir.DataType.DOUBLE)
-            # Alone, of type double, it is what the Gradient node names, and keeps that name.
+            # A double term may be the value that the Gradient node names; Identity lets it keep its name.
             self.update(total, op.Identity(term) if self._spec.alone else total + term)
         self.updates.update(self._spec.statistics)
         self._return(terms)
 
     def write_application(self) -> None:
-        """Write gradient = accumulator / total; update; clear the accumulators where the specification says so."""
+        """Write gradient = accumulator / total, the update, and, if specified, the reset of the accumulators."""
         op = self.op
         weight = self.state("accumulated_weight", np.zeros((), np.float64))
         total = self.state("accumulated_loss", np.zeros((), np.float64))
-        divisor = op.Where(op.binary("Equal", weight, 0), 1, weight)  # where nothing counted, all sums are 0
+        divisor = op.Where(op.binary("Equal", weight, 0), 1, weight)  # with weight 0, sums are 0 or need no division
         accumulators = [
             self.state(f"{name}/accumulated", _repeated(0.0, value)) for name, value in self.parameters.items()
         ]
@@ -221,10 +221,10 @@ class Algorithm:
         return masked
 
     def _clip(self, gradients: list[Value], scale: Value | None = None) -> list[Value]:
-        """Return gradients, scaled and clipped with one multiplication, which updates fuse."""
+        """Return gradients, scaled and clipped by one multiplication, which updates can fuse."""
         op, clipping = self.op, self._spec.clipping
         if any(g.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for g in gradients):
-            gradients, scale = _scaled(op, gradients, scale), None  # squares of sums leave the range of float16
+            gradients, scale = _scaled(op, gradients, scale), None  # squares of unscaled sums overflow float16
         if clipping.value is not None:
             bound, scale, scaled = clipping.value, None, _scaled(op, gradients, scale)
             gradients = [op.Clip(g, op.scalar(-bound, g), op.scalar(bound, g)).with_shape(g.shape) for g in scaled]
@@ -238,7 +238,7 @@ class Algorithm:
         norm = norm_of(op, squares)
         if scale is not None:
             norm = norm * scale
-        # min(1, bound / norm) in a form that is right for norm = 0 and lets NaN through.
+        # min(1, bound / norm) in a form that is correct for norm = 0 and propagates NaN.
         factor = op.scalar(clipping.norm, norm) / op.Max(norm, op.scalar(clipping.norm, norm))
         return _scaled(op, gradients, factor if scale is None else factor * scale)
 
@@ -246,7 +246,7 @@ class Algorithm:
         return self.state(self._spec.names.count, np.asarray(self._spec.optimizer.schema.first_count, np.int64))
 
     def _update(self, gradients: Sequence[Value]) -> None:
-        """Write one optimizer node per update rule, two where only some parameters are sparsified, and T + 1."""
+        """Write one optimizer node per update rule (two if only some parameters are sparsified), and T + 1."""
         op = self.op
         rate = self.input(self._spec.names.learning_rate, ir.DataType.FLOAT, ())
         count = self._count()
@@ -302,7 +302,7 @@ class Algorithm:
             self.update(averages[name], new)
 
     def entry(self) -> StepEntry:
-        """What was added, and the graph that it was added to, as an entry; its states are not inputs yet."""
+        """Return the algorithm and its graph as an entry, whose states are not yet inputs."""
         self._live_nodes()
         main = {*self._before_initializers, *(str(value.name) for value in self.graph.inputs)}
         self.graph.inputs.extend(self._inputs)
@@ -314,7 +314,7 @@ class Algorithm:
         return StepEntry(model, [], dict(self.updates), [name for name in names if name not in bound], main)
 
     def cut(self, name: str, initialization: tuple[onnx.GraphProto, dict[str, str]] | None) -> onnx.TrainingInfoProto:
-        """Cut what was added off the graph and return it in the standard's form."""
+        """Remove the algorithm from the graph and return it as a ``TrainingInfoProto``."""
         graph = self.graph
         nodes = self._live_nodes()
         added = [v for k, v in graph.initializers.items() if k not in self._before_initializers]
@@ -334,7 +334,7 @@ class Algorithm:
         return entry
 
     def _live_nodes(self) -> list[ir.Node]:
-        """What was added and leads to a result; the rest is removed."""
+        """Return the added nodes that lead to a result; remove the others."""
         results = set(self._results)
         added = [node for node in self.graph if node not in self._before_nodes]
         for node in reversed(added):
@@ -365,7 +365,7 @@ def _pairs(items: Iterable[tuple[str, str]]) -> list[onnx.StringStringEntryProto
 
 
 def _scaled(op: Builder, gradients: list[Value], scale: Value | None) -> list[Value]:
-    """Gradients times a scalar."""
+    """Multiply gradients by a scalar."""
     if scale is None:
         return gradients
     scales = {dtype: op.cast(scale, dtype) for dtype in dict.fromkeys(g.dtype for g in gradients)}
@@ -378,17 +378,17 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
 
 
 def _repeated(number: float, like: ir.Value) -> np.ndarray:
-    """One number in the type and shape of a value; takes no memory."""
+    """Return a value broadcast to the type and shape of another, without allocating memory."""
     return _repeated_number(number, _dtype(like), _shape(like))
 
 
 @functools.lru_cache(256)
 def _repeated_number(number: float, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Read only, so that all states of a shape have the same one."""
+    """Return a cached array; it is read-only, so that all states of a shape can share it."""
     return np.broadcast_to(np.asarray(number, dtype), shape)
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:
-    """The type that a value is computed in."""
+    """Return the type in which a value is computed."""
     assert value.dtype is not None
     return np.dtype(np.float32) if value.dtype == ir.DataType.BFLOAT16 else value.dtype.numpy()

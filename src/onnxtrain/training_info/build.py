@@ -1,4 +1,4 @@
-"""Write a training model: the standard's ``TrainingInfoProto`` for a model, a loss and an optimizer."""
+"""Write a training model: ``TrainingInfoProto`` for a model, a loss and an optimizer."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ def fill_states(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> onn
 
 
 def build_training_model(spec: StepSpec) -> onnx.ModelProto:
-    """Return the training model of a specification with all its data; see :func:`build_unfilled`."""
+    """Build the training model of a specification with all its data; see :func:`build_unfilled`."""
     proto, values = build_unfilled(spec)
     return fill_states(proto, values)
 
 
 def build_unfilled(spec: StepSpec) -> tuple[onnx.ModelProto, FirstValues]:
-    """Return a training model whose states are placeholders without data, and their first values.
+    """Build a training model with placeholders for its states; return it and the first values of the states.
 
-    Its main graph is the model. Each algorithm graph takes the target and ``learning_rate``, reads the main
-    graph, and holds the loss, one Gradient node, one optimizer node and the update count ``T``; optimizer
-    states are initializers of the algorithm named ``{parameter}/{state}``. An initialization graph sets them
-    and T back to their first values.
+    Its main graph is the model. Each algorithm graph takes the target and ``learning_rate``, reads the main graph, and
+    contains the loss, one Gradient node, one optimizer node and the update count ``T``; optimizer states are
+    initializers of the algorithm named ``{parameter}/{state}``. An initialization graph resets them and T.
 
-    Without accumulation there is one entry. With it the first entry adds weight * gradient and weight of a
-    micro-batch to accumulators, the second divides, updates and clears them: several micro-batches make
-    exactly the step of the large batch.
+    Without accumulation there is one entry. With accumulation, the first entry adds weight * gradient and weight of a
+    micro-batch to accumulators; the second divides by the weight, updates, and clears the accumulators. Several
+    micro-batches so make the same step as one large batch.
     """
     values = _first_values(spec)
     proto = _main_model(spec, values.tensors)
@@ -56,7 +55,7 @@ def build_unfilled(spec: StepSpec) -> tuple[onnx.ModelProto, FirstValues]:
 
 
 def build_entries(spec: StepSpec) -> tuple[list[StepEntry], FirstValues]:
-    """Return the entries of a training model as graphs, without writing protos; consumes the specification's graph.
+    """Build the entries of a training model as graphs, without writing protos; consume the specification's graph.
 
     Returns:
         The entries, and the first values of their states by name.
@@ -69,7 +68,7 @@ def build_entries(spec: StepSpec) -> tuple[list[StepEntry], FirstValues]:
 
 
 def build_update(spec: StepSpec) -> tuple[StepEntry, FirstValues]:
-    """Return the entry that applies accumulated gradients, on a model that has only parameters."""
+    """Build the entry that applies accumulated gradients, on a model with parameters only."""
     values = _first_values(spec)
     algorithm = Algorithm(spec, values, label="the update")
     algorithm.write_application()
@@ -79,7 +78,7 @@ def build_update(spec: StepSpec) -> tuple[StepEntry, FirstValues]:
 
 
 def _finish(entry: StepEntry, spec: StepSpec, values: FirstValues) -> None:
-    """Make the states inputs, and set the metadata that a file would have."""
+    """Turn states into inputs, and set the metadata that a file would have."""
     entry.states = list(values)
     model, graph = entry.model, entry.model.graph
     for name in [name for name in graph.initializers if name in values.tensors]:
@@ -99,7 +98,7 @@ def _imported(spec: StepSpec) -> set[str]:
 
 
 def _options_metadata(spec: StepSpec) -> dict[str, str]:
-    """Return the metadata about the options of a step, for which the nodes have no attributes."""
+    """Return the metadata for options of a step that nodes have no attributes for."""
     said = spec.options.entries()
     if drops(spec):
         several = spec.micro_batches and not spec.alone
@@ -136,9 +135,9 @@ def _main_model(spec: StepSpec, tensors: Mapping[str, ir.TensorProtocol]) -> onn
 
 
 def _algorithms(spec: StepSpec, first_values: FirstValues, *, apart: bool = False) -> Iterator[tuple[str, Algorithm]]:
-    """Write the algorithms one after the other, with their names; each is cut off before the next is written.
+    """Yield algorithms with their names; the caller removes each from the main graph before the next is built.
 
-    With `apart` the second is written in a graph of its own, which has only the parameters.
+    With ``apart``, the second is built in a separate graph that has only the parameters.
     """
     first = Algorithm(spec, first_values, label="training_info[0].algorithm")
     if not spec.micro_batches:
@@ -154,7 +153,7 @@ def _algorithms(spec: StepSpec, first_values: FirstValues, *, apart: bool = Fals
 
 
 def _parameters_alone(spec: StepSpec) -> ir.Graph:
-    """Return a graph that has only the parameters."""
+    """Return a graph with only the parameters."""
     model = spec.model
     values = [model.graph.initializers[name] for name in spec.parameters]
     copies = [ir.Value(name=v.name, type=v.type, shape=v.shape, const_value=v.const_value) for v in values]
@@ -163,14 +162,14 @@ def _parameters_alone(spec: StepSpec) -> ir.Graph:
 
 
 def _initialization(builder: Algorithm) -> tuple[onnx.GraphProto, dict[str, str]] | None:
-    """Return a graph that sets every state of the algorithm to its first value."""
+    """Build a graph that resets every state of the algorithm to its first value."""
     if not builder.states:
         return None
     nodes, infos, binding = [], [], {}
     for name, array in builder.states.items():
         output = f"{name}_initial"
         first = array.flat[:1] if array.size else np.zeros(1, array.dtype)
-        is_rounded = array.dtype == BFLOAT16  # ConstantOfShape takes bfloat16 from opset 20 on only
+        is_rounded = array.dtype == BFLOAT16  # ConstantOfShape supports bfloat16 only from opset 20
         value = numpy_helper.from_array(first.astype(np.float32) if is_rounded else first)
         shape_name = f"{name}_shape"
         shape = numpy_helper.from_array(np.asarray(array.shape, np.int64), shape_name)

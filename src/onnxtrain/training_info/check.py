@@ -1,4 +1,4 @@
-"""Check a training model: ONNX's own checker does not look at ``training_info``."""
+"""Check a training model: ONNX's own checker ignores ``training_info``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ Type = tuple[int, tuple[int | str | None, ...] | None]
 def check_training_model(model: onnx.ModelProto) -> None:
     """Check every entry of ``training_info``.
 
-    Keys are initializers of the main graph or the algorithm and unique per field; values are outputs of the
-    algorithm or the main graph (of the initialization graph, for its binding) with the type and shape of the
-    key; names are unique across the joined graph; the main graph reads nothing of an algorithm; an
-    initialization graph has no inputs; the joined graph is valid ONNX.
+    Requirements:
+
+    - A binding's keys are initializers of the main graph or the algorithm, unique per field.
+    - Its values are outputs of the algorithm or the main graph (for the initialization binding, of the initialization
+      graph), with type and shape of the key.
+    - Names are unique across main graph and algorithm, and the main graph reads no value of an algorithm.
+    - An initialization graph has no inputs.
+    - Main graph and algorithm together are valid ONNX.
 
     Raises:
-        TrainingInfoError: One of these fails; the message names the entry, the binding and the reason.
+        TrainingInfoError: A requirement is not met; the message names the entry, the binding and the reason.
     """
     if not model.training_info:
         raise TrainingInfoError(
@@ -70,7 +74,7 @@ def _check_unique_names(label: str, model: onnx.ModelProto, entry: onnx.Training
 
 
 def _defined(graph: onnx.GraphProto) -> list[str]:
-    """Names that a graph defines; an initializer that is listed as an input, too, counts once."""
+    """Return the names that a graph defines; an initializer that is also an input counts once."""
     names = dict.fromkeys([tensor.name for tensor in graph.initializer])
     names.update(dict.fromkeys(info.name for info in graph.input))
     return [*names, *(name for node in graph.node for name in node.output if name)]
@@ -89,7 +93,7 @@ def _check_initialization(label: str, entry: onnx.TrainingInfoProto, states: dic
     for key, value in bindings(entry, "initialization_binding").items():
         if value not in outputs:
             raise TrainingInfoError(
-                f"{label}.initialization_binding gives {key!r} the value {value!r}, which is no output of the "
+                f"{label}.initialization_binding gives {key!r} the value {value!r}, which is not an output of the "
                 "initialization graph."
             )
         _check_agreement(f"{label}.initialization_binding", key, states[key], value, _declared(outputs[value]))
@@ -99,7 +103,7 @@ def _check_updates(label: str, model: onnx.ModelProto, index: int, states: dict[
     joined = joined_model(model, index)
     hide_runtime_operators(joined)
     try:
-        onnx.checker.check_model(skeleton(joined))  # it would look for external data in the working folder
+        onnx.checker.check_model(skeleton(joined))  # the checker would search external data in the working folder
         inferred = infer_within_bounds(joined)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = first_line(error)
@@ -108,7 +112,7 @@ def _check_updates(label: str, model: onnx.ModelProto, index: int, states: dict[
     for key, value in bindings(model.training_info[index], "update_binding").items():
         if value not in outputs:
             raise TrainingInfoError(
-                f"{label}.update_binding gives {key!r} the value {value!r}, which is no output of the algorithm "
+                f"{label}.update_binding gives {key!r} the value {value!r}, which is not an output of the algorithm "
                 "or of the main graph."
             )
         _check_agreement(f"{label}.update_binding", key, states[key], value, _declared(outputs[value]))

@@ -1,6 +1,6 @@
-"""Read what a training model says: its states, its bindings, and the graph of one entry.
+"""Read the states, bindings and entries of a training model.
 
-All of it is read from protos (workarounds: dropped training_info).
+The functions work on protos (workarounds: dropped training_info).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from onnxtrain.model_file.proto import sort_nodes
 
 
 def joined_model(model: onnx.ModelProto, index: int) -> onnx.ModelProto:
-    """Main graph and the algorithm of entry ``index`` concatenated, with all tensors as typed graph inputs.
+    """Join the main graph and the algorithm of an entry; all initializers become graph inputs.
 
-    No tensor data is copied. The outputs are those of the algorithm, then those of the main graph.
+    No tensor data is copied. The outputs of the algorithm come before those of the main graph.
     """
     algorithm = model.training_info[index].algorithm
     joined = onnx.ModelProto(
@@ -40,7 +40,7 @@ def joined_model(model: onnx.ModelProto, index: int) -> onnx.ModelProto:
 
 
 def entry_initializers(model: onnx.ModelProto, index: int) -> dict[str, onnx.TensorProto]:
-    """The initializers of the main graph and of one entry's algorithm, by name."""
+    """Return the initializers of the main graph and of an entry's algorithm, by name."""
     algorithm = model.training_info[index].algorithm
     return {tensor.name: tensor for graph in (model.graph, algorithm) for tensor in graph.initializer}
 
@@ -50,10 +50,10 @@ def _tensor_info(tensor: onnx.TensorProto) -> onnx.ValueInfoProto:
 
 
 def state_tensors(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """The initializers that binding keys name, over all entries: what training changes.
+    """Return the initializers that training changes: those named by binding keys of all entries.
 
     Raises:
-        TrainingInfoError: A key names no initializer of the main graph or of its algorithm.
+        TrainingInfoError: A key is not an initializer of the main graph or of an algorithm.
     """
     found: dict[str, onnx.TensorProto] = {}
     everywhere: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -64,7 +64,7 @@ def state_tensors(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
             for key in bindings(entry, field):
                 if key not in everywhere:
                     raise TrainingInfoError(
-                        f"training_info[{index}].{field} has the key {key!r}, which is no initializer of the main "
+                        f"training_info[{index}].{field} has the key {key!r}, which is not an initializer of the main "
                         "graph or of the algorithm; only initializers hold state."
                     )
                 found[key] = everywhere[key]
@@ -72,12 +72,12 @@ def state_tensors(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 
 def bindings(entry: onnx.TrainingInfoProto, field: str) -> Mapping[str, str]:
-    """One of an entry's two binding fields as a mapping."""
+    """Return a binding field of an entry as a mapping."""
     return {pair.key: pair.value for pair in getattr(entry, field)}
 
 
 def read_training_model(given: onnx.ModelProto | str | os.PathLike[str]) -> tuple[onnx.ModelProto, str]:
-    """A training model and the folder of its external data, from a proto or a path."""
+    """Return a training model and the folder of its external data, from a proto or a path."""
     if isinstance(given, onnx.ModelProto):
         return given, ""
     return ModelFile.load(given).whole(), str(Path(given).parent)

@@ -17,12 +17,12 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training_info.rounding import Rounding
 
 COUNTERS_KEY = "onnxtrain.dropout_counters"
-"""Key of a training model's metadata that holds, as a JSON list, the states that tell one step from another."""
+"""Metadata key of a training model: a JSON list of the states that identify a step, for dropout masks."""
 
 SYNCHRONIZED_KEY = "onnxtrain.synchronized"
-"""Key of an entry's metadata; ``true`` where batch normalization is synchronized over all ranks.
+"""Metadata key of an entry: ``true`` if batch normalization is synchronized over all ranks.
 
-Only sessions read it: a file is for one process."""
+Sessions read it; files, which are for one process, do not have it."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Names:
 
     @classmethod
     def beside(cls, graph: ir.Graph) -> Names:
-        """Return the usual names, with underscores behind those that the graph uses already."""
+        """Return the default names, with underscores appended to names that the graph already uses."""
         return cls(*free_names(graph, ["target", "learning_rate", "loss", "T", "sample_weight"]))
 
 
 def free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
-    """Return the names, with underscores behind those that the graph uses already."""
+    """Return the names, with underscores appended to names that the graph already uses."""
     taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
     taken |= {output.name for node in graph for output in node.outputs}
     found = []
@@ -54,13 +54,13 @@ def free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
 
 
 class LossTerms(NamedTuple):
-    """A loss under construction, all of it 0-d of the prediction's type.
+    """Values of a loss in an algorithm graph, all 0-d and of the prediction's type.
 
     Attributes:
         loss: (sum of terms) / ``weight``, or the sum itself.
         weight: The number of terms, or the sum of their weights.
-        sums: True where the loss is the sum: the losses of micro-batches add up to the loss of the batch.
-        parts: The losses that the loss is the sum of, by their names in the results of a step.
+        sums: True if the loss is a sum, so that the losses of micro-batches add up to the loss of the batch.
+        parts: The summands of a combined loss, by their names in the results of a step.
     """
 
     loss: Value
@@ -75,7 +75,7 @@ class Clipping:
 
     Attributes:
         value: Each element is clipped to [-value, value].
-        norm: All gradients are scaled by min(1, norm / ||g||), the norm taken over all of them together.
+        norm: All gradients are scaled by min(1, norm / ||g||), with the norm over all gradients together.
     """
 
     value: float | None = None
@@ -93,7 +93,7 @@ class UpdateRule(NamedTuple):
 
     Attributes:
         optimizer: The optimizer with its attributes.
-        rate_scale: Factor of the learning rate.
+        rate_scale: Multiplier of the learning rate.
     """
 
     optimizer: Optimizer
@@ -102,12 +102,12 @@ class UpdateRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Averaging:
-    """An exponential moving average of the parameters, beside them; see :class:`onnxtrain.EMA`.
+    """An exponential moving average of the parameters; see :class:`onnxtrain.EMA`.
 
     Attributes:
-        decay: The weight of the old average.
-        start: Number of first updates in which the average equals the parameter.
-        warmup: True where the decay grows from 2/11 to its value.
+        decay: Weight of the old average.
+        start: Number of initial updates in which the average equals the parameter.
+        warmup: True if the decay grows from 2/11 to its value.
     """
 
     decay: float
@@ -117,34 +117,35 @@ class Averaging:
 
 @dataclass(eq=False)
 class StepSpec:
-    """The specification of a training step: everything that the algorithm graphs are written from.
+    """Specification of a training step, from which algorithm graphs are built.
 
     Attributes:
         model: The main graph: a working copy with shapes inferred; algorithms are built beside its nodes.
         build_loss: Emits the loss in the algorithm; returns its terms.
         targets: The targets that the algorithm takes as inputs.
-        weights: The input for one weight per example; ``None`` where all count alike.
+        weights: The input for sample weights; ``None`` for equal weights.
         parameters: Names of the initializers that are trained.
         optimizer: Update rule with its attributes.
-        averaging: The moving average that is kept of the parameters; ``None`` for none.
-        rules: Update rules of the parameters that have one of their own, of the same operator.
+        averaging: Moving average of the parameters; ``None`` for none.
+        rules: Update rules of parameter groups by parameter, with the operator of ``optimizer``.
         clipping: Clipping of gradients.
-        micro_batches: Write two entries: one that adds a micro-batch's gradients up, one that applies them.
-        alone: Every update has one micro-batch, whose gradients replace the accumulated ones.
-        cleared: The second entry clears the accumulators; otherwise the executor does.
-        statistics: Running statistics of batch normalization: initializer to the main graph's new value.
+        micro_batches: True for two entries: the first accumulates the gradients of a micro-batch, the second applies
+            them.
+        alone: True if every update has one micro-batch, whose gradients replace the accumulated ones.
+        cleared: True if the second entry clears the accumulators; otherwise the executor does.
+        statistics: Running statistics of batch normalization, mapped to their new values in the main graph.
         synchronized: Whether batch normalization is synchronized over all ranks.
-        masks: Masks by parameter: where a mask is false, the gradient is zero.
-        sparsified: Parameters whose sparsity the optimizer promotes, where it does; by default those of rank 2
-            and more. The others take plain steps: a bias that starts at zero would freeze under a p-norm.
-        options: Options of the gradients, which the training model's metadata has, too.
-        rounding: Rounding of the states of float32 parameters to fewer bits; ``None`` for states of the parameter's
+        masks: Masks by parameter: the gradient is zero where a mask is false.
+        sparsified: Parameters whose sparsity the optimizer promotes, if it does so; by default those of rank 2 or
+            more. Others take plain steps: a bias that starts at zero would freeze under a p-norm.
+        options: Gradient options, also recorded in the metadata of the training model.
+        rounding: Low-bit representation of the states of float32 parameters; ``None`` keeps states in the parameter's
             type.
-        wide: Parameters in bfloat16, which are rounded stochastically, to their float32 values in the main graph, for
-            which gradients are computed.
+        wide: Parameters in bfloat16, which are rounded stochastically, mapped to their float32 values in the main
+            graph, for which gradients are computed.
         seed: Seed of the rounding of parameters.
-        given_squares: States that hold the squares of the rows of all gradients, with their first values, for an
-            update of parts of the parameters; by default the update computes them.
+        given_squares: States with the sums of squares of all gradient rows, and their first values, for an update of
+            shares of the parameters; by default the update computes the sums.
     """
 
     model: ir.Model
@@ -177,17 +178,16 @@ class StepSpec:
 
 @dataclass(eq=False)
 class StepEntry:
-    """One entry of ``training_info``, its main graph and algorithm in one graph: the source of a session.
+    """An entry of ``training_info`` as one graph, from which a session is created.
 
     Attributes:
-        model: Main graph and algorithm in one sorted graph. Its states are graph inputs; other tensors are
-            initializers.
-        states: The states of the whole training, by name.
-        updates: States to the names of the values that they take after a step.
+        model: Main graph and algorithm in one sorted graph. States are graph inputs; other tensors are initializers.
+        states: Names of all states of the training.
+        updates: States, mapped to the names of their new values.
         results: Names of the values that a step returns.
-        main: Names of the main graph's inputs and initializers; all others belong to the algorithm.
-        announced: Groups of states that are reported as soon as their new values are ready, with native kernels.
-        passed: Like updates, for states that are reported and not kept.
+        main: Names of the main graph's inputs and initializers; others belong to the algorithm.
+        announced: Groups of states for which native kernels notify the executor when new values are ready.
+        passed: Like ``updates``, for states that are passed in a notification and not kept.
     """
 
     model: ir.Model

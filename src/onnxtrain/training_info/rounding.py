@@ -1,26 +1,29 @@
-"""Optimizer states of fewer bits than their parameters: what stands between them and the update.
+"""Low-bit optimizer states: bfloat16 or 8 bits, decoded before and encoded after the update.
 
-In bfloat16 a state is one tensor, which ``Cast`` widens and ``RoundStochastic`` rounds
-(:mod:`onnxtrain.passes.round_states` has its formula). In 8 bits it is two, ``{state}`` (uint8, of the parameter's
-shape) and ``{state}_scale`` (float, one number for each :data:`BLOCK` elements), between ``DecodeBlockwise`` and
-``EncodeBlockwise``.
+A bfloat16 state is one tensor, which ``Cast`` widens and ``RoundStochastic`` rounds
+(:mod:`onnxtrain.passes.round_states` has its formula). An 8-bit state is two tensors, ``{state}`` (uint8, of the
+parameter's shape) and ``{state}_scale`` (float, one scale for each block of :data:`BLOCK` elements), which
+``DecodeBlockwise`` reads and ``EncodeBlockwise`` writes.
 
-The code of 8 bits is a floating-point number whose largest exponent belongs to the scale s of its block, a power of
-two: with exponent bits e, of which ``top`` is the largest, and three bits f of fraction::
+An 8-bit code is a floating-point value relative to the scale s of its block, a power of two. With the exponent e, at
+most ``top``, and three bits f of fraction::
 
-    number = s 2^(e - top) (1 + f/8)    for e > 0
-    number = s 2^(1 - top) f/8          for e = 0
+    value = s 2^(e - top) (1 + f/8)    for e > 0
+    value = s 2^(1 - top) f/8          for e = 0
 
-The code of what may be negative has a sign and four bits of exponent (top = 15), that of sums of squares, whose root
-the update divides by, has five (top = 31). They reach down to 2^-17 and 2^-33 of s: the least root is larger than the
-least of what is divided by it. s is the smallest power of two of which the block's largest magnitude is at most 15/8,
-and at least 2^-126. A number becomes its lower or its upper neighbour at random, such that the expected value is the
-number; where e > 0, they are at most 1/8 of it apart. A sum of squares above zero never becomes zero. A block with a
-number that is not finite becomes NaN as a whole. Since scales are powers of two, a code's number is encoded again
-without a change when the scale of its block moves, as long as e > 0: nothing drifts.
+Codes of signed states have a sign and four exponent bits (top = 15). Codes of sums of squares, which are never
+negative, have five (top = 31). The smallest positive values are 2^-17 s and 2^-33 s. The update divides a signed state
+by the root of a sum of squares: relative to s and to its root, the smallest divisor, 2^-16.5, is larger than the
+smallest dividend, 2^-17.
 
-Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for blocks, for a code without a
-sign, and for small tensors that stay as they are. Its codes are others, and it rounds to the nearest.
+s is the smallest power of two, at least 2^-126, for which no magnitude in the block exceeds 15/8 s. Encoding rounds a
+value stochastically to its lower or upper neighbor, so that the expected value is exact; for e > 0 the neighbors differ
+by at most 1/8 of the value. A positive sum of squares never becomes zero. If a block holds NaN or infinity, the whole
+block becomes NaN. Since scales are powers of two, decoding and encoding again under another scale does not change a
+value as long as e > 0: values do not drift.
+
+Source: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, for blocks, for unsigned codes of
+sums of squares, and for leaving small tensors in float. Its codes differ, and it rounds to nearest.
 """
 
 from __future__ import annotations
@@ -35,41 +38,41 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 OPERATOR = "RoundStochastic"
-"""Of the domain ``onnxtrain``: float numbers and a count to bfloat16; see :mod:`onnxtrain.passes.round_states`."""
+"""Operator of the domain ``onnxtrain``: rounds floats to bfloat16; see :mod:`onnxtrain.passes.round_states`."""
 
 ENCODE = "EncodeBlockwise"
-"""Of the domain ``onnxtrain``: float numbers and a count to codes of 8 bits and scales."""
+"""Operator of the domain ``onnxtrain``: encodes floats as 8-bit codes and scales."""
 
 DECODE = "DecodeBlockwise"
-"""Of the domain ``onnxtrain``: codes of 8 bits and scales to float numbers."""
+"""Operator of the domain ``onnxtrain``: decodes 8-bit codes and scales to floats."""
 
 BFLOAT16 = ir.DataType.BFLOAT16.numpy()
 
 BLOCK = 256
-"""Elements of a state in 8 bits that have a scale in common."""
+"""Number of elements of an 8-bit state that share a scale."""
 
 LEAST_BLOCKWISE = 4096
-"""Elements of the smallest tensor whose states are in 8 bits: of less, such as biases, there is nothing to save."""
+"""Least number of elements of a tensor with 8-bit states: smaller ones, such as biases, would save nothing."""
 
 
 def is_signed(role: str) -> bool:
-    """Whether a state of this letter may be negative: H is an average, or the sum, of squares."""
+    """Return whether a state of this letter may be negative; H, an average or sum of squares, may not."""
     return role != "H"
 
 
 class Rounding(NamedTuple):
-    """How the optimizer's states of float32 parameters are kept.
+    """Low-bit representation of the optimizer states of float32 parameters.
 
     Attributes:
         kind: "bfloat16" or "8bit".
-        seed: What is drawn follows from it, from the name of the state and the update count.
+        seed: Seed of the stochastic rounding, together with the name of the state and the update count.
     """
 
     kind: str
     seed: int = 0
 
     def first_values(self, name: str, first: np.ndarray) -> dict[str, np.ndarray]:
-        """The tensors of a state that starts from ``first``, by name."""
+        """Return the tensors of a state with the first value ``first``, by name."""
         if first.dtype != np.float32:
             return {name: first}
         if self.kind == "bfloat16":
@@ -80,7 +83,7 @@ class Rounding(NamedTuple):
         return {name: codes, f"{name}_scale": np.zeros(-(-first.size // BLOCK), np.float32)}
 
     def rounded(self, op: Builder, kept: tuple[Value, ...], role: str, new: Value, count: Value) -> tuple[Value, ...]:
-        """The new value of a state as it is kept; every state draws numbers of its own, which follow from its name."""
+        """Emit the rounding of a state's new value, with random numbers of its own; return the tensors to keep."""
         state = kept[0]
         seed = zlib.crc32(state.name.encode(), self.seed % (1 << 32))
         if state.dtype == ir.DataType.BFLOAT16:
@@ -98,7 +101,7 @@ class Rounding(NamedTuple):
 
 
 def widened(op: Builder, kept: tuple[Value, ...], role: str) -> Value:
-    """A state as the update reads it."""
+    """Emit the decoding of a state for the update."""
     state = kept[0]
     if state.dtype == ir.DataType.BFLOAT16:
         return op.cast(state, ir.DataType.FLOAT).with_shape(state.shape)

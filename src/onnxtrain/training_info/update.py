@@ -1,8 +1,8 @@
-"""The update of an algorithm: optimizer nodes, moving averages, and the global norm of gradients.
+"""Build the update of an algorithm: optimizer nodes, moving averages, and the global norm of gradients.
 
-The squares of each row of a gradient [rows, columns] are summed in its own type, the sums of all rows in float64, and
-the sums of all gradients in the order of the parameters. A rank that has only some rows computes their sums with the
-same operator, so that the norm has the same bits for any number of ranks.
+The norm sums the squares of each row of a gradient [rows, columns] in the gradient's type, then the rows in float64,
+then the gradients in the order of the parameters. A rank with some of the rows sums them with the same operator, so
+that the norm has the same bits for any number of ranks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from onnxtrain.operators.registry import OPTIMIZERS
 from onnxtrain.training_info.recipe import Averaging, UpdateRule
 
 _LONGEST_ROW = 1 << 14
-"""Elements of a row where the shape allows it: a row that two processes share is sent to both."""
+"""Largest number of elements in a row, if the shape allows it: ranks exchange rows that cross two shares."""
 
 Variables = Mapping[str, tuple[Value, ...]]
 """X, G and the states of parameters by name."""
 
 AVERAGE = "average"
-"""What follows a parameter's name, and a slash, in that of its moving average."""
+"""Suffix, after the parameter's name and a slash, of the name of its moving average."""
 
 
 def optimizer_nodes(
@@ -36,10 +36,10 @@ def optimizer_nodes(
     variables: Variables,
     sparsified: Collection[str],
 ) -> dict[str, tuple[Value, ...]]:
-    """Emit the update of all parameters: their new values and states by name.
+    """Emit the update of all parameters; return their new values and states by name.
 
-    One node updates all parameters of one rule, whatever group they are in. Where its optimizer promotes sparsity, it
-    does so for those in ``sparsified``, and a second node takes plain steps for the others.
+    One node updates all parameters with equal rules, even of different groups. If its optimizer promotes sparsity, the
+    node updates those in ``sparsified``, and a second node takes plain steps for the others.
     """
     alike: list[tuple[UpdateRule, dict[str, tuple[Value, ...]]]] = []
     for name, own in variables.items():
@@ -65,16 +65,16 @@ def average_node(
 ) -> dict[str, Value]:
     """Emit the moving averages A of parameters X, by name: A_new = A + (1 - d) (X - A).
 
-    It is one step of SGD on A, with the rate d - 1, X as the gradient and a weight decay of -1, so that it takes the
-    one kernel over all parameters, and reads and writes each number once.
+    This is one SGD step on A with learning rate d - 1, gradient X and weight decay -1. So one kernel updates the
+    averages of all parameters, and reads and writes each value once.
 
     Args:
-        op: Where to emit.
-        averaging: How d comes from the number of updates.
-        count: The update count before this update.
-        first_count: That of the first update.
+        op: Builder of the graph.
+        averaging: Defines the decay d by the number of updates.
+        count: Update count before this update.
+        first_count: Update count before the first update.
         averages: A, by parameter.
-        xs: X after the update.
+        xs: X after the update, by parameter.
     """
     done = op.cast(count, ir.DataType.DOUBLE) - float(first_count)
     decay = op.scalar(averaging.decay, done)
@@ -121,7 +121,7 @@ def _node(
     variables: Variables,
     attributes: Mapping[str, float | str] | None = None,
 ) -> dict[str, tuple[Value, ...]]:
-    """One node over the variables: all X, all G, then all of each state."""
+    """Emit one node over the variables: all X, all G, then each state of all parameters."""
     groups = list(zip(*variables.values(), strict=True))
     news = op.several(
         optimizer.schema.name,
@@ -140,10 +140,10 @@ def _node(
 def _scaled_node(
     op: Builder, optimizer: Optimizer, rate: Value, count: Value, variables: Variables
 ) -> dict[str, tuple[Value, ...]]:
-    """A node whose updates are scaled element by element.
+    """Emit a node with updates that are scaled element by element.
 
-    The operator steps from zero, so that what it returns is its update D alone, without rounding against X.
-    Weight decay, which needs X, is done around it::
+    The operator steps from zero, so that it returns its update D alone, without rounding against X. Weight decay, which
+    needs X, is applied around it::
 
         D     = operator(0, norm_coefficient * X + G, states)
         X_new = (1 - norm_coefficient_post) * (X + s * D)
@@ -156,7 +156,7 @@ def _scaled_node(
     for name, (x, gradient, *states) in variables.items():
         decayed = (x * decay + gradient).with_shape(x.shape) if decay else gradient
         stepped[name] = (op.zeros_like(x), decayed, *states)
-    # Operators may require the attribute, so that it is given as 0 rather than left out.
+    # Operators may require the attribute, so it is set to 0 instead of omitted.
     if "norm_coefficient" in optimizer.node_attributes():
         attributes["norm_coefficient"] = 0.0
     found = _node(op, optimizer, rate, count, stepped, attributes)
@@ -171,7 +171,7 @@ def _scaled_node(
 
 
 def row_axes(shape: Sequence[int]) -> int:
-    """Return the number of leading axes whose indices count the rows of a gradient."""
+    """Return the number of leading axes that count the rows of a gradient."""
     axes = min(1, max(0, len(shape) - 1))
     while axes < len(shape) - 1 and math.prod(shape[axes:]) > _LONGEST_ROW:
         axes += 1
@@ -179,7 +179,7 @@ def row_axes(shape: Sequence[int]) -> int:
 
 
 def row_squares(op: Builder, gradient: Value, shape: Sequence[int]) -> Value:
-    """Sum the squares of each row of a gradient [shape]; the result has the axes that count rows."""
+    """Sum the squares of each row of a gradient; the result has the axes that count rows."""
     if not shape:
         return gradient * gradient
     axes = row_axes(shape)
@@ -188,5 +188,5 @@ def row_squares(op: Builder, gradient: Value, shape: Sequence[int]) -> Value:
 
 
 def norm_of(op: Builder, squares: Sequence[Value]) -> Value:
-    """Return the square root of the sum of the rows' squares of all gradients, in float64."""
+    """Return the norm of all gradients in float64, from the sums of squares of their rows."""
     return op.Sqrt(op.sum_of([op.ReduceSum(op.cast(rows, ir.DataType.DOUBLE), keepdims=0) for rows in squares]))

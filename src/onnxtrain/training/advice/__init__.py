@@ -1,1 +1,1 @@
-"""What is worth knowing about a model before it is trained."""
+"""Inspect and diagnose a model before training."""

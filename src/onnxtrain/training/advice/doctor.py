@@ -1,4 +1,4 @@
-"""What in an export stands in the way of training, and the export call that avoids it."""
+"""Diagnose an exported model: obstacles to training, and export calls that avoid them."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _CONVERTED_OPSET = 18
 
 
 class Severity(Enum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     STOPS = "stops"
-    """Nothing can be trained, or not what most would want to train."""
+    """Nothing, or not the likely parameters, can be trained."""
     CHANGES = "changes"
-    """Training does something else than the program that was exported would do."""
+    """Training differs from training of the exported program."""
     NOTE = "note"
-    """Good to know."""
+    """For information."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about an export.
+    """A finding about an exported model.
 
     Attributes:
-        severity: How much it matters.
-        what: What is the case.
-        remedy: What to do about it, "" where nothing need be done.
+        severity: Its severity.
+        what: The finding.
+        remedy: The remedy; "" if none is needed.
     """
 
     severity: Severity
@@ -57,11 +57,11 @@ class Finding:
 
 @refuses_invalid()
 def diagnose(model: str | os.PathLike[str] | onnx.ModelProto, *, output: str | None = None) -> list[Finding]:
-    """What stands in the way of training a model, the worst first.
+    """List obstacles to training a model, the most severe first.
 
     Args:
         model: A path or a loaded model.
-        output: Count only what this output depends on; by default the first floating one.
+        output: Consider only nodes that this output depends on; by default the first floating one.
 
     Raises:
         ModelError: The model cannot be read.
@@ -79,7 +79,7 @@ def diagnose(model: str | os.PathLike[str] | onnx.ModelProto, *, output: str | N
         *_other_types(found),
         *_quantized(found),
         *_fixed_batch(found),
-        *_pasts(found),
+        *_cache_inputs(found),
         *_folded(found),
         *(
             Finding(Severity.CHANGES if text in found.surprises else Severity.NOTE, text)
@@ -93,7 +93,7 @@ def diagnose(model: str | os.PathLike[str] | onnx.ModelProto, *, output: str | N
 
 
 def trains(findings: list[Finding]) -> bool:
-    """Whether nothing stops a training."""
+    """Return whether no finding stops training."""
     return all(finding.severity is not Severity.STOPS for finding in findings)
 
 
@@ -104,13 +104,13 @@ def _without_gradient(found: Inspection) -> Iterator[Finding]:
         yield Finding(
             Severity.STOPS,
             f"Operators between parameters and outputs have no gradient: {listed}.",
-            "Train what comes behind them (train=), or register a rule with onnxtrain.register_gradient.",
+            "Train only parameters after them (train=), or register a rule with onnxtrain.register_gradient.",
         )
 
 
 def _nothing_to_train(found: Inspection) -> Iterator[Finding]:
     if found.trainable_size or _halves(found) or _quantized_operators(found):
-        return  # or it is said elsewhere why
+        return  # other findings give the reason
     classical = [row for row in found.operators if row.domain == MACHINE_LEARNING_DOMAIN]
     trees = [row.name for row in classical if row.gradient in ("none", "missing")]
     reasons = Counter(row.reason for row in found.initializers if row.reason)
@@ -166,8 +166,8 @@ def _fixed_batch(found: Inspection) -> Iterator[Finding]:
             return
 
 
-def _pasts(found: Inspection) -> Iterator[Finding]:
-    names = found.pasts
+def _cache_inputs(found: Inspection) -> Iterator[Finding]:
+    names = found.cache_inputs
     if names:
         listed = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
         yield Finding(

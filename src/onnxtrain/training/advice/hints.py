@@ -1,4 +1,4 @@
-"""What is worth knowing about a model before it is trained, in sentences."""
+"""Hints about a model before training, as sentences."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _KEEP_BATCH_NORM = (
 )
 
 QUANTIZED = "The model is quantized"
-"""Beginning of the hint that says so."""
+"""Beginning of the hint about quantized models."""
 
 _KEEP_DROPOUT = "torch.onnx.export(model.train(), ...) keeps it"
 
 
 class Hint(NamedTuple):
-    """A sentence or two.
+    """A hint about a model.
 
     Attributes:
-        text: What to know, and what to do about it.
-        surprising: Whether training would do something else than its caller most likely means: then it is a warning.
+        text: The hint and its remedy, in one or two sentences.
+        surprising: True if training differs from the likely intent of the caller; such hints are warnings.
     """
 
     text: str
@@ -65,18 +65,18 @@ def find_hints(
     dropped: Sequence[str] = (),
     quantized: bool = False,
 ) -> list[Hint]:
-    """What is worth knowing before training.
+    """Find all hints about a model.
 
     Args:
         model: A working copy.
-        parameters: What is trained.
-        layers: Batch normalization and dropout as the file has them.
-        copies: Parameters that hold the same values as others, and are trained apart from them.
+        parameters: Trainable parameters.
+        layers: Batch normalization and dropout as declared by the file.
+        copies: Parameters with the same values as others that are trained separately.
         batch_norm: "frozen", "train" or "sync".
-        dropout: Whether Dropout nodes drop.
-        undecided: Tensors of which neither use nor name says that they are learned.
-        dropped: Biases that the exporter left out.
-        quantized: Whether the rounding of quantization stops gradients.
+        dropout: Whether Dropout nodes are active.
+        undecided: Tensors whose use and name leave open whether they are trainable.
+        dropped: Biases that the exporter omitted.
+        quantized: Whether quantization stops gradients.
     """
     return [
         *(Hint(text, surprising) for text, surprising in cache_hints(model.graph)),
@@ -92,10 +92,10 @@ def find_hints(
 
 
 def warn_of(hints: Iterable[Hint]) -> None:
-    """Warn, at the line of the caller outside this package, of the hints that surprise.
+    """Issue a warning for each surprising hint, at the line of the caller outside this package.
 
     Warns:
-        TrainingHint: Each of them.
+        TrainingHint: For each surprising hint.
     """
     for hint in hints:
         if hint.surprising:
@@ -111,7 +111,7 @@ def _level_of_caller() -> int:
 
 
 _OWN = (__name__.partition(".")[0], "contextlib")
-"""Packages of frames that are passed over: this one, and the decorators that its functions have."""
+"""Packages whose frames are skipped: this one, and contextlib, whose decorators its functions use."""
 
 
 def _undecided(names: Sequence[str]) -> list[Hint]:
@@ -169,20 +169,20 @@ def _shared(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
         way_out = "; if an exporter merged equal values, untie=True gives each its own" if merged else ""
         moved = any(is_statistic(node.op_type, index) for node, index in read)
         also = " A running statistic of batch normalization is among them and moves with the rest." if moved else ""
-        # Values that were learned are not equal by chance: the model shares them on purpose.
+        # Trained values are not equal by chance: the model shares them on purpose.
         surprising = moved or merged
         found.append(Hint(f"{name} is shared by {readers}: training ties them{way_out}.{also}", surprising))
     return found
 
 
 def _is_unrolled(readers: Sequence[Reader]) -> bool:
-    """Return whether all readers belong to one layer that runs several times: they share its matrix, too."""
+    """Return whether all readers belong to one layer that runs several times, with a single matrix."""
     matrices = {_matrix(reader) for reader in readers}
     return len(matrices) == 1 and None not in matrices
 
 
 def _matrix(reader: Reader) -> ir.Value | None:
-    """The initializer that a product multiplies by: the reader's, or the one that it adds a bias to."""
+    """Return the weight matrix of the reader's linear layer, or of the layer to which the reader adds a bias."""
     product = summed_with(reader) or reader[0]
     for index in (1, 0):
         if (product.domain, product.op_type) in LINEAR and index < len(product.inputs):
@@ -251,7 +251,7 @@ def _dropout(layers: LayerCounts, *, drop: bool) -> list[Hint]:
         found.append(
             Hint(
                 f"{_nodes(nested, 'Dropout')} in bodies of If, Loop or Scan {_verb(nested, 'do')} nothing: the "
-                "gradient computes a body again, and would drop other elements.",
+                "gradient recomputes a body and would drop other elements.",
                 surprising=True,
             )
         )
@@ -296,7 +296,7 @@ def _random(operators: Sequence[str]) -> list[Hint]:
         return []
     return [
         Hint(
-            f"The model draws random numbers of its own ({', '.join(operators)}): its outputs differ from run to run, "
+            f"The model samples random numbers itself ({', '.join(operators)}): its outputs differ from run to run, "
             "in evaluation too, and no seed given here changes that.",
             surprising=False,
         )
@@ -324,14 +324,14 @@ def _its(count: int) -> str:
 _CALLED = r"target=torch\.ops\.aten\.(linear|layer_norm|addmm|conv\w*)\..*%p_\w*bias\b"
 
 _BIASES = {"Gemm": 2, "Conv": 2, "ConvTranspose": 2, "LayerNormalization": 2}
-"""Operators that read a bias, and at which input."""
+"""Operators with a bias, and its input slot."""
 
 
 def dropped_biases(model: ir.Model) -> tuple[str, ...]:
-    """Name the biases that the exported program gave to layers that have none in the file.
+    """Name the biases that the exported program has but the file lacks.
 
-    The exporter keeps the call that nodes were made from as metadata; where another tool has removed it, layer
-    normalizations without a bias among others with one are named by their nodes.
+    The exporter records the call behind each node as metadata. Without this metadata, layer normalizations without a
+    bias are listed if others in the model have one.
     """
     calls: dict[str, list[ir.Node]] = {}
     norms: dict[bool, list[ir.Node]] = {True: [], False: []}
@@ -356,5 +356,5 @@ def dropped_biases(model: ir.Model) -> tuple[str, ...]:
 def _has_bias(node: ir.Node) -> bool:
     if node.op_type == "Add":
         return any(map(is_weight, node.inputs))
-    place = _BIASES.get(node.op_type)
-    return place is not None and len(node.inputs) > place and node.inputs[place] is not None
+    slot = _BIASES.get(node.op_type)
+    return slot is not None and len(node.inputs) > slot and node.inputs[slot] is not None

@@ -1,4 +1,4 @@
-"""What a model is made of, seen with the eyes of one who wants to train it."""
+"""Inspect a model: its parameters, and the gradients of its operators."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from onnxtrain.weights.ties import find_copies
 
 @dataclass(frozen=True)
 class Operator:
-    """One kind of operator of a model.
+    """An operator type of a model.
 
     Attributes:
-        domain: Its domain; "" is ONNX's own.
+        domain: Its domain; "" for standard ONNX.
         name: Its name.
-        count: How many nodes.
-        gradient: "rule", "body" (through the function that defines it), "none" (no gradient by nature), or
-            "missing" (training through it needs a rule).
+        count: Number of nodes.
+        gradient: "rule", "body" (gradient through its function body), "none" (not differentiable), or "missing"
+            (training through it needs a rule).
     """
 
     domain: str
@@ -51,7 +51,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output: its name, type and axes."""
+    """An input or output of a model."""
 
     name: str
     dtype: str
@@ -68,19 +68,19 @@ _GRADIENTS = {
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """What :func:`inspect` finds; printed, or shown in a notebook, it is tables.
+    """Result of :func:`inspect`; it prints as tables, also in notebooks.
 
     Attributes:
         opset: Version of the default operator set in the file.
         ir_version: Version of the file format.
         inputs: Inputs that must be fed.
         outputs: Outputs.
-        initializers: All tensors of the main graph: trainable or why not.
-        operators: Operators by name.
+        initializers: All tensors of the main graph: trainable, or the reason why not.
+        operators: Operator types by name.
         missing: Nodes between parameters and outputs that have no gradient.
-        hints: What is worth knowing before training.
-        surprises: Those of the hints that say that training does something else than the exported program.
-        pasts: KV-cache inputs that training leaves out.
+        hints: Hints about the model.
+        surprises: The hints that are warnings: training differs from the likely intent.
+        cache_inputs: KV-cache inputs that training leaves out.
     """
 
     opset: int
@@ -92,7 +92,7 @@ class Inspection:
     missing: tuple[str, ...]
     hints: tuple[str, ...]
     surprises: tuple[str, ...] = ()
-    pasts: tuple[str, ...] = ()
+    cache_inputs: tuple[str, ...] = ()
 
     @property
     def trainable_size(self) -> int:
@@ -164,13 +164,13 @@ def inspect(
     freeze: str | Sequence[str] | None = None,
     output: str | None = None,
 ) -> Inspection:
-    """Say what is in a model: parameters and what is none, operators and their gradients.
+    """Inspect a model: trainable parameters and other tensors, operators and their gradients.
 
     Args:
         model: A path or a loaded model.
         train: Glob patterns of the initializers to train.
-        freeze: Glob patterns of those to keep.
-        output: Count only what this output depends on; by default the first floating one, as a trainer does.
+        freeze: Glob patterns of the initializers to freeze.
+        output: Consider only tensors that this output depends on; by default the first floating one, like a trainer.
 
     Returns:
         Tables to read or print.
@@ -184,8 +184,8 @@ def inspect(
     graph = working.graph
     ports = tuple(_port(v) for v in graph.inputs), tuple(_port(v) for v in graph.outputs)
     operators = _operators(working)
-    pasts = tuple(leave_out_pasts(working))
-    if pasts:
+    cache_inputs = tuple(leave_out_pasts(working))
+    if cache_inputs:
         infer_shapes(working)
     dropped = dropped_biases(working)
     halves = widen(working)
@@ -220,12 +220,12 @@ def inspect(
         missing=tuple(_missing(copy, names)),
         hints=tuple(hint.text for hint in found),
         surprises=tuple(hint.text for hint in found if hint.surprising),
-        pasts=pasts,
+        cache_inputs=cache_inputs,
     )
 
 
 def _counted(row: Initializer, graph: ir.Graph) -> Initializer:
-    """The row with the fraction of zeros of its values."""
+    """Return the row with the fraction of zeros among its values."""
     tensor = graph.initializers[row.name].const_value if row.name in graph.initializers else None
     if tensor is None or not row.size or tensor.dtype == ir.DataType.STRING:
         return row

@@ -1,1 +1,1 @@
-"""What is kept of a training so that it can go on."""
+"""Checkpoints of a training, to resume from."""

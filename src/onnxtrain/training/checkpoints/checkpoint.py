@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors files with a small JSON each, written so that no kill leaves a broken one."""
+"""Checkpoints: a safetensors file and a small JSON file each, written atomically."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from onnxtrain.training.description import JSON
 
 _logger = logging.getLogger(__name__)
 
-# A folder inside, not only names of our own: safetensors writes to a temporary name that it chooses itself.
+# A separate folder, since safetensors chooses the names of its temporary files itself.
 _WORKSHOP: Final = ".writing"
 
 
 class CheckpointStore:
-    """A folder that keeps the last checkpoints of a training.
+    """A folder with the last checkpoints of a training.
 
-    One is ``checkpoint-<sequence>-step-<step>.safetensors`` and ``.json``. Both are written in a hidden folder
-    inside, flushed to the disk and renamed into place, the JSON last: it is what makes a checkpoint exist,
-    and it holds the size and the CRC-32 of the tensors, and a hash of its own content. A removal takes the JSON
-    first. So a process may die at any moment: what is in the folder is complete, and what was left half done, the
-    next `prepare` or `save` clears. Damage, to whatever byte, is found when a checkpoint is read.
+    A checkpoint is ``checkpoint-<sequence>-step-<step>.safetensors`` and ``.json``. Both are written in a hidden
+    subfolder, flushed to the disk and renamed into the folder, the JSON last: a checkpoint exists if its JSON does.
+    The JSON holds size and CRC-32 of the tensors, and a hash of its own content. Removal deletes the JSON first. So a
+    process may die at any moment: every checkpoint in the folder is complete, and the next `prepare` or `save` removes
+    unfinished files. Reading a checkpoint detects damage to any byte.
 
-    The newest checkpoint is the one written last (the sequence), also when a training went back to an earlier
+    The newest checkpoint is the one written last (highest sequence number), even if a training went back to an earlier
     step. One process at a time may write to a folder; any number may read.
 
     Args:
-        folder: where the checkpoints lie; the first `save` creates it.
-        keep: how many checkpoints to keep; at least 1.
+        folder: Folder of the checkpoints; the first `save` creates it.
+        keep: Number of checkpoints to keep; at least 1.
 
     Raises:
-        OptionError: keep is below 1.
+        OptionError: ``keep`` is below 1.
 
     >>> import tempfile
     >>> import numpy as np
@@ -81,22 +81,22 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
-        """Prepare the folder, and keep other trainings out of it meanwhile.
+        """Context that prepares the folder and locks it against other trainings.
 
         Raises:
-            CheckpointError: it cannot be written to, or another training writes to it.
+            CheckpointError: The folder cannot be written to, or another training writes to it.
         """
-        with contextlib.suppress(OSError, ValueError):  # `prepare` says why
+        with contextlib.suppress(OSError, ValueError):  # `prepare` raises the error with its reason
             self.folder.mkdir(parents=True, exist_ok=True)
         with folder_lock(self.folder, error=CheckpointError):
             self.prepare()
             yield
 
     def prepare(self) -> None:
-        """Make the folder, clear what a killed process left in it, and find out whether it can be written to.
+        """Create the folder, remove files of a killed process, and check that the folder can be written to.
 
         Raises:
-            CheckpointError: it cannot.
+            CheckpointError: The folder cannot be written to.
         """
         probe = self.folder / _WORKSHOP
         try:
@@ -106,32 +106,32 @@ class CheckpointStore:
                 probe.mkdir()
                 (probe / "probe").write_bytes(b"")
             finally:
-                with contextlib.suppress(OSError):  # not rmtree, which needs descriptors where there may be none left
+                with contextlib.suppress(OSError):  # rmtree fails if no file descriptors are left
                     (probe / "probe").unlink(missing_ok=True)
                     probe.rmdir()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             if isinstance(error, FileExistsError) and not self.folder.is_dir():
-                reason = "it is no folder"
+                reason = "it is not a folder"
             raise CheckpointError(
-                f"checkpoints cannot be written to '{self.folder}': {reason}; give a folder that you may write to."
+                f"checkpoints cannot be written to '{self.folder}': {reason}; give a writable folder."
             ) from error
 
     def save(self, step: int, tensors: Mapping[str, Array], metadata: Mapping[str, JSON]) -> Path:
         """Write a checkpoint, then remove the oldest above the number to keep.
 
         Args:
-            step: how many steps the training has done.
-            tensors: arrays by any name, of any numeric type and shape.
-            metadata: what JSON can hold; NumPy numbers become plain ones. ``fingerprint``, a dictionary, is
-                what `load` compares; ``step`` and ``format_version`` are set here.
+            step: Number of steps trained so far.
+            tensors: Arrays by any name, of any numeric type and shape.
+            metadata: JSON values; NumPy scalars become Python numbers. `load` compares the dictionary ``fingerprint``.
+                ``step`` and ``format_version`` are added.
 
         Returns:
-            The path of the JSON file, which stands for the checkpoint.
+            The path of the JSON file, which identifies the checkpoint.
 
         Raises:
-            CheckpointError: the folder cannot be written, or the metadata cannot be JSON.
-            OptionError: the step is negative.
+            CheckpointError: The folder cannot be written to, or the metadata cannot be JSON.
+            OptionError: The step is negative.
         """
         if step < 0:
             raise OptionError(f"the step of a checkpoint is {step}; it must be at least 0.")
@@ -156,12 +156,12 @@ class CheckpointStore:
         return entry.path
 
     def latest(self) -> Path | None:
-        """The JSON file of the checkpoint that was written last, or None if there is none."""
+        """Return the JSON file of the checkpoint that was written last; ``None`` if there is none."""
         entries = self._entries()
         return entries[-1].path if entries else None
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, in the order in which they were written."""
+        """Return the steps of all checkpoints, in the order in which they were written."""
         return [entry.step for entry in self._entries()]
 
     def load(
@@ -174,22 +174,22 @@ class CheckpointStore:
         """Read a checkpoint.
 
         Args:
-            checkpoint: the step, or the path of either of its files; None for the one written last.
-            expect: the fingerprint that the checkpoint must have.
-            change: keys of the fingerprint that may differ.
+            checkpoint: The step, or the path of either file; ``None`` for the checkpoint written last.
+            expect: Required fingerprint.
+            change: Keys of the fingerprint that may differ.
 
         Returns:
             The tensors, and the metadata with ``step`` and ``format_version``.
 
         Raises:
-            CheckpointError: there is no such checkpoint, its files are damaged, or its fingerprint differs.
+            CheckpointError: There is no such checkpoint, its files are damaged, or its fingerprint differs.
         """
         return self._load(self._find(checkpoint), expect, change)
 
     def metadata(self, checkpoint: int | str | os.PathLike[str] | None = None) -> dict[str, JSON] | None:
-        """Return the metadata of a checkpoint, of the newest by default; ``None`` where it cannot be read.
+        """Return the metadata of a checkpoint, of the newest by default; ``None`` if it cannot be read.
 
-        What is wrong with it, :meth:`load` says.
+        :meth:`load` raises the reason.
         """
         try:
             found: dict[str, JSON] = read_record(self._find(checkpoint))["metadata"]
@@ -200,10 +200,10 @@ class CheckpointStore:
     def load_newest(
         self, *, expect: Mapping[str, JSON] | None = None, change: Collection[str] = ()
     ) -> tuple[dict[str, Array], dict[str, JSON]]:
-        """Read the newest checkpoint that is not damaged; a warning in the log names every one that is.
+        """Read the newest undamaged checkpoint; log a warning for each damaged one.
 
         Raises:
-            CheckpointError: there is none, or its fingerprint differs.
+            CheckpointError: There is none, or its fingerprint differs.
         """
         first: DamagedError | None = None
         for entry in reversed(self._entries()):
@@ -252,19 +252,19 @@ class CheckpointStore:
                 "types": types,
                 "metadata": dict(metadata),
             }
-            record = json.loads(to_json(record))  # as it will be read
+            record = json.loads(to_json(record))  # the checksum is of the record as it will be read
             record["checksum"] = record_checksum(record)
             unfinished_record.write_text(to_json(record), encoding="utf-8")
             _flush(unfinished_record)
             unfinished.replace(entry.tensors)
-            _flush(self.folder)  # the tensors' name is on the disk before the JSON's can be
+            _flush(self.folder)  # the directory entry of the tensors reaches the disk before that of the JSON
             unfinished_record.replace(entry.path)
             _flush(self.folder)
         finally:
             shutil.rmtree(workshop, ignore_errors=True)
 
     def _clear_leftovers(self) -> None:
-        """Remove what a killed process left: unfinished files, and tensors without a JSON."""
+        """Remove unfinished files of a killed process, and tensors without a JSON."""
         workshop = self.folder / _WORKSHOP
         if workshop.is_dir() and not workshop.is_symlink():
             shutil.rmtree(workshop, ignore_errors=True)
@@ -301,10 +301,10 @@ class CheckpointStore:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, JSON]]:
-    """Tensors and metadata of a checkpoint, or of the newest one of a folder.
+    """Read tensors and metadata of a checkpoint, or of the newest one in a folder.
 
     Args:
-        path: Either of its files, or the folder.
+        path: Either file of the checkpoint, or a folder of checkpoints.
 
     Raises:
         CheckpointError: There is none, or it is damaged.
@@ -319,7 +319,7 @@ def _compare_fingerprints(
     path: Path, found: object, expected: Mapping[str, JSON], change: Collection[str] = ()
 ) -> None:
     fingerprint = found if isinstance(found, dict) else {}
-    # What went through JSON has lists for tuples and text for keys: compare what came through on both sides.
+    # JSON turns tuples into lists and keys into strings, so both sides must have passed through it.
     different = differences(fingerprint, json.loads(to_json(dict(expected))))
     refused = {key: words for key, words in different.items() if key not in change}
     if refused:
@@ -330,8 +330,8 @@ def _compare_fingerprints(
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
-    writable = os.name == "nt"  # Windows flushes what is open for writing only, and no folders
+    """Flush a file, or the entries of a folder, to the disk."""
+    writable = os.name == "nt"  # Windows can flush only files that are open for writing, and no folders
     if writable and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
@@ -341,23 +341,23 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-# What safetensors reads back into NumPy. Everything else is stored as its bits, its type in the JSON.
+# Types that safetensors reads back into NumPy. Others are stored as bytes, with their type in the JSON.
 _NATIVE_TYPES: Final = frozenset(
     {"bool", "float16", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 )
-# safetensors keeps one name for itself; names that could be taken for it get one more underscore in the file.
+# safetensors reserves one name; names that match it, with any number of underscores, get one more underscore.
 _RESERVED_NAME: Final = re.compile(r"_*__metadata__")
 
 
 def encode(tensors: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, str]]:
-    """Arrays that safetensors can store, by names that it accepts, and the types that it cannot store."""
+    """Convert arrays to types and names that safetensors accepts; return them and the original types by name."""
     encoded: dict[str, Array] = {}
     types: dict[str, str] = {}
     for name, tensor in tensors.items():
         array = np.asarray(tensor)
         if array.dtype.hasobject or array.dtype.kind in "USTMm" or array.dtype.fields is not None:
             raise CheckpointError(f"tensor '{name}' has type {array.dtype}; a checkpoint holds numbers only.")
-        # safetensors writes the memory as it lies, so the order must be C and the byte order little-endian.
+        # safetensors writes raw memory, so it must be in C order and little-endian.
         array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
         if array.dtype.name not in _NATIVE_TYPES:
             types[name] = array.dtype.name
@@ -367,7 +367,7 @@ def encode(tensors: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, st
 
 
 def decode(encoded: Mapping[str, Array], types: Mapping[str, str]) -> dict[str, Array]:
-    """The arrays by their own names and of their own types; the opposite of `encode`."""
+    """Restore names and types of arrays; the inverse of `encode`."""
     tensors: dict[str, Array] = {}
     for stored_name, array in encoded.items():
         name = stored_name[1:] if _RESERVED_NAME.fullmatch(stored_name) else stored_name
@@ -381,7 +381,7 @@ def _type_by_name(name: str) -> np.dtype[Any]:
     try:
         return np.dtype(name)
     except TypeError:
-        import ml_dtypes  # onnx brings it along; only bfloat16 and its like need it
+        import ml_dtypes  # a dependency of onnx; only bfloat16 and similar types need it
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return dtype

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of its training, and whether the one that goes on is the same."""
+"""Fingerprint of a training in its checkpoints: the settings that a resumed training must share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CHANGEABLE: Final = (
     "validation",
     "weights",
 )
-"""What a resumed training may have otherwise than its checkpoint, where that is said by name."""
+"""Settings of a resumed training that may differ from its checkpoint if ``change`` names them."""
 
 
 def describe_course(
@@ -59,20 +59,19 @@ def describe_course(
     callbacks: Sequence[Any],
     augment: object = None,
 ) -> dict[str, JSON]:
-    """How the training goes.
+    """Describe the settings of the training loop.
 
-    A learning rate is part of it where the schedule starts from it, the number of epochs where the schedule ends with
-    it.
+    The learning rate is included if the schedule starts from it, the number of epochs if the schedule depends on it.
 
     Args:
-        base: The learning rate that it starts from.
-        schedule: The rate by step.
-        epochs: How many are planned.
-        per_epoch: How many steps one has, where that is known.
+        base: Initial learning rate.
+        schedule: Learning rate by step.
+        epochs: Number of epochs.
+        per_epoch: Number of steps per epoch, if known.
         batch_size: Examples per step.
-        shuffle: Whether the order is new in every epoch.
-        callbacks: Those of which some change the numbers of the training.
-        augment: What changes the inputs, where something does.
+        shuffle: Whether examples are shuffled in every epoch.
+        callbacks: All callbacks; settings of early stopping and of ``ReduceOnPlateau`` are included.
+        augment: Augmentation of the inputs, if any.
     """
     of_text = schedule is None or isinstance(schedule, str)
     return {
@@ -100,10 +99,10 @@ def _ends_with_the_epochs(schedule: str | Schedule | None, base: float, epochs: 
 
 
 def names_to_change(change: str | Sequence[str]) -> frozenset[str]:
-    """The names in ``change``: a list, or a text with commas.
+    """Parse the argument ``change``: a list of names, or text with commas.
 
     Raises:
-        OptionError: There is no such thing, or it cannot change.
+        OptionError: A name is unknown, or its setting cannot change.
 
     >>> sorted(names_to_change("epochs, learning-rate"))
     ['epochs', 'learning_rate']
@@ -114,16 +113,15 @@ def names_to_change(change: str | Sequence[str]) -> frozenset[str]:
     for name in names:
         if name not in CHANGEABLE:
             raise OptionError(
-                f"change has {name!r}, which a resumed training cannot have otherwise; it takes "
-                f"{', '.join(CHANGEABLE)}."
+                f"change has {name!r}, which cannot differ from the checkpoint; it takes {', '.join(CHANGEABLE)}."
             )
     return frozenset(names)
 
 
 def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
-    """What differs between two records, by name, in words.
+    """Describe the differences between two records in words, by key.
 
-    Weights that are not known on one side, since their file was changed after it was read, do not differ.
+    Weights that are unknown on one side, since their file changed after it was read, count as equal.
     """
     result = {}
     for key in sorted(found.keys() | here.keys()):
@@ -133,8 +131,8 @@ def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
         if left == right or (key == "weights" and None in (left, right)):
             continue
         if key == "columns" and not all(isinstance(side, dict) and side for side in (left, right)):
-            continue  # an array has no names, and an earlier version wrote none
-        if isinstance(left, dict) and isinstance(right, dict):  # what they have in common says nothing
+            continue  # arrays and checkpoints of earlier versions have no column names
+        if isinstance(left, dict) and isinstance(right, dict):  # show only the entries that differ
             left, right = _without_common(left, right), _without_common(right, left)
         result[key] = f"{key} is {_shown(left)} there and {_shown(right)} here"
     return result
@@ -144,7 +142,7 @@ _MISSING: Final = object()
 
 
 def _under_todays_names(settings: Any) -> Any:
-    """Settings of callbacks in a checkpoint, which an earlier version may have written under its own names."""
+    """Rename callback settings in a checkpoint of an earlier version."""
     if not isinstance(settings, list):
         return settings
     renamed = [dict(each) if isinstance(each, dict) else each for each in settings]
@@ -169,7 +167,7 @@ def _shown(value: object) -> str:
 
 
 def how_to_change(names: Collection[str]) -> str:
-    """How an error ends that names differences: what is to be done about them."""
+    """Return the end of an error about differences: the next step for the user."""
     if not set(names) <= set(CHANGEABLE):
         return "resume with the same model, data and settings, or start anew in another folder"
     return f'resume with the same, or accept what differs by its name: change="{",".join(names)}"'

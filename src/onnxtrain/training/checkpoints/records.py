@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints: their records, and whether they are whole."""
+"""Records of checkpoints in a folder, and checks for damage."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from onnxtrain.model_file.small_files import read_json
 
 FORMAT_VERSION: Final = 1
 STEM: Final = re.compile(r"checkpoint-(?P<sequence>\d+)-step-(?P<step>\d+)")
-# Deeply nested brackets are no JSON of ours, but the parser gives up on them in a way of its own.
+# The JSON parser raises RecursionError on deeply nested brackets.
 _UNREADABLE: Final = (OSError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One checkpoint, as its file name tells."""
+    """A checkpoint, by its file name."""
 
     path: Path
     sequence: int
@@ -33,16 +33,16 @@ class Entry:
 
     @property
     def tensors(self) -> Path:
-        """The file of its arrays."""
+        """Path of the file with its arrays."""
         return self.path.with_suffix(".safetensors")
 
 
 class DamagedError(CheckpointError):
-    """Files of a checkpoint are not what was written; another one may be."""
+    """Files of a checkpoint have changed since they were written; other checkpoints may be intact."""
 
 
 def entries_of(folder: Path) -> list[Entry]:
-    """All checkpoints of a folder, in the order in which they were written."""
+    """Return all checkpoints in a folder, in the order in which they were written."""
     entries = []
     for path in folder.glob("checkpoint-*.json"):
         match = STEM.fullmatch(path.stem)
@@ -52,10 +52,10 @@ def entries_of(folder: Path) -> list[Entry]:
 
 
 def to_json(record: dict[str, Any]) -> str:
-    """The text of a record, with plain numbers for NumPy's.
+    """Serialize a record; NumPy scalars become Python numbers.
 
     Raises:
-        CheckpointError: Something in it is no JSON.
+        CheckpointError: A value cannot be JSON.
     """
 
     def plain(value: object) -> object:
@@ -70,7 +70,7 @@ def to_json(record: dict[str, Any]) -> str:
 
 
 def _parse_record(path: Path) -> dict[str, Any]:
-    """Read the JSON of a checkpoint; raise ValueError if something is not there."""
+    """Read the JSON of a checkpoint; raise ValueError if a field is missing or wrong."""
     record = read_json(path, finite=False)
     if not isinstance(record, dict) or "format_version" not in record:
         raise ValueError("it has no format version")
@@ -81,7 +81,7 @@ def _parse_record(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has no valid {', '.join(wrong)}")
         if "checksum" not in record:
             raise ValueError(
-                "it has no checksum, which an earlier onnxtrain did not write: finish the training with that"
+                "it has no checksum, since an earlier onnxtrain wrote it: finish the training with that version"
             )
         if record["checksum"] != record_checksum(record):
             raise ValueError("it has another checksum than when it was written")
@@ -89,17 +89,17 @@ def _parse_record(path: Path) -> dict[str, Any]:
 
 
 def record_checksum(record: Mapping[str, Any]) -> str:
-    """A hash of what the JSON says, apart from size and checksum of the tensors' file, which that file confirms."""
+    """Hash a record, except size and checksum of the tensors' file, which that file verifies."""
     content = {key: value for key, value in record.items() if key not in ("bytes", "crc32", "checksum")}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def read_record(entry: Entry) -> dict[str, Any]:
-    """What the JSON of a checkpoint says.
+    """Read the JSON of a checkpoint.
 
     Raises:
-        CheckpointError: It is damaged, or of another version of the format.
+        CheckpointError: The JSON is damaged, or has another format version.
     """
     try:
         record = _parse_record(entry.path)
@@ -111,18 +111,18 @@ def read_record(entry: Entry) -> dict[str, Any]:
             f"{FORMAT_VERSION}; use the onnxtrain that wrote it."
         )
     if record["step"] != entry.step:
-        raise damaged(entry, f"it is that of step {record['step']}, under another name")
+        raise damaged(entry, f"it belongs to step {record['step']} and was renamed")
     return record
 
 
 def damaged(entry: Entry, problem: str) -> DamagedError:
-    """The error that says what is wrong with a checkpoint, and which one is whole."""
+    """Return the error about a damaged checkpoint, which names the newest complete one."""
     newest = newest_of(entry.path.parent, apart_from=entry.path.name)
     return DamagedError(f"the checkpoint '{entry.path}' is damaged: {problem}; {newest}.")
 
 
 def newest_of(folder: Path, apart_from: str = "") -> str:
-    """How an error message ends: with the newest checkpoint of a folder that is complete."""
+    """Return the end of an error message, which names the newest complete checkpoint in a folder."""
     for entry in reversed(entries_of(folder)):
         try:
             record = _parse_record(entry.path)
@@ -135,11 +135,11 @@ def newest_of(folder: Path, apart_from: str = "") -> str:
 
 
 def damage_of(entry: Entry, record: dict[str, Any]) -> str | None:
-    """What is wrong with the tensors' file; None if nothing."""
+    """Describe the damage of a checkpoint's tensors file; return ``None`` if it is intact."""
     name = entry.tensors.name
     try:
         if not _is_ordinary(entry.tensors):
-            return f"'{name}' is no ordinary file"
+            return f"'{name}' is not a regular file"
         size = entry.tensors.stat().st_size
         if size != record["bytes"]:
             return f"'{name}' has {size} bytes instead of {record['bytes']}"
@@ -153,12 +153,12 @@ def damage_of(entry: Entry, record: dict[str, Any]) -> str | None:
 
 
 def _is_ordinary(path: Path) -> bool:
-    """Whether a file may be opened: a pipe waits for its writer, perhaps for ever."""
+    """Return whether a path is a regular file: opening a pipe could block forever."""
     return stat.S_ISREG(path.stat().st_mode)
 
 
 def checksum_of(path: Path) -> int:
-    """The CRC-32 of a file."""
+    """Return the CRC-32 of a file."""
     checksum = 0
     with path.open("rb") as file:
         while block := file.read(2**20):

@@ -1,1 +1,1 @@
-"""The forward pass: evaluation and prediction."""
+"""Evaluation and prediction: forward passes."""

@@ -1,4 +1,4 @@
-"""Evaluate and predict with the weights that are being trained: same buffers, the graph as it is saved."""
+"""Evaluate and predict with live training weights: the buffers of the training, the graph of the saved model."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from onnxtrain.runtime.step import StepSession
 from onnxtrain.training_info.recipe import StepEntry
 
 _WEIGHT = "_weight"
-"""What follows the name of a loss in that of its weight."""
+"""Suffix of a loss's name that gives the name of its weight."""
 
 
 class _Total:
-    """The loss of a data set: the mean over all terms, or the sum of those of the batches."""
+    """Accumulated loss of a dataset: the mean over all terms, or the sum over batches."""
 
     def __init__(self, loss: Loss | None) -> None:
         self._mean, self._sum = MeanAccumulator(), 0.0
@@ -53,12 +53,12 @@ class _Total:
 
 @dataclass(frozen=True)
 class _Part:
-    """What was measured on a batch.
+    """Losses and metrics of one batch.
 
     Attributes:
-        number: That of the batch.
-        losses: Each with its weight.
-        metrics: The state of each metric.
+        number: Index of the batch.
+        losses: Losses with their weights.
+        metrics: State of each metric.
     """
 
     number: int
@@ -67,13 +67,13 @@ class _Part:
 
 
 class Evaluator:
-    """Runs a model forward on the live weights.
+    """Run a model forward on live training weights.
 
     Args:
-        objective: The model without training modes, and its loss.
-        states: Buffers of the training; initializers named in it are read from there.
+        objective: The model in inference mode, and its loss.
+        states: State buffers of the training; initializers of the same names read from them.
         options: Threads and providers.
-        instead: States to read instead of those of the initializers' names, by these.
+        instead: Maps initializers to states of other names, such as moving averages.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Evaluator:
         ]
 
     def check(self, dataset: Dataset) -> None:
-        """Find out before any work whether a dataset can be measured.
+        """Check that a dataset can be evaluated, before any work.
 
         Raises:
-            DataError: Its last batch would have to be padded, and padding cannot be left out of the loss.
+            DataError: Its last batch needs padding, and the loss cannot ignore padding.
         """
         if self._fixed is not None and dataset.size is not None and dataset.size % self._fixed.size:
             self._padded = self._padded or self.objective.on_real_rows(dataset.size % self._fixed.size)
@@ -113,12 +113,12 @@ class Evaluator:
         metrics: Metrics,
         communicator: Communicator = Single(),  # noqa: B008 - it has no state
     ) -> dict[str, Any]:
-        """Loss and metrics of a dataset: averages of losses, sums of those that are sums.
+        """Measure loss and metrics of a dataset; losses with ``reduction="sum"`` are summed, others averaged.
 
-        Of several processes each takes a batch in turn; the averages are the same bits, in all of them.
+        Several ranks take batches in turn; the results have the same bits on all ranks and as in one process.
 
         Raises:
-            DataError: A batch would have to be padded, and padding cannot be left out of the loss.
+            DataError: A batch needs padding, and the loss cannot ignore padding.
         """
         objective = self.objective
         resolved = objective.resolve_metrics(metrics)
@@ -132,7 +132,7 @@ class Evaluator:
             if self._fixed is not None and batch.size < self._fixed.size:
                 session = self._on_real_rows(batch.size)
                 own = {name: feeds.pop(name) for name in self._weights_in(feeds)}
-                feeds = self._fixed.filled(feeds) | own  # the loss is of the real rows, and so are its weights
+                feeds = self._fixed.filled(feeds) | own  # weights are not padded, since the loss covers real rows only
             else:
                 session = self._measuring(predictions=bool(resolved))
             targets = objective.targets_of(batch)
@@ -167,12 +167,12 @@ class Evaluator:
         }
 
     def _weights_in(self, feeds: Mapping[str, np.ndarray]) -> list[str]:
-        """What the examples' weights are called, where they have some."""
+        """Return the name of the sample weights in the feeds, as a list; empty if there are none."""
         weights = self.objective.weights
         return [str(weights.name)] if weights is not None and weights.name in feeds else []
 
     def _batches(self, dataset: Dataset, batch_size: int, communicator: Communicator) -> Iterator[tuple[int, Batch]]:
-        """The batches of this process, each with its number among all."""
+        """Yield the batches of this rank with their indices among all batches."""
         rank, size, fixed = communicator.rank, communicator.size, self._fixed
         if size > 1:
             dataset = shared(dataset, lambda number, rows: slice(0, rows if number % size == rank else 0))
@@ -184,7 +184,7 @@ class Evaluator:
     def _take(
         parts: list[_Part], losses: Mapping[str, _Total], metrics: Sequence[HeadMetric], states: list[Any]
     ) -> None:
-        """Add up what was measured on batches, in this order, and forget it."""
+        """Add up losses and metrics of batches in order, and clear the list."""
         for part in parts:
             for total, of_loss in zip(losses.values(), part.losses, strict=True):
                 total.add(*of_loss)
@@ -193,7 +193,7 @@ class Evaluator:
         parts.clear()
 
     def _losses(self, objective: Objective) -> list[tuple[str, Loss | None]]:
-        """The results that are losses, and what they are made by."""
+        """Return the losses by result name."""
         losses = [head.targets.loss for head in objective.heads]
         if objective.others:
             return list(zip(objective.part_names, losses, strict=True))
@@ -202,15 +202,15 @@ class Evaluator:
     def predict(
         self, dataset: Dataset, batch_size: int, values: Sequence[ir.Value] | None = None
     ) -> dict[str, np.ndarray]:
-        """Outputs for a dataset, by name, put together along the axis of the examples.
+        """Predict outputs for a dataset, by name, concatenated along the example axis.
 
         Args:
             dataset: The data.
             batch_size: Examples per batch.
-            values: Values of the objective's graph; by default all outputs that are tensors.
+            values: Values of the objective's graph; by default all tensor outputs.
 
         Raises:
-            DataError: Nothing tells which axis of an output that is, or a batch cannot be filled up.
+            DataError: The example axis of an output is unknown, or a batch cannot be padded.
         """
         if values is None:
             values = [value for value in self.objective.model.graph.outputs if value.name in self._outputs]
@@ -231,7 +231,7 @@ class Evaluator:
         return {name: self._joined(name, part, rows) for name, part in parts.items()}
 
     def _joined(self, name: str, parts: list[np.ndarray], rows: list[int]) -> np.ndarray:
-        """The results of all batches as one array, without the padding of the last."""
+        """Concatenate the results of all batches, without the padding of the last one."""
         if not parts[0].ndim:
             return np.stack(parts)
         fixed, axis = self._fixed, self._axes[name]
@@ -242,7 +242,7 @@ class Evaluator:
         return np.concatenate(parts, axis=axis or 0)
 
     def _on_real_rows(self, rows: int) -> StepSession:
-        """The session for a padded batch, with the loss on its real examples."""
+        """Return the session for a padded batch, with the loss on its real examples."""
         if self._partial is None:
             assert self._fixed is not None
             self._padded = self._padded or self.objective.on_real_rows(rows)
@@ -250,7 +250,7 @@ class Evaluator:
         return self._partial
 
     def _measuring(self, *, predictions: bool) -> StepSession:
-        """The session with the loss; predictions, which may be large, are results where metrics read them."""
+        """Return the session with the loss; it returns predictions, which may be large, only on request."""
         if predictions not in self._with_loss:
             self._with_loss[predictions] = self._session(self.objective, with_loss=True, predictions=predictions)
         return self._with_loss[predictions]
@@ -258,10 +258,10 @@ class Evaluator:
     def _session(
         self, objective: Objective, *, with_loss: bool, predictions: bool = True, results: Sequence[str] = ()
     ) -> StepSession:
-        """A session that reads the states and writes none: a step without gradient and update."""
+        """Create a session that reads the states without writing: a step without gradient and update."""
         own = objective.copy()
         graph = own.model.graph
-        own.model.metadata_props.clear()  # how gradients are built
+        own.model.metadata_props.clear()  # options of gradients
         results = list(results)
         if with_loss:
             read = [value for head in own.heads for value in (head.prediction, head.output)]
@@ -288,11 +288,11 @@ class Evaluator:
 
 
 def check_answers(metric_input: MetricInput, what: str) -> None:
-    """Refuse scores of which nothing says how they become probabilities.
+    """Check that predictions can be converted to probabilities.
 
     Args:
         metric_input: Meaning of the loss's predictions.
-        what: What was asked for, for the message.
+        what: The requested method, for the message.
 
     Raises:
         OptionError: Predictions are neither scores over classes nor binary logits.
@@ -306,9 +306,9 @@ def check_answers(metric_input: MetricInput, what: str) -> None:
 
 
 def probabilities(metric_input: MetricInput, scores: Array) -> Array:
-    """Probabilities of the shape of the scores.
+    """Convert scores to probabilities of the same shape.
 
-    Of one binary logit per example, [N] or [N, 1], those of no and yes [N, 2].
+    A single binary logit per example, [N] or [N, 1], gives the probabilities of no and yes [N, 2].
     """
     if metric_input.predicts == "classes":
         found = scores if metric_input.probabilities else softmax(scores.astype(np.float64), metric_input.axis)
@@ -321,14 +321,14 @@ def probabilities(metric_input: MetricInput, scores: Array) -> Array:
 
 
 def answers(metric_input: MetricInput, scores: Array, labels: Sequence[str] | None) -> Array:
-    """The most probable class of every example, by its label where classes have some; 1 for yes and 0 for no.
+    """Return the most probable class of every example: its label if there are labels; 1 for yes and 0 for no.
 
-    Scores that are NaN have the answer -1.
+    The answer for NaN scores is -1.
 
     Args:
         metric_input: Meaning of the loss's predictions.
         scores: The scores.
-        labels: The names of the classes; more classes than names have their numbers.
+        labels: Labels of the classes; further classes are labeled with their indices.
     """
     if metric_input.predicts == "binary":
         yes = np.where(np.isnan(scores), -1, scores > 0).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Evaluate and predict with a model in inference mode: forward only, so that no operator needs a gradient."""
+"""Evaluate and predict with a model in inference mode; its operators need no gradients."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def evaluate(
     output: str | None = None,
     options: RuntimeOptions | None = None,
 ) -> dict[str, Any]:
-    """Loss and metrics of a model on data; what :meth:`onnxtrain.Trainer.evaluate` measures, without a trainer.
+    """Measure loss and metrics of a model on data, like :meth:`onnxtrain.Trainer.evaluate` but without a trainer.
 
     Args:
         model: A path or a loaded model.
         data: Data in any form that :func:`onnxtrain.data.open_dataset` takes.
         loss: See :class:`onnxtrain.Trainer`.
         target: Name of the target in a file with several arrays left.
-        metrics: Names (``"accuracy,f1"``, or a list) or functions of (y_true, y_pred), which see all data at once; by
-            output where several have losses.
+        metrics: Names (``"accuracy,f1"``, or a list) or functions of (y_true, y_pred), which receive all data at once;
+            a mapping by output if several outputs have losses.
         batch_size: Examples per batch.
-        output: The output that the loss is built on.
+        output: Name of the output that the loss reads.
         options: Threads and providers.
 
     Returns:
-        ``loss`` and every metric of all examples; ``confusion_matrix`` is an array.
+        ``loss`` and every metric over all examples; ``confusion_matrix`` is an array.
 
     Raises:
         ModelError: The model cannot be read.
@@ -101,17 +101,17 @@ def predict(
     batch_size: int = 256,
     options: RuntimeOptions | None = None,
 ) -> np.ndarray | dict[str, np.ndarray]:
-    """The outputs of a model for data; what :meth:`onnxtrain.Trainer.predict` computes, without trainer and loss.
+    """Compute the outputs of a model, like :meth:`onnxtrain.Trainer.predict` but without trainer and loss.
 
     Args:
         model: A path or a loaded model.
         data: Inputs in any form that :func:`onnxtrain.data.open_dataset` takes; targets are not needed.
-        target: A column of a table that is not one of the inputs.
+        target: A table column to ignore.
         batch_size: Examples per batch.
         options: Threads and providers.
 
     Returns:
-        One array per tensor output by name, or the array itself where the model has one output.
+        The tensor outputs by name, or the array itself if the model has one output.
 
     Raises:
         ModelError: The model cannot be read.
@@ -135,7 +135,7 @@ def outputs(
     batch_size: int = 256,
     options: RuntimeOptions | None = None,
 ) -> dict[str, np.ndarray]:
-    """What :func:`predict` returns, by name also where the model has one output."""
+    """Compute the outputs of a model by name, also of a model with one output; see :func:`predict`."""
     file = ModelFile.load(model)
     working = file.training_model()
     leave_out_pasts(working)
@@ -150,12 +150,12 @@ def outputs(
 
 @dataclass(frozen=True)
 class Head:
-    """The output that a loss is for.
+    """The output of a model that a loss reads.
 
     Attributes:
-        name: Of the output.
-        width: Its number of columns; 1 where it is [N].
-        activation: The operator that it ends in.
+        name: Name of the output.
+        width: Number of columns; 1 for an output [N].
+        activation: Type of its last operator; "" for a graph input or initializer.
     """
 
     name: str
@@ -164,12 +164,12 @@ class Head:
 
     @classmethod
     def of(cls, model: str | os.PathLike[str] | onnx.ModelProto, output: str | None, rows: np.ndarray) -> Self:
-        """The head of a model; where its shape does not tell the width, the first row does.
+        """Return the head of a model; if its width is unknown, predict the first row.
 
         Args:
             model: A path or a loaded model.
-            output: Its name; by default the first floating one.
-            rows: Numbers [N, F].
+            output: Name of the output; by default the first floating one.
+            rows: Features [N, F].
 
         Raises:
             OptionError: The output is neither [N, C] nor [N].

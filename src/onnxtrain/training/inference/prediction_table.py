@@ -1,4 +1,4 @@
-"""Predictions as a table, one line per example: labels and probabilities, or what the model gives."""
+"""Predictions as a table with one row per example: labels and probabilities, or raw outputs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from onnxtrain.model_file.writing import AtomicFiles
 TABLE_SUFFIXES: Final = (".csv", ".parquet")
 
 _TOLERANCE: Final = 1e-3
-"""How far the sum of probabilities may be from 1."""
+"""Tolerated difference of a sum of probabilities from 1."""
 
 _BLOCK: Final = 10_000
-"""How many lines are written at a time."""
+"""Number of lines to write at a time."""
 
 Table = dict[str, Array]
-"""Columns by name, all of one length."""
+"""Columns of equal length by name."""
 
 
 def prediction_table(
@@ -33,21 +33,22 @@ def prediction_table(
     labels: Sequence[str] | None = None,
     probabilities: bool = False,
 ) -> Table:
-    """Outputs of a model as columns.
+    """Convert outputs of a model to columns.
 
-    With labels, or where probabilities are asked for, the first output is taken for scores of classes [N, C]: the table
-    has the most probable class, its probability, and the probability of each. Scores become probabilities by softmax,
-    those of a single column [N] or [N, 1] by the logistic function of which yes is 1; what is a distribution already
-    stays as it is. Otherwise there is a column for each element of an output.
+    With ``labels`` or ``probabilities``, the first output holds class scores [N, C]: the table has the most probable
+    class, its probability, and the probability of each class. Softmax converts scores to probabilities, the logistic
+    function converts a single column [N] or [N, 1] to the probability of yes; probability distributions stay as they
+    are. Otherwise there is a column for each element of an output.
 
     Args:
-        outputs: arrays by name, examples first.
-        examples: what to call the examples, such as their files; by default they are counted from 0.
-        labels: the names of the classes.
-        probabilities: whether the first output has scores of classes.
+        outputs: Arrays by name, with the examples on the first axis.
+        examples: Names of the examples, such as their files; by default they are counted from 0.
+        labels: Labels of the classes.
+        probabilities: Whether the first output holds class scores.
 
     Raises:
-        OptionError: an output has not one entry per example, or is none of scores of as many classes as labels.
+        OptionError: An output does not have one entry per example, is not an array of scores, or has fewer classes
+            than labels.
 
     >>> table = prediction_table({"y": np.log([[0.25, 0.75]])}, labels=["no", "yes"])
     >>> list(table), str(table["label"][0]), round(float(table["p(yes)"][0]), 2)
@@ -79,7 +80,7 @@ def _classified(name: str, scores: Array, labels: Sequence[str] | None) -> Table
     found = _probabilities(rows)
     chosen = found.argmax(1)
     names: list[Any] = list(range(classes))
-    if labels is not None:  # of a model with more classes the others have their numbers
+    if labels is not None:  # further classes are labeled with their indices
         names = [*labels, *map(str, names[len(labels) :])]
     columns: Table = {"label": np.array(names)[chosen], "probability": found.max(1)}
     return columns | {f"p({each})": found[:, index] for index, each in enumerate(names)}
@@ -98,21 +99,21 @@ def _probabilities(scores: Array) -> Array:
 
 
 def _columns(name: str, array: Array) -> Table:
-    """A column for each element of an output, called by its place."""
+    """Return a column for each element of an output, named by its index."""
     if array.ndim == 1:
         return {name: array}
     if array.ndim == 2 and array.shape[1] == 1:
         return {name: array[:, 0]}
-    places = np.ndindex(*array.shape[1:])
-    return {f"{name}[{','.join(map(str, place))}]": array[(slice(None), *place)] for place in places}
+    indices = np.ndindex(*array.shape[1:])
+    return {f"{name}[{','.join(map(str, index))}]": array[(slice(None), *index)] for index in indices}
 
 
 def write_table(path: Path, table: Table) -> None:
-    """Write columns to a ``.csv`` or ``.parquet`` file, as a whole or not at all.
+    """Write columns to a ``.csv`` or ``.parquet`` file atomically.
 
     Raises:
-        OptionError: pyarrow is missing, which Parquet needs.
-        ModelError: the path cannot be written.
+        OptionError: Parquet needs pyarrow, which is not installed.
+        ModelError: The path cannot be written.
     """
     if path.suffix == ".parquet":
         _write_parquet(path, table)
@@ -129,17 +130,17 @@ def write_table(path: Path, table: Table) -> None:
 
 
 def check_table(path: Path) -> None:
-    """Find out before any work whether a table can be written.
+    """Check that a table can be written, before any work.
 
     Raises:
-        OptionError: pyarrow is missing, which Parquet needs.
+        OptionError: Parquet needs pyarrow, which is not installed.
     """
     if path.suffix == ".parquet":
         _pyarrow()
 
 
 def _shown(column: Array) -> list[object]:
-    """Values as CSV has them: floats with as many digits as tell them apart."""
+    """Return values for CSV; floats have the fewest digits that identify them."""
     return [str(value) for value in column] if column.dtype.kind == "f" else list(column.tolist())
 
 

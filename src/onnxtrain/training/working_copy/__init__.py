@@ -1,1 +1,1 @@
-"""The working copy of a model: training changes its modes, types and weights, never the file."""
+"""Working copy of a model: training changes its modes, types and weights, never the file."""

@@ -43,7 +43,7 @@ _LONGEST = 1 << 16
 _KEEP_ELEMENTS = ("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 _LAYER_OR_CONTENT = r"\d+|keys?|values?"
-"""The parts of a name that differ between the cache inputs of one model."""
+"""Parts of a name that differ between the cache inputs of one model."""
 
 
 def leave_out_pasts(model: ir.Model) -> list[str]:
@@ -158,9 +158,9 @@ def _rows(value: ir.Value) -> Dimension:
 
 
 def _take_branch_without_cache(graph: ir.Graph) -> list[str]:
-    """Replace the If nodes of a merged decoder by their else branches; return the inputs that nothing reads any more.
+    """Replace the If nodes of a merged decoder by their else branches; return the inputs that became unused.
 
-    Nothing changes where an else branch reads a cache, too.
+    If an else branch also reads a cache, nothing changes.
     """
     flag = next((value for value in graph.inputs if value.name == _FLAG), None)
     choices = [] if flag is None else [node for node, _ in flag.uses()]
@@ -211,7 +211,7 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
         found.name = original
     bodies = subgraphs(node)
     graph.remove(node, safe=True)
-    for inner_node in all_nodes(itertools.chain(*bodies)):  # which would count as readers of what they capture
+    for inner_node in all_nodes(itertools.chain(*bodies)):  # they would still count as readers of captured values
         for index in range(len(inner_node.inputs)):
             inner_node.replace_input_with(index, None)
 
@@ -330,7 +330,7 @@ def _integers(value: ir.Value | None) -> np.ndarray | None:
 
 
 def _family(value: ir.Value) -> str:
-    """The name of a cache without its layer and without key or value: equal for the caches of one model."""
+    """Return the name of a cache without layer, key or value: equal for all caches of one model."""
     return re.sub(_LAYER_OR_CONTENT, "#", str(value.name).lower())
 
 

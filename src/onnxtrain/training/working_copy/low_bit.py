@@ -1,4 +1,4 @@
-"""Products with weights of a few bits, as a working copy of a model computes them."""
+"""Accuracy of linear layers with low-bit weights (MatMulNBits) in a working copy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 
 
 def set_accuracy(model: ir.Model, level: int | None) -> None:
-    """Let the MatMulNBits nodes of a working copy compute at an accuracy level, in place; ``None`` changes nothing.
+    """Set the accuracy level of MatMulNBits nodes in a working copy, in place; ``None`` changes nothing.
 
-    Models are mostly written with level 4: activations are rounded to 8 bits. The gradient is that of the product
-    without rounding, and a loss that rounds is a noisy one.
+    Most models have level 4, which rounds activations to 8 bits and so makes the loss noisy. Gradients are computed
+    without rounding.
     """
     if level is None:
         return

@@ -73,7 +73,7 @@ class Scales:
     constant: Sequence[np.ndarray] = ()
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the scales of logarithms."""
+        """Return the scales for these logarithms."""
         factors = [*map(np.exp, arrays), *self.constant]
         product = factors[0]
         for factor in factors[1:]:
@@ -90,7 +90,7 @@ class Integers:
         dtype: Type of the integers.
         zeros: The zero points.
         scales: Computes the scales.
-        weight: Returns the float weight, where it is not trained.
+        weight: Returns the float weight if it is not trained.
     """
 
     layout: ScaleLayout
@@ -423,7 +423,7 @@ def _make_scale_trainable(graph: ir.Graph, name: str, uses: _Uses, found: Quanti
 
 
 def _gradient_factor(uses: _Uses, scales: int) -> float:
-    """1 / sqrt(n Q), with n elements per example that share a scale, and Q the largest integer."""
+    """Return 1 / sqrt(n Q), with n elements per example that share a scale, and Q the largest integer."""
     node = next((node for node, _ in uses if node.op_type == "QuantizeLinear"), uses[0][0])
     quantized = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
     x = node.inputs[0]
