@@ -42,7 +42,7 @@ class Llama:
         vocabulary: Vocabulary size.
         dtype: Element type of the weights.
         begins: Offset of the weights in the data file, after a hole.
-        drawn: Whether weights are random; otherwise they are holes of a sparse file.
+        drawn: True if weights are random; otherwise they are holes of a sparse file.
     """
 
     layers: int

@@ -70,7 +70,7 @@ class StepSpec:
         stages: Stages of the pruning.
         dense_epochs: Epochs of the dense training, then of its fine-tuning.
         goal: Compression, and error in percent.
-        from_dense: Whether pruning starts from the result of the dense training with the same seed instead of a fresh
+        from_dense: True if pruning starts from the result of the dense training with the same seed instead of a fresh
             model.
         batch_size: Images per step.
         shift: Maximum shift of training images in pixels.

@@ -103,7 +103,7 @@ inline constexpr std::size_t kAttentionTasks = 16, kLeastQueries = 64;
 inline constexpr std::size_t kLeastStepProducts = std::size_t{1} << 16, kLeastUnits = 32;
 
 // Recurrent weights up to this share of the L2 cache, in 1024ths, are read by each core at every step, and the batch
-// rows are split instead of the units; minimum rows per part: those of a tile.
+// rows are split instead of the units; minimum rows per part: a tile's.
 inline constexpr std::size_t kNearFactorsShare = 512, kLeastBatchRows = 8;
 
 // Depth per block of the recurrent multiplication: a panel's block (64 columns or fewer) stays in the L2 cache while

@@ -1,4 +1,4 @@
-"""Builds the library for CUDA: with nvcc, or so that its kernels run on the processor."""
+"""Build the CUDA library: with nvcc, or for execution of its kernels on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An execution provider that makes mistakes: the processor's, with another graph than it is given."""
+"""An execution provider with errors: the CPU's, which runs another graph than the given one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The most memory that a process has had, as programs of tests ask for it."""
+"""Peak memory of a process, for programs of tests."""
 
 PEAK = r"""
 def peak():

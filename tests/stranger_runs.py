@@ -1,4 +1,4 @@
-"""The commands of the documentation that start from a model and data, run literally."""
+"""The documentation's commands that start from a model and data, run literally."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""ONNX's own backend tests, through our backend: the nine of the training domain, and those of every operator that
-our graphs emit (found in the sources)."""
+"""ONNX's backend tests through onnxtrain's backend: the nine of the training domain, and tests of emitted operators.
+
+The sources tell which operators onnxtrain's graphs emit.
+"""
 
 from __future__ import annotations
 

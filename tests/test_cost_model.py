@@ -1,4 +1,4 @@
-"""The cost model of several machines: its arithmetic, and that a fit finds what made the numbers."""
+"""The cost model of networked machines: its arithmetic, and the recovery of known parameters by the fit."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The benchmark that cuts the backward pass in several sessions: they compute what one does, bit for bit."""
+"""The benchmark that splits the backward pass into sessions: bit-identical to one session."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The programs in examples/ run, and learn what they are there to show."""
+"""The programs in examples/ run and reach their results."""
 
 from __future__ import annotations
 

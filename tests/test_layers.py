@@ -1,4 +1,4 @@
-"""The parts of the program import one another in one direction."""
+"""The parts of the package import one another in one direction."""
 
 import pytest
 
@@ -15,13 +15,13 @@ def test_no_import_goes_up(imports):
     assert [f"{item.source} -> {item.target}" for item in found] == []
 
 
-def test_no_circles(imports):
-    assert layers.circles(imports) == []
+def test_no_cycles(imports):
+    assert layers.cycles(imports) == []
 
 
-def test_one_circle_for_type_checkers(imports):
+def test_one_cycle_for_type_checkers(imports):
     # A value has the operators of Python, which are the builder's nodes, and a builder gives values.
-    ((*files,),) = layers.circles(imports, typed=True)
+    ((*files,),) = layers.cycles(imports, typed=True)
     assert {"ir/builder.py", "ir/value.py"} <= set(files)
     assert {layers.part(file, layers.ORDER) for file in files} == {"ir/"}
 
@@ -50,5 +50,5 @@ def test_what_breaks_the_order_is_found(package):
         ("low.py", "high.py", True),
         ("other.py", "high.py", False),
     ]
-    assert layers.circles(found) == [["high.py", "other.py"]]
-    assert layers.circles(found, typed=True) == [["high.py", "low.py", "other.py"]]
+    assert layers.cycles(found) == [["high.py", "other.py"]]
+    assert layers.cycles(found, typed=True) == [["high.py", "low.py", "other.py"]]

@@ -1,4 +1,4 @@
-"""Old public names work for one version more, and say the new one."""
+"""Old public names work for one more version, and name their replacement."""
 
 import json
 import re

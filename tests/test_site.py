@@ -1,4 +1,4 @@
-"""The site builds without a warning, has every page, and its search finds things."""
+"""The site builds without a warning, has every page, and its search works."""
 
 from __future__ import annotations
 

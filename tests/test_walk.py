@@ -1,4 +1,4 @@
-"""A model is checked, converted and looked at no more often on its way to the session than the page says."""
+"""Checks, conversions and shape inferences of a model before its session: as many as the page says."""
 
 import re
 import subprocess

@@ -1,8 +1,8 @@
-"""Writes the forty tasks of docs/coming_from.md: the lines each takes here and in the peer that needs the fewest.
+"""Write the forty tasks of docs/coming_from.md, with the lines each takes here and in the shortest peer.
 
     python tools/coming_from.py
 
-What is counted are statements; imports are not. The code is in `coming_from_tasks.py`, and runs in a test.
+It counts statements without imports. The code is in `coming_from_tasks.py`, and a test runs it.
 """
 
 from __future__ import annotations

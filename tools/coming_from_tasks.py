@@ -1,7 +1,7 @@
-"""Forty tasks: the lines each takes here, and in the peer that needs the fewest; `coming_from.py` counts and writes them.
+"""Code of forty tasks, here and in the shortest peer; `coming_from.py` counts the lines and writes them.
 
-``HERE`` and ``PEERS`` are what stands before every task: a model, data, and what a program has set up already. Code of
-scikit-learn, PyTorch and Keras runs in a test where these are installed; what is called "not run" is from their manuals.
+``HERE`` and ``PEERS`` precede every task: a model, data and other setup. A test runs the code of scikit-learn, PyTorch
+and Keras if these are installed; code marked "not run" is from their manuals.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Task:
     Attributes:
         title: The task.
         here: The lines with onnxtrain.
-        peer: Who needs the fewest lines otherwise.
-        there: Its lines; empty where nobody offers it.
-        runs: Whether a test runs them.
+        peer: The peer with the fewest lines.
+        there: Its lines; empty if no peer offers the task.
+        runs: True if a test runs them.
     """
 
     title: str

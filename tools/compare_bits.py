@@ -3,9 +3,9 @@
     python tools/compare_bits.py EARLIER_PYTHON [--steps 3] [--models mlp,lenet5] [--extras resume,lora]
 
 EARLIER_PYTHON is the interpreter of an environment with the other version; the interpreter that runs the script has
-this one. Each version runs ``compare_bits_driver.py`` in a process of its own, on the same files and batches, with
-native kernels and on standard operators alone. The last case resumes, here, a checkpoint of the earlier version. A line
-is printed for every case that differs, and a summary; the exit status is 1 where a case differs or fails.
+this one. Each version runs ``compare_bits_driver.py`` in a separate process, on the same files and batches, with
+native kernels and with standard operators alone. The last case resumes a checkpoint of the earlier version with this
+one. The script prints a line for every case that differs, and a summary; it exits with 1 if a case differs or fails.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def start(python: Sequence[str], arguments: Sequence[str], *, other: bool = False) -> subprocess.Popen[str]:
-    """Start the driver; the other version is what its environment has, not what PYTHONPATH names."""
+    """Start the driver; for the other version without PYTHONPATH, so that its environment's package runs."""
     variables = {name: value for name, value in os.environ.items() if not other or name != "PYTHONPATH"}
     return subprocess.Popen([*python, str(DRIVER), *arguments], stdout=subprocess.PIPE, text=True, env=variables)
 

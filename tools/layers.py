@@ -1,8 +1,8 @@
-"""The order of the parts, and the imports that break it.
+"""Order of the parts of the package, and a check of the imports against it.
 
     python tools/layers.py
 
-prints every import that goes up the table, and every circle between files; nothing where there is none.
+prints every import of a later part by an earlier one, and every import cycle between files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Import:
     Attributes:
         source: The file that imports, as a path below the package.
         target: The file that is imported.
-        typed: Whether only type checkers see it.
+        typed: True if only type checkers execute it.
     """
 
     source: str
@@ -135,8 +135,8 @@ def upward(parts: Sequence[str], found: list[Import]) -> list[Import]:
     return [i for i in found if place[part(i.target, parts)] > place[part(i.source, parts)]]
 
 
-def circles(found: list[Import], *, typed: bool = False) -> list[list[str]]:
-    """Groups of files that import one another, by whatever way, when a program runs (and for type checkers)."""
+def cycles(found: list[Import], *, typed: bool = False) -> list[list[str]]:
+    """Return groups of files that import one another at run time, with ``typed`` also for type checkers."""
     graph: dict[str, set[str]] = {}
     for item in found:
         if typed or not item.typed:
@@ -184,10 +184,10 @@ def _file(package: Path, name: str) -> str | None:
 
 
 def main() -> int:
-    """Print what breaks the order; 1 where something does."""
+    """Print violations of the order; return 1 if there are any."""
     found = list(imports())
     wrong = [f"{i.source} imports {i.target}, which stands above it" for i in upward(ORDER, found)]
-    wrong += ["a circle: " + ", ".join(group) for group in circles(found)]
+    wrong += ["an import cycle: " + ", ".join(group) for group in cycles(found)]
     print("\n".join(wrong))
     return 1 if wrong else 0
 

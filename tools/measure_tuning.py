@@ -1,11 +1,11 @@
-"""Measures the figures of native/tuning.h again: each beside a half and the double, by single nodes.
+"""Measure the constants of native/tuning.h again: each compared with half and twice its value.
 
     python tools/measure_tuning.py [NAME...] [--factors 0.5 1 2] [--rounds 15]
 
-For every figure a copy of native/ is built with it changed, in a temporary folder, and what depends on it
-(tuning_cases.py) runs on the libraries in turns: nodes, and steps of small trainings; those by which work is shared on
-two threads. Printed is the time of each as a ratio to that of the library as it is: below 1 the changed figure is
-faster. The first build takes a minute, one of a changed figure some seconds.
+For every constant, a copy of native/ with another value is built in a temporary folder. The cases that depend on the
+constant (tuning_cases.py), single nodes and steps of small trainings, alternate between the two libraries; cases that
+share work run on two threads. The script prints time ratios: below 1 the changed constant is faster. The first build
+takes a minute, later ones some seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFINITION = r"(?P<before>\b{name}\s*(?:=\s*|\())(?P<value>std::size_t\{{1\}} <<
 
 
 def main() -> None:
-    """Measure what the command line names."""
+    """Measure the constants that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CASES)}; default all")
     parser.add_argument("--factors", nargs="+", type=float, default=[0.5, 2.0])
@@ -56,7 +56,7 @@ def main() -> None:
             of_figure = users(source, name)
             for factor in options.factors:
                 header.write_text(changed(text, name, factor))
-                os.utime(header, ns=(made, made))  # only what names a figure is compiled again
+                os.utime(header, ns=(made, made))  # so that only files that use the constant are compiled again
                 for file in (*before, *of_figure):
                     file.touch()
                 before = of_figure
@@ -67,13 +67,13 @@ def main() -> None:
 
 
 def users(source: Path, name: str) -> list[Path]:
-    """The files of a source tree that name a figure."""
+    """Return the files of a source tree that use a constant."""
     files = (file for file in (source / "native").rglob("*") if file.suffix in (".h", ".cpp"))
     return [file for file in files if file.name != "tuning.h" and re.search(rf"\b{name}\b", file.read_text())]
 
 
 def changed(text: str, name: str, factor: float) -> str:
-    """The header with one figure times a factor."""
+    """Return the header with one constant multiplied by a factor."""
     found = re.search(DEFINITION.format(name=name), text)
     if found is None:
         sys.exit(f"native/tuning.h has no figure {name}.")
@@ -83,7 +83,7 @@ def changed(text: str, name: str, factor: float) -> str:
 
 
 def build(source: Path, library: Path) -> Path:
-    """The library of a source tree; what did not change is not compiled again."""
+    """Build the library of a source tree incrementally, and copy it."""
     made = source / "build"
     for command in (["cmake", "-S", source, "-B", made], ["cmake", "--build", made, "--parallel", os.cpu_count()]):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
@@ -94,7 +94,7 @@ def build(source: Path, library: Path) -> Path:
 
 
 def runner(library: Path, work: Work) -> Callable[[], object]:
-    """A graph on one library."""
+    """Return a function that runs a graph with one library."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = work.threads
     options.register_custom_ops_library(str(library))

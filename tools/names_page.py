@@ -55,18 +55,18 @@ def methods(owner: type) -> Iterator[str]:
 
 
 def rows(entries: list[tuple[str, Any]]) -> str:
-    """A table of names and summaries."""
+    """Format a table of names and summaries."""
     lines = [f"| `{name}` | {summary(value)} |" for name, value in entries]
     return "\n".join(["| name | what it is |", "| --- | --- |", *lines])
 
 
 def is_described(value: Any) -> bool:
-    """Return whether a value has a docstring of its own rather than that of its type, as constants do."""
+    """Return whether a value can have its own docstring; a constant has only its type's."""
     return isinstance(value, property) or inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)
 
 
 def undocumented() -> list[str]:
-    """Public names that say nothing of what they are."""
+    """Return the public names without a docstring."""
     found = []
     for heading, entries in sections():
         for name, value in entries:

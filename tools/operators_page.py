@@ -1,9 +1,9 @@
-"""Pages for readers: how each operator is differentiated and how well, and what has no gradient.
+"""Write the pages on operators: their gradient rules with test results, and operators without a gradient.
 
     python tools/operators_page.py --jobs 2
 
-runs the sweep of ``tests/autodiff/sweep`` and writes ``docs/operators.md``; with ``--conventions`` it only brings the
-generated part of ``docs/conventions.md`` up to date, which takes no sweep.
+runs the sweep of ``tests/autodiff/sweep`` and writes ``docs/operators.md``; with ``--conventions`` it only updates the
+generated part of ``docs/conventions.md``, without the sweep.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _other_domains(rows: Counter[tuple[str, str]]) -> list[str]:
     listed = {(e.domain, e.operator) for e in registry.entries() if e.function is None}
     bodies = [
         key for key in registry.registered_bodies() if key[0] != ONNXTRAIN_DOMAIN and key not in listed
-    ]  # those have a page of their own
+    ]  # operators of onnxtrain have a separate page
     ways = dict.fromkeys(bodies, "body")
     rules = [entry for entry in registry.entries() if entry.function is not None]
     ways |= {(e.domain, e.operator): "rule" for e in rules if e.domain not in ("", ONNXTRAIN_DOMAIN)}
@@ -185,7 +185,7 @@ def no_gradient_table() -> str:
 
 
 def with_generated_part(text: str) -> str:
-    """``docs/conventions.md`` with its generated part as the registry has it now."""
+    """Return ``docs/conventions.md`` with the generated part rebuilt from the registry."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n\n{no_gradient_table()}\n{END}{after}"

@@ -1,13 +1,13 @@
 """Versions, the changelog, and the oldest packages that pyproject.toml allows.
 
-    python tools/release.py check              # whether version and changelog keep the rules
-    python tools/release.py check --tag v0.2.0 # and whether this tag may be published
+    python tools/release.py check              # check version and changelog against the rules
+    python tools/release.py check --tag v0.2.0 # also check that this tag may be published
     python tools/release.py write              # date the entries under [Unreleased] as the version of version.py
-    python tools/release.py oldest             # the oldest allowed packages, as constraints of pip
+    python tools/release.py oldest             # print the oldest allowed packages as pip constraints
 
-The rules: the newest dated heading of CHANGELOG.md is the version of ``src/onnxtrain/version.py``, and nothing stands
-under [Unreleased]; or something stands there, and the version is a later one. Headings are in falling order of version
-and date, and their parts are those of Keep a Changelog, in its order.
+The rules: if [Unreleased] is empty, the newest dated heading of CHANGELOG.md is the version of
+``src/onnxtrain/version.py``; otherwise that version is later. Headings are in descending order of version and date, and
+their parts are the ones of Keep a Changelog, in its order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNRELEASED = "## [Unreleased]"
 
 @dataclass(frozen=True)
 class Release:
-    """A heading of the changelog and what stands below it; ``version`` and ``date`` are empty for [Unreleased]."""
+    """A heading of the changelog with its text; ``version`` and ``date`` are empty for [Unreleased]."""
 
     version: str
     date: str
@@ -100,7 +100,7 @@ def problems(version: str, web_version: str, changelog: str, tag: str = "") -> l
 
 
 def dated(changelog: str, version: str, date: str) -> str:
-    """The changelog with the entries of [Unreleased] under a heading of their own."""
+    """Return the changelog with the entries of [Unreleased] under a dated heading."""
     return changelog.replace(UNRELEASED, f"{UNRELEASED}\n\n## [{version}] - {date}", 1)
 
 
@@ -125,7 +125,7 @@ def versions() -> tuple[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is asked for; 1 where a rule is broken."""
+    """Run a command; return 1 if a rule is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("check", "write", "oldest"))
     parser.add_argument("--tag", default="", help="a tag that is about to be published")

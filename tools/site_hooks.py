@@ -22,7 +22,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Make links that leave docs/ plain: what they lead to is not part of the site."""
+    """Replace links to files outside docs/, which are not part of the site, by their text."""
     return without_outer_links(markdown, Path(page.file.src_uri).parent)
 
 

@@ -20,8 +20,8 @@ class Work(NamedTuple):
 
     Attributes:
         model: Its graph.
-        feeds: What it reads.
-        threads: How many share the work.
+        feeds: Its inputs.
+        threads: Number of threads.
     """
 
     model: onnx.ModelProto

@@ -2,9 +2,9 @@
 
     python tools/walk.py [MODEL.onnx]
 
-trains one step on random numbers and counts. Without a model it takes the small convolutional network of
-onnxtrain.examples. Conversions between ONNX's own form and onnx-ir, shape inferences and checks are counted where
-they are called; everything else among the functions of this package.
+trains one step on random data and counts. Without a model it uses the small convolutional network of
+onnxtrain.examples. Conversions between ONNX and onnx-ir, shape inferences and checks are counted where they are called,
+everything else by the functions of this package.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class Bounds:
 class Aggregator:
     """Federated averaging: w = sum of n_k w_k / sum of n_k over the pages k of a round, with n_k examples each.
 
-    A round ends when ``pages`` pages have sent their weights, or ``timeout`` seconds after the first did. It is the
-    caller of ``next_round`` who averages: there are as many rounds as calls.
+    A round ends when ``pages`` pages have sent their weights, or ``timeout`` seconds after the first did.
+    ``next_round`` averages: each call is one round.
 
     Args:
         weights: The weights of the first round.
@@ -118,7 +118,7 @@ class Aggregator:
         """Take the weights of a page, wait for the end of the round, and return what ``join`` does then.
 
         Raises:
-            RefusedError: The weights are not those of this model or of this round, or too far from them.
+            RefusedError: The weights belong to another model or round, or the update is too large.
         """
         own = self.weights
         check_weights(weights, own)
@@ -192,7 +192,7 @@ def average(sent: list[Weights], counts: list[int], own: Weights) -> dict[str, n
 
 
 def check_weights(sent: Weights, own: Weights) -> None:
-    """Refuse weights that cannot be averaged with those of the model.
+    """Refuse weights that cannot be averaged with the model's.
 
     Raises:
         RefusedError: A name is missing or unknown, a type or shape differs, or a value is not finite.
@@ -215,7 +215,7 @@ def check_weights(sent: Weights, own: Weights) -> None:
 
 
 def check_update(sent: Weights, own: Weights, most: float) -> None:
-    """Refuse weights too far from those that the page was given.
+    """Refuse weights too far from the weights that the page received.
 
     Raises:
         RefusedError: The norm of the update is above ``most`` times the norm of the weights, or times 1.

@@ -29,19 +29,19 @@ HEADER_ROOM = 65536
 
 MOST_EXAMPLES = 10**9
 LINGER = 5.0
-"""Seconds in which the rest of a refused request may come."""
+"""Seconds in which the rest of a refused request may arrive."""
 
 HEAD_TIME = 10.0
 """Seconds for the TLS handshake and the head of a request."""
 
 SLOWEST = 64 * 1024
-"""Bytes per second that a body needs to come or go with, beyond ``HEAD_TIME``."""
+"""Minimum transfer rate of a body, in bytes per second, beyond ``HEAD_TIME``."""
 
 CONNECTIONS = 64
-"""Open connections beside those of pages that wait for the end of a round; further ones wait for their turn."""
+"""Open connections, not counting pages that wait for the end of a round; further ones queue."""
 
 PEM_SIZE = 1 << 20
-"""Bytes that a file of certificates or of a key may have."""
+"""Largest size of a file of certificates or of a key, in bytes."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 OPEN_FILES = re.compile(r".*\.(html|js|mjs|wasm)")
@@ -100,7 +100,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address that people open, with the join token. Browsers keep what follows # to themselves."""
+        """URL to open, with the join token. Browsers do not send the fragment, the part behind #."""
         host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
         return f"{self.scheme}://{host}:{self.server_port}/#token={self.token}"
 
@@ -112,7 +112,7 @@ class PageServer(ThreadingHTTPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection, if there is room for one more."""
         if not self._free.acquire(timeout=0.2):
-            raise OSError("all connections are in use")  # it is asked for again at once
+            raise OSError("all connections are in use")  # serve_forever retries at once
         try:
             return super().get_request()
         except OSError:
@@ -169,7 +169,7 @@ class PageServer(ThreadingHTTPServer):
 def cut(connection: socket.socket) -> None:
     """End a connection under the thread that uses it, which finds an end or an error."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # that of SSLSocket changes its state
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # SSLSocket.shutdown changes its state
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -193,7 +193,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self._taken)
 
     def end_headers(self) -> None:
-        """Forbid browsers to keep files: the next training has other ones under the same names."""
+        """Forbid browsers to cache files: the next training has other files with the same names."""
         self.send_header("Cache-Control", "no-store")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -229,9 +229,9 @@ class Handler(BaseHTTPRequestHandler):
             self.server.aggregator.finished(page)
 
     def _read_rest(self) -> None:
-        """Read what still comes of a refused request: closing before would reset the connection, and lose the answer.
+        """Read the rest of a refused request: closing earlier would reset the connection and lose the answer.
 
-        The page knows by the end of the answer that it is refused, and closes its side.
+        The page gets the complete answer and closes its side.
         """
         self.connection.shutdown(socket.SHUT_WR)
         end = time.monotonic() + LINGER
@@ -244,14 +244,14 @@ class Handler(BaseHTTPRequestHandler):
         self.server.give_time(self.connection, HEAD_TIME + count / SLOWEST)
 
     def _check_origin(self) -> None:
-        """Refuse other sites' pages, also those that have made a name of theirs point here."""
+        """Refuse other sites' pages, also after DNS rebinding."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         own = f"{self.server.scheme}://{host}"
         if (self.server.is_local and host.rpartition(":")[0] not in LOOPBACK) or origin not in (None, own):
             raise RefusedError(HTTPStatus.FORBIDDEN, "Only pages of this server may ask it for anything.")
 
     def _check_token(self) -> None:
-        """Refuse who does not know the join token."""
+        """Refuse clients without the join token."""
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
         known = secrets.compare_digest(given.strip().encode("utf-8", "replace"), self.server.token.encode())
         if scheme.lower() != "bearer" or not known:
@@ -340,12 +340,12 @@ def whole(name: str, text: str, least: int) -> int:
     """Return an integer of a request.
 
     Raises:
-        RefusedError: The text is none, or out of range.
+        RefusedError: The text is no integer, or out of range.
     """
     if re.fullmatch(r"[0-9]{1,10}", text) and least <= int(text) <= MOST_EXAMPLES:
         return int(text)
     raise RefusedError(
-        HTTPStatus.BAD_REQUEST, f"{name} is {text[:40]!r}; it needs a whole number from {least} to {MOST_EXAMPLES}."
+        HTTPStatus.BAD_REQUEST, f"{name} is {text[:40]!r}; it needs an integer from {least} to {MOST_EXAMPLES}."
     )
 
 

@@ -31,7 +31,7 @@ FAREWELL = 10.0
 
 
 def write_page(folder: Path, model: Path, arguments: argparse.Namespace) -> None:
-    """Write what browsers load: the page that ``onnxtrain export --web`` makes, with another program in it."""
+    """Write the files for browsers: the page of ``onnxtrain export --web`` with another program."""
     options = ["--loss", arguments.loss, "--learning-rate", str(arguments.learning_rate)]
     runtime = ["--web-runtime", "/"] if arguments.runtime else []
     code = onnxtrain_command(["export", str(model), "--web", str(folder), *options, *runtime])

@@ -160,7 +160,7 @@ struct SpreadTap {
 
 // target[image, channel, position] = sum over the taps and positions that reach it, and over the depth, of
 // weights[channel * taps + tap, depth] * source[image, depth, position]. The rows of `products` are channels and taps,
-// its pixels all positions of some images, its target that of the first channel.
+// its pixels all positions of some images, its target the first channel's.
 template <typename T>
 struct Spreading {
   Pointwise<T> products;

@@ -32,7 +32,7 @@ Places sorted_places(const Tensor& tensor, std::size_t size) {
   Places sorted;
   sorted.starts.assign(size + 2, 0);
   sorted.places.resize(count);
-  // Offset by one: storing a position advances the start of its index to that of the next.
+  // Offset by one: storing a position advances the start of its index to the next index's start.
   for (std::size_t i = 0; i < count; ++i) ++sorted.starts[index_from(indices[i], size) + 2];
   for (std::size_t i = 2; i < size + 2; ++i) sorted.starts[i] += sorted.starts[i - 1];
   for (std::size_t i = 0; i < count; ++i) sorted.places[sorted.starts[index_from(indices[i], size) + 1]++] = i;

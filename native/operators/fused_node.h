@@ -17,11 +17,11 @@ struct Signature {
   std::vector<const char*> inputs;
   std::size_t required_inputs;
   std::size_t outputs;
-  // Per output, the input whose element type and shape it has; -1 for none.
+  // Per output, the index of an input with the same element type and shape; -1 for none.
   std::vector<int> like;
   // Pairs of an input and an output that may share a buffer if nothing else reads the input afterwards.
   std::vector<std::pair<int, int>> in_place;
-  // Element types of the leading inputs; the others may have any type, which is also that of the outputs.
+  // Element types of the leading inputs; the others share any one type with the outputs.
   std::vector<int> types = {};
 };
 

@@ -7,8 +7,8 @@
 
 namespace onnxtrain {
 
-// Returns whether a shape may be propagated to an output: the runtime reports an unknown shape as that of a scalar, and
-// treats an axis with neither size nor name as size -1. Propagating nothing is better than a wrong shape.
+// Returns whether a shape may be propagated to an output: the runtime reports an unknown shape as a scalar's, and an
+// axis with neither size nor name as size -1. Propagating nothing is better than a wrong shape.
 inline bool is_known_shape(const OrtApi* api, const OrtTensorTypeAndShapeInfo* info) {
   std::size_t rank = 0;
   require(api, ort::GetDimensionsCount::call(api, info, &rank));

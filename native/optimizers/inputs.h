@@ -25,7 +25,7 @@ class UpdateInputs {
   std::int64_t update_count(const Call& call) const;
   // Factor of the gradients: one element, float or double.
   Tensor factor(const Call& call) const;
-  // All variables. `draws` are those of `T` and must outlive them.
+  // All variables. `draws` is the result of draws(T) and must outlive them.
   std::vector<Variable> variables(const Call& call, const std::vector<Draw>& draws) const;
   std::vector<Draw> draws(std::int64_t T) const;  // PRNG samples of the states and of X, one variable after the other
 

@@ -63,7 +63,7 @@ class AllSteps {
     return number == 0 ? nullptr : layout_.in_time(static_cast<const T*>(call_.y), 0, layout_.time(0, number - 1));
   }
 
-  // The gradients of the inputs, weights and biases, from those of all gates.
+  // Computes the gradients of the inputs, weights and biases from the gradients of all gates.
   void multiply_gradients(const T* reset_states) {
     const std::size_t rows = call_.steps * call_.batch, hidden = call_.hidden, size = layout_.gates * hidden;
     const std::size_t D = call_.directions, columns = D * size;

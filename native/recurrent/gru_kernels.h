@@ -75,7 +75,7 @@ void gru_after_forward(const RecurrentStep<T>& s, int) {
   }
 }
 
-// Phase 0: the gradients of the update gate and of the candidate. Phase 1: that of the reset gate.
+// Phase 0: the gradients of the update gate and of the candidate. Phase 1: the gradient of the reset gate.
 template <typename T>
 void gru_backward(const RecurrentStep<T>& s, int phase) {
   const CellSettings& settings = *s.settings;

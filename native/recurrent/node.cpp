@@ -149,7 +149,7 @@ struct Reading : Sizes {
   }
 };
 
-// Buffers of outputs, of which the node has the first `count`.
+// Buffers of outputs; the node has the first `count` of them.
 class Outputs {
  public:
   Outputs(const Call& call, ElementType type, std::size_t count) : call_(call), type_(type), count_(count) {}

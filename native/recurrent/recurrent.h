@@ -40,7 +40,7 @@ struct Recurrent {
 
 void run_recurrent(ElementType type, const Recurrent& call, const ParallelFor& parallel_for);
 // Computes the requested ones of dx, dw, dr and db from x, w, y, initial_state, lengths, dgates and dlinear (not for a
-// GRU whose reset gate comes first). The function below does the same for those that are given there. With
+// GRU whose reset gate comes first). run_recurrent_gradient computes its requested ones, too. With
 // `batch_first`, x is [batch, steps, inputs].
 void run_recurrent_products(ElementType type, const Recurrent& call, bool batch_first, const ParallelFor& parallel_for);
 void run_recurrent_gradient(ElementType type, const Recurrent& call, const ParallelFor& parallel_for);

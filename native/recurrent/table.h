@@ -63,7 +63,7 @@ struct RecurrentStep {
   T* scratch;  // `scratch(units)` elements
   const T* zeros;  // `hidden` zeros
 
-  // Per gate forward; backward one whose depth is that of all gates (GRU: of z and r, then that of the candidate).
+  // Forward: one per gate. Backward: one with the depth of all gates (GRU: one for z and r, then the candidate's).
   PackedFactor<T> factors[kMostGates];
 
   T* gates;  // forward: the contribution of x, then the kept values; backward: the kept values
@@ -73,7 +73,7 @@ struct RecurrentStep {
   const T *before, *cells_before;  // null: zeros
   T* cells;                        // LSTM; read-only in the backward pass
   // Per row, true if its sequence begins with this step, so that `first_cells` (null: zeros) are used instead of
-  // `cells_before`; null where the first step is that of all rows, and `cells_before` applies.
+  // `cells_before`; null if all rows begin at the first step, where `cells_before` applies.
   const bool* begins;
   const T* first_cells;
   const T* peepholes;              // [3 hidden] or null
@@ -85,7 +85,7 @@ struct RecurrentStep {
   // Backward.
   const T* dy;                            // null: zeros
   T *dgates, *dlinear;                    // with the strides of gates and linear; may be the same buffers
-  const T *later_dgates, *later_dlinear;  // those of the step computed before; null: there was none
+  const T *later_dgates, *later_dlinear;  // results of the previously computed step; null at the first
   T *dstate, *dcells;                     // [batch, hidden]: in-out, for the step before
   T* reset_states;                        // kGru: receives r times the previous state, [batch, hidden]
   double* dpeepholes;                     // [3 hidden], accumulated; null: not requested

@@ -1,4 +1,4 @@
-// Gradients of Softmax and LogSoftmax as nodes: inputs dy and y, output dx; and that of softmax cross-entropy.
+// Nodes for the gradients of Softmax and LogSoftmax (inputs dy and y, output dx) and of softmax cross-entropy.
 #pragma once
 
 #include "operators/fused_node.h"

@@ -35,9 +35,9 @@ class FileCheck:
     """Result of running a trained file in ONNX Runtime and comparing it with the original.
 
     Attributes:
-        accuracy: On the held-out images, computed by onnxruntime alone.
+        accuracy: Accuracy on the held-out images, computed by onnxruntime alone.
         trained: Names of the initializers that differ from the original.
-        unchanged: Whether everything else is identical.
+        unchanged: True if everything else is identical.
     """
 
     accuracy: float

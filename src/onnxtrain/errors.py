@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class OnnxTrainError(Exception):
-    """The base of all errors raised on purpose; the command line prints the message and exits with 2.
+    """Base of all onnxtrain errors; the command line prints the message and exits with 2.
 
     Attributes:
-        everywhere: Whether all processes that train together raise it, so that one of them is enough to say it.
+        everywhere: True if all ranks of a distributed training raise it, so that one of them prints it.
     """
 
     everywhere: bool = False
@@ -58,7 +58,7 @@ class CheckpointError(OnnxTrainError):
 
 
 class NumericalError(OnnxTrainError):
-    """Training left the range of numbers: the loss, or a weight, became NaN or infinite."""
+    """Numerical failure: the loss or a weight became NaN or infinite."""
 
     everywhere = True
 
@@ -68,14 +68,14 @@ class StepError(OnnxTrainError):
 
 
 class TrainingHint(OnnxTrainError, UserWarning):  # noqa: N818 - it is a warning
-    """Training will do something else than its caller may expect: a warning, and an error where Python is told so."""
+    """Warning that training may do something else than the caller expects; an error with ``python -W error``."""
 
 
 class ParallelError(OnnxTrainError):
-    """Processes that train together do not: one ended, hangs, or has another model or other settings.
+    """Failure of distributed training: a process ended, hangs, or has another model or other settings.
 
     Attributes:
-        lost: Whether one is lost, so that the training would go on from its last checkpoint with another start.
+        lost: True if a process is lost; a new start resumes from the last checkpoint.
     """
 
     def __init__(self, sentence: str, *, lost: bool = False) -> None:

@@ -119,7 +119,7 @@ def digits_cnn(*, opset: int = _DEFAULT_OPSET, seed: int = 0) -> onnx.ModelProto
     """A convolutional network for scikit-learn's digits: ``image`` [N, 1, 8, 8] from 0 to 1, ten logits.
 
     Three 3x3 convolutions (16, 32, 64 filters) with Relu, max pooling after the last two, one linear layer;
-    25,866 parameters. A few epochs of Adam bring it to about 99 % on held-out images.
+    25,866 parameters. A few epochs of Adam reach about 99 % accuracy on held-out images.
 
     Args:
         opset: The ONNX opset to write, 11 or later.

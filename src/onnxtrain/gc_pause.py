@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def gc_paused() -> Iterator[None]:
     """Run the body without cyclic garbage collection.
 
-    Building a graph makes some hundred thousand objects that stay. Each collection would scan many of them again,
-    which takes a sixth of the time to build a model of 2,000 nodes.
+    Building a graph allocates some hundred thousand long-lived objects. Collections would scan them again and again,
+    a sixth of the time to build a model of 2,000 nodes.
     """
     enabled = gc.isenabled()
     gc.disable()

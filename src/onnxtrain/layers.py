@@ -57,7 +57,7 @@ class Linear(Layer):
 
     Attributes:
         units: Size of y's last axis, at least 1.
-        bias: Whether to add b.
+        bias: True to add b.
         name: Prefix of the weights: ``{name}.weight`` and ``{name}.bias``.
     """
 
@@ -67,7 +67,7 @@ class Linear(Layer):
 
     def __post_init__(self) -> None:
         if isinstance(self.units, bool) or not isinstance(self.units, int | np.integer) or self.units < 1:
-            raise OptionError(f"units of Linear is {self.units!r}; it must be a whole number of at least 1.")
+            raise OptionError(f"units of Linear is {self.units!r}; it must be an integer of at least 1.")
 
     def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
         """Emit a Gemm for a matrix, MatMul and Add for more axes."""

@@ -48,7 +48,7 @@ def alternatives(pattern: str) -> tuple[str, ...]:
 
 
 def matches(pattern: str, *names: str) -> bool:
-    """Return whether a pattern matches one of the names of a thing.
+    """Return whether a pattern matches one of the names.
 
     Example:
         >>> [matches(pattern, "layer.1.bias") for pattern in ("*.bias", "*.{weight,bias}", "a|layer.?.*", "*.BIAS")]
@@ -74,8 +74,8 @@ def no_match(option: str, pattern: str, kind: str, known: Iterable[str], advice:
     Args:
         option: The option that holds the pattern.
         pattern: The pattern.
-        kind: The things that it could match, in the singular.
-        known: Their names.
+        kind: Noun for the objects that it could match, in the singular.
+        known: Names of these objects.
         advice: A further sentence.
 
     Example:

@@ -77,7 +77,7 @@ def old_attribute(old: str, new: str, attribute: str | None = None) -> Any:
 
     Args:
         old: The old name.
-        new: What to use instead.
+        new: Its replacement.
         attribute: The attribute to read; by default ``new``.
 
     >>> class Stopping:

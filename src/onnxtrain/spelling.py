@@ -26,7 +26,7 @@ ELSEWHERE = {
     **dict.fromkeys(("lr", "learning_rate"), "it is a setting of the optimizer: optimizer='adam(lr=0.001)'"),
     **dict.fromkeys(("device", "gpu"), "choose a device by runtime=onnxtrain.RuntimeOptions(providers=...)"),
 }
-"""Options of other tools that onnxtrain does not have, and what to write instead."""
+"""Options of other tools that onnxtrain does not have, with the replacement."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -68,15 +68,16 @@ def checks_arguments(
     keywords: Iterable[str] = (),
     convert: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> Any:
-    """Let a function or class name the nearest argument where it is called with an unknown one.
+    """Make a function or class suggest the nearest argument when it is called with an unknown one; a decorator.
 
-    The signature stays as it is. A function that takes any keyword is left alone, unless ``keywords`` lists them.
+    The signature does not change. A function with ``**options`` is returned unchanged unless ``keywords`` lists their
+    names.
 
     Args:
         target: The function or class.
         renamed: Old names of arguments, each with the new one; an old name works, with a DeprecationWarning.
         keywords: Names that a parameter ``**options`` takes.
-        convert: A function of the label and the keyword arguments that replaces old ones in place.
+        convert: Called with the label and the keyword arguments to replace old ones in place.
 
     Raises:
         ArgumentError: The function has no such argument.
@@ -130,7 +131,7 @@ def _checked(
 
 
 def _unknown(name: str, label: str, names: Iterable[str]) -> str:
-    """The sentence about an argument that a function does not have."""
+    """Return the error message for an unknown argument."""
     known = [other for other in names if other not in ("self", "cls")]
     if name in ELSEWHERE:
         return f"There is no option {name!r}: {ELSEWHERE[name]}."

@@ -62,29 +62,29 @@ def check_gradient(
     step: float | None = None,
     tolerance: float | None = None,
 ) -> GradientCheck:
-    """Compare the gradient that onnxtrain builds with central differences along random directions.
+    """Compare onnxtrain's gradient with central differences along random directions.
 
     All floating outputs are projected on random weights p to one number, L = sum_k sum(p_k y_k); then for
     random directions d and each input x, <dL/dx, d> must equal (L(x + h d) - L(x - h d)) / 2h. The
     differences and the gradient graph are evaluated in float64 by ONNX's reference evaluator; the gradient
-    graph also runs on ONNX Runtime in float32 and must agree, and once more with native kernels where there
-    are some for its operators.
+    graph also runs on ONNX Runtime in float32 and must agree, once with and once without native kernels if
+    there are kernels for its operators.
 
     Args:
         model: A model, or one node (its non-empty inputs are then fed in order by ``inputs``).
         inputs: Arrays by name, or in the order of the graph's inputs. Keep them away from kinks.
         wrt: Names of the inputs to differentiate by; default: all floating ones.
         opset: Version of the default domain where a node is given.
-        shapes: What the gradient builder sees: all sizes, only ranks (symbols), or nothing.
+        shapes: Shapes given to the gradient builder: all sizes, only ranks (symbols), or none.
         precision: "float" for an operator that the reference evaluator only has in float32.
-        runtime: Whether to run the gradient graph on ONNX Runtime, too.
+        runtime: Run the gradient graph on ONNX Runtime, too.
         directions: Number of random directions per input.
         seed: Seed of projections and directions.
         step: h; by default 1e-6 in double, 1e-2 in float.
         tolerance: Largest relative error; by default 1e-6 in double, 2e-2 in float.
 
     Returns:
-        What was checked and how well it agreed.
+        The checked inputs and the errors found.
 
     Raises:
         GradientMismatchError: A gradient differs from the differences, has the wrong type or shape, or is not finite.

@@ -33,13 +33,13 @@ _ATTRIBUTES = tuple(attribute.name for attribute in SCHEMA.attributes)
 class SSGD(Optimizer):  # type: ignore[misc]
     """Sparsity-promoting SGD on PyTorch's CPU tensors, in place and without copies.
 
-    The update is that of :class:`onnxtrain.SSGD`, by the same kernel: in float32 it equals the operator to the last
-    bit. Parameters of rank 2 and more are sparsified, each as a layer of its own; others, such as biases, take plain
-    steps. After training, weights below a threshold can be set to zero; mask gradients to keep them there.
+    The update equals :class:`onnxtrain.SSGD`'s, by the same kernel: in float32 it is bit-identical to the operator.
+    Parameters of rank 2 or more are sparsified, each as one layer; others, such as biases, take plain steps. After
+    training, weights below a threshold can be set to zero; mask gradients to keep them zero.
 
     With ``measure="p-norm", p=2`` it is ``torch.optim.SGD(lr=lr, momentum=alpha, weight_decay=norm_coefficient)``,
-    up to rounding. PyTorch has no other counterpart. Like all optimizers of PyTorch it takes parameter groups with
-    options of their own, closures and learning rate schedulers, and keeps its momentum in ``state_dict``::
+    up to rounding. PyTorch has no other counterpart. Like all PyTorch optimizers it supports parameter groups with
+    separate options, closures and learning-rate schedulers, and keeps its momentum in ``state_dict``::
 
         optimizer = onnxtrain.torch.SSGD(model.parameters(), lr=0.01, alpha=0.9, max_scale=5.0)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
@@ -49,13 +49,13 @@ class SSGD(Optimizer):  # type: ignore[misc]
         lr: Learning rate, 0 or more.
         measure: "log-sum", "p-norm", "arctan", "geman-mcclure", "exponential" or "tanh".
         reweighting: "l2" or "l1".
-        epsilon: Of all measures but "p-norm", above 0.
-        p: Of "p-norm", in (0, 2] for l2, (0, 1] for l1.
+        epsilon: Parameter of all measures except "p-norm", above 0.
+        p: Parameter of "p-norm", in (0, 2] for l2, (0, 1] for l1.
         regularization: Weight of the measure in the loss, 0 or more.
         alpha: Momentum, in [0, 1).
-        norm_coefficient: Weight decay that joins the gradient, 0 or more.
-        max_scale: Largest factor of a step; 0 is no limit.
-        sparsify: Whether to promote the sparsity of a group's parameters; ``None`` for those of rank 2 and more.
+        norm_coefficient: Weight decay added to the gradient, 0 or more.
+        max_scale: Largest scale of a step; 0 is no limit.
+        sparsify: Promote the sparsity of a group's parameters; by default of parameters of rank 2 or more.
         threads: Threads of the kernel.
 
     Raises:

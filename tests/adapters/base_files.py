@@ -13,7 +13,7 @@ import onnxtrain
 def tuned_beside(
     base: onnx.ModelProto, trainer: Callable[[Path], onnxtrain.Trainer], batch: tuple, folder: Path
 ) -> onnxtrain.Trainer:
-    """A trainer after five steps, beside ``base.onnx``, which stays as it is, and ``tuned.onnx_adapter``."""
+    """Train ``base.onnx``, which stays unchanged, for five steps, and save ``tuned.onnx_adapter``."""
     path = folder / "base.onnx"
     onnx.save(base, path)
     before = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Files of adapters: what ONNX Runtime loads, what PEFT reads, and what does not fit together."""
+"""Adapter files: loading by ONNX Runtime, reading PEFT folders, and errors for adapters that do not fit."""
 
 import json
 

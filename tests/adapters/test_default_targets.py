@@ -1,4 +1,4 @@
-"""The layers that ``Lora()`` adapts where no targets are given, on models of several kinds."""
+"""Default targets of ``Lora()`` on models of several architectures."""
 
 import numpy as np
 import pytest
@@ -92,7 +92,7 @@ def exported(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_adapt_the_projections_of_attention(exported, name, dynamo):
     names = adapted(exported(name, dynamo))
-    assert len(names) == 2 * 4  # queries, keys, values and what follows the heads, in each of two layers
+    assert len(names) == 2 * 4  # query, key, value and output projections in each of two layers
     assert all("ttention" in layer for layer in names)
 
 

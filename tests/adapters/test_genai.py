@@ -1,4 +1,4 @@
-"""Models of onnxruntime-genai: slots in what its builder writes, and adapters that it generates with."""
+"""Models of onnxruntime-genai: slots in its builder's models, and generation with adapters."""
 
 import subprocess
 import sys
@@ -106,7 +106,7 @@ def sung(folder, adapter=None):
 
 @pytest.mark.parametrize("form", ["adapter", "merged", "whole"])
 def test_from_a_folder_to_a_tuned_folder_that_generates(folder, tmp_path, form):
-    """As docs/genai.md has it."""
+    """Run the commands of docs/genai.md."""
     ids = np.stack([np.roll(SONG * 4, -row)[:20] for row in range(8)])
     mask = np.ones_like(ids)
     mask[:2, 15:] = 0
@@ -138,7 +138,7 @@ def test_from_a_folder_to_a_tuned_folder_that_generates(folder, tmp_path, form):
     if form == "adapter" or folder.name == "fp32":
         assert got == (SONG * 3)[2:12]
         assert sung(folder)[:3] != got[:3]
-    else:  # what is quantized anew loses half of the adapter, and the song with it
+    else:  # requantization loses half of the adapter, and the text is not generated any more
         assert loss_of(place, words) < 0.85 * loss_of(folder, words)
     if form == "adapter":
         assert sung(place) == sung(folder)

@@ -1,4 +1,4 @@
-"""Adapters of weights in half precision, which stay in the file's type, while all is computed in single precision."""
+"""Adapters of float16 and bfloat16 weights, which keep their type while computation is in float32."""
 
 import numpy as np
 import onnx

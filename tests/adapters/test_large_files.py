@@ -20,7 +20,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "large_files.py"
 
 
 def external(folder, begins=0, places=()):
-    """A decoder whose data file begins with a hole, as do some of its weights; returns the path."""
+    """Write a decoder whose data file and some of whose weights begin with a hole; return the path."""
     folder.mkdir()
     model, end = decoder(), begins
     with (folder / "model.data").open("wb") as data:
@@ -40,7 +40,7 @@ def external(folder, begins=0, places=()):
 
 
 def layers(path):
-    """Three products, whose weights are in the model's file; returns the path."""
+    """Write three linear layers with weights in the model's file; return the path."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         g (float[n,40] x) => (float[n,40] y) {
         a = MatMul(x, a_proj) b = MatMul(a, b_proj) y = MatMul(b, c_proj) }""")
@@ -109,7 +109,7 @@ def test_a_value_that_does_not_fit_leaves_the_old_files(tmp_path):
 
 @pytest.mark.slow
 def test_files_of_2_6_gb_train_within_the_file_and_little_memory():
-    """All that is asked for takes four gigabytes of disk, and minutes."""
+    """The whole benchmark needs four gigabytes of disk, and minutes."""
     done = subprocess.run([sys.executable, BENCHMARK, "--steps", "2"], capture_output=True, text=True, check=True)
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if "→" in line]
     assert len(rows) == 7, done.stdout

@@ -1,4 +1,4 @@
-"""Adapters: the numbers of their steps, what begins as the model is, and what stays as it was."""
+"""LoRA training: values of steps, initial outputs, unchanged base weights."""
 
 import copy
 import pickle
@@ -226,7 +226,7 @@ def test_rank_stabilized_scale_and_first_values():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, r"rank of Lora is 0; it must be a whole number of at least 1\."),
+        ({"rank": 0}, r"rank of Lora is 0; it must be an integer of at least 1\."),
         ({"rank": True}, "rank of Lora is True"),
         ({"alpha": 0}, r"alpha of Lora is 0; it must be a number above 0\."),
         ({"alpha": "a"}, "alpha of Lora is 'a'"),

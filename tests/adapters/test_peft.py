@@ -1,4 +1,4 @@
-"""Against PEFT: the same first values, the same losses, and folders that go both ways."""
+"""PEFT: the same initial values, the same losses, and folders in both directions."""
 
 import numpy as np
 import onnx

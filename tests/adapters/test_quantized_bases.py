@@ -1,4 +1,4 @@
-"""Adapters of quantized weights: the weights stay, and adapters learn beside them."""
+"""Adapters of quantized weights: the weights stay unchanged while adapters train."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""Nodes that rules emit suit any runtime: no attribute that some read as its default, no huge constants."""
+"""Emitted nodes suit any runtime: no missing attribute with differing defaults, no huge constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN in every form: forward and gradient on ONNX Runtime against the specification in NumPy."""
+"""LSTM, GRU and RNN with all attributes: forward and gradient on ONNX Runtime against the specification in NumPy."""
 
 import numpy as np
 import onnxruntime

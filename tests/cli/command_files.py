@@ -1,4 +1,4 @@
-"""The data that the commands are tried on."""
+"""Data for tests of the commands."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Mistakes that tests make: command lines, spoilt files, and the sentence that has to come."""
+"""Mistakes for tests: command lines, damaged files, and the expected error message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fit --lora`` and ``adapter``: what they write, and the mistakes that they name."""
+"""``fit --lora`` and ``adapter``: output files and error messages."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_fit_writes_an_adapter_by_default_and_goes_on_with_one(files, success):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fit", "model.onnx", *LOSS, "--lora", "0"), r"rank of Lora is 0; it must be a whole number"),
+        (("fit", "model.onnx", *LOSS, "--lora", "0"), r"rank of Lora is 0; it must be an integer"),
         (
             ("fit", "model.onnx", *LOSS, "--lora", "2", "--lora-targets", "q_proj"),
             r"--lora-targets q_proj matches no layer .* model has",

@@ -1,4 +1,4 @@
-"""Mistakes in arguments end in one sentence: which one, what it got, what it needs; nothing written."""
+"""Invalid arguments: one sentence names the argument, its value and the accepted ones; nothing is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in models and data end in one sentence: which thing, what it got, what it needs; nothing written."""
+"""Invalid models and data: one sentence names the file, the value and the accepted ones; nothing is written."""
 
 from __future__ import annotations
 

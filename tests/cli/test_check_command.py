@@ -1,4 +1,4 @@
-"""``onnxtrain check`` and ``--provider``: what they print, and their exit status."""
+"""``onnxtrain check`` and ``--provider``: output and exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A terminal that closes, or a pipe that nobody reads any more, never stops a training: it writes its files."""
+"""A closed terminal or pipe never stops a training: it writes its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``completion``: scripts of shells, and what bash makes of one."""
+"""``completion``: shell scripts, and bash's suggestions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--config`` of commands other than fit: the file says what flags would, and the command line decides."""
+"""``--config`` of commands other than fit: the file gives flags, and the command line overrides them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of every form on the command line: a CSV file, a folder of images."""
+"""Data formats on the command line: a CSV file, a folder of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command and every function of a model, on a model whose weights lie in files beside it."""
+"""Every command and every function of a model, on a model with external data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_command_has_a_line() -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in one file, the same one with external data, and what the commands need beside them."""
+    """Write a model in one file, the same model with external data, and the commands' other inputs."""
     from safetensors.numpy import save_file
 
     folder = tmp_path_factory.mktemp("made")
@@ -139,7 +139,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(made: Path, name: str) -> None:
-    """A path gives what a loaded model gives, whole; a model whose data was not loaded is refused with a sentence."""
+    """A path and a completely loaded model give the same results; a model without loaded data is refused."""
     path = made / "external" / "model.onnx"
     found = [FUNCTIONS[name](path), FUNCTIONS[name](onnx.load(path))]
     if isinstance(found[0], onnx.ModelProto):

@@ -306,7 +306,7 @@ def test_resume_equals_an_uninterrupted_training(files, success, run, monkeypatc
     kept = ("--checkpoint", "kept", "--checkpoint-every", "1", "--output", "parts.onnx")
     assert run(*options, *kept).code == 130
     assert not (files / "parts.onnx").exists()
-    success(*options, *kept, "--resume", "--quiet")  # what is shown does not matter to a checkpoint
+    success(*options, *kept, "--resume", "--quiet")  # progress flags may differ when a checkpoint resumes
     assert (files / "parts.onnx").read_bytes() == (files / "whole.onnx").read_bytes()
 
 
@@ -426,7 +426,7 @@ def test_a_new_head_is_trained(files, success, run):
     assert {name for name in after if not np.array_equal(after[name], before[name])} == {"head.weight", "head.bias"}
     result = run(*FIT, "--new-head", "0", "-o", "other.onnx")
     assert result.code == 2
-    assert "--new-head is 0" in result.err or "classes is 0; it must be a whole number of at least 1" in result.err
+    assert "--new-head is 0" in result.err or "classes is 0; it must be an integer of at least 1" in result.err
 
 
 def test_products_in_bfloat16(files, run, monkeypatch):

@@ -1,4 +1,4 @@
-"""Hints on the command line: once, in flags."""
+"""Hints on the command line: printed once, with names of flags."""
 
 from __future__ import annotations
 

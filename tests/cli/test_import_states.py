@@ -1,4 +1,4 @@
-"""`export --describe`, and `import-states`: what was trained elsewhere comes home."""
+"""`export --describe` and `import-states`: import of states that were trained elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while files take their places, after the last step, and from the start of the process on."""
+"""Ctrl-C while files are renamed, after the last step, and during the start of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs and warnings: onnxtrain's are printed as a line, those of other libraries with ``--debug`` only."""
+"""Logs and warnings: onnxtrain's are printed as a line, other libraries' with ``--debug`` only."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_into_a_pipe(output, files):
     call(name)
     reader.join(10)
     assert (files / name).is_fifo()
-    if name.endswith(".npz"):  # what cannot be sought in has the sizes behind the arrays
+    if name.endswith(".npz"):  # an unseekable output has the sizes behind the arrays
         (files / "piped.npz").write_bytes(found[0])
         piped, expected = np.load(files / "piped.npz"), np.load(files / f"plain-{name}")
         assert {key: piped[key].tobytes() for key in piped} == {key: expected[key].tobytes() for key in expected}
@@ -146,7 +146,7 @@ def test_external_data_of_exported_models(files, success):
 
 @pytest.fixture
 def full_disk(files):
-    """A folder on a disk of its own that has room for names, and for 16 bytes."""
+    """A folder on a separate disk with room for names and for 16 bytes."""
     folder = files / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8k,nr_inodes=64", "tmpfs", str(folder)]

@@ -1,4 +1,4 @@
-"""No two paths of a command are the same file, by whatever name; the model is written onto only by --in-place."""
+"""No two paths of a command are the same file, under any name; only --in-place overwrites the model."""
 
 from __future__ import annotations
 

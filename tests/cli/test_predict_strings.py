@@ -1,4 +1,4 @@
-"""Outputs that are text are written as text, never as Python objects."""
+"""String outputs are written as text, never as Python objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``predict`` to CSV and Parquet: labels and probabilities, or the outputs as they are."""
+"""``predict`` to CSV and Parquet: labels and probabilities, or raw outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fit --run`` and ``--config``: all of a run in one folder, the same again bit for bit, runs side by side."""
+"""``fit --run`` and ``--config``: a run in one folder, repeated bit for bit, runs in parallel."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_run_folder_has_everything(files, success):
     settings = tomllib.loads((folder / "config.toml").read_text())
     assert settings["train"] == ["layer2.*"]
     assert settings["shuffle"] is False
-    assert settings["learning_rate"] == onnxtrain.Adam().learning_rate  # what was not given is written down, too
+    assert settings["learning_rate"] == onnxtrain.Adam().learning_rate  # defaults are written, too
     assert not {"run", "output", "config", "debug"} & set(settings)
 
 
@@ -170,7 +170,7 @@ def test_toml_reads_back():
 
 
 def test_from_python(tmp_path):
-    """Gradient norms are those of the gradient itself; regression has residuals."""
+    """Gradient norms equal the gradient's; a regression has residuals."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(32, 4)).astype(np.float32)
     y = (x[:, :1] * 2).astype(np.float32)

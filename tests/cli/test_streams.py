@@ -23,7 +23,7 @@ COMMANDS = {
 
 @pytest.fixture
 def start(files: Path):
-    """Runs a command in a process of its own."""
+    """Run a command in a separate process."""
 
     def call(
         *arguments: str, python: tuple[str, ...] = (), shell: str = "", **environment: str

@@ -1,4 +1,4 @@
-"""Augmentation: a function of a batch and of random numbers that follow from seed, epoch and place."""
+"""Augmentation: a function of a batch and of a random generator seeded by seed, epoch and position."""
 
 import numpy as np
 import pytest

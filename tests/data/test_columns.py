@@ -1,4 +1,4 @@
-"""Tables are read by the names of their columns: another order gives the same bits, other names are refused."""
+"""Tables are read by column names: the order of columns does not matter, other names are refused."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ def test_estimators_read_frames_by_name(tmp_path):
 
 
 def test_checkpoints_of_other_columns_are_refused(tmp_path):
-    """The trainer knows other names from the file beside its model."""
+    """The trainer reads other names from the file beside its model."""
     trainer = new_trainer()
     trainer.fit(X, LABELS, checkpoint=tmp_path / "kept", **SETTINGS)
     named = new_trainer()

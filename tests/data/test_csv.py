@@ -1,4 +1,4 @@
-"""CSV files: equal to the arrays in them, and a sentence for everything that does not fit."""
+"""CSV files: equal to the arrays in them, and one sentence for every misfit."""
 
 import csv
 import logging
@@ -287,7 +287,7 @@ print(data.size, total, peak() - before)
 
 @pytest.mark.slow
 def test_a_large_file_is_streamed(tmp_path):
-    """Thirty times the lines take no more memory: what is read goes to a temporary file, which is mapped."""
+    """Thirty times the lines take no more memory: values go to a mapped temporary file."""
     row = ",".join(f"{value:.4f}" for value in np.arange(100) / 7)
     for name, lines in (("small", 2_000), ("large", 60_000)):
         with (tmp_path / f"{name}.csv").open("w") as file:

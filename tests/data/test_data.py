@@ -1,4 +1,4 @@
-"""Datasets: each form gives the same batches; the order of an epoch, resuming within it, splitting."""
+"""Datasets: every data format gives the same batches; order of an epoch, resuming within it, splitting."""
 
 import collections
 

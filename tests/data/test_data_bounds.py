@@ -1,4 +1,4 @@
-"""Reading takes time that grows with the data, and memory that small files cannot make large."""
+"""Reading takes time linear in the data, and small files cannot use much memory."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def write_zeros(path, arrays):
 
 
 def read_within(mebibytes, path, *, target=None):
-    """Read a file in a process that may have this much more memory of its own; return what it says."""
+    """Read a file in a process limited to this much more memory; return its output."""
     script = """
 import re, resource, sys
 from pathlib import Path
@@ -170,7 +170,7 @@ def test_compressed_zeros_take_no_memory(tmp_path):
     assert said.startswith("20000000")
     assert "array 'x' in" in said
     assert "0.1 GB are extracted to a temporary file" in said
-    assert "array 'z'" not in said  # nobody asked for it
+    assert "array 'z'" not in said  # nothing requested the value
 
 
 def test_compressed_arrays_that_do_not_fit_are_not_extracted(tmp_path, monkeypatch):

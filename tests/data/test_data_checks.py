@@ -1,4 +1,4 @@
-"""Datasets: types that convert and types that do not, and every way in which data can fail to fit a model."""
+"""Datasets: types that convert and types that do not, and every mismatch between data and model."""
 
 import ml_dtypes
 import numpy as np
@@ -97,7 +97,7 @@ def test_the_target_converts_too():
         open_dataset((X, X.astype(int)), ONE, target_spec=spec)
 
 
-# --- what does not fit
+# --- misfits
 
 NAN = X.copy()
 NAN[3, 1] = np.nan

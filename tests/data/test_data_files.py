@@ -1,4 +1,4 @@
-"""Data files: mapped where possible, the same values in every form, and what is wrong with a bad one."""
+"""Data files: mapped if possible, the same values in every format, and errors for damaged files."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Tokenizers that nobody means well with: refused in a sentence, in bounded time, and never the end of the process."""
+"""Hostile tokenizers: refused in one sentence, in bounded time, without a crash of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face: columns to inputs, labels by name, images."""
+"""Hugging Face datasets: columns as inputs, labels by name, images."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Folders of images: equal to the arrays in them, and a sentence for everything that does not fit."""
+"""Folders of images: equal to the arrays in them, and one sentence for every misfit."""
 
 import builtins
 import logging

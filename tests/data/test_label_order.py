@@ -1,4 +1,4 @@
-"""The order of labels stays with a model: fewer labels are not numbered anew, and a hint says what is open."""
+"""The order of labels stays with a model: a subset of labels keeps its indices, and a hint reports ambiguity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def picture_trainer(classes):
 
 
 def pixels(index):
-    """A picture that shows the first four numbers of an example."""
+    """Return an image of the first four values of an example."""
     image = pytest.importorskip("PIL.Image")
     shades = np.clip(128 + 50 * X[index], 0, 255).astype(np.uint8)
     content = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Datasets that give an example for an index: equal to arrays, or a sentence that says what does not fit."""
+"""Map-style datasets: equal to arrays, or one sentence for a misfit."""
 
 import numpy as np
 import pytest

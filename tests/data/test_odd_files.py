@@ -1,4 +1,4 @@
-"""Files that nobody means well with, or that somebody got wrong: each gets a sentence that names the file."""
+"""Hostile and damaged files: one sentence names the file."""
 
 from __future__ import annotations
 

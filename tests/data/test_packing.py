@@ -1,4 +1,4 @@
-"""Sequences packed into rows: what is in a row, and that a model learns from it what it learns from each alone."""
+"""Packed sequences: contents of a row, and the same training as with one sequence per row."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def attention(mask):
 
 
 def alone(sequences, mask):
-    """Each sequence in a row of its own, with padding behind it."""
+    """Put each sequence in a separate row, with padding behind it."""
     shape = (len(sequences), LONGEST)
     ids, labels = np.zeros(shape, np.int64), np.full(shape, -100)
     for row, tokens in enumerate(sequences):

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: equal to the arrays in them, and a sentence for everything that does not fit."""
+"""Parquet and Arrow files: equal to the arrays in them, and one sentence for every misfit."""
 
 import builtins
 import datetime

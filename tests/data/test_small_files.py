@@ -1,4 +1,4 @@
-"""Untrusted small files: pipes, devices, loops of links, sizes, depth, digits, and impossible adapters."""
+"""Untrusted small files: pipes, devices, cycles of links, sizes, depth, digits, and impossible adapters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADAPTER = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
 
 
 def write_adapter(folder: Path, **changes: Any) -> Path:
-    """A folder of PEFT; what is ``None`` in ``changes`` is left out of its settings."""
+    """Write a PEFT folder; settings that are ``None`` in ``changes`` are omitted."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = {name: value for name, value in (ADAPTER | changes).items() if value is not None}
     (folder / "adapter_config.json").write_text(json.dumps(settings))

@@ -1,4 +1,4 @@
-"""Tar files of examples: equal to the arrays in them, and a sentence for everything that does not fit."""
+"""Tar files of examples: equal to the arrays in them, and one sentence for every misfit."""
 
 import io
 import json

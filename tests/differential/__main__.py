@@ -1,4 +1,4 @@
-"""Compare trainings with PyTorch's, as many as you like: ``cd tests && python -m differential --minutes 60``.
+"""Compare trainings with PyTorch's for some time: ``cd tests && python -m differential --minutes 60``.
 
 Every outcome is a line of the journal. A run goes on where the journal ends, whatever ended the run before; journals of
 several machines are one when they are concatenated. With ``--page`` the counts of the journal are written onto a page.

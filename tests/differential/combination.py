@@ -93,7 +93,7 @@ class Outcome(NamedTuple):
         kind: "equal", "chaotic" (as far from PyTorch as PyTorch's own rounding leads), "refused" (a sentence),
             "hinted" (the exporter wrote a second, computed copy of a parameter, which a hint names), "diverged"
             (PyTorch reaches infinity or NaN), or "different".
-        text: What differs, or the refusal.
+        text: The difference, or the error message.
         model: The model.
         options: Everything else.
     """
@@ -174,7 +174,7 @@ def _right_in_double(setup: Setup, truth: Result) -> bool:
     """Return whether onnxtrain's step graph trains to the truth in float64, which excludes a defect of the graph."""
     try:
         found = double.train(setup.model, setup.plan, setup.trainer)
-    except Exception:  # the reference evaluator lacks some activations of recurrent layers, and has bugs of its own
+    except Exception:  # the reference evaluator lacks some activations of recurrent layers, and has bugs
         return False
     if found is None:
         return False
@@ -216,7 +216,7 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
     if name == "next_token" and model.output[0] < 3:
         name = "softmax_cross_entropy"
     compares = name in ("triplet", "info_nce")
-    whole = compares or batch_mode == "train"  # a part of a batch is not what the whole is
+    whole = compares or batch_mode == "train"  # results of a micro-batch differ from the whole batch's
 
     fixed = model.batch
     if fixed is not None and draw.chance(0.3):
@@ -322,7 +322,7 @@ def _arguments(loss: Any) -> dict[str, Any]:
 
 
 def _loss(draw: Draw, name: str, model: Model) -> tuple[Any, dict[str, Any], Any]:
-    """The loss, what the reference needs besides, and a function from a batch size to targets."""
+    """Return the loss, further arguments of the reference, and a function from a batch size to targets."""
     axis = {"vector": 1, "sequence": 2, "image": 1}[model.kind]
     classes = model.output[axis - 1]
     places = tuple(s for a, s in enumerate(model.output, 1) if a != axis)
@@ -421,7 +421,7 @@ def _loss(draw: Draw, name: str, model: Model) -> tuple[Any, dict[str, Any], Any
 def _optimizer(
     draw: Draw, per_tensor: bool
 ) -> tuple[str, float, dict[str, Any], dict[str, Any], list[tuple[str, Any]]]:
-    """Name, learning rate, settings, those of the reference, and settings that a group may have of its own."""
+    """Return name, learning rate, settings, the reference's settings, and settings that a group may override."""
     name = draw.pick(OPTIMIZERS)
     decay = draw.pick([0.0, 0.0, 0.01, 0.1])
     betas = draw.pick([(0.9, 0.999), (0.8, 0.95)])
@@ -525,7 +525,7 @@ def _train(setup: Setup) -> Result:
 
 
 def _compare(setup: Setup, ours: Result, truth: Result, near: list[Result]) -> list[str]:
-    """Say what differs by more than rounding explains."""
+    """Return the differences beyond rounding."""
     found: list[str] = []
     factor = 10 if len(near) == 1 else 3
     for step, loss in enumerate(truth.losses):

@@ -1,4 +1,4 @@
-"""Options that the combinations exclude, with reasons: test_coverage.py fails for new ones that are in no list."""
+"""Options that the combinations exclude, with reasons; test_coverage.py fails for unlisted ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""onnxtrain's training in float64: its step graph, of standard operators, by ONNX's reference evaluator.
+"""onnxtrain's training in float64: the step graph in standard operators, run by ONNX's reference evaluator.
 
-Where it equals PyTorch's in float64, the loss, the gradients and the update are right, and what is left between both in
-float32 is rounding.
+If it equals PyTorch's in float64, the loss, the gradients and the update are right, and differences in float32 are
+rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def train(model: Model, plan: Plan, options: Mapping[str, Any]) -> dict[str, np.
 
     Args:
         model: The model.
-        plan: What to do.
+        plan: The training.
         options: The arguments of the trainer.
     """
     taken = arguments_of(onnxtrain.training_model)

@@ -201,7 +201,7 @@ class Made(nn.Module):
         body: From the first input to features.
         branches: From each further input to features [N, size].
         head: From features to the output.
-        tied: The embedding whose weight the head multiplies with, or None.
+        tied: The embedding whose weight the head shares, or None.
     """
 
     def __init__(self, body: nn.Sequential, branches: Sequence[nn.Module], head: nn.Module, tied: Any = None) -> None:
@@ -275,7 +275,7 @@ def make_model(seed: int) -> Model:
     """Draw a module, and export it.
 
     Args:
-        seed: What everything follows from.
+        seed: Seed of everything.
     """
     draw = Draw(26, seed)
     torch.manual_seed(seed)

@@ -144,7 +144,7 @@ def dice(
 def ctc(
     z: torch.Tensor, t: torch.Tensor, sample_weight: torch.Tensor | None, *, blank: int = 0, reduction: str = "mean"
 ) -> Terms:
-    """PyTorch's CTCLoss, whose mean divides each example by the length of its labels; -1 fills labels up."""
+    """PyTorch's CTCLoss, whose mean divides each example by the length of its labels; -1 pads labels."""
     log_p = torch.log_softmax(z, -1).transpose(0, 1)
     lengths = (t >= 0).sum(1)
     steps = torch.full((z.shape[0],), z.shape[1])
@@ -340,7 +340,7 @@ class Plan:
         clip_value: Bound of each element of the gradients.
         clip_norm: Bound of their norm.
         ema: Decay, start and warmup of the moving average.
-        train_statistics: Whether batch normalization uses statistics of the batch.
+        train_statistics: True if batch normalization uses statistics of the batch.
     """
 
     steps: list[tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray | None]]
@@ -365,11 +365,11 @@ class Layout:
     """The positions of a module's parameter elements in the tensors of its file.
 
     Args:
-        module: The module, no two elements of which are equal.
+        module: The module; no two of its elements are equal.
         trained: The trained tensors of the file.
 
     Attributes:
-        wrong: What is trained and no parameter, or the other way round.
+        wrong: Trained tensors that are no parameters, and parameters that are not trained.
         order: The tensors, in the order in which they are concatenated.
         copies: Tensors that hold the elements of another one.
         missing: Parameters that the file does not hold.
@@ -441,7 +441,7 @@ def _use_population_statistics(module: nn.Module) -> None:
 
 
 def _disturb(module: nn.Module, noise: np.random.Generator, times: float) -> None:
-    """Add to every layer's output what the order of float32 sums may, times a factor."""
+    """Perturb every layer's output by a multiple of the error that the order of float32 sums can cause."""
 
     def hook(part: nn.Module, given: Any, output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
@@ -469,7 +469,7 @@ def train(
         module: The module.
         layout: Its parameters in the tensors of the file, which are the leaves.
         initial: The tensors of the file.
-        plan: What to do.
+        plan: The training.
         dtype: The precision.
         noise: Disturbs weights, outputs of layers and gradients as float32 may.
         times: By how many times as much.

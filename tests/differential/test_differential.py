@@ -1,4 +1,4 @@
-"""Trainings of random models agree with PyTorch's, and the comparison sees what does not."""
+"""Trainings of random models agree with PyTorch's, and the comparison detects wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every optimizer, loss, schedule and option is drawn, or stands in a list with the reason why not."""
+"""Every optimizer, loss, schedule and option is sampled, or excluded with a reason."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_a_tail_for_the_old_classes_is_told(body, given, sentence):
 
 @pytest.mark.parametrize("classes", [0, -1, 2.5, True, "7"])
 def test_classes_are_a_whole_number(classes):
-    with pytest.raises(OptionError, match=r"classes is .* it must be a whole number of at least 1"):
+    with pytest.raises(OptionError, match=r"classes is .* it must be an integer of at least 1"):
         onnxtrain.replace_head(examples.mlp((4, 3)), classes=classes)
 
 

@@ -1,4 +1,4 @@
-"""Shapes of single nodes as they are emitted: those of ONNX's own inference, or fewer sizes."""
+"""Shapes of emitted nodes: equal to ONNX's inference, or less specific."""
 
 import numpy as np
 import onnx_ir as ir

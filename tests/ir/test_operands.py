@@ -1,4 +1,4 @@
-"""Numbers, arrays and indices beside values: NumPy's results, or an error of one sentence."""
+"""Numbers, arrays and indices as operands: NumPy's results, or an error of one sentence."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_different_symbols_stay_different() -> None:
 
 
 def test_attention_needs_no_computed_axes() -> None:
-    """The gradient of attention scores: inference knows that no axis was broadcast."""
+    """Gradient of attention scores: inference proves that no axis was broadcast."""
     model = parser.parse_model(
         f"{HEADER} g (float[batch, seq, 8] x, float[batch, seq, 8] other) => (float y) {CONSTANTS} {{ {TAKEN_APART}"
         " t = Concat<axis=0>(b1, n1, four, minus) heads = Reshape(x, t) keys = Reshape(other, t)"
@@ -94,7 +94,7 @@ def test_attention_needs_no_computed_axes() -> None:
         ("y = Flatten<axis = 2>(heads)", 1, None),  # batch times seq has no name: another inference finds none, either
         ("y = Transpose<perm=[0,2,1,3]>(heads)", 1, ("batch", 4, "seq", 2)),
         ("y = Concat<axis = 2>(heads, heads)", 1, ("batch", "seq", 8, 2)),
-        ("y = MaxPool<kernel_shape=[2, 2]>(heads)", 2, ("batch", "seq", 3, 1)),  # ONNX knows how these are counted
+        ("y = MaxPool<kernel_shape=[2, 2]>(heads)", 2, ("batch", "seq", 3, 1)),  # ONNX infers these sizes
     ],
 )
 def test_onnx_infers_again_where_it_may_find_more(rest, inferences, last, monkeypatch) -> None:

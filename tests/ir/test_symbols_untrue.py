@@ -1,4 +1,4 @@
-"""Untrue names of sizes: axes that share one are not treated as equal."""
+"""Wrong symbolic dimensions: axes that share a name are not treated as equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package in ``web/``: where it is, and whether what its tests need is installed."""
+"""The package in ``web/``: its path, and whether the requirements of its tests are installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium is insta
 
 
 def node(*arguments: object, timeout: float = 240) -> str:
-    """Run Node in ``web/``; returns what it prints."""
+    """Run Node in ``web/``; return its output."""
     command = ["node", *map(str, arguments)]
     done = subprocess.run(command, cwd=WEB, capture_output=True, text=True, timeout=timeout, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

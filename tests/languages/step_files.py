@@ -1,4 +1,4 @@
-"""Step graphs, their states and batches as files, and the losses that Python finds, for loops in other languages."""
+"""Step graphs, states and batches as files, with Python's losses, for loops in other languages."""
 
 from __future__ import annotations
 

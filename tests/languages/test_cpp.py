@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.thorough,  # it compiles
 ]
 
-# As ONNX Runtime's headers declare what step.hpp names: both can be included together.
+# The same declarations as in ONNX Runtime's headers: both can be included together.
 OFFICIAL = """
 #include <cstdint>
 #define RUNTIME_CLASS(X) struct Ort##X; typedef struct Ort##X Ort##X

@@ -1,4 +1,4 @@
-"""The example in examples/federated_pages: pages in a browser train together, and the server refuses what is wrong."""
+"""examples/federated_pages: pages in a browser train together, and the server refuses invalid requests."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ GOOD = "/weights?page=a&round=0&examples=5"
 REFUSED = {
     "no name": ("/weights?round=0&examples=5", save(weights()), 400, "page needs up to 64 letters"),
     "odd name": ("/weights?page=%2e%2e%2f&round=0&examples=5", save(weights()), 400, "page needs up to 64 letters"),
-    "no round": ("/weights?page=a&examples=5", save(weights()), 400, "round is ''; it needs a whole number from 0"),
+    "no round": ("/weights?page=a&examples=5", save(weights()), 400, "round is ''; it needs an integer from 0"),
     "no examples": ("/weights?page=a&round=0&examples=0", save(weights()), 400, "examples is '0'; it needs .* from 1"),
     "minus": ("/weights?page=a&round=0&examples=-3", save(weights()), 400, "examples is '-3'; it needs"),
     "too many": ("/weights?page=a&round=0&examples=9999999999", save(weights()), 400, "to 1000000000"),

@@ -103,7 +103,7 @@ def test_threads_need_an_isolated_page(compiled):
 
 
 def test_closed_trainings_leave_nothing_in_memory(compiled, tmp_path, monkeypatch):
-    """25 cycles each; what one training needs is more than ONNX Runtime's memory has at first."""
+    """25 cycles each; one training needs more than ONNX Runtime's initial memory."""
     model = onnxtrain.examples.mlp((256, 1024, 512, 10))
     batch = {"input": np.ones((16, 256), np.float32), "target": np.arange(16) % 10}
     monkeypatch.setitem(CASES, "large", Case(lambda: model, batch, 10, onnxtrain.Momentum(0.1)))

@@ -1,4 +1,4 @@
-"""The report of a run in a real browser: what it draws, and that no text covers another."""
+"""The report of a run in a real browser: all figures are drawn, and no text overlaps another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kill a save at each of its file operations in turn, and look at what is left. Run as a program: it forks."""
+"""Kill a save at each of its file operations in turn, and check the files left. Run as a program: it forks."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def run(name: str) -> int:
             assert not third.exists() or value_of(third) == 3.0, where
             found = kinds(folder)
             clean = clean or found
-            # Between two renames, a kill may leave a complete data file under a name of its own.
+            # A kill between two renames may leave a complete data file under its new name.
             unused = Counter(found) - Counter(clean)
             assert not Counter(clean) - Counter(found), f"{where}: {found} instead of {clean}"
             assert all(name.endswith((".data", ".bin")) for name in unused), f"{where}: {found} instead of {clean}"

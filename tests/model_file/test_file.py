@@ -95,7 +95,7 @@ def test_training_model_does_not_copy_large_weights() -> None:
     assert isinstance(value, ir.LazyTensor)
     assert value.raw().raw is model.graph.initializer[2]
     value.name = "another"
-    assert model.graph.initializer[2].name == "large"  # the working copy has a name of its own
+    assert model.graph.initializer[2].name == "large"  # the working copy has a new name
     np.testing.assert_array_equal(value.numpy(), 1)
 
 

@@ -1,4 +1,4 @@
-"""Files that are no usable models: one sentence each."""
+"""Unusable model files: one sentence each."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_saving_does_not_follow_links_out_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_functions_that_become_too_many_nodes() -> None:
-    """A file of a few kilobytes; what it stands for is refused before anything is expanded."""
+    """A file of a few kilobytes that would expand to far more is refused before any expansion."""
     calls = "".join(
         f'<domain: "own", opset_import: ["": 18, "own": 1]> f{level} (a) => (c) {{ b = {inner}(a) c = {inner}(b) }}'
         for level, inner in enumerate(["Neg", *(f"own.f{level}" for level in range(39))])

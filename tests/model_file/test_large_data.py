@@ -121,7 +121,7 @@ def test_what_was_released_is_gone_with_the_file(change: str, tmp_path: Path) ->
         path.unlink()
     with pytest.raises(ModelError, match=GONE):
         file.value("w")
-    # All else is there, and the model can be saved with new values for what is not.
+    # Everything else is there, and the model can be saved with new values for the missing data.
     np.testing.assert_array_equal(file.value("frozen"), numpy_helper.to_array(model.graph.initializer[1]))
     new = np.ones((40, 50), np.float32)
     file.save(tmp_path / "new.onnx", {"w": new})
@@ -302,7 +302,7 @@ def test_what_the_system_says_of_a_file_that_cannot_be_read(
 def test_all_parts_of_a_file_are_read(
     count: int, between: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Near to each other or far apart, more than one call takes, and where the system gives less than was asked for."""
+    """Ranges close together or far apart, more than one call reads, and short reads of the system."""
     rng = np.random.default_rng(0)
     tensors = []
     for number in range(count):
@@ -360,7 +360,7 @@ def test_memory_that_others_look_at_is_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("mapped")
 def test_a_training_goes_on_with_the_memory_that_was_read(tmp_path: Path) -> None:
-    """No copy; the same steps as from a model in memory; and the values of the file for whoever asks for them."""
+    """No copy, the same steps as from a model in memory, and the file's values on request."""
     model = onnxtrain.examples.mlp((20, 64, 64, 3))
     path = tmp_path / "m.onnx"
     onnx.save(model, path)

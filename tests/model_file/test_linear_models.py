@@ -1,4 +1,4 @@
-"""Linear models of ai.onnx.ml: what standard operators make of them is what ONNX Runtime computes for the nodes."""
+"""Linear models of ai.onnx.ml: their standard operators agree with ONNX Runtime on the original nodes."""
 
 from __future__ import annotations
 

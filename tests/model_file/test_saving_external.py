@@ -1,4 +1,4 @@
-"""Saving a model whose weights lie in data files beside it."""
+"""Saving a model with external data."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_model_of_more_than_two_gigabytes(tmp_path: Path) -> None:
 def test_a_model_is_saved_beside_itself(
     tmp_path: Path, locations: list[str], expected: list[str], as_object: bool
 ) -> None:
-    """A fresh output gets data files of its own, which are named after it; the original's stay as they were."""
+    """A new output gets new data files, named after it; the original's stay unchanged."""
     model = small_model()
     value = np.arange(4, dtype=np.float32)
     for index, location in enumerate(locations):
@@ -231,7 +231,7 @@ def test_a_model_is_saved_beside_itself(
     )
     target = tmp_path / "tuned.onnx"
     file.check_writable(target)
-    for factor in (10, 20):  # also over what was saved
+    for factor in (10, 20):  # also over the saved model
         file.save(target, {"s0": value * factor})
         assert {each: each.read_bytes() for each in before} == before
         saved = ModelFile.load(target)

@@ -1,4 +1,4 @@
-"""A save that is killed leaves the old model or the new one, and the next save clears what it left."""
+"""A killed save leaves the old model or the new one, and the next save removes its leftovers."""
 
 from __future__ import annotations
 

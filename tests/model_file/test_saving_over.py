@@ -1,4 +1,4 @@
-"""A save over an existing model with data files: new names, and what is removed afterwards."""
+"""Saving over an existing model with data files: new names, and removal of old files."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_training_goes_on_after_a_save_over_its_model(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 3  # with the first model.data
     before = trainer.evaluate((x, y))["loss"]
     np.testing.assert_allclose(onnxtrain.Trainer(path, loss="mean_squared_error").evaluate((x, y))["loss"], before)
-    trainer.set_masks({"w": np.ones((300, 4), bool)})  # builds the session anew
+    trainer.set_masks({"w": np.ones((300, 4), bool)})  # rebuilds the session
     trainer.train_step(x, y)
     trainer.save(path)
     assert len(names(tmp_path)) == 3

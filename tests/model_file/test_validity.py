@@ -1,4 +1,4 @@
-"""A failure on a model that ONNX Runtime does not take is the model's; on any other it stays what it is."""
+"""A session failure is attributed to the model if ONNX Runtime rejects it; other failures are raised unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ USES = {
 
 
 def break_everything(monkeypatch) -> None:
-    """Let what all uses begin with fail as a rule does that meets a rank of zero."""
+    """Make the first step of every use fail like a rule that meets a rank of zero."""
 
     def fail(*arguments, **options):
         raise IndexError("tuple index out of range")

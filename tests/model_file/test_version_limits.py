@@ -1,4 +1,4 @@
-"""Opsets and file formats: as new as the installed ONNX Runtime and onnx, found by asking and not by constants."""
+"""Opsets and file formats: as new as the installed ONNX Runtime and onnx, found by probing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def model(opset: int, ir_version: int = 8) -> onnx.ModelProto:
 
 
 def opens(opset: int, ir_version: int) -> bool:
-    """Whether a quantized model runs: what is new in opset 28, ONNX Runtime 1.32 knows, but has no kernels for."""
+    """Return whether a quantized model runs; ONNX Runtime 1.32 knows the operators of opset 28, but has no kernels."""
     content = parser.parse_model(f"""<ir_version: {ir_version}, opset_import: ["": {opset}]>
         g (float[n,2] x) => (float[n,2] y) <float s = {{0.5}}, int8 z = {{0}}>
         {{ q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }}""").SerializeToString()
@@ -78,7 +78,7 @@ def test_beyond_the_limits_a_model_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize(("known", "newest"), [(21, 21), (24, 24), (30, 24)])
 def test_an_older_runtime_or_onnx_sets_the_limit(known: int, newest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime of opset 24: an onnx that knows less limits it further, one that knows more does not raise it."""
+    """With a runtime of opset 24, an older onnx lowers the limit, and a newer one does not raise it."""
     monkeypatch.setattr(validity, "_opens", lambda opset, ir_version: opset <= 24)
     monkeypatch.setattr(validity.onnx.defs, "onnx_opset_version", lambda: known)
     assert validity.newest_opset() == newest

@@ -1,4 +1,4 @@
-"""A model's files take their places all together, or everything stays as it was."""
+"""A model's files are replaced all together, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs in one folder: locks, and what a run that is no more has left there."""
+"""Two runs in one folder: locks, and leftovers of a dead run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def names(folder: Path) -> list[str]:
 
 
 def left_by_a_killed_run(path: Path) -> str:
-    """Kill a process that is writing a file; returns the name of what it left."""
+    """Kill a process that is writing a file; return the name of its leftover."""
     before = set(names(path.parent))
     code = "import os, sys; from onnxtrain.model_file.writing import AtomicFiles; from pathlib import Path\n"
     code += "with AtomicFiles() as files, files.create(Path(sys.argv[1])) as file: file.write(b'half'); os._exit(9)"

@@ -1,4 +1,4 @@
-"""Outputs through links, into pipes and devices; what cannot be an output; two runs in one folder."""
+"""Outputs through links, into pipes and devices; invalid outputs; two runs in one folder."""
 
 from __future__ import annotations
 

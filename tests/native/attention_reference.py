@@ -16,12 +16,12 @@ OUTPUTS = {"Attention": ("y", "log_sum"), "AttentionGradient": ("dq", "dk", "dv"
 
 @dataclass(frozen=True)
 class Attention:
-    """Sizes, the shape of the bias (``None``: no bias), and what the bias is besides numbers.
+    """Sizes, the shape of the bias (``None``: no bias), and its masks.
 
     Attributes:
-        masked: Whether about a third of the bias is -inf.
+        masked: True if about a third of the bias is -inf.
         empty: Rows of queries whose bias is all -inf.
-        causal: Whether a query sees no later key.
+        causal: True if a query sees no later key.
     """
 
     batch: int = 2

@@ -1,4 +1,4 @@
-"""Products of numbers that are rounded to bfloat16, in NumPy: exact ones, and those that the kernels compute."""
+"""Matmuls of operands rounded to bfloat16 in NumPy: exact ones, and the kernels' results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rounded(array):
 
 
 def product(x, w):
-    """x w of rounded factors in float64, and the sum of the absolute values of its terms."""
+    """Return x w of rounded operands in float64, and the sum of the absolute values of its terms."""
     x, w = (rounded(array).astype(np.float64) for array in (x, w))
     return x @ w, np.abs(x) @ np.abs(w)
 

@@ -1,4 +1,4 @@
-"""States in 8 bits in NumPy: a table of the numbers that a code has, searched, and no bits of floats."""
+"""8-bit states in NumPy: search in a table of the values of a code, without bit operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every instruction set of this machine, each in a copy of the library of its own."""
+"""Every instruction set of this machine, each in a separate copy of the library."""
 
 from __future__ import annotations
 

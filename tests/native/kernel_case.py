@@ -1,4 +1,4 @@
-"""A call of a native kernel, and what random calls are drawn from: ordinary sizes, edges, and absurd numbers."""
+"""A call of a native kernel, and samplers of random calls: ordinary sizes, edge cases, absurd values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 EXTREMES = (0, 1, -1, 2**31 - 1, 2**31, 2**31 + 1, 2**60, 2**62, 2**63 - 1, -(2**63))
-"""Numbers at which products and sums of sizes wrap."""
+"""Values at which products and sums of sizes overflow."""
 
 MOST = 100_000
 """Elements of an array up to which results are compared with a reference."""
@@ -24,9 +24,9 @@ class Case:
         feeds: Its inputs by name, in order; ``None`` for one that is left out.
         attributes: Its attributes.
         outputs: How many it has.
-        expected: What it must compute, where that is known; an extreme attribute may be refused all the same.
+        expected: The required result, if known; an extreme attribute may still be refused.
         domain: Its domain.
-        types: The element types of its outputs, where they are not all that of the last floating input.
+        types: The element types of its outputs, if they differ from the last floating-point input's.
     """
 
     operator: str

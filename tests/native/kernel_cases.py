@@ -1,4 +1,4 @@
-"""Random calls of the native kernels: sizes and attributes that are ordinary, at the edges, or absurd."""
+"""Random calls of the native kernels: sizes and attributes that are ordinary, edge cases, or absurd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random calls of whole layers and their gradients: attention, products, recurrent operators."""
+"""Random calls of whole layers and their gradients: attention, linear layers, recurrent operators."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def wide_attention(rng: np.random.Generator) -> Case:
 
 
 def _compute(rng: np.random.Generator, dtype: Any) -> tuple[dict[str, str], Callable[[np.ndarray], np.ndarray]]:
-    """The attribute that says how a product is computed, and what becomes of its factors."""
+    """Return the attribute for the arithmetic of a matmul, and the function that rounds its operands."""
     if dtype != np.float32 or rng.random() < 0.6:
         return {}, lambda array: array.astype(np.float64)
     return {"compute": "bfloat16"}, lambda array: bfloat16_reference.rounded(array).astype(np.float64)
@@ -112,7 +112,7 @@ def linear(rng: np.random.Generator) -> Case:
 
 
 def linear_gradient(rng: np.random.Generator) -> Case:
-    """All gradients of a product at once; some shapes do not fit."""
+    """All gradients of a linear layer in one call; some shapes do not fit."""
     dtype = element_type(rng)
     compute, taken = _compute(rng, dtype)
     rows, inputs, outputs = some(rng, 0 if rng.random() < 0.2 else 1, 70, 3)

@@ -36,7 +36,7 @@ def scalars(name, R, T, attributes):
 
 
 def stepwise(name, R, T, X, G, *states, **attributes):
-    """The pseudo-code in the tensor's own type, every operation rounded: what the kernels give bit for bit."""
+    """Run the pseudo-code in the tensor's type, each operation rounded: the kernels' results bit for bit."""
     c = {k: v if isinstance(v, str) else X.dtype.type(v) for k, v in scalars(name, R, T, attributes).items()}
     with np.errstate(all="ignore"):
         g = c["norm_coefficient"] * X + G

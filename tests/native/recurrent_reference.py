@@ -1,6 +1,6 @@
 """LSTM, GRU and RNN of the domain ``onnxtrain`` and their gradients in NumPy's float64, and random calls of them.
 
-Gradients are those of the formulas, step by step back in time: independent of the gradient rules of this project.
+Gradients follow from the formulas, step by step backwards, independent of onnxtrain's gradient rules.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Recurrent:
         return np.arange(self.steps)[:, None] < lengths
 
     def expected(self, feeds: Arrays) -> Arrays:
-        """All results, what is kept, and all gradients; what is kept is NaN beyond the lengths."""
+        """Return all results, saved values and gradients; saved values are NaN beyond the lengths."""
         wide = {name: np.asarray(a, np.float64) for name, a in feeds.items() if name != "sequence_lens"}
         active = self.active(feeds)
         found = [_Direction(self, wide, active, d) for d in range(self.directions)]
@@ -233,7 +233,7 @@ class _Direction:
         c = of_f * c + of_i * self.f(1, g)
         o = o + self.p[1] * c
         a, values = np.hstack([i, o, f, g]), np.hstack([of_i, self.f(0, o), of_f, self.f(1, g)])
-        if coupled and self.keeps_inputs:  # what is kept of the forget gate is its value, which nobody reads
+        if coupled and self.keeps_inputs:  # the saved value of the forget gate, which nothing reads
             a[:, 2 * self.call.hidden : 3 * self.call.hidden] = f
         return a, values, self.f(0, o) * self.output(c, FUNCTIONS), c
 

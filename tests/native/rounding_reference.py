@@ -1,4 +1,4 @@
-"""RoundStochastic in NumPy, on the bits of the numbers."""
+"""RoundStochastic in NumPy, on the bits of the values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every argument of every function in `onnxtrain.kernels`, with values that it cannot have: refused in a sentence."""
+"""Every argument of every function in `onnxtrain.kernels`, with invalid values: refused in one sentence."""
 
 import contextlib
 import ctypes
@@ -130,7 +130,7 @@ def test_attributes_that_float32_cannot_hold(name, argument):
 @pytest.mark.parametrize(("name", "argument"), every(float))
 def test_what_is_no_number_is_a_number_to_the_kernels(name, argument):
     for value in (math.nan, math.inf, -math.inf, np.float32(0.5), np.int8(1), 3):
-        # The rules of two have ranges of their own; SSGD has a state where alpha is above 0, others with momentum.
+        # Two rules have special ranges; SSGD has a state if alpha is above 0, others with momentum.
         own = name in ("ssgd_", "adagrad_") or argument == "momentum"
         with contextlib.suppress(*((OperatorError,) if own else ())):
             call(name, **{argument: value})

@@ -1,7 +1,7 @@
-"""Products of numbers rounded to bfloat16: against NumPy, on all instruction sets, for any number of threads.
+"""Matmuls of operands rounded to bfloat16: against NumPy, on all instruction sets, for any number of threads.
 
-The sums are those of float64 within 8 last places of float32 of the sum of the absolute values of their terms, times
-the root of the depth; and they are, to the bit, those of float32 in the order in which every instruction set adds up.
+Sums differ from float64's by at most 8 float32 ulps of the sum of the absolute values of their terms, times the root of
+the depth. They are bit-identical to float32 sums in the kernel's order, which is the same for every instruction set.
 """
 
 import re

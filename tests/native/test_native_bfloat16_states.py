@@ -1,4 +1,4 @@
-"""Updates with states in bfloat16: the operator on the widened states, whose results are then rounded."""
+"""Updates with bfloat16 states: equal to the operator on widened states with rounded results."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Updates with states in 8 bits: the operator on the decoded states, whose results are then encoded, bit for bit."""
+"""Updates with 8-bit states: bit-identical to the operator on decoded states with encoded results."""
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ def test_a_hundred_steps_are_those_of_numpy(library_path):
 
 
 def adam(T, G, X, V, V_scale, H, H_scale):
-    """A step of Adam as its page has it, every operation in float32, between decoding and encoding."""
+    """Run a step of Adam by its page's formulas, in float32, between decoding and encoding."""
     f, alpha, beta = np.float32, float(np.float32(0.9)), float(np.float32(0.999))
     g = G * f(0.5)
     v = f(alpha) * decode(V, V_scale, True) + f(1 - alpha) * g

@@ -13,7 +13,7 @@ PATH = str(custom_ops_library())
 
 
 def plain(batch, inputs, outputs, size, kernel, stride=1, group=1, **more):
-    """A convolution over images whose padding keeps their size."""
+    """A convolution with padding that keeps the size of images."""
     pad = kernel // 2
     return Convolution(
         batch, group, inputs, outputs, (size, size), (kernel,) * 2, (stride,) * 2, (1, 1), (pad,) * 4, **more

@@ -1,6 +1,6 @@
-"""The kernels for CUDA, run on the processor block after block: what they give is what the processor's kernels give.
+"""CUDA kernels, executed on the CPU block after block: their results equal the CPU kernels'.
 
-This tries their arithmetic and which elements they touch. No GPU has run them.
+This tests their arithmetic and their memory accesses, without a GPU.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ ONE, SEVERAL = "90", "75;80;86;90"
 
 @pytest.fixture(scope="module", params=[ONE, pytest.param(SEVERAL, marks=pytest.mark.slow)])
 def library(request):
-    """Built by nvcc: what can be seen of it where there is no GPU."""
+    """The nvcc build, as far as it can be tested without a GPU."""
     return str(built("ON", request.param))
 
 

@@ -1,4 +1,4 @@
-"""Every sentence with which the operators refuse a model or its inputs."""
+"""Every error message with which the operators refuse a model or its inputs."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ ONES = np.ones(3, np.float32)
 
 
 def load(name, inputs, outputs, **attributes):
-    """A session over one node of float vectors; raises what loading it raises."""
+    """Create a session over one node of float vectors."""
     values = [(letter, TensorProto.FLOAT, [3]) for letter in inputs]
     return session(
         PATH,

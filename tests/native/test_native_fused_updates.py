@@ -1,4 +1,4 @@
-"""FusedAdagrad, FusedAdam, FusedMomentum and FusedSSGD: bit for bit the operator after a factor and masks."""
+"""FusedAdagrad, FusedAdam, FusedMomentum and FusedSSGD: bit-identical to the operator after a factor and masks."""
 
 import numpy as np
 import pytest

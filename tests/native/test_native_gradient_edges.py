@@ -1,4 +1,4 @@
-"""The fused gradient operators at the edges: nothing, what is no number, ties, far out; and what they refuse."""
+"""The fused gradient operators at the edges: empty, NaN, ties, large values; and refused calls."""
 
 import gradient_reference as reference
 import numpy as np

@@ -1,4 +1,4 @@
-"""Finding and loading the library, what happens where it is missing, and its use from plain Python."""
+"""Finding and loading the library, behaviour without it, and its use from plain Python."""
 
 import os
 import subprocess

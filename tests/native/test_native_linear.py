@@ -1,4 +1,4 @@
-"""Products with weights: against NumPy in float64, on all instruction sets, for any number of threads."""
+"""Linear layers: against NumPy in float64, on all instruction sets, for any number of threads."""
 
 import re
 
@@ -123,7 +123,7 @@ def test_threads_do_not_change_a_bit(sizes, transposed):
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("sizes", [(1025, 300, 200), (40, 784, 10), (400, 64, 1600)], ids=str)
 def test_a_part_has_the_bits_of_the_whole(instruction_set, library_path, sizes, transposed):
-    """However a product is cut: each element is added up in the order of the depth alone."""
+    """For any blocking of a matmul, each element is summed in the order of the depth alone."""
     feeds = draw(sizes, np.float32)
     whole = run_both(library_path, feeds, transposed)
     some_rows = run(library_path, "Linear", feeds | {"x": feeds["x"][:11]}, transposed)

@@ -1,4 +1,4 @@
-"""Products that end with Relu, and gradients of products that end with that of Relu: the bits of separate nodes."""
+"""Linear layers with Relu, and their gradients: bit-identical to separate nodes."""
 
 import re
 
@@ -64,7 +64,7 @@ def gradient(feeds, attributes, path=PATH, threads=1, outputs=3):
 
 
 def one_after_the_other(feeds, attributes, path):
-    """dz, dw and db by the gradients by x, by what Relu got, and by weight and bias."""
+    """Return dz, dw and db by separate nodes: gradient of x, of Relu, and of weight and bias."""
     turned = attributes | {"transB": 1 - attributes.get("transB", 0)}
     kind = (feeds["x"].dtype,)
     (dx,) = run(Case("Linear", {"dy": feeds["dy"], "w": feeds["w"]}, turned, types=kind), path)

@@ -31,7 +31,7 @@ SIZES = [
 
 
 def draw(sizes, bits, block, kind, dtype, operator=OPERATOR):
-    """Feeds, attributes, the product, and what its terms sum up to without their signs."""
+    """Return feeds, attributes, the result, and the sum of the absolute values of its terms."""
     rows, inputs, outputs = sizes
     rng = np.random.default_rng(sizes)
     blocks = -(-inputs // block)

@@ -1,4 +1,4 @@
-"""The operators inside ONNX Runtime: grouping, types, shapes, threads, in place, and what a model may leave out."""
+"""The operators inside ONNX Runtime: grouping, types, shapes, threads, in place, and omitted declarations."""
 
 import numpy as np
 import onnx
@@ -162,7 +162,7 @@ def test_an_unknown_shape_stays_unknown():
         [("R", TensorProto.FLOAT, []), ("T", TensorProto.INT64, []), *((x, TensorProto.FLOAT, None) for x in "XGV")],
         [("X_new", TensorProto.FLOAT, ["rows", 3]), ("V_new", TensorProto.FLOAT, None)],
     )
-    assert made.get_outputs()[0].shape == ["rows", 3]  # what the model declares; a scalar's shape would conflict
+    assert made.get_outputs()[0].shape == ["rows", 3]  # the declared shape; a scalar's would conflict
 
 
 def test_several_variables_take_types_from_onnx_shape_inference():

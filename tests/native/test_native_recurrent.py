@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN with what they keep, and their gradients: against float64, on all instruction sets and threads."""
+"""LSTM, GRU and RNN with saved values, and their gradients: against float64, on all instruction sets and threads."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def check(path, call, dtype, threads=1):
     for name, value in found.items():
         assert value.dtype == dtype
         assert value.shape == wanted[name].shape, name
-        known = ~np.isnan(wanted[name])  # what is kept means nothing beyond the lengths
-        if name == "gates" and call.attributes.get("input_forget"):  # nor that of a gate that is another's rest
+        known = ~np.isnan(wanted[name])  # saved values beyond the lengths have no meaning
+        if name == "gates" and call.attributes.get("input_forget"):  # nor has the saved value of a coupled gate
             known[..., 2 * call.hidden : 3 * call.hidden] = False
         limit = ERROR[dtype] * max(1.0, np.abs(wanted[name][known]).max(initial=0))
         assert np.abs(value - wanted[name])[known].max(initial=0) <= limit, name
@@ -77,7 +77,7 @@ def test_against_float64(instruction_set, library_path, call, dtype):
 
 def in_standard_operators(operator, given, outputs, attributes):
     """Run the body of an operator on ONNX Runtime."""
-    outputs = [name for name in outputs if name != "dP" or given["P"].size]  # of what is left out there is none
+    outputs = [name for name in outputs if name != "dP" or given["P"].size]  # omitted inputs have no gradient
     produced = [*outputs[:1], "", *outputs[1:]] if operator == "GRUGradient" and "dlinear" not in outputs else outputs
     node = helper.make_node(operator, list(given), produced, domain=ONNXTRAIN_DOMAIN, **attributes)
     infos = [helper.make_tensor_value_info(name, element_type(array), array.shape) for name, array in given.items()]

@@ -1,4 +1,4 @@
-"""SSGD's kernels: every measure against its definition, the mean's order, and what must not overflow."""
+"""SSGD's kernels: every measure against its definition, the order of the mean's sum, and overflow."""
 
 import numpy as np
 import pytest

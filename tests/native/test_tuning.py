@@ -1,4 +1,4 @@
-"""Each figure of native/tuning.h can be measured again: it has cases, which run, and the tool can change it."""
+"""Every constant of native/tuning.h can be measured again: it has cases that run, and the tool can change it."""
 
 from __future__ import annotations
 

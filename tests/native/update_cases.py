@@ -1,4 +1,4 @@
-"""Random calls of optimizers and of what orders them: options, states of any kind, and arrays that do not fit."""
+"""Random calls of optimizers and of their grouping: options, all states, and arrays that do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of sweeps find a good learning rate and stop bad trials early."""
+"""The examples of hyperparameter sweeps find a good learning rate and stop bad trials early."""
 
 from __future__ import annotations
 

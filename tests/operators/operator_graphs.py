@@ -1,4 +1,4 @@
-"""Small models around one optimizer node, and a session to run what they are lowered to."""
+"""Small models around one optimizer node, and a session that runs their lowered graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model_of(
     """A model of one node: inputs R, T, i0, i1, ...; outputs o0, o1, ...
 
     Args:
-        shapes: What the model says of its inputs: "static", "dynamic" (ranks only) or "unknown".
+        shapes: Declared shapes of the inputs: "static", "dynamic" (ranks only) or "unknown".
         skip: Outputs that get an empty name.
     """
     schema = OPTIMIZERS[name].schema

@@ -1,6 +1,6 @@
-"""The pseudo-code of the operators' pages, number by number in Python floats: an independent second opinion.
+"""The pseudo-code of the operators' pages, elementwise in Python floats: an independent reference.
 
-Nothing here comes from the project: attributes are given in full, in float64.
+It imports nothing of onnxtrain; callers give all attributes, in float64.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Diversity measures: formulas, domains, and the conditions that a user's own must meet."""
+"""Diversity measures: formulas, domains, and the conditions for custom measures."""
 
 from __future__ import annotations
 

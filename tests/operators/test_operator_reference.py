@@ -149,7 +149,7 @@ def test_nan_and_infinity_stay_in_their_element(name, attributes, dtype, bad):
     got = made.run(0.1, 1)
     rest = [0, 1, 3]
     for new, before in zip(got, clean, strict=True):
-        if name == "LAMB" and new is got[0]:  # the scale is that of the whole tensor: 1, where its norm is no number
+        if name == "LAMB" and new is got[0]:  # the scale of the whole tensor is 1 if its norm is not a number
             assert np.isfinite(new[rest]).all()
         else:
             np.testing.assert_array_equal(new[rest], before[rest])

@@ -1,4 +1,4 @@
-"""The equivalents that the docstrings name, and the difference that they state, against PyTorch."""
+"""The PyTorch equivalents and differences that the docstrings name, against PyTorch."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_powerpropagation_without_the_layer_mean(power):
     direction = slope**2 * g
     (x_new,) = operators.ssgd(0.1, 0, x, g, measure="p-norm", p=2 / power)
     ratio = (x - x_new) / direction
-    np.testing.assert_allclose(ratio, ratio.flat[0], rtol=1e-5)  # one factor for all: the layer's mean
+    np.testing.assert_allclose(ratio, ratio.flat[0], rtol=1e-5)  # one factor per layer, its mean
     np.testing.assert_allclose(ratio.flat[0], 0.1 / np.mean(slope**2), rtol=1e-5)
 
 
@@ -98,7 +98,7 @@ def test_descends_to_the_minimum_of_the_loss(name, reweighting):
 @pytest.mark.parametrize(("name", "reweighting"), EVERY)
 @pytest.mark.parametrize("momentum", [False, True])
 def test_the_affine_scaling_terms(name, reweighting, momentum):
-    """With regularization: exactly what the two frameworks take off beside the scaled gradient."""
+    """Regularization: exactly the terms that the two frameworks subtract besides the scaled gradient."""
     x, g = layer()
     parameters = {"measure": name, "reweighting": reweighting, "epsilon": 0.5, "p": 0.8}
     states = (g * 2,) if momentum else ()
@@ -158,7 +158,7 @@ def test_a_layer_of_zeros_stays_under_a_p_norm(regularization):
 
 
 def test_a_layer_is_one_variable():
-    """The mean is taken over each variable by itself."""
+    """The mean is taken over each variable separately."""
     x, g = layer()
     together = operators.ssgd(0.1, 0, x, 10 * x, g, g)
     for scale, got in zip((1, 10), together, strict=True):

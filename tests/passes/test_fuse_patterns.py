@@ -1,4 +1,4 @@
-"""The matcher finds what a pattern declares, and says why it does not match."""
+"""The matcher finds declared patterns, and reports why others do not match."""
 
 import logging
 

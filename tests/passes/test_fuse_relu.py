@@ -81,7 +81,7 @@ def run(working: ir.Model, **feeds: np.ndarray) -> list[np.ndarray]:
 
 
 def assert_same_bits(monkeypatch: pytest.MonkeyPatch, proto: onnx.ModelProto, xs: str, **options) -> ir.Model:
-    """Compare all results of layers as one node forward and one backward with those of five; returns the former."""
+    """Compare one fused node forward and one backward with five nodes; return the fused results."""
     kind = helper.tensor_dtype_to_np_dtype(proto.graph.input[0].type.tensor_type.elem_type)
     x = np.random.default_rng(1).normal(size=(ROWS, proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value))
     working = lowered(proto, xs, **options)

@@ -1,4 +1,4 @@
-"""Updates fused with clipping by norm and masks: which nodes become which, and training stays the same."""
+"""Updates fused with clipping by norm and masks: the resulting nodes, and unchanged training."""
 
 from __future__ import annotations
 

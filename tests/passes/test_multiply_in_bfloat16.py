@@ -1,4 +1,4 @@
-"""Linear layers in bfloat16: which are chosen, and what they read and compute."""
+"""Linear layers in bfloat16: selection, operands and results."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Optimizer in backward: number and order of updates, what they wait for, and training stays the same."""
+"""Optimizer in backward: number, order and dependencies of updates, and unchanged training."""
 
 from __future__ import annotations
 

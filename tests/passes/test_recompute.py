@@ -1,4 +1,4 @@
-"""Values recomputed in the backward pass: the same numbers, in less memory."""
+"""Values recomputed in the backward pass: the same results, in less memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-entropy in its parts: the same numbers."""
+"""Split cross-entropy: the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matmuls over all steps of a recurrent layer's gradient are nodes of their own."""
+"""The matmuls over all steps of a recurrent layer's gradient become separate nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions of a training step: which go to the native kernel, their results, and which stay standard."""
+"""Convolutions of a training step: selection for the native kernels, and results."""
 
 from __future__ import annotations
 

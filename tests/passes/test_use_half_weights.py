@@ -1,4 +1,4 @@
-"""Linear layers with 16-bit weights: which read them as they are stored, with unchanged bits."""
+"""Linear layers with 16-bit weights: selection, and unchanged bits."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Matmuls with low-bit weights: which go to the native kernel, and their results."""
+"""Matmuls with low-bit weights: selection for the native kernel, and results."""
 
 import numpy as np
 import onnx

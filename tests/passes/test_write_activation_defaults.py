@@ -1,4 +1,4 @@
-"""Recurrent layers whose activation functions have parameters that the model leaves out."""
+"""Recurrent layers whose model omits parameters of activation functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparsity promotion as a modifier of an update rule, and which tensors it is for."""
+"""Sparsity promotion as a modifier of an update rule, and the tensors that it applies to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""benchmarks/pruning.py on a few made-up digits: every table is there, and the goal is judged."""
+"""benchmarks/pruning.py on a few synthetic digits: all tables are written, and the goal is judged."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_stages_of_one_training(folder: Path) -> None:
     found = pruning.run(task)
     assert [outcome.wanted for outcome in found] == [5, 20]
     assert np.allclose([outcome.compression for outcome in found], [5, 20], rtol=0.01)
-    assert not task.file.exists()  # the goal's compression is none of the two
+    assert not task.file.exists()  # neither compression equals the goal's
 
 
 def test_shifted_images_move_by_whole_pixels_and_differ_every_epoch() -> None:

@@ -1,4 +1,4 @@
-"""Sparse files: smaller, the same to ONNX Runtime, and otherwise unchanged."""
+"""Sparse files: smaller, equivalent in ONNX Runtime, and otherwise unchanged."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def with_values(model: onnx.ModelProto, values) -> bytes:
 
 
 def in_constants(*names: str, operator: str = "MatMul") -> onnx.ModelProto:
-    """Layers whose weights Constant nodes hold, as some exporters and converters write them."""
+    """Layers with weights in Constant nodes, as some exporters and converters write them."""
     generator = np.random.default_rng(0)
     nodes, value = [], "x"
     for index, name in enumerate(names):

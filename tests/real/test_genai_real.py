@@ -1,4 +1,4 @@
-"""Models as onnxruntime-genai's builder writes them: all of a model trains, and what is packed stays as it is."""
+"""Models of onnxruntime-genai's builder: full training, and frozen low-bit weights."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""Graphs as shipped models have them, in small: what exporters and converters write and no textbook has."""
+"""Small imitations of graphs in shipped models, as exporters and converters write them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FRAMES = """
 
 
 def rate_branch(weight: str) -> onnx.GraphProto:
-    """The branch for one sampling rate, with names of its own."""
+    """Return the branch for one sampling rate, with distinct names."""
     graph = parser.parse_graph(f"rate () => (float[?,?] result) {{ {FRAMES.replace('WEIGHT', weight)} }}")
     rename(graph, weight)
     return graph

@@ -1,4 +1,4 @@
-"""Files that say themselves that they train: exports of ``model.train()``, and what imitates them in small."""
+"""Files in training mode: exports of ``model.train()``, and small imitations."""
 
 from __future__ import annotations
 

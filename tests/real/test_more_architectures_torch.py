@@ -1,7 +1,7 @@
 """Architectures of transformers, opsets, functions and files of ONNX Runtime's tools, trained for three steps.
 
-What is trained equals PyTorch's parameters; the weights after three steps are those of PyTorch in float64, within a
-hundredth of their movement; the saved file predicts as the trainer does.
+The trainable parameters equal PyTorch's; the weights after three steps equal PyTorch's in float64 within a hundredth of
+their change; the saved file predicts as the trainer does.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def quiet():
 def three_steps(
     module: Any, model: onnx.ModelProto, inputs: tuple[np.ndarray, ...], path: Path, **options: Any
 ) -> None:
-    """Compare three steps with PyTorch's, and what is saved with what is predicted."""
+    """Compare three steps with PyTorch's, and predictions of the saved file with the trainer's."""
     table = onnxtrain.inspect(model).initializers
     held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     trainer = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.02)", **options)
@@ -257,7 +257,7 @@ def three_steps(
 def three_steps_of_folded(
     parameters: dict[str, np.ndarray], model: onnx.ModelProto, inputs: tuple[np.ndarray, ...], path: Path
 ) -> None:
-    """Three steps on weights that the exporter has computed: the loss falls, and what is saved predicts alike."""
+    """Three steps on weights that the exporter computed: the loss falls, and the saved file predicts the same."""
     assert differences(parameters, model) == []
     trainer = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.01)")
     target = 0 * trainer.predict(inputs[0])

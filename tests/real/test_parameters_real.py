@@ -1,4 +1,4 @@
-"""Parameters, tables, masks and scalars as exporters write them: what is trained, and what is not."""
+"""Parameters, tables, masks and scalars as exporters write them: which are trained."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Case:
         name: Its name.
         value: Its value.
         nodes: Lines ``output = Operator(inputs)``; ``@`` stands for its name. The last one gives y.
-        trained: Whether it is a parameter.
+        trained: True if it is a parameter.
         reason: What ``inspect`` says where it is not.
         others: Further initializers.
     """
@@ -99,7 +99,7 @@ LAST = {"last": np.array([2], np.int64)}
 CAUSAL = np.triu(np.ones((6, 6)), 1)
 
 CASES = {
-    # Angles, of which one function is enough where nothing else comes in.
+    # Angles: without other inputs, one of the two functions is enough.
     "cosines alone": Case("val_5", RNG.normal(size=(6, 8)), "c = Cos(@); y = Mul(x, c)", False, ANGLES),
     "sines of positions": Case(
         "val_6",

@@ -1,4 +1,4 @@
-"""Files of ONNX Runtime's transformer optimizer: gradients and training as of the model that was optimized."""
+"""Files of ONNX Runtime's transformer optimizer: gradients and training equal the original model's."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_optimized_model_has_the_gradients_of_the_model(kind: str, dynamo: bo
         network, tuple(inputs.values()), plain, dynamo=dynamo, input_names=list(inputs), output_names=["y"], **how
     )
     feeds = {name: value.numpy() for name, value in inputs.items()}
-    for level in (0, 1):  # at level 0 the optimizer writes no import of its own domain
+    for level in (0, 1):  # at level 0 the optimizer writes no import of its domain
         fused = tmp_path / f"fused_{level}.onnx"
         found = optimizer.optimize_model(str(plain), kind, num_heads=2, hidden_size=16, opt_level=level)
         onnx.save(found.model, fused)

@@ -41,7 +41,7 @@ def trained(proto: onnx.ModelProto) -> set[str]:
     return {row.name for row in onnxtrain.inspect(proto).initializers if row.trainable}
 
 
-# As silero_vad has them: the gates of PyTorch's order, put in that of ONNX by nodes, in the bodies of If.
+# As in silero_vad: nodes in the bodies of If reorder the gates from PyTorch's to ONNX's order.
 
 
 def reordered(source: str, result: str) -> list[onnx.NodeProto]:
@@ -168,7 +168,7 @@ def test_operands_of_paddle_are_constants():
     assert trained(proto) == {"linear_0.w_0", "linear_0.b_0"}
 
 
-# Keras and tf2onnx: a recurrent cell as a loop whose initial state Expand fills; the same zero is compared with.
+# Keras and tf2onnx: a recurrent cell as a loop; Expand fills its initial state, and a comparison reads the same zero.
 
 
 def test_a_filled_initial_state_of_a_loop_stays(tmp_path):

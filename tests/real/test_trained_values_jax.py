@@ -1,4 +1,4 @@
-"""Files of jax2onnx: what is trained equals the parameters of flax's modules; needs the jax extra."""
+"""Files of jax2onnx: trainable parameters equal the parameters of flax's modules; needs the jax extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of paddle2onnx: what is trained equals the layer's parameters; needs an environment with PaddlePaddle."""
+"""Files of paddle2onnx: trainable parameters equal the layer's; needs an environment with PaddlePaddle."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ SAMPLE = [
 
 
 def check(name: str, exporter: str, free: bool, folder) -> None:
-    """A dynamic batch size with distinct parameters, a fixed one with those of a fresh module."""
+    """Distinct parameters for a dynamic batch size, a fresh module's for a fixed one."""
     case = MODULES[name]
     parameters, model = export(
         torch, case, folder / "model.onnx", exporter, free=free and exporter in case.free, fresh=not free
@@ -79,7 +79,7 @@ def test_biases_that_the_exporter_left_out_are_named(dropped):
     with pytest.warns(TrainingHint, match=r"left out 2 biases that were zero .*optimize=False\) keeps them"):
         trainer = onnxtrain.Trainer(model, loss="mse")
     (hint,) = [hint for hint in trainer.hints if "left out" in hint]
-    # Those of Conv and Gemm; zeros that an Add reads are merged, of which another hint tells.
+    # Biases of Conv and Gemm; zeros that an Add reads are merged, with another hint.
     assert "(model.vit.embeddings.patch_embeddings.projection.bias, model.classifier.bias)" in hint
     assert hint in onnxtrain.inspect(model).hints
 

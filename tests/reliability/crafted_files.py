@@ -1,4 +1,4 @@
-"""Files that each hit one weak place: data and models that lie nowhere, bytes, and training that is written down."""
+"""Files that each target one weakness: data and models at invalid paths, bytes, training_info."""
 
 from __future__ import annotations
 

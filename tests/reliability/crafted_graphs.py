@@ -1,4 +1,4 @@
-"""Graphs that each hit one weak place: depths, sizes, amounts, circles, and numbers that nobody expects."""
+"""Graphs that each target one weakness: depths, sizes, counts, cycles, and extreme values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _with_functions(
 )
 _with_functions("a function that is there twice", _function("f", "Relu"), _function("f", "Tanh"), call="f")
 
-# Sizes that a few bytes ask for.
+# Huge sizes in a few bytes.
 
 text(
     "a huge fill",
@@ -237,9 +237,9 @@ def _many(folder: Path) -> None:
 
 changed("a name of a megabyte", lambda model: setattr(model.graph, "name", "n" * 2**20))
 
-# What a graph may not be.
+# Invalid graphs.
 
-changed("a circle", lambda model: model.graph.node.append(helper.make_node("Add", ["y", "z"], ["z"])))
+changed("a cycle", lambda model: model.graph.node.append(helper.make_node("Add", ["y", "z"], ["z"])))
 changed("a value that is made twice", lambda model: model.graph.node.append(helper.make_node("Relu", ["x"], ["y"])))
 changed("an output that is there twice", lambda model: model.graph.output.append(model.graph.output[0]))
 changed("an output that is an input", lambda model: model.graph.output.append(model.graph.input[0]))

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 Make = Callable[[Path], object]
 CRAFTED: dict[str, Make] = {}
-"""By name: what writes ``model.onnx``, and what lies beside it, to a folder."""
+"""By name, functions that write ``model.onnx`` and its other files to a folder."""
 
 HEAD = '<ir_version: 8, opset_import: ["": 18, "own": 1]>\n'
 HUGE = 2**40

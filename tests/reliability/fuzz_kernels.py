@@ -1,9 +1,9 @@
-"""Runs random calls of the native kernels in processes of their own, and says how they ended.
+"""Run random calls of the native kernels in separate processes, and report their outcomes.
 
     python tests/reliability/fuzz_kernels.py [--count 2000] [--seed 0] [--sets baseline avx2 avx512]
 
-A call may compute what a reference in NumPy computes, or be refused in a sentence that names the operator. It may not
-end its process, take longer than its time, give something else, or fail in another way: then this exits with 1.
+A call may return the results of a NumPy reference, or be refused in a sentence that names the operator. If a call
+crashes, exceeds its time limit, returns other results or fails in another way, the script exits with 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ START = 100
 """Seconds for a worker to begin."""
 
 MEMORY = 6 << 30
-"""Address space of a worker: what asks for more is refused, not granted until the machine has none left."""
+"""Address space of a worker: larger allocations fail instead of exhausting the machine."""
 
 
 def cases() -> ModuleType:

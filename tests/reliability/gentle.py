@@ -1,4 +1,4 @@
-"""Mutations after which a model is still one that plain onnxruntime takes, as a rule: they reach what others do not."""
+"""Mutations that mostly keep a model valid for plain onnxruntime, and so reach code behind its checks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Kills trainings at every file operation and at random moments, and looks at what is left.
+"""Kill trainings at every file operation and at random moments, and check the files left.
 
-What has to hold after a killing: every file that a command writes is as it was before or as it will be, whole, a model
-with its data files too; the same line started once more ends with the same bytes as if nothing had happened, and leaves
-nothing lying about.
+After a kill, every output file is complete, old or new, a model together with its data files. The same command run
+again ends with the same bytes as an undisturbed run, and leaves no temporary files.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Scenario:
 
     Attributes:
         line: The command line.
-        files: Names of what it writes; a model stands for its data files, too.
+        files: Names of its outputs; a model includes its data files.
         before: A command line that is run first, so that there are old files.
-        external: Whether half of the model's weights are in a data file.
+        external: True if half of the model's weights are in a data file.
     """
 
     line: tuple[str, ...]
@@ -117,7 +116,7 @@ def build_faults(folder: Path) -> Path | None:
 
 
 class Victim:
-    """Starts commands in processes that are killed, or whose file operations fail."""
+    """Start commands in processes that are killed, or whose file operations fail."""
 
     def __init__(self, library: Path) -> None:
         environment = os.environ | {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
@@ -160,7 +159,7 @@ def said(folder: Path) -> str:
 
 @dataclass
 class Undisturbed:
-    """A scenario, and what it does when nobody kills it.
+    """A scenario, and its results without a kill.
 
     Attributes:
         start: The folder before.

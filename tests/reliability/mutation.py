@@ -1,4 +1,4 @@
-"""Mutations of models: of any field of any message, of what fields mean to ONNX, and of bytes."""
+"""Mutations of models: of any field of any message, of the meaning of fields in ONNX, and of bytes."""
 
 from __future__ import annotations
 

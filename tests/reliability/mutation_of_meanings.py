@@ -1,4 +1,4 @@
-"""Mutations of what fields mean to ONNX: shapes, types, names, edges, operators, attributes, graphs."""
+"""Mutations of the meaning of fields in ONNX: shapes, types, names, edges, operators, attributes, graphs."""
 
 from __future__ import annotations
 

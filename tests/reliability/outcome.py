@@ -23,11 +23,11 @@ FAILURES = tuple(KINDS)[3:]
 
 
 class WrongError(AssertionError):
-    """A property does not hold: numbers or files are not what they have to be.
+    """A property is violated: values or files are wrong.
 
     Args:
-        message: What was found.
-        cause: What is the same for all cases in which this is found.
+        message: The violation.
+        cause: Key that all cases with this violation share.
     """
 
     def __init__(self, message: str, cause: str = "") -> None:
@@ -41,9 +41,9 @@ class Outcome:
 
     Attributes:
         kind: One of `KINDS`.
-        operation: What was being done: "gradient", "save".
-        signature: What is the same for failures of one cause: the exception and the places that it came through.
-        detail: The traceback, or what is known instead.
+        operation: The operation: "gradient", "save".
+        signature: Key that failures with one cause share: the exception and its stack.
+        detail: The traceback, or other details.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether this must not happen."""
+        """Return whether this must not happen."""
         return self.kind in FAILURES
 
     def as_dict(self) -> dict[str, str]:

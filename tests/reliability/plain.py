@@ -1,4 +1,4 @@
-"""Plain onnxruntime on the file of a case: whether it crashes, hangs or takes memory with it just the same."""
+"""Plain onnxruntime on the file of a case: whether it also crashes, hangs or exhausts memory."""
 
 from __future__ import annotations
 

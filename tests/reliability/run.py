@@ -1,4 +1,4 @@
-"""Tries to break onnxtrain with files and command lines that nobody would write, and counts what comes of it.
+"""Try to break onnxtrain with hostile files and command lines, and count the outcomes.
 
     python tests/reliability/run.py --subject models --count 10000 --seed 0
     python tests/reliability/run.py --hours 2 --workers 2 --failures failures
@@ -40,14 +40,14 @@ JOURNAL = Path(__file__).with_name("journal.jsonl")
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 INPUTS, KILLINGS = 1_000_000, 1_000
-"""What the campaign works towards."""
+"""Goals of the campaign."""
 
 SLICE = 60.0
-"""Seconds on one subject before the journal is written and the next one has its turn."""
+"""Seconds on one subject before the journal is written and the next subject runs."""
 
 
 def main() -> int:
-    """Run what the command line asks for; returns 1 where anything failed."""
+    """Run the command line; return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subject", action="append", choices=[*SUBJECTS], help="what to try; by default everything")
     parser.add_argument("--count", type=int, help="cases of each subject (default 1000, without end with --hours)")
@@ -140,7 +140,7 @@ def read_journal(journal: Path) -> list[dict[str, Any]]:
 
 
 def reached(entries: list[dict[str, Any]]) -> bool:
-    """Whether a journal has a million inputs and a thousand killings."""
+    """Return whether a journal has a million inputs and a thousand killings."""
     killings = sum(entry["count"] for entry in entries if entry["subject"] == "killings")
     inputs = sum(entry["count"] for entry in entries if entry["subject"] not in ("killings", "interrupts"))
     return inputs >= INPUTS and killings >= KILLINGS

@@ -1,4 +1,4 @@
-"""Runs the cases of a subject in worker processes, and keeps what is needed to see a failure again."""
+"""Run the cases of a subject in worker processes, and keep the files that reproduce a failure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Report:
     seconds: float = 0.0
 
     def text(self) -> str:
-        """The failures by cause: how many, of which case, and the end of the traceback."""
+        """Format the failures by cause: their number, a case, and the end of the traceback."""
         parts = []
         for cause, found in sorted(self.failures.items(), key=lambda item: -len(item[1])):
             tail = "\n".join(found[0][1].detail.strip().splitlines()[-6:])
@@ -127,7 +127,7 @@ def _only_plain(folder: str, names: list[str]) -> set[str]:
 
 
 class _Worker:
-    """One worker process, started anew when it dies."""
+    """One worker process, restarted when it dies."""
 
     def __init__(self, subject: str, seed: int, folder: Path, computing_limit: float) -> None:
         self._subject, self._seed, self._folder = subject, seed, folder
@@ -201,7 +201,7 @@ class _Worker:
             self._process = None
 
     def _errors(self) -> str:
-        """The end of what the worker printed: the stack of a crash."""
+        """Return the end of the worker's output: the stack of a crash."""
         with open(self._folder / "errors", "rb") as file:
             return file.read()[-6000:].decode(errors="backslashreplace")
 

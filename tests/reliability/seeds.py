@@ -1,4 +1,4 @@
-"""Small models that mutation begins with: every kind of part that a file can have, each in a model that works."""
+"""Small valid models for mutation, which together have every part that a file can have."""
 
 from __future__ import annotations
 

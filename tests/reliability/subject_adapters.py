@@ -78,7 +78,7 @@ def _merge(merge: Any, model: Path, adapter: Path, output: Path) -> None:
 
 
 def spoil_file(path: Path, generator: random.Random) -> None:
-    """Damage a file, or change what it says: JSON field by field, safetensors tensor by tensor."""
+    """Damage a file, or change its contents: JSON field by field, safetensors tensor by tensor."""
     if generator.random() < 0.25:
         path.write_bytes(damage(path.read_bytes(), generator))
     elif path.suffix == ".json":

@@ -63,7 +63,7 @@ class Subject:
 
 
 def spoil(folder: Path, generator: random.Random) -> bool:
-    """Do something to a folder of checkpoints; returns whether what came out may pass for a good one."""
+    """Damage a folder of checkpoints; return whether the result may be accepted."""
     records = sorted(folder.glob("*.json"))
     record = generator.choice([records[-1], records[-1], *records])
     tensors = record.with_suffix(".safetensors")

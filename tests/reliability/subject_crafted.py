@@ -1,4 +1,4 @@
-"""Model files that are each made to hit one weak place: see ``crafted``."""
+"""Model files that each target one weakness: see ``crafted``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command lines: flags with values that nobody means, missing and empty ones, repeated and unknown ones."""
+"""Command lines: flags with invalid, missing and empty values, repeated and unknown ones."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ GOOD: dict[str, tuple[str, ...]] = {
     "--scope": ("layer",), "--method": ("magnitude", "random"), "--training-model": ("t.onnx",),
     "--states": ("s.safetensors",), "--prediction": ("logits",), "--target": ("label",), "--report": ("report",),
 }  # fmt: skip
-"""What works, alone and mostly together: so that the rest of the line is reached."""
+"""Valid flags, alone and mostly in combination, so that the rest of the line is reached."""
 
 SECONDS = 3.0
-"""Then Ctrl-C is pressed: epochs and rounds without end are what somebody asked for."""
+"""Seconds until Ctrl-C: valid flags may request endless epochs and rounds."""
 
 
 class Subject:
-    """Commands in a folder with a model and data; nothing they are given may be called a defect."""
+    """Commands in a folder with a model and data; no flags may lead to a message about a defect."""
 
     def __init__(self, shared: Path) -> None:
         import matplotlib.pyplot  # noqa: F401 - Ctrl-C in the middle of an import leaves half a module in this process
@@ -99,7 +99,7 @@ class Subject:
 
 
 def overwritten(line: list[str], name: str) -> bool:
-    """Whether the line names a file twice: as what is read, and as what is written."""
+    """Return whether the line names a file both as an input and as an output."""
     return sum(name in word for word in line) > 1
 
 
@@ -179,7 +179,7 @@ def run_line(line: list[str], folder: Path) -> None:
             code = main(line)
     printed, said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
     lines = [text for text in said.splitlines(keepends=True) if not text.startswith(("hint: ", "warning: "))]
-    if "--debug" in line:  # what comes before the sentence is the traceback that was asked for
+    if "--debug" in line:  # the requested traceback precedes the sentence
         lines = lines[-1:]
     sentence = "".join(lines)
     if code not in (0, 2, 130):

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a command: code 130 with a true sentence, or the command had ended already."""
+"""Ctrl-C at any moment of a command: exit code 130 with a true sentence, unless the command had ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINES: tuple[tuple[str, ...], ...] = (
 
 
 class Subject:
-    """One command a case, in a process of its own."""
+    """One command per case, in a separate process."""
 
     def __init__(self, shared: Path) -> None:
         import onnx
@@ -89,7 +89,7 @@ def _wait_for_handler(pid: int) -> None:
 
 
 def check(code: int, said: str, folder: Path) -> None:
-    """Raise where the end of the process, or what it said, is not right.
+    """Raise if the exit code or the output of the process is wrong.
 
     Raises:
         WrongError: It is not.

@@ -1,4 +1,4 @@
-"""Model files: everything that can be done with one is done with mutants of small models."""
+"""Model files: every operation on a model, on mutants of small models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Subject:
         path = case / "model.onnx"
         change = mutate_gently if generator.random() < 0.4 else mutate
         path.write_bytes(change(model, generator))
-        # Two of three parts, so that many mutants are tried; what is left out with one is tried with another.
+        # Two of three parts per mutant, so that more mutants are tried; other mutants get the third.
         parts = {*generator.sample(PARTS[:3], 2)}
         if generator.random() < (0.5 if name == "training model" else 0.1):
             parts.add("lower")
@@ -56,7 +56,7 @@ PARTS = ("look", "run", "train", "lower")
 
 
 def use_model(path: Path, operations: Operations, *, loss: str = CROSS_ENTROPY, parts: Container[str] = PARTS) -> None:
-    """Everything that can be done with a model file, or parts of it; the operations tell what came of each."""
+    """Run all or some operations on a model file, each with its outcome."""
     import onnxtrain
     from onnxtrain.runtime.options import RuntimeOptions
     from onnxtrain.training.inference.forward import evaluate
@@ -92,7 +92,7 @@ def use_model(path: Path, operations: Operations, *, loss: str = CROSS_ENTROPY, 
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file; of what is none, nothing."""
+    """Return the bytes of a file; none for a path that is no file."""
     return path.read_bytes() if path.is_file() else b""
 
 
@@ -104,12 +104,12 @@ def _feeds(data: bytes) -> dict[str, Any]:
     """Arrays for the inputs, where the file can be read far enough to know them."""
     try:
         return plain.feeds(onnx.ModelProto.FromString(data))
-    except Exception:  # protocol buffers, NumPy: whatever a mutant brings them to
+    except Exception:  # a mutant may raise anything in protobuf and NumPy
         return {"x": np.zeros((3, 4), np.float32)}
 
 
 def _targets(predicted: dict[str, Any] | None, loss: str) -> Any:
-    """Targets of the shape that the predictions ask for."""
+    """Return targets of the shape that the predictions require."""
     first = next(
         (array for array in (predicted or {}).values() if getattr(array, "dtype", np.dtype("U")).kind == "f"), None
     )
@@ -124,7 +124,7 @@ RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
 
 
 def _compare(path: Path, feeds: dict[str, Any], predicted: dict[str, Any]) -> None:
-    """Hold predictions against those of plain onnxruntime with the file as it is."""
+    """Compare predictions with plain onnxruntime's for the unchanged file."""
     import onnxruntime
 
     if any(word.encode() in path.read_bytes() for word in RANDOM):
@@ -135,7 +135,7 @@ def _compare(path: Path, feeds: dict[str, Any], predicted: dict[str, Any]) -> No
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         expected = session.run(list(predicted), feeds)
-    except Exception:  # what it refuses, it refuses
+    except Exception:  # a refusal is fine
         return
     for (name, found), wanted in zip(predicted.items(), expected, strict=True):
         if not isinstance(wanted, np.ndarray) or found.shape != wanted.shape or found.dtype != wanted.dtype:

@@ -1,4 +1,4 @@
-"""Requests to the server of federated pages, damaged and forged: each gets an answer that refuses it, or none."""
+"""Damaged and forged requests to the server of federated pages: each is refused or gets no answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNKNOWN = (501, 505)
 
 
 class Subject:
-    """One request a case, to a server in a process of its own."""
+    """One request per case, to a server in a separate process."""
 
     def __init__(self, shared: Path) -> None:
         import onnx

@@ -1,4 +1,4 @@
-"""Files that are only read: many more mutants than can be trained with."""
+"""Files that are only read: many more mutants than trainings allow."""
 
 from __future__ import annotations
 

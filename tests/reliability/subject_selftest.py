@@ -1,4 +1,4 @@
-"""Cases of which the outcome is known: what the harness itself is tried on."""
+"""Cases with known outcomes, which test the harness itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Subject:
         pass
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
-        """Do what a subject must never do."""
+        """Misbehave as a subject never may."""
         (case / "input").write_text(str(index))
         operations.run("work", (fine, refuse, fail, mix, exhaust, crash, hang, blame, grow, fine)[index])
 
@@ -37,7 +37,7 @@ def refuse() -> None:
 
 
 def fail() -> None:
-    """Raise what no user should see."""
+    """Raise an error that no user should see."""
     raise KeyError("x")
 
 

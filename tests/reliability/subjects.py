@@ -1,4 +1,4 @@
-"""Subjects of the tests: each makes a case from (seed, number), and runs it."""
+"""Subjects of the tests: each makes a case from (seed, number) and runs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Subject(Protocol):
     """Runs the cases of one kind of input."""
 
     def __init__(self, shared: Path) -> None:
-        """Make what all cases need, in this folder."""
+        """Create the files that all cases need, in this folder."""
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
         """Make a case in a folder, which is the current one too, and run it."""

@@ -1,4 +1,4 @@
-"""Every reader and every command has a fuzzer: both are listed from the code, so that a new one without fails here."""
+"""Every reader and every command has a fuzzer: the code lists both, so that a new one without a fuzzer fails here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READS = re.compile(
     r"tarfile\.open\(|ParquetFile\(|AdapterFormat\.read_adapter\(|path\.open\(|os\.O_RDONLY|os\.O_RDWR|"
     r"json\.loads\(|np\.load\(|\.from_file\(|\brfile\b|\.recv\("
 )
-"""What opens a file in the source, parses a text of a model's metadata, or takes what a network sends."""
+"""Calls that open a file, parse a text of a model's metadata, or receive network data."""
 
 FUZZED = {
     "models": ("model_file/file.py", "model_file/large_data.py", "model_file/external.py"),
@@ -43,13 +43,13 @@ FUZZED = {
 """The subject that feeds each file of the source that reads others' files."""
 
 SERVERS = {"pages": ("federated_pages/page_server.py",)}
-"""The subject that feeds each file of the examples that takes what a network sends."""
+"""For each file of the examples that receives network data, the subject that feeds it."""
 
 OWN = (
     "pruning/report.py", "cli/export.py", "cli/process.py", "passes/description.py",
     "data/tokenizing_worker.py",
 )  # fmt: skip
-"""What reads only what came with packages, what was just written, and what a process of its own sends."""
+"""Readers of trusted data only: files of packages, files just written, messages of worker processes."""
 
 NO_OUTPUT = ("evaluate", "inspect", "doctor", "check", "runs", "completion", "demo")
 """Commands that write no file, and the demonstration, which writes as ``fit`` does."""

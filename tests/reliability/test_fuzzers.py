@@ -1,5 +1,4 @@
-"""Files, command lines and killings that nobody would wish for: a part here, more with ``-m reliability``, hours by
-``run.py``."""
+"""Samples of the fuzzers for files, command lines and kills; ``-m reliability`` runs more, ``run.py`` for hours."""
 
 from __future__ import annotations
 

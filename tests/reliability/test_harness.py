@@ -1,4 +1,4 @@
-"""The harness sees what it is there to see: every kind of outcome, and the files of a failure."""
+"""The harness detects every kind of outcome and keeps the files of a failure."""
 
 from __future__ import annotations
 

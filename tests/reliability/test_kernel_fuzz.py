@@ -1,4 +1,4 @@
-"""The native kernels under extreme and random calls: computed or refused, never the end of the process."""
+"""The native kernels under extreme and random calls: computed or refused, without a crash of the process."""
 
 import sys
 

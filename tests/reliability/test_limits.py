@@ -1,4 +1,4 @@
-"""Too little of what a system gives: descriptors, memory, room for files. A sentence, and nothing half written."""
+"""Exhausted resources: descriptors, memory, disk space. One sentence, and no partial files."""
 
 from __future__ import annotations
 

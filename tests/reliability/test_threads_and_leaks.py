@@ -1,4 +1,4 @@
-"""Trainers beside each other give what each gives alone; trainers after each other take no more than one."""
+"""Parallel trainers give the same results as single ones; successive trainers take no more memory than one."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ OF_ONE_RUN = {
     "data/text_file.py": {"subprocess"},  # a worker of ours, with limits  # mpiexec, where the user asks for it
     "distributed/communicator.py": {"pickle"},  # messages of the processes of one training to each other
 }
-"""What reads no file of anybody."""
+"""Code that reads no files of users."""
 
 
 def modules(tree: ast.AST) -> set[str]:

@@ -1,8 +1,8 @@
-"""The process that is killed: it has onnxtrain imported, and forks a child for every command line that it is given.
+"""The process that is killed: it has imported onnxtrain, and forks a child for every command line.
 
-Requests come as JSON, a line each, on the standard input: the folder, the command line, environment variables, and the
-second after which to kill, or null. The answer is the wait status and the seconds it took. Started with the library of
-``faults.cpp`` loaded, the environment says which file operation of the child is its last.
+Requests are lines of JSON on the standard input: the folder, the command line, environment variables, and the time in
+seconds until the kill, or null. The answer is the wait status and the seconds it took. With the library of
+``faults.cpp`` loaded, an environment variable chooses the child's last file operation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECONDS = 150
 
 
 def child(request: dict[str, Any]) -> int:
-    """Run a command line, with what it prints in files beside the folder."""
+    """Run a command line, with its output in files beside the folder."""
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     for descriptor, name in ((1, "stdout"), (2, "stderr")):

@@ -1,7 +1,7 @@
-"""The process in which cases run, one after the other: what kills it ends one case and not the run.
+"""The process that runs cases one after another: a crash ends one case, not the run.
 
-Cases come as numbers on the standard input. What is being done and what became of it go, a line of JSON each, to the
-descriptor that the standard output was: whatever a library prints goes to the standard error.
+Cases are numbers on the standard input. Operations and outcomes are lines of JSON on the original standard output;
+whatever a library prints goes to the standard error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Operations:
         self.outcomes: list[Outcome] = []
 
     def run(self, name: str, operation: Callable[[], Any]) -> Any:
-        """Run one; returns what it gives, ``None`` where it was refused or failed."""
+        """Run one operation; return its result, or ``None`` if it was refused or failed."""
         from onnxtrain.errors import OnnxTrainError
 
         self._say({"operation": name})

@@ -1,4 +1,4 @@
-"""Charts: every value is drawn at its position, colours do not repeat, legends cover nothing."""
+"""Charts: every value is drawn at its position, colours differ, legends cover nothing."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_history_shows_curves_and_a_table():
 
 
 def test_a_notebook_keeps_its_own_style():
-    """Check that figures bring no style sheet into the page around them, and take its colour for texts."""
+    """Check that figures add no style sheet to the surrounding page, and use its text colour."""
     shown = side_by_side(curves(rows(loss=[2.0, 1.0], val_loss=[3.0, 2.0])))
     assert "<style" not in shown
     assert "class=" not in shown

@@ -49,7 +49,7 @@ def decoder(layers: int = 2, seed: int = 0, *, packed: bool = False) -> onnx.Mod
     Args:
         layers: How many.
         seed: Of the weights.
-        packed: Whether one product gives queries, keys and values.
+        packed: True if one linear layer computes queries, keys and values.
     """
     g = Graph(seed)
     x = g.add("Gather", g.weight("model.embed_tokens.weight", VOCABULARY, HIDDEN), "input_ids")

@@ -114,9 +114,9 @@ def export(
         case: The module.
         path: Where to write.
         exporter: "dynamo" or "torchscript".
-        free: Whether the batch is free.
-        fresh: Whether its parameters are as it is made; else no two of their elements are equal.
-        optimize: Whether the newer exporter optimizes, as it does by default.
+        free: True if the batch is free.
+        fresh: True if its parameters are as initialized; otherwise no two of their elements are equal.
+        optimize: True if the newer exporter optimizes, as it does by default.
     """
     torch.manual_seed(0)
     module = case.build(torch).eval()

@@ -1,4 +1,4 @@
-"""Checks of a file that another framework's exporter wrote: what is trained, its gradient, three steps, and saving."""
+"""Checks of files from other frameworks' exporters: trainable parameters, gradient, three steps, saving."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_steps(
         x: Inputs.
         target: Targets.
         path: Where the trained model is saved.
-        computed: Whether the exporter computed some tensors from weights, so that only their number is compared.
+        computed: True if the exporter computed some tensors from weights, so that only their number is compared.
     """
     expected, slopes = elements(weights), elements({name: gradients[name] for name in weights})
     gradient_of = dict(zip(expected, slopes, strict=True))

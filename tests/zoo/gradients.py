@@ -39,7 +39,7 @@ class Input:
         name: Its name in the graph.
         shape: Sizes; named ones are dynamic where the export is.
         kind: "normal" numbers, "index" (integers below ``high``), "mask" (a prefix of ones in each row, int64).
-        high: What an index is below: a number or the name of a dimension.
+        high: Exclusive upper bound of indices: a number or the name of a dimension.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Architecture:
         loss: A loss by the name that ``onnxtrain.Trainer`` gives it, or "output" where the model returns it.
         class_axis: The output's axis of classes.
         exporters: Those that can write the model; the reason why one cannot stands beside the entry.
-        optimize: Whether exporters may fold constants (batch normalization would be merged into convolutions).
+        optimize: True if exporters may fold constants (batch normalization would be merged into convolutions).
         double: The module is exported in float64.
         fixed: By exporter the dimensions that it writes as numbers, even where they are said to be dynamic: a
             recurrent layer of the dynamo exporter has as many steps as the example, TorchScript's
@@ -94,7 +94,7 @@ class Architecture:
     output_names: tuple[str, ...] = ("output",)
 
     def build(self, seed: int = 0) -> torch.nn.Module:
-        """The module for inference with seeded parameters, no two elements of which are equal."""
+        """Return the module for inference with seeded parameters; no two of their elements are equal."""
         import torch
 
         with torch.random.fork_rng():
@@ -135,7 +135,7 @@ class Architecture:
 
 
 def distinct(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """The module with a little noise on its trainable parameters, no two elements of which are then equal."""
+    """Return the module with slight noise on its trainable parameters, so that no two of their elements are equal."""
     import torch
 
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -180,7 +180,7 @@ def export(entry: Architecture, path: Path, exporter: str, dynamic: bool) -> Pat
         if dynamic:
             keywords["dynamic_axes"] = dict(zip(names, axes, strict=True))
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # a fused operator that no exporter knows
+    torch.backends.mha.set_fastpath_enabled(False)  # a fused operator that no exporter supports
     try:
         with quiet():
             torch.onnx.export(module, example, str(path), **keywords)

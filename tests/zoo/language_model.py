@@ -1,4 +1,4 @@
-"""Language models as the builder of onnxruntime-genai writes them, with random weights: two layers of a decoder.
+"""Language models as onnxruntime-genai's builder writes them, with random weights: two layers of a decoder.
 
 Packed queries, keys and values, GroupQueryAttention with its rotation inside, KV caches as inputs and outputs,
 sums and normalizations in one node, weights in single or half precision or in blocks of 4 bits.
@@ -49,7 +49,7 @@ class _Decoder:
         return self.node("MatMulNBits", packed, [result], "com.microsoft", **attributes)
 
     def layer(self, number: int, x: str, total: str) -> tuple[str, str]:
-        """The normalized input of what follows, and the sum that goes on beside it."""
+        """Return the normalized input of the next layer, and the residual sum."""
         name = f"layers.{number}"
         packed = self.product(x, f"{name}.attn.qkv_proj", WIDTH, (HEADS + 2 * GROUPS) * SIZE)
         past = [f"past_key_values.{number}.{part}" for part in ("key", "value")]
@@ -125,5 +125,5 @@ class _Decoder:
 
 
 def language_model(dtype: str = "float32", bits: int | None = None, seed: int = 0) -> onnx.ModelProto:
-    """A decoder whose floating tensors have a type; ``bits`` makes the weights of its products integers."""
+    """Return a decoder with floating-point tensors of a type; ``bits`` quantizes the weights of linear layers."""
     return _Decoder(dtype, bits, seed).model()

@@ -1,4 +1,4 @@
-"""Files as MNIST has them, of digits that anybody can tell apart."""
+"""Files in MNIST's format with digits that are easy to tell apart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 
 
 def write_digits(folder: Path, train: int, test: int) -> None:
-    """Images whose label can be read from where they are bright."""
+    """Return images whose bright region tells the label."""
     random = np.random.default_rng(0)
     for part, count in (("train", train), ("t10k", test)):
         labels = random.integers(0, 10, count).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Rewrites a model in functions of its own: every rule then works through calls, arguments and references."""
+"""Rewrite a model into functions: every rule then works through calls, arguments and references."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _interface(run: Sequence[onnx.NodeProto], read_later: set[str]) -> tuple[lis
 
 
 def _call(model: onnx.ModelProto, node: onnx.NodeProto, name: str) -> onnx.NodeProto:
-    """A call of a new function that does what the node does; the node where it has subgraphs."""
+    """Return a call of a new function that contains the node; the node itself if it has subgraphs."""
     if any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute):
         return node
     inputs = [f"x{index}" if given else "" for index, given in enumerate(node.input)]

@@ -1,4 +1,4 @@
-"""A task that no network solves without a mistake: ten patterns of 64 numbers, under noise twice as strong."""
+"""A task without a perfect solution: ten patterns of 64 values under noise with twice their amplitude."""
 
 from __future__ import annotations
 

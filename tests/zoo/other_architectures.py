@@ -28,7 +28,7 @@ class VariationalAutoencoder(nn.Module):
 
 
 class MatrixFactorization(nn.Module):
-    """A rating is the product of a user's and an item's vector, and a bias of each."""
+    """A rating is the dot product of a user's and an item's vector, plus a bias of each."""
 
     def __init__(self, users: int = 12, items: int = 9, width: int = 4) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class PointNet(nn.Module):
 
 
 class FactorizationMachine(nn.Module):
-    """Sums of embeddings of a bag of features, their pairwise products, and a small net beside (DeepFM)."""
+    """Sums of embeddings of a bag of features, their pairwise products, and a small parallel net (DeepFM)."""
 
     def __init__(self, vocabulary: int = 15, width: int = 4) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class Perceiver(nn.Module):
 
 
 class TwoHeads(nn.Module):
-    """Two outputs, of which a loss reads one; a layer that nothing reads; one weight used in both directions."""
+    """Two outputs, one without a loss; a layer that nothing reads; one weight used in both directions."""
 
     def __init__(self, features: int = 6, width: int = 8) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ class LanguageModel(nn.Module):
 
 
 class BidirectionalTagger(nn.Module):
-    """Two bidirectional layers; labels every token and adds what the final states say."""
+    """Two bidirectional layers; labels every token, with the final states added."""
 
     def __init__(self, kind: str = "LSTM", vocabulary: int = 20, width: int = 5, classes: int = 4) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ class SpectralMixer(nn.Module):
 
 
 class ScriptedLoop(nn.Module):
-    """A recurrence with as many steps as the input asks for: a loop in the graph."""
+    """A recurrence whose number of steps is an input: a loop in the graph."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -346,7 +346,7 @@ class ScriptedLayers(nn.Module):
 
 
 class ScriptedHistory(nn.Module):
-    """Each step reads what the one before appended to a list."""
+    """Each step reads the previous step's item of a list."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()

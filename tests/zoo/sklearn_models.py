@@ -12,7 +12,7 @@ import onnx
 
 @dataclass(frozen=True)
 class SklearnModel:
-    """A scikit-learn model, what it was fitted on, and its conversion.
+    """A scikit-learn model, its training data, and its conversion.
 
     Attributes:
         name: Estimator and options, the key in ``sklearn_models``.

@@ -38,7 +38,7 @@ class ZooEntry:
         vocabulary: Token inputs hold indices below it; 0 where inputs are floats.
         training: The module is exported in training mode (dropout, batch statistics).
         dynamic_axes: Names of further dynamic dimensions by input; the first is always "batch".
-        exporters: Those that can write the model as it is.
+        exporters: Exporters that support the model.
         oldest_opset: The oldest one that the TorchScript exporter can write it at.
     """
 
@@ -186,7 +186,7 @@ def _entries() -> Iterator[ZooEntry]:
     yield ZooEntry("strided_conv_net", _architecture("StridedConvNet", 8, 5), _IMAGE)
     for name, sizes in (("resnet", _RESNET), ("mobilenet_v2", _MOBILENET)):
         yield ZooEntry(name, _architecture(*sizes), _IMAGE)
-        # What exporters make of it by default, with weights that torch knows too.
+        # The default exports, with weights that are PyTorch parameters, too.
         yield ZooEntry(f"{name}_folded", _folded(*sizes), _IMAGE)
         # The dynamo exporter writes inference batch normalization for a module in training mode.
         yield ZooEntry(f"{name}_train", _architecture(*sizes), _IMAGE, training=True, exporters=("torchscript",))
@@ -225,7 +225,7 @@ ZOO: dict[str, ZooEntry] = {entry.name: entry for entry in _entries()}
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences what exporters print and warn about, and nothing after it."""
+    """Silence the output and warnings of exporters."""
     names = ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir", "transformers")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]

@@ -75,7 +75,7 @@ class NormNet(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """An inverted residual whose channels are weighted by what their means say; Hardswish and Hardsigmoid."""
+    """An inverted residual with squeeze-and-excitation; Hardswish and Hardsigmoid."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An adapter as a value: small matrices by the names of the layers that they belong to."""
+"""In-memory adapter: low-rank matrices by layer name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Entry:
     """The adapter of one layer: x W becomes x (W + scale A B).
 
     Attributes:
-        a: A [inputs, rank]; of a convolution [rank, inputs, *window].
-        b: B [rank, outputs]; of a convolution [outputs, rank, 1, 1].
-        scale: What x A B is multiplied with.
-        magnitude: Of DoRA, the norm that each column of the weight gets [outputs].
-        gain: Of DoRA, as files without the weights have it: the magnitude over the norm that there would be [outputs].
-        embedding: Whether the layer looks rows up.
-        alias: What the checkpoint calls the layer, where that is another name.
+        a: A [inputs, rank]; [rank, inputs, *window] for a convolution.
+        b: B [rank, outputs]; [outputs, rank, 1, 1] for a convolution.
+        scale: Scale of A B.
+        magnitude: DoRA's norm of each column of the adapted weight [outputs].
+        gain: DoRA's magnitude / ‖W + scale A B‖ [outputs], in files without the weights W.
+        embedding: True for an embedding.
+        alias: The layer's name in the checkpoint, if it differs.
     """
 
     a: Array
@@ -46,21 +46,21 @@ class Entry:
 
     @property
     def inputs(self) -> int:
-        """The size of what comes in."""
+        """Number of input features."""
         return int(self.a.shape[1]) if self.is_convolution else len(self.a)
 
     @property
     def outputs(self) -> int:
-        """The size of what goes out."""
+        """Number of output features."""
         return len(self.b) if self.is_convolution else int(self.b.shape[1])
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
+        """Number of elements of all its arrays."""
         return sum(array.size for array in (self.a, self.b, self.magnitude, self.gain) if array is not None)
 
     def delta(self) -> Array:
-        """scale A B, in float32 or wider: [inputs, outputs], of a convolution [outputs, inputs, *window]."""
+        """Compute scale A B in float32 or wider: [inputs, outputs]; [outputs, inputs, *window] for a convolution."""
         a, b = (array.astype(np.promote_types(array.dtype, np.float32)) for array in (self.a, self.b))
         if not self.is_convolution:
             return np.asarray((a @ b) * a.dtype.type(self.scale))
@@ -74,13 +74,13 @@ class Adapter:
     """The adapters of a model's layers.
 
     Attributes:
-        entries: By the names of the layers.
-        rank: The rank that the settings name; single layers may have another.
-        alpha: The weight that they name.
-        rslora: Whether their scale is the rank-stabilized one.
-        dropout: The dropout that they were trained with.
-        base: What the manifest says of the model that they were made for; ``None`` where there is none.
-        folded: Whether it is not known which scale B contains.
+        entries: Adapters of single layers by layer name.
+        rank: The usual rank; single layers may have another.
+        alpha: The usual alpha.
+        rslora: True if scales are alpha / sqrt(rank).
+        dropout: The dropout probability of their training.
+        base: The manifest's description of the base model; ``None`` without a manifest.
+        folded: True if B contains a scale that the file does not state.
     """
 
     entries: Mapping[str, Entry]

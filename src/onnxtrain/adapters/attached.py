@@ -1,4 +1,4 @@
-"""Adapters that were added to a working copy: what is written of them, and what weights they make."""
+"""Adapters in a working copy: saving them, and merging them into the weights."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from onnxtrain.training.working_copy.adaptation import Adapted
 
 @dataclass(frozen=True)
 class Slot:
-    """Position of one adapter in a graph: a layer, or a part of a packed layer.
+    """One adapter in a graph: its layer, or a part of a packed layer.
 
     Attributes:
         layer: The layer.
-        part: The part; ``None`` for a layer by itself.
-        scale: What x A B is multiplied with.
-        alias: What the checkpoint calls it, where that is another name.
-        magnitude: Whether it has magnitudes.
+        part: The part; ``None`` for the whole layer.
+        scale: Scale of A B.
+        alias: Its name in the checkpoint, if it differs.
+        magnitude: True if it has DoRA magnitudes.
     """
 
     layer: Layer
@@ -67,7 +67,7 @@ class Slot:
 
     @property
     def names(self) -> list[str]:
-        """The names of all of its tensors."""
+        """Names of all its tensors."""
         return [self.a, self.b, *([self.m] if self.magnitude else [])]
 
 
@@ -76,8 +76,8 @@ class Attached(Adapted):
     """The adapters of a working copy.
 
     Attributes:
-        slots: Where they are.
-        settings: An adapter without entries: their rank, and how they are scaled.
+        slots: Their slots in the graph.
+        settings: An adapter without entries, which holds the rank, alpha and other settings.
     """
 
     slots: tuple[Slot, ...]
@@ -89,11 +89,11 @@ class Attached(Adapted):
         return [name for slot in self.slots for name in slot.names]
 
     def adapter(self, values: Mapping[str, np.ndarray], file: ModelFile | None = None) -> Adapter:
-        """The adapters as a value.
+        """Return the adapters with their current values.
 
         Args:
             values: Current values by name.
-            file: The model that they are for, where the manifest is to say so.
+            file: The base model, for the manifest.
         """
         entries = {
             slot.name: Entry(
@@ -114,18 +114,18 @@ class Attached(Adapted):
         return is_adapter_path(Path(path))
 
     def write(self, path: str | os.PathLike[str], file: ModelFile, values: Mapping[str, np.ndarray]) -> None:
-        """Write the adapters, in the types of the file's layers: an ``.onnx_adapter`` file, or a folder of PEFT."""
+        """Write an ``.onnx_adapter`` file, in the element types of the model's layers, or a PEFT folder."""
         adapter = self.adapter(values, file)
         in_file = {layer.name: layer.y.dtype for layer in find_layers(infer_shapes(file.training_model()))}
         dtypes = {slot.name: in_file.get(slot.layer.name) or ir.DataType.FLOAT for slot in self.slots}
         write_adapter(Path(path), adapter, dtypes, gains([slot.place for slot in self.slots], adapter))
 
     def check_mergeable(self) -> None:
-        """Refuse adapters that cannot be merged."""
+        """Raise OptionError for an adapter that cannot be merged into its weight."""
         for slot in self.slots:
             check_mergeable(slot.layer, requantize=False)
 
     def merged(self, file: ModelFile, values: Mapping[str, np.ndarray]) -> MadeArrays:
-        """The weights that make the model compute the same without adapters."""
+        """Return the weights with the adapters merged into them."""
         entries = self.adapter(values).entries
         return merged_weights([(slot.layer, slot.part, entries[slot.name]) for slot in self.slots])

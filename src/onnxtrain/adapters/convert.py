@@ -1,4 +1,4 @@
-"""Adapters without a training: merged into a model, from one form into another, and what one holds."""
+"""Operations on adapter files: list the layers of a model, merge, convert, describe."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class AdaptableLayer:
     """A layer that can have an adapter.
 
     Attributes:
-        name: What its adapter is called.
-        kind: The operator.
-        inputs: Size of what comes in; of an embedding the number of its rows.
-        outputs: Size of what goes out.
+        name: The name of its adapter.
+        kind: Its operator.
+        inputs: Number of input features; the number of rows for an embedding.
+        outputs: Number of output features.
         bits: Bits per weight.
-        weight: The initializer that holds the weight.
-        parts: What the checkpoint has in its place, where an exporter packed several layers into one.
+        weight: Name of the weight's initializer.
+        parts: The checkpoint's layers that an exporter packed into this one.
     """
 
     name: str
@@ -53,7 +53,7 @@ class AdaptableLayer:
 @checks_arguments
 @refuses_invalid()
 def adaptable_layers(model: Model) -> list[AdaptableLayer]:
-    """The layers of a model that can have adapters.
+    """Return the layers of a model that can have adapters.
 
     Raises:
         ModelError: The model cannot be read.
@@ -75,21 +75,21 @@ def adaptable_layers(model: Model) -> list[AdaptableLayer]:
 @checks_arguments
 @refuses_invalid()
 def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, requantize: bool = False) -> list[Cost]:
-    """Write a model whose weights contain an adapter; nothing else of it differs.
+    """Merge an adapter into the weights of a model and write the model; only these weights change.
 
     Args:
         model: A path or a loaded model; it is not changed.
-        adapter: An ``.onnx_adapter`` file, or a folder of PEFT.
+        adapter: An ``.onnx_adapter`` file or a PEFT folder.
         output: The file to write.
-        requantize: Whether quantized weights are quantized anew, with the scales that they have, which loses a part of
-            the adapter.
+        requantize: Quantize the merged weights again with their old scales, which rounds off a part of the adapter;
+            without it quantized weights are refused.
 
     Returns:
-        What is lost of the adapter of each layer that was quantized anew.
+        The rounding error of each requantized layer.
 
     Raises:
-        ModelError: Something cannot be read or written; the adapter is for another model.
-        OptionError: A weight is quantized, and ``requantize`` is not given; or it is shared.
+        ModelError: A file cannot be read or written, or the adapter belongs to another model.
+        OptionError: A weight is quantized and ``requantize`` is false, or several nodes read the weight.
     """
     file = ModelFile.load(model)
     found, places = _fitted(file, adapter)
@@ -103,15 +103,16 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
 @checks_arguments
 @refuses_invalid()
 def convert_adapter(model: Model, adapter: AdapterPath, output: AdapterPath) -> None:
-    """Write an adapter in another form: an ``.onnx_adapter`` file, or a folder that PEFT reads.
+    """Convert an adapter to an ``.onnx_adapter`` file or to a PEFT folder.
 
     Args:
-        model: The model that it is for: it says what its layers are called, and which types they have.
-        adapter: An ``.onnx_adapter`` file, or a folder of PEFT.
+        model: The base model; it provides the names and element types of the layers.
+        adapter: An ``.onnx_adapter`` file or a PEFT folder.
         output: The file or folder to write.
 
     Raises:
-        ModelError: Something cannot be read or written; the adapter is for another model.
+        ModelError: A file cannot be read or written, or the adapter belongs to another model.
+        OptionError: ``output`` has another suffix.
     """
     path = Path(output)
     if not is_adapter_path(path):
@@ -128,14 +129,14 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
     """Describe an adapter: its settings and its layers, each with rank, sizes and scale.
 
     Args:
-        adapter: An ``.onnx_adapter`` file, or a folder of PEFT.
-        model: A model that it is to belong to.
+        adapter: An ``.onnx_adapter`` file or a PEFT folder.
+        model: Its base model, to check that it belongs to it.
 
     Returns:
-        A mapping that JSON takes.
+        A JSON-serializable mapping.
 
     Raises:
-        ModelError: Something cannot be read; the adapter is for another model.
+        ModelError: A file cannot be read, or the adapter belongs to another model.
     """
     found = read_adapter(adapter) if model is None else _fitted(ModelFile.load(model), adapter)[0]
     return {
@@ -160,7 +161,7 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
 
 
 def _fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place]]:
-    """An adapter, and where in a model it belongs."""
+    """Read an adapter and match its entries to the layers of a model."""
     found, places = fit(read_adapter(path), _layers(file), str(path))
     layers = [layer for layer, _ in places]
     check_base(found.base, file, layers, str(path))

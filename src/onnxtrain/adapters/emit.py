@@ -1,4 +1,4 @@
-"""The nodes of an adapter, beside those of the layer that it adapts."""
+"""Emission of adapter nodes beside the layer that they adapt."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.value import Value
 
 _INNER_BIAS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5, "DynamicQuantizeMatMul": 4}
-"""Operators that add a bias themselves, and the input that it is."""
+"""Operators that add a bias themselves, with the index of the bias input."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The matrices of a layer, or of a part of a packed one, in a graph.
+    """Graph values of the matrices of a layer, or of a part of a packed layer.
 
     Attributes:
-        a: A [inputs, rank]; of a convolution [rank, inputs, *window].
-        b: B [rank, outputs]; of a convolution [outputs, rank, 1, 1].
-        scale: What x A B is multiplied with.
-        part: The part; ``None`` for a layer.
-        gain: What each column of the adapted weight is multiplied with [outputs]; ``None`` for nothing.
+        a: A [inputs, rank]; [rank, inputs, *window] for a convolution.
+        b: B [rank, outputs]; [outputs, rank, 1, 1] for a convolution.
+        scale: Scale of A B.
+        part: The part; ``None`` for the whole layer.
+        gain: Scale of each column of the adapted weight [outputs]; ``None`` without DoRA.
     """
 
     a: Value
@@ -38,7 +38,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout of what an adapter reads: the probability, and the seed."""
+    """Probability and seed of the dropout on an adapter's input."""
 
     ratio: float
     seed: int
@@ -49,7 +49,7 @@ class Emitter:
 
     Args:
         graph: The graph.
-        opset: Its version of ONNX's operators.
+        opset: The opset version of its default domain.
     """
 
     def __init__(self, graph: ir.Graph, opset: int) -> None:
@@ -59,7 +59,7 @@ class Emitter:
         self._next = dict(zip(nodes, [*nodes[1:], None], strict=True))
 
     def builder(self, layer: Layer) -> Builder:
-        """Emits behind the layer, and before what reads its result."""
+        """Return a builder that inserts nodes directly behind the layer."""
         producer = layer.y.producer()
         assert producer is not None
         behind = self._next[producer]
@@ -68,7 +68,7 @@ class Emitter:
         return op
 
     def add(self, op: Builder, layer: Layer, pairs: Sequence[Pair], *, dropout: Dropout | None = None) -> None:
-        """Let all readers of a layer's result have the adapted one."""
+        """Add the adapters to a layer's output, and redirect all its readers to the sum."""
         readers = list(layer.y.uses())
         like = pairs[0].a
         if any(pair.gain is None for pair in pairs):
@@ -83,12 +83,12 @@ class Emitter:
         self._main.scope = ""
 
     def _low_rank(self, op: Builder, layer: Layer, pairs: Sequence[Pair], dropout: Dropout | None) -> Value:
-        """scale x A B; of a packed layer with zeros where a part has no adapter."""
+        """Emit scale x A B; zeros in the columns of a part without an adapter."""
         x = self._x(op, layer, pairs[0].a.dtype, dropout)
         if pairs[0].part is None:
             return _between(op, layer, x, pairs[0].a, _scaled(pairs[0]))
         missing = layer.outputs - sum(pair.part.size for pair in pairs if pair.part is not None)
-        if missing == 0 and all(pair.a.static_shape is None for pair in pairs):  # of any rank, each its own
+        if missing == 0 and all(pair.a.static_shape is None for pair in pairs):  # slots: each part has its own rank
             return op.Concat(*(_between(op, layer, x, pair.a, _scaled(pair)) for pair in pairs), axis=-1)
         a = op.Concat(*(pair.a for pair in pairs), axis=1)
         return _between(op, layer, x, a, op.Concat(*(_block(op, layer, pair) for pair in pairs), axis=0))
@@ -105,7 +105,7 @@ class Emitter:
         return dropped.with_shape(x.shape)
 
     def _product(self, op: Builder, layer: Layer, dtype: ir.DataType) -> Value:
-        """x W without a bias."""
+        """Emit x W without the bias."""
         product = op.wrap(layer.product)
         place = _INNER_BIAS.get(layer.kind)
         bias = layer.node.inputs[place] if place is not None and place < len(layer.node.inputs) else None
@@ -133,10 +133,10 @@ class Emitter:
 
 
 def column_norms(op: Builder, layer: Layer, pair: Pair, squares: Value) -> Value:
-    """‖W + scale A B‖ of each column [outputs], which gradients take for a constant.
+    """Emit the column norms ‖W + scale A B‖ [outputs], which are constants for the gradient.
 
-    From the squares of W's own columns: ‖w + d‖² = ‖w‖² + 2 w·d + ‖d‖², with the products of d = scale A b in the
-    order that needs no matrix of W's size: w·A by the layer's own operator, and AᵀA.
+    With a column d = A b, its scale in b, ‖w + d‖² = ‖w‖² + 2 w·d + ‖d‖². The squares ‖w‖² are given; w·d = (Aᵀw)·b and
+    ‖d‖² = bᵀ(AᵀA)b need no matrix of W's size. The layer's own operator computes AᵀW.
     """
     a, b = stopped(op, pair.a), stopped(op, _scaled(pair))
     if layer.is_convolution:
@@ -158,7 +158,7 @@ def column_norms(op: Builder, layer: Layer, pair: Pair, squares: Value) -> Value
 
 
 def _through(op: Builder, layer: Layer, rows: Value) -> Value:
-    """rows W, by the layer's own operator."""
+    """Emit rows @ W by the layer's own operator."""
     weight = layer.node.inputs[1]
     assert weight is not None
     if layer.kind == "MatMulNBits":
@@ -176,7 +176,7 @@ def _through(op: Builder, layer: Layer, rows: Value) -> Value:
 
 
 def layer_shape(layer: Layer) -> tuple[int | str | None, ...] | None:
-    """The shape of a layer's product."""
+    """Return the shape of a layer's x W."""
     shape = layer.product.shape
     return None if shape is None else tuple(size if isinstance(size, int) else size.value for size in shape)
 
@@ -186,7 +186,7 @@ def _scaled(pair: Pair) -> Value:
 
 
 def _between(op: Builder, layer: Layer, x: Value, a: Value, b: Value) -> Value:
-    """x A B, by the operator of the layer."""
+    """Emit x A B by the operator of the layer."""
     if layer.is_embedding:
         return op.Gather(a, x, axis=0) @ b
     if not layer.is_convolution:
@@ -199,7 +199,7 @@ _WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 
 
 def _block(op: Builder, layer: Layer, pair: Pair) -> Value:
-    """B of a part among the columns of all parts."""
+    """Pad the B of a part with zeros to the columns of all parts."""
     assert pair.part is not None
     behind = layer.outputs - pair.part.start - pair.part.size
     return op.Pad(_scaled(pair), op.ints(0, pair.part.start, 0, behind))
@@ -210,12 +210,12 @@ def _ones(op: Builder, count: int, like: Value) -> Value | None:
 
 
 def _over_window(op: Builder, layer: Layer, value: Value) -> Value:
-    """One number per channel, in a shape that broadcasts to images."""
+    """Reshape one value per channel to broadcast over the spatial axes."""
     return op.reshape(value, [layer.outputs, *(1,) * len(layer.window)])
 
 
 def _take_place(graph: ir.Graph, old: ir.Value, new: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> None:
-    """Let readers, and the graph's outputs, have a new value; an output keeps its name."""
+    """Replace a value by a new one in the given readers and in the graph's outputs, which keep their names."""
     for node, place in readers:
         node.replace_input_with(place, new)
     new.type, new.shape = old.type, old.shape

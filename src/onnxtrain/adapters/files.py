@@ -1,9 +1,9 @@
-"""Files of adapters: ``.onnx_adapter``, which ONNX Runtime loads into slots, and the folders of PEFT.
+"""Adapter files: ``.onnx_adapter``, which ONNX Runtime loads into slots, and PEFT folders.
 
-An ``.onnx_adapter`` file has tensors by the names of a model's inputs, as Olive's converter writes them:
-``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs], which contains the scale; for
-DoRA also ``{layer}.lora_gain`` [outputs], the magnitudes over the norms. Beside it lies a manifest, called like it with
-``.json`` behind: the settings, and the model that the adapter is for.
+The tensors of an ``.onnx_adapter`` file are named like the inputs of the model with slots, as Olive's converter writes
+them: ``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs], which contains the scale;
+for DoRA also ``{layer}.lora_gain`` [outputs], magnitudes over norms. A manifest beside it, ``{file}.json``, holds the
+settings and hashes of the base model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tensors:
 
     Attributes:
         arrays: Its tensors by name.
-        manifest: What lies beside it; empty where nothing does.
+        manifest: The manifest; empty without one.
     """
 
     arrays: Mapping[str, Array]
@@ -52,10 +52,10 @@ def is_adapter_path(path: Path) -> bool:
 
 
 def check_adapter_path(path: Path) -> None:
-    """Find out before training whether an adapter can be written: a file with its manifest, or a folder of PEFT.
+    """Check before training that an adapter can be written: a file with its manifest, or a PEFT folder.
 
     Raises:
-        ModelError: It cannot.
+        ModelError: It cannot be written.
     """
     if path.suffix == SUFFIX:
         for file in (path, _manifest_path(path)):
@@ -69,12 +69,13 @@ def check_adapter_path(path: Path) -> None:
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
-    """An adapter from its file or folder.
+    """Read an adapter from its file or folder.
 
-    The gains of DoRA become magnitudes only beside the weights; entries have them as they are.
+    DoRA's gains stay gains: :func:`~onnxtrain.adapters.fitting.fit` converts them to magnitudes, which needs the
+    weights.
 
     Raises:
-        ModelError: It is none.
+        ModelError: The path holds no valid adapter.
     """
     place = Path(path)
     if place.is_dir():
@@ -83,7 +84,7 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
 
 
 def read_tensors(path: Path) -> Tensors:
-    """The tensors of an ``.onnx_adapter`` file.
+    """Read the tensors and the manifest of an ``.onnx_adapter`` file.
 
     Raises:
         ModelError: It cannot be read.
@@ -101,7 +102,7 @@ def read_tensors(path: Path) -> Tensors:
     try:
         values = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
         arrays = {name: _array(value) for name, value in values.items()}
-    except Exception as error:  # of no type of its own
+    except Exception as error:  # ONNX Runtime raises no specific type
         raise ModelError(f"{str(path)!r} is no .onnx_adapter file; give one, or a folder that PEFT has written.") from (
             error
         )
@@ -109,13 +110,13 @@ def read_tensors(path: Path) -> Tensors:
 
 
 def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType], gains: Mapping[str, Array]) -> None:
-    """Write an adapter: an ``.onnx_adapter`` file with its manifest, or a folder of PEFT.
+    """Write an adapter: an ``.onnx_adapter`` file with its manifest, or a PEFT folder.
 
     Args:
-        path: The file, or the folder.
+        path: The file or the folder.
         adapter: The adapter.
-        dtypes: The element type that each layer computes in.
-        gains: Of DoRA, magnitudes over norms by layer.
+        dtypes: The element type of each layer, for the tensors of an ``.onnx_adapter`` file.
+        gains: DoRA's magnitudes over norms, by layer.
 
     Raises:
         ModelError: It cannot be written.
@@ -149,7 +150,7 @@ def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType
 
 
 def _exported(tensors: Mapping[str, tuple[Array, ir.DataType]]) -> bytes:
-    """The bytes of an ``.onnx_adapter`` file, which ONNX Runtime writes to a path alone."""
+    """Serialize an ``.onnx_adapter`` file, through a temporary file, since ONNX Runtime writes to a path only."""
     import onnxruntime
 
     make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
@@ -170,7 +171,7 @@ def _exported(tensors: Mapping[str, tuple[Array, ir.DataType]]) -> bytes:
 
 
 def _array(value: Any) -> Array:
-    """A tensor of an adapter as an array of its own."""
+    """Copy a tensor of an adapter to an array."""
     if "bfloat16" in value.data_type():
         dtype = ir.DataType.BFLOAT16.numpy()
         return _bits(value).view(dtype)
@@ -178,7 +179,7 @@ def _array(value: Any) -> Array:
 
 
 def _bits(value: Any) -> Array:
-    """The elements of a tensor of 16 bits, as unsigned numbers."""
+    """Copy the elements of a 16-bit tensor as uint16."""
     shape = tuple(value.shape())
     size = int(np.prod(shape))
     if not size:
@@ -192,10 +193,10 @@ def _manifest_path(path: Path) -> Path:
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest beside an adapter; empty where there is none.
+    """Read the manifest beside an adapter; return an empty one if there is no file.
 
     Raises:
-        ModelError: It is damaged.
+        ModelError: It cannot be read, or is no JSON object.
     """
     try:
         found = read_json(path)
@@ -272,7 +273,7 @@ def _in_float(array: Array) -> Array:
 
 
 def unfolded(adapter: Adapter, scale: float) -> Adapter:
-    """An adapter whose scale was folded into B, with another scale in front of B."""
+    """Split the scale off B where B contains it; other adapters are returned unchanged."""
     if not adapter.folded:
         return adapter
     entries = {

@@ -1,4 +1,4 @@
-"""An adapter and the layers of a model: which belongs where, and whether it fits."""
+"""Matching the entries of an adapter to the layers of a model."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from onnxtrain.adapters.values import norms
 from onnxtrain.errors import ModelError
 
 Place = tuple[Layer, Part | None]
-"""A layer, or a part of a packed one."""
+"""A layer, and the part of it if it is packed."""
 
 
 def fit(adapter: Adapter, layers: Sequence[Layer], label: str) -> tuple[Adapter, list[Place]]:
-    """The adapter with its entries called like the layers that they belong to, and where these are.
+    """Return the adapter with its entries renamed to the model's layer names, and the layer of each entry.
 
-    Layers are found by their names, or by the one path that ends so: exporters wrap models into others.
+    An entry matches a layer of the same name, or the only layer whose path ends with the entry's name or the reverse:
+    exporters wrap models into others.
 
     Args:
-        adapter: An adapter as it was read.
+        adapter: The adapter as read.
         layers: The layers of the model.
-        label: What errors call the adapter.
+        label: Name of the adapter in errors.
 
     Raises:
-        ModelError: The model has no such layer, or one of another size.
+        ModelError: An entry matches no layer, or a layer of another size.
     """
     places: dict[str, list[Place]] = {}
     for layer in layers:
@@ -76,7 +77,7 @@ def _place(places: dict[str, list[Place]], name: str) -> Place | None:
 
 
 def _ends_alike(one: str, other: str) -> bool:
-    """Return whether one path ends with the other: exporters wrap models into others."""
+    """Return whether one path ends with the other."""
     return one.endswith(f".{other}") or other.endswith(f".{one}")
 
 
@@ -96,10 +97,10 @@ def _shown(sizes: Sequence[int]) -> str:
 
 
 def chosen_layers(layers: Sequence[Layer], places: Sequence[Place], label: str) -> list[Layer]:
-    """The layers of some places, in their order; packed ones with the parts that are named.
+    """Return the layers of the given places in the model's order, packed ones with the given parts only.
 
     Raises:
-        ModelError: A packed layer has an adapter of its own beside one of a part.
+        ModelError: A packed layer has an adapter beside the adapter of one of its parts.
     """
     found = []
     for layer in layers:
@@ -113,7 +114,7 @@ def chosen_layers(layers: Sequence[Layer], places: Sequence[Place], label: str) 
 
 
 def _with_magnitudes(adapter: Adapter, places: Sequence[Place]) -> Adapter:
-    """The same with magnitudes where a file has gains: m = gain ‖W + scale A B‖."""
+    """Convert gains to magnitudes: m = gain ‖W + scale A B‖."""
     entries = dict(adapter.entries)
     for (name, entry), (layer, part) in zip(adapter.entries.items(), places, strict=True):
         if entry.gain is not None and entry.magnitude is None:
@@ -124,7 +125,7 @@ def _with_magnitudes(adapter: Adapter, places: Sequence[Place]) -> Adapter:
 
 
 def gains(places: Sequence[Place], adapter: Adapter) -> dict[str, Array]:
-    """Of DoRA, what each column of the adapted weight is multiplied with, by layer: m / ‖W + scale A B‖."""
+    """Return DoRA's gain of each column of the adapted weight, by layer: m / ‖W + scale A B‖."""
     found = {}
     for (name, entry), (layer, part) in zip(adapter.entries.items(), places, strict=True):
         if entry.magnitude is not None:

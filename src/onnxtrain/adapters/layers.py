@@ -1,4 +1,4 @@
-"""Which layers of a model can have an adapter, and what each computes."""
+"""Layers of a model that can have an adapter."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from onnxtrain.patterns import no_match
 from onnxtrain.weights.readers import Functions, chooses_one
 
 ALL_LINEAR = "all-linear"
-"""Target that stands for all products but that of the output, as in PEFT."""
+"""Target that selects all linear layers except the output layer, as in PEFT."""
 
 AUTO = "auto"
-"""Target that stands for the projections of attention; without any, for all linear layers, or all convolutions."""
+"""Target that selects the projections of attention; without any, all linear layers; without these, all convolutions."""
 
 _PROJECTIONS = (
     "{q,k,v,qkv}_proj", "{query,key,value}", "{query,key,value}_proj", "{q,k,v}_lin", "to_{q,k,v,qkv}",
     "{Q,K,V}", "w{q,k,v}", "*attn.{q,k,v,qkv}", "*ttention.{q,k,v,qkv}", "*EncDecAttention.{q,k,v}",
     "query_key_value", "Wqkv", "in_proj", "c_attn", "qkv",
 )  # fmt: skip
-"""Names that models of PyTorch and their exporters give to the layers that queries, keys and values come from."""
+"""Names of the query, key and value projections in PyTorch models and their exports."""
 
 _MIXERS = (
     "{o,out}_proj", "out_lin", "to_out", "to_out.0", "wo", "*attn.{proj,c_proj,o}", "*ttention.{o,dense,proj}",
     "*ttention.output.dense", "out_project",
 )  # fmt: skip
-"""Names of the layers behind the heads, which are adapted beside those."""
+"""Names of attention's output projections, which are adapted with them."""
 
 _VIEWS = frozenset({"Identity", "Cast", "Transpose", "DequantizeLinear"})
-"""Operators between an initializer and the product that multiplies with it."""
+"""Operators between an initializer and the matrix multiplication that reads it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A layer of the checkpoint that an exporter has packed with others into one product.
+    """A layer of the checkpoint that an exporter packed with others into one linear layer.
 
     Attributes:
         name: Its name.
-        start: The first of its columns in the packed product.
-        size: How many it has.
+        start: Its first column in the packed weight.
+        size: Its number of columns.
     """
 
     name: str
@@ -57,19 +57,19 @@ class Layer:
     """A layer y = x W that can have an adapter.
 
     Attributes:
-        kind: ONNX's or ONNX Runtime's operator that multiplies.
-        node: The node that does.
-        x: The floating value that is multiplied; for embeddings the indices.
-        y: The floating result that an adapter's is added to.
-        product: x W without a bias, where that is a value; otherwise ``y``.
+        kind: The operator type of the node.
+        node: The node that multiplies by W.
+        x: The floating-point input; the indices for an embedding.
+        y: The floating-point output, to which the adapter's is added.
+        product: x W without a separate bias; equal to ``y`` if no Add follows.
         weight: The initializer that holds W.
-        names: What it is called, its own name first.
-        inputs: Size of x's axis that is summed over; for embeddings the number of rows.
-        outputs: Size of y's axis of features.
-        window: The window of a convolution, () elsewhere.
+        names: Names of the layer; the first is its adapter's.
+        inputs: Number of input features; the number of rows for an embedding.
+        outputs: Number of output features.
+        window: The kernel shape of a convolution, () otherwise.
         bits: Bits per weight.
-        parts: Layers that are packed into it; none where it is one by itself.
-        readers: In how many places the weight is read.
+        parts: The layers that are packed into it; empty if it is not packed.
+        readers: The largest number of readers of the weight and of its views.
     """
 
     kind: str
@@ -88,7 +88,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The name that its adapter gets."""
+        """Name of its adapter."""
         return self.names[0]
 
     @property
@@ -103,12 +103,12 @@ class Layer:
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """The sizes of W: rows of features that come in, columns of those that go out; and a convolution's window."""
+        """Sizes of W: (inputs, outputs, *window)."""
         return (self.inputs, self.outputs, *self.window)
 
 
 def find_layers(model: ir.Model) -> list[Layer]:
-    """The layers of a model's main graph that can have an adapter, in their order.
+    """Return the layers of a model's main graph that can have an adapter, in the order of their nodes.
 
     Args:
         model: A copy with types and shapes.
@@ -123,7 +123,7 @@ def find_layers(model: ir.Model) -> list[Layer]:
 
 
 def _with_own_names(layers: list[Layer]) -> list[Layer]:
-    """The same with no name given twice: layers that share a weight are called like their nodes, or numbered."""
+    """Make first names unique: a layer that shares a weight gets its next free name, or a number."""
     count: dict[str, int] = {}
     found = []
     for layer in layers:
@@ -138,15 +138,15 @@ def _with_own_names(layers: list[Layer]) -> list[Layer]:
 
 
 def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output: ir.Value | None) -> list[Layer]:
-    """The layers that targets name; of packed ones with the parts that are named.
+    """Return the layers that match targets, packed ones with the matching parts only.
 
     Args:
-        layers: Those that there are.
-        targets: Glob patterns, or "all-linear".
-        output: The model's output, whose own product "all-linear" leaves out.
+        layers: All layers.
+        targets: Glob patterns, "all-linear" or "auto".
+        output: The model's output; "all-linear" excludes the linear layer that computes it.
 
     Raises:
-        OptionError: A pattern matches none.
+        OptionError: A pattern matches no layer.
     """
     patterns = [targets] if isinstance(targets, str) else list(targets)
     if AUTO in patterns:
@@ -173,10 +173,10 @@ def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output:
 
 
 def _usual(layers: Sequence[Layer], output: ir.Value | None) -> list[Layer]:
-    """The layers that "auto" stands for.
+    """Return the layers that "auto" selects.
 
     Raises:
-        OptionError: The model has only layers that are adapted on request.
+        OptionError: The model has neither a linear layer besides the output layer nor a convolution.
     """
     linear = [layer for layer in layers if _chosen(layer, ALL_LINEAR, output) is not None]
     projections = _named(linear, _PROJECTIONS)
@@ -203,7 +203,7 @@ def _shown(layers: Sequence[Layer]) -> str:
 
 
 def main_output(graph: ir.Graph, name: str | None = None) -> ir.Value | None:
-    """The output of a name, by default the first floating one; ``None`` where there is none."""
+    """Return the output with this name, by default the first floating-point output, or ``None``."""
     return next((value for value in graph.outputs if (value.name == name if name else is_float(value))), None)
 
 
@@ -232,7 +232,7 @@ def _gives(layer: Layer, output: ir.Value | None) -> bool:
 
 
 def _readers(layer: Layer) -> int:
-    """In how many places a layer's weight is read, on its way to the layer."""
+    """Return the largest number of readers among a layer's weight and the views between it and the layer."""
     value = layer.weight if layer.kind == "MatMulNBits" else layer.node.inputs[0 if layer.is_embedding else 1]
     most = 1
     while value is not None:
@@ -243,7 +243,7 @@ def _readers(layer: Layer) -> int:
 
 
 def source(value: ir.Value | None) -> ir.Value | None:
-    """The initializer that a value is a view of: through transpositions, casts and dequantization."""
+    """Return the initializer behind a value, through transpositions, casts and dequantization; ``None`` without one."""
     while value is not None and not value.is_initializer():
         node = value.producer()
         if node is None or node.op_type not in _VIEWS or node.domain not in ("", MICROSOFT_DOMAIN) or not node.inputs:
@@ -268,9 +268,9 @@ def _bits(weight: ir.Value) -> int:
 
 
 def _behind_bias(product: ir.Value, outputs: int) -> ir.Value:
-    """The sum with a bias that follows a product, where it is all that reads it; else the product.
+    """Return the output of the bias Add behind a matmul if it is the only reader, else the matmul's output.
 
-    ONNX Runtime computes the two in one step, which an addition in between would prevent.
+    ONNX Runtime fuses the two, which an addition in between would prevent.
     """
     readers = list(product.consumers())
     if product.is_graph_output() or len(readers) != 1 or readers[0].op_type != "Add" or readers[0].domain:
@@ -332,7 +332,7 @@ def _embedding(node: ir.Node, functions: Functions) -> Layer | None:
 
 
 def _of_bits(node: ir.Node, functions: Functions) -> Layer | None:
-    """MatMulNBits: a weight of blocks of few bits."""
+    """Match MatMulNBits, whose weight is block-quantized to low bits."""
     x, weight = node.inputs[0], node.inputs[1]
     if x is None or weight is None or not weight.is_initializer() or (len(node.inputs) > 4 and node.inputs[4]):
         return None
@@ -346,7 +346,7 @@ def _of_bits(node: ir.Node, functions: Functions) -> Layer | None:
 
 
 def _dynamic(node: ir.Node, functions: Functions) -> Layer | None:
-    """MatMulInteger of what DynamicQuantizeLinear gives, with the product of scales behind it."""
+    """Match DynamicQuantizeLinear, MatMulInteger, Cast, and the Mul by the scales."""
     quantized, weight = node.inputs[0], source(node.inputs[1])
     giver = None if quantized is None else quantized.producer()
     shape = _sizes(node.inputs[1])
@@ -367,7 +367,7 @@ def _dynamic(node: ir.Node, functions: Functions) -> Layer | None:
 
 
 def _dynamic_fused(node: ir.Node, functions: Functions) -> Layer | None:
-    """DynamicQuantizeMatMul: the same in one node."""
+    """Match DynamicQuantizeMatMul, the fused form of :func:`_dynamic`."""
     x, weight, shape = node.inputs[0], source(node.inputs[1]), _sizes(node.inputs[1])
     if x is None or weight is None or shape is None or len(shape) != 2:
         return None
@@ -388,7 +388,7 @@ _KINDS: dict[tuple[str, str], Callable[[ir.Node, Functions], Layer | None]] = {
 }
 
 _PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Layers that exporters pack into one product, and what checkpoints call them."""
+"""Names of packed linear layers, with the checkpoint's names of their parts."""
 
 
 def _parts(name: str, y: ir.Value, outputs: int) -> tuple[Part, ...]:
@@ -404,7 +404,7 @@ def _parts(name: str, y: ir.Value, outputs: int) -> tuple[Part, ...]:
 
 
 def _packed_sizes(y: ir.Value, outputs: int, count: int) -> list[int] | None:
-    """The columns of each part, as what reads the product tells."""
+    """Return the columns of each part, from the GroupQueryAttention or Split that reads the output."""
     for reader, place in y.uses():
         heads = reader.attributes.get("num_heads")
         if reader.op_type == "GroupQueryAttention" and place == 0 and heads is not None:
@@ -424,10 +424,10 @@ def _last(value: ir.Value) -> int:
 
 
 def refuse_magnitudes(layers: Sequence[Layer]) -> None:
-    """Refuse DoRA where columns of the weight have no norm of their own.
+    """Refuse DoRA for layers whose weight has no column norms.
 
     Raises:
-        OptionError: For an embedding, or a weight that is quantized together with what it multiplies.
+        OptionError: A layer is an embedding, or quantizes its input dynamically.
     """
     for layer in layers:
         if layer.kind in ("Gather", "MatMulInteger", "DynamicQuantizeMatMul"):

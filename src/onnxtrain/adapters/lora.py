@@ -1,4 +1,4 @@
-"""Low-rank adaptation: y = x W + s x A B with a frozen W, and A and B that are trained."""
+"""Low-rank adaptation: y = x W + s x A B with frozen W and trainable A and B."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onnxtrain.training.working_copy.training_modes import seed_of_node
 
 _INITS = ("kaiming", "gaussian")
 _APART = 1 << 20
-"""Seeds of an adapter's dropout are numbered from here, behind those of the model's own layers."""
+"""Offset of the dropout seeds of adapters, beyond the seeds of the model's own layers."""
 
 
 @checks_arguments
@@ -37,31 +37,32 @@ _APART = 1 << 20
 class Lora(Adaptation):
     """Adapters for layers of a model: y = x W + b becomes y = x W + s · dropout(x) A B + b; only A and B are trained.
 
-    With W [in, out], A is [in, rank] and B [rank, out]; s = alpha / rank, with ``rslora`` alpha / sqrt(rank). B begins
-    with zeros, so that the adapted model begins as the model is. A convolution's A has its window, and B is 1x1; an
-    embedding's A has one row for each of its rows, and begins with zeros in place of B.
+    With W [in, out], A is [in, rank] and B [rank, out]; s = alpha / rank, with ``rslora`` alpha / sqrt(rank). B starts
+    at zero, so that the adapted model first computes what the model computes. For a convolution, A has the kernel shape
+    of W and B is 1x1. For an embedding, A has a row for each row of W, and A starts at zero instead of B.
 
-    With ``dora`` each column of the weight keeps a magnitude m [out] of its own, which is trained, too:
-    y = x W' + b with W' = m (W + s A B) / ‖W + s A B‖, the norm of columns, which the gradient takes for a constant.
-    There, dropout acts on the low-rank part alone.
+    With ``dora`` each column of the weight has a trainable magnitude m [out]:
+    y = x W' + b with W' = m (W + s A B) / ‖W + s A B‖. The column norms are constants for the gradient. Dropout acts on
+    the low-rank part only.
 
     Attributes:
         rank: Columns of A and rows of B, at least 1.
         alpha: Weight of the adapter, above 0.
-        targets: Glob patterns of the layers, by the names of their weights, by their paths in the program that was
-            exported, or by their nodes; ``{q,v}`` stands for alternatives, a name without wildcards for the end of a
-            path, "all-linear" for all linear layers but the output's. "auto", the default, is the projections of
-            attention; in a model without any, all linear layers but the output's; in one without these, too, all
-            convolutions. ``onnxtrain inspect MODEL --adaptable`` lists them.
-        dropout: Probability to drop an element of what the adapter reads, in training; at least 0, below 1.
-        dora: Whether magnitudes are trained, too. Not for embeddings.
-        rslora: Whether the rank-stabilized scale is taken.
-        init: First values of A: "kaiming", uniform within ±1 / sqrt(in), or "gaussian", with a deviation of 1 / rank.
-        adapter: A ``.onnx_adapter`` file, or a folder that PEFT has written, to begin with. It says which layers are
-            adapted, and has their ranks; a folder of PEFT the scale, too.
+        targets: Glob patterns of layer names: names of weights, module paths of the exported program, or node names.
+            ``{q,v}`` lists alternatives, and a name without wildcards matches the end of a path. "all-linear" selects
+            all linear layers except the output layer. "auto" selects the projections of attention; without any, the
+            same as "all-linear"; without these, all convolutions. ``onnxtrain inspect MODEL --adaptable`` lists the
+            layers.
+        dropout: Probability to drop an element of the adapter's input in training, in [0, 1).
+        dora: Train magnitudes, too. Not for embeddings.
+        rslora: Use the rank-stabilized scale.
+        init: Initialization of A: "kaiming", uniform within ±1 / sqrt(in), or "gaussian", with standard deviation
+            1 / rank.
+        adapter: An ``.onnx_adapter`` file or a PEFT folder to start from. It determines the adapted layers and their
+            ranks; a PEFT folder the scale, too.
 
     Raises:
-        OptionError: A field has a value that it cannot have.
+        OptionError: A field is outside its range.
 
     Example:
         >>> Lora(rank=16, targets=["q_proj", "v_proj"]).scale
@@ -79,7 +80,7 @@ class Lora(Adaptation):
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int | np.integer) or self.rank < 1:
-            raise OptionError(f"rank of Lora is {self.rank!r}; it must be a whole number of at least 1.")
+            raise OptionError(f"rank of Lora is {self.rank!r}; it must be an integer of at least 1.")
         if not _is_number(self.alpha) or not 0 < self.alpha < math.inf:
             raise OptionError(f"alpha of Lora is {self.alpha!r}; it must be a number above 0.")
         if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
@@ -89,11 +90,11 @@ class Lora(Adaptation):
         if not self.targets or not all(isinstance(target, str) for target in self.targets):
             raise OptionError(f"targets of Lora is {self.targets!r}; it must be a pattern, or a list of some.")
         if not isinstance(self.targets, str):
-            object.__setattr__(self, "targets", tuple(self.targets))  # so that it is a value
+            object.__setattr__(self, "targets", tuple(self.targets))  # hashable
 
     @property
     def scale(self) -> float:
-        """s: what x A B is multiplied with."""
+        """Scale s of A B."""
         return float(self.alpha / math.sqrt(self.rank) if self.rslora else self.alpha / self.rank)
 
     @property
@@ -129,7 +130,7 @@ class Lora(Adaptation):
         return Attached(tuple(slots), settings if given is None else replace(given[0], dropout=self.dropout))
 
     def _given(self, layers: Sequence[Layer], file: ModelFile) -> tuple[Adapter, list[Place]] | None:
-        """The adapter to begin with, and where it belongs."""
+        """Read the adapter to start from, and match it to the layers."""
         if self.adapter is None:
             return None
         adapter, places = fit(read_adapter(self.adapter), layers, str(self.adapter))
@@ -137,7 +138,7 @@ class Lora(Adaptation):
         return unfolded(adapter, self.scale), places
 
     def _first(self, layer: Layer, part: Part | None, given: Mapping[str, Entry], random: np.random.Generator) -> Entry:
-        """The first values of a layer's adapter."""
+        """Return the initial values of a layer's adapter."""
         entry = given.get(name_of(layer, part))
         if entry is None:
             a, b = self._matrices(layer, layer.outputs if part is None else part.size, random)
@@ -165,7 +166,7 @@ class Lora(Adaptation):
 
 
 def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry) -> tuple[Slot, Pair]:
-    """The parameters of a layer's adapter in a graph."""
+    """Add the parameters of a layer's adapter to the graph."""
     slot = Slot(layer, part, entry.scale, entry.alias, magnitude=entry.magnitude is not None)
     a, b = _parameter(op, slot.a, entry.a), _parameter(op, slot.b, entry.b)
     pair = Pair(a, b, entry.scale, part)
@@ -177,10 +178,10 @@ def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry) -> tuple[S
 
 
 def _parameter(op: Builder, name: str, array: npt.NDArray[np.generic]) -> Value:
-    """A new initializer of the main graph.
+    """Add an initializer to the main graph.
 
     Raises:
-        OptionError: The model has something of this name.
+        OptionError: The name is taken.
     """
     graph = op.graph
     if name in graph.initializers or any(value.name == name for value in graph.inputs):

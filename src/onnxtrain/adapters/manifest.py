@@ -1,4 +1,4 @@
-"""The manifest of an adapter, which identifies its base model, and the check of a model against it."""
+"""Identity of an adapter's base model in the manifest, and its check."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from onnxtrain.training.description import describe_graph
 
 
 def describe_base(file: ModelFile, layers: Iterable[Layer]) -> dict[str, Any]:
-    """Hashes of a model's graph, and of the weights of the layers that are adapted."""
+    """Hash a model's graph and the weights of the adapted layers."""
     return {"graph": describe_graph(file), "weights": _weights(file, layers)}
 
 
 def check_base(said: Mapping[str, Any] | None, file: ModelFile, layers: Iterable[Layer], adapter: str) -> None:
-    """Refuse an adapter that was made for another model, where it says for which.
+    """Check that an adapter belongs to a model; an adapter without a manifest passes.
 
     Args:
-        said: What its manifest says of its base; ``None`` where there is no manifest.
+        said: The manifest's description of the base model; ``None`` without a manifest.
         file: The model.
-        layers: The layers that the adapter is for.
-        adapter: What the error calls it.
+        layers: The adapted layers.
+        adapter: Name of the adapter in errors.
 
     Raises:
         ModelError: It was made for another model.

@@ -1,4 +1,4 @@
-"""Adapters in the weights: a model that computes the same without them."""
+"""Merging of adapters into the weights of their layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model_file.large_data import MadeArrays
 
 Adapted = tuple[Layer, Part | None, Entry]
-"""A layer, the part of it that has an adapter, and that."""
+"""A layer, the adapted part of it (``None`` for the whole layer), and the adapter."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Cost:
 
     Attributes:
         layer: Its name.
-        lost: The norm of what the new weight lacks of weight and adapter, over the norm of what the adapter adds.
+        lost: ‖exact merged weight - stored merged weight‖ / ‖exact merged weight - weight before‖.
     """
 
     layer: str
@@ -35,18 +35,18 @@ class Cost:
 def merged_weights(
     adapted: Sequence[Adapted], *, requantize: bool = False, costs: dict[str, Cost] | None = None
 ) -> MadeArrays:
-    """The initializers that hold their adapters, each made when it is asked for.
+    """Return the merged weights, each computed at its first access.
 
     Args:
         adapted: The layers with their adapters.
-        requantize: Whether quantized weights are quantized anew, with the scales that they have.
-        costs: Takes what that costs, by the names of weights, as these are made.
+        requantize: Quantize merged weights again with their old scales instead of refusing quantized ones.
+        costs: Receives the rounding error of each requantized weight, by name, when it is computed.
 
     Returns:
-        New values by name.
+        New values by initializer name.
 
     Raises:
-        OptionError: A weight is quantized, and ``requantize`` is not given; or something else reads it, too.
+        OptionError: A weight is quantized and ``requantize`` is false, or several nodes read the weight.
     """
     layers = {id(layer.node): layer for layer, _, _ in adapted}
     for layer in layers.values():
@@ -58,10 +58,10 @@ def merged_weights(
 
 
 def _merged(layer: Layer, parts: Sequence[tuple[Part | None, Entry]], costs: dict[str, Cost] | None) -> Array:
-    """The initializer of a layer with the adapters of its parts."""
+    """Compute the initializer of a layer with the adapters of its parts merged into it."""
     before = matrix(layer)
     after = np.array(before, np.promote_types(before.dtype, np.float32), order="C")
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what is not finite is refused below
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # non-finite values are refused below
         for part, entry in parts:
             _add(layer, part, entry, after)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -77,7 +77,7 @@ def _merged(layer: Layer, parts: Sequence[tuple[Part | None, Entry]], costs: dic
 
 
 def _overflows(array: Array, before: Array) -> bool:
-    """Return whether an adapter has made finite weights infinite or NaN."""
+    """Return whether merging turned finite weights infinite or NaN."""
     if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
         return False
     wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
@@ -104,10 +104,11 @@ def is_quantized(layer: Layer) -> bool:
 
 
 def check_mergeable(layer: Layer, *, requantize: bool) -> None:
-    """Refuse a layer whose weight cannot hold its adapter.
+    """Check that an adapter can be merged into a layer's weight.
 
     Raises:
-        OptionError: It cannot.
+        OptionError: The weight is quantized and ``requantize`` is false, the layer quantizes its input dynamically, or
+            several nodes read the weight.
     """
     name = str(layer.weight.name)
     if is_quantized(layer) and not requantize:
@@ -129,7 +130,7 @@ def check_mergeable(layer: Layer, *, requantize: bool) -> None:
 
 
 def _stored(layer: Layer, weight: Array) -> Array:
-    """A weight as its initializer holds it."""
+    """Convert a dense weight to the layout and type of its initializer."""
     if layer.kind == "MatMulNBits":
         return pack_bits(layer.node, weight)
     transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
@@ -139,7 +140,7 @@ def _stored(layer: Layer, weight: Array) -> Array:
 
 
 def _back(value: ir.Value, array: Array) -> Array:
-    """The initializer that a value is a view of, for a new value."""
+    """Invert the views between an initializer and ``value``: return the initializer for a new value."""
     node = value.producer()
     if node is None:
         assert value.const_value is not None
@@ -156,7 +157,7 @@ def _back(value: ir.Value, array: Array) -> Array:
 
 
 def _lost(layer: Layer, stored: Array, before: Array, after: Array) -> float:
-    """The norm of what quantization takes away, over that of what the adapter adds."""
+    """Compute :attr:`Cost.lost`."""
     if layer.kind == "MatMulNBits":
         now = of_bits(layer.node, stored)
     else:

@@ -1,4 +1,4 @@
-"""Names of layers: in the ONNX file, in the exported program and in the checkpoint."""
+"""Names of layers in the ONNX file, the exported program and the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _WEIGHT = re.compile(rf"([./]{_OPERATOR}\w*)?[./](q?weight|kernel|embeddings?|W)
 _NODE = re.compile(rf"[./]{_OPERATOR}\w*$")
 
 _FAMILIES = (
-    # (as ONNX Runtime's generative models have it, as checkpoints have it)
+    # (name in onnxruntime-genai's models, name in checkpoints)
     (re.compile(r"(?<=^model\.layers\.)(\d+)\.attn\.(?=(q|k|v|o|qkv)_proj$)"), r"\1.self_attn."),
 )
-"""Names of layers that exporters of a family of models change."""
+"""Layer names that exporters change, by model family."""
 
 
 def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = None) -> tuple[str, ...]:
-    """The names of a layer, the one that its adapter gets first.
+    """Return the names of a layer; the first is the name of its adapter.
 
-    They are taken from its weight, from the path of its module in the program that was exported, and from its node, in
-    this order. Where a family of models has another name in checkpoints, that comes before it.
+    Names come from the weight, from the module path in the exported program, and from the node, in this order. The
+    checkpoint's name, if the model family has another one, precedes each.
 
     Example:
         >>> weight, x = ir.Value(name="model.layers.0.attn.q_proj.MatMul.weight"), ir.Value(name="x")
@@ -44,7 +44,7 @@ def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = N
 
 
 def in_checkpoints(name: str) -> str:
-    """The name that a layer has in the checkpoint, by what is known of families of models.
+    """Convert a layer name to the checkpoint's name, by the known model families.
 
     Example:
         >>> in_checkpoints("model.layers.3.attn.qkv_proj")

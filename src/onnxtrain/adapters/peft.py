@@ -1,4 +1,4 @@
-"""Folders of adapters as PEFT writes and reads them: ``adapter_config.json`` and ``adapter_model.safetensors``."""
+"""PEFT folders: ``adapter_config.json`` and ``adapter_model.safetensors``."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _EMBEDDING_ENDS = (".lora_embedding_A", ".lora_embedding_B")
 
 
 def read_folder(folder: Path) -> Adapter:
-    """The adapter of a folder.
+    """Read the adapter of a PEFT folder.
 
     Raises:
-        ModelError: It has none, or one of a kind that is not known here.
+        ModelError: The folder has no adapter, or not a LoRA or DoRA adapter.
     """
     config = _config(folder)
     tensors = _tensors(folder)
@@ -141,7 +141,7 @@ def _entry(label: str, layer: str, parts: Mapping[str, Array], scale: float) -> 
 
 
 def write_folder(folder: Path, adapter: Adapter) -> None:
-    """Write an adapter as PEFT reads it.
+    """Write an adapter as a PEFT folder.
 
     Raises:
         ModelError: It cannot be written.
@@ -173,7 +173,7 @@ def write_folder(folder: Path, adapter: Adapter) -> None:
 
 
 def _config_of(adapter: Adapter) -> dict[str, Any]:
-    """The settings as PEFT has them; a layer of another rank or scale than most has its own."""
+    """Return PEFT's configuration; layers with another rank or scale appear in its patterns."""
     entries = {entry.alias or name: entry for name, entry in adapter.entries.items()}
     ranks = {name: entry.rank for name, entry in entries.items() if entry.rank != adapter.rank}
     root = np.sqrt if adapter.rslora else float
@@ -200,7 +200,7 @@ def _config_of(adapter: Adapter) -> dict[str, Any]:
 
 
 def _whole(number: float) -> float:
-    """A whole number where it is one, as PEFT writes it."""
+    """Convert a number that is integral up to rounding to int, as PEFT writes it."""
     nearest = round(number)
     return nearest if abs(number - nearest) < 1e-6 * max(1.0, abs(number)) else number
 

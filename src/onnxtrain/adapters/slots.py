@@ -1,4 +1,4 @@
-"""A model with slots: inputs that adapters are loaded into when it runs, empty where none is."""
+"""Models with slots: optional inputs for adapters that ONNX Runtime loads at run time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
 
 RANK = "lora_rank"
-"""The axis of A and B whose size an adapter chooses, with a number behind it for every layer."""
+"""Prefix of the symbolic rank dimension of A and B; every slot has its own."""
 
 
 @checks_arguments
@@ -42,7 +42,7 @@ def add_slots(
     """Write a model with slots for adapters, which ONNX Runtime fills from ``.onnx_adapter`` files.
 
     Each slot is a pair of inputs ``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs]
-    of any rank, whose default has rank 0: without an adapter the model computes what it computed before. In Python::
+    of any rank. Their defaults have rank 0: without an adapter the model computes the same as before. In Python::
 
         adapters = onnxruntime.LoraAdapter()
         adapters.Load("tuned.onnx_adapter")
@@ -54,14 +54,14 @@ def add_slots(
         model: A path or a loaded model; it is not changed.
         output: The file to write; external data goes beside it.
         targets: The layers that get slots; see :class:`onnxtrain.Lora`.
-        dora: Whether there are inputs ``{layer}.lora_gain`` [outputs], too, by default ones.
-        adapter: An adapter, whose layers get slots in the place of ``targets`` and ``dora``.
+        dora: Add inputs ``{layer}.lora_gain`` [outputs] for DoRA, too, with ones as defaults.
+        adapter: An adapter whose layers get slots; it replaces ``targets`` and ``dora``.
 
     Returns:
-        The names of the slots' layers.
+        The names of the layers with slots.
 
     Raises:
-        ModelError: The model cannot be read, or the result not be written; the adapter is for another one.
+        ModelError: The model cannot be read, the result cannot be written, or the adapter belongs to another model.
         OptionError: ``targets`` matches no layer.
     """
     file = ModelFile.load(model)
@@ -91,7 +91,7 @@ def add_slots(
         emitter.add(op, layer, pairs)
     for value in _computed(graph):
         if value not in declared and not value.is_graph_output():
-            value.type = value.shape = None  # those that were inferred are no news
+            value.type = value.shape = None  # the file declares only what the model declared
     file.changed(ir.to_proto(working)).save(output, {})
     write_names(Path(output), read_names(file))
     return names
@@ -102,7 +102,7 @@ def _computed(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _slot(op: Builder, layer: Layer, part: Part | None, name: str, rank: str, *, dora: bool) -> Pair:
-    """The inputs of a layer's adapter."""
+    """Add the inputs of a layer's adapter."""
     dtype, outputs = layer.y.dtype or ir.DataType.FLOAT, layer.outputs if part is None else part.size
     ones = (1,) * len(layer.window)
     if layer.is_convolution:
@@ -115,10 +115,10 @@ def _slot(op: Builder, layer: Layer, part: Part | None, name: str, rank: str, *,
 
 
 def _input(op: Builder, name: str, shape: tuple[int | str, ...], dtype: ir.DataType) -> Value:
-    """An input that may be left out: its default is empty where it has a symbolic axis, and ones where it has none.
+    """Add an optional input; its default is empty if an axis is symbolic, and ones otherwise.
 
     Raises:
-        OptionError: The model has something of this name.
+        OptionError: The name is taken.
     """
     graph = op.graph
     if name in graph.initializers or any(value.name == name for value in graph.inputs):

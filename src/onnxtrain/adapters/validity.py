@@ -1,4 +1,4 @@
-"""Check an adapter as it was read: settings of the right kinds, matrices that fit one another, finite numbers."""
+"""Validation of an adapter that was read: types of settings, shapes of matrices, finite values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from onnxtrain.errors import ModelError
 
 _LARGEST_RANK = 1 << 24
 _LARGEST_SCALE = 1e30
-"""float32, in which adapters are added, ends at 3e38."""
+"""Far below the largest float32, 3e38: adapters are added in float32."""
 
 
 def rank_in(value: Any, name: str, label: str) -> int:
-    """A rank of a file.
+    """Check a rank in a file.
 
     Raises:
-        ModelError: It is no integer of at least 1.
+        ModelError: It is not an integer of at least 1.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST_RANK:
         raise ModelError(f"{label!r} has {name!r} = {_shown(value)}; a rank is an integer of at least 1.")
@@ -28,10 +28,10 @@ def rank_in(value: Any, name: str, label: str) -> int:
 
 
 def number_in(value: Any, name: str, label: str, *, least: float | None = None, below: float | None = None) -> float:
-    """A finite number of a file; with ``least`` or ``below`` within these bounds.
+    """Check a number in a file: finite, and within the bounds ``least`` and ``below`` if given.
 
     Raises:
-        ModelError: It is none.
+        ModelError: It is no such number.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = number and abs(value) <= _LARGEST_SCALE and math.isfinite(value)  # false for NaN
@@ -43,7 +43,7 @@ def number_in(value: Any, name: str, label: str, *, least: float | None = None, 
 
 
 def flag_in(value: Any, name: str, label: str) -> bool:
-    """A switch of a file; ``None`` is false.
+    """Check a Boolean in a file; ``None`` is false.
 
     Raises:
         ModelError: It is neither true nor false.
@@ -54,10 +54,10 @@ def flag_in(value: Any, name: str, label: str) -> bool:
 
 
 def mapping_in(value: Any, name: str, label: str) -> Mapping[str, Any]:
-    """A mapping of a file; ``None`` is an empty one.
+    """Check a mapping in a file; ``None`` is an empty one.
 
     Raises:
-        ModelError: It is none.
+        ModelError: It is no mapping.
     """
     if value is not None and not isinstance(value, Mapping):
         raise ModelError(f"{label!r} has {name!r} = {_shown(value)}; it needs an object.")
@@ -65,10 +65,10 @@ def mapping_in(value: Any, name: str, label: str) -> Mapping[str, Any]:
 
 
 def checked(adapter: Adapter, label: str) -> Adapter:
-    """The same adapter.
+    """Validate an adapter and return it.
 
     Raises:
-        ModelError: A matrix has another rank than its partner, no elements, or a value that is not finite.
+        ModelError: A layer's A and B have different ranks or no elements, its scale is 0, or a value is not finite.
     """
     for name, entry in adapter.entries.items():
         _check_shapes(name, entry, label)

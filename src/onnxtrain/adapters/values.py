@@ -1,4 +1,4 @@
-"""The weights of layers as arrays of floats, whatever form the file has them in."""
+"""Weights of layers as dense float arrays: views, dequantization and its inverse."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _BELOW_BYTE = {"int4": np.int8, "int2": np.int8, "uint4": np.uint8, "uint2": np.
 
 
 def matrix(layer: Layer) -> Array:
-    """The weight of a layer as it multiplies: [inputs, outputs], in float32 or wider; a convolution's [outputs, ...].
+    """Return the dense weight of a layer in float32 or wider: [inputs, outputs]; [outputs, ...] for a convolution.
 
     Raises:
-        OptionError: It is quantized together with what it multiplies.
+        OptionError: The layer quantizes its input dynamically.
     """
     if layer.kind == "MatMulNBits":
         return of_bits(layer.node)
@@ -30,7 +30,7 @@ def matrix(layer: Layer) -> Array:
 
 
 def norms(layer: Layer, entry: Entry | None, part: Part | None) -> Array:
-    """The norm of each column of a layer's weight, with an adapter or without [outputs], in float64."""
+    """Compute the column norms of a layer's weight [outputs] in float64, with an adapter added if one is given."""
     weight = matrix(layer)
     columns = slice(None) if part is None else slice(part.start, part.start + part.size)
     weight = (weight[columns] if layer.is_convolution else weight[:, columns]).astype(np.float64)
@@ -44,8 +44,8 @@ def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:
     """Evaluate a view of an initializer in float32 or wider.
 
     Args:
-        value: The value.
-        initializer: What the initializer is taken to hold; by default what it holds.
+        value: The view.
+        initializer: Replaces the initializer's value.
     """
     node = value.producer()
     if node is None:
@@ -70,7 +70,7 @@ def dequantized(node: ir.Node, array: Array) -> Array:
 
 
 def quantized(node: ir.Node, array: Array, dtype: ir.DataType) -> Array:
-    """The numbers of a type of which DequantizeLinear makes what comes nearest to an array."""
+    """Quantize an array for a DequantizeLinear node: round to the nearest values of the type, and saturate."""
     scale, zero = _spread(node, 1, array), _spread(node, 2, array)
     assert scale is not None
     numbers = np.rint(array / scale) + (0 if zero is None else zero)
@@ -81,7 +81,7 @@ def quantized(node: ir.Node, array: Array, dtype: ir.DataType) -> Array:
 
 
 def _spread(node: ir.Node, place: int, array: Array) -> Array | None:
-    """Scales or zero points in a shape that broadcasts to the quantized tensor's: one, one per index, or per block."""
+    """Return scales or zero points in a shape that broadcasts to the array: per tensor, per axis or per block."""
     value = node.inputs[place] if place < len(node.inputs) else None
     if value is None:
         return None
@@ -96,7 +96,7 @@ def _spread(node: ir.Node, place: int, array: Array) -> Array | None:
 
 
 def of_bits(node: ir.Node, stored: Array | None = None) -> Array:
-    """The weight of a MatMulNBits node [inputs, outputs]; by default of the numbers that it has."""
+    """Dequantize the weight of a MatMulNBits node [inputs, outputs]; ``stored`` replaces its packed values."""
     rows, columns, block, bits = _bit_sizes(node)
     weight = node.inputs[1]
     assert weight is not None
@@ -107,7 +107,7 @@ def of_bits(node: ir.Node, stored: Array | None = None) -> Array:
 
 
 def pack_bits(node: ir.Node, dense: Array) -> Array:
-    """The numbers of which a MatMulNBits node makes what comes nearest to a weight [inputs, outputs]."""
+    """Quantize and pack a weight [inputs, outputs] for a MatMulNBits node, with the node's scales and zero points."""
     rows, columns, block, bits = _bit_sizes(node)
     weight = node.inputs[1]
     assert weight is not None
@@ -128,7 +128,7 @@ def _bit_sizes(node: ir.Node) -> tuple[int, int, int, int]:
 
 
 def _bit_scales(node: ir.Node) -> tuple[Array, Array]:
-    """Scales and zero points of a MatMulNBits node [columns, blocks, 1]."""
+    """Return scales and zero points of a MatMulNBits node [columns, blocks, 1]."""
     rows, columns, block, bits = _bit_sizes(node)
     blocks = -(-rows // block)
     scale, zero = node.inputs[2], node.inputs[3] if len(node.inputs) > 3 else None
@@ -143,13 +143,13 @@ def _bit_scales(node: ir.Node) -> tuple[Array, Array]:
 
 
 def unpacked(array: Array, bits: int) -> Array:
-    """The numbers that bytes hold along the last axis, the lowest bits first."""
+    """Unpack low-bit integers from bytes along the last axis, lowest bits first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return ((array[..., None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(*array.shape[:-1], -1)
 
 
 def packed(numbers: Array, bits: int) -> Array:
-    """The reverse of :func:`unpacked`."""
+    """Pack low-bit integers into bytes, the inverse of :func:`unpacked`."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     grouped = numbers.reshape(*numbers.shape[:-1], -1, len(shifts))
     return np.asarray(np.bitwise_or.reduce(grouped << shifts, axis=-1), np.uint8)

@@ -206,7 +206,7 @@ def seen_as_floating(node: Node, wanted: Collection[ir.Value], dys: Dys, opsets:
     Args:
         node: The node as its rule sees it.
         wanted: The values whose gradients are needed.
-        dys: The gradients of the outputs, whose type the floats have.
+        dys: The gradients of the outputs; their type is the type of the floats.
         opsets: Versions of the domains.
     """
     dtype = next((dy.dtype for dy in dys if dy is not None), None)

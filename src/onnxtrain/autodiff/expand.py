@@ -31,7 +31,7 @@ def expand_functions(forward: Forward, route: Route, *, shapes: bool = True) -> 
     Args:
         forward: The graph.
         route: Start and end of the path.
-        shapes: Whether to infer shapes inside the bodies, which rules use; a search needs types only.
+        shapes: Infer shapes inside the bodies, which rules use; a search needs types only.
 
     Returns:
         The path, and the nodes on it and in the bodies of its operators through which no gradient passes.
@@ -74,7 +74,7 @@ def is_expanded(forward: Forward, route: Route) -> bool:
 
 
 def _expand_node(forward: Forward, node: ir.Node, op: Builder) -> list[ir.Node] | None:
-    """Replace a node by its body; returns the nodes of the body, ``None`` where there is none."""
+    """Replace a node by its body; return the body's nodes, or ``None`` without a body."""
     body = find_body(node, forward.opsets, forward.functions)
     if body is not None:
         return expand(node, body, forward.renamed, forward.functions)
@@ -330,7 +330,7 @@ def learn_types(graph: ir.Graph, opset: int) -> bool:
     layers, for example) it is not expanded, but the nodes behind it need types all the same.
 
     Returns:
-        Whether any type was learned, so that ONNX's inference may find more.
+        True if any type was learned, so that ONNX's inference may find more.
     """
     learned = False
     for node in list(graph):

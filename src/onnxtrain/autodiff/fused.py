@@ -75,7 +75,7 @@ def emit(
         op: The builder of the rule's node.
         name: The operator.
         *inputs: Its inputs.
-        like: Per output, a value whose type and shape it has.
+        like: For each output, a value of the same type and shape.
         **attributes: Its attributes.
     """
     op.import_domain(ONNXTRAIN_DOMAIN, VERSION)

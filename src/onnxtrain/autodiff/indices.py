@@ -12,7 +12,7 @@ from onnx import defs
 from onnxtrain.ir.domains import is_default_domain
 
 _WHOLE = frozenset({"tensor(int64)", "tensor(int32)", "tensor(uint64)", "tensor(uint32)", "tensor(bool)"})
-"""Types of indices, sizes, axes and conditions; an input that may also be quantized or floating is none of them."""
+"""Types of indices, sizes, axes and conditions; an input that allows quantized or floating-point types is not one."""
 
 _WIDE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.UINT64, ir.DataType.UINT32, ir.DataType.BOOL})
 

@@ -37,7 +37,7 @@ class GradientOptions(NamedTuple):
     ``metadata_props``, which are read when its Gradient nodes are lowered.
 
     Attributes:
-        straight_through: Whether operators that round or quantize pass gradients on as if they did not.
+        straight_through: True if operators that round or quantize pass gradients on as if they did not.
         recompute: Glob patterns of the names of the nodes whose results are recomputed in the backward pass.
         compute: The precision of matrix multiplications with weights, and of their gradients.
     """

@@ -30,7 +30,7 @@ class Forward:
         graph: The graph.
         opsets: Versions of the domains that it uses.
         functions: Model-local functions.
-        straight_through: Whether operators that round or quantize pass gradients on as if they did not.
+        straight_through: True if operators that round or quantize pass gradients on as if they did not.
         renamed: Outputs of expanded functions, with the values that replace them.
     """
 
@@ -61,7 +61,7 @@ class Forward:
         return value
 
     def entry(self, node: ir.Node) -> registry.Entry | None:
-        """The registered entry for a node; rules for a model-local function are those of its first version."""
+        """Return the registry entry for a node; for a model-local function, version 1 of its domain counts."""
         if self.functions and node.op_identifier() in self.functions:
             return registry.find(node.op_type, node.domain, 1)
         version = self.opsets.get(node.domain, 1)
@@ -108,7 +108,7 @@ class Forward:
         return [value for index in positions if (value := node.inputs[index]) is not None] + captured_values(node)
 
     def carrying_outputs(self, node: ir.Node, entry: registry.Entry | None) -> list[ir.Value]:
-        """The outputs of a node, without indices, counts and masks."""
+        """Return the outputs of a node except indices, counts and masks."""
         if _computes_with_integers(entry):
             return list(node.outputs)
         return [value for index, value in enumerate(node.outputs) if not gives_index(node, index, self.opsets)]
@@ -120,7 +120,7 @@ def _computes_with_integers(entry: registry.Entry | None) -> bool:
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
-    """The inputs of a node, and the values that its bodies capture."""
+    """Return the inputs of a node and the values that its bodies capture."""
     return [value for value in node.inputs if value is not None] + captured_values(node)
 
 

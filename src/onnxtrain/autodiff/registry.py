@@ -29,15 +29,15 @@ class Entry(NamedTuple):
     Attributes:
         operator: Name of the operator.
         domain: Its domain.
-        since: First opset version (of that domain) that the rule is for.
+        since: First opset version of the domain that the rule covers.
         until: Last one.
-        broadcasts: Whether inputs broadcast to the output's shape, so that the engine sums gradients back.
+        broadcasts: True if inputs broadcast to the output's shape, so that the engine sums gradients back.
         function: The rule; ``None`` for an operator whose gradient is zero or does not exist.
         reason: Why there is no rule.
-        through_integers: Whether the gradient also flows through integer inputs and outputs, as straight-through
+        through_integers: True if the gradient also flows through integer inputs and outputs, as straight-through
             rules of quantization need; it then has the type of the floating values around them.
-        quantized: Inputs whose values the operator passes on as integers: a zero gradient would not be intended, so a
-            gradient that arrives without the straight-through option is an error.
+        quantized: Inputs whose values the operator passes on as integers: a silent zero gradient would be wrong, so a
+            gradient without the straight-through option is an error.
     """
 
     operator: str

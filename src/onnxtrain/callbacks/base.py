@@ -30,14 +30,13 @@ class TrainingState:
         metrics: Metrics of the epoch by name, at its end; empty before.
         epochs: Number of planned epochs; None when not known.
         steps_per_epoch: Number of steps of an epoch; None when not known.
-        stop: Whether to stop after the current step or epoch.
+        stop: True to stop after the current step or epoch.
         stop_reason: Reason to stop, in words.
         trainer: The trainer, for predictions, evaluations and saving; None outside `fit`.
         weights: Live values of the trainable parameters by name: arrays to read, and to assign to.
         averages: Moving averages of the parameters in the same way, by ``{parameter}/average``; empty where the trainer
             keeps none.
-        ema: Whether validation evaluates the moving averages; the evaluated model is then that of
-            ``trainer.save(path, ema=True)``.
+        ema: True if validation evaluates the moving averages, the model that ``trainer.save(path, ema=True)`` writes.
     """
 
     epoch: int = 0
@@ -99,7 +98,7 @@ class Callback:
     accepts other settings of the callback, or none. None where the callback does not affect the training."""
 
     writes_only: ClassVar[bool] = False
-    """Whether the callback only displays or writes: in distributed training, only rank 0 calls it."""
+    """True if the callback only displays or writes: in distributed training, only rank 0 calls it."""
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that affect the results of the training."""
@@ -149,7 +148,7 @@ class CallbackList(Callback):
         callbacks: Objects with some of the methods of `Callback`.
 
     Attributes:
-        silent: Whether another process displays and writes.
+        silent: True if another process displays and writes.
 
     Raises:
         OptionError: An object has none of these methods.
@@ -229,7 +228,7 @@ class CallbackList(Callback):
         Args:
             record: The result of `record`.
             arrays: The result of `record_arrays`.
-            may_differ: Settings whose callbacks may have been added or removed since; an added one has no record.
+            may_differ: Settings whose callbacks may have been added or removed since the checkpoint.
 
         Raises:
             CheckpointError: The record is from other callbacks.

@@ -26,7 +26,7 @@ def save_curve(rows: Rows, path: str | os.PathLike[str], *, title: str = "") -> 
     Args:
         rows: The rows of a :class:`~onnxtrain.callbacks.History`.
         path: The PNG.
-        title: What stands above.
+        title: The heading.
 
     Raises:
         OptionError: matplotlib is not installed, or there is no row.

@@ -30,7 +30,7 @@ class Watch(Callback):
     Args:
         monitor: Name of a metric, or ``loss`` for the training loss.
         min_delta: Smallest change that is an improvement, at least 0.
-        mode: Whether small (``min``) or large (``max``) values are good; None decides by name (accuracy: max).
+        mode: ``min`` if small values are good, ``max`` if large ones; None decides by name (accuracy: max).
         what: Name of the callback in messages.
 
     Raises:
@@ -118,8 +118,8 @@ class EarlyStopping(_PatientWatch):
         monitor: Name of a metric, or ``loss`` for the training loss.
         patience: Number of consecutive epochs without improvement after which to stop, at least 1.
         min_delta: Smallest change that is an improvement, at least 0.
-        mode: Whether small (``min``) or large (``max``) values are good; None decides by name (accuracy: max).
-        restore_best: Whether to restore the weights of the best epoch at the end.
+        mode: ``min`` if small values are good, ``max`` if large ones; None decides by name (accuracy: max).
+        restore_best: Restore the weights of the best epoch at the end.
 
     Raises:
         OptionError: An argument is invalid.
@@ -189,7 +189,7 @@ class ReduceOnPlateau(_PatientWatch):
         patience: Number of consecutive epochs without improvement after which to reduce the rate, at least 1.
         min_delta: Smallest change that is an improvement, at least 0.
         min_lr: Lowest learning rate.
-        mode: Whether small (``min``) or large (``max``) values are good; None decides by name (accuracy: max).
+        mode: ``min`` if small values are good, ``max`` if large ones; None decides by name (accuracy: max).
 
     Raises:
         OptionError: An argument is invalid.
@@ -237,7 +237,7 @@ class SaveBest(Watch):
     Args:
         path: The file, which is replaced.
         monitor: Name of a metric, or ``loss`` for the training loss.
-        mode: Whether small (``min``) or large (``max``) values are good; None decides by name (accuracy: max).
+        mode: ``min`` if small values are good, ``max`` if large ones; None decides by name (accuracy: max).
     """
 
     def __init__(

@@ -104,7 +104,7 @@ class Written:
         """Return the output files by content.
 
         Raises:
-            OptionError: There is none, or two options exclude each other.
+            OptionError: No output is given, or two options exclude each other.
         """
         given = {"training model": self.training_model, "step graph": self.step_graph, "states": self.states}
         found = {what: path for what, path in given.items() if path is not None}

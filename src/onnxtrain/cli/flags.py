@@ -75,7 +75,7 @@ Loss = Annotated[str, Parameter(group=LOSS, metavar="NAME", help=LOSS_HELP)]
 @Parameter(name="*", group=LOSS)
 @dataclass(frozen=True)
 class LossFlags:
-    """Arguments of the loss with flags of their own."""
+    """Flags for arguments of the loss."""
 
     axis: Annotated[
         int | None,

@@ -115,7 +115,7 @@ class _Notices(logging.Handler):
         self._everything = everything
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record of onnxtrain; those of other libraries only on request."""
+        """Write a record of onnxtrain; records of other libraries only if ``everything`` is true."""
         if self._everything or record.name.partition(".")[0] == "onnxtrain":
             _write_line("warning", record.getMessage())
 
@@ -130,7 +130,7 @@ def notices(*, everything: bool) -> Iterator[None]:
     """Print log records and warnings as lines for a while.
 
     Args:
-        everything: Whether to print those of other libraries, too.
+        everything: Print records and warnings of other libraries, too.
     """
     handler, root = _Notices(everything=everything), logging.getLogger()
 

@@ -27,8 +27,8 @@ class Given:
 
     Attributes:
         path: The path; ``None`` if the flag was not given.
-        written: Whether it is an output.
-        is_model: Whether it is a model; its data files belong to it.
+        written: True if it is an output.
+        is_model: True if it is a model; its data files belong to it.
         files: Files of a folder that belong to it: names, or a pattern for existing ones.
     """
 
@@ -67,7 +67,7 @@ def output_of(model: Path, given: Path | None, default: str, *, in_place: bool) 
     """Return the output path: a separate file, or the model's own.
 
     Raises:
-        OptionError: Both are asked for.
+        OptionError: ``--in-place`` and ``--output`` are both given.
     """
     if not in_place:
         return given or Path(default)
@@ -81,7 +81,7 @@ def check_paths(paths: Mapping[str, Given], *, in_place: bool | None = None) -> 
 
     Args:
         paths: The paths by flag. Files of one flag (a model and its data files, a folder and its files) may coincide.
-        in_place: Whether ``--output`` may be the model; ``None`` for a command without ``--in-place``.
+        in_place: True if ``--output`` may be the model; ``None`` for a command without ``--in-place``.
 
     Raises:
         OptionError: Two are the same; the message names the flags.

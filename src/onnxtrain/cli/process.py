@@ -56,8 +56,8 @@ def listening(*, whole_process: bool) -> Iterator[None]:
     """Let Ctrl-C interrupt the command, also where Python cannot raise it (in a finalizer).
 
     Args:
-        whole_process: Whether the process ends after the command. Ctrl-C is then ignored afterwards: all work is done
-            and reported.
+        whole_process: True if the process ends after the command; Ctrl-C is then ignored once the work is done and
+            reported.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -96,7 +96,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def report_interruption(error: BaseException) -> int:
-    """Write the sentence where no other part of the command line works any more; returns the exit code."""
+    """Write the message after Ctrl-C without using other parts of the command line; return the exit code."""
     text = f"error: {' '.join(interruption_sentence(error).split())}\n"
     with contextlib.suppress(OSError, ValueError, AttributeError):  # broken, closed, or absent
         if sys.stderr is None:

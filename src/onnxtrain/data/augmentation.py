@@ -29,7 +29,7 @@ def augmented(
         seed: Seed of the training.
         epoch: Number of the epoch, from 0.
         start: Index of the first batch in the epoch.
-        rank: Rank of this process; each has random numbers of its own.
+        rank: Rank of this process; each rank has other random numbers.
 
     Raises:
         DataError: The function returns other types or shapes; the message names the input.

@@ -73,11 +73,11 @@ class Dataset(ABC):
 
     @property
     def targets(self) -> Array | None:
-        """The target array as given, or that of the first batch; None where it is not known yet."""
+        """The given target array, or the first batch's; None if it is not known yet."""
         return None
 
     def fingerprint(self) -> str | None:
-        """Return a hash of all arrays, which identifies the data of a resumed training; None where there is none."""
+        """Return a hash of all arrays, which identifies the data of a resumed training; None without one."""
         return None
 
     @property

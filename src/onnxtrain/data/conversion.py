@@ -86,7 +86,7 @@ class TensorSpec:
         beside: True for an array that is no input of the model: a target, or example weights.
         columns: Names of the elements along axis 1, where they are known. Named data is brought into this order.
         left_out: Names of further columns of tables.
-        pasts: KV-cache inputs of the model file that are removed: data may have them, without rows.
+        kv_caches: KV-cache inputs that were removed from the model; data may contain them, with empty arrays.
         right_padded: True for a mask whose rows must be ones followed by zeros.
     """
 
@@ -98,7 +98,7 @@ class TensorSpec:
     beside: bool = False
     columns: tuple[str, ...] | None = None
     left_out: tuple[str, ...] = ()
-    pasts: tuple[str, ...] = ()
+    kv_caches: tuple[str, ...] = ()
     right_padded: bool = False
 
     def describe_shape(self) -> str:

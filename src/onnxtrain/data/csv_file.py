@@ -208,7 +208,7 @@ class _Table:
 
     name: str
     columns: list[str]
-    reader: Any  # of csv, whose type has no name
+    reader: Any  # csv.reader's type is not public
 
     def blocks(self) -> Iterator[_Block]:
         """Yield all lines except blank ones."""

@@ -277,10 +277,10 @@ def _size(shape: tuple[int, ...]) -> str:
 class ImageFolder(Reader):
     """Images in one folder per class; the folder's name is the label.
 
-    Size, channels and layout are those of the model's input: [N, C, H, W] or [N, H, W, C] with 1 or 3 channels, or
+    The model's input determines size, channels and layout: [N, C, H, W] or [N, H, W, C] with 1 or 3 channels, or
     [N, H, W] for grey. Images are resized (bilinear, without keeping the aspect ratio), rotated by their EXIF tag, and
-    converted to grey or RGB; of a GIF or TIFF the first frame is used. If the model accepts any size, all images must
-    have the same. A float input gets (pixel / 255 - mean) / std, an integer input gets pixels from 0 to 255.
+    converted to grey or RGB; a GIF or TIFF contributes its first frame. If the model accepts any size, all images must
+    have the same size. A float input gets (pixel / 255 - mean) / std, an integer input gets pixels from 0 to 255.
 
     All images are read once and kept as bytes: in memory, or from 64 MiB on in a temporary file. Examples are sorted by
     path.

@@ -159,7 +159,7 @@ class MapDataset(IterableDataset):
         return -(-self.size // checked_batch_size(batch_size))
 
     def take(self, indices: Array) -> Self:
-        """The examples with these indices, as a dataset."""
+        """Return the examples with these indices as a dataset."""
         subset = copy.copy(self)
         subset._indices, subset.size = self._indices[indices], len(indices)
         subset._seen = None
@@ -175,9 +175,9 @@ class IndexedExamples:
     """Examples from an object that returns one example for an index: a mapping, ``(input, target)``, or one array.
 
     Args:
-        source: what has a length and gives an example for an index; ``__getitems__``, where it has that, gives a list
-            of examples for a list of indices.
-        name: what messages call it.
+        source: An object with a length that returns an example for an index; its method ``__getitems__``, if any,
+            returns a list of examples for a list of indices.
+        name: Its name in messages.
     """
 
     def __init__(self, source: Any, name: str) -> None:
@@ -206,11 +206,11 @@ class IndexedExamples:
         return self._stacked(found, rows, "the example")
 
     def all_targets(self) -> Array | None:
-        """Not without reading the examples."""
+        """Return None: only reading the examples gives the targets."""
         return None
 
     def fingerprint(self) -> str | None:
-        """Nothing tells one object from another."""
+        """Return None: the objects have no identifier."""
         return None
 
     def _stacked(self, values: Sequence[object], rows: Sequence[int], part: str) -> Array:
@@ -260,7 +260,7 @@ class HuggingFaceExamples:
         self, dataset: Any, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
     ) -> None:
         self._dataset, self._specs = dataset, list(specs)
-        caches = specs[0].pasts if specs else ()
+        caches = specs[0].kv_caches if specs else ()
         self._caches = [name for name in dataset.column_names if name in caches]
         names = [name for name in dataset.column_names if name not in caches]
         beside = [spec.name for spec in specs if spec.beside]

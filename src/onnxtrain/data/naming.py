@@ -37,7 +37,7 @@ def check_caches(arrays: Mapping[str, object], specs: Sequence[TensorSpec], subj
     Raises:
         DataError: A KV cache has rows, or the flag of a merged decoder asks for one.
     """
-    caches = specs[0].pasts if specs else ()
+    caches = specs[0].kv_caches if specs else ()
     for name in caches:
         shape = _cache_shape(arrays[name]) if name in arrays else None
         if shape is not None:
@@ -215,9 +215,9 @@ def _kinds(parts: Sequence[object]) -> str:
 
 
 class NamedColumns:
-    """An array whose elements along axis 1 have names.
+    """An array with names of the elements along axis 1.
 
-    It has the part of the array interface that datasets need.
+    It implements the array interface as far as datasets need it.
 
     Args:
         array: [N, F].

@@ -29,7 +29,7 @@ _PATIENCE: Final = 1.0
 class Prefetch:
     """Read ahead in a thread where preparing batches is slow, and measure the time that steps wait.
 
-    Order and values of batches, and the batch before which an error is raised, are those of reading without a thread.
+    Order and values of batches, and the batch before which an error is raised, are the same as without a thread.
 
     Args:
         threaded: Allow the thread.

@@ -20,7 +20,7 @@ from onnxtrain.spelling import checks_arguments
 @checks_arguments
 @refuses_invalid()
 def append(model: Model, *layers: Layer, output: str | None = None, seed: int = 0) -> onnx.ModelProto:
-    """Return a model with layers behind one of its outputs, which their result replaces.
+    """Return a model with further layers behind one of its outputs, whose result replaces the output.
 
     Args:
         model: A path or a loaded model; it is not changed.

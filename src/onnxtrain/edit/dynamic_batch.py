@@ -34,9 +34,9 @@ _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 def dynamic_batch(model: Model) -> onnx.ModelProto:
     """Return a model with a dynamic batch size instead of a fixed one.
 
-    The first axis of the inputs becomes a symbol, and constants that hold the size (of Reshape, Expand, Resize, first
-    states of recurrent layers) are changed. Then both models run: the new one must compute, for a batch of another
-    size, what the old one computes for its examples.
+    The first axis of the inputs becomes a symbol, and constants that hold the size (of Reshape, Expand, Resize, initial
+    states of recurrent layers) are replaced. Then both models run for comparison: for a batch of another size, the new
+    model must compute the same results for each example as the old one.
 
     Args:
         model: A path or a loaded model; it is not changed.
@@ -68,7 +68,7 @@ def free_batch_axis(model: ir.Model) -> bool:
     """Free the batch size of a model whose shapes are inferred, in place, without checking the result.
 
     Returns:
-        Whether it was fixed.
+        True if the batch size was fixed.
     """
     graph = model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers and _static(value)]
@@ -92,9 +92,9 @@ def _static(value: ir.Value) -> list[int | None]:
 class _BatchAxis(NamedTuple):
     """The batch axis of a value.
 
-    Attributes: axis: Its index. before: Elements of this axis for each step of the original axis before it, where a
-        Reshape has merged the two: 5
-            behind [5, batch] as [5 batch].
+    Attributes:
+        axis: Its index.
+        before: The size of an earlier axis that a Reshape merged with the batch: 5 if [5, batch] became [5 batch].
     """
 
     axis: int
@@ -293,7 +293,7 @@ class _Freeing:
         node.replace_input_with(3, self._joined(node, [parts[0], self._batch_size(), parts[1]]))
 
     def _concat(self, node: ir.Node, axis: int) -> None:
-        """Repeat constants beside examples for each of them, such as a class token."""
+        """Repeat constants that are concatenated with examples, such as a class token, for each example."""
         if node.attributes["axis"].as_int() % len(_static(node.outputs[0]) or [0]) == axis:
             return
         for index, value in enumerate(node.inputs):

@@ -36,7 +36,7 @@ _SIZES = {"Reshape": 1, "Resize": 3, "Expand": 1}
 def replace_head(
     model: Model, classes: int, *, at: str | None = None, output: str | None = None, name: str = "head", seed: int = 0
 ) -> onnx.ModelProto:
-    """Return a model whose last layer with weights is a new one for another number of classes.
+    """Replace a model's last layer with weights by a new one for another number of classes; return the new model.
 
     The last Gemm, MatMul or Conv before the output gets new weights ``head.weight`` and, where it has one,
     ``head.bias``, uniform within ±1 / sqrt(features) as in PyTorch. Everything before it stays. The nodes behind it
@@ -66,7 +66,7 @@ def replace_head(
         [('head.weight', [7, 8]), ('head.bias', [7])]
     """
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1:
-        raise OptionError(f"classes is {classes!r}; it must be a whole number of at least 1.")
+        raise OptionError(f"classes is {classes!r}; it must be an integer of at least 1.")
     working = Working(model)
     end = working.output(output)
     head = _find(working, end) if at is None else _named(working, at)

@@ -51,10 +51,10 @@ class Working:
         return self.graph.opset_imports[""]
 
     def output(self, name: str | None) -> ir.Value:
-        """Find an output by its name; by default the first floating one.
+        """Find an output by its name; by default the first floating-point one.
 
         Raises:
-            OptionError: There is none.
+            OptionError: The model has no such output.
         """
         names = ", ".join(repr(value.name) for value in self.graph.outputs)
         if name is None:
@@ -71,7 +71,7 @@ class Working:
         """Find a value by its name, or by the name of the node that computes it.
 
         Raises:
-            OptionError: There is none, or the node has several outputs.
+            OptionError: No value has this name, or the node has several outputs.
         """
         for node in self.graph:
             for value in node.outputs:

@@ -50,7 +50,7 @@ def from_record(
         record: The received record.
         like: Arrays with the required names, types and shapes.
         sender: Name of the sender, for error messages.
-        averaged: Whether a strategy computed the arrays, perhaps in another floating type.
+        averaged: True if a strategy computed the arrays, perhaps in another floating type.
 
     Raises:
         DataError: A name is missing or unknown, a type or shape differs, or a value is NaN or infinite.

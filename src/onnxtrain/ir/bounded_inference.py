@@ -1,8 +1,8 @@
-"""ONNX's shape inference with data propagation, kept from two of its faults.
+"""ONNX's shape inference with data propagation, guarded against two of its bugs.
 
-Data propagation records the elements of every vector that it meets, some fifty bytes for each, even of vectors that
-hold no sizes. A batch of 2**40 that is written into a model asks for more memory than any machine has (workarounds:
-long vectors). And it takes the computed bounds of a Slice for absent ones (workarounds: computed bounds).
+Data propagation records the elements of every vector, fifty bytes each, even of vectors that hold no sizes. With a
+batch size of 2**40 in a model it needs more memory than any machine has (workarounds: long vectors). And it treats
+computed bounds of a Slice as absent (workarounds: computed bounds).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnxtrain.errors import ModelError
 
 LONGEST = 1 << 20
-"""Elements of the longest vector that data propagation may follow; no shape has as many."""
+"""Length of the longest vector that data propagation may follow, far above the rank of any tensor."""
 
 _DOUBLINGS = LONGEST.bit_length() // 2
-"""Fewer Concat nodes than this, each of which may double a vector, do not make a short vector too long."""
+"""Below this number of Concat nodes, each of which may double a vector, no short vector becomes too long."""
 
 _HIDDEN = "onnxtrain.hidden"
-"""A domain whose operators ONNX's inference does not know and passes over."""
+"""A domain unknown to ONNX's inference, which skips its operators."""
 
 
 def infer_within_bounds(proto: ModelProto) -> ModelProto:
@@ -36,7 +36,7 @@ def infer_within_bounds(proto: ModelProto) -> ModelProto:
         proto: The model; may be changed.
 
     Raises:
-        ModelError: The types or shapes that the model declares contradict those of its nodes.
+        ModelError: Declared types or shapes contradict the inferred ones.
     """
     hide_computed_slices(proto.graph)
     try:

@@ -156,7 +156,7 @@ class Builder:
 
         Args:
             node: The node.
-            sharing: Whether nodes that another of these builders has emitted are reused.
+            sharing: Reuse equal nodes that other builders of this graph emitted.
         """
         self._names()  # once for all of these builders
         other = copy.copy(self)
@@ -173,23 +173,23 @@ class Builder:
         outermost.graph.opset_imports.setdefault(domain, version)
 
     def body(self, inputs: Sequence[ir.Value], name: str) -> Builder:
-        """A builder for the body of an operator; the body may read values of this graph."""
+        """Return a builder for the body of an operator; the body may read values of this graph."""
         return Builder(ir.Graph(inputs, [], nodes=[], name=name), self.opset, outer=self)
 
     def output(self, value: Value) -> None:
-        """Make a value an output of the graph, under a name of its own."""
+        """Make a value an output of the graph, through an Identity with a new name."""
         made = self._emit("Identity", [value.ir], 1, "", {})[0]
         made.type, made.shape = value.ir.type, value.ir.shape
         self.graph.outputs.append(made)
 
     def unique_prefix(self) -> str:
-        """A prefix of names that is unique in this graph and its bodies."""
+        """Return a prefix of names that is unique in this graph and its bodies."""
         self._counter += 1
         # A scope in the prefix of every level would double the names' length at each.
         return f"{self.prefix}{self._counter}/" if self.prefix else f"{self.scope or 'body'}/{self._counter}/"
 
     def copied_name(self, name: str) -> str:
-        """The name in this body for a copy of a value or node of the surrounding graph."""
+        """Return the name in this body for a copy of a value or node of the surrounding graph."""
         return self.prefix + self.bare_name(name)
 
     def bare_name(self, name: str) -> str:
@@ -256,7 +256,7 @@ class Builder:
         return self.several(operator, left, right, outputs=1)[0]
 
     def _beside(self, value: Value, operand: Any, operator: str) -> Value:
-        """A number or an array as a constant of the type of the value beside it."""
+        """Convert the other operand, a number or an array, to a constant of a value's type."""
         what = f"an operand of {operator}"
         array = as_array(operand, what)
         return self.constant(array if value.ir.dtype is None else exact(array, value.dtype, what))

@@ -56,7 +56,7 @@ def forget_branch_shapes(graph: ir.Graph) -> bool:
     main graph keep their declared rank, which callers of the model rely on.
 
     Returns:
-        Whether any shape was forgotten.
+        True if any shape was forgotten.
     """
     return _forget_branch_shapes(graph, set(graph.outputs))
 

@@ -26,7 +26,7 @@ class Facts(Protocol):
     """The knowledge about a node's inputs from which the shape of its output follows.
 
     Attributes:
-        divides_symbols: Whether the -1 of a Reshape may be found by dividing symbols by each other.
+        divides_symbols: True if the -1 of a Reshape may be found by dividing symbols by each other.
     """
 
     divides_symbols: bool
@@ -179,7 +179,7 @@ def _declared_shape(node: ir.Node) -> Sizes:
 
 
 def known_shape(value: ir.Value) -> Sizes:
-    """The shape of a value, or what its node's inputs determine: in a body, ONNX does not see constants outside."""
+    """Return a value's shape, or infer it from its node's inputs: in a body, ONNX ignores constants outside."""
     known = dimensions(value)
     return shape_from_inputs(value) if known is None else known
 
@@ -209,7 +209,7 @@ def is_elementwise(operator: str) -> bool:
 
 
 def keeps_shape(operator: str) -> bool:
-    """Return whether a standard operator's output has the shape of its first input, or to which all broadcast."""
+    """Return whether a standard operator's output has its first input's shape, or the broadcast shape of all inputs."""
     return operator in _ELEMENTWISE or operator in _SAME_SHAPE
 
 

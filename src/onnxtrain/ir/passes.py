@@ -23,7 +23,7 @@ NEVER_SHARED = RANDOM | {"Dropout", "If", "Loop", "Scan", "Identity"}
 
 
 def attribute_key(attributes: dict[str, Any]) -> tuple[Any, ...] | None:
-    """A key that is equal for equal attributes; ``None`` where one of them (a graph) cannot be compared."""
+    """Return a key that is equal for equal attributes; ``None`` if one of them (a graph) cannot be compared."""
     parts: list[Any] = []
     for name, item in sorted(attributes.items()):
         if hasattr(item, "tobytes") and hasattr(item, "dtype"):  # a check against the protocol would cost 0.1 ms

@@ -29,10 +29,10 @@ from onnxtrain.ir.value import Dimension, constant_tensor, dimensions
 def resolve_symbols(graph: ir.Graph) -> bool:
     """Replace made-up symbols by the sizes or symbols that they are equal to, in place.
 
-    Requires: a sorted graph whose shapes ONNX has inferred. Ensures: shapes say the same or more.
+    Requires: a sorted graph whose shapes ONNX has inferred. Ensures: shapes are the same or more specific.
 
     Returns:
-        Whether any symbol was replaced, so that another inference may find more.
+        True if any symbol was replaced, so that another inference may find more.
     """
     resolver = _Resolver()
     for node in graph:
@@ -43,9 +43,9 @@ def resolve_symbols(graph: ir.Graph) -> bool:
 
 
 def needs_inference(graph: ir.Graph) -> bool:
-    """Return whether ONNX may infer a size that is still open, now that others are known.
+    """Return whether ONNX may infer further unknown sizes, now that others are known.
 
-    It infers none where each open shape belongs to an operator that Python infers as well; those are filled in.
+    It cannot if each unknown shape belongs to an operator that Python infers, too; these shapes are filled in.
 
     Requires: a graph that :func:`resolve_symbols` has gone through.
     """
@@ -78,7 +78,7 @@ def _filled_in(shape: Sizes, other: Sizes) -> ir.Shape | None:
 
 
 class _Resolver:
-    """Follows sizes through a graph.
+    """Propagate sizes through a graph.
 
     Attributes:
         found: Made-up symbols, with the sizes or symbols that they are equal to.

@@ -171,12 +171,12 @@ class Value:
         return f"Value({self.name!r}, {self.dtype.name}, {self.shape})"
 
 
-PASTS = "onnxtrain.pasts"
-"""Metadata key of an input: the names of the KV-cache inputs that were removed beside it."""
+KV_CACHES = "onnxtrain.kv_caches"
+"""Metadata key of an input: the names of the KV-cache inputs that were removed from the model."""
 
 
 RIGHT_PADDED = "onnxtrain.right_padded"
-"""Key of the metadata of an input: whether it is a mask of which attention reads the number of ones alone."""
+"""Metadata key of an input: true for a mask that attention reduces to the number of its ones."""
 
 
 def dimensions(value: ir.Value) -> tuple[Dimension, ...] | None:
@@ -453,7 +453,7 @@ def _indices(value: Value, entry: Any, axis: int) -> Value:
 
 
 def _rank(entry: Any) -> int:
-    """The number of axes of the result that an entry of the index gives."""
+    """Return the number of result axes of an index entry."""
     if entry is None or isinstance(entry, slice):
         return 1
     if isinstance(entry, Value):

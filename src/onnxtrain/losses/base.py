@@ -40,7 +40,7 @@ class TargetForm:
         axis: The class axis of the prediction; ``None`` where the loss knows it or has none.
         dtype: Element type of targets whose type is free; ``None`` for the loss's own.
         shape: Shape of targets whose shape is free, batch first; ``None`` for the loss's own.
-        ignoring: Whether targets may contain a label that is ignored where present.
+        ignoring: True if targets may contain an ignored label.
     """
 
     kind: TargetKind
@@ -393,7 +393,7 @@ class ClassLoss(ReducedLoss):
         return replace(form, axis=label_axis(prediction.shape or (), shape, sizes, preferred))
 
     def with_form(self, form: TargetForm) -> Self:
-        """Set the class axis where none was given, and drop an ignored label that the data do not contain."""
+        """Set the class axis if none was given, and drop an ignored label that the data do not contain."""
         axis = form.axis if self.axis is None else self.axis
         optional = isinstance(self.ignore_index, IgnoredWherePresent) and not form.ignoring
         given: dict[str, Any] = {"axis": axis, "ignore_index": None if optional else self.ignore_index}

@@ -36,7 +36,7 @@ class CTC(ReducedLoss):
 
     Args:
         blank: The blank class.
-        zero_infinity: Whether examples with too many labels for their steps have loss 0, instead of infinity, which
+        zero_infinity: True if examples with too many labels for their steps have loss 0, instead of infinity, which
             stops the training.
         time_axis: 1 for scores [N, T, C], 0 for [T, N, C].
         input_lengths: Name of an input or a value of the model that holds the number of valid steps [N] per example; by

@@ -44,9 +44,9 @@ class CustomLoss(Loss):
     Args:
         function: Called with the builder, the prediction and the target. Numbers and NumPy arrays are accepted
             wherever a value is.
-        kind: Whether targets are class indices or values; "values" by default.
+        kind: Kind of targets, class indices or values; "values" by default.
         shape: The shape of targets, batch first, where the data do not determine it beforehand (an iterable of batches,
-            an export): a number, a name or ``None`` per axis. By default that of the data.
+            an export): a number, a name or ``None`` per axis. By default the data's shape.
         dtype: Their element type, such as ``"int64"``.
         predicts: Meaning of predictions for metrics: ``"classes"`` (scores along a class axis),
             ``"binary"`` (independent logits) or ``"numbers"``.

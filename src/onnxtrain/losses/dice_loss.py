@@ -31,7 +31,7 @@ class Dice(ClassLoss):
     Args:
         smooth: Smoothing term, above 0, which prevents 0 / 0 for empty classes.
         activation: ``"softmax"`` or ``"sigmoid"``; by default softmax for labels and sigmoid for values.
-        background: Whether to include class 0.
+        background: Include class 0.
         ignore_index: Label whose positions are ignored. The text ``"dice"`` has -100.
         axis: The class axis of the logits, as in :class:`SoftmaxCrossEntropy`.
         check_targets: Refuse targets outside [0, 1].

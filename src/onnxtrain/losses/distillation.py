@@ -86,7 +86,7 @@ class Distillation(ClassLoss):
 
     @property
     def counts_labels(self) -> bool:
-        """Whether labels may be ignored, or have weights."""
+        """True if labels may be ignored, or have weights."""
         return self._cross_entropy.counts_labels
 
     def label_weight(self, labels: np.ndarray) -> float:

@@ -15,7 +15,7 @@ from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
 from onnxtrain.data.target_checks import none_negative_below
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import PASTS, RIGHT_PADDED, Dimension, dimensions, is_float
+from onnxtrain.ir.value import KV_CACHES, RIGHT_PADDED, Dimension, dimensions, is_float
 from onnxtrain.losses.base import (
     ClassLoss,
     IgnoredWherePresent,
@@ -96,7 +96,7 @@ class Targets:
         prediction: The input of the loss.
         value: The input of the step graph for the targets.
         inputs: The inputs of the model.
-        from_probabilities: Whether the prediction holds probabilities although the loss takes logits.
+        from_probabilities: True if the prediction holds probabilities although the loss takes logits.
     """
 
     declared: Loss
@@ -154,7 +154,7 @@ class Targets:
             )
 
     def adapt(self, targets: np.ndarray, labels: Sequence[str] | None = None) -> np.ndarray:
-        """Convert targets in common other forms to those of the loss; see :mod:`onnxtrain.data.labels`.
+        """Convert targets from other common layouts to the loss's; see :mod:`onnxtrain.data.labels`.
 
         Args:
             targets: Targets, examples first.
@@ -224,7 +224,7 @@ class Targets:
 
     @property
     def _ignored(self) -> int | None:
-        """The label that is ignored where present."""
+        """The ignored label, if any."""
         index = getattr(self.declared, "ignore_index", None)
         return index if isinstance(index, IgnoredWherePresent) else None
 
@@ -279,8 +279,8 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
     """
     if value.dtype is None or not value.name:
         raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
-    pasts, right_padded = value.meta.get(PASTS, ()), bool(value.meta.get(RIGHT_PADDED))
-    return TensorSpec(value.name, value.dtype.numpy(), dimensions(value), pasts=pasts, right_padded=right_padded)
+    caches, right_padded = value.meta.get(KV_CACHES, ()), bool(value.meta.get(RIGHT_PADDED))
+    return TensorSpec(value.name, value.dtype.numpy(), dimensions(value), kv_caches=caches, right_padded=right_padded)
 
 
 def wrapped(value: ir.Value, opset: int = 18) -> Value:

@@ -153,10 +153,10 @@ class NamedMetric:
         measure: Maps (y_true, y_pred) of a batch to its state.
         join: Merges two states; it may modify the first.
         finish: Maps the state of all batches to the value.
-        of_output: Whether predictions are the model's output, instead of the input of the loss: the logits before a
+        of_output: True if predictions are the model's output, instead of the input of the loss: the logits before a
             final activation that the loss contains.
         counted: The evaluated predictions.
-        number: Whether the value is a single number, as rows of a history require.
+        number: True if the value is a single number, as rows of a history require.
     """
 
     name: str
@@ -245,7 +245,7 @@ class MetricInput(NamedTuple):
         predicts: Meaning of predictions; None where the loss does not define it.
         axis: The class axis.
         ignore_index: A label to ignore.
-        probabilities: Whether predictions are class probabilities instead of logits.
+        probabilities: True if predictions are class probabilities instead of logits.
         later: Offset along axis 1 from a prediction to its target.
         sequence: Decoder of label sequences, for losses on sequences.
     """

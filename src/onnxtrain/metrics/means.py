@@ -39,13 +39,13 @@ def accuracy(
     Args:
         y_true: Class indices [N, ...], one-hot vectors or distributions of `y_pred`'s shape, or 0 and 1 for binary
             predictions.
-        y_pred: Logits or probabilities [N, C, ...], of which the largest is the prediction; binary ones, which are
-            positive above the threshold; or predicted class indices of `y_true`'s shape.
+        y_pred: Logits or probabilities [N, C, ...], whose largest is the prediction; binary ones, which are positive
+            above the threshold; or predicted class indices of `y_true`'s shape.
         threshold: For binary predictions: 0.5 for probabilities, 0 for logits.
         ignore_index: A label to ignore.
         axis: The class axis.
-        binary: Whether the elements of `y_pred` are independent binary predictions. By default they are for one column,
-            [N] or [N, 1], and where `y_true` has zeros and ones of `y_pred`'s shape that are not one-hot vectors.
+        binary: True if the elements of `y_pred` are independent binary predictions; by default true for one column, [N]
+            or [N, 1], and if `y_true` has zeros and ones of `y_pred`'s shape that are not one-hot vectors.
 
     Raises:
         DataError: The shapes do not fit each other, or `y_true` has another form.

@@ -111,9 +111,9 @@ class WholeMetric:
         reads: The kinds of predictions that it accepts.
         measure: Maps the predictions of a batch to statistics.
         finish: Maps the merged statistics to the value.
-        summed: Whether statistics are summed, instead of concatenated along axis 0.
+        summed: True if statistics are summed, instead of concatenated along axis 0.
         doc: Description.
-        number: Whether the value is a single number.
+        number: True if the value is a single number.
     """
 
     name: str
@@ -416,7 +416,7 @@ def confusion_matrix(
 
     Args:
         y_true: Class indices [N, ...].
-        y_pred: Scores [N, C, ...], of which the largest is the prediction, or class indices of `y_true`'s shape.
+        y_pred: Scores [N, C, ...], whose largest is the prediction, or class indices of `y_true`'s shape.
         classes: Number of classes; by default that of the scores, or the largest index plus 1.
         axis: The class axis of scores.
         ignore_index: A label to ignore.

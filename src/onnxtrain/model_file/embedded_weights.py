@@ -58,8 +58,8 @@ class EmbeddedWeight(NamedTuple):
     """A weight outside the initializers of the main graph.
 
     Attributes:
-        name: Name of the initializer in a working copy: that of the value in the file, with a number if several bodies
-            have a value of that name.
+        name: Name of the initializer in a working copy: the value's name in the file, with a number if several bodies
+            have a value of this name.
         path: Path of its tensor, or of the attribute with its values.
         tensor: The tensor.
         mirrored: True where the attribute holds the negative, too (see `linear_models`).
@@ -71,7 +71,7 @@ class EmbeddedWeight(NamedTuple):
     mirrored: bool = False
 
     def stored(self, values: np.ndarray) -> np.ndarray:
-        """Return new values in the form of the file."""
+        """Convert new values to the file's layout."""
         return mirror(values) if self.mirrored else values
 
 

@@ -1,9 +1,9 @@
-"""The raw data of a file's large initializers: held once, beside the parsed model, and only while it is needed.
+"""Raw data of a file's large initializers: held once, outside the parsed model, and only while it is needed.
 
-A protocol buffer message frees its memory as a whole and returns its data as copies. Here data is read as views, and
-each tensor's memory is free as soon as it is released. Reading some hundred MB takes as long as building a training
-graph: the system maps the memory page by page. So a thread reads it meanwhile, and what it read can become the state
-of a training without another copy.
+A protobuf message returns its data as copies and frees its memory as a whole. Here tensors are views of the file's
+data, and each is freed as soon as it is released. Reading some hundred MB takes as long as building a training graph,
+since the system maps memory page by page. So a thread reads the data in the meantime, and its memory can become the
+state of a training without another copy.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""A serialized model with replaceable initializers: every other byte stays what it was.
+"""Replace initializers in a serialized model; every other byte stays the same.
 
-Parsing a model and serializing it again is not the identity. Fields in another order than their numbers', fields that
-this version of ONNX does not know, lists that are packed (.NET, Java) or not (C++, Python), lengths that are not
-written the shortest way: protocol buffers allow all of these, and a serializer normalizes them. So a model is not
-serialized again. Its bytes are cut at the data of the initializers and joined again with new data, and with new lengths
-of the enclosing messages where those changed (only where integers of variable length did).
+Parsing and serializing a model is not the identity: a serializer normalizes the order of fields, packed (.NET, Java)
+and unpacked (C++, Python) lists, and lengths that are not encoded the shortest way, and protobuf allows them all. So a
+model is not serialized again. Its bytes are cut at the data of the initializers and joined with new data, and with new
+lengths of the enclosing messages if those change (only with integers of variable length).
 
 The field numbers are those of ``onnx.proto``; the encoding is that of protocol buffers
 (https://protobuf.dev/programming-guides/encoding).

@@ -1,10 +1,9 @@
 """Raise a model to a newer opset, with the same results.
 
-ONNX's own converter does the work. It reads a model into a representation of its own and writes that out again, which
-loses functions, sparse initializers, metadata and references to attributes (workarounds: functions and metadata of
-converted models). So it gets a skeleton, and everything that the conversion did not have to change is restored.
-Operators that it converts wrongly or refuses are rewritten before (workarounds: converted Hardmax, converted Resize,
-converted BatchNormalization):
+ONNX's version converter does the work. Its internal representation loses functions, sparse initializers, metadata and
+references to attributes (workarounds: functions and metadata of converted models). So it converts a skeleton, and
+everything that the conversion need not change is restored. Operators that it converts wrongly or refuses are rewritten
+first (workarounds: converted Hardmax, converted Resize, converted BatchNormalization):
 
 ========================  ======  ==================================================================
 operator                  before  defect of the converter

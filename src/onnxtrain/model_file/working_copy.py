@@ -1,4 +1,4 @@
-"""The working copy of a model: in onnx-ir, in the form that training reads, without the data of large initializers."""
+"""Working copy of a model for training: onnx-ir, upgraded, without the data of large initializers."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Write files so that a reader, or a crash, never sees half of one: temporary file, fsync, rename.
+"""Write files atomically: temporary file, fsync, rename, so that no reader sees a partial file, even after a crash.
 
-Every output goes through :class:`AtomicFiles`. The temporary file of ``NAME`` lies beside it and is called
-``.NAME.<hex>.tmp``. The name follows from the output alone, and the writer keeps the file locked. So a run finds what
-a killed run left of the same output, and leaves alone what a running one is writing.
+Every output goes through :class:`AtomicFiles`. The temporary file of ``NAME`` is ``.NAME.<hex>.tmp`` in the same
+folder. Its name depends on the output alone, and the writer locks it. So a run finds the leftovers of a killed run of
+the same output, and does not touch the file of a running one.
 
-Locks are the kernel's (``flock``): they end with the process. On a file system without locks nothing is waited for and
-no leftover is removed.
+Locks are kernel locks (``flock``) and end with the process. On a file system without locks, a run neither waits for
+others nor removes leftovers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def resolve_output(path: str | os.PathLike[str], advice: str = ELSEWHERE) -> Out
 
     Args:
         path: The path.
-        advice: End of the message where the system's reason does not say what to do.
+        advice: End of the message if the system's error has no advice of its own.
 
     Raises:
         ModelError: Nothing can be written there: the path is a folder, a socket, a cycle of links or an invalid name.
@@ -119,7 +119,7 @@ def explained(target: Path, advice: str = ELSEWHERE, *, others_pass: bool = Fals
 
     Args:
         target: The output.
-        advice: End of the sentence where the reason does not say what to do.
+        advice: End of the sentence if the system's error has no advice of its own.
         others_pass: Let errors pass that name a file: they are about another file than the output.
 
     Raises:

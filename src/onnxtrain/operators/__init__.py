@@ -1,7 +1,7 @@
 """Optimizers as ONNX operators: schema, reference over NumPy arrays, body in standard operators.
 
-Each has a module of its own, with its schema, its update rule, the operator over arrays (:func:`adam`, under the
-operator's name in lower case) and the class of its settings (:class:`Adam`). Everything else finds them there.
+Each optimizer is one module with its schema, its update rule, the operator over arrays (:func:`adam`, the operator's
+name in lower case) and the class of its settings (:class:`Adam`). The rest of the package finds them by reflection.
 """
 
 from __future__ import annotations

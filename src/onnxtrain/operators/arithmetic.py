@@ -1,8 +1,8 @@
-"""The arithmetic that update rules are written in: the same expression computes on arrays and emits graphs.
+"""Arithmetic for update rules: the same expression computes on arrays or emits a graph.
 
-A rule handles two kinds of quantity. A :class:`Tensor` has the element type of its variable. A :class:`Wide` is
-float64: R, T, an attribute, or what they combine to. Where the two meet, the wide one is rounded to the type of
-the tensor. Both take Python's operators and NumPy's element-wise functions.
+Rules use two types. A :class:`Tensor` has the element type of its variable. A :class:`Wide` is float64: R, T,
+attributes and expressions of them. An operation on both rounds the wide operand to the tensor's type. Both support
+Python's operators and NumPy's elementwise functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnxtrain.errors import OperatorError
 from onnxtrain.ir import Builder, Value
 
 Data = np.ndarray | np.generic | Value
-"""What a quantity holds: an array (or NumPy scalar), or a value of a graph under construction."""
+"""Content of a tensor: an array or NumPy scalar, or a value of a graph under construction."""
 
 ONNX_OPERATORS: dict[np.ufunc, str] = {
     np.add: "Add",
@@ -40,11 +40,11 @@ ONNX_OPERATORS: dict[np.ufunc, str] = {
     np.greater: "Greater",
     np.less: "Less",
 }
-"""The NumPy functions that rules and measures may use, and the operators that they become in a graph."""
+"""The NumPy functions that rules and measures may use, and their ONNX operators."""
 
 
 class Tensor(NDArrayOperatorsMixin):
-    """An array, or a value of a graph, in its own element type."""
+    """An array or a graph value with its own element type."""
 
     def __init__(self, data: Data) -> None:
         self.data = data
@@ -60,21 +60,21 @@ class Tensor(NDArrayOperatorsMixin):
         return _apply(ufunc, inputs)
 
     def wide(self) -> Wide:
-        """The same numbers in float64."""
+        """Convert to float64."""
         return Wide(_cast(self.data, np.dtype(np.float64)))
 
     def sum(self, axis: None = None, out: None = None) -> Tensor:
-        """The sum of all elements, 0-d; ``numpy.sum`` calls it."""
+        """Sum all elements to a 0-d tensor; ``numpy.sum`` calls it."""
         if isinstance(self.data, Value):
             return type(self)(self.data.op.ReduceSum(self.data, keepdims=0))
         return type(self)(np.sum(self.data))
 
     def max(self, axis: None = None, out: None = None, initial: float = -np.inf) -> Tensor:
-        """The largest of all elements and ``initial``, 0-d; ``numpy.max`` calls it."""
+        """Return the maximum of all elements and ``initial`` as a 0-d tensor; ``numpy.max`` calls it."""
         if not isinstance(self.data, Value):
             return type(self)(np.max(self.data, initial=initial))
         op = self.data.op
-        # With the initial value in front, a tensor without elements has a largest one, too.
+        # ReduceMax needs an element: prepend the initial value.
         padded = op.Concat(op.constant([initial], self.data.dtype), op.reshape(self.data, [-1]), axis=0)
         return type(self)(op.ReduceMax(padded, keepdims=0))
 
@@ -88,17 +88,17 @@ class Tensor(NDArrayOperatorsMixin):
 
 
 class Wide(Tensor):
-    """A float64 quantity: alone it stays float64, with a tensor it takes the tensor's type."""
+    """A float64 value; an operation with a tensor casts it to the tensor's type."""
 
     def __float__(self) -> float:
-        """The number, where it is known before anything runs (an attribute)."""
+        """Return the number; only an array has one, a graph value has none before the graph runs."""
         if isinstance(self.data, Value):
             raise TypeError("The value of a graph is not known before the graph runs.")
         return float(self.data)
 
 
 def wide(number: Any) -> Wide:
-    """A number as a wide quantity; an integer or float of a graph is cast to double and made 0-d."""
+    """Convert a number to a 0-d float64 value; a graph value is cast and reshaped by nodes."""
     if not isinstance(number, Value):
         return Wide(np.float64(np.asarray(number).reshape(())))
     op = number.op
@@ -108,7 +108,7 @@ def wide(number: Any) -> Wide:
 
 
 def where(condition: Tensor, then: Any, otherwise: Any) -> Any:
-    """``condition ? then : otherwise``, element by element."""
+    """Select elementwise: ``then`` where the condition holds, else ``otherwise``."""
     operands = _aligned((then, otherwise))
     kind = _kind(operands)
     data: list[Any] = [condition.data, *(operand.data for operand in operands)]
@@ -122,7 +122,7 @@ def where(condition: Tensor, then: Any, otherwise: Any) -> Any:
 
 
 def positive(number: Wide, error: str) -> Wide:
-    """The number, which must be above 0: else an OperatorError, or NaN in a graph, which cannot raise."""
+    """Return a positive number unchanged; others raise OperatorError, or become NaN in a graph, which cannot raise."""
     if isinstance(number.data, Value):
         return where(number > 0, number, np.nan)  # type: ignore[no-any-return]
     if not float(number) > 0:
@@ -137,7 +137,7 @@ def _apply(function: np.ufunc, inputs: Sequence[Any]) -> Tensor:
     kind = _kind(operands)
     if builder is None:
         if function is np.power and all(isinstance(item, np.generic) for item in data):
-            # On scalars this is the C library's pow, bit for bit that of ONNX Runtime; numpy.power may be another.
+            # On scalars ** calls the C library's pow, bit-identical to ONNX Runtime's; numpy.power may differ.
             return kind(data[0] ** data[1])  # type: ignore[operator]
         return kind(function(*data))
     operator = ONNX_OPERATORS.get(function)
@@ -153,7 +153,7 @@ def _apply(function: np.ufunc, inputs: Sequence[Any]) -> Tensor:
 
 
 def _aligned(inputs: Sequence[Any]) -> list[Tensor]:
-    """The operands in one element type: that of the tensors among them, else float64."""
+    """Cast the operands to one element type: the type of the tensors among them, or float64 without any."""
     operands = [item if isinstance(item, Tensor) else Wide(np.float64(item)) for item in inputs]
     dtype = next((item.dtype for item in operands if not isinstance(item, Wide)), None)
     if dtype is None:
@@ -176,5 +176,5 @@ def _cast(data: Data, dtype: np.dtype[Any]) -> Data:
 
 
 def _number(data: np.ndarray | np.generic) -> Any:
-    # A plain float lets the builder leave out additions of 0 and multiplications by 1.
+    # The builder folds x + 0 and x * 1 for plain floats.
     return float(data) if data.ndim == 0 else data

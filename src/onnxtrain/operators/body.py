@@ -1,4 +1,4 @@
-"""An optimizer operator in standard operators: the rule, run over values of a graph."""
+"""Body of an optimizer operator: its update rule, run on graph values, emits standard operators."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def emit(
 ) -> list[tuple[Value, ...]]:
     """Emit the body of an optimizer operator for any number of variables.
 
-    What depends on R, T and attributes only is computed once, in float64, and shared by all variables.
+    Expressions of R, T and attributes alone are computed once, in float64, and shared by all variables.
 
     Args:
-        builder: Where to emit.
+        builder: The builder that emits the nodes.
         schema: The operator.
         R: The learning rate.
         T: The update count.
         variables: X, G and the states of each variable; their types must be known.
-        attributes: The operator's attributes; those left out have their defaults.
+        attributes: The operator's attributes; omitted ones have their defaults.
 
     Returns:
-        X_new and the new states of each variable, of the types and shapes of X and the states.
+        X_new and the new states of each variable, with the types and shapes of X and the states.
 
     Raises:
-        OperatorError: Attributes, types or shapes are not as the operator needs them. What only shows when
-            the graph runs fails there: a G that is larger than X, an R of several elements.
+        OperatorError: Attributes, types or shapes violate the operator's requirements. With unknown shapes, a G larger
+            than X or an R of several elements fails when the graph runs.
     """
     values = schema.complete(attributes)
     check_scalars(schema, describe(R), describe(T))
@@ -63,7 +63,7 @@ def emit(
 
 
 def describe(value: Value) -> Described:
-    """What is known of a value of a graph."""
+    """Return the known type and shape of a graph value."""
     dtype = None if value.dtype.name == "UNDEFINED" else _numpy_type(value)
     return Described(dtype, value.shape, value.name)
 
@@ -73,12 +73,12 @@ def _numpy_type(value: Value) -> np.dtype[Any]:
 
 
 def _within(G: Value, X: Value) -> Value:
-    """G itself where its shape is known to fit; else G at the shape of X, which fails if G is larger."""
+    """Return G if it is known to broadcast to X, else G expanded to X's shape; a larger G fails at run time."""
     if broadcasts(G.shape, X.shape):
         return G
     op = X.op
     shape = op.Shape(X)
-    # Expand would let G grow beyond X: the Reshape to X's shape then fails for want of elements.
+    # Expand broadcasts both ways; if G is larger than X, the Reshape fails.
     return op.Reshape(op.Expand(G, shape), shape).with_shape(X.shape)
 
 

@@ -1,4 +1,4 @@
-"""What every optimizer operator requires of its inputs, for arrays and for values of a graph alike."""
+"""Checks of the inputs of optimizer operators, for arrays and for graph values."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class Described(NamedTuple):
-    """What is known of a tensor.
+    """Known properties of a tensor.
 
     Attributes:
-        dtype: Its element type, or ``None``.
-        shape: Its axes (sizes, symbols or nothing), or ``None`` where not even the rank is known.
+        dtype: Its element type; ``None`` if unknown.
+        shape: A size, a symbol or ``None`` for each axis; ``None`` if the rank is unknown.
         name: Its name in the graph, or "".
     """
 
@@ -29,10 +29,10 @@ class Described(NamedTuple):
 
 
 def group(schema: OptimizerSchema, attributes: Attributes, count: int) -> int:
-    """The number of variables that ``count`` tensors after R and T make.
+    """Return the number of variables whose X, G and states are the ``count`` tensors after R and T.
 
     Raises:
-        OperatorError: They do not group.
+        OperatorError: ``count`` is no multiple of the tensors per variable.
     """
     roles = ["X", "G", *(state.name for state in schema.used_states(attributes))]
     if count == 0 or count % len(roles):
@@ -45,7 +45,7 @@ def group(schema: OptimizerSchema, attributes: Attributes, count: int) -> int:
 
 
 def check_output_count(schema: OptimizerSchema, attributes: Attributes, variables: int, count: int) -> None:
-    """Raise OperatorError unless there is one output per variable and state."""
+    """Raise OperatorError unless there is one output for each variable and each of its states."""
     states = schema.used_states(attributes)
     needed = variables * (1 + len(states))
     if count != needed:
@@ -57,7 +57,7 @@ def check_output_count(schema: OptimizerSchema, attributes: Attributes, variable
 
 
 def check_scalars(schema: OptimizerSchema, R: Described, T: Described) -> None:
-    """Raise OperatorError unless R is one floating and T one int64 number, as far as is known."""
+    """Raise OperatorError if R is known not to be one float, or T not to be one int64."""
     if R.dtype is not None and R.dtype not in FLOATS:
         raise OperatorError(f"{schema.name}: R is of type {R.dtype}, but must be float32 or float64.")
     if T.dtype is not None and T.dtype != np.int64:
@@ -70,7 +70,7 @@ def check_scalars(schema: OptimizerSchema, R: Described, T: Described) -> None:
 
 
 def check_variable(schema: OptimizerSchema, attributes: Attributes, index: int, tensors: Sequence[Described]) -> None:
-    """Raise OperatorError unless the tensors of one variable fit together, as far as is known."""
+    """Raise OperatorError if the known types and shapes of one variable's tensors do not fit together."""
     roles = ("X", "G", *(state.name for state in schema.used_states(attributes)))
     x = tensors[0]
     for role, tensor in zip(roles, tensors, strict=True):
@@ -94,7 +94,7 @@ def check_variable(schema: OptimizerSchema, attributes: Attributes, index: int, 
 
 
 def broadcasts(source: tuple[Dimension, ...] | None, target: tuple[Dimension, ...] | None) -> bool | None:
-    """Whether ``source`` broadcasts to ``target`` without growing it; ``None`` where the sizes do not tell."""
+    """Return whether ``source`` broadcasts to ``target`` without growing it; ``None`` if unknown sizes decide."""
     if source is None or target is None:
         return None
     if len(source) > len(target):

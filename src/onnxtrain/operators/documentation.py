@@ -1,4 +1,4 @@
-"""Reference pages of the optimizer operators, laid out as ONNX's operator pages.
+"""Reference pages of the optimizer operators, in the layout of ONNX's operator pages.
 
 ``python -m onnxtrain.operators FOLDER`` writes them.
 """

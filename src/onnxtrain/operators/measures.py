@@ -1,14 +1,14 @@
-"""Diversity measures: what SSGD counts as sparse.
+"""Diversity measures: smooth surrogates for the number of non-zero weights, minimized by SSGD.
 
 A measure is a function g(u) = f(z) of a weight u, with z = u² (reweighted ℓ2) or z = |u| (reweighted ℓ1). The
-sum of g over a layer stands in for the number of its non-zero weights. SSGD needs w, from which the scale of every
-weight's step follows:
+sum of g over a layer approximates the number of its non-zero weights. SSGD scales the step of every weight by
+w² / mean(w²):
 
     w² = 1 / f'(z)    at z = u²   for ℓ2
     w² = 1 / f'(z)²   at z = |u|  for ℓ1
 
-Four conditions make a function a measure: g is symmetric (it is, as a function of z), increasing in |u|, finite,
-and strictly concave in z (f' falls strictly).
+A function is a measure if g is symmetric (a function of z always is), increasing in |u|, finite, and strictly concave
+in z (f' decreases strictly).
 
 Measures are written with Python's operators and NumPy's functions, so that the same code runs on arrays and emits
 the graph of SSGD's body. Source of the framework: C.-H. Lee, I. Fedorov, B. D. Rao, H. Garudadri, "SSGD:
@@ -35,8 +35,8 @@ class Measure(ABC):
 
     Args:
         reweighting: "l2" or "l1".
-        epsilon: Where the measure has it: above 0; a smaller one promotes sparsity more.
-        p: Where the measure has it: the exponent of the p-norm.
+        epsilon: Parameter of all measures except p-norm, above 0; a smaller one promotes sparsity more.
+        p: Exponent of p-norm.
 
     Raises:
         OperatorError: A parameter is outside the measure's domain.
@@ -55,7 +55,11 @@ class Measure(ABC):
         self.check()
 
     def check(self) -> None:
-        """Raise OperatorError for a parameter outside the domain."""
+        """Check that the parameters are in the measure's domain.
+
+        Raises:
+            OperatorError: A parameter is outside the domain.
+        """
         if not (0 < self.epsilon < math.inf):
             raise OperatorError(
                 f"The measure {self.name!r} has epsilon {self.epsilon:g}, but needs one above 0 and finite: "
@@ -64,27 +68,27 @@ class Measure(ABC):
 
     @abstractmethod
     def value(self, z: Any) -> Any:
-        """f(z)."""
+        """Compute f(z)."""
 
     @abstractmethod
     def derivative(self, z: Any) -> Any:
-        """f'(z)."""
+        """Compute f'(z)."""
 
     def inverse_derivative(self, z: Any) -> tuple[Any, Any]:
-        """1 / f'(z) as (h, factor), whose product it is; h does not overflow where z does not."""
+        """Return (h, factor) with factor * h = 1 / f'(z), scaled so that h does not overflow."""
         return 1 / self.derivative(z), 1.0
 
     def of(self, u: ArrayLike) -> np.ndarray:
-        """g(u)."""
+        """Compute g(u)."""
         with np.errstate(all="ignore"):
             return np.asarray(self.value(self.argument(np.asarray(u, dtype=np.float64))))
 
     def argument(self, u: Any) -> Any:
-        """z."""
+        """Compute z from u."""
         return np.absolute(u) if self.reweighting == "l1" else u * u
 
     def squared_weight(self, u: ArrayLike) -> np.ndarray:
-        """w², element by element."""
+        """Compute w² elementwise."""
         with np.errstate(all="ignore"):
             h, factor = self.inverse_derivative(self.argument(np.asarray(u, dtype=np.float64)))
             inverse = np.asarray(factor * h)
@@ -195,8 +199,8 @@ class GemanMcClure(Measure):
 class Exponential(Measure):
     """f(z) = 1 − e^(−z/ε): w² = ε e^(u²/ε) for ℓ2, w = ε e^(|u|/ε) for ℓ1.
 
-    Aggressive: w² grows exponentially, so that for a small ε the few largest weights of a layer take all of the
-    step. Use it with ``max_scale``. The scale is computed relative to the largest weight, which never overflows.
+    Aggressive: w² grows exponentially, so with a small ε only the few largest weights of a layer move. Use it with
+    ``max_scale``. The scale is computed relative to the largest weight and never overflows.
 
     Source: P. S. Bradley, O. L. Mangasarian, "Feature Selection via Concave Minimization and Support Vector
     Machines", ICML 1998.
@@ -218,11 +222,10 @@ class Exponential(Measure):
 class Tanh(Measure):
     """f(z) = tanh(z / ε): w² = ε cosh²(u²/ε) for ℓ2, w = ε cosh²(|u|/ε) for ℓ1.
 
-    As aggressive as the exponential measure, with twice the exponent: use it with ``max_scale``, too. The scale
-    is computed relative to the largest weight, through cosh²(t) = e^(2t) (1 + e^(−2t))² / 4, which never
-    overflows.
+    As aggressive as the exponential measure with twice the exponent; use it with ``max_scale``, too. The scale
+    is computed relative to the largest weight, through cosh²(t) = e^(2t) (1 + e^(−2t))² / 4, and never overflows.
 
-    Source: the framework's own conditions (Lee et al. 2020), which it meets.
+    Source: tanh meets the conditions of the framework (Lee et al. 2020).
     """
 
     name = "tanh"
@@ -231,7 +234,7 @@ class Tanh(Measure):
         return np.tanh(z / self.epsilon)
 
     def derivative(self, z: Any) -> Any:  # noqa: D102
-        # 1 / cosh², in a form that does not overflow
+        # 1 / cosh² without overflow
         decay = np.exp(-2 * (z / self.epsilon))
         return 4 * decay / ((1 + decay) * (1 + decay)) / self.epsilon
 
@@ -245,20 +248,20 @@ class Tanh(Measure):
 BUILT_IN: dict[str, type[Measure]] = {
     measure.name: measure for measure in (LogSum, PNorm, Arctan, GemanMcClure, Exponential, Tanh)
 }
-"""The measures that the native kernels know, too."""
+"""The built-in measures, all of which the native kernels implement."""
 
 _PAST_THE_KNEE = "it is not strictly concave: f' is 0 past its knee, where w would be infinite"
 REFUSED = {"mcp": _PAST_THE_KNEE, "scad": _PAST_THE_KNEE, "capped-l1": _PAST_THE_KNEE}
-"""Penalties of the literature that are no measures, with the condition that each fails."""
+"""Penalties from the literature that are not measures, with the condition that each violates."""
 
 _registered: dict[str, type[Measure]] = {}
 
 
 def measure(name: str, *, reweighting: str = "l2", epsilon: float = 0.01, p: float = 0.5) -> Measure:
-    """The measure of a name, with its parameters.
+    """Return the measure with this name and these parameters.
 
     Raises:
-        OperatorError: There is none of that name, or a parameter is outside its domain.
+        OperatorError: The name is unknown, or a parameter is outside its domain.
 
     Example:
         >>> measure("arctan", reweighting="l1", epsilon=1.0).squared_weight([2.0])
@@ -276,19 +279,19 @@ def measure(name: str, *, reweighting: str = "l2", epsilon: float = 0.01, p: flo
 
 
 def register_measure(name: str, function: Any, *, largest: float = 10.0) -> None:
-    """Add a measure of one's own; the attribute ``measure`` of SSGD takes its name from then on.
+    """Register a custom measure, which the attribute ``measure`` of SSGD then accepts by name.
 
-    It runs in NumPy and as a body in standard operators; the native kernels do not know it.
+    It runs in NumPy and as a body of standard operators; native kernels implement the built-in measures only.
 
     Args:
         name: Its name.
-        function: f′: a function of z, or an object with a method ``derivative`` (and, if it likes, ``value`` for
-            f); written with Python's operators and NumPy's functions.
-        largest: The conditions are checked on a grid of z from 0 to here. It should cover the range that z takes
-            for real weights, without f′ underflowing to 0.
+        function: f′: a function of z, or an object with a method ``derivative`` and optionally a method ``value`` for
+            f; written with Python's operators and NumPy's functions.
+        largest: End of the grid of z, from 0, on which the conditions are checked. It should cover the z of real
+            weights without f′ underflowing to 0.
 
     Raises:
-        OperatorError: The name is taken, or a condition fails; the message says which, and where.
+        OperatorError: The name is taken, or a condition fails; the message names the condition and the z.
 
     Example:
         >>> register_measure("cauchy", lambda z: 1 / (1 + z))
@@ -324,7 +327,7 @@ def check_conditions(
     *,
     largest: float = 10.0,
 ) -> None:
-    """Check numerically that f is increasing, finite and strictly concave; symmetric it is by construction.
+    """Check numerically that f is increasing, finite and strictly concave; symmetry holds by construction.
 
     Raises:
         OperatorError: A condition fails.
@@ -339,7 +342,7 @@ def check_conditions(
     broken = ~np.isfinite(slope)
     if broken.any():
         raise OperatorError(f"{label}: it is not finite: f'({grid[broken][0]:g}) is {slope[broken][0]}.")
-    # Where f is finite at 0, the area under f' between z and 2z vanishes with z.
+    # If f is finite at 0, the area under f' between z and 2z vanishes as z goes to 0.
     if not np.isfinite(at_zero) or not area[0] < area[1]:
         raise OperatorError(f"{label}: it is not finite: f(z) has no limit as z goes to 0.")
     flat = ~(slope > 0)

@@ -1,4 +1,4 @@
-"""Optimizer nodes in graphs: their checks, their types and shapes."""
+"""Checks and type inference of optimizer nodes in a graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from onnxtrain.operators.registry import find
 
 
 def check_node(node: ir.Node, version: int = 1) -> None:
-    """Check one optimizer node."""
+    """Check the version, attributes, inputs and outputs of an optimizer node.
+
+    Raises:
+        OperatorError: One of them violates the operator's schema.
+    """
     schema = find(node.domain, node.op_type)
     assert schema is not None
     if version != schema.version:
@@ -37,12 +41,10 @@ def check_node(node: ir.Node, version: int = 1) -> None:
 
 
 def infer_optimizer_types(node: ir.Node) -> bool:
-    """Give the outputs of an optimizer node the types and shapes of their inputs; other nodes are left alone.
-
-    X_new has those of X, V_new those of V, and so on.
+    """Copy the types and shapes of X and the states to the outputs of an optimizer node; other nodes do not change.
 
     Returns:
-        Whether an output's type or shape was not known before.
+        True if an output got a type or shape that was unknown before.
     """
     schema = find(node.domain, node.op_type)
     if schema is None:
@@ -60,9 +62,9 @@ def infer_optimizer_types(node: ir.Node) -> bool:
 
 
 def name_skipped_outputs(node: ir.Node) -> list[ir.Value]:
-    """Name the outputs of an optimizer node that have no name, and return them.
+    """Name the unnamed outputs of an optimizer node and return them.
 
-    A file cannot hold trailing outputs without a name, and ONNX's inference fails where they are missing.
+    A file cannot store trailing unnamed outputs, and ONNX's shape inference fails if they are missing.
     """
     if find(node.domain, node.op_type) is None:
         return []
@@ -73,7 +75,7 @@ def name_skipped_outputs(node: ir.Node) -> list[ir.Value]:
 
 
 def attributes_of(node: ir.Node) -> dict[str, object]:
-    """The attributes of a node by name."""
+    """Return the attributes of a node by name."""
     return {name: attribute.value for name, attribute in node.attributes.items()}
 
 

@@ -1,4 +1,4 @@
-"""Optimizer settings: the learning rate and the attributes of the operator, under every name that users know."""
+"""Optimizer settings: the learning rate and the operator's attributes, by ONNX's and by PyTorch's names."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _COMPLEMENT: Final = "1 - "
 class Optimizer:
     """Settings of an optimizer: the learning rate and the attributes of its operator.
 
-    Every optimizer takes each setting by two names: the operator's attribute (``alpha``, ``beta``, ``epsilon``,
-    ``norm_coefficient``), as ONNX's standard has it, and PyTorch's name (``betas``, ``eps``, ``weight_decay``,
-    ``momentum``, ``nesterov``), where that differs; ``lr`` is ``learning_rate``. The same names work in Python, in text
-    (``"adam(lr=1e-3)"``), in TOML and as flags of the command line. The fields of the class have one of the two.
+    Every optimizer accepts each setting by two names: ONNX's attribute (``alpha``, ``beta``, ``epsilon``,
+    ``norm_coefficient``) and, if it differs, PyTorch's name (``betas``, ``eps``, ``weight_decay``, ``momentum``,
+    ``nesterov``); ``lr`` is ``learning_rate``. The same names work in Python, in text (``"adam(lr=1e-3)"``), in TOML
+    and as flags of the command line. A field of the class has one of the two names.
 
     Raises:
         OptionError: A setting is outside its range; the message states the setting, its value and the range.
@@ -65,7 +65,7 @@ class Optimizer:
 
     @classmethod
     def field_of(cls, attribute: Attribute) -> str:
-        """Return the field that holds an attribute: ``alpha``, or ``betas[0]`` for an item of a pair."""
+        """Return the name of the field that holds an attribute: ``alpha``, or ``betas[0]`` for an item of a pair."""
         return attribute.name if attribute.name in _field_names(cls) else attribute.familiar
 
     def _read(self, attribute: Attribute) -> tuple[str, Any]:
@@ -148,7 +148,7 @@ def as_fields(settings: Optimizer | type[Optimizer], given: Mapping[str, Any], p
 
 
 def _settings_of(cls: type[Optimizer], argument: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Return the attributes and other fields that an argument sets, with their values."""
+    """Yield the attributes and other fields that an argument sets, with their values."""
     name = cls.__name__
     if argument in LEARNING_RATES:
         yield LEARNING_RATES[0], value
@@ -211,7 +211,7 @@ def _is_number(value: object) -> bool:
 
 
 def accept_all_names(settings: type[T]) -> type[T]:
-    """Let a class of settings take each setting by all its names; decorator of a dataclass."""
+    """Make the constructor of a settings dataclass accept each setting by all its names; a class decorator."""
     plain = settings.__init__
     if hasattr(plain, "__signature__"):
         return settings

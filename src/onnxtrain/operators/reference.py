@@ -1,4 +1,4 @@
-"""An optimizer operator over NumPy arrays: the checks, then the rule, variable by variable."""
+"""NumPy reference of the optimizer operators: checks, then the update rule for each variable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def evaluate(
         All X_new, then all of each new state, each of the type and shape of its input.
 
     Raises:
-        OperatorError: Inputs or attributes are not as the operator needs them.
+        OperatorError: Inputs or attributes violate the operator's schema.
     """
     values = schema.complete(attributes)
     rate, count = np.asarray(R), np.asarray(T)
@@ -36,7 +36,7 @@ def evaluate(
     tensors = [np.asarray(item) for item in inputs]
     variables = group(schema, values, len(tensors))
     results = []
-    with np.errstate(all="ignore"):  # NaN and infinity are results like others
+    with np.errstate(all="ignore"):  # NaN and infinity are valid results
         for index in range(variables):
             own = tensors[index::variables]
             check_variable(schema, values, index, [_describe(tensor) for tensor in own])
@@ -46,7 +46,7 @@ def evaluate(
 
 
 def arguments(attributes: Attributes) -> dict[str, Wide | str]:
-    """Attributes as a rule takes them: numbers are wide quantities."""
+    """Convert attributes to arguments of a rule: numbers become float64 :class:`Wide` values."""
     return {name: item if isinstance(item, str) else wide(item) for name, item in attributes.items()}
 
 

@@ -1,4 +1,4 @@
-"""Finds the optimizers: every module of this package that has a ``SCHEMA``."""
+"""Registry of the optimizers: every module of this package that defines ``SCHEMA``."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Entry(NamedTuple):
 
 
 class Optimizers(Mapping[str, Entry]):
-    """The optimizers by the name of their operator, each read from its file when it is asked for.
+    """The optimizers by operator name, each imported at its first access.
 
     Args:
-        package: Name of the package of the files. An operator's file has its name in lower case.
+        package: Name of the package of the modules. A module has its operator's name in lower case.
     """
 
     def __init__(self, package: str) -> None:
@@ -44,7 +44,7 @@ class Optimizers(Mapping[str, Entry]):
 
     @functools.cached_property
     def files(self) -> frozenset[str]:
-        """The names of all files, those that have no optimizer too."""
+        """Names of all modules of the package, with or without an optimizer."""
         path = importlib.import_module(self._package).__path__
         return frozenset(info.name for info in pkgutil.iter_modules(path) if not info.name.startswith("_"))
 
@@ -74,7 +74,7 @@ class Optimizers(Mapping[str, Entry]):
         return self.read(importlib.import_module(f"{self._package}.{file}")) if file in self.files else None
 
     def read(self, module: Any) -> Entry | None:
-        """The optimizer that a module has; ``None`` where it has none."""
+        """Return the optimizer that a module defines, or ``None``."""
         schema = vars(module).get("SCHEMA")
         if not isinstance(schema, OptimizerSchema):
             return None
@@ -90,7 +90,7 @@ OPTIMIZERS = Optimizers(__name__.rpartition(".")[0])
 
 
 def find(domain: str, name: str) -> OptimizerSchema | None:
-    """The schema of an optimizer operator, or ``None`` where it is none."""
+    """Return the schema of an optimizer operator, or ``None`` for any other operator."""
     if is_default_domain(domain):
         return None
     entry = OPTIMIZERS.get(name)

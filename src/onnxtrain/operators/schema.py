@@ -16,13 +16,13 @@ Attributes = Mapping[str, float | str]
 
 
 class Interval(NamedTuple):
-    """The numbers that an attribute is meant to have.
+    """Interval of the values that an attribute should have.
 
     Attributes:
         low: Lower end.
         high: Upper end.
-        low_included: Whether the lower end belongs to it.
-        high_included: Whether the upper end belongs to it.
+        low_included: True if the lower end belongs to it.
+        high_included: True if the upper end belongs to it.
     """
 
     low: float = -math.inf
@@ -55,12 +55,12 @@ class Attribute(NamedTuple):
 
     Attributes:
         name: Its name.
-        doc: What it does.
-        default: The value when it is left out; ``None`` makes the attribute required.
+        doc: Its effect, one sentence for the reference pages.
+        default: The value of an omitted attribute; ``None`` makes the attribute required.
         kind: ``float`` or ``str``.
-        choices: The strings that it may be; empty where the schema's ``check`` decides.
+        choices: Accepted strings; empty if the schema's ``check`` decides.
         sensible: The values that an optimizer's settings accept; the operator itself takes every number.
-        familiar: PyTorch's name of the setting, where it differs: ``eps``, ``betas[0]`` for the first of a pair,
+        familiar: PyTorch's name of the setting, if it differs: ``eps``, ``betas[0]`` for the first of a pair,
             ``1 - dampening`` for the complement, ``nesterov`` for a mode that is on or off.
     """
 
@@ -77,10 +77,10 @@ class State(NamedTuple):
     """A tensor that an optimizer keeps per variable, of the variable's type and shape.
 
     Attributes:
-        name: Its letter in the specification; what is called H is never negative, so that its 8 bits need no sign.
-        doc: What it holds.
-        initial: Every element's value before the first step.
-        used: Whether the operator has it, given its attributes.
+        name: Its letter in the specification; a state named H is never negative, so its 8-bit code has no sign.
+        doc: Its content, one sentence for the reference pages.
+        initial: Value of every element before the first step.
+        used: Returns whether the operator has it, given its attributes.
     """
 
     name: str
@@ -97,7 +97,7 @@ R, T and the number attributes are :class:`~onnxtrain.operators.arithmetic.Wide`
 
 
 class OptimizerSchema(NamedTuple):
-    """What an optimizer operator is.
+    """Schema of an optimizer operator.
 
     Attributes:
         name: Name of the operator.
@@ -106,11 +106,11 @@ class OptimizerSchema(NamedTuple):
         attributes: Its attributes.
         states: Its states, in the order of the operator's inputs.
         domain: Domain of the operator.
-        version: Version of the domain that it belongs to.
-        first_count: T of the first step of a training that follows the literature.
-        counted: Whether the rule reads T.
-        details: What the reference page says below the update rule, in Markdown.
-        check: Raises :class:`~onnxtrain.errors.OperatorError` for attributes that do not fit together.
+        version: Version of its domain.
+        first_count: T of the first step, as in the optimizer's paper: 0 or 1.
+        counted: True if the rule reads T.
+        details: Markdown for the reference page, below the update rule.
+        check: Raises :class:`~onnxtrain.errors.OperatorError` for attributes that contradict one another.
     """
 
     name: str
@@ -126,11 +126,11 @@ class OptimizerSchema(NamedTuple):
     check: Callable[[Attributes], None] = lambda attributes: None
 
     def used_states(self, attributes: Attributes) -> tuple[State, ...]:
-        """The states that the operator has with these (complete) attributes."""
+        """Return the states that the operator has with these (complete) attributes."""
         return tuple(state for state in self.states if state.used(attributes))
 
     def complete(self, given: Mapping[str, Any]) -> dict[str, float | str]:
-        """All attributes with their values: the given ones checked, the others at their defaults.
+        """Return all attributes: the given ones, checked, and the defaults of the others.
 
         Raises:
             OperatorError: One is unknown, missing, of the wrong type, or not among its choices.

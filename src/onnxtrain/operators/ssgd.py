@@ -1,4 +1,4 @@
-"""SSGD: gradient descent with steps that grow with the size of a weight, so that small weights vanish."""
+"""SSGD: gradient descent whose steps grow with the magnitude of a weight, so that small weights vanish."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rule(
 
 
 def check(attributes: Attributes) -> None:
-    """Raise OperatorError for parameters that the measure lacks, or for negative ones."""
+    """Raise OperatorError for an unknown measure, parameters outside its domain, or negative settings."""
     find_measure(
         str(attributes["measure"]),
         reweighting=str(attributes["reweighting"]),

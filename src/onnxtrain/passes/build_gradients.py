@@ -25,7 +25,7 @@ from onnxtrain.ir.value import dimensions, is_float
 
 
 class Derivative(NamedTuple):
-    """Derivative that a caller asks for, not a Gradient node.
+    """Derivative that a caller requests, without a Gradient node.
 
     Attributes:
         y: The value to differentiate; seeded with ones.
@@ -40,8 +40,8 @@ def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> It
     """Replace every Gradient node by the nodes that compute it, then append the derivative, in place, one by one.
 
     The model's metadata (:class:`~onnxtrain.autodiff.options.GradientOptions`) holds the options of the gradients and
-    is removed with them. A gradient may go through one that was built before. The gradient of a softmax whose NaN the
-    model replaces reads the replacement.
+    is removed with them. A gradient may differentiate nodes of an earlier one. If the model replaces NaN in the result
+    of a softmax, the softmax's gradient reads the replacement.
 
     Requires: a sorted graph. Ensures: a sorted graph without Gradient nodes; fused operators are still nodes.
 
@@ -64,7 +64,7 @@ def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> It
 
 
 def _masked(graph: ir.Graph, backward: Backward) -> Backward:
-    """Let the gradient of a softmax whose NaN the model replaces read the replacement: masked rows have none."""
+    """If the model replaces NaN in a softmax's result, let the softmax's gradient read the replacement."""
     backward.nodes += read_replacements(Builder(graph, graph.opset_imports.get("", 1)))
     return backward
 

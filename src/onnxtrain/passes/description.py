@@ -1,4 +1,4 @@
-"""Description of a step graph in its metadata: what a loop in any language feeds, and what comes back."""
+"""Description of a step graph in its metadata: inputs and outputs for a loop in any language."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES_KEY = "onnxtrain.states"
 """Key of a step graph's metadata that holds its states as JSON: input name to output name."""
 
 IN_PLACE_KEY = "onnxtrain.in_place"
-"""Key of the metadata that lists, as JSON, the states whose new value may be written where the old one stands."""
+"""Key of the metadata that lists, as JSON, the states whose new value may be written to the buffer of the old one."""
 
 STEP_KEY = "onnxtrain.step"
 """Key of the metadata that holds a :class:`Description` as JSON."""

@@ -1,9 +1,9 @@
-"""Compute sums over slices together with their gradient, which goes through the same slices.
+"""Merge a Scan that sums over slices with its gradient, which scans the same slices.
 
 The gradient of a Scan is a Scan that recomputes each step, from the last to the first
-(:mod:`onnxtrain.autodiff.rules.loops`). Where the forward Scan only adds up, the order does not matter, and its
-gradient does not wait for it: the backward Scan has the terms, too, and one of the two is enough. A loss whose logits
-are computed in chunks (:mod:`onnxtrain.losses.chunks`) has this shape; without this pass they would be computed twice.
+(:mod:`onnxtrain.autodiff.rules.loops`). If the forward Scan only sums, the order of steps does not matter, and the
+backward Scan, which recomputes the terms, can sum them, too. A loss whose logits are computed in chunks
+(:mod:`onnxtrain.losses.chunks`) has this pattern; without this pass the logits would be computed twice.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from onnxtrain.ir.value import constant_number
 def join_scans(graph: ir.Graph) -> None:
     """Let the gradient of a Scan that is a sum over slices return the sum, too, in place.
 
-    The pattern is a Scan with one state, which begins with zero and to which each step adds a number, and a Scan that
-    takes slices of the same tensors in the opposite order and does not depend on the first.
+    The pattern is a Scan with one state, which starts at zero and to which each step adds a number, and a Scan over the
+    same tensors in the opposite order that does not depend on the first.
 
-    Requires: a sorted graph whose gradients are built. Ensures: a sorted graph; the sum is added up in another order.
+    Requires: a sorted graph whose gradients are built. Ensures: a sorted graph; the order of summation changes.
     """
     joined = False
     for forward in [node for node in graph if _is_sum(node)]:
@@ -78,7 +78,7 @@ def _taken(scan: ir.Node) -> dict[ir.Value, tuple[int, int, int]]:
 
 
 def _goes_back(node: ir.Node, forward: ir.Node) -> bool:
-    """Return whether a node is a Scan through the slices of another, from the last to the first."""
+    """Return whether a node is a Scan over the slices of another Scan in the opposite order."""
     if node is forward or node.op_type != "Scan" or node.domain:
         return False
     there, back = _taken(forward), _taken(node)
@@ -138,7 +138,7 @@ def _copied(nodes: list[ir.Node], back: ir.Graph, values: Values) -> list[ir.Nod
 
 
 def _key(node: ir.Node, values: Values) -> Hashable | None:
-    """Return a key that is equal for nodes that compute the same, given values that are equal."""
+    """Return a key that is equal for nodes that compute the same from equal values."""
     attributes = attribute_key({name: attribute.value for name, attribute in node.attributes.items()})
     if attributes is None or node.op_type in NEVER_SHARED:
         return None

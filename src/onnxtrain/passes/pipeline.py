@@ -58,7 +58,7 @@ def lower_graph(
     Args:
         model: A working copy. Its metadata holds the options of gradients
             (:class:`~onnxtrain.autodiff.options.GradientOptions`).
-        kernels: Whether the session loads the native kernels.
+        kernels: True if the session loads the native kernels.
         derivative: A derivative to append as graph outputs ``{x}_grad``.
         portable: The provider that the graph is for, where it is not the CPU.
         updates: The optimizers that stay nodes although the rest is standard operators, since the session loads kernels

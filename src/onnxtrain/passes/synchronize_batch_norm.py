@@ -39,9 +39,8 @@ class _Whole(NamedTuple):
 def synchronize_batch_norm(model: ir.Model, backward: Backward) -> None:
     """Let batch normalization in training mode, and its gradient, sum over all processes, in place.
 
-    The model's metadata asks for it; the entry is removed. The nodes ``AllReduce`` block until all processes have come
-    to
-    them: all must run graphs of the same nodes, in the same order.
+    An entry of the model's metadata enables the pass; the pass removes it. ``AllReduce`` nodes block until all
+    processes reach them, so all processes must run graphs with the same nodes in the same order.
 
     Requires: a sorted graph whose nodes have types, in which BatchNormalizationGradient nodes are not resolved.
     Ensures: a sorted graph.

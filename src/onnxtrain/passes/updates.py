@@ -19,8 +19,8 @@ class Variable(NamedTuple):
         inputs: X, G, and the states; states in 8 bits have their scales before them.
         outputs: The new X, and the new states; states in 8 bits have their scales behind them.
         mask: False where the gradient is zero; ``None`` for no mask.
-        seeds: Seeds of the rounding of each state in fewer bits; empty where states have X's type.
-        blockwise: Whether states in fewer bits are in 8, with scales; they are bfloat16 if not.
+        seeds: Seeds of the stochastic rounding of each low-bit state; empty if states have X's type.
+        blockwise: True if low-bit states are 8-bit with scales; otherwise they are bfloat16.
         parameter_seed: Seed of the rounding of an X in bfloat16.
     """
 

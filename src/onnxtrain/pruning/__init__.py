@@ -1,4 +1,4 @@
-"""Pruning: measures of sparsity, thresholds, masks, sparse files and the job that puts them together."""
+"""Pruning: train with sparsity promotion, cut, fine-tune; sparse files and reports."""
 
 from __future__ import annotations
 

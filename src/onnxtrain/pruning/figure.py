@@ -1,4 +1,4 @@
-"""Charts of a pruning: accuracy over sparsity, zeros of each layer, weights before and after."""
+"""Charts of a pruning: accuracy over sparsity, sparsity of each layer, weights before and after."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnxtrain.report.charts import Chart, bar_chart, curve_chart
 
 _BINS = 81
 _MOST_LAYERS = 24
-"""Most bars that can be read: with more tensors the largest are shown."""
+"""Most bars in a readable chart; with more tensors, the largest ones are shown."""
 
 
 def charts(result: PruneRecord) -> list[Chart]:
@@ -18,7 +18,7 @@ def charts(result: PruneRecord) -> list[Chart]:
 
 
 def _accuracy(result: PruneRecord) -> Chart:
-    """Draw accuracy over the density, which a logarithmic axis spreads where it matters."""
+    """Draw accuracy over the density on a logarithmic axis, which spreads the low densities."""
     percent, unit = (100.0, " %") if result.metric == "accuracy" else (1.0, "")
     left = max(1 - result.sparsity, 0.5 / result.size)
     after = percent * result.accuracy_after
@@ -36,7 +36,7 @@ def _accuracy(result: PruneRecord) -> Chart:
 
 
 def _layers(result: PruneRecord) -> Chart:
-    """Draw the fraction of zeros in each tensor, and write the number of weights left behind it."""
+    """Draw the fraction of zeros in each tensor, with the number of remaining weights as a note."""
     largest = sorted(result.layers, key=lambda row: -row.size)[:_MOST_LAYERS]
     shown = [row for row in result.layers if row in largest]
     some = f" ({len(shown)} largest of {len(result.layers)})" if len(shown) < len(result.layers) else ""
@@ -45,7 +45,7 @@ def _layers(result: PruneRecord) -> Chart:
 
 
 def _weights(result: PruneRecord) -> Chart:
-    """Draw the numbers of weights by value, before and after, zeros apart, on a logarithmic axis."""
+    """Draw histograms of all weights before, and of the non-zero weights after, on a logarithmic axis."""
     before, after, edges = counted(result)
     centres = ((edges[1:] + edges[:-1]) / 2).tolist()
     curves = {
@@ -56,7 +56,7 @@ def _weights(result: PruneRecord) -> Chart:
 
 
 def counted(result: PruneRecord) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return histograms of the weights before, and of the non-zero weights after, and the edges of their bins."""
+    """Return the histograms of all weights before and of the non-zero weights after, and their bin edges."""
     before = np.concatenate([array.ravel() for array in result.given.values()]).astype(np.float64)
     after = np.concatenate([result.values[name].ravel() for name in result.given]).astype(np.float64)
     after = after[after != 0]

@@ -1,4 +1,4 @@
-"""Fresh weights: parameters drawn anew, for a training that does not start from those of the file."""
+"""Random initialization of parameters, for a training that does not start from the file's weights."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from onnxtrain.weights.readers import read_through_identity
 
 
 def fresh_values(model: ir.Model, parameters: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """New first values for parameters, drawn from their seed.
+    """Sample new initial values of parameters.
 
-    Weights of products, and other tensors with several axes such as embeddings of positions, are normal with variance
-    2 / fan-in (He's initialization). What scales is 1, whatever its shape, and what is added 0.
+    Weights of linear layers and convolutions, and other tensors with several axes such as position embeddings, are
+    normal with variance 2 / fan-in (He initialization). Scales, of any shape, are 1, and biases 0.
 
     Args:
-        model: The model, which says how each parameter is used.
+        model: The model, whose nodes tell the use of each parameter.
         parameters: The current values by name.
-        seed: Of the generator.
+        seed: Seed of the generator.
 
     Returns:
-        Values by name, of the types and shapes of the current ones.
+        Values by name, with the types and shapes of the current ones.
 
     Source: K. He, X. Zhang, S. Ren, J. Sun, "Delving Deep into Rectifiers", ICCV 2015.
     """

@@ -1,4 +1,4 @@
-"""One pruning: the plan, the training that is cut, and the fine-tuning."""
+"""Pruning job: train, cut, fine-tune."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CURVE = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
 
 
 class PruningWarning(UserWarning):
-    """A cut did what was asked, but hardly what was meant."""
+    """A cut removed all weights of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Plan:
     """Settings of a pruning; the arguments of :func:`prune`.
 
     Raises:
-        OptionError: An argument has a value that it cannot have.
+        OptionError: An argument is outside its range, or two contradict each other.
     """
 
     method: Method
@@ -84,9 +84,9 @@ class Plan:
             )
 
     def cut(self, weights: Mapping[str, np.ndarray], sparsity: float) -> Cut:
-        """The cut of this method at a sparsity."""
+        """Compute the cut at a sparsity."""
         if self.method == "random":
-            # The same scores at every sparsity: what survives a deeper cut survives this one.
+            # The same scores at every sparsity: a deeper cut removes a superset.
             return random_cut(weights, sparsity, self.scope, generator=np.random.default_rng(self.seed))
         return magnitude_cut(weights, sparsity, self.scope)
 
@@ -95,13 +95,13 @@ class Job:
     """One pruning.
 
     Args:
-        plan: What to do.
+        plan: The settings.
         model: The model.
-        loss: What to minimise.
+        loss: The loss.
         target: Name of the target array.
         options: Further arguments of the trainers.
-        say: Takes a line after every epoch and cut.
-        display: Where steps are shown.
+        say: Called with a line after every epoch and cut.
+        display: Shows the steps.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Job:
         self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
         self.names = choose_tensors(self.trainer._objective.shapes, plan.tensors, "tensors", self.trainer._prunable)
         if plan.tensors is not None and "sparsify" not in options:
-            # What is pruned is what is sparsified.
+            # Sparsity is promoted in the pruned tensors only.
             self.trainer._change(replace(self.trainer.config, sparsify=tuple(self.names)))
         if not self.names:
             raise OptionError(
@@ -139,7 +139,7 @@ class Job:
         self.cut: Cut | None = None
 
     def run(self, data: Source, validation: Source | float | None) -> PruneResult:
-        """Train, cut, fine-tune, and gather the report."""
+        """Train, cut, fine-tune, and return the result."""
         plan, trainer = self.plan, self.trainer
         measured_on = "training data" if validation is None else "validation data"
         if isinstance(validation, float):
@@ -176,12 +176,12 @@ class Job:
         )
 
     def measure(self, trainer: Trainer) -> float:
-        """Accuracy, or the loss where that has no meaning."""
+        """Return the accuracy of a trainer's model, or the loss if it does not classify."""
         metrics = ["accuracy"] if self.metric == "accuracy" else []
         return float(trainer.evaluate(self.measured, target=self.target, metrics=metrics)[self.metric])
 
     def _train(self, data: Source) -> float:
-        """Train and cut; returns the accuracy before the last cut."""
+        """Train and cut; return the accuracy before the last cut."""
         plan, cutter = self.plan, _Cutter(self)
         if plan.epochs == 0:
             cutter.cut(1)
@@ -197,7 +197,7 @@ class Job:
         return cutter.accuracy
 
     def _fine_tune(self, data: Source) -> None:
-        """Train the survivors with the plain rule: from here on a new trainer, with states that start at zero."""
+        """Train the remaining weights with the plain rule, in a new trainer with fresh optimizer states."""
         plan, trained = self.plan, self.trainer
         if plan.fine_tune_epochs == 0:
             return
@@ -231,7 +231,7 @@ class Job:
         self.trainer.set_masks({**self.trainer.masks, **cut.masks})
 
     def accuracy_of(self, weights: Mapping[str, np.ndarray], cut: Cut) -> float:
-        """The accuracy that a cut leaves, without fine-tuning; the weights stay as they are."""
+        """Return the accuracy after a cut, without fine-tuning; restore the weights afterwards."""
         try:
             for name, mask in cut.masks.items():
                 self.trainer.parameters[name] = np.where(mask, weights[name], np.zeros_like(weights[name]))
@@ -241,7 +241,7 @@ class Job:
                 self.trainer.parameters[name] = array
 
     def note_scales(self) -> None:
-        """Remember the largest step of every tensor, as it is before a cut."""
+        """Record the largest step scale of every tensor before a cut."""
         layer_of, cap = _scaling(self.plan.optimizer)
         for name in self.names:
             promoted = layer_of is not None and name in self.trainer.sparsified
@@ -261,7 +261,7 @@ class Job:
 
 
 def _scaling(optimizer: Optimizer) -> tuple[Callable[[np.ndarray], Layer] | None, float]:
-    """Return the function that scales an optimizer's step of a layer, and its cap."""
+    """Return the function that computes a layer's sparsity weights (None without promotion), and the scale's cap."""
     if not optimizer.promotes_sparsity:
         return None, 0.0
     source: Any = optimizer.sparsity_modifier or optimizer
@@ -270,12 +270,11 @@ def _scaling(optimizer: Optimizer) -> tuple[Callable[[np.ndarray], Layer] | None
 
 
 def _zeros(weights: Mapping[str, np.ndarray]) -> float:
-    """The fraction of weights that are zero."""
     return 1 - sum(int(np.count_nonzero(w)) for w in weights.values()) / sum(w.size for w in weights.values())
 
 
 class _Lines(Callback):
-    """A line after every epoch."""
+    """Print a line after every epoch."""
 
     def __init__(self, job: Job, phase: str) -> None:
         self.job, self.phase = job, phase
@@ -285,7 +284,7 @@ class _Lines(Callback):
 
 
 class _Cutter(_Lines):
-    """Cuts at the ends of epochs, as often as the plan has rounds."""
+    """Cut at the ends of epochs, spread evenly over the training."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job, "training")
@@ -302,7 +301,7 @@ class _Cutter(_Lines):
             self.done = due
 
     def cut(self, part: int) -> None:
-        """Cut number ``part`` of the plan's rounds."""
+        """Make cut number ``part`` of the plan's rounds."""
         job, plan = self.job, self.job.plan
         weights = job._weights()
         self.accuracy = job.measure(job.trainer)

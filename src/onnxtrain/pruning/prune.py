@@ -1,4 +1,4 @@
-"""Prune a model: train with sparsity promotion, cut, fine-tune the survivors, and say what came of it."""
+"""Prune a model: train with sparsity promotion, cut, fine-tune, report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onnxtrain.trainer import Source
 __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 
 DEFAULT_OPTIMIZER = SSGD(learning_rate=0.01, alpha=0.9, max_scale=5.0, regularization=1e-4)
-"""The update rule of :func:`prune`, by experiment: momentum, a cap that lets survivors step five times as far."""
+"""Default update rule of :func:`prune`, found by experiment: momentum, steps scaled by at most 5."""
 
 
 def prune(
@@ -59,33 +59,32 @@ def prune(
     """Make a model sparse and keep its accuracy.
 
     1. Train with an update rule that promotes sparsity (``method="ssgd"``), or without (the baselines).
-    2. Cut: the weights of smallest magnitude become zero (``"random"``: any).
-    3. Fine-tune the survivors with the plain rule under a fixed mask.
+    2. Cut: set the weights of smallest magnitude to zero (``"random"``: random ones).
+    3. Fine-tune the remaining weights with the plain rule under a fixed mask.
 
-    With ``rounds`` above 1 the training is cut that many times, at sparsities that rise from the model's own by a cubic
-    schedule, and goes on under each mask.
+    With ``rounds`` above 1 the training makes that many cuts, at sparsities that rise from the model's own by a cubic
+    schedule, and continues under each mask.
 
     Args:
         model: A path or a loaded model; never changed.
-        data: Training data in any form that :meth:`onnxtrain.Trainer.fit` takes.
-        loss: What to minimise; see :class:`onnxtrain.Trainer`.
-        validation: Data to measure on, or the fraction of ``data`` to hold out; by default all is measured on the
-            training data, which flatters.
-        method: "ssgd", or the baselines "magnitude" and "random": both train without sparsity promotion.
+        data: Training data, as for :meth:`onnxtrain.Trainer.fit`.
+        loss: The loss; see :class:`onnxtrain.Trainer`.
+        validation: Data to measure on, or the fraction of ``data`` to hold out; by default accuracy is measured on the
+            training data, which is optimistic.
+        method: "ssgd", or the baselines "magnitude" and "random", which train without sparsity promotion.
         sparsity: The fraction of weights to remove, in [0, 1).
-        accuracy_drop: Instead: remove as many as keep the accuracy on the validation data within this of what it is
-            before the first cut. Found by a search, which does not know what fine-tuning will mend.
-        scope: Whether the weights of all tensors compete ("global"), or each tensor gets the same sparsity ("layer").
+        accuracy_drop: The largest drop of the validation accuracy, without fine-tuning, from its value before the
+            first cut; a search finds the sparsity. An alternative to ``sparsity``.
+        scope: "global" ranks the weights of all tensors together, "layer" cuts each tensor to the same sparsity.
         optimizer: Update rule of the training; by default :data:`DEFAULT_OPTIMIZER`. An ``Adam`` or
             ``Momentum`` gets ``sparsity=Sparsity()`` for "ssgd".
-        fine_tune_optimizer: Update rule of the fine-tuning; by default that of the training without sparsity
-            promotion.
-        tensors: Glob patterns of the parameters to prune; by default the weights of products, convolutions,
+        fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion.
+        tensors: Glob patterns of the parameters to prune; by default the weights of linear layers, convolutions,
             recurrent layers and embeddings.
-        epochs: Epochs of the training; 0 cuts the model as it is.
+        epochs: Epochs of the training; 0 cuts the model as given.
         fine_tune_epochs: Epochs of the fine-tuning.
-        rounds: How many cuts, spread evenly over the training; the last at its end.
-        fresh: Draw the parameters anew first.
+        rounds: Number of cuts, spread evenly over the training; the last at its end.
+        fresh: Initialize the parameters randomly first.
         batch_size: Examples per step.
         schedule: Learning rates of the training, as in ``fit``.
         fine_tune_schedule: Learning rates of the fine-tuning.
@@ -93,16 +92,17 @@ def prune(
         storage: "dense", with the zeros, or "sparse": ``sparse_initializer`` where that takes fewer bytes.
         save: File to write the model to; or use :meth:`~onnxtrain.pruning.report.PruneResult.save`.
         report: Folder to write the report to: text, JSON and PNG.
-        progress: Is given a line after every epoch and cut; a
+        progress: Called with a line after every epoch and cut; a
             :class:`~onnxtrain.callbacks.progress.Display` shows the steps, too.
-        **options: All other options of :class:`onnxtrain.Trainer`. The ``seed`` is that of what is random, too.
+        **options: All other options of :class:`onnxtrain.Trainer`. ``seed`` also seeds the random cut, the
+            initialization of ``fresh`` and the split of ``validation``.
 
     Returns:
         The pruned model and the report.
 
     Raises:
-        OptionError: An argument has a value that it cannot have; there is nothing to prune.
-        ModelError: The model cannot be read, or an output not written.
+        OptionError: An argument is outside its range, or there is nothing to prune.
+        ModelError: The model cannot be read, or an output cannot be written.
         DataError: The data does not fit the model.
 
     Warns:
@@ -158,10 +158,10 @@ def prune(
 
 
 def _promoting(optimizer: Optimizer) -> Optimizer:
-    """The optimizer with sparsity promotion.
+    """Add sparsity promotion to an optimizer that lacks it.
 
     Raises:
-        OptionError: It has none.
+        OptionError: The optimizer does not support it.
     """
     if optimizer.promotes_sparsity:
         return optimizer

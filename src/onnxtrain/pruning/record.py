@@ -1,4 +1,4 @@
-"""The record of a pruning: its settings and its results."""
+"""Record of a pruning: settings and results."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class LayerRow:
     Attributes:
         name: Its name.
         shape: Its shape.
-        size: All its elements.
-        non_zeros: Those that are left.
-        threshold: Magnitude of the smallest survivor of the cut; infinite where there is none.
-        max_scale: The largest s, by which a step was multiplied, before the last cut; ``None`` without promotion.
+        size: Number of elements.
+        non_zeros: Number of non-zero elements.
+        threshold: Smallest magnitude that survived the cut; infinite if none did.
+        max_scale: Largest scale s of a step before the last cut; ``None`` without sparsity promotion.
     """
 
     name: str
@@ -40,7 +40,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Point:
-    """An accuracy (or loss) at a sparsity."""
+    """The accuracy, or the loss, at a sparsity."""
 
     sparsity: float
     value: float
@@ -54,18 +54,20 @@ class PruneRecord:
         method: "ssgd", "magnitude" or "random".
         optimizer: Update rule of the training.
         scope: "global" or "layer".
-        metric: "accuracy", or "loss" where accuracy has no meaning.
+        metric: "accuracy", or "loss" for a model that does not classify; all accuracies below are then losses.
         measured_on: "validation data" or "training data".
-        accuracy_before: Of the model given; like all of these the loss where ``metric`` says so.
-        accuracy_trained: Before the last cut.
-        accuracy_after: Of the result.
-        layers: What became of every tensor.
-        points: After every cut, without fine-tuning.
-        curve: What cuts to other sparsities would have left in place of the last one, without fine-tuning.
-        probes: What the search for an accuracy bound tried.
-        masks: By tensor, true where a weight stays.
-        given: The weights before anything was done.
-        values: All that is trained, with its zeros.
+        accuracy_before: Accuracy of the given model.
+        accuracy_trained: Accuracy before the last cut.
+        accuracy_after: Accuracy of the result.
+        layers: One row per pruned tensor.
+        points: Accuracy after each cut, without fine-tuning.
+        curve: Accuracies of alternatives to the last cut at other sparsities, without fine-tuning.
+        probes: The sparsities that the search for ``accuracy_drop`` tried.
+        masks: By tensor, true for the remaining weights.
+        given: The weights of the given model.
+        values: Final values of the trained initializers, zeros included.
+        file: The given model.
+        names: Column names and class labels of the data.
     """
 
     method: str
@@ -93,7 +95,7 @@ class PruneRecord:
 
     @property
     def non_zeros(self) -> int:
-        """Number of weights that are left."""
+        """Number of remaining weights."""
         return sum(row.non_zeros for row in self.layers)
 
     @property
@@ -103,5 +105,5 @@ class PruneRecord:
 
     @property
     def compression(self) -> float:
-        """All weights over those that are left, as papers give it; infinite where none is left."""
+        """Number of weights over the number of remaining ones; infinite if none remains."""
         return self.size / self.non_zeros if self.non_zeros else math.inf

@@ -37,7 +37,7 @@ _WIDTH = 110
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of the model in its forms, data files included."""
+    """Bytes of the model by storage, plain and compressed, data files included."""
 
     dense: int
     sparse: int
@@ -46,7 +46,7 @@ class Sizes:
 
 
 class PruneResult(PruneRecord):
-    """A pruned model and how it was made: a record with its files and its report."""
+    """A pruned model with its record, its files and its report."""
 
     def save(self, path: str | os.PathLike[str], *, storage: Storage = "dense") -> None:
         """Write the model: dense with its zeros, or with ``sparse_initializer`` where that takes fewer bytes.
@@ -64,7 +64,7 @@ class PruneResult(PruneRecord):
             self.file.save(path, self.values)
 
     def model(self, *, storage: Storage = "dense") -> onnx.ModelProto:
-        """The model itself, with its weights inside."""
+        """Return the model with its weights inside."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
             self._write(path, storage)
@@ -72,7 +72,7 @@ class PruneResult(PruneRecord):
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Bytes of the model, dense and sparse, plain and through gzip."""
+        """Bytes of the model, dense and sparse, plain and compressed by gzip."""
         found = {}
         for storage in ("dense", "sparse"):
             with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +83,7 @@ class PruneResult(PruneRecord):
         return Sizes(**found)
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the weights, in values that JSON can hold."""
+        """Return all results except the weights as JSON-serializable values."""
         hidden = ("masks", "given", "values", "file", "names", "layers")
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in hidden}
         for name in ("points", "curve", "probes"):
@@ -97,7 +97,7 @@ class PruneResult(PruneRecord):
         return result
 
     def text(self) -> str:
-        """The report for a person."""
+        """Return the report as text."""
         console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, markup=False)
         console.print(self.table())
         console.print(self.summary())
@@ -106,7 +106,7 @@ class PruneResult(PruneRecord):
         return file.getvalue()
 
     def table(self) -> Table:
-        """The table of layers, for a rich console."""
+        """Return the table of layers for a rich console."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("weights", overflow="fold")
         for column in ("shape", "size", "non-zeros", "zeros", "threshold", "max s"):
@@ -125,11 +125,11 @@ class PruneResult(PruneRecord):
         return table
 
     def show(self, value: float) -> str:
-        """An accuracy in percent, a loss as it is."""
+        """Format an accuracy in percent, or a loss."""
         return f"{value:.2%}" if self.metric == "accuracy" else f"{value:.4f}"
 
     def summary(self) -> str:
-        """Accuracies and sizes in lines."""
+        """Return accuracies and sizes as lines of text."""
         show = self.show
         lines = [
             f"method {self.method}, {self.scope} cut, {self.optimizer}",
@@ -170,11 +170,11 @@ class PruneResult(PruneRecord):
 
 
 def check_report_folder(folder: str | os.PathLike[str]) -> None:
-    """Find out before the work whether a report can be written after it; the folder is made.
+    """Check before a pruning that its report can be written, and create the folder.
 
     Raises:
         OptionError: The path is a file, or its parent does not exist.
-        ModelError: It takes no files.
+        ModelError: The folder is not writable.
     """
     path = Path(folder)
     if path.exists() and not path.is_dir():
@@ -211,7 +211,7 @@ def _gzip_size(path: Path) -> int:
 
 
 def _finite(value: Any) -> Any:
-    """The value with ``None`` for what JSON has no number for."""
+    """Replace infinities and NaN, which JSON lacks, by ``None``."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

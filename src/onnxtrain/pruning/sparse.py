@@ -1,8 +1,8 @@
-"""Sparse files: initializers that are mostly zeros as ``sparse_initializer``, which stores the others only.
+"""Sparse storage: mostly-zero initializers become ``sparse_initializer``, which stores the non-zero values only.
 
-ONNX Runtime makes sparse initializers dense when it loads a model: they save bytes on disk and on the wire, not
-memory or time. ONNX's own shape inference (``check_model(full_check=True)``) does not follow them into operators,
-though ONNX Runtime and the checker without it do.
+ONNX Runtime densifies sparse initializers when it loads a model: they save bytes on disk and on the wire, not memory or
+time. ONNX's shape inference (``check_model(full_check=True)``) does not resolve them as inputs of operators; ONNX
+Runtime and ``check_model`` without shape inference do.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ def save_sparse(
     *,
     names: Collection[str] | None = None,
 ) -> list[str]:
-    """Write a model with its mostly zero initializers sparse, where that takes fewer bytes.
+    """Write a model with initializers stored sparse where that takes fewer bytes.
 
-    A sparse initializer holds its non-zero values and their int64 indices into the flattened tensor (12 bytes for a
-    float32 weight instead of 4 for each), so that it pays above two thirds of zeros. Everything else, names and order
-    included, stays as it is; weights that lay in other files come into this one.
+    A sparse initializer holds its non-zero values and their int64 indices into the flattened tensor: 12 bytes for each
+    non-zero float32 weight instead of 4 for each weight, so that it pays above two thirds of zeros. Everything else
+    stays the same, names and order included; external data moves into the file.
 
     Args:
         model: The model.
         path: The new file.
-        values: New values for some initializers, written at the same time, in the types that the model has for them.
-        names: The initializers that may become sparse; by default all floating ones of rank 2 and more.
+        values: New values of initializers, cast to the model's types.
+        names: The initializers that may become sparse; by default all floating-point ones of rank 2 or more.
 
     Returns:
         The names of the initializers that became sparse.
 
     Raises:
-        ModelError: A value does not fit, the file cannot be written, or would be larger than 2 GiB.
+        ModelError: A value does not fit, or the file cannot be written or would exceed 2 GiB.
 
     Example:
         >>> import tempfile
@@ -73,7 +73,7 @@ def save_sparse(
 def sparse_model(
     file: ModelFile, values: Mapping[str, np.ndarray], names: Collection[str] | None = None
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """The model of :func:`save_sparse`, and the names of the initializers that are sparse in it."""
+    """Return the model that :func:`save_sparse` writes, and the names of its sparse initializers."""
     file = file.dense()
     values = {name: _fitting(array, file.declared(name)) for name, array in values.items()}
     proto = file.inlined(without=values)
@@ -99,10 +99,10 @@ def sparse_model(
 
 
 def _fitting(array: np.ndarray, tensor: TensorProto) -> np.ndarray:
-    """A new value in the type that the model has for it.
+    """Cast a new value to its initializer's type.
 
     Raises:
-        ModelError: It has another shape, or a type that cannot become the model's.
+        ModelError: It has another shape, or a type that cannot be cast.
     """
     if array.shape != tuple(tensor.dims):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Thresholds: which weights survive a cut, and how many may go for an accuracy that must stay."""
+"""Cuts by magnitude or at random, and the search for the sparsest cut that keeps an accuracy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Scope = Literal["global", "layer"]
 Weights = Mapping[str, np.ndarray]
 
 _PROBES = 16
-"""The most sparsities that a search tries."""
+"""Largest number of sparsities that a search tries."""
 
 _PRECISION = 1.02
 """A search ends when the densities on both sides of the bound are within this factor."""
@@ -25,8 +25,8 @@ class Cut:
     """The weights that survive a cut.
 
     Attributes:
-        masks: By tensor, true where a weight stays.
-        thresholds: By tensor the magnitude of its smallest survivor; infinite where none is left.
+        masks: By tensor, true for the remaining weights.
+        thresholds: By tensor, the smallest remaining magnitude; infinite if none remains.
     """
 
     masks: dict[str, np.ndarray]
@@ -40,13 +40,13 @@ class Cut:
 
     @property
     def emptied(self) -> list[str]:
-        """The tensors of which nothing is left."""
+        """The tensors without a remaining weight."""
         return [name for name, mask in self.masks.items() if mask.size and not mask.any()]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One sparsity that a search tried, and what it measured there."""
+    """One sparsity that a search tried, with its accuracy."""
 
     sparsity: float
     threshold: float
@@ -61,7 +61,7 @@ def check_sparsity(sparsity: float) -> None:
 
 
 def cubic(final: float, part: int, parts: int, *, first: float = 0.0) -> float:
-    """The sparsity of cut ``part`` of ``parts``: steep at first, flat at the end.
+    """Cubic schedule: the sparsity of cut ``part`` of ``parts``, steep at first, flat at the end.
 
     s = final + (first − final) (1 − part / parts)³
 
@@ -76,9 +76,9 @@ def cubic(final: float, part: int, parts: int, *, first: float = 0.0) -> float:
 
 
 def magnitude_cut(weights: Weights, sparsity: float, scope: Scope = "global") -> Cut:
-    """Keep the weights of largest magnitude, over all tensors together or in each by itself.
+    """Keep the weights of largest magnitude, over all tensors together or in each separately.
 
-    Exactly round((1 − sparsity) · size) weights stay; among equal ones those that come first.
+    Exactly round((1 − sparsity) · size) weights remain; of equal ones, the first.
 
     Example:
         >>> magnitude_cut({"w": np.array([1.0, -3.0, 0.5, 2.0])}, 0.5).masks["w"]
@@ -88,13 +88,13 @@ def magnitude_cut(weights: Weights, sparsity: float, scope: Scope = "global") ->
 
 
 def random_cut(weights: Weights, sparsity: float, scope: Scope = "global", *, generator: np.random.Generator) -> Cut:
-    """Keep weights at random, of those that are not zero: the baseline that a method has to beat."""
+    """Keep random non-zero weights: the baseline of the other methods."""
     scores = {name: np.where(array != 0, 1 - generator.random(array.shape), 0.0) for name, array in weights.items()}
     return _cut(weights, scores, sparsity, scope)
 
 
 def _cut(weights: Weights, scores: Weights, sparsity: float, scope: Scope) -> Cut:
-    """Keep what has the largest scores."""
+    """Keep the weights with the largest scores."""
     if scope == "layer":
         masks = {name: _largest(score.ravel(), sparsity).reshape(score.shape) for name, score in scores.items()}
     else:
@@ -110,7 +110,7 @@ def _cut(weights: Weights, scores: Weights, sparsity: float, scope: Scope) -> Cu
 
 
 def _largest(scores: np.ndarray[Any, Any], sparsity: float) -> np.ndarray[Any, Any]:
-    """True at the round((1 − sparsity) · size) largest scores."""
+    """Return a mask of the round((1 − sparsity) · size) largest scores."""
     kept = round(scores.size * (1 - sparsity))
     mask = np.zeros(scores.size, dtype=bool)
     if kept == 0:
@@ -132,23 +132,22 @@ def search(
     size: int,
     least: float = 0.0,
 ) -> tuple[Cut, list[Probe]]:
-    """The sparsest cut whose accuracy is at least ``bound``, by bisection over the logarithm of the density.
+    """Find a sparse cut whose accuracy is at least ``bound``, by bisection over the logarithm of the density.
 
-    Accuracy need not fall everywhere as sparsity grows; what is found is a sparsity that keeps the bound next to one
-    that does not.
+    If accuracy does not fall monotonically with sparsity, a sparser cut may keep the bound, too.
 
     Args:
-        cut_at: The cut at a sparsity.
-        accuracy_of: What accuracy a cut leaves.
+        cut_at: Computes the cut at a sparsity.
+        accuracy_of: Measures the accuracy of a cut.
         bound: The accuracy to keep.
-        size: How many weights there are.
-        least: A sparsity that is there already, and is kept.
+        size: Number of weights.
+        least: The sparsity of the current weights; its cut is accepted without a measurement.
 
     Returns:
-        The cut, and every sparsity that was tried, in order.
+        The cut, and the sparsities tried, in order.
     """
     best = cut_at(least)
-    dense, sparse = 1 - least, 1 / size  # densities: one that is known to do, one beyond which there is nothing
+    dense, sparse = 1 - least, 1 / size  # densities: an accepted one, and the lowest possible one
     probes: list[Probe] = []
     while dense / sparse > _PRECISION and len(probes) < _PROBES:
         density = float(np.sqrt(dense * sparse))

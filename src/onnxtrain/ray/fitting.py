@@ -69,7 +69,7 @@ def fit(
         validation: Data to evaluate on after every epoch, readable by every worker: a path or arrays.
         metrics: Metrics of the validation data.
         target: Name of the target, where several columns remain.
-        shuffle: Whether to shuffle every epoch, with a buffer of 16 batches.
+        shuffle: Shuffle every epoch, with a buffer of 16 batches.
         callbacks: Callbacks of every worker; they are pickled.
         scaling: A ``ray.train.ScalingConfig``; by default one worker.
         run: A ``ray.train.RunConfig``: name, storage, failures.

@@ -82,13 +82,13 @@ def stacked(charts: Sequence[Chart]) -> str:
 def line_chart(
     series: Mapping[str, Sequence[float]], positions: Sequence[float], *, title: str, unit: str = "epoch"
 ) -> Chart:
-    """Draw lines over whole numbers such as epochs.
+    """Draw lines over integers such as epochs.
 
-    Values that are not finite leave a gap. Values that span orders of magnitude have a logarithmic axis.
+    Non-finite values leave a gap. Values that span orders of magnitude get a logarithmic axis.
 
     Args:
-        series: The values by the name of their line, each as many as there are positions.
-        positions: Their positions on the horizontal axis.
+        series: The values by line name, one per position.
+        positions: The positions on the horizontal axis.
         title: The heading.
         unit: The unit of the horizontal axis.
     """
@@ -117,8 +117,9 @@ def curve_chart(
         curves: The points of each line by its name; values that are not finite leave a gap.
         title: The heading.
         name: The name of the horizontal axis.
-        falling: Whether x falls from left to right.
-        logarithmic: Whether the horizontal and the vertical axis are logarithmic; values up to 0 leave a gap then.
+        falling: True if x falls from left to right.
+        logarithmic: A flag for the horizontal and one for the vertical axis; on a logarithmic axis values up to 0 leave
+            a gap.
     """
 
     def drawable(point: tuple[float, float]) -> bool:
@@ -269,7 +270,7 @@ class Scale:
         high: The value at the end.
         start: The position of the beginning, in pixels.
         end: The position of the end.
-        logarithmic: Whether equal ratios have equal lengths.
+        logarithmic: True for a logarithmic scale.
     """
 
     low: float
@@ -415,7 +416,7 @@ def _grid(up: Scale, across: Scale | None) -> str:
 
 
 def _whole_marks(across: Scale, positions: Sequence[float], height: int) -> str:
-    """Draw marks at whole numbers that occur: a single one for one epoch."""
+    """Draw marks at integer positions that occur in the data."""
     known = {round(position) for position in positions}
     marks = [mark for mark in across.marks(8) if mark == round(mark) and mark in known] or sorted(known)[:1]
     y = height - _BOTTOM

@@ -52,7 +52,7 @@ class Confusion:
     Attributes:
         counts: Rows are true classes, columns predicted ones.
         labels: The names of the classes.
-        title: The output or class that the matrix is of, where there are several.
+        title: The output or class of the matrix, if there are several.
     """
 
     counts: Sequence[Sequence[float]]
@@ -80,7 +80,7 @@ class RunRecord:
         parameters: All trained parameters.
         gradient_norms: The norm of each parameter's gradient after every epoch.
         gradients_of: The examples of these gradients, in words, or why there are none.
-        outcome: Predictions compared with targets: matrices, or residuals; empty where there are none.
+        outcome: Predictions compared with targets: matrices, or residuals; empty without any.
         outcome_of: The data of these, in words, or why there are none.
         settings: The text of a configuration file that repeats the training; "" where there is none.
     """

@@ -23,7 +23,7 @@ class Run:
 
     Attributes:
         path: The folder.
-        finished: Whether the training came to its end.
+        finished: True if the training came to its end.
         seconds: Its duration.
         facts: Names and values of everything else that is known.
         rows: One per epoch; values that were not finite are NaN.

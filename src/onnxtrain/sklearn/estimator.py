@@ -132,7 +132,7 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
     def _learn(
         self, X: Any, y: Any, sample_weight: Any, *, epochs: int, anew: bool = True, classes: Any = None
     ) -> Self:
-        """Train with a new trainer or the current one; ``classes`` are those of all data."""
+        """Train with a new trainer or the current one; ``classes`` are the classes of all data."""
         X, y = validate_data(self, X, y, reset=anew, **self._accepted)
         weights = check_weights(sample_weight, X)
         width = self._width_of(y, anew, classes)

@@ -29,10 +29,10 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
         train: Glob patterns of the initializers to train; by default all parameters.
         freeze: Glob patterns of the initializers to keep.
         output: The output of the loss, by default the first floating one.
-        new_head: Whether to replace the last layer by a new one with one output per column of y; see
+        new_head: Replace the last layer by a new one with one output per column of y; see
             :func:`onnxtrain.replace_head`.
         schedule: Learning rate by step, as in :meth:`onnxtrain.Trainer.fit`.
-        shuffle: Whether to shuffle the examples every epoch.
+        shuffle: Shuffle the examples every epoch.
         random_state: Seed of new weights, the order of the data and dropout.
         threads: Threads within an operator.
 

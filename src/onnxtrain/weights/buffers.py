@@ -203,7 +203,7 @@ def _is_data(value: ir.Value | None, *, inputs: bool = False) -> bool:
 
     Args:
         value: The value.
-        inputs: Whether a rearranged raw input counts, too.
+        inputs: True if a rearranged raw input counts, too.
     """
     waiting, seen, computed = [(value, inputs)], set(), False
     while waiting:

@@ -22,7 +22,7 @@ class EMA(Averaging):
     Args:
         decay: d, in [0, 1); 0.999 and 0.9999 are usual.
         start: Number of updates with A = X (d = 0) before the average begins.
-        warmup: Whether d is min(decay, (1 + n) / (10 + n)) at update n, counted from 1, so that early weights are
+        warmup: True if d is min(decay, (1 + n) / (10 + n)) at update n, counted from 1, so that early weights are
             forgotten sooner (as in TensorFlow with ``num_updates``).
 
     Raises:

@@ -31,7 +31,7 @@ from onnxtrain.weights.readers import arrivals
 @checks_arguments
 @dataclass(frozen=True, init=False)
 class Group:
-    """A group of parameters with optimizer settings of its own.
+    """A group of parameters with separate optimizer settings.
 
     A parameter belongs to the first group that matches it, and to no other: to combine the settings of two groups, put
     a group with both before them. Parameters without a group have the optimizer's own settings.

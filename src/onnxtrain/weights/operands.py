@@ -200,7 +200,7 @@ class Decision(NamedTuple):
 
     Attributes:
         reason: The reason; "" for a parameter.
-        open: Whether neither use nor name decides: then a hint is given.
+        open: True if neither use nor name decides, so that a hint is given.
     """
 
     reason: str = ""

@@ -39,11 +39,11 @@ class Initializer:
         shape: Sizes of its axes.
         dtype: Element type as ONNX names it, in lower case.
         size: Number of elements.
-        trainable: Whether it is trained.
+        trainable: True if it is trained.
         reason: Why it is not trained; "" for a parameter.
         uses: Operators that read it.
         sparsity: Fraction of zeros, where it was counted.
-        undecided: Whether neither use nor name decides that it is a parameter: then a hint is given.
+        undecided: True if neither use nor name decides, so that a hint is given.
         paths: Its module paths in the exported program, where its name lacks them: patterns match
             these, too.
     """
@@ -83,7 +83,7 @@ def parameter_table(
             trained, too. A pattern matches the name of an initializer or its module path (``layer.1.query.weight``
             for ``val_92``), and where it matches none of these, the nodes that read it.
         freeze: Glob patterns of initializers to keep; wins over ``train``.
-        straight_through: Whether gradients pass through operators that round or quantize.
+        straight_through: True if gradients pass through operators that round or quantize.
         learned: Initializers that are parameters whatever their use and name.
         copies: Names of initializers computed from others, by the names of these: patterns match both.
 
@@ -212,7 +212,7 @@ def _decision(value: ir.Value, role: str, is_rotary: bool) -> Decision:
     Args:
         value: The tensor.
         role: Its purpose as a constant, if its readers or its name show it.
-        is_rotary: Whether it is one of a pair of cosine and sine tables.
+        is_rotary: True if it is one of a pair of cosine and sine tables.
     """
     if role:
         # An author's exponent may be trained, as in generalized-mean pooling.

@@ -127,7 +127,7 @@ def _reader_key(graph: onnx.GraphProto, index: int, position: int) -> _ReaderKey
 
 
 def _is_statistic(graph: onnx.GraphProto, index: int, position: int) -> bool:
-    """Return whether a reader takes running statistics; these come last, so that parameters keep the name."""
+    """Return whether a node reads running statistics; these come last, so that parameters keep the name."""
     return is_statistic(graph.node[index].op_type, position)
 
 
@@ -172,7 +172,7 @@ class Copy(NamedTuple):
     Attributes:
         name: Name of the copy.
         original: Name of the earlier initializer.
-        transposed: Whether the copy is transposed.
+        transposed: True if the copy is transposed.
     """
 
     name: str

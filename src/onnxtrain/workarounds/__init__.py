@@ -1,1 +1,1 @@
-"""Other people's bugs: the book that lists them, and what is done about those that no rule or pass avoids by itself."""
+"""Upstream bugs: their registry, and the workarounds that belong to no rule or pass."""

@@ -1,7 +1,7 @@
 """Import onnx-ir without sympy, which it imports for symbolic dimensions (workarounds: sympy at every start).
 
-Packages whose modules import onnx-ir import this module first. Only onnx-ir gets the deferred modules: they are in
-``sys.modules`` while it is imported, and no longer.
+Packages whose modules import onnx-ir import this module first. Only onnx-ir gets the deferred modules: they are removed
+from ``sys.modules`` after its import.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class _DeferredModule(ModuleType):
-    """Imports the module of its name when an attribute is read."""
+    """Placeholder module that imports the real one when an attribute is read."""
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:

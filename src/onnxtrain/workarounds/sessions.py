@@ -21,7 +21,7 @@ DISABLED_WITH_DEEP_BODIES = ("ConstantFolding",)
 
 
 def refuse_what_crashes(graph: ir.Graph) -> None:
-    """Refuse nodes on which ONNX Runtime ends the process instead of failing ("ellipses of different ranks").
+    """Refuse nodes that crash ONNX Runtime instead of raising ("ellipses of different ranks").
 
     Raises:
         StepError: An Einsum has ellipses of different ranks.
@@ -48,13 +48,13 @@ def hand_over(
     *,
     shared: bool = True,
 ) -> list[Any]:
-    """Let a session use initializers in the memory where they are ("copies of external initializers").
+    """Let a session use initializers without a copy ("copies of external initializers").
 
     Args:
         settings: The options of the session.
         arrays: Memory by name: unsigned integers of the size of an element, or the result of :func:`packed`.
         dtypes: Element types.
-        shared: Whether the session reads this memory itself, instead of a copy.
+        shared: True if the session reads this memory itself, instead of a copy.
 
     Returns:
         The objects that must live as long as the session.
@@ -68,7 +68,7 @@ def hand_over(
 
 
 def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir.DataType]) -> list[Any]:
-    """Return values of ONNX Runtime on the memory of arrays, which must live as long; see :func:`hand_over`."""
+    """Wrap arrays in OrtValues without a copy; the arrays must outlive them. See :func:`hand_over`."""
     import onnxruntime
 
     make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
@@ -83,9 +83,9 @@ def is_foreign(dtype: ir.DataType) -> bool:
 
 
 def is_extension_type(dtype: np.dtype[Any]) -> bool:
-    """Return whether a type comes from ml_dtypes, such as bfloat16, and not from NumPy itself.
+    """Return whether a type comes from ml_dtypes, such as bfloat16, and not from NumPy.
 
-    ``dtype.isbuiltin`` does not tell: it is 0 for a float32 whose byte order was spelt out.
+    ``dtype.isbuiltin`` is no test: it is 0 for a float32 with an explicit byte order.
     """
     return dtype.type.__module__ != "numpy"
 
@@ -94,14 +94,14 @@ _BYTES = {8: np.uint8, 16: np.uint16}
 
 
 def bind_foreign(binding: Any, name: str, array: np.ndarray[Any, Any], dtype: ir.DataType) -> Any:
-    """Bind an input by the bytes of its elements; returns the objects that must live until the run has ended."""
+    """Bind an input by the bytes of its elements; return the objects that must outlive the run."""
     (value,) = in_place({name: array.view(_BYTES[dtype.bitwidth])}, {name: dtype})
     binding.bind_ortvalue_input(name, value)
     return array, value
 
 
 def fetched(value: Any, dtype: ir.DataType) -> np.ndarray[Any, Any]:
-    """Return a copy of a result, read as the bytes of its elements."""
+    """Copy a result of an extension type, by the bytes of its elements."""
     shape, unsigned = tuple(value.shape()), np.dtype(_BYTES[dtype.bitwidth])
     size = math.prod(shape) * unsigned.itemsize
     content = ctypes.string_at(value.data_ptr(), size) if size else b""
@@ -109,9 +109,9 @@ def fetched(value: Any, dtype: ir.DataType) -> np.ndarray[Any, Any]:
 
 
 def packed(raw: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Return packed elements as an array that claims one byte for each ("packed elements").
+    """View packed elements as an array with one byte per element in its shape ("packed elements").
 
-    ONNX Runtime, which knows the element type, reads the bytes that there are. Nothing else may read the array.
+    ONNX Runtime, which knows the element type, reads the packed bytes only. Nothing else may read the array.
     """
     strides = [1] * len(shape)
     for axis in reversed(range(len(shape) - 1)):

@@ -18,7 +18,7 @@ class Outcome:
         opset: Opset of the check.
         variant: Known shapes and integer inputs, or the kind of check.
         worst: The largest relative error; NaN where nothing was compared.
-        runtime: Whether ONNX Runtime has kernels for the operator and was compared.
+        runtime: True if ONNX Runtime has kernels for the operator and was compared.
         excuse: What the rule needs and did not get: a key of ``EXCUSES``.
         failure: What went wrong.
     """

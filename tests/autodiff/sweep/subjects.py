@@ -65,7 +65,7 @@ class Subject:
         model: The model.
         feeds: Its inputs.
         expected: The outputs that ONNX expects for the inputs before they were moved.
-        moved: Whether the inputs were moved away from kinks and ties.
+        moved: True if the inputs were moved away from kinks and ties.
         wrt: The inputs to differentiate by.
     """
 
@@ -115,7 +115,7 @@ def refusal(test: NodeTest) -> str | None:
     """The reason why a test is no gradient check; ``None`` where it is one."""
     given, made = _element_types(test.model.graph.input), _element_types(test.model.graph.output)
     if not given.intersection(FLOATS + HALVES) or not made.intersection(FLOATS + HALVES):
-        return "no floating tensor goes in, or none comes out"
+        return "it has no floating-point input or no floating-point output"
     entry = registry.find(test.operator, "", NEWEST)
     if entry is not None and entry.function is None:
         return "no gradient flows through the operator (listed above)"
@@ -125,7 +125,7 @@ def refusal(test: NodeTest) -> str | None:
         return "half precision only: too coarse for differences; the same operator is checked in double"
     named = matching(SKIPPED, test.name)
     if named is None and (subject := subject_at(test, own_opset(test))) is not None and not subject.wrt:
-        return "the sequence or optional that goes in is empty"
+        return "its input sequence or optional is empty"
     return named
 
 

@@ -51,7 +51,7 @@ def _seen_in_branch(
     own: Sequence[tuple[Dimension, ...] | None],
     other: Sequence[tuple[Dimension, ...] | None],
 ) -> list[_Arriving | None]:
-    """The gradients of the outputs for one branch; their declared shapes may be those of the other branch."""
+    """Return the output gradients for one branch; a gradient's declared shape may come from the other branch."""
     return [
         None if dy is None else _Arriving(dy, mine, _contradicts(dy.shape, mine, others))
         for dy, mine, others in zip(dys, own, other, strict=True)

@@ -35,7 +35,7 @@ def convolution(node: Node, dy: Value) -> Gradients:
 
 
 def _fused_attributes(windows: Windows, group: int) -> dict[str, Any] | None:
-    """The attributes of a fused convolution operator; ``None`` where only the graph knows them."""
+    """Return the attributes of a fused convolution operator; ``None`` if they are not static."""
     if windows.kernel is None or windows.pads is None:
         return None
     return {
@@ -242,7 +242,7 @@ SMALL_IMAGE = 256
 def weight_gradient(windows: Windows, x: Value, dy: Value, weight: Value, group: int) -> Value:
     """dw[o, c, k] = Σ_{n, p} dy[n, o, p] x[n, c, window p at k], per group of channels.
 
-    Small depthwise filters have a form of their own: the second derivative of the convolution is a grouped transposed
+    Small depthwise filters are a special case: the second derivative of the convolution is a grouped transposed
     convolution, which ONNX's reference evaluator does not compute (workarounds: evaluated ConvTranspose).
 
     Args:

@@ -24,8 +24,8 @@ OPERATOR = "CountedDropout"
 def dropout(node: Node, dy: Value, dmask: None = None) -> Gradients:
     """y = x mask / (1 - ratio) in training, else x: dx = dy mask / (1 - ratio), else dy.
 
-    Whether it trains may be decided as the graph runs. The mask is an output of the forward node, added where
-    the model lacks it.
+    The training mode may be a value of the graph. The mask is an output of the forward node, added if the model lacks
+    it.
     """
     op, ratio, training = node.op, node.input(1), node.input(2)
     constant = None if training is None else training.constant()

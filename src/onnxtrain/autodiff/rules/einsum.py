@@ -114,7 +114,7 @@ def _gradient(op: Builder, x: Labeled, others: Sequence[Labeled], broadcast: set
 
 
 def _size(label: str, x: Labeled, others: Sequence[Labeled], broadcast: set[str]) -> Dimension:
-    """The size of an axis of the gradient before it is reduced: that of x unless the axis broadcasts."""
+    """Return the size of a gradient's axis before the reduction: x's size unless the axis broadcasts."""
     if label not in broadcast:
         return x.size(label)
     sizes = {operand.size(label) for operand in others if label in operand.term} - {1}

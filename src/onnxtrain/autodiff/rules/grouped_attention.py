@@ -52,8 +52,8 @@ def group_query_attention(node: Node) -> list[Value | None]:
     """y = softmax(cap(scale Q Kᵀ) + mask) V per head; a query sees keys up to its own position, within a window.
 
     Query, key and value are [b, s, heads n], or packed in the query, [b, s, (heads + 2 kv_heads) n]. With
-    ``do_rotary`` they are rotated by their positions. A KV cache [b, kv_heads, p, n] precedes them, of which a sequence
-    has seqlens_k + 1 - s rows.
+    ``do_rotary`` they are rotated by their positions. A KV cache [b, kv_heads, p, n] precedes them, with
+    seqlens_k + 1 - s valid rows for each sequence.
 
     Raises:
         GradientError: The KV cache is quantized, or the scores are an output.

@@ -79,7 +79,7 @@ def gather_gradient(node: Node) -> Sequence[Value]:
 
 
 def _product_of(shape: Value, known: tuple[Dimension, ...] | None, start: int, end: int | None) -> Size:
-    """The number of elements over the axes start to end of a shape, some of whose sizes may be known."""
+    """Return the number of elements of the axes start to end, a constant as far as sizes are known."""
     if start == 0 and end == 0:
         return 1
     sizes = () if known is None else known[start:end]

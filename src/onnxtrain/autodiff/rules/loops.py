@@ -1,11 +1,11 @@
 """Loop and Scan, differentiated through their bodies by a backward Loop or Scan.
 
-Forward, step t = 1 ... T applies the body to the states before it, to its slices x_t of tensors (those of Scan) and to
-captured values c::
+Forward, step t = 1 ... T applies the body to the previous states, to slices x_t of tensors (Scan only) and to captured
+values c::
 
     (s_t, y_t) = f(s_t-1, x_t, c)
 
-The gradient is a Loop or Scan of its own, whose body runs for t = T ... 1. That body
+The gradient is another Loop or Scan, whose body runs for t = T ... 1. That body
 
 - carries ds_t, initially the gradients of the final states, and dc, initially zeros;
 - reads s_t-1, x_t and dy_t, each from a tensor of all steps, from the last step to the first;

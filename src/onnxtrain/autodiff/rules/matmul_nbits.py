@@ -1,7 +1,7 @@
 """MatMulNBits of ONNX Runtime: matmuls with frozen weights of 2, 4 or 8 bits.
 
-The weight w [N, K] is stored as integers, N rows of blocks of ``block_size`` along K, the last of which may reach
-beyond K: w = (integer - zero point) * scale, with one scale and zero point for each block.
+The weight w [N, K] is stored as integers in blocks of ``block_size`` along K; the last block of a row may reach beyond
+K. w = (integer - zero point) * scale, with one scale and zero point for each block.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class _Heads(NamedTuple):
 
     Attributes:
         past: Number of cached keys, a one-element tensor; ``None`` without a KV cache.
-        square: Whether there are as many new keys as queries.
+        square: True if there are as many new keys as queries.
     """
 
     query: Value
@@ -267,7 +267,7 @@ def rotated_at(x: Value, positions: Value, caches: tuple[Value, Value], heads: i
         positions: [b or 1, s].
         caches: Cosines and sines, [positions, half of the rotated width].
         heads: The axis of the heads.
-        interleaved: Whether the elements of a pair are neighbours, not in opposite halves.
+        interleaved: True if the elements of a pair are neighbours, not in opposite halves.
     """
     op, width = x.op, x.op.dimension(caches[0], 1)
     cosines, sines = (op.Unsqueeze(op.Gather(cache, positions), op.ints(heads)) for cache in caches)

@@ -66,13 +66,13 @@ no_gradient(
 )
 no_gradient(
     *("Constant", "ImageDecoder", "OptionalHasElement", "SequenceEmpty", "SequenceLength"),
-    reason="no floating tensor goes in",
+    reason="its output depends on no floating-point value",
 )
 
 
 _STOP = "StopGradient"
 
-no_gradient(_STOP, domain=ONNXTRAIN_DOMAIN, reason="it is there so that none goes through")
+no_gradient(_STOP, domain=ONNXTRAIN_DOMAIN, reason="it blocks gradients by definition")
 
 
 @register_fused(_STOP, has_kernel=None)

@@ -106,7 +106,7 @@ class Sequences:
         return self.turned(part.with_shape((None, None, self.hidden)), direction)
 
     def turned(self, value: Value, direction: int) -> Value:
-        """A time-major sequence with its time reversed where the direction is."""
+        """Reverse the time of a time-major sequence if the direction is reversed."""
         op = self.op
         if not self.backwards[direction]:
             return value
@@ -253,7 +253,7 @@ def each_direction(
 
 
 def joined(sequences: Sequences, parts: Sequence[Found]) -> list[Value | None]:
-    """The gradients of a node's inputs from those of its directions."""
+    """Combine the gradients of the directions into the gradients of the node's inputs."""
     gradients: list[Value | None] = [
         sequences.total_input([part.dx for part in parts]),
         sequences.together([part.dweight for part in parts]),
@@ -342,7 +342,7 @@ def chosen(mask: Sequence[Value], value: Value, otherwise: Value) -> Value:
 
 
 def certain(gradients: Sequence[Value | None]) -> list[Value]:
-    """Gradients of a step's inputs, on all of which its output depends."""
+    """Return the gradients of a step's inputs, none of which is ``None``: its output depends on all inputs."""
     found = [gradient for gradient in gradients if gradient is not None]
     assert len(found) == len(gradients)
     return found

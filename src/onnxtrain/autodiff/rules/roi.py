@@ -22,7 +22,7 @@ class _Samples:
     Attributes:
         position: Position within 0 ... size - 1.
         kept: 1, or 0 beyond the image and beyond a region's own number of samples.
-        exists: Whether the region has that many samples.
+        exists: True if the region has that many samples.
         count: Number of samples in a bin, at least 1: [regions, 1, 1], or [1, 1, 1] where it is fixed.
     """
 

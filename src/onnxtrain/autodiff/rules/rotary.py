@@ -41,7 +41,7 @@ def cache_gradients(
         positions: The rows of the caches that were read, [b, s]; ``None`` where the caches are [b, s, n] themselves.
         caches: Cosines and sines.
         heads: The axis of the heads.
-        interleaved: Whether the elements of a pair are neighbours, not in opposite halves.
+        interleaved: True if the elements of a pair are neighbours, not in opposite halves.
     """
     op = x.op
     (a, b), (da, db) = (_pairs(part, caches[0], interleaved) for part in (x, dy))

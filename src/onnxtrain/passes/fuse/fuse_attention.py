@@ -104,7 +104,7 @@ def fuse_attention(model: ir.Model) -> None:
 
 
 class _Attention(NamedTuple):
-    """y = softmax(scale q k + biases, masks) v as it is in the graph, with heads before positions.
+    """Matched attention y = softmax(scale q k + biases, masks) v, with heads before positions.
 
     Attributes:
         q: [B, H, S, D].
@@ -115,7 +115,7 @@ class _Attention(NamedTuple):
         scalars: Values of one element that multiply the scores (``Mul``) or divide them (``Div``).
         biases: Values to add.
         masks: Conditions, each with its meaning: keep the score (true) or put -inf (false).
-        zero_empty_rows: Whether NaN is replaced by zero.
+        zero_empty_rows: True if NaN is replaced by zero.
         inside: The nodes.
     """
 

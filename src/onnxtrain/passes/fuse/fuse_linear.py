@@ -34,11 +34,11 @@ def fuse_linear(model: ir.Model, *, frozen: bool = False) -> None:
     - an Add where something else needs the matmul's result, or where the other term is not known to have one axis of N
       elements: the addition then stays behind the node;
     - a Relu where something else needs its input;
-    - a transposition of w that a Gradient node names: the transposed value is taken for w as it is;
+    - a transposition of w that a Gradient node names: the transposed value becomes w;
     - additions, transpositions and a Relu that the patterns of ``recompute`` tell apart from the matmul.
 
     The node has the name of the matmul. Requires: a sorted graph with shapes. Ensures: a sorted graph; values that
-    outputs or Gradient nodes name stay, and so does what depends on them.
+    outputs or Gradient nodes name stay, and so do their dependents.
     """
     graph = model.graph
     named, varying = named_by_gradients(graph), varying_values(graph)

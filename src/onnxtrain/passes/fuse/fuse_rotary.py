@@ -36,7 +36,7 @@ _HEADS_SECOND = (0, 2, 1, 3)
 _UNARY = ("Cast", "Cos", "Sin", "Identity", "Neg")
 _BINARY = ("Mul", "Div", "Add", "Sub")
 _ROWS = ("Unsqueeze", "Squeeze", "Expand", "Gather", "Slice")
-"""Operators that select, repeat or reorder rows and leave each of them as it is, unless they act on the last axis."""
+"""Operators that select, repeat or reorder rows without changing a row, unless they act on the last axis."""
 
 
 _X = Var("x")
@@ -101,7 +101,7 @@ class _Layout(NamedTuple):
 
     Attributes:
         heads: The axis of the heads, 1 or 2; the other one is the axis of the positions.
-        per_sequence: Whether each sequence of the batch has rows of its own.
+        per_sequence: True if each sequence of the batch has rows of its own.
     """
 
     heads: int

@@ -1,9 +1,9 @@
-"""Fuse updates with the operations on gradients just before and on states: one pass over memory.
+"""Fuse updates with the preceding operations on gradients and with the rounding of states: one pass over memory.
 
-Clipping by norm multiplies every gradient by the same factor, and a mask zeroes a part of it; as separate operators,
-each reads and writes all gradients once more, beside an update that takes little longer than that. States in bfloat16
-would be in float as well. Only in working copies for sessions that load the native kernels: a step graph for any
-runtime has the standard operators.
+Clipping by norm multiplies every gradient by the same factor, and a mask zeroes a part of it. As separate operators,
+each reads and writes all gradients again, which takes almost as long as the update itself. Unfused bfloat16 states
+would also exist in float32. Only for sessions that load the native kernels: a portable step graph keeps the standard
+operators.
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ from onnxtrain.training_info.rounding import DECODE, ENCODE, OPERATOR, is_signed
 
 
 def fuse_updates(model: ir.Model) -> None:
-    """Let optimizer nodes take their gradients from before a common factor or a mask, in place.
+    """Fuse optimizer nodes with clipping factors, masks and rounding of states, in place.
 
-    Optimizers whose gradients are all multiplied by one scalar, or some of which are ``Where(mask, gradient, 0)``, or
-    whose states are in bfloat16 or 8 bits with stochastic rounding, become FusedAdagrad, FusedAdam, … of the domain
-    ``onnxtrain``: inputs R, T, factor, then all X, all G, with ``masked = 1`` all masks (bool, of X's shape), and all
-    states; the other attributes and the outputs are those of the operator. With ``seeds``, one for each state in order,
-    states are bfloat16; with ``blockwise = 1``, too, they are in 8 bits, and their scales stand before them in the
-    inputs and behind them in the outputs. With ``parameter_seeds``, X is bfloat16, rounded likewise. Parameters with a
-    mask and those without get a node each, and so do those with other states, and those held in bfloat16. Where
-    something else reads the gradient that the operator would have had, it keeps it.
+    An optimizer node is replaced if all its gradients are multiplied by one scalar, if some gradients are
+    ``Where(mask, gradient, 0)``, or if its states are bfloat16 or 8-bit with stochastic rounding. It becomes
+    FusedAdagrad, FusedAdam, … of the domain ``onnxtrain``, with inputs R, T, factor, then all X, all G, with
+    ``masked = 1`` all masks (bool, of X's shape), and all states, and with the attributes and outputs of the operator.
+
+    - With ``seeds``, one for each state in order, states are bfloat16.
+    - With ``blockwise = 1``, too, states are 8-bit; their scales precede them in the inputs and follow them in the
+      outputs.
+    - With ``parameter_seeds``, X is bfloat16, rounded likewise.
+
+    Parameters with a mask and parameters without get separate nodes, and so do parameters with other states and
+    parameters held in bfloat16. Other readers of the clipped or masked gradient keep reading it.
 
     Requires: a sorted graph. Ensures: the same.
     """

@@ -32,8 +32,8 @@ class Layer(NamedTuple):
 
     Attributes:
         x: [..., K].
-        w: [K, N], or [N, K] where it is transposed.
-        transposed: Whether it is.
+        w: [K, N], or [N, K] if transposed.
+        transposed: True if w is transposed.
         bias: [N], or none.
     """
 

@@ -20,7 +20,7 @@ def transposed(op: Builder, value: ir.Value, order: Sequence[int], named: Collec
         op: The builder.
         value: The value to transpose.
         order: For each axis of the result, the axis of the value.
-        named: Names of values that are taken as they are, because a gradient by them is asked for.
+        named: Names of values that a Gradient node reads; transpositions before them stay.
     """
     view = _View(value, tuple(order))
     for earlier in _earlier(view, named):
@@ -33,9 +33,9 @@ def transposed(op: Builder, value: ir.Value, order: Sequence[int], named: Collec
 
 
 def transposes(value: ir.Value, named: Collection[str]) -> Iterator[ir.Node]:
-    """Yield the nodes that transpose a value, also through a Reshape to the shape that it has, as exporters write it.
+    """Yield the nodes that transpose a value, also through a Reshape to the same shape, which exporters write.
 
-    Nothing is found past a value that is named: what depends on it has to go on depending on it.
+    The search stops at a named value, since its dependents must keep reading it.
     """
     if value.name in named:
         return

@@ -18,14 +18,14 @@ def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
 
     ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits`` and ``MatMulNBitsGradient`` of the domain
     ``onnxtrain`` get the attribute ``compute``. Linear layers whose weights have fewer than 64 rows or columns, or
-    unknown sizes, stay in float32, and those in float64 stay in float64. All else, as attention, norms, losses and
-    updates, is never rounded.
+    unknown sizes, stay in float32, and float64 ones stay in float64. Everything else (attention, norms, losses,
+    updates) is never rounded.
 
     Requires: types, and the shapes of weights. Ensures: a sorted graph.
 
     Args:
         model: The model.
-        wanted: Whether the training asks for it.
+        wanted: True if the configuration enables it.
     """
     if not wanted:
         return

@@ -62,7 +62,7 @@ def _layer(gather: ir.Node, named: set[str]) -> tuple[ir.Node, list[int]] | None
 
 
 def _source(value: ir.Value | None, named: set[str]) -> tuple[ir.Value, list[int]] | None:
-    """Return Y of a layer that a value is, with axes permuted or removed, and the axes that are left, in order."""
+    """Return the Y behind a value that permutes or removes its axes, and the remaining axes in order."""
     axes: list[int] | None = None
     ways: list[ir.Node] = []
     while value is not None and value.name not in named and (node := value.producer()) is not None:

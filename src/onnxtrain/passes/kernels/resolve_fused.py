@@ -25,7 +25,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
     Args:
         model: A model whose gradients are built.
         backward: The nodes that the engine emitted; bodies replace their nodes in it.
-        kernels: Whether the model is for a session that loads the native kernels.
+        kernels: True if the model is for a session that loads the native kernels.
         portable: The provider that the graph is for, where it is not the CPU.
     """
     kept, renamed = False, dict[ir.Value, ir.Value]()

@@ -1,8 +1,8 @@
-"""Split the matmuls of a recurrent layer's gradient into nodes of their own.
+"""Split the matmuls of a recurrent layer's gradient into separate nodes.
 
-The gradient of a layer goes back in time, and reads the cells of an LSTM and the gradient of Y; then the gradients of X
-and of the weights are matmuls over all steps, which read neither, and each only some of the other tensors. A single
-node would hold all of them at once.
+The backward recurrence reads the cells of an LSTM and the gradient of Y. The gradients of X and of the weights are then
+matmuls over all steps, which read neither, and each reads only some of the other tensors. A single node would hold all
+of them at once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NODES = (("dR",), ("dX",), ("dW", "dB"))
 def split_recurrent_gradients(model: ir.Model) -> None:
     """Compute dX, dW, dR and dB from dgates in nodes behind the gradient of a recurrent layer, in place.
 
-    Before them the runtime releases tensors that they do not read: the cells of an LSTM, the gradient of Y; and between
-    them Y, and a gradient of weights once these are updated. A GRU with ``linear_before_reset`` = 0 stays as it is,
-    since its matmuls read more than the gradients of gates.
+    Before these nodes the runtime releases the tensors that they do not read: the cells of an LSTM and the gradient of
+    Y; between them, Y, and a weight's gradient once the weight is updated. A GRU with ``linear_before_reset`` = 0 is
+    not split, since its matmuls read more than the gradients of the gates.
 
     Requires: a sorted graph whose fused operators are those that kernels run, with types and shapes. Ensures: a sorted
     graph.

@@ -1,8 +1,8 @@
 """Prove which states a step may update in place: outputs bound to the buffers of inputs.
 
-The proof holds on the graph as it is written, for any runtime. Nodes run in any order that respects their inputs. A
-result that only moves, casts or scales elements need not be stored, so that its readers may read the original. And an
-elementwise node may be fused with its producer.
+The proof holds for any runtime: nodes may run in any order that respects their inputs; a result that only moves, casts
+or scales elements need not be stored, so that its readers may read the original; and an elementwise node may be fused
+with its producer.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _OPERATOR_DOMAINS = frozenset({"", MACHINE_LEARNING_DOMAIN, TRAINING_DOMAIN, ONN
 def in_place_states(graph: ir.Graph, states: Mapping[str, str | None]) -> set[str]:
     """Return the states whose new value may be written into the buffer of the old one.
 
-    The writer of the new value runs at some time; the old value must not be read after. It is safe where every node
-    that reads the state, by itself or through values that need not be stored, is the writer itself (and reads each
-    element before it writes it) or an ancestor of the writer, which therefore has run before, and is not fused with it.
-    Everything else needs a second buffer.
+    The old value must not be read after the writer of the new value ran. That holds if every node that reads the state,
+    directly or through values that need not be stored, is the writer itself (and reads each element before it writes
+    it), or an ancestor of the writer, which runs earlier, and is not fused with the writer. Any other state needs a
+    second buffer.
 
-    Requires: a graph that no pass changes any more. Ensures: it is unchanged.
+    Requires: the final graph, which no later pass changes. Ensures: it is unchanged.
 
     Args:
         graph: The step graph, topologically sorted.
@@ -96,7 +96,7 @@ class Reading(NamedTuple):
     Attributes:
         node: The node.
         operand: The input that it reads.
-        as_it_is: Whether the operand has the elements of the value in the same order.
+        as_it_is: True if the operand has the elements of the value in the same order.
         results: Graph outputs that it computes and that need not be stored apart from the value.
     """
 
@@ -115,7 +115,7 @@ class _Writer:
 
     Attributes:
         kernel: These nodes, and whether elements are in order between each and the new value.
-        computes: Whether numbers are computed, and not only moved.
+        computes: True if values are computed, not only moved.
     """
 
     def __init__(self, value: ir.Value, new: ir.Value) -> None:

@@ -1,8 +1,8 @@
 """Run the optimizer in the backward pass: each update as soon as its gradients are ready, which are then released.
 
-One node for all parameters reads all gradients at once, so all must be kept: as many bytes as the weights have. With
-several nodes, each behind the last reader of its weights, a gradient is released when its weights are updated. In
-graphs for native kernels only: a graph for any runtime has a body for each parameter, in the order of that runtime.
+One node for all parameters reads all gradients, so all are kept until it runs: as many bytes as the weights. With
+several nodes, each behind the last reader of its weights, a gradient is released once its weights are updated. Only in
+graphs for native kernels: a portable graph has a body for each parameter, and the runtime chooses the order.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from onnxtrain.passes.memory.in_place import Ancestors, Readers
 from onnxtrain.passes.updates import Variable, held_in_bfloat16, variables_of, without_factor
 
 LEAST_BYTES = 4 << 20
-"""Least bytes of weights that one node updates: fewer are not worth starting all threads."""
+"""Smallest weights, in bytes, that one node updates: fewer do not pay for starting all threads."""
 
 
 def optimizer_in_backward(graph: ir.Graph) -> None:
-    """Split optimizer nodes into several, each for the parameters whose gradients come next, in place.
+    """Split optimizer nodes into parts in the order in which gradients become ready, in place.
 
-    Where a node that is no ancestor of its gradients reads its weights, such as the matmul for the gradient of a
-    layer's input, a part gets its learning rate through ``After``: it may then write the weights in place. Each part is
-    put where it can run first, since ONNX Runtime keeps the order of a graph as far as it can. Nodes whose gradients
-    share a factor
-    stay: the factor comes from the norm of all of them.
+    If a node that is not an ancestor of a part's gradients reads its weights, such as the matmul for the gradient of a
+    layer's input, the part gets its learning rate through ``After``, so that it may write the weights in place. Each
+    part is inserted at the earliest possible position, since ONNX Runtime mostly keeps the order of a graph. Optimizer
+    nodes whose gradients share a clipping factor stay: the factor needs the norm of all of them.
 
     Requires: a sorted graph. Ensures: the same.
     """

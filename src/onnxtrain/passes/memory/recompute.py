@@ -28,13 +28,13 @@ from onnxtrain.ir.value import is_float
 from onnxtrain.patterns import matches, no_match
 
 _ONCE = RANDOM | {"Dropout", "AllReduce"}
-"""Operators whose result differs the next time, or for which processes would have to meet again."""
+"""Operators whose second result may differ, or that communicate between processes."""
 
 _FUSED_ANYWAY = frozenset({"MatMul"})
 """Operators that ONNX Runtime fuses with their producers, however many others read them."""
 
 _LAYERS = "layers"
-"""The pattern for all nodes of numbered layers, each layer recomputed by itself."""
+"""The pattern that matches all nodes of numbered layers and recomputes each layer separately."""
 
 _LAYER = r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])"
 """A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
@@ -129,7 +129,7 @@ def _late(graph: ir.Graph, carrying: Collection[ir.Node], arriving: Collection[i
 
 
 def _neighbours(graph: ir.Graph, chosen: Mapping[ir.Node, str]) -> list[list[ir.Node]]:
-    """Return the chosen nodes of one layer in groups that are connected by their inputs; in order."""
+    """Return the chosen nodes of one layer in groups connected by their inputs, in order."""
     group: dict[ir.Node, list[ir.Node]] = {}
     for node in graph:
         if node not in chosen:

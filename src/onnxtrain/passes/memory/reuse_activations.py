@@ -1,9 +1,8 @@
-"""Let the gradient of an activation return the activation again, which is then not kept for the backward pass.
+"""Let the gradient node of an activation recompute the activation, which is then not kept for the backward pass.
 
-The gradient of an activation y = f(x) reads x, and the gradient of the next node (a weight, mostly) reads y: both are
-kept. The kernel of the gradient reads x and computes most of y on its way, so it returns y, too, in the memory of x,
-and y is kept no longer than the forward pass needs it. In graphs for native kernels only: standard operators would go
-over memory once more for it.
+The gradient of an activation y = f(x) reads x, and the next node's gradient (mostly a weight's) reads y: both would be
+kept. The gradient's kernel computes most of y from x anyway, so it returns y, too, in the memory of x, and y is
+released in the forward pass. Only in graphs for native kernels: standard operators would need another pass over memory.
 """
 
 from __future__ import annotations

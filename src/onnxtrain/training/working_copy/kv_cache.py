@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxtrain.ir import Builder
 from onnxtrain.ir.clone import Values, all_nodes, captured_values, clone_nodes, subgraphs
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import PASTS, RIGHT_PADDED, Dimension, constant_tensor, dimensions, is_float
+from onnxtrain.ir.value import KV_CACHES, RIGHT_PADDED, Dimension, constant_tensor, dimensions, is_float
 
 _ROWS = 2
 """The axis of [batch, heads, rows, size] along which a cache grows."""
@@ -62,7 +62,7 @@ def leave_out_pasts(model: ir.Model) -> list[str]:
     caches = _remove_growing_caches(model.graph)
     names += caches
     for value in model.graph.inputs:
-        value.meta[PASTS] = tuple(names)
+        value.meta[KV_CACHES] = tuple(names)
         if caches:
             value.meta[_OFFSETS] = offsets
     for value in _counted_masks(model.graph):
