@@ -98,9 +98,12 @@ def test_flags(flags, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-MODULES = "losses metrics callbacks schedules data layers adapters pruning distributed operators kernels examples"
+MODULES = (
+    "losses metrics callbacks schedules data layers adapters pruning distributed parallel operators kernels examples"
+)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # parallel is an old name
 @pytest.mark.parametrize("name", ["", *MODULES.split(" ")])
 def test_dir_shows_public_names_only(name):
     module = importlib.import_module(f"onnxtrain.{name}".rstrip("."))

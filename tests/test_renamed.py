@@ -2,12 +2,16 @@
 
 import json
 import operator
+import re
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import onnxtrain
 from onnxtrain import callbacks
+from onnxtrain.cli import main
 from onnxtrain.config import choose_distributed, choose_precision
 from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.renamed import MetricValues
@@ -171,6 +175,84 @@ def test_formats_and_processes_that_are_refused(call, sentence):
         call()
 
 
+FIT = ["fit", "m.onnx", "--data", "d.npz", "--loss", "cross_entropy", "--epochs", "1", "--output", "tuned.onnx"]
+OLD_FLAGS = {
+    "--compute": ("float32", "--precision 'compute=float32'"),
+    "--state-dtype": ("8bit", "--precision 'states=8bit'"),
+    "--no-master-weights": (None, "--precision 'master_weights=False'"),
+    "--free-batch": (None, "--dynamic-batch"),
+}
+
+
+@pytest.mark.parametrize("old", OLD_FLAGS)
+def test_an_old_flag_is_the_new_one_and_says_so(old, data, tmp_path, monkeypatch, capsys):
+    value, new = OLD_FLAGS[old]
+    monkeypatch.chdir(tmp_path)
+    onnx.save(onnxtrain.examples.mlp((4, 8, 3)), "m.onnx")
+    np.savez("d.npz", input=data[0], target=data[1])
+    assert main([*FIT, old, *([] if value is None else [value])]) == 0
+    warning = f"warning: {old} is now {new}; the old name goes with the next version.\n"
+    assert capsys.readouterr().err == warning
+    option, given = new.removeprefix("--").partition(" ")[::2]
+    assert main([*FIT[:-1], "again.onnx", f"--{option}", *([given.strip("'")] if given else [])]) == 0
+    assert capsys.readouterr().err == ""
+    assert (tmp_path / "tuned.onnx").read_bytes() == (tmp_path / "again.onnx").read_bytes()
+
+
+def test_an_old_flag_beside_the_new_one_is_refused(capsys):
+    assert main([*FIT, "--state-dtype", "8bit", "--precision", "bfloat16"]) == 2
+    assert "--state-dtype is an old name for a part of --precision; leave it out." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", onnxtrain.distributed.__all__)
+def test_the_old_module_of_processes(name):
+    if name not in onnxtrain.parallel.__all__:  # newer than the module
+        with pytest.raises(AttributeError, match=r"it is now onnxtrain\.distributed"):
+            getattr(onnxtrain.parallel, name)
+        return
+    with pytest.warns(DeprecationWarning, match=f"onnxtrain.parallel.{name} is now onnxtrain.distributed") as found:
+        assert getattr(onnxtrain.parallel, name) is getattr(onnxtrain.distributed, name)
+    assert found[0].filename == __file__
+
+
+OLD_ATTRIBUTES = {
+    "states": "_states",
+    "table": "_objective.table",
+    "statistics": "_objective.statistics",
+    "sparsified": "_sparsified",
+    "optimizer": "config.optimizer",
+    "accumulate": "config.accumulate",
+    "seed": "config.seed",
+    "options": "config.runtime",
+    "check_weights": "_check_weights",
+    "open": "_open",
+}
+
+
+@pytest.mark.parametrize("old", OLD_ATTRIBUTES)
+def test_an_old_attribute_of_a_trainer_still_works(old):
+    made = trainer()
+    with pytest.warns(DeprecationWarning, match=f"Trainer.{old} is now") as found:
+        value = getattr(made, old)
+    assert value == operator.attrgetter(OLD_ATTRIBUTES[old])(made)
+    assert found[0].filename == __file__
+
+
+SHOWN_ABOVE = {"validation_loss", "validation_accuracy", "minimum_delta", "minimum_rate", "parallel"}
+SHOWN_ABOVE |= {"onnxtrain.free_batch", "trainer.trained", "trainer.weights", "onnxtrain.parallel"}
+
+
+def test_every_old_name_of_the_page_is_shown_to_work():
+    page = (Path(__file__).parents[1] / "docs" / "renamed_modules.md").read_text().partition("## Public names")[2]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")][2:]
+    names = set()
+    for code in (part for row in rows for part in re.findall("`([^`]+)`", row)):
+        names |= set(re.findall(r"(\w+)=", code)) or {code}
+    names -= {"history", "monitor", "save_best", "metrics.csv"}  # where the names of metrics stand
+    attributes = {f"trainer.{name}" for name in OLD_ATTRIBUTES}
+    assert names == SHOWN_ABOVE | OLD_OPTIONS.keys() | OLD_FLAGS.keys() | attributes | {"shard_gradients"}
+
+
 def test_old_ways_to_the_weights():
     made = trainer()
     with pytest.warns(DeprecationWarning, match=r"Trainer.trained is now parameters \(live views\)"):
@@ -198,44 +280,6 @@ def test_a_state_is_copied_and_loaded(data):
     other.load_state_dict(state, strict=False)
     with pytest.raises(OptionError, match="is not a parameter"):
         other.load_state_dict({"nothing": np.zeros(1)}, strict=False)
-
-
-def test_the_old_name_of_distributed():
-    from onnxtrain import parallel
-
-    with pytest.warns(
-        DeprecationWarning, match=r"onnxtrain\.parallel\.MPI is now onnxtrain\.distributed\.MPI"
-    ) as found:
-        assert parallel.MPI is onnxtrain.distributed.MPI
-    assert found[0].filename == __file__
-    with pytest.warns(DeprecationWarning, match="onnxtrain.distributed.TopK"):
-        from onnxtrain.parallel import TopK
-    assert TopK is onnxtrain.distributed.TopK
-    with pytest.raises(AttributeError, match="has no attribute 'MPJ'"):
-        parallel.MPJ  # noqa: B018
-
-
-OLD_ATTRIBUTES = {
-    "states": "_states",
-    "table": "_objective.table",
-    "statistics": "_objective.statistics",
-    "sparsified": "_sparsified",
-    "optimizer": "config.optimizer",
-    "accumulate": "config.accumulate",
-    "seed": "config.seed",
-    "options": "config.runtime",
-    "check_weights": "_check_weights",
-    "open": "_open",
-}
-
-
-@pytest.mark.parametrize("old", OLD_ATTRIBUTES)
-def test_an_old_attribute_of_a_trainer_still_works(old):
-    made = trainer()
-    with pytest.warns(DeprecationWarning, match=f"Trainer.{old} is now") as found:
-        value = getattr(made, old)
-    assert value == operator.attrgetter(OLD_ATTRIBUTES[old])(made)
-    assert found[0].filename == __file__
 
 
 def test_sessions_take_their_options_as_runtime(data):

@@ -20,7 +20,8 @@ __dir__ = public_names(__name__)
 
 
 def __getattr__(name: str) -> Any:
+    """Return a name of onnxtrain.distributed, with a warning."""
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module 'onnxtrain.parallel' has no attribute {name!r}; it is now onnxtrain.distributed.")
     warn_renamed(f"onnxtrain.parallel.{name}", f"onnxtrain.distributed.{name}")
     return getattr(distributed, name)

@@ -15,18 +15,22 @@ _OLD_VALIDATION: Final = "validation_"
 _PACKAGE: Final = str(Path(__file__).parent)
 
 
+class RenamedWarning(DeprecationWarning):
+    """An old name is used; the command line shows it, too."""
+
+
 def warn_renamed(old: str, new: str) -> None:
     """Warn the caller outside of this package that a name has a new one.
 
     Warns:
-        DeprecationWarning: Always.
+        RenamedWarning: Always.
     """
     import sys
 
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(f"{old} is now {new}; the old name goes with the next version.", DeprecationWarning, level)
+    warnings.warn(f"{old} is now {new}; the old name goes with the next version.", RenamedWarning, level)
 
 
 def metric_name(name: str) -> str:

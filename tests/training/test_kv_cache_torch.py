@@ -57,6 +57,7 @@ def test_all_pasts_of_an_exported_cache_are_left_out(tmp_path: Path) -> None:
     )
     assert leave_out_pasts(ModelFile.load(path).training_model()) == NAMES
     assert any("Training starts from an empty KV cache: 4 inputs" in finding.what for finding in diagnose(path))
+    assert not any("begin at a constant" in finding.what for finding in diagnose(path))
     tokens = np.random.default_rng(0).integers(0, 17, size=(2, 5))
     found = onnxtrain.predict(path, {"input_ids": tokens, "attention_mask": np.ones_like(tokens)})
     empty = dict.fromkeys(NAMES, np.zeros((2, 2, 0, 4), np.float32))
@@ -249,6 +250,90 @@ def test_a_static_cache_is_named() -> None:
         onnxtrain.Trainer(model, loss="mse")
 
 
+CONSTANT_POSITIONS = {
+    "range": ("r = Range(three, end, one)  h = Gather(table, r)", 3),
+    "range_and_addend": ("r = Range(zero, t, one)  i = Unsqueeze(r, axis)  j = Add(i, three)  h = Gather(table, j)", 3),
+    "two_addends": ("r = Range(zero, t, one)  i = Add(two, r)  j = Add(i, three)  h = Gather(table, j)", 5),
+    "constant_positions": ("h = Gather(table, positions)", 3),
+    "slice": ("h = Slice(table, starts, ends, axis)", 3),
+    "triangle": ("s = Concat<axis=0>(shape, shape)  ones = Expand(two, s)  h = Trilu(ones, three)", 2),
+    "rotary": ("h = com.microsoft.RotaryEmbedding(k, positions2, table, table)", 3),
+    # the length of the cache, an offset of the architecture behind it, and constants that are no positions
+    "length": ("r = Range(zero, t, one)  i = Add(r, past)  j = Add(i, two)  h = Gather(table, j)", 0),
+    "offset_first": ("r = Range(zero, t, one)  i = Add(r, two)  j = Add(i, past)  h = Gather(table, j)", 0),
+    "from_zero": ("r = Range(zero, t, one)  h = Gather(table, r)", 0),
+    "from_length": ("both = Add(past, t)  r = Range(past, both, one)  h = Gather(table, r)", 0),
+    "one_row": ("h = Gather(table, three)", 0),
+    "causal": ("s = Concat<axis=0>(shape, shape)  ones = Expand(two, s)  h = Trilu(ones, one)", 0),
+    "backwards": ("h = Slice(table, last, ends, axis, minus)", 0),
+    "next_tokens": ("h = Slice(x, starts, ends, axis)", 0),
+}
+
+
+@pytest.mark.parametrize("form", CONSTANT_POSITIONS)
+def test_positions_that_do_not_follow_the_cache_are_found(form: str) -> None:
+    nodes, expected = CONSTANT_POSITIONS[form]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]>
+        g (float[b, t, 4] x, float[b, 1, p, 4] past_0_key) => (float[b, 1, s, 4] y, float[b, 1, s, 4] k)
+        <float[4] w = {{1, 2, 3, 4}}, int64 zero = {{0}}, int64 one = {{1}}, int64 two = {{2}}, int64 three = {{3}},
+        int64[1] axis = {{0}}, int64[1] starts = {{3}}, int64[3] positions = {{3, 4, 5}},
+        int64[1, 2] positions2 = {{3, 4}}, int64[1] last = {{9223372036854775807}}, int64[1] minus = {{-1}}> {{
+            heads = Unsqueeze(x, one)  k = Concat<axis=2>(past_0_key, heads)  y = Mul(k, w)
+            shape = Shape<start=1, end=2>(x)  t = Squeeze(shape)  end = Add(t, three)  ends = Unsqueeze(end, axis)
+            cached = Shape<start=2, end=3>(past_0_key)  past = Squeeze(cached)
+            {nodes}  read = Cast<to=1>(h)
+        }}"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((32, 4), np.float32), "table"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("read", onnx.TensorProto.FLOAT, None))
+    hints = [finding.what for finding in diagnose(model, output="y") if "begin at a constant" in finding.what]
+    assert [re.search(r"constant \((\d), in \w+\) whatever the length of its KV cache", hint)[1] for hint in hints] == (
+        [str(expected)] if expected else []
+    )
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("folded", [True, False])
+def test_a_length_of_the_cache_that_the_exporter_wrote_as_a_constant_is_said(folded: bool, tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = transformers.OPTConfig(
+        vocab_size=17, hidden_size=8, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=8
+    )
+    network = transformers.OPTForCausalLM(config).eval()
+
+    class Cached(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, tokens, key, value):
+            cache = transformers.DynamicCache()
+            cache.update(key, value, 0)
+            length = int(key.shape[2]) if folded else key.shape[2]
+            positions = torch.arange(length, length + tokens.shape[1])[None]
+            return self.network(tokens, past_key_values=cache, position_ids=positions, use_cache=True).logits
+
+    path, past = tmp_path / "opt.onnx", torch.zeros(1, 2, 3, 4)
+    torch.onnx.export(
+        Cached(),
+        (torch.zeros(1, 4, dtype=torch.int64), past, past),
+        path,
+        dynamo=False,
+        input_names=["input_ids", *NAMES[:2]],
+        output_names=["logits"],
+        dynamic_axes={"input_ids": {0: "b", 1: "t"}} | {name: {0: "b", 2: "p"} for name in NAMES[:2]},
+    )
+    sentence = (
+        r"begin at a constant \(5, in .*most likely the exporter wrote.*Export without a cache"  # 2 are OPT's own
+    )
+    with pytest.warns(TrainingHint, match=sentence) if folded else contextlib.nullcontext():
+        trainer = onnxtrain.Trainer(path, loss="cross_entropy", output="logits")
+    assert any(re.search(sentence, hint) for hint in trainer.hints) == folded
+    assert any(re.search(sentence, found.what) for found in diagnose(path)) == folded
+
+
 class _Dataset:
     """Dataset with the interface of Hugging Face datasets."""
 
@@ -289,15 +374,29 @@ def test_a_hugging_face_dataset_may_have_columns_of_pasts_without_rows() -> None
         trainer.evaluate(_Dataset(filled), target="labels")
 
 
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")
-def test_decoders_of_t5_with_pasts_of_the_encoder_and_merged(tmp_path: Path) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
+def _t5(transformers: Any) -> Any:
     config = transformers.T5Config(
         vocab_size=17, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_decoder_layers=2, num_heads=2, dropout_rate=0.0
     )
-    network = transformers.T5ForConditionalGeneration(config).eval()
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def _whisper(transformers: Any) -> Any:
+    config = transformers.WhisperConfig(
+        vocab_size=17, d_model=8, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2, decoder_ffn_dim=16,
+        decoder_attention_heads=2, encoder_ffn_dim=16, max_target_positions=32, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=1, dropout=0.0, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("build", [_t5, _whisper])
+def test_decoders_with_pasts_of_the_encoder_and_merged(build: Any, tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    network = build(transformers).eval()
     names = [
         f"past_key_values.{layer}.{side}.{kind}"
         for layer in range(2)
@@ -353,6 +452,7 @@ def test_decoders_of_t5_with_pasts_of_the_encoder_and_merged(tmp_path: Path) -> 
 
     trainer = onnxtrain.Trainer(with_past, loss="cross_entropy", output="logits")
     assert any("4: past_key_values.0.encoder.key, " in hint for hint in trainer.hints)
+    assert not any("begin at a constant" in hint for hint in trainer.hints)
     for data in (encoder, empty | encoder):
         found = trainer.evaluate({"input_ids": ids.numpy(), **data}, ids.numpy())
         assert found["loss"] == pytest.approx(wanted, rel=1e-5)

@@ -57,7 +57,7 @@ test("failed trainings free their memory", async () => {
 const ROTTEN = new Uint8Array(16);
 
 for (const [what, spoilt, message] of [
-  ["a model", { model: ROTTEN }, /The file is no ONNX model/],
+  ["a model", { model: ROTTEN }, /The file is not an ONNX model: it has no graph/],
   ["states", { states: states.subarray(0, states.length - 8) }, /safetensors/],
 ]) {
   test(`a load that fails for its ${what} frees its memory`, () => staysSmall(() => assert.rejects(StepGraph.load({ ...files, ...spoilt }), message)));

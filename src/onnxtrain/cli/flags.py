@@ -204,8 +204,8 @@ class TrainingFlags:
         if self.precision is not None:
             raise OptionError(f"{_flag(next(iter(given)))} is an old name for a part of --precision; leave it out.")
         text = ", ".join(f"{'states' if name == 'state_dtype' else name}={value}" for name, value in given.items())
-        for name in given:
-            warn_renamed(_flag(name), f"--precision '{text}'")
+        for name, value in given.items():
+            warn_renamed("--no-master-weights" if value is False else _flag(name), f"--precision '{text}'")
         return choose_precision(text)
 
     def arguments(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from cyclopts import Argument, CycloptsError, MissingArgumentError, UnknownOptio
 
 import onnxtrain
 from onnxtrain.errors import TrainingHint
+from onnxtrain.renamed import RenamedWarning
 from onnxtrain.report.escaping import visible
 from onnxtrain.spelling import nearest
 
@@ -136,12 +137,13 @@ def notices(*, everything: bool) -> Iterator[None]:
     def show(message: Warning | str, category: type[Warning], filename: str, *_: Any, **__: Any) -> None:
         if issubclass(category, TrainingHint):
             sys.stderr.write(visible(f"hint: {in_flags(str(message))}") + "\n")
-        elif everything or filename.startswith(_PACKAGE):
+        elif everything or filename.startswith(_PACKAGE) or issubclass(category, RenamedWarning):
             _write_line("warning", str(message))
 
     root.addHandler(handler)
     with warnings.catch_warnings():
-        warnings.simplefilter("always", TrainingHint)
+        for shown in (TrainingHint, RenamedWarning):
+            warnings.simplefilter("always", shown)
         warnings.showwarning = show
         try:
             yield

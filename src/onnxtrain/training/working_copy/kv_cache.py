@@ -7,12 +7,13 @@ import itertools
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir import Builder
 from onnxtrain.ir.clone import Values, all_nodes, captured_values, clone_nodes, subgraphs
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import KV_CACHES, RIGHT_PADDED, Dimension, dimensions, is_float
+from onnxtrain.ir.value import KV_CACHES, RIGHT_PADDED, Dimension, constant_tensor, dimensions, is_float
 
 _ROWS = 2
 """The axis of [batch, heads, rows, size] along which a cache grows."""
@@ -33,6 +34,14 @@ _FLAG = "use_cache_branch"
 _STALE = "onnxtrain.weights_of_the_cache_branch"
 """Key of the metadata of an input: weights that only the removed branch of a merged decoder reads."""
 
+_OFFSETS = "onnxtrain.constant_positions"
+"""Key of the metadata of an input: positions that begin at a constant, by the name of their value."""
+
+_LONGEST = 1 << 16
+"""Elements of the largest constant that is read as positions, and the largest position."""
+
+_KEEP_ELEMENTS = ("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
 _LAYER_OR_CONTENT = r"\d+|keys?|values?"
 """Parts of a name that differ between the cache inputs of one model."""
 
@@ -48,9 +57,14 @@ def leave_out_pasts(model: ir.Model) -> list[str]:
     Returns:
         The names of the removed inputs.
     """
-    names = [*_take_branch_without_cache(model.graph), *_remove_growing_caches(model.graph)]
+    names = _take_branch_without_cache(model.graph)
+    offsets = _constant_positions(model.graph) if any(map(_may_be_cache, model.graph.inputs)) else {}
+    caches = _remove_growing_caches(model.graph)
+    names += caches
     for value in model.graph.inputs:
         value.meta[KV_CACHES] = tuple(names)
+        if caches:
+            value.meta[_OFFSETS] = offsets
     for value in _counted_masks(model.graph):
         value.meta[RIGHT_PADDED] = True
     return names
@@ -99,6 +113,16 @@ def cache_hints(graph: ir.Graph) -> Iterator[tuple[str, bool]]:
         yield (
             f"{_listed(others)} are read by {readers} in a way that an empty cache cannot replace, and stay inputs: "
             "data must have them. Export without a cache (use_cache=False).",
+            True,
+        )
+    offsets: dict[str, int] = next((value.meta[_OFFSETS] for value in graph.inputs if value.meta.get(_OFFSETS)), {})
+    if offsets:
+        numbers = " and ".join(map(str, sorted(set(offsets.values()))))
+        yield (
+            f"The model has positions or masks that begin at a constant ({numbers}, in {_some(list(offsets))}) "
+            "whatever the length of its KV cache: most likely the exporter wrote the length of its example cache into "
+            "the file. Training starts from an empty cache and would use shifted positions. Export without a cache "
+            "(use_cache=False).",
             True,
         )
     stale = next((value.meta[_STALE] for value in graph.inputs if value.meta.get(_STALE)), ())
@@ -220,6 +244,89 @@ def _remove_growing_caches(graph: ir.Graph) -> list[str]:
                 _replace_shape(graph, node, cache, _with_batch_of(cache, others))
         graph.inputs.remove(cache)
     return [str(cache.name) for cache in caches]
+
+
+def _constant_positions(graph: ir.Graph) -> dict[str, int]:
+    """Find positions and causal masks that begin at a constant above 0 instead of at the length of the cache.
+
+    Five forms: Range(c, ...), Range(0, ...) + c without another addend, constant positions c, c + 1, ... of a table or
+    a RotaryEmbedding, a slice of a constant from c to an end that varies, and a triangular mask on a later diagonal.
+
+    Returns:
+        The constants, by the name of the value.
+    """
+    varying = set(graph.inputs)
+    found: dict[str, int] = {}
+    for node in graph:
+        read = [*node.inputs, *captured_values(node)]
+        if any(value in varying for value in read):
+            varying.update(node.outputs)
+        if node.domain in ("", MICROSOFT_DOMAIN) and len(node.inputs) > 1 and node.outputs:
+            offset = _offset_of(node, varying)
+            if 0 < offset <= _LONGEST:  # beyond are ends of slices without an end
+                found[str(node.outputs[0].name)] = offset
+    return found
+
+
+def _offset_of(node: ir.Node, varying: set[ir.Value]) -> int:
+    """Return the constant at which a node's positions begin, or 0."""
+    inputs = list(node.inputs)
+    if node.op_type == "Range" and inputs[1] in varying:
+        start = _integers(inputs[0])
+        return 0 if start is None else _largest_shift(node.outputs[0], int(start[0]))
+    if node.op_type == "Gather" and inputs[0] not in varying and _is_table(inputs[0]):
+        return _start_of_positions(inputs[1])
+    if node.op_type == "RotaryEmbedding" and len(inputs) > 3:
+        return _start_of_positions(inputs[1 if node.domain else 3])
+    if node.op_type == "Slice" and len(inputs) > 2 and inputs[0] not in varying and inputs[2] in varying:
+        starts = _integers(inputs[1])
+        return 0 if starts is None else int(starts.max())
+    if node.op_type == "Trilu":
+        diagonal, upper = _integers(inputs[1]), node.attributes.get("upper")
+        return 0 if diagonal is None else int(diagonal[0]) - (1 if upper is None or upper.value != 0 else 0)
+    return 0
+
+
+def _largest_shift(positions: ir.Value, start: int) -> int:
+    """Return the sum of the constants that are added to positions; where readers differ, the largest."""
+    largest, waiting = 0, [(positions, start)]
+    while waiting:
+        value, offset = waiting.pop()
+        for node, slot in value.uses():
+            if node.op_type == "Add" and not node.domain:
+                added = _integers(node.inputs[1 - slot])
+                if added is not None and added.size == 1:
+                    waiting.append((node.outputs[0], offset + int(added[0])))
+            elif node.op_type in _KEEP_ELEMENTS and not node.domain and slot == 0:
+                waiting.append((node.outputs[0], offset))
+            else:
+                largest = max(largest, offset)
+    return largest
+
+
+def _is_table(value: ir.Value | None) -> bool:
+    return value is not None and is_float(value) and len(dimensions(value) or ()) == 2
+
+
+def _start_of_positions(value: ir.Value | None) -> int:
+    """Return the first of constant positions with at least one axis: integers that count up."""
+    found = _integers(value)
+    if value is None or found is None or dimensions(value) == () or found.size == 0 or (np.diff(found) != 1).any():
+        return 0
+    return int(found[0])
+
+
+def _integers(value: ir.Value | None) -> np.ndarray | None:
+    """Return the elements of a constant of integers, flat, also behind nodes that keep the elements."""
+    while value is not None:
+        tensor = constant_tensor(value)
+        if tensor is not None:
+            is_read = tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32) and 0 < tensor.size <= _LONGEST
+            return np.asarray(tensor.numpy()).ravel().astype(np.int64) if is_read else None
+        node = value.producer()
+        keeps = node is not None and not node.domain and node.op_type in _KEEP_ELEMENTS
+        value = node.inputs[0] if keeps and node is not None else None
+    return None
 
 
 def _family(value: ir.Value) -> str:
