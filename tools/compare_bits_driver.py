@@ -256,7 +256,8 @@ def run_ranks(folder: Path, steps: int) -> Results:
 
 def run_rank(folder: Path, steps: int) -> Results:
     """One of two processes, which writes its hash to a file: the launcher mixes up what they print."""
-    trainer = fit(lenet(parallel=onnxtrain.distributed.MPI()), 1)
+    ranks = getattr(onnxtrain, "distributed", None) or onnxtrain.parallel  # before 0.1.0's last renames
+    trainer = fit(lenet(parallel=ranks.MPI()), 1)
     (folder / f"rank-{os.getpid()}").write_text(digest(trainer.parameters))
     yield "fit", trainer.parameters
 

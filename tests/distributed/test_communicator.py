@@ -66,9 +66,10 @@ FAILURES = """
     import numpy as np
     from onnxtrain.errors import DataError
     from onnxtrain.distributed import MPI
-    mpi = MPI(timeout=1.0)
+    mpi = MPI(timeout=60.0)
     array = np.ones(5)
     mpi.all_reduce_(array)
+    mpi.timeout = 2.0
     if mpi.rank == mpi.size - 1:
         if sys.argv[1] == "raises":
             raise DataError("There is no data here.")
@@ -90,7 +91,7 @@ def test_an_error_of_one_rank_ends_all_and_is_said_by_rank_0(tmp_path):
 def test_a_rank_that_hangs_is_named_by_rank_0(tmp_path):
     done = mpiexec(3, script(tmp_path, FAILURES), "hangs")
     assert done.returncode != 0
-    assert done.stderr.count("ParallelError: Rank 2 did not answer for 1 s, in all_reduce_.") == 1
+    assert done.stderr.count("ParallelError: Rank 2 did not answer for 2 s, in all_reduce_.") == 1
 
 
 COMPRESSIONS = "compress is 'zip'; it is 'float16', 'bfloat16' or onnxtrain.distributed.TopK(0.01)."
