@@ -572,7 +572,7 @@ class TrainingConfig:
 
     @property
     def modes(self) -> Modes:
-        """How layers are run that behave differently in training; each process draws masks of its own."""
+        """Modes of batch normalization and Dropout; each rank draws its own dropout masks."""
         seed = self.seed
         if self.parallel is not None and self.parallel.rank:
             seed = int(np.random.SeedSequence((seed % (1 << 63), self.parallel.rank)).generate_state(1, np.uint32)[0])
@@ -590,10 +590,10 @@ class TrainingConfig:
 
     @property
     def clipping(self) -> Clipping:
-        """What happens to gradients before the update."""
+        """Clipping of the gradients before the update."""
         return Clipping(self.clip_value, self.clip_norm)
 
     @property
     def gradients(self) -> GradientOptions:
-        """How gradients are built."""
+        """Options of the construction of gradients."""
         return GradientOptions(self.straight_through, self.recompute, self.precision.compute)
