@@ -1,9 +1,15 @@
-"""Ctrl-C while the command line is still being imported: a sentence and exit code 130 instead of a traceback."""
+"""Ctrl-C while modules are imported: before a command begins, it ends the process; later it waits for the import."""
 
 # Built-in modules only: Ctrl-C is not caught yet while others run, such as the library's ``signal``.
 import _signal as signal  # type: ignore[import-not-found]  # typeshed has none
+import _thread
 import os
 import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
 
 _COMMANDS = ("onnxtrain", "onnxtrain.exe", "onnxtrain-script.py")
 
@@ -14,6 +20,21 @@ def end_early(number: int, frame: object) -> None:
         os.write(2, b"error: Interrupted; nothing was written.\n")
     finally:
         os._exit(130)
+
+
+def interrupt(number: int, frame: "FrameType | None") -> None:
+    """Raise KeyboardInterrupt once no import is in progress: C modules lose it or replace it by an ImportError."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            _thread.start_new_thread(_interrupt_soon, ())
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _interrupt_soon() -> None:
+    time.sleep(0.02)
+    _thread.interrupt_main()
 
 
 def catch_early_interrupt() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.cli import main
+from onnxtrain.cli.process import listening
 
 FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--quiet", "-o", "out.onnx")
 
@@ -81,6 +83,25 @@ def test_after_the_last_step(folder: Path) -> None:
     trainer = onnxtrain.Trainer(folder / "model.onnx", loss="softmax_cross_entropy")
     with pytest.raises(KeyboardInterrupt, match=r"^Interrupted; "):
         trainer.fit(folder / "train.npz", epochs=1, callbacks=[Last()], progress=False)
+
+
+def test_an_import_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C modules clear exceptions that come while they are imported."""
+    (tmp_path / "swallowing.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    lost = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.getsignal(signal.SIGINT)
+
+    def work() -> None:
+        with listening(whole_process=False):
+            swallowing = importlib.import_module("swallowing")
+            assert not hasattr(swallowing, "lost")
+            time.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")

@@ -123,7 +123,7 @@ def test_numbers(name, argument, value, sentence):
 
 @pytest.mark.parametrize(("name", "argument"), [pair for pair in every(float) if pair[1] != "learning_rate"])
 def test_attributes_that_float32_cannot_hold(name, argument):
-    with pytest.raises(OperatorError, match=rf"{argument} is 1e\+300: it must be at most 3\.402823e\+38 in size"):
+    with pytest.raises(OperatorError, match=rf"{argument} is 1e\+300: its magnitude must be at most 3\.402823e\+38"):
         call(name, **{argument: 1e300})
 
 

@@ -8,6 +8,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
+from onnxtrain.start import interrupt
+
 _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -29,7 +31,7 @@ class Stopping:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 found = signal.getsignal(number)
-                if found in (signal.default_int_handler, signal.SIG_DFL):
+                if found in (signal.default_int_handler, signal.SIG_DFL, interrupt):
                     self._before[number] = found  # type: ignore[assignment]
                     signal.signal(number, self._note)
         return self

@@ -62,10 +62,12 @@ def listening(*, whole_process: bool) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    from onnxtrain.start import end_early
+    from onnxtrain.start import end_early, interrupt
 
-    if signal.getsignal(signal.SIGINT) is end_early:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.getsignal(signal.SIGINT)
+    ours = before in (end_early, signal.default_int_handler)
+    if ours:
+        signal.signal(signal.SIGINT, interrupt)
     hook = sys.unraisablehook
 
     def interrupt_again(unraisable: Any) -> None:
@@ -79,8 +81,8 @@ def listening(*, whole_process: bool) -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = hook
-        if whole_process and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if ours:
+            signal.signal(signal.SIGINT, signal.SIG_IGN if whole_process else before)
 
 
 def end_process(code: int) -> NoReturn:
