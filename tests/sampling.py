@@ -1,6 +1,7 @@
 """Sampling of wide sweeps: the default run takes a sample of the cases, the others are marked thorough.
 
-Of these, ``.ci/run`` takes one in three; the others are marked ``sweep``, too.
+Of these, ``.ci/run`` takes one in three; the others are marked ``sweep``, too. Of a test that is ``thorough`` itself,
+``.ci/run`` takes the sample.
 
 ``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
 ``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three.
@@ -40,7 +41,8 @@ def mark(items: Sequence[pytest.Item]) -> None:
         (kind,) = cases[0].get_closest_marker("sampled").args
         kept = places([case.callspec.params for case in cases], kind)
         left_out = [case for case, is_kept in zip(cases, kept, strict=True) if not is_kept]
+        is_thorough = cases[0].get_closest_marker("thorough") is not None
         for number, case in enumerate(left_out):
             case.add_marker("thorough")
-            if _turn(number, 3):
+            if is_thorough or _turn(number, 3):
                 case.add_marker("sweep")

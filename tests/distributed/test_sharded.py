@@ -103,7 +103,8 @@ CLIPPED = """
 @needs_mpi
 @needs_kernels
 @pytest.mark.parametrize(
-    "ranks", [2, pytest.param(3, marks=pytest.mark.thorough), pytest.param(4, marks=pytest.mark.thorough)]
+    "ranks",
+    [2, pytest.param(3, marks=pytest.mark.thorough), pytest.param(4, marks=[pytest.mark.thorough, pytest.mark.sweep])],
 )
 def test_shares_change_no_bit_where_gradients_are_clipped_by_their_norm(tmp_path, ranks):
     run_script(tmp_path, ranks, CLIPPED)

@@ -105,7 +105,7 @@ class _Terminals:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.page = _PAGE.read_text().split("## Start it")[1].split("\n## ")[0]
+        self.page = _PAGE.read_text().split("## Quick start")[1].split("\n## ")[0]
         for port in ("8000", "9094", "9095"):
             with socket.socket() as found:
                 found.bind(("127.0.0.1", 0))

@@ -143,6 +143,7 @@ def test_the_whole_is_the_weighted_sum_of_its_batches(tmp_path, name, options, i
 
 
 @pytest.mark.thorough
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "options", "index"), cases())
 def test_the_whole_is_the_weighted_sum_with_weights_of_examples(tmp_path, name, options, index):
     found = evaluated(name, options, index, WEIGHTS, tmp_path)
@@ -176,6 +177,7 @@ def test_micro_batches_make_the_step_of_the_whole(tmp_path, name, options, index
 
 
 @pytest.mark.thorough
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighted"])
 @pytest.mark.parametrize(("name", "options", "index"), cases())
 def test_micro_batches_of_every_option(tmp_path, name, options, index, weights):

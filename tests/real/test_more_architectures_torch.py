@@ -295,6 +295,7 @@ def test_an_architecture_trains_as_in_pytorch(tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("free", [True, False])
 @pytest.mark.parametrize(
     ("name", "exporter"), [(name, exporter) for name, case in ARCHITECTURES.items() for exporter in case.exporters]

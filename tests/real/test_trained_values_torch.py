@@ -58,6 +58,7 @@ ALL = [
 
 
 @pytest.mark.thorough
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "exporter", "free"), [case for case in ALL if case not in SAMPLE])
 def test_what_is_trained_are_the_parameters_of_every_module(name, exporter, free, tmp_path):
     check(name, exporter, free, tmp_path)
