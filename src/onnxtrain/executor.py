@@ -92,8 +92,8 @@ class Executor:
     def session(self) -> TrainingSession:
         """Session for whole batches."""
         if self._session is None:
-            assert self._built is not None
-            built, self._built = self._built, None  # the session consumes it
+            # The session consumes the entries; they are built again after a session that could not be opened.
+            built, self._built = self._built or self._build(self.objective, self.config), None
             self._session = self._open(*built)
         return self._session
 

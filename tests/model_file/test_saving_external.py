@@ -244,3 +244,30 @@ def test_a_model_is_saved_beside_itself(
             assert made == set(expected)
         assert len(made) == len(locations)
         assert as_object or all(Path(name).name.startswith("tuned.") for name in made)
+
+
+@pytest.mark.parametrize(
+    ("location", "folder"),
+    [("model.onnx", "."), ("model.onnx", "away"), ("saved.onnx", "away"), ("./saved.onnx", "away")],
+)
+def test_data_are_never_written_onto_the_model(tmp_path: Path, location: str, folder: str) -> None:
+    """The location of the data may be the name of the model itself, or of the new one."""
+    model = small_model()
+    tensor = model.graph.initializer.add(
+        name="s", data_type=TensorProto.UINT8, dims=[16], data_location=TensorProto.EXTERNAL
+    )
+    tensor.external_data.add(key="location", value=location)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    if location != "model.onnx":
+        (tmp_path / location).write_bytes(bytes(range(16)))
+    expected = (tmp_path / location).read_bytes()[:16]
+    if location == "model.onnx":
+        tensor.external_data.add(key="length", value="16")
+        path.write_bytes(model.SerializeToString())
+        expected = path.read_bytes()[:16]
+    (tmp_path / folder).mkdir(exist_ok=True)
+    file = ModelFile.load(path)
+    file.save(tmp_path / folder / "saved.onnx", {})
+    saved = onnx.load(tmp_path / folder / "saved.onnx")
+    assert {each.name: each.raw_data for each in saved.graph.initializer}["s"] == expected

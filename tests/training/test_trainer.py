@@ -8,8 +8,9 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors import DataError, OptionError, StepError
 from onnxtrain.losses import SoftmaxCrossEntropy
+from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.trainer import Trainer
 from zoo.arrays import assert_same, copied
 
@@ -327,3 +328,17 @@ def test_labels_out_of_range() -> None:
     y[5] = 3
     with pytest.raises(DataError, match="3"):
         trainer().fit((x, y))
+
+
+def test_a_session_that_could_not_be_opened_fails_in_the_same_way_again(monkeypatch):
+    trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
+
+    def fail(*arguments, **named):
+        raise StepError("ONNX Runtime refused the graph.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingSession, "of_entries", fail)
+        for call in (lambda: trainer.train_step(np.ones((2, 4), np.float32), np.arange(2)), trainer.training_model):
+            with pytest.raises(StepError, match="refused the graph"):
+                call()
+    assert np.isfinite(trainer.train_step(np.ones((2, 4), np.float32), np.arange(2)))

@@ -217,20 +217,25 @@ def fresh_locations(target: Path, locations: Collection[str], original: str | No
         original: Name of the file that it was read from; ``None`` for a model that was given as an object.
     """
     found: dict[str, str] = {}
+
+    def is_free(location: str) -> bool:
+        is_model = posixpath.normpath(location) == target.name
+        return not is_model and location not in found.values() and not os.path.lexists(target.parent / location)
+
     for location in locations:
         chosen = own_location(target, location, len(locations), original)
-        if chosen in found.values() or os.path.lexists(target.parent / chosen):
+        if not is_free(chosen):
             chosen = _named_after(target, location, single=len(locations) == 1)
-        if chosen in found.values() or os.path.lexists(target.parent / chosen):
+        if not is_free(chosen):
             chosen = _free_name(target.parent, target, chosen, 0, [target.parent / other for other in found.values()])
         found[location] = chosen
     return found
 
 
 def own_location(target: Path, location: str, count: int, original: str | None) -> str:
-    """Return the location of a data file for a new model: it changes where its name begins with the original's."""
+    """Return the location of a data file for a new model: it changes where its name continues the original's."""
     before, slash, name = location.rpartition("/")
-    if original is None or original == target.name or not name.startswith(original):
+    if original in (None, target.name, name) or not name.startswith(original):
         return location
     ending = ".data" if count == 1 and len(os.fsencode(name)) > _LONGEST_MODEL else name.removeprefix(original)
     return f"{before}{slash}{_short(target.name)}{_ending(ending)}"
