@@ -14,7 +14,7 @@ KINDS = {
     "defect": "another exception, or a message that is no sentence",
     "wrong": "numbers or files that are not what they have to be: a mixed or lost file, another prediction",
     "memory": "more than four times the memory of plain onnxruntime, or more than the limit",
-    "hang": "more than ten seconds of computing, or three minutes without",
+    "hang": "more than half a minute of computing, or three minutes without",
     "crash": "ended by a signal",
 }
 """From the best to the worst; the first three are not failures."""

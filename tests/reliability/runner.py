@@ -23,7 +23,7 @@ from typing import Any
 from reliability.outcome import Outcome
 from reliability.plain import compare_with_plain, environment
 
-COMPUTING_LIMIT = 10.0
+COMPUTING_LIMIT = 30.0
 """Seconds of processor time that one operation may take."""
 
 WAITING_LIMIT = 180.0
