@@ -16,6 +16,7 @@ import onnx
 import pytest
 
 import onnxtrain
+from child_processes import child_process
 from onnxtrain.cli import main
 from onnxtrain.cli.process import listening
 
@@ -107,14 +108,13 @@ def test_an_import_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 @pytest.mark.parametrize("moment", [0.0, 0.03, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.6])
 def test_from_the_start_of_the_process(folder: Path, moment: float) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "onnxtrain", *FIT, "--epochs", "100000"], stderr=subprocess.PIPE, text=True
-    )
-    while not _listens(process.pid):
-        time.sleep(0.001)
-    time.sleep(0.05 + moment)  # the interpreter itself starts first
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    command = [sys.executable, "-m", "onnxtrain", *FIT, "--epochs", "100000"]
+    with child_process(command, stderr=subprocess.PIPE, text=True) as process:
+        while not _listens(process.pid):
+            time.sleep(0.001)
+        time.sleep(0.05 + moment)  # the interpreter itself starts first
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
     if process.returncode != 130:  # the interpreter was still starting, and nothing of the package was there
         assert "KeyboardInterrupt" in said, (process.returncode, said)
         assert "/onnxtrain/" not in said

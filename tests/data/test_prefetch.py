@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import onnxtrain
+from child_processes import child_process
 from onnxtrain import examples
 from onnxtrain.callbacks import Callback
 from onnxtrain.data import prefetch
@@ -186,8 +187,7 @@ except KeyboardInterrupt as error:
 
 
 def test_ctrl_c():
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
-    with process:
+    with child_process([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "reads\n"
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)

@@ -16,6 +16,7 @@ With ``--ways`` trainings alternate between options for sending gradients and ke
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -34,7 +35,7 @@ import numpy as np
 import onnx
 
 import onnxtrain
-from child_processes import child_process
+from child_processes import child_process, descendants
 
 COMMAND = ("-m", "onnxtrain", "fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy")
 SETTINGS = ("--batch-size", "8", "--checkpoint-every", "3", "--optimizer", "adam", "--threads", "1")
@@ -177,19 +178,11 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 def ranks(launcher: subprocess.Popen[str]) -> dict[int, int]:
     """Return the process of every rank below a launcher."""
     found: dict[int, int] = {}
-    below = {launcher.pid}
-    for _ in range(4):  # launcher, mpiexec, its proxy, the ranks
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent not in below:
-                    continue
-                below.add(int(entry.name))
-                for item in (entry / "environ").read_bytes().split(b"\0"):
-                    if item.startswith(b"PMI_RANK="):
-                        found[int(item[9:])] = int(entry.name)
-            except OSError:  # it has exited
-                continue
+    for pid in descendants(launcher.pid):
+        with contextlib.suppress(OSError):  # it has exited
+            for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if item.startswith(b"PMI_RANK="):
+                    found[int(item[9:])] = pid
     return found
 
 

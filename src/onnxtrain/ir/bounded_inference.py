@@ -23,7 +23,7 @@ LONGEST = 1 << 20
 """Length of the longest vector that data propagation may follow, far above the rank of any tensor."""
 
 _DOUBLINGS = LONGEST.bit_length() // 2
-"""Below this number of Concat nodes, each of which may double a vector, no short vector becomes too long."""
+"""Number of Concat nodes below which no short vector becomes too long, even if each node doubles it."""
 
 _HIDDEN = "onnxtrain.hidden"
 """A domain unknown to ONNX's inference, which skips its operators."""

@@ -248,7 +248,7 @@ class Tanh(Measure):
 BUILT_IN: dict[str, type[Measure]] = {
     measure.name: measure for measure in (LogSum, PNorm, Arctan, GemanMcClure, Exponential, Tanh)
 }
-"""The built-in measures, all of which the native kernels implement."""
+"""The built-in measures; the native kernels implement all of them."""
 
 _PAST_THE_KNEE = "it is not strictly concave: f' is 0 past its knee, where w would be infinite"
 REFUSED = {"mcp": _PAST_THE_KNEE, "scad": _PAST_THE_KNEE, "capped-l1": _PAST_THE_KNEE}

@@ -342,7 +342,7 @@ def chosen(mask: Sequence[Value], value: Value, otherwise: Value) -> Value:
 
 
 def certain(gradients: Sequence[Value | None]) -> list[Value]:
-    """Return the gradients of a step's inputs, none of which is ``None``: its output depends on all inputs."""
+    """Return the gradients of a step's inputs; every input has one, since the output depends on all of them."""
     found = [gradient for gradient in gradients if gradient is not None]
     assert len(found) == len(gradients)
     return found
