@@ -24,10 +24,10 @@ from onnxtrain.patterns import Patterns
 from onnxtrain.renamed import warn_renamed
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.call_text import read_call
-from onnxtrain.training.optimizers import choose_optimizer
-from onnxtrain.training.working_copy.adaptation import Adaptation
-from onnxtrain.training.working_copy.training_modes import Modes
+from onnxtrain.call_text import read_call
+from onnxtrain.operators.choice import choose_optimizer
+from onnxtrain.working_copy.adaptation import Adaptation
+from onnxtrain.working_copy.training_modes import Modes
 from onnxtrain.training_info.recipe import Clipping
 from onnxtrain.weights.ema import EMA, choose_ema
 from onnxtrain.weights.groups import Group, listed_groups

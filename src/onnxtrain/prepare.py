@@ -27,11 +27,11 @@ from onnxtrain.losses.heads import (
 from onnxtrain.objective import Objective, graph_values
 from onnxtrain.patterns import escape
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
-from onnxtrain.training.working_copy.adaptation import Adapted
-from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
-from onnxtrain.training.working_copy.low_bit import set_accuracy
-from onnxtrain.training.working_copy.training_modes import Modes, find_layers, set_modes
-from onnxtrain.training.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
+from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.working_copy.low_bit import set_accuracy
+from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
+from onnxtrain.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 from onnxtrain.training_info.recipe import Names, free_names
 from onnxtrain.weights.groups import group_hints, merged_hints
 from onnxtrain.weights.masks import KEEP, zero_masks
@@ -90,7 +90,7 @@ def prepare(
     statistics = set_modes(model, modes)
     quantized = None
     if config.qat:
-        from onnxtrain.training.working_copy.quantized_training import train_quantized
+        from onnxtrain.working_copy.quantized_training import train_quantized
 
         quantized = train_quantized(model)
     adapted = None

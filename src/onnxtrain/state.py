@@ -11,7 +11,7 @@ from onnxtrain.errors import ModelError, NumericalError, OptionError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.objective import Objective
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.training.formatting import html_table, text_table
+from onnxtrain.report.formatting import html_table, text_table
 from onnxtrain.weights.ema import average_name
 from onnxtrain.weights.stored import with_stored
 from onnxtrain.weights.ties import with_copies

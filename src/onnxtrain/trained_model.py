@@ -31,8 +31,8 @@ from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.data_adapter import DataAdapter
-from onnxtrain.training.formatting import html_facts, plural
-from onnxtrain.training.working_copy.training_modes import Modes
+from onnxtrain.report.formatting import html_facts, plural
+from onnxtrain.working_copy.training_modes import Modes
 from onnxtrain.weights.masks import check_masks, set_to_zero, zeros_to_keep
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from onnxtrain.autodiff import expand
 from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.working_copy.kv_cache import leave_out_pasts
 from zoo.language_model import language_model
 
 

@@ -13,7 +13,7 @@ from onnxtrain import examples
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
 from onnxtrain.losses import LOSSES, Huber, SoftmaxCrossEntropy
 from onnxtrain.losses.loss_choice import resolve_loss
-from onnxtrain.training.aliases import ALIASES
+from onnxtrain.aliases import ALIASES
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 4)).astype(np.float32)

@@ -10,7 +10,7 @@ from onnxtrain import LAMB, SGD, SSGD, Adagrad, Adam, AdamW, Group, Lion, Moment
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import OPTIMIZERS
 from onnxtrain.operators.optimizer import setting_names
-from onnxtrain.training.optimizers import choose_optimizer
+from onnxtrain.operators.choice import choose_optimizer
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from onnxtrain.adapters.merging import check_mergeable, merged_weights
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.large_data import MadeArrays
-from onnxtrain.training.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.adaptation import Adapted
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.value import Value
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.working_copy.adaptation import Adaptation
-from onnxtrain.training.working_copy.training_modes import seed_of_node
+from onnxtrain.working_copy.adaptation import Adaptation
+from onnxtrain.working_copy.training_modes import seed_of_node
 
 _INITS = ("kaiming", "gaussian")
 _APART = 1 << 20
@@ -103,7 +103,7 @@ class Lora(Adaptation):
         return self.dropout > 0
 
     def attach(self, model: ir.Model, file: ModelFile, *, output: str | None, seed: int, training: bool) -> Attached:
-        """Add adapters to a working copy; see :class:`~onnxtrain.training.working_copy.adaptation.Adaptation`."""
+        """Add adapters to a working copy; see :class:`~onnxtrain.working_copy.adaptation.Adaptation`."""
         graph = model.graph
         layers = find_layers(model)
         given = self._given(layers, file)

@@ -13,7 +13,7 @@ from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.errors import OptionError
 from onnxtrain.report.record import words
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.formatting import count, duration, html_table, number, plural, waiting
+from onnxtrain.report.formatting import count, duration, html_table, number, plural, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console

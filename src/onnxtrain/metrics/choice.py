@@ -16,8 +16,8 @@ from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import BUILT_IN, checked_options
 from onnxtrain.metrics.whole_metrics import SHOWN, WHOLE, WHOLE_NAMES, Predictions, find_whole_metric
 from onnxtrain.spelling import suggestion
-from onnxtrain.training.aliases import ALIASES
-from onnxtrain.training.call_text import name_of, split_list
+from onnxtrain.aliases import ALIASES
+from onnxtrain.call_text import name_of, split_list
 
 _METRIC_ALIASES: Final = {
     "acc": "accuracy",

@@ -17,7 +17,7 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.metrics.base import EVERY, CountedPredictions, NamedMetric, PredictionKind, entered
 from onnxtrain.metrics.means import as_numbers, checked_options
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.call_text import read_call
+from onnxtrain.call_text import read_call
 
 Values = npt.NDArray[np.float64]
 

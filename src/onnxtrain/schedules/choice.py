@@ -12,7 +12,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.schedules import shapes
 from onnxtrain.schedules.learning_rate import Schedule
 from onnxtrain.spelling import checks_arguments, suggestion
-from onnxtrain.training.call_text import Call, name_of, read_call
+from onnxtrain.call_text import Call, name_of, read_call
 
 
 @checks_arguments

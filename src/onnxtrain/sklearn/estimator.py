@@ -24,7 +24,7 @@ from onnxtrain.patterns import Patterns
 from onnxtrain.schedules import Schedule
 from onnxtrain.trainer import Trainer
 from onnxtrain.training.inference.forward import Head
-from onnxtrain.training.optimizers import choose_optimizer
+from onnxtrain.operators.choice import choose_optimizer
 
 
 class NotInstalled:

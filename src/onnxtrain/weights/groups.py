@@ -21,7 +21,7 @@ from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import LEARNING_RATES, Optimizer, as_fields
 from onnxtrain.patterns import alternatives, escape, matches, pattern_list
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.call_text import read_call
+from onnxtrain.call_text import read_call
 from onnxtrain.training_info.recipe import UpdateRule
 from onnxtrain.weights.names import NameOrigin, origin_of
 from onnxtrain.weights.parameters import Initializer, matching, parameter_table

@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
-from onnxtrain.training.working_copy.kv_cache import cache_hints
-from onnxtrain.training.working_copy.training_modes import LayerCounts
+from onnxtrain.working_copy.kv_cache import cache_hints
+from onnxtrain.working_copy.training_modes import LayerCounts
 from onnxtrain.weights.buffers import is_weight
 from onnxtrain.weights.names import CALL, module_of
 from onnxtrain.weights.parameters import shared_parameters

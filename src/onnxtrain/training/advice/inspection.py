@@ -23,10 +23,10 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import dropped_biases, find_hints
-from onnxtrain.training.formatting import count, html_facts, html_table, text_table
-from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
-from onnxtrain.training.working_copy.training_modes import find_layers, set_inference
-from onnxtrain.training.working_copy.widening import in_file, widen
+from onnxtrain.report.formatting import count, html_facts, html_table, text_table
+from onnxtrain.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.working_copy.training_modes import find_layers, set_inference
+from onnxtrain.working_copy.widening import in_file, widen
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import find_copies
 

@@ -31,8 +31,8 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data_adapter import open_with_targets
 from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.training.working_copy.kv_cache import leave_out_pasts
-from onnxtrain.training.working_copy.training_modes import set_inference
+from onnxtrain.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.working_copy.training_modes import set_inference
 
 
 @checks_arguments(renamed={"options": "runtime"})

@@ -11,7 +11,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.operators import OPTIMIZERS, Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.spelling import suggestion
-from onnxtrain.training.call_text import name_of, read_call
+from onnxtrain.call_text import name_of, read_call
 
 
 def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:
