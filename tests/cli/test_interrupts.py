@@ -19,6 +19,7 @@ import onnxtrain
 from child_processes import child_process
 from onnxtrain.cli import main
 from onnxtrain.cli.process import listening
+from reliability.subject_interrupts import before_the_handler
 
 FIT = ("fit", "model.onnx", "--data", "train.npz", "--loss", "softmax_cross_entropy", "--quiet", "-o", "out.onnx")
 
