@@ -30,8 +30,6 @@ from onnxtrain.losses.heads import (
 )
 from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.working_copy.adaptation import Adapted
-from onnxtrain.working_copy.training_modes import LayerCounts, Modes
 from onnxtrain.training_info.recipe import LossTerms, Names, StepSpec, UpdateRule, free_names
 from onnxtrain.training_info.rounding import Rounding
 from onnxtrain.weights.groups import update_rules
@@ -39,6 +37,8 @@ from onnxtrain.weights.masks import choose_tensors, matmul_weights
 from onnxtrain.weights.parameters import Initializer
 from onnxtrain.weights.stored import Stored
 from onnxtrain.weights.ties import Copy
+from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.training_modes import LayerCounts, Modes
 
 
 @dataclass(frozen=True, eq=False)
