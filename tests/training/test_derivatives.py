@@ -39,7 +39,7 @@ def test_products_sum_over_all_inputs_and_outputs() -> None:
 
 
 def test_named_values_alone_are_differentiated() -> None:
-    model = onnxtrain.jvp(parse(BOTH), ys="p", xs="b")
+    model = onnxtrain.jvp(parse(BOTH), y="p", xs="b")
     assert [value.name for value in model.graph.input] == ["a", "b", "b_tangent"]
     np.testing.assert_array_equal(run(model, a=[1, 2], b=[3, 4], b_tangent=[1, 1])["p_jvp"], [1, 2])
 
@@ -142,7 +142,7 @@ def test_integers_stay_constant() -> None:
     ("call", "message"),
     [
         (lambda m: onnxtrain.vjp(m, xs="nothing"), "xs names 'nothing', but the model has no value of that name"),
-        (lambda m: onnxtrain.jvp(m, ys="nothing"), "ys names 'nothing', but the model has no value of that name"),
+        (lambda m: onnxtrain.jvp(m, y="nothing"), "y names 'nothing', but the model has no value of that name"),
         (lambda m: onnxtrain.jacobian(m, y="c"), "y names 'c', which is not floating"),
         (lambda m: onnxtrain.jacobian(m), r"The model has 2 floating outputs \('p', 'loss'\); name a value with y="),
         (lambda m: onnxtrain.jacobian(m, y="loss", batch=True), "'loss' has no batch axis"),

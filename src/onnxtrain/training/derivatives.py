@@ -28,7 +28,7 @@ Names = Sequence[str] | str | None
 
 @checks_arguments
 @refuses_invalid()
-def vjp(model: Model, ys: Names = None, xs: Names = None) -> onnx.ModelProto:
+def vjp(model: Model, y: Names = None, xs: Names = None) -> onnx.ModelProto:
     """Add vector-Jacobian products to a model: reverse mode.
 
     For outputs y_1, y_2, ... and each x the result has an output ``{x}_vjp`` = Σ_i J_iᵀ c_i, where J_i = dy_i/dx and
@@ -37,7 +37,7 @@ def vjp(model: Model, ys: Names = None, xs: Names = None) -> onnx.ModelProto:
 
     Args:
         model: A path or a loaded model.
-        ys: Names of floating values; by default all floating outputs.
+        y: Names of floating values; by default all floating outputs.
         xs: Names of inputs, initializers or intermediate values; by default all floating inputs.
 
     Returns:
@@ -55,14 +55,14 @@ def vjp(model: Model, ys: Names = None, xs: Names = None) -> onnx.ModelProto:
         ['x', 'y_cotangent']
     """
     working = Working(model)
-    y_names = _outputs(working, ys)
+    y_names = _outputs(working, y)
     proto, _ = _pulled_back(working, y_names, _inputs(working, xs), suffix="_vjp")
     return proto
 
 
 @checks_arguments
 @refuses_invalid()
-def jvp(model: Model, ys: Names = None, xs: Names = None) -> onnx.ModelProto:
+def jvp(model: Model, y: Names = None, xs: Names = None) -> onnx.ModelProto:
     """Add Jacobian-vector products to a model: forward mode.
 
     For x_1, x_2, ... and each y the result has an output ``{y}_jvp`` = Σ_i J_i t_i, where J_i = dy/dx_i and the
@@ -71,7 +71,7 @@ def jvp(model: Model, ys: Names = None, xs: Names = None) -> onnx.ModelProto:
 
     Args:
         model: A path or a loaded model.
-        ys: Names of floating values; by default all floating outputs.
+        y: Names of floating values; by default all floating outputs.
         xs: Names of inputs, initializers or intermediate values; by default all floating inputs.
 
     Returns:
@@ -90,7 +90,7 @@ def jvp(model: Model, ys: Names = None, xs: Names = None) -> onnx.ModelProto:
         ['y', 'y_jvp']
     """
     working = Working(model)
-    y_names, x_names = _outputs(working, ys), _inputs(working, xs)
+    y_names, x_names = _outputs(working, y), _inputs(working, xs)
     kept = [str(value.name) for value in working.graph.outputs]
     proto, cotangents = _pulled_back(working, y_names, x_names, suffix="_vjp")
     working = Working(proto)
@@ -249,15 +249,14 @@ def per_example_gradients(
 def _outputs(working: Working, given: Names, *, one: bool = False) -> list[str]:
     if given is not None:
         names = [given] if isinstance(given, str) else list(given)
-        argument = "y" if one else "ys"
         for name in names:
-            if not is_float(find_value(working.graph, name, argument)):
-                raise GradientError(f"{argument} names {name!r}, which is not floating.")
+            if not is_float(find_value(working.graph, name, "y")):
+                raise GradientError(f"y names {name!r}, which is not floating.")
         return names
     names = list(dict.fromkeys(str(value.name) for value in working.graph.outputs if is_float(value)))
     if not names or (one and len(names) > 1):
         count = f"{len(names)} floating outputs ({', '.join(map(repr, names))})" if names else "no floating output"
-        raise GradientError(f"The model has {count}; name a value with {'y' if one else 'ys'}=.")
+        raise GradientError(f"The model has {count}; name a value with y=.")
     return names
 
 
@@ -291,7 +290,7 @@ def _new_inputs(working: Working, like: Sequence[str], suffix: str) -> list[ir.V
     """Append an input of the type and shape of each of some values."""
     made = []
     for name in like:
-        value = find_value(working.graph, name, "xs" if suffix == "_tangent" else "ys")
+        value = find_value(working.graph, name, "y" if suffix == "_cotangent" else "xs")
         if working.free_name(f"{name}{suffix}") != f"{name}{suffix}":
             raise GradientError(f"The model already has a value {name + suffix!r}; rename it.")
         made.append(ir.Value(name=f"{name}{suffix}", type=value.type, shape=value.shape))
@@ -303,7 +302,7 @@ def _inner_products(working: Working, pairs: dict[str, ir.Value]) -> str:
     """Append Σ <value, vector> over pairs of a value's name and a vector; returns the name of the sum."""
     op = Builder(working.graph, working.opset)
     op.scope = "inner products"
-    values = [op.wrap(find_value(working.graph, name, "ys")) for name in pairs]
+    values = [op.wrap(find_value(working.graph, name, "y")) for name in pairs]
     parts = [
         op.ReduceSum(op.Mul(value, op.wrap(vector)), keepdims=0)
         for value, vector in zip(values, pairs.values(), strict=True)
@@ -343,9 +342,9 @@ def _zero_inputs(working: Working, pairs: dict[str, str]) -> None:
     graph = working.graph
     op = Builder(graph, working.opset)
     for name, like in pairs.items():
-        value = find_value(graph, name, "ys")
+        value = find_value(graph, name, "y")
         if value.uses():
-            substitute(graph, {value: op.zeros_like(op.wrap(find_value(graph, like, "ys"))).ir})
+            substitute(graph, {value: op.zeros_like(op.wrap(find_value(graph, like, "y"))).ir})
         graph.inputs[:] = [one for one in graph.inputs if one is not value]
     graph.sort()
 
