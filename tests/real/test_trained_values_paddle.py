@@ -60,6 +60,15 @@ def without_affine():
     )
 
 
+def with_epsilon(model):
+    """Write Paddle's default epsilon: paddle2onnx 2.1 writes an arbitrary number for GroupNorm, now and then NaN."""
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "InstanceNormalization" and attribute.name == "epsilon":
+                attribute.f = 1e-5
+    return model
+
+
 MODELS = {
     "perceptron": (lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)), (4, 6)),
     "convolutions": (convolutions, (2, 3, 8, 8)),
@@ -92,7 +101,7 @@ def test_gradients_and_three_steps(name, tmp_path):
     spec = [paddle.static.InputSpec([None, *shape[1:]], "float32", "x")]
     paddle.onnx.export(layer, str(tmp_path / "model"), input_spec=spec, opset_version=17)
     check_steps(
-        onnx.load(tmp_path / "model.onnx"),
+        with_epsilon(onnx.load(tmp_path / "model.onnx")),
         {key: one.numpy() for key, one in parameters.items()},
         slopes,
         float(loss),
