@@ -97,6 +97,7 @@ def prepare(
     if config.lora is not None:
         output_name, seed = config.output, config.seed
         adapted = config.lora.attach(model, file, output=output_name, seed=seed, training=training)
+        halves = {**halves, **{name: ir.tensor(array) for name, array in adapted.initial.items() if name in halves}}
     if isinstance(loss, str):
         output = _loss_output(model.graph, loss)
     else:
@@ -121,6 +122,11 @@ def prepare(
         learned = [] if quantized is None else quantized.learned
         table = in_file(_table(objective, config, learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
+    if adapted is not None and (both := set(adapted.weights).intersection(objective.parameters)):
+        raise OptionError(
+            f"train= names {min(both)!r}, which has an adapter, so that it stays frozen; name it in train= or in the "
+            "targets of the adapters, not in both."
+        )
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
     wide = {} if config.precision.master_weights else hold_rounded(model, halves, objective.parameters)
@@ -187,7 +193,9 @@ def _table(
 
 def _trained(adapted: Adapted | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """Return the patterns of the trainable parameters: first the adapters."""
-    return train if adapted is None else (*map(escape, adapted.parameters), *(train or ()))
+    if adapted is None:
+        return train
+    return (*map(escape, (*adapted.parameters, *adapted.resumed)), *(train or ()))
 
 
 def _copied_row(graph: ir.Graph, copy: Copy) -> Initializer:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain.adapters.adapter import Adapter, Entry
+from onnxtrain.adapters.adapter import Adapter, Array, Entry
 from onnxtrain.adapters.attached import Attached, Slot
 from onnxtrain.adapters.emit import Dropout, Emitter, Pair, column_norms
 from onnxtrain.adapters.files import read_adapter, unfolded
@@ -25,6 +25,7 @@ from onnxtrain.ir.value import Value
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.working_copy.adaptation import Adaptation
+from onnxtrain.weights.readers import is_statistic, read_through_identity
 from onnxtrain.working_copy.training_modes import seed_of_node
 
 _INITS = ("kaiming", "gaussian")
@@ -59,7 +60,8 @@ class Lora(Adaptation):
         init: Initialization of A: "kaiming", uniform within ±1 / sqrt(in), or "gaussian", with standard deviation
             1 / rank.
         adapter: An ``.onnx_adapter`` file or a PEFT folder to start from. It determines the adapted layers and their
-            ranks; a PEFT folder the scale, too.
+            ranks; a PEFT folder the scale, too. Tensors that were trained in full beside it, as a head, begin with its
+            values and are trained again, except those that ``freeze`` names.
 
     Raises:
         OptionError: A field is outside its range.
@@ -106,7 +108,7 @@ class Lora(Adaptation):
         """Add adapters to a working copy; see :class:`~onnxtrain.working_copy.adaptation.Adaptation`."""
         graph = model.graph
         layers = find_layers(model)
-        given = self._given(layers, file)
+        given = self._given(graph, layers, file)
         if given is None:
             chosen = choose_layers(layers, self.targets, main_output(graph, output))
         else:
@@ -127,13 +129,19 @@ class Lora(Adaptation):
             dropout = Dropout(self.dropout, seed_of_node(seed, _APART + place)) if training and self.drops else None
             emitter.add(op, layer, pairs, dropout=dropout)
         settings = Adapter({}, self.rank, self.alpha, self.rslora, self.dropout)
-        return Attached(tuple(slots), settings if given is None else replace(given[0], dropout=self.dropout))
+        if given is None:
+            return Attached(tuple(slots), settings)
+        tensors = _in_types_of(file, given[0].tensors)
+        settings = replace(given[0], dropout=self.dropout, tensors=tensors)
+        return Attached(tuple(slots), settings, _assigned(graph, given[0].tensors, str(self.adapter)))
 
-    def _given(self, layers: Sequence[Layer], file: ModelFile) -> tuple[Adapter, list[Place]] | None:
+    def _given(
+        self, graph: ir.Graph, layers: Sequence[Layer], file: ModelFile
+    ) -> tuple[Adapter, list[Place]] | None:
         """Read the adapter to start from, and match it to the layers."""
         if self.adapter is None:
             return None
-        adapter, places = fit(read_adapter(self.adapter), layers, str(self.adapter))
+        adapter, places = fit(read_adapter(self.adapter), graph, layers, str(self.adapter))
         check_base(adapter.base, file, [layer for layer, _ in places], str(self.adapter))
         return unfolded(adapter, self.scale), places
 
@@ -163,6 +171,43 @@ class Lora(Adaptation):
             a = random.uniform(-bound, bound, shape).astype(dtype)
         ones = (1,) * len(layer.window)
         return a, np.zeros((outputs, self.rank, *ones) if layer.window else (self.rank, outputs), dtype)
+
+
+def _in_types_of(file: ModelFile, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Convert values of initializers to the types of the file."""
+    dtypes = {name: ir.DataType(file.declared(name).data_type) for name in arrays}
+    return {name: array.astype(dtypes[name].numpy(), copy=False) for name, array in arrays.items()}
+
+
+def _assigned(graph: ir.Graph, arrays: Mapping[str, Array], label: str) -> tuple[str, ...]:
+    """Assign values to the initializers of a working copy, in place; return the names of the trainable ones.
+
+    Raises:
+        OptionError: A tied tensor has other values than the one that it is tied to.
+    """
+    found = []
+    for name, array in arrays.items():
+        value = graph.initializers.get(name)
+        if value is None:
+            _check_tied(graph, name, arrays, label)
+            continue
+        value.const_value = ir.tensor(np.ascontiguousarray(array), name=name)
+        if not any(is_statistic(node.op_type, index) for node, index in read_through_identity(value)):
+            found.append(name)
+    return tuple(found)
+
+
+def _check_tied(graph: ir.Graph, name: str, arrays: Mapping[str, Array], label: str) -> None:
+    node = next(node for node in graph for value in node.outputs if value.name == name)
+    first = node.inputs[0]
+    original = None if first is None else arrays.get(str(first.name))
+    if original is not None and node.op_type == "Transpose":
+        original = original.T
+    if original is None or not np.array_equal(original, arrays[name]):
+        raise OptionError(
+            f"tie= gives {name!r} the values of another tensor, but {label!r} has values of its own for it; leave it "
+            "untied."
+        )
 
 
 def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry) -> tuple[Slot, Pair]:

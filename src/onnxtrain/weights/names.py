@@ -157,7 +157,10 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 CALL = "pkg.torch.onnx.fx_node"
 """Metadata key of a node: its call in the exported program."""
 
-_KEPT = (_SCOPES, CALL)
+REPLACED = "onnxtrain.replaced_module"
+"""Metadata key of a new head: the module path of the layer that it replaced."""
+
+_KEPT = (_SCOPES, CALL, REPLACED)
 
 _BIASES = {("Gemm", 2), ("Conv", 2), ("ConvTranspose", 2), ("Add", 0), ("Add", 1)}
 

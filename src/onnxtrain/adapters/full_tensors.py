@@ -1,0 +1,230 @@
+"""Tensors that are trained in full beside adapters: their names and layouts in PyTorch, which PEFT folders hold.
+
+PEFT saves whole modules (``modules_to_save``). An initializer belongs to one if it is the weight or the bias of a layer,
+or a vector with a module path for a name, as scales and running statistics of normalizations have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.adapters.adapter import Adapter, Array
+from onnxtrain.adapters.layers import Layer
+from onnxtrain.adapters.merging import initializer_of
+from onnxtrain.adapters.peft import WRAPPED
+from onnxtrain.adapters.values import evaluate
+from onnxtrain.errors import ModelError
+from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.weights.names import REPLACED, NameOrigin, module_paths, origin_of
+from onnxtrain.weights.readers import read_through_identity
+
+_BIAS_SLOTS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}
+
+
+@dataclass(frozen=True)
+class ModuleTensor:
+    """A tensor of a PyTorch module, and the initializer that holds it.
+
+    Attributes:
+        names: Its names; a PEFT folder gets the first.
+        initializer: The initializer.
+        view: The value that the layer reads: the initializer, or a Transpose or Cast of it.
+        transposed: True if the layer's weight is [inputs, outputs]; PyTorch's is [outputs, inputs].
+    """
+
+    names: tuple[str, ...]
+    initializer: ir.Value
+    view: ir.Value
+    transposed: bool = False
+
+    def in_checkpoint(self, array: Array) -> Array:
+        """Convert a value of the initializer to PyTorch's layout, in float32 or wider."""
+        found = evaluate(self.view, array)
+        return found.T if self.transposed else found.reshape(-1) if self._is_bias else found
+
+    def in_model(self, array: Array, label: str) -> Array:
+        """Convert a value from PyTorch's layout to a value of the initializer.
+
+        Raises:
+            ModelError: It has another shape.
+        """
+        shape = tuple(int(size) for size in dimensions(self.view) or () if isinstance(size, int))
+        wanted = shape[::-1] if self.transposed else (int(np.prod(shape)),) if self._is_bias else shape
+        if array.shape != wanted:
+            raise ModelError(
+                f"{label!r} has {self.names[0]!r} of the shape {array.shape}, but the model's is {wanted}; give the "
+                "model that it was trained on."
+            )
+        return initializer_of(self.view, array.T if self.transposed else array.reshape(shape))
+
+    @property
+    def _is_bias(self) -> bool:
+        return self.names[0].endswith(".bias")
+
+
+def module_tensors(value: ir.Value, layers: Iterable[Layer]) -> list[ModuleTensor]:
+    """Return the tensors of PyTorch modules that an initializer holds: several if modules share it, none if unknown."""
+    found, readers = [], 0
+    for layer in layers:
+        if layer.weight is value:
+            if not _is_plain(layer):
+                return []
+            view = layer.node.inputs[0 if layer.is_embedding else 1]
+            assert view is not None
+            transposed = layer.kind not in ("Gather", "Conv") and not _is_transposed(layer)
+            found.append(ModuleTensor(_names(layer, "weight"), value, view, transposed))
+            readers = max(readers, layer.readers)
+        elif _bias(layer) is value:
+            if layer.parts or not _is_added_once(layer):
+                return []
+            found.append(ModuleTensor(_names(layer, "bias"), value, value))
+            readers = max(readers, len(value.uses()))
+    if found:
+        return found if readers <= len(found) else []
+    paths = (str(value.name),) if origin_of(str(value.name)) is NameOrigin.MODULE else module_paths(value)
+    is_vector = len(dimensions(value) or ()) == 1 and len(read_through_identity(value)) == 1
+    if not is_vector or len(paths) != 1 or "." not in paths[0]:
+        return []
+    return [ModuleTensor(paths, value, value)]
+
+
+def _names(layer: Layer, word: str) -> tuple[str, ...]:
+    replaced = layer.node.metadata_props.get(REPLACED)
+    modules = dict.fromkeys([*([replaced] if replaced else []), *layer.names])
+    return tuple(f"{module}.{word}" for module in modules)
+
+
+def _is_plain(layer: Layer) -> bool:
+    """Return whether a layer multiplies with the weight of one module, stored as floating-point values."""
+    alpha = layer.node.attributes.get("alpha")
+    return layer.bits >= 16 and not layer.parts and (alpha is None or alpha.as_float() == 1)
+
+
+def _is_transposed(layer: Layer) -> bool:
+    attribute = layer.node.attributes.get("transB")
+    return attribute is not None and attribute.as_int() == 1
+
+
+def _bias(layer: Layer) -> ir.Value | None:
+    """Return the initializer that a layer adds."""
+    if layer.y is layer.product:
+        slot = _BIAS_SLOTS.get(layer.kind, len(layer.node.inputs))
+        return layer.node.inputs[slot] if slot < len(layer.node.inputs) else None
+    add = layer.y.producer()
+    assert add is not None
+    return next(value for value in add.inputs if value is not layer.product)
+
+
+def _is_added_once(layer: Layer) -> bool:
+    """Return whether a layer adds its bias without a factor."""
+    beta = layer.node.attributes.get("beta")
+    return beta is None or layer.kind != "Gemm" or beta.as_float() == 1
+
+
+def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> dict[str, Array]:
+    """Return the tensors that were trained in full under PEFT's names and in PyTorch's layouts.
+
+    Args:
+        adapter: The adapter, fitted to the model.
+        graph: The model's main graph.
+        layers: The layers of the model.
+        label: Name of the adapter in errors.
+
+    Raises:
+        ModelError: A tensor belongs to no known module.
+    """
+    wrapped = {entry.alias or name for name, entry in adapter.entries.items()}
+    found = {}
+    for name, array in adapter.tensors.items():
+        places = module_tensors(graph.initializers[name], layers) if name in graph.initializers else []
+        if not places:
+            raise ModelError(
+                f"{label!r} cannot hold {name!r}, which is trained beside the adapters: the model does not say which "
+                "module PEFT would look for; save an .onnx_adapter file, or the whole model as .onnx."
+            )
+        given = adapter.aliases.get(name, ())
+        for index, place in enumerate(places):
+            own = given[index] if len(given) == len(places) else place.names[0]
+            module, _, word = own.rpartition(".")
+            found[f"{module}{WRAPPED}.{word}" if module in wrapped else own] = place.in_checkpoint(array)
+    return found
+
+
+def fit_tensors(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> Adapter:
+    """Return the adapter with the tensors that were trained in full as values of the model's initializers.
+
+    Args:
+        adapter: The adapter as read.
+        graph: The model's main graph.
+        layers: The layers of the model.
+        label: Name of the adapter in errors.
+
+    Raises:
+        ModelError: A tensor has no initializer, or one of another shape or type.
+    """
+    if not adapter.tensors and not adapter.of_modules:
+        return adapter
+    tensors, aliases = dict(adapter.tensors), dict(adapter.aliases)
+    if adapter.of_modules:
+        made = _of_modules(adapter.of_modules, graph, layers, label)
+        tensors |= {name: array for name, (array, _) in made.items()}
+        aliases |= {name: names for name, (_, names) in made.items()}
+    found = {name: _checked(name, array, graph, label) for name, array in tensors.items()}
+    return replace(adapter, tensors=found, of_modules={}, aliases=aliases)
+
+
+def _checked(name: str, array: Array, graph: ir.Graph, label: str) -> Array:
+    """Return a value in the type of its initializer."""
+    way_out = "give the model that it was trained on"
+    value = graph.initializers.get(name)
+    tied = None if value is not None else next((v for node in graph for v in node.outputs if v.name == name), None)
+    value = value if value is not None else tied  # a working copy computes tied initializers
+    if value is None:
+        raise ModelError(f"{label!r} has {name!r}, which is no initializer of the model; {way_out}.")
+    shape = tuple(dimensions(value) or ())
+    if array.shape != shape:
+        raise ModelError(
+            f"{label!r} has {name!r} of the shape {array.shape}, but the model's is {shape}; {way_out}."
+        )
+    if value.dtype is None or not is_float(value):
+        raise ModelError(f"{label!r} has values for {name!r}, which are not of floating point in the model; {way_out}.")
+    return array.astype(value.dtype.numpy(), copy=False)
+
+
+def _of_modules(
+    tensors: Mapping[str, Array], graph: ir.Graph, layers: Sequence[Layer], label: str
+) -> dict[str, tuple[Array, tuple[str, ...]]]:
+    """Return the initializers that tensors of modules belong to: value, and the names of its tensors."""
+    known = [place for value in graph.initializers.values() if is_float(value) for place in module_tensors(value, layers)]
+    found: dict[str, tuple[Array, tuple[str, ...]]] = {}
+    for name, array in tensors.items():
+        wanted = name.replace(f"{WRAPPED}.", ".")
+        places = _matching(known, wanted)
+        if len(places) != 1:
+            raise ModelError(
+                f"{label!r} has {wanted!r}, which was trained beside the adapters, but the model has "
+                f"{'no' if not places else 'more than one'} initializer for it; export the model with it (exporters "
+                "leave out biases of zeros)."
+            )
+        (place,) = places
+        own, value = str(place.initializer.name), place.in_model(array, label)
+        before = found.get(own)
+        if before is not None and not np.array_equal(before[0], value):
+            raise ModelError(
+                f"{label!r} has different values for {before[1][0]!r} and {wanted!r}, which share an initializer of the "
+                "model; export a model that has them apart."
+            )
+        found[own] = value, (*(before[1] if before else ()), wanted)
+    return found
+
+
+def _matching(known: Collection[ModuleTensor], name: str) -> list[ModuleTensor]:
+    exact = [place for place in known if name in place.names]
+    if exact:
+        return exact
+    ends = f".{name}"
+    return [place for place in known if any(own.endswith(ends) or name.endswith(f".{own}") for own in place.names)]
