@@ -124,8 +124,8 @@ def prepare(
         objective = replace(objective, table=table)
     if adapted is not None and (both := set(adapted.weights).intersection(objective.parameters)):
         raise OptionError(
-            f"train= names {min(both)!r}, which has an adapter, so that it stays frozen; name it in train= or in the "
-            "targets of the adapters, not in both."
+            f"{min(both)!r} is trained in full and has an adapter, which needs it frozen; leave it out of train=, or out "
+            "of the adapter's targets."
         )
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)

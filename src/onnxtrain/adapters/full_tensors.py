@@ -6,7 +6,8 @@ or a vector with a module path for a name, as scales and running statistics of n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,8 +19,9 @@ from onnxtrain.adapters.merging import initializer_of
 from onnxtrain.adapters.peft import WRAPPED
 from onnxtrain.adapters.values import evaluate
 from onnxtrain.errors import ModelError
+from onnxtrain.ir.domains import REPLACED_WEIGHT
 from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.weights.names import REPLACED, NameOrigin, module_paths, origin_of
+from onnxtrain.weights.names import NameOrigin, module_of, module_paths, origin_of
 from onnxtrain.weights.readers import read_through_identity
 
 _BIAS_SLOTS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}
@@ -34,12 +36,28 @@ class ModuleTensor:
         initializer: The initializer.
         view: The value that the layer reads: the initializer, or a Transpose or Cast of it.
         transposed: True if the layer's weight is [inputs, outputs]; PyTorch's is [outputs, inputs].
+        kind: The operator of its layer.
     """
 
     names: tuple[str, ...]
     initializer: ir.Value
     view: ir.Value
     transposed: bool = False
+    kind: str = ""
+
+    @property
+    def is_numbered(self) -> bool:
+        """Return whether no module is known that its first name belongs to: it is a number behind another one."""
+        return len(self.names) > 1 and re.fullmatch(r"\.\d+", self.module.removeprefix(self._second)) is not None
+
+    @property
+    def module(self) -> str:
+        """The module that has it."""
+        return self.names[0].rpartition(".")[0]
+
+    @property
+    def _second(self) -> str:
+        return self.names[1].rpartition(".")[0]
 
     def in_checkpoint(self, array: Array) -> Array:
         """Convert a value of the initializer to PyTorch's layout, in float32 or wider."""
@@ -76,12 +94,12 @@ def module_tensors(value: ir.Value, layers: Iterable[Layer]) -> list[ModuleTenso
             view = layer.node.inputs[0 if layer.is_embedding else 1]
             assert view is not None
             transposed = layer.kind not in ("Gather", "Conv") and not _is_transposed(layer)
-            found.append(ModuleTensor(_names(layer, "weight"), value, view, transposed))
+            found.append(ModuleTensor(_names(layer, "weight"), value, view, transposed, layer.kind))
             readers = max(readers, layer.readers)
         elif _bias(layer) is value:
             if layer.parts or not _is_added_once(layer):
                 return []
-            found.append(ModuleTensor(_names(layer, "bias"), value, value))
+            found.append(ModuleTensor(_names(layer, "bias"), value, value, kind=layer.kind))
             readers = max(readers, len(value.uses()))
     if found:
         return found if readers <= len(found) else []
@@ -93,9 +111,22 @@ def module_tensors(value: ir.Value, layers: Iterable[Layer]) -> list[ModuleTenso
 
 
 def _names(layer: Layer, word: str) -> tuple[str, ...]:
-    replaced = layer.node.metadata_props.get(REPLACED)
-    modules = dict.fromkeys([*([replaced] if replaced else []), *layer.names])
-    return tuple(f"{module}.{word}" for module in modules)
+    replaced = layer.node.metadata_props.get(REPLACED_WEIGHT, "")
+    if origin_of(replaced) is NameOrigin.MODULE:
+        before = replaced.rpartition(".")[0]
+    else:
+        before = module_of(layer.node.name or "", layer.node.metadata_props) if replaced else ""
+    modules = dict.fromkeys([*([before] if before else []), *layer.names])
+    return (*(f"{module}.{word}" for module in modules), *(_views(layer) if word == "weight" else ()))
+
+
+def _views(layer: Layer) -> Iterator[str]:
+    """Return the names of the values between a layer and its weight, of which one may be a tied tensor's."""
+    value = layer.node.inputs[0 if layer.is_embedding else 1]
+    while value is not None and value is not layer.weight:
+        yield str(value.name)
+        producer = value.producer()
+        value = None if producer is None else producer.inputs[0]
 
 
 def _is_plain(layer: Layer) -> bool:
@@ -141,14 +172,15 @@ def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: 
     found = {}
     for name, array in adapter.tensors.items():
         places = module_tensors(graph.initializers[name], layers) if name in graph.initializers else []
-        if not places:
+        known = [place for place in places if not place.is_numbered]
+        if not known or {place.kind for place in known} != {place.kind for place in places}:
             raise ModelError(
                 f"{label!r} cannot hold {name!r}, which is trained beside the adapters: the model does not say which "
                 "module PEFT would look for; save an .onnx_adapter file, or the whole model as .onnx."
             )
         given = adapter.aliases.get(name, ())
-        for index, place in enumerate(places):
-            own = given[index] if len(given) == len(places) else place.names[0]
+        for index, place in enumerate(known):
+            own = given[index] if len(given) == len(known) else place.names[0]
             module, _, word = own.rpartition(".")
             found[f"{module}{WRAPPED}.{word}" if module in wrapped else own] = place.in_checkpoint(array)
     return found
@@ -223,7 +255,8 @@ def _of_modules(
 
 
 def _matching(known: Collection[ModuleTensor], name: str) -> list[ModuleTensor]:
-    exact = [place for place in known if name in place.names]
+    first = [place for place in known if name == place.names[0]]
+    exact = first or [place for place in known if name in place.names]
     if exact:
         return exact
     ends = f".{name}"

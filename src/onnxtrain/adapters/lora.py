@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -133,7 +133,7 @@ class Lora(Adaptation):
             return Attached(tuple(slots), settings)
         tensors = _in_types_of(file, given[0].tensors)
         settings = replace(given[0], dropout=self.dropout, tensors=tensors)
-        return Attached(tuple(slots), settings, _assigned(graph, given[0].tensors, str(self.adapter)))
+        return Attached(tuple(slots), settings, _assigned(graph, file, given[0], str(self.adapter)))
 
     def _given(
         self, graph: ir.Graph, layers: Sequence[Layer], file: ModelFile
@@ -179,17 +179,17 @@ def _in_types_of(file: ModelFile, arrays: Mapping[str, Array]) -> dict[str, Arra
     return {name: array.astype(dtypes[name].numpy(), copy=False) for name, array in arrays.items()}
 
 
-def _assigned(graph: ir.Graph, arrays: Mapping[str, Array], label: str) -> tuple[str, ...]:
-    """Assign values to the initializers of a working copy, in place; return the names of the trainable ones.
+def _assigned(graph: ir.Graph, file: ModelFile, adapter: Adapter, label: str) -> tuple[str, ...]:
+    """Assign an adapter's values to the initializers of a working copy, in place; return the names of the trainable ones.
 
     Raises:
         OptionError: A tied tensor has other values than the one that it is tied to.
     """
+    _check_tied(graph, set(file.names()), adapter, label)
     found = []
-    for name, array in arrays.items():
+    for name, array in adapter.tensors.items():
         value = graph.initializers.get(name)
-        if value is None:
-            _check_tied(graph, name, arrays, label)
+        if value is None:  # computed from the tensor that it is tied to
             continue
         value.const_value = ir.tensor(np.ascontiguousarray(array), name=name)
         if not any(is_statistic(node.op_type, index) for node, index in read_through_identity(value)):
@@ -197,17 +197,21 @@ def _assigned(graph: ir.Graph, arrays: Mapping[str, Array], label: str) -> tuple
     return tuple(found)
 
 
-def _check_tied(graph: ir.Graph, name: str, arrays: Mapping[str, Array], label: str) -> None:
-    node = next(node for node in graph for value in node.outputs if value.name == name)
-    first = node.inputs[0]
-    original = None if first is None else arrays.get(str(first.name))
-    if original is not None and node.op_type == "Transpose":
-        original = original.T
-    if original is None or not np.array_equal(original, arrays[name]):
-        raise OptionError(
-            f"tie= gives {name!r} the values of another tensor, but {label!r} has values of its own for it; leave it "
-            "untied."
-        )
+def _check_tied(graph: ir.Graph, initializers: Collection[str], adapter: Adapter, label: str) -> None:
+    arrays = adapter.tensors
+    tied = [node for node in graph if len(node.outputs) == 1 and node.outputs[0].name in initializers]
+    for node in tied:
+        name, original = str(node.outputs[0].name), str(node.inputs[0].name if node.inputs[0] is not None else "")
+        shared = len(adapter.aliases.get(original, ())) > 1  # in a PEFT folder: equal values for both
+        if name not in arrays and (shared or original not in arrays):
+            continue
+        given, first = arrays.get(name), arrays.get(original)
+        first = first.T if first is not None and node.op_type == "Transpose" else first
+        if given is None or first is None or not np.array_equal(given, first):
+            raise OptionError(
+                f"tie= gives {name!r} the values of {original!r}, but {label!r} was trained with others for the two; "
+                "leave tie= out."
+            )
 
 
 def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry) -> tuple[Slot, Pair]:

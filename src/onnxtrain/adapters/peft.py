@@ -49,6 +49,10 @@ def read_folder(folder: Path) -> Adapter:
     full: dict[str, Array] = {}
     for name, array in tensors.items():
         end = next((end for end in sorted(_ENDS, key=len, reverse=True) if name.endswith(end)), None)
+        if end is None and ".lora_" in name:
+            raise ModelError(
+                f"{str(folder)!r} has a tensor {name!r}, which is no matrix of a low-rank adapter; train it without."
+            )
         if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
             raise ModelError(f"{str(folder)!r} has {name!r} in the type {array.dtype}; it needs floating point.")
         if end is None:
