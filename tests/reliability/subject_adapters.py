@@ -39,8 +39,12 @@ class Subject:
         self._shared = shared
         onnx.save(onnxtrain.examples.mlp((4, 5, 3)), shared / "model.onnx")
         trainer = onnxtrain.Trainer(
-            shared / "model.onnx", loss="softmax_cross_entropy", lora=onnxtrain.Lora(rank=2, targets="*")
+            shared / "model.onnx",
+            loss="softmax_cross_entropy",
+            lora=onnxtrain.Lora(rank=2, targets="layer1"),
+            train="layer2.*",
         )
+        trainer.parameters.update({name: array + 1 for name, array in trainer.get_weights().items()})
         trainer.save(shared / "a.onnx_adapter")
         shutil.rmtree(shared / "folder", ignore_errors=True)
         convert_adapter(shared / "model.onnx", shared / "a.onnx_adapter", shared / "folder")

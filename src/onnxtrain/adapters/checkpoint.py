@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ _TASKS = {
 }
 """PEFT's tasks, by the ends of the names of transformers' classes."""
 
+_HEADS = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
+"""Modules that PEFT's class of a task always saves, and needs in every folder."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -34,6 +42,26 @@ class Checkpoint:
 
     base_model: str = ""
     task_type: str = ""
+
+    def for_layers(self, names: Collection[str]) -> Checkpoint:
+        """Return the checkpoint without a task if adapters of these layers are in a head that its class saves whole."""
+        inside = any(self.is_head(name) for name in names)
+        return replace(self, task_type="") if inside else self
+
+    def is_head(self, module: str) -> bool:
+        """Return whether a module is in a head that PEFT's class of the task saves."""
+        return not set(module.split(".")).isdisjoint(_HEADS.get(self.task_type, ()))
+
+    def saved_module(self, module: str) -> str:
+        """Return the module that PEFT saves: the head that a module is in, else the module.
+
+        Example:
+            >>> Checkpoint(task_type="SEQ_CLS").saved_module("bert.classifier.dense")
+            'bert.classifier'
+        """
+        path = module.split(".")
+        ends = [index for index, part in enumerate(path) if part in _HEADS.get(self.task_type, ())]
+        return ".".join(path[: ends[0] + 1]) if ends else module
 
     def completed(self, folder: Path | None, base_model: str | os.PathLike[str] | None) -> Checkpoint:
         """Return the checkpoint with what the user gives, and what ``config.json`` files say of the rest.

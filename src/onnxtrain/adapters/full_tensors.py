@@ -16,7 +16,8 @@ import onnx_ir as ir
 from onnxtrain.adapters.adapter import Adapter, Array
 from onnxtrain.adapters.layers import Layer
 from onnxtrain.adapters.merging import initializer_of
-from onnxtrain.adapters.peft import WRAPPED
+from onnxtrain.adapters.names import in_checkpoints
+from onnxtrain.adapters.peft import COUNTER, WRAPPED
 from onnxtrain.adapters.values import evaluate
 from onnxtrain.errors import ModelError
 from onnxtrain.ir.domains import REPLACED_WEIGHT
@@ -112,11 +113,14 @@ def module_tensors(value: ir.Value, layers: Iterable[Layer]) -> list[ModuleTenso
 
 def _names(layer: Layer, word: str) -> tuple[str, ...]:
     replaced = layer.node.metadata_props.get(REPLACED_WEIGHT, "")
+    module = in_checkpoints(module_of(layer.node.name or "", layer.node.metadata_props))
     if origin_of(replaced) is NameOrigin.MODULE:
-        before = replaced.rpartition(".")[0]
+        first = [replaced.rpartition(".")[0]]
+    elif module and not layer.name.startswith(f"{module}."):  # the weight of two modules has the name of one
+        first = [module]
     else:
-        before = module_of(layer.node.name or "", layer.node.metadata_props) if replaced else ""
-    modules = dict.fromkeys([*([before] if before else []), *layer.names])
+        first = []
+    modules = dict.fromkeys([*first, *layer.names])
     return (*(f"{module}.{word}" for module in modules), *(_views(layer) if word == "weight" else ()))
 
 
@@ -159,6 +163,9 @@ def _is_added_once(layer: Layer) -> bool:
 def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> dict[str, Array]:
     """Return the tensors that were trained in full under PEFT's names and in PyTorch's layouts.
 
+    PEFT loads whole modules, so that the other tensors of their modules are added with the values of the model, as are
+    the heads that PEFT's class of the task always saves.
+
     Args:
         adapter: The adapter, fitted to the model.
         graph: The model's main graph.
@@ -168,22 +175,57 @@ def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: 
     Raises:
         ModelError: A tensor belongs to no known module.
     """
-    wrapped = {entry.alias or name for name, entry in adapter.entries.items()}
-    found = {}
+    if not adapter.tensors and not adapter.checkpoint.task_type:
+        return {}
+    known = {
+        str(name): module_tensors(value, layers) for name, value in graph.initializers.items() if is_float(value)
+    }
+    found: dict[str, Array] = {}
+    renamed: dict[str, str] = {}
     for name, array in adapter.tensors.items():
-        places = module_tensors(graph.initializers[name], layers) if name in graph.initializers else []
-        known = [place for place in places if not place.is_numbered]
-        if not known or {place.kind for place in known} != {place.kind for place in places}:
+        places = [place for place in known.get(name, ()) if not place.is_numbered]
+        if not places or {place.kind for place in places} != {place.kind for place in known[name]}:
             raise ModelError(
                 f"{label!r} cannot hold {name!r}, which is trained beside the adapters: the model does not say which "
                 "module PEFT would look for; save an .onnx_adapter file, or the whole model as .onnx."
             )
         given = adapter.aliases.get(name, ())
-        for index, place in enumerate(known):
-            own = given[index] if len(given) == len(known) else place.names[0]
-            module, _, word = own.rpartition(".")
-            found[f"{module}{WRAPPED}.{word}" if module in wrapped else own] = place.in_checkpoint(array)
-    return found
+        for index, place in enumerate(places):
+            own = given[index] if len(given) == len(places) else place.names[0]
+            renamed[place.module] = own.rpartition(".")[0]
+            found[own] = place.in_checkpoint(array)
+    wrapped = {entry.alias or name for name, entry in adapter.entries.items()}
+    checkpoint = adapter.checkpoint.for_layers(wrapped)
+    saved = {checkpoint.saved_module(module) for module in renamed.values() if module not in wrapped}
+    without: dict[str, Array] = {}  # tensors that exporters leave out
+    places = [place for found_places in known.values() for place in found_places if not place.is_numbered]
+    prefix = _prefix(adapter)
+    for place in places:
+        module, word = renamed.get(place.module, place.module.removeprefix(prefix)), place.names[0].rpartition(".")[2]
+        if module in wrapped or not (checkpoint.saved_module(module) in saved or checkpoint.is_head(module)):
+            continue
+        tensor = place.initializer.const_value
+        assert tensor is not None
+        if f"{module}.{word}" not in found:
+            found[f"{module}.{word}"] = place.in_checkpoint(np.asarray(tensor.numpy()))
+        if word == "weight" and place.kind != "Gather":
+            without.setdefault(f"{module}.bias", np.zeros(len(found[f"{module}.weight"]), np.float32))
+        if word == "running_mean":
+            without[f"{module}.{COUNTER}"] = np.array(0)
+    return {_in_wrapper(name, wrapped): array for name, array in {**without, **found}.items()}
+
+
+def _prefix(adapter: Adapter) -> str:
+    """Return what module paths of the model have before those of the checkpoint, as the adapted layers show it."""
+    for name, entry in adapter.entries.items():
+        if entry.alias and name.endswith(f".{entry.alias}"):
+            return name.removesuffix(entry.alias)
+    return ""
+
+
+def _in_wrapper(name: str, wrapped: Collection[str]) -> str:
+    module, _, word = name.rpartition(".")
+    return f"{module}{WRAPPED}.{word}" if module in wrapped else name
 
 
 def fit_tensors(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> Adapter:
@@ -236,6 +278,8 @@ def _of_modules(
     for name, array in tensors.items():
         wanted = name.replace(f"{WRAPPED}.", ".")
         places = _matching(known, wanted)
+        if not places and wanted.endswith(".bias") and not array.any():
+            continue  # exporters leave it out
         if len(places) != 1:
             raise ModelError(
                 f"{label!r} has {wanted!r}, which was trained beside the adapters, but the model has "
@@ -251,7 +295,13 @@ def _of_modules(
                 "model; export a model that has them apart."
             )
         found[own] = value, (*(before[1] if before else ()), wanted)
-    return found
+    return {name: item for name, item in found.items() if not _is_value(graph.initializers[name], item[0])}
+
+
+def _is_value(initializer: ir.Value, array: Array) -> bool:
+    """Return whether an initializer has a value already, as have other tensors of the modules that PEFT saves whole."""
+    tensor = initializer.const_value
+    return tensor is not None and np.array_equal(np.asarray(tensor.numpy()), array)
 
 
 def _matching(known: Collection[ModuleTensor], name: str) -> list[ModuleTensor]:

@@ -19,6 +19,9 @@ from onnxtrain.model_file.small_files import read_json
 from onnxtrain.model_file.writing import AtomicFiles
 
 CONFIG, WEIGHTS, MANIFEST = "adapter_config.json", "adapter_model.safetensors", "onnxtrain.json"
+COUNTER = "num_batches_tracked"
+"""Batch normalization's number of batches, which no ONNX model has."""
+
 WRAPPED = ".base_layer"
 """End of PEFT's name of a module that an adapter wraps."""
 
@@ -49,6 +52,8 @@ def read_folder(folder: Path) -> Adapter:
     full: dict[str, Array] = {}
     for name, array in tensors.items():
         end = next((end for end in sorted(_ENDS, key=len, reverse=True) if name.endswith(end)), None)
+        if name.endswith(f".{COUNTER}"):
+            continue
         if end is None and ".lora_" in name:
             raise ModelError(
                 f"{str(folder)!r} has a tensor {name!r}, which is no matrix of a low-rank adapter; train it without."
@@ -195,12 +200,13 @@ def _config_of(adapter: Adapter, full: Iterable[str]) -> dict[str, Any]:
     root = np.sqrt if adapter.rslora else float
     alphas = {name: entry.scale * float(root(entry.rank)) for name, entry in entries.items()}
     usual = adapter.alpha
-    modules = {name.rpartition(".")[0] for name in full}
+    checkpoint = adapter.checkpoint.for_layers(entries)
+    modules = {checkpoint.saved_module(name.rpartition(".")[0]) for name in full}
     biased = {name for name in modules if name.endswith(WRAPPED)}
     return {
         "peft_type": "LORA",
-        _TASK: adapter.checkpoint.task_type or None,
-        _BASE_MODEL: adapter.checkpoint.base_model or None,
+        _TASK: checkpoint.task_type or None,
+        _BASE_MODEL: checkpoint.base_model or None,
         "inference_mode": True,
         "r": adapter.rank,
         "lora_alpha": _whole(usual),
