@@ -25,15 +25,15 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.objective import Objective
 from onnxtrain.prepare import hints_of, prepare
+from onnxtrain.report.formatting import html_facts, plural
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.data_adapter import DataAdapter
-from onnxtrain.report.formatting import html_facts, plural
-from onnxtrain.working_copy.training_modes import Modes
 from onnxtrain.weights.masks import check_masks, set_to_zero, zeros_to_keep
+from onnxtrain.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
     from onnxtrain.metrics.base import MetricInput
@@ -377,8 +377,8 @@ class TrainedModel:
             ModelError: The path cannot be written; nothing is left half written, and the trainer keeps its weights. The
                 message names a path that can be written. PEFT has no module for a tensor that was trained in full.
             NumericalError: A weight is NaN or infinite; nothing is written.
-            OptionError: Adapters cannot be merged, since weights are quantized, or shared; ``base_model`` is given, but the path
-                is a model.
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared; ``base_model`` is given, but the
+                path is a model's.
         """
         adapted = self._objective.adapted
         if base_model is not None and (adapted is None or not adapted.writes(path)):

@@ -58,7 +58,8 @@ def check_forms(model, trainer, x, folder, forms=FORMS, atol=1e-5):
         assert names
         adapted = outputs(folder / "slots.onnx", x, folder / "converted.onnx_adapter")
         np.testing.assert_allclose(adapted, expected, atol=atol)
-        np.testing.assert_allclose(outputs(folder / "slots.onnx", x), outputs(serialized(model), x), rtol=1e-5, atol=atol)
+        plain = outputs(serialized(model), x)
+        np.testing.assert_allclose(outputs(folder / "slots.onnx", x), plain, rtol=1e-5, atol=atol)
         lora = onnxtrain.Lora(adapter=folder / form)
         again = onnxtrain.Trainer(model, loss=trainer.config.loss, lora=lora)
         np.testing.assert_allclose(again.predict(x), expected, atol=atol)
@@ -155,7 +156,10 @@ def test_statistics_alone_are_saved(tmp_path):
     trainer.fit(x, y, epochs=2, progress=False)
     check_forms(model, trainer, x, tmp_path, atol=1e-4)
     again = onnxtrain.Trainer(
-        model, loss="cross_entropy", lora=onnxtrain.Lora(adapter=tmp_path / "tuned.onnx_adapter"), optimizer="sgd(lr=1e-4)"
+        model,
+        loss="cross_entropy",
+        lora=onnxtrain.Lora(adapter=tmp_path / "tuned.onnx_adapter"),
+        optimizer="sgd(lr=1e-4)",
     )
     again.fit(x, y, epochs=1, progress=False)
     check_forms(model, again, x, tmp_path, atol=1e-4)
@@ -232,7 +236,9 @@ def test_another_base_of_equal_sizes_is_refused(tmp_path):
 
 
 def test_a_weight_is_adapted_or_trained(tmp_path):
-    with pytest.raises(OptionError, match=r"'layer1.weight' is trained in full and has an adapter.*leave it out of train=, or"):
+    with pytest.raises(
+        OptionError, match=r"'layer1.weight' is trained in full and has an adapter.*leave it out of train= or"
+    ):
         trained(onnxtrain.examples.mlp((6, 10, 8, 3)), train="layer1.*")
 
 
@@ -240,7 +246,8 @@ def test_a_tied_tensor_is_in_every_form(tmp_path):
     """An embedding whose values an exporter stored twice, transposed for the output layer."""
     random = np.random.default_rng(0)
     model = parsed("""g (int64[n,t] ids) => (float[n,t,9] logits)
-        { a = Gather(embed__weight, ids) b = MatMul(a, body__weight) c = Tanh(b) logits = MatMul(c, lm_head__weight) }""")
+        { a = Gather(embed__weight, ids) b = MatMul(a, body__weight) c = Tanh(b)
+          logits = MatMul(c, lm_head__weight) }""")
     table = random.normal(size=(9, 4)).astype(np.float32)
     for name, array in (
         ("embed.weight", table),
@@ -268,7 +275,9 @@ def test_a_tied_tensor_is_in_every_form(tmp_path):
     )  # fmt: skip
     untied.fit(x, x, epochs=1, progress=False)
     untied.save(tmp_path / "untied.onnx_adapter")
-    with pytest.raises(OptionError, match=r"tie= gives 'lm_head.weight' the values of 'embed.weight', but .* leave tie= out"):
+    with pytest.raises(
+        OptionError, match=r"tie= gives 'lm_head.weight' the values of 'embed.weight', but .* leave tie= out"
+    ):
         onnxtrain.Trainer(
             model, loss="cross_entropy", lora=onnxtrain.Lora(adapter=tmp_path / "untied.onnx_adapter"), tie=True
         )

@@ -162,7 +162,8 @@ def test_a_head_of_two_layers_is_one_module_of_peft(tmp_path):
     learner.save(tmp_path / "tuned")
     found = peft.AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "tuned")
     np.testing.assert_allclose(logits(found), learner.predict(IDS), atol=1e-4)
-    adapted = train(tmp_path / "model.onnx", targets=["classifier.dense", "*.query"])  # of which PEFT makes no whole head
+    # An adapter inside the head: PEFT cannot save the head whole, so that the folder names no task.
+    adapted = train(tmp_path / "model.onnx", targets=["classifier.dense", "*.query"])
     adapted.save(tmp_path / "inside", base_model=tmp_path)
     base = transformers.RobertaForSequenceClassification.from_pretrained(tmp_path)
     found = peft.PeftModel.from_pretrained(base, tmp_path / "inside")

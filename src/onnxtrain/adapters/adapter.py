@@ -100,7 +100,7 @@ class Adapter:
     tensors: Mapping[str, Array] = field(default_factory=dict)
     of_modules: Mapping[str, Array] = field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
 
     @property
     def dora(self) -> bool:

@@ -1,7 +1,7 @@
 """Tensors that are trained in full beside adapters: their names and layouts in PyTorch, which PEFT folders hold.
 
-PEFT saves whole modules (``modules_to_save``). An initializer belongs to one if it is the weight or the bias of a layer,
-or a vector with a module path for a name, as scales and running statistics of normalizations have.
+PEFT saves whole modules (``modules_to_save``). An initializer belongs to one if it is the weight or bias of a layer, or
+a vector with a module path for a name, as scales and running statistics of normalizations have.
 """
 
 from __future__ import annotations
@@ -177,9 +177,7 @@ def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: 
     """
     if not adapter.tensors and not adapter.checkpoint.task_type:
         return {}
-    known = {
-        str(name): module_tensors(value, layers) for name, value in graph.initializers.items() if is_float(value)
-    }
+    known = {str(name): module_tensors(value, layers) for name, value in graph.initializers.items() if is_float(value)}
     found: dict[str, Array] = {}
     renamed: dict[str, str] = {}
     for name, array in adapter.tensors.items():
@@ -261,9 +259,7 @@ def _checked(name: str, array: Array, graph: ir.Graph, label: str) -> Array:
         raise ModelError(f"{label!r} has {name!r}, which is no initializer of the model; {way_out}.")
     shape = tuple(dimensions(value) or ())
     if array.shape != shape:
-        raise ModelError(
-            f"{label!r} has {name!r} of the shape {array.shape}, but the model's is {shape}; {way_out}."
-        )
+        raise ModelError(f"{label!r} has {name!r} of the shape {array.shape}, but the model's is {shape}; {way_out}.")
     if value.dtype is None or not is_float(value):
         raise ModelError(f"{label!r} has values for {name!r}, which are not of floating point in the model; {way_out}.")
     return array.astype(value.dtype.numpy(), copy=False)
@@ -273,7 +269,9 @@ def _of_modules(
     tensors: Mapping[str, Array], graph: ir.Graph, layers: Sequence[Layer], label: str
 ) -> dict[str, tuple[Array, tuple[str, ...]]]:
     """Return the initializers that tensors of modules belong to: value, and the names of its tensors."""
-    known = [place for value in graph.initializers.values() if is_float(value) for place in module_tensors(value, layers)]
+    known = [
+        place for value in graph.initializers.values() if is_float(value) for place in module_tensors(value, layers)
+    ]
     found: dict[str, tuple[Array, tuple[str, ...]]] = {}
     for name, array in tensors.items():
         wanted = name.replace(f"{WRAPPED}.", ".")
@@ -291,8 +289,8 @@ def _of_modules(
         before = found.get(own)
         if before is not None and not np.array_equal(before[0], value):
             raise ModelError(
-                f"{label!r} has different values for {before[1][0]!r} and {wanted!r}, which share an initializer of the "
-                "model; export a model that has them apart."
+                f"{label!r} has different values for {before[1][0]!r} and {wanted!r}, which share an initializer of "
+                "the model; export a model that has them apart."
             )
         found[own] = value, (*(before[1] if before else ()), wanted)
     return {name: item for name, item in found.items() if not _is_value(graph.initializers[name], item[0])}

@@ -24,8 +24,8 @@ from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.value import Value
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.working_copy.adaptation import Adaptation
 from onnxtrain.weights.readers import is_statistic, read_through_identity
+from onnxtrain.working_copy.adaptation import Adaptation
 from onnxtrain.working_copy.training_modes import seed_of_node
 
 _INITS = ("kaiming", "gaussian")
@@ -135,9 +135,7 @@ class Lora(Adaptation):
         settings = replace(given[0], dropout=self.dropout, tensors=tensors)
         return Attached(tuple(slots), settings, _assigned(graph, file, given[0], str(self.adapter)))
 
-    def _given(
-        self, graph: ir.Graph, layers: Sequence[Layer], file: ModelFile
-    ) -> tuple[Adapter, list[Place]] | None:
+    def _given(self, graph: ir.Graph, layers: Sequence[Layer], file: ModelFile) -> tuple[Adapter, list[Place]] | None:
         """Read the adapter to start from, and match it to the layers."""
         if self.adapter is None:
             return None
@@ -180,7 +178,7 @@ def _in_types_of(file: ModelFile, arrays: Mapping[str, Array]) -> dict[str, Arra
 
 
 def _assigned(graph: ir.Graph, file: ModelFile, adapter: Adapter, label: str) -> tuple[str, ...]:
-    """Assign an adapter's values to the initializers of a working copy, in place; return the names of the trainable ones.
+    """Assign an adapter's values to initializers of a working copy, in place; return the names of trainable ones.
 
     Raises:
         OptionError: A tied tensor has other values than the one that it is tied to.

@@ -42,9 +42,10 @@ def add_slots(
 ) -> list[str]:
     """Write a model with slots for adapters, which ONNX Runtime fills from ``.onnx_adapter`` files.
 
-    Tensors that were trained in full beside an adapter, as a head, become inputs, too; their defaults are the values of
-    the model. Each slot is a pair of inputs ``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs]
-    of any rank. Their defaults have rank 0: without an adapter the model computes the same as before. In Python::
+    Each slot is a pair of inputs ``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs]
+    of any rank. Their defaults have rank 0: without an adapter the model computes the same as before. Tensors that were
+    trained in full beside ``adapter``, such as a head, become inputs, too, with the model's values as defaults. In
+    Python::
 
         adapters = onnxruntime.LoraAdapter()
         adapters.Load("tuned.onnx_adapter")
