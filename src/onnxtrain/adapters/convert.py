@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -153,7 +154,7 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
         "alpha": found.alpha,
         "rank_stabilized": found.rslora,
         "dropout": found.dropout,
-        "parameters": sum(array.size for array in (*found.entries.values(), *full.values())),
+        "parameters": sum(entry.size for entry in found.entries.values()) + sum(map(np.size, full.values())),
         "base_model": found.checkpoint.base_model,
         "task_type": found.checkpoint.task_type,
         "trained_in_full": sorted(full),

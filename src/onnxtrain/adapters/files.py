@@ -239,9 +239,9 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
     full = _full_tensors(manifest, beside)
     if missing := [name for name in full if name not in arrays]:
         raise ModelError(f"{label!r} lacks {missing[0]!r}, which its manifest lists; save the adapter again.")
-    tensors = {name: arrays[name] for name in full}
+    trained = {name: arrays[name] for name in full}
     arrays = {name: array for name, array in arrays.items() if name not in full}
-    for name, array in tensors.items():
+    for name, array in trained.items():
         _check_float(name, array, label, least=0)
     entries = {}
     for name, a in arrays.items():
@@ -279,7 +279,7 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
     base = manifest.get("base")
     base = None if base is None else mapping_in(base, "base", beside)
     checkpoint = Checkpoint(*(text_in(manifest.get(name), name, beside) for name in ("base_model", "task_type")))
-    found = Adapter(entries, rank, alpha, rslora, dropout, base, not scales, tensors, {}, full, checkpoint)
+    found = Adapter(entries, rank, alpha, rslora, dropout, base, not scales, trained, {}, full, checkpoint)
     return checked(found, label)
 
 

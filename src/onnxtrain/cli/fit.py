@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import warnings
 from collections.abc import Iterator, Mapping
@@ -223,7 +222,8 @@ def command(
         Parameter(
             group=TRAINED,
             metavar="CLASSES",
-            help="Replace the last layer by a new one for this many classes; its weights are named head.*.",
+            help="Replace the last layer by a new one for this many classes; its weights are named head.*. With --lora "
+            "they are trained unless --train is given, and the model with them goes beside the adapter (*-base.onnx).",
         ),
     ] = None,
     accumulate: Annotated[
@@ -291,8 +291,9 @@ def command(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingHint)  # Progress prints all hints
         start = _with_head(model, new_head, training.prediction, training.seed)
-        if lora is not None and training.train is None and not isinstance(start, Path):
-            training = dataclasses.replace(training, train=_new_weights(start, model))
+        options = training.arguments()
+        if lora is not None and options["train"] is None and not isinstance(start, Path):
+            options["train"] = _new_weights(start, model)
         trainer = Trainer(
             start,
             loss=loss_flags.of(loss),
@@ -302,7 +303,7 @@ def command(
             lora=lora,
             runtime=flags.runtime(threads, provider),
             distributed=Distributed(parallel, distributed.shard_states, distributed.shard_gradients),
-            **training.arguments(),
+            **options,
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=loop.resume)
     if root and (output.parent.is_dir() or folder is None):  # else the run makes it
