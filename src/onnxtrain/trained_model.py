@@ -377,8 +377,8 @@ class TrainedModel:
             ModelError: The path cannot be written; nothing is left half written, and the trainer keeps its weights. The
                 message names a path that can be written. PEFT has no module for a tensor that was trained in full.
             NumericalError: A weight is NaN or infinite; nothing is written.
-            OptionError: Adapters cannot be merged, since weights are quantized, or shared; ``base_model`` is given for a
-                path of a model.
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared; a model has no
+                ``base_model``.
         """
         adapted = self._objective.adapted
         if base_model is not None and (adapted is None or not adapted.writes(path)):
