@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
+from safetensors.numpy import load_file
 
 import onnxtrain
 from onnxtrain.adapters import add_slots, convert_adapter, describe_adapter, merge_adapter
@@ -310,6 +311,67 @@ def test_a_tensor_that_peft_has_no_name_for_is_not_lost_in_silence(tmp_path):
     with pytest.raises(ModelError, match=r"cannot hold 'temperatures', which is trained beside.*\.onnx_adapter"):
         trainer.save(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+def normalized(nodes, **arrays):
+    """A linear layer "first" that gets an adapter, and other nodes behind it."""
+    model = parsed(f"g (float[n,4] x) => (float[n,4] y) {{ a = MatMul(x, first__weight) {nodes} }}")
+    random = np.random.default_rng(0)
+    for name, array in {"first.weight": (4, 4), **arrays}.items():
+        array = random.normal(size=array) if isinstance(array, tuple) else array
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(array), name))
+    return model
+
+
+def saved_beside(model, train, folder, targets="first"):
+    trainer = onnxtrain.Trainer(model, loss="mse", lora=onnxtrain.Lora(rank=2, targets=targets), train=train)
+    trainer.save(folder)
+    found = load_file(folder / "adapter_model.safetensors")
+    return {name.removeprefix("base_model.model."): array for name, array in found.items() if "lora" not in name}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "arrays"),
+    [
+        ("b = MatMul(a, last__weight) y = Add(b, last__bias)", {"last.bias": (4,)}),
+        ("b = MatMul(a, last__weight) y = Add(b, constant__bias)", {"constant.bias": (1, 4)}),
+        ("b = MatMul(a, last__weight) c = Relu(b) d = Add(c, v) y = Add(d, v)", {"v": (4,)}),
+        ("y = Gemm<beta=2.0>(a, last__weight, v)", {"v": (4,)}),
+    ],
+)
+def test_a_folder_holds_whole_modules(nodes, arrays, tmp_path):
+    """PEFT needs the bias of a weight: its value, by whatever name, and zeros where there is none."""
+    model = normalized(nodes, **{"last.weight": (4, 4), **arrays})
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    found = saved_beside(model, "last.weight", tmp_path / "folder")
+    np.testing.assert_array_equal(found["last.weight"], values["last.weight"].T)
+    factor = 2 if "Gemm" in nodes else 1
+    bias = np.zeros(4) if "Relu" in nodes else values[next(iter(arrays))].reshape(-1) * factor
+    np.testing.assert_array_equal(found["last.bias"], bias.astype(np.float32))
+
+
+def test_a_folder_holds_whole_normalizations(tmp_path):
+    """A bias that an exporter merged with another one has no name of its own."""
+    model = normalized(
+        "b = LayerNormalization(a, n1__weight, n1__bias) y = LayerNormalization(b, n2__weight, n1__bias)",
+        **{"n1.weight": (4,), "n1.bias": (4,), "n2.weight": (4,)},
+    )
+    found = saved_beside(model, "n2.weight", tmp_path / "folder")
+    bias = numpy_helper.to_array(model.graph.initializer[2])
+    np.testing.assert_array_equal(found["n2.bias"], bias)
+    with pytest.raises(ModelError, match=r"cannot hold 'n1.bias', .* does not say which module PEFT would look for"):
+        saved_beside(model, "n1.bias", tmp_path / "other")
+
+
+def test_modules_that_cannot_be_whole_are_refused(tmp_path):
+    model = normalized(
+        "b = MatMul(a, body__inner__weight) c = Mul(b, body__scale) y = Mul(c, body__table)",
+        **{"body.inner.weight": (4, 4), "body.scale": (4,), "body.table": (1, 4)},
+    )
+    with pytest.raises(ModelError, match=r"cannot hold 'body.scale', .* its module whole, with 'body.table'; save an"):
+        saved_beside(model, "body.scale", tmp_path / "folder")
+    with pytest.raises(ModelError, match=r"cannot hold 'body.scale', .* whole, and 'body.inner' in it is adapted"):
+        saved_beside(model, "body.scale", tmp_path / "folder", targets=["first", "body.inner"])
 
 
 def test_files_with_tensors_that_do_not_fit(tmp_path):

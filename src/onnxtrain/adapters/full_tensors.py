@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Array
-from onnxtrain.adapters.layers import Layer
+from onnxtrain.adapters.layers import Layer, source
 from onnxtrain.adapters.merging import initializer_of
 from onnxtrain.adapters.names import in_checkpoints
 from onnxtrain.adapters.peft import COUNTER, WRAPPED
@@ -52,6 +52,16 @@ class ModuleTensor:
         return len(self.names) > 1 and re.fullmatch(r"\.\d+", self.module.removeprefix(self._second)) is not None
 
     @property
+    def word(self) -> str:
+        """Its name in the module."""
+        return self.names[0].rpartition(".")[2]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the initializer."""
+        return tuple(int(size) for size in dimensions(self.initializer) or () if isinstance(size, int))
+
+    @property
     def module(self) -> str:
         """The module that has it."""
         return self.names[0].rpartition(".")[0]
@@ -60,8 +70,8 @@ class ModuleTensor:
     def _second(self) -> str:
         return self.names[1].rpartition(".")[0]
 
-    def in_checkpoint(self, array: Array) -> Array:
-        """Convert a value of the initializer to PyTorch's layout, in float32 or wider."""
+    def in_checkpoint(self, array: Array | None = None) -> Array:
+        """Convert a value of the initializer, by default its own, to PyTorch's layout, in float32 or wider."""
         found = evaluate(self.view, array)
         return found.T if self.transposed else found.reshape(-1) if self._is_bias else found
 
@@ -183,34 +193,87 @@ def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: 
     for name, array in adapter.tensors.items():
         places = [place for place in known.get(name, ()) if not place.is_numbered]
         if not places or {place.kind for place in places} != {place.kind for place in known[name]}:
-            raise ModelError(
-                f"{label!r} cannot hold {name!r}, which is trained beside the adapters: the model does not say which "
-                "module PEFT would look for; save an .onnx_adapter file, or the whole model as .onnx."
-            )
+            raise _not_held(label, name, "the model does not say which module PEFT would look for")
         given = adapter.aliases.get(name, ())
         for index, place in enumerate(places):
-            own = given[index] if len(given) == len(places) else place.names[0]
-            renamed[place.module] = own.rpartition(".")[0]
-            found[own] = place.in_checkpoint(array)
+            tensor = given[index] if len(given) == len(places) else place.names[0]
+            renamed[place.module] = tensor.rpartition(".")[0]
+            found[tensor] = place.in_checkpoint(array)
     wrapped = {entry.alias or name for name, entry in adapter.entries.items()}
     checkpoint = adapter.checkpoint.for_layers(wrapped)
-    saved = {checkpoint.saved_module(module) for module in renamed.values() if module not in wrapped}
-    without: dict[str, Array] = {}  # tensors that exporters leave out
-    places = [place for found_places in known.values() for place in found_places if not place.is_numbered]
+    saved = {checkpoint.saved_module(module): module for module in renamed.values() if module not in wrapped}
+
+    def is_saved(module: str) -> bool:
+        return checkpoint.is_head(module) or any(module == one or module.startswith(f"{one}.") for one in saved)
+
+    if inside := [module for module in wrapped if is_saved(module)]:
+        raise _not_held(
+            label, min(adapter.tensors), f"PEFT would save its module whole, and {inside[0]!r} in it is adapted"
+        )
     prefix = _prefix(adapter)
-    for place in places:
-        module, word = renamed.get(place.module, place.module.removeprefix(prefix)), place.names[0].rpartition(".")[2]
-        if module in wrapped or not (checkpoint.saved_module(module) in saved or checkpoint.is_head(module)):
-            continue
-        tensor = place.initializer.const_value
-        assert tensor is not None
-        if f"{module}.{word}" not in found:
-            found[f"{module}.{word}"] = place.in_checkpoint(np.asarray(tensor.numpy()))
-        if word == "weight" and place.kind != "Gather":
-            without.setdefault(f"{module}.bias", np.zeros(len(found[f"{module}.weight"]), np.float32))
-        if word == "running_mean":
-            without[f"{module}.{COUNTER}"] = np.array(0)
-    return {_in_wrapper(name, wrapped): array for name, array in {**without, **found}.items()}
+    own: dict[str, Array] = {}
+    left_out: dict[str, Array] = {}
+    for name, places in known.items():
+        value = graph.initializers[name]
+        for place in (place for place in places if not place.is_numbered):
+            module = renamed.get(place.module, place.module.removeprefix(prefix))
+            if is_saved(module):
+                own[f"{module}.{place.word}"] = place.in_checkpoint()
+                left_out |= _siblings(place, module, layers)
+        paths = () if places else (name, *module_paths(value))
+        missing = [path for path in paths if is_saved(path.removeprefix(prefix).rpartition(".")[0])]
+        if missing and adapter.tensors:
+            raise _not_held(label, min(adapter.tensors), f"PEFT would save its module whole, with {missing[0]!r}")
+    return {_in_wrapper(name, wrapped): array for name, array in (left_out | own | found).items()}
+
+
+def _not_held(label: str, name: str, reason: str) -> ModelError:
+    return ModelError(
+        f"{label!r} cannot hold {name!r}, which is trained beside the adapters: {reason}; save an .onnx_adapter file, "
+        "or the whole model as .onnx."
+    )
+
+
+def _siblings(place: ModuleTensor, module: str, layers: Sequence[Layer]) -> dict[str, Array]:
+    """Return the other tensors of a layer or normalization that exporters leave out or merge with others."""
+    found: dict[str, Array] = {}
+    if place.kind == "Gather":
+        return found
+    if place.kind and place.word == "weight":
+        layer = next(one for one in layers if one.weight is place.initializer and one.kind == place.kind)
+        bias, size, end = _bias(layer), layer.outputs, layer.y
+        scale = 1.0 if _is_added_once(layer) else layer.node.attributes["beta"].as_float()
+    elif place.kind:
+        return found
+    else:
+        node, _ = read_through_identity(place.initializer)[0]
+        bias, size, end, scale = None, int(np.prod(place.shape)), node.outputs[0], 1.0
+        if node.op_type.endswith("Normalization"):
+            for slot, word in _NORMALIZATION.items():
+                other = node.inputs[slot] if slot < len(node.inputs) else None
+                if other is not None and source(other) is not None:
+                    found[f"{module}.{word}"] = evaluate(other)
+            if node.op_type == "BatchNormalization":
+                found[f"{module}.{COUNTER}"] = np.array(0)
+        elif place.word != "weight":
+            return found
+    bias = _added_behind(end, size) if bias is None else bias
+    array = np.zeros(size, np.float32) if bias is None or source(bias) is None else evaluate(bias).reshape(-1) * scale
+    return {f"{module}.bias": array} | found
+
+
+_NORMALIZATION = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
+
+
+def _added_behind(value: ir.Value, size: int) -> ir.Value | None:
+    """Return the initializer of one number per output that is added to a value."""
+    for node in value.consumers():
+        for other in node.inputs if node.op_type == "Add" and not node.domain else ():
+            if other is not None and other is not value and source(other) is not None:
+                shape = dimensions(other) or ()
+                if size in shape and all(axis in (1, size) for axis in shape):
+                    return other
+    return None
 
 
 def _prefix(adapter: Adapter) -> str:
