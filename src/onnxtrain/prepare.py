@@ -98,6 +98,7 @@ def prepare(
     if config.lora is not None:
         output_name, seed = config.output, config.seed
         adapted = config.lora.attach(model, file, output=output_name, seed=seed, training=training)
+        halves = {**halves, **{name: ir.tensor(array) for name, array in adapted.initial.items() if name in halves}}
     if isinstance(loss, str):
         output = _loss_output(model.graph, loss)
     else:
@@ -122,6 +123,11 @@ def prepare(
         learned = [] if quantized is None else quantized.learned
         table = in_file(_table(objective, config, learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
+    if adapted is not None and (both := set(adapted.weights).intersection(objective.parameters)):
+        raise OptionError(
+            f"{min(both)!r} is trained in full and has an adapter, which needs it frozen; leave it out of train= or "
+            "of the adapter's targets."
+        )
     trained = {*objective.parameters, *statistics, *(copy.name for copy in copies)}
     keep_frozen(model, halves, trained)
     wide = {} if config.precision.master_weights else hold_rounded(model, halves, objective.parameters)
@@ -188,7 +194,9 @@ def _table(
 
 def _trained(adapted: Adapted | None, train: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """Return the patterns of the trainable parameters: first the adapters."""
-    return train if adapted is None else (*map(escape, adapted.parameters), *(train or ()))
+    if adapted is None:
+        return train
+    return (*map(escape, (*adapted.parameters, *adapted.resumed)), *(train or ()))
 
 
 def _copied_row(graph: ir.Graph, copy: Copy) -> Initializer:

@@ -117,11 +117,21 @@ class State:
         Raises:
             OptionError: Adapters cannot be merged, since weights are quantized or shared; no averages are kept.
         """
+        own, adapted = self.own_initializers(objective, ema=ema), objective.adapted
+        return own if adapted is None else own | adapted.merged(file, self.values(ema=ema))
+
+    def own_initializers(self, objective: Objective, *, ema: bool = False) -> Mapping[str, np.ndarray]:
+        """Return the initializers that differ from the file: in its types, with tied copies, without adapters.
+
+        Raises:
+            OptionError: No averages are kept.
+        """
         values, adapted = with_copies(self.values(ema=ema), objective.copies), objective.adapted
         if adapted is None:
             return with_stored(values, objective.stored)
-        own = {name: array for name, array in values.items() if name not in adapted.parameters}
-        return with_stored(own, objective.stored) | adapted.merged(file, values)
+        added = set(adapted.parameters)
+        own = {name: array for name, array in values.items() if name not in added}
+        return adapted.initial | with_stored(own, objective.stored)
 
     def check_finite(self, file: ModelFile, *, ema: bool = False) -> None:
         """Check that no weight became NaN or infinite in training.

@@ -346,11 +346,19 @@ class TrainedModel:
         return self._evaluators[key]
 
     @checks_arguments
-    def save(self, path: str | os.PathLike[str], *, ema: bool = False, labels: bool = False) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        ema: bool = False,
+        labels: bool = False,
+        base_model: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Write the model with its trained weights; everything else stays as in the original file.
 
         With ``lora``, a path that ends in ``.onnx_adapter`` gets the adapters alone, as ONNX Runtime loads them, and a
         folder, or a path without an ending, gets them as PEFT reads them. A model gets them merged into its weights.
+        Tensors that were trained in full beside them, as a head, are in all three.
 
         Names of the data go to a file beside it, ``tuned.labels.json`` for ``tuned.onnx``: a list of the labels in the
         order of the classes, or, where tables had named columns, an object with ``columns`` and ``labels``.
@@ -361,20 +369,31 @@ class TrainedModel:
             path: The file.
             ema: Take the moving averages of the weights (``Trainer(ema=...)``); running statistics are the live ones.
             labels: Write the labels into the model's metadata, too, as the entry ``onnxtrain.labels``, a JSON list.
+            base_model: For adapters: the PyTorch model that the ONNX model was exported from, a folder or a name on the
+                Hugging Face Hub, which PEFT's ``AutoPeftModel`` classes load. By default ``config.json`` beside the
+                model says it.
 
         Raises:
             ModelError: The path cannot be written; nothing is left half written, and the trainer keeps its weights. The
-                message names a path that can be written.
+                message names a path that can be written. PEFT has no module for a tensor that was trained in full.
             NumericalError: A weight is NaN or infinite; nothing is written.
-            OptionError: Adapters cannot be merged, since weights are quantized, or shared.
+            OptionError: Adapters cannot be merged, since weights are quantized, or shared; a model has no
+                ``base_model``.
         """
+        adapted = self._objective.adapted
+        if base_model is not None and (adapted is None or not adapted.writes(path)):
+            raise OptionError(
+                f"base_model names the PyTorch model of an adapter, but {str(path)!r} gets a model; leave it out."
+            )
         if self._communicator.rank:
             return
         self._check_weights(ema)
-        adapted = self._objective.adapted
         with kept_in_memory(path):
             if adapted is not None and adapted.writes(path):
-                adapted.write(path, self._file, self._state.values(ema=ema))
+                values = self._state.values(ema=ema)
+                added = {name: values[name] for name in adapted.parameters}
+                own = self._state.own_initializers(self._objective, ema=ema)
+                adapted.write(path, self._file, {**added, **own}, base_model)
             else:
                 metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
                 self._file.save(path, self._initializers(ema), metadata)

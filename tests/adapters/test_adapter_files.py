@@ -201,8 +201,12 @@ def test_adapters_that_do_not_fit(tmp_path):
         with_weights(**{name: None})
     with pytest.raises(ModelError, match=r"an adapter for 'strange', which the model has no layer for; it has model"):
         with_weights(**{f"base_model.model.strange.lora_{m}.weight": np.zeros((3, 3), np.float32) for m in "AB"})
-    with pytest.raises(ModelError, match=r"a tensor 'classifier.bias', which belongs to no low-rank adapter"):
-        with_weights(**{"classifier.bias": np.zeros(3, np.float32)})
+    with pytest.raises(
+        ModelError, match=r"has 'classifier.bias', which was trained beside the .* no initializer for it; export"
+    ):
+        with_weights(**{"classifier.bias": np.ones(3, np.float32)})
+    with pytest.raises(ModelError, match=r"a tensor 'x.lora_B.bias', which is no matrix of a low-rank adapter"):
+        with_weights(**{"x.lora_B.bias": np.zeros(3, np.float32)})
 
 
 def test_folders_that_are_no_adapters(tmp_path):

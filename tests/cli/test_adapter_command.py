@@ -93,3 +93,49 @@ def test_mistakes(files, run, arguments, message):
 
     assert re.search(message, result.err), result.err
     assert sorted(path.name for path in files.iterdir()) == before
+
+
+def test_a_new_head_beside_adapters_is_in_the_files(files, success, run):
+    lora = ("--lora", "2", "--lora-targets", "all-linear")
+    head = ("fit", "model.onnx", *LOSS, *lora, "--new-head", "7", "--epochs", "2", "--learning-rate", "0.05")
+    result = success(*head, "-o", "h.onnx_adapter")
+    assert "h-base.onnx" in result.out
+    success(*head, "-o", "merged.onnx")
+    assert not (files / "merged-base.onnx").exists()
+    success("adapter", "merge", "h-base.onnx", "h.onnx_adapter", "-o", "again.onnx")
+    points = np.load(files / "test.npz")["input"]
+    base, merged, again = (outputs(files / f"{name}.onnx", points) for name in ("h-base", "merged", "again"))
+    assert base.shape == merged.shape == (len(points), 7)
+    assert np.abs(merged - base).max() > 0.1
+    np.testing.assert_allclose(again, merged, atol=1e-5)
+    found = json.loads(success("adapter", "inspect", "h-base.onnx", "h.onnx_adapter", "--json").out)
+    assert found["trained_in_full"] == ["head.bias", "head.weight"]
+    success("adapter", "to-peft", "h-base.onnx", "h.onnx_adapter", "-o", "peft", "--base-model", "some/model")
+    config = json.loads((files / "peft" / "adapter_config.json").read_text())
+    assert len(config["modules_to_save"]) == 1
+    assert config["base_model_name_or_path"] == "some/model"
+    success("adapter", "from-peft", "h-base.onnx", "peft", "-o", "back.onnx_adapter")
+    success("adapter", "merge", "h-base.onnx", "back.onnx_adapter", "-o", "back.onnx")
+    np.testing.assert_allclose(outputs(files / "back.onnx", points), merged, atol=1e-5)
+    success("fit", "h-base.onnx", *LOSS, "--lora-adapter", "h.onnx_adapter", "--learning-rate", "1e-9", "-o", "c.onnx")
+    np.testing.assert_allclose(outputs(files / "c.onnx", points), merged, atol=1e-4)
+    (files / "h-base.onnx").rename(files / "peft-base.onnx")
+    result = run("fit", "peft-base.onnx", *LOSS, *lora, "--new-head", "7", "-o", "peft.onnx_adapter")
+    assert result.code == 2
+    assert "MODEL and the model with the new head are the same file" in result.err
+
+
+def test_a_folder_that_cannot_hold_a_trained_tensor_is_refused_before_the_training(files, run):
+    import onnx
+
+    model = onnx.load(files / "model.onnx")
+    output = model.graph.output[0].name
+    size = model.graph.output[0].type.tensor_type.shape.dim[-1].dim_value
+    model.graph.node.append(onnx.helper.make_node("Mul", [output, "temperatures"], ["scaled"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, size), np.float32), "temperatures"))
+    model.graph.output[0].name = "scaled"
+    onnx.save(model, files / "scaled.onnx")
+    result = run("fit", "scaled.onnx", *LOSS, *LORA, "--train", "temperatures", "-o", "folder", "--epochs", "100000")
+    assert result.code == 2
+    assert "cannot hold 'temperatures', which is trained beside the adapters" in result.err
+    assert not (files / "folder").exists()

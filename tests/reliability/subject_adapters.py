@@ -39,19 +39,26 @@ class Subject:
         self._shared = shared
         onnx.save(onnxtrain.examples.mlp((4, 5, 3)), shared / "model.onnx")
         trainer = onnxtrain.Trainer(
-            shared / "model.onnx", loss="softmax_cross_entropy", lora=onnxtrain.Lora(rank=2, targets="*")
+            shared / "model.onnx",
+            loss="softmax_cross_entropy",
+            lora=onnxtrain.Lora(rank=2, targets="layer1"),
+            train="layer2.*",
         )
+        trainer.parameters.update({name: array + 1 for name, array in trainer.get_weights().items()})
         trainer.save(shared / "a.onnx_adapter")
         shutil.rmtree(shared / "folder", ignore_errors=True)
         convert_adapter(shared / "model.onnx", shared / "a.onnx_adapter", shared / "folder")
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
         """Spoil an adapter and use it."""
-        from onnxtrain.adapters import convert_adapter, describe_adapter, merge_adapter
+        from onnxtrain.adapters import add_slots, convert_adapter, describe_adapter, merge_adapter
 
         generator = random.Random(f"adapters {seed} {index}")
         warnings.simplefilter("ignore")
-        model = self._shared / "model.onnx"
+        model = case / "model.onnx"
+        shutil.copy(self._shared / "model.onnx", model)
+        config = case / "config.json"  # of the checkpoint, beside the model
+        config.write_text(json.dumps({"architectures": ["BertForSequenceClassification"], "_name_or_path": "bert"}))
         if generator.random() < 0.6:
             adapter = case / "folder"
             shutil.copytree(self._shared / "folder", adapter)
@@ -61,11 +68,14 @@ class Subject:
             for name in ("a.onnx_adapter", "a.onnx_adapter.json"):
                 shutil.copy(self._shared / name, case / name)
             target = generator.choice((adapter, case / "a.onnx_adapter.json"))
+        if generator.random() < 0.1:
+            target = config
         spoil_file(target, generator)
         with np.errstate(all="ignore"):
             operations.run("describe", lambda: describe_adapter(adapter))
             operations.run("merge", lambda: _merge(merge_adapter, model, adapter, case / "merged.onnx"))
             operations.run("convert", lambda: convert_adapter(model, adapter, case / "other"))
+            operations.run("slots", lambda: add_slots(model, case / "slots.onnx", adapter=adapter))
 
 
 def _merge(merge: Any, model: Path, adapter: Path, output: Path) -> None:

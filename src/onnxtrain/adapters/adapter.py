@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from onnxtrain.adapters.checkpoint import Checkpoint
 
 Array = npt.NDArray[Any]
 
@@ -81,6 +83,11 @@ class Adapter:
         dropout: The dropout probability of their training.
         base: The manifest's description of the base model; ``None`` without a manifest.
         folded: True if B contains a scale that the file does not state.
+        tensors: Tensors that were trained in full beside the adapters, as those of a head: values of initializers, by
+            name.
+        of_modules: The same in a PEFT folder that was not fitted to a model yet: by names and in layouts of PyTorch.
+        aliases: Names of ``tensors`` in the PEFT folder that they were read from.
+        checkpoint: The PyTorch model that PEFT adds the adapter to.
     """
 
     entries: Mapping[str, Entry]
@@ -90,6 +97,10 @@ class Adapter:
     dropout: float = 0.0
     base: Mapping[str, Any] | None = None
     folded: bool = False
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+    of_modules: Mapping[str, Array] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
 
     @property
     def dora(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,8 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Entry
-from onnxtrain.adapters.files import is_adapter_path, write_adapter
+from onnxtrain.adapters.files import SUFFIX, is_adapter_path, write_adapter
 from onnxtrain.adapters.fitting import Place, gains, name_of
+from onnxtrain.adapters.full_tensors import for_peft
 from onnxtrain.adapters.layers import Layer, Part, find_layers
 from onnxtrain.adapters.manifest import describe_base
 from onnxtrain.adapters.merging import check_mergeable, merged_weights
@@ -77,11 +78,24 @@ class Attached(Adapted):
 
     Attributes:
         slots: Their slots in the graph.
-        settings: An adapter without entries, which holds the rank, alpha and other settings.
+        settings: An adapter without entries, which holds the rank, alpha and other settings, and the first values of
+            tensors that were trained in full before.
+        resumed: Names of these tensors that are trained again.
     """
 
     slots: tuple[Slot, ...]
     settings: Adapter
+    resumed: tuple[str, ...] = ()
+
+    @property
+    def initial(self) -> dict[str, np.ndarray]:
+        """Values of the file's initializers that differ from the file."""
+        return dict(self.settings.tensors)
+
+    @property
+    def weights(self) -> Sequence[str]:
+        """Names of the weights that have adapters."""
+        return [str(slot.layer.weight.name) for slot in self.slots]
 
     @property
     def parameters(self) -> Sequence[str]:
@@ -92,7 +106,7 @@ class Attached(Adapted):
         """Return the adapters with their current values.
 
         Args:
-            values: Current values by name.
+            values: Current values by name: of the adapters, and of initializers that are trained in full.
             file: The base model, for the manifest.
         """
         entries = {
@@ -107,18 +121,37 @@ class Attached(Adapted):
             for slot in self.slots
         }
         base = None if file is None else describe_base(file, [slot.layer for slot in self.slots])
-        return replace(self.settings, entries=entries, base=base)
+        full = {name: array for name, array in values.items() if name not in self.parameters}
+        return replace(self.settings, entries=entries, base=base, tensors={**self.initial, **full})
 
     def writes(self, path: str | os.PathLike[str]) -> bool:
         """Return whether a path names an adapter: an ``.onnx_adapter`` file or a folder."""
         return is_adapter_path(Path(path))
 
-    def write(self, path: str | os.PathLike[str], file: ModelFile, values: Mapping[str, np.ndarray]) -> None:
+    def check_writes(self, path: str | os.PathLike[str], file: ModelFile, trained: Iterable[str]) -> None:
+        """Raise ModelError for a PEFT folder that cannot hold the tensors that are trained in full."""
+        names = {*self.initial, *trained}.difference(self.parameters)
+        if Path(path).suffix != SUFFIX and names:
+            model = infer_shapes(file.training_model())
+            adapter = replace(self.settings, tensors={name: file.value(name) for name in names})
+            for_peft(adapter, model.graph, find_layers(model), str(path))
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        file: ModelFile,
+        values: Mapping[str, np.ndarray],
+        base_model: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Write an ``.onnx_adapter`` file, in the element types of the model's layers, or a PEFT folder."""
         adapter = self.adapter(values, file)
-        in_file = {layer.name: layer.y.dtype for layer in find_layers(infer_shapes(file.training_model()))}
+        adapter = replace(adapter, checkpoint=adapter.checkpoint.completed(file.folder, base_model))
+        model = infer_shapes(file.training_model())
+        layers = find_layers(model)
+        in_file = {layer.name: layer.y.dtype for layer in layers}
         dtypes = {slot.name: in_file.get(slot.layer.name) or ir.DataType.FLOAT for slot in self.slots}
-        write_adapter(Path(path), adapter, dtypes, gains([slot.place for slot in self.slots], adapter))
+        multiples = gains([slot.place for slot in self.slots], adapter)
+        write_adapter(Path(path), adapter, dtypes, multiples, lambda: for_peft(adapter, model.graph, layers, str(path)))
 
     def check_mergeable(self) -> None:
         """Raise OptionError for an adapter that cannot be merged into its weight."""
@@ -127,5 +160,5 @@ class Attached(Adapted):
 
     def merged(self, file: ModelFile, values: Mapping[str, np.ndarray]) -> MadeArrays:
         """Return the weights with the adapters merged into them."""
-        entries = self.adapter(values).entries
+        entries = self.adapter({name: values[name] for name in self.parameters}).entries
         return merged_weights([(slot.layer, slot.part, entries[slot.name]) for slot in self.slots])

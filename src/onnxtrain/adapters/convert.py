@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter
 from onnxtrain.adapters.files import is_adapter_path, read_adapter, write_adapter
 from onnxtrain.adapters.fitting import Place, fit, gains
+from onnxtrain.adapters.full_tensors import for_peft
 from onnxtrain.adapters.layers import Layer, find_layers
 from onnxtrain.adapters.manifest import check_base, describe_base
 from onnxtrain.adapters.merging import Cost, merged_weights
@@ -68,7 +70,7 @@ def adaptable_layers(model: Model) -> list[AdaptableLayer]:
             str(layer.weight.name),
             tuple(part.name for part in layer.parts),
         )
-        for layer in _layers(ModelFile.load(model))
+        for layer in find_layers(infer_shapes(ModelFile.load(model).training_model()))
     ]
 
 
@@ -92,23 +94,28 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
         OptionError: A weight is quantized and ``requantize`` is false, or several nodes read the weight.
     """
     file = ModelFile.load(model)
-    found, places = _fitted(file, adapter)
+    found, places, _ = _fitted(file, adapter)
     costs: dict[str, Cost] = {}
     adapted = [(*place, entry) for place, entry in zip(places, found.entries.values(), strict=True)]
-    file.save(output, merged_weights(adapted, requantize=requantize, costs=costs))
+    file.save(output, merged_weights(adapted, requantize=requantize, costs=costs) | found.tensors)
     write_names(Path(output), read_names(file, adapter))
     return [*costs.values()]
 
 
 @checks_arguments
 @refuses_invalid()
-def convert_adapter(model: Model, adapter: AdapterPath, output: AdapterPath) -> None:
+def convert_adapter(
+    model: Model, adapter: AdapterPath, output: AdapterPath, *, base_model: str | os.PathLike[str] | None = None
+) -> None:
     """Convert an adapter to an ``.onnx_adapter`` file or to a PEFT folder.
 
     Args:
         model: The base model; it provides the names and element types of the layers.
         adapter: An ``.onnx_adapter`` file or a PEFT folder.
         output: The file or folder to write.
+        base_model: The PyTorch model that the ONNX model was exported from, a folder or a name on the Hugging Face Hub:
+            PEFT's ``AutoPeftModel`` classes load it. By default as in the adapter, else by ``config.json`` beside the
+            model.
 
     Raises:
         ModelError: A file cannot be read or written, or the adapter belongs to another model.
@@ -118,10 +125,11 @@ def convert_adapter(model: Model, adapter: AdapterPath, output: AdapterPath) -> 
     if not is_adapter_path(path):
         raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
     file = ModelFile.load(model)
-    found, places = _fitted(file, adapter)
+    found, places, model_graph = _fitted(file, adapter)
+    found = replace(found, checkpoint=found.checkpoint.completed(file.folder, base_model))
     found = replace(found, base=describe_base(file, [layer for layer, _ in places]))
     dtypes = {name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, places, strict=True)}
-    write_adapter(path, found, dtypes, gains(places, found))
+    write_adapter(path, found, dtypes, gains(places, found), lambda: for_peft(found, *model_graph, str(path)))
 
 
 @checks_arguments
@@ -139,13 +147,17 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
         ModelError: A file cannot be read, or the adapter belongs to another model.
     """
     found = read_adapter(adapter) if model is None else _fitted(ModelFile.load(model), adapter)[0]
+    full = {**found.tensors, **found.of_modules}
     return {
         "kind": "DoRA" if found.dora else "LoRA",
         "rank": found.rank,
         "alpha": found.alpha,
         "rank_stabilized": found.rslora,
         "dropout": found.dropout,
-        "parameters": sum(entry.size for entry in found.entries.values()),
+        "parameters": sum(entry.size for entry in found.entries.values()) + sum(map(np.size, full.values())),
+        "base_model": found.checkpoint.base_model,
+        "task_type": found.checkpoint.task_type,
+        "trained_in_full": sorted(full),
         "names_its_model": found.base is not None,
         "layers": [
             {
@@ -160,13 +172,10 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
     }
 
 
-def _fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place]]:
-    """Read an adapter and match its entries to the layers of a model."""
-    found, places = fit(read_adapter(path), _layers(file), str(path))
-    layers = [layer for layer, _ in places]
-    check_base(found.base, file, layers, str(path))
-    return found, places
-
-
-def _layers(file: ModelFile) -> list[Layer]:
-    return find_layers(infer_shapes(file.training_model()))
+def _fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place], tuple[ir.Graph, list[Layer]]]:
+    """Read an adapter and match it to a model; returns the model's graph and layers, too."""
+    model = infer_shapes(file.training_model())
+    layers = find_layers(model)
+    found, places = fit(read_adapter(path), model.graph, layers, str(path))
+    check_base(found.base, file, [layer for layer, _ in places], str(path))
+    return found, places, (model.graph, layers)

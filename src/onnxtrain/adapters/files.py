@@ -12,7 +12,7 @@ import ctypes
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ import onnx_ir as ir
 
 from onnxtrain.adapters import peft
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
-from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in
+from onnxtrain.adapters.checkpoint import Checkpoint
+from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in, text_in
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.small_files import check_regular_file, read_json
 from onnxtrain.model_file.writing import AtomicFiles, check_writable
@@ -109,7 +110,13 @@ def read_tensors(path: Path) -> Tensors:
     return Tensors(arrays, _read_manifest(_manifest_path(path)))
 
 
-def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType], gains: Mapping[str, Array]) -> None:
+def write_adapter(
+    path: Path,
+    adapter: Adapter,
+    dtypes: Mapping[str, ir.DataType],
+    gains: Mapping[str, Array],
+    in_modules: Callable[[], Mapping[str, Array]] = dict,
+) -> None:
     """Write an adapter: an ``.onnx_adapter`` file with its manifest, or a PEFT folder.
 
     Args:
@@ -117,12 +124,13 @@ def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType
         adapter: The adapter.
         dtypes: The element type of each layer, for the tensors of an ``.onnx_adapter`` file.
         gains: DoRA's magnitudes over norms, by layer.
+        in_modules: Returns the tensors that were trained in full by names and in layouts of PyTorch, for a PEFT folder.
 
     Raises:
         ModelError: It cannot be written.
     """
     if path.suffix != SUFFIX:
-        peft.write_folder(path, adapter)
+        peft.write_folder(path, adapter, in_modules())
         return
     tensors: dict[str, tuple[Array, ir.DataType]] = {}
     for name, entry in adapter.entries.items():
@@ -131,6 +139,8 @@ def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType
         tensors[name + B] = entry.b * entry.b.dtype.type(entry.scale), dtype
         if entry.magnitude is not None:
             tensors[name + GAIN] = gains[name], dtype
+    for name, array in adapter.tensors.items():
+        tensors[name] = array, ir.DataType.from_numpy(array.dtype)
     manifest = {
         "rank": adapter.rank,
         "alpha": adapter.alpha,
@@ -139,6 +149,9 @@ def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType
         "scales": {name: entry.scale for name, entry in adapter.entries.items()},
         "embeddings": [name for name, entry in adapter.entries.items() if entry.embedding],
         "aliases": {name: entry.alias for name, entry in adapter.entries.items() if entry.alias},
+        "tensors": {name: adapter.aliases.get(name, ()) for name in adapter.tensors},
+        "base_model": adapter.checkpoint.base_model,
+        "task_type": adapter.checkpoint.task_type,
         "base": adapter.base,
     }
     data = _exported(tensors)
@@ -223,6 +236,13 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
     embeddings = manifest.get("embeddings") or []
     if not isinstance(embeddings, list):
         raise ModelError(f"{beside!r} has 'embeddings' that are no list; remove it to go without.")
+    full = _full_tensors(manifest, beside)
+    if missing := [name for name in full if name not in arrays]:
+        raise ModelError(f"{label!r} lacks {missing[0]!r}, which its manifest lists; save the adapter again.")
+    trained = {name: arrays[name] for name in full}
+    arrays = {name: array for name, array in arrays.items() if name not in full}
+    for name, array in trained.items():
+        _check_float(name, array, label, least=0)
     entries = {}
     for name, a in arrays.items():
         layer = name.removesuffix(A)
@@ -258,13 +278,25 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
     dropout = number_in(manifest.get("dropout") or 0.0, "dropout", beside, least=0.0, below=1.0)
     base = manifest.get("base")
     base = None if base is None else mapping_in(base, "base", beside)
-    return checked(Adapter(entries, rank, alpha, rslora, dropout, base, folded=not scales), label)
+    checkpoint = Checkpoint(*(text_in(manifest.get(name), name, beside) for name in ("base_model", "task_type")))
+    found = Adapter(entries, rank, alpha, rslora, dropout, base, not scales, trained, {}, full, checkpoint)
+    return checked(found, label)
 
 
-def _check_float(name: str, array: Array, label: str) -> None:
+def _full_tensors(manifest: Mapping[str, Any], label: str) -> dict[str, tuple[str, ...]]:
+    """Return the names of the tensors that were trained in full, with their names in the checkpoint if these differ."""
+    found = {}
+    for name, names in mapping_in(manifest.get("tensors"), "tensors", label).items():
+        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+            raise ModelError(f"{label!r} has {name!r} among its tensors with names that are no list of texts.")
+        found[name] = tuple(names)
+    return found
+
+
+def _check_float(name: str, array: Array, label: str, least: int = 2) -> None:
     if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
         raise ModelError(f"{label!r} has {name!r} in the type {array.dtype}; it needs floating point.")
-    if array.ndim < 2:
+    if array.ndim < least:
         raise ModelError(f"{label!r} has {name!r} of the shape {array.shape}; it needs a matrix.")
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import onnx_ir as ir
+
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
+from onnxtrain.adapters.full_tensors import fit_tensors
 from onnxtrain.adapters.layers import Layer, Part, refuse_magnitudes
 from onnxtrain.adapters.names import in_checkpoints
 from onnxtrain.adapters.values import norms
@@ -15,7 +18,7 @@ Place = tuple[Layer, Part | None]
 """A layer, and the part of it if it is packed."""
 
 
-def fit(adapter: Adapter, layers: Sequence[Layer], label: str) -> tuple[Adapter, list[Place]]:
+def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> tuple[Adapter, list[Place]]:
     """Return the adapter with its entries renamed to the model's layer names, and the layer of each entry.
 
     An entry matches a layer of the same name, or the only layer whose path ends with the entry's name or the reverse:
@@ -23,12 +26,15 @@ def fit(adapter: Adapter, layers: Sequence[Layer], label: str) -> tuple[Adapter,
 
     Args:
         adapter: The adapter as read.
+        graph: The model's main graph.
         layers: The layers of the model.
         label: Name of the adapter in errors.
 
     Raises:
-        ModelError: An entry matches no layer, or a layer of another size.
+        ModelError: An entry matches no layer, or a layer of another size; a tensor that was trained in full matches no
+            initializer, or one of another shape.
     """
+    adapter = fit_tensors(adapter, graph, layers, label)
     places: dict[str, list[Place]] = {}
     for layer in layers:
         for name in layer.names:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain.adapters.adapter import Adapter, Entry
+from onnxtrain.adapters.adapter import Adapter, Array, Entry
 from onnxtrain.adapters.attached import Attached, Slot
 from onnxtrain.adapters.emit import Dropout, Emitter, Pair, column_norms
 from onnxtrain.adapters.files import read_adapter, unfolded
@@ -24,6 +24,7 @@ from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.value import Value
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.spelling import checks_arguments
+from onnxtrain.weights.readers import is_statistic, read_through_identity
 from onnxtrain.working_copy.adaptation import Adaptation
 from onnxtrain.working_copy.training_modes import seed_of_node
 
@@ -59,7 +60,8 @@ class Lora(Adaptation):
         init: Initialization of A: "kaiming", uniform within ±1 / sqrt(in), or "gaussian", with standard deviation
             1 / rank.
         adapter: An ``.onnx_adapter`` file or a PEFT folder to start from. It determines the adapted layers and their
-            ranks; a PEFT folder the scale, too.
+            ranks; a PEFT folder the scale, too. Tensors that were trained in full beside it, as a head, begin with its
+            values and are trained again, except those that ``freeze`` names.
 
     Raises:
         OptionError: A field is outside its range.
@@ -106,7 +108,7 @@ class Lora(Adaptation):
         """Add adapters to a working copy; see :class:`~onnxtrain.working_copy.adaptation.Adaptation`."""
         graph = model.graph
         layers = find_layers(model)
-        given = self._given(layers, file)
+        given = self._given(graph, layers, file)
         if given is None:
             chosen = choose_layers(layers, self.targets, main_output(graph, output))
         else:
@@ -127,13 +129,17 @@ class Lora(Adaptation):
             dropout = Dropout(self.dropout, seed_of_node(seed, _APART + place)) if training and self.drops else None
             emitter.add(op, layer, pairs, dropout=dropout)
         settings = Adapter({}, self.rank, self.alpha, self.rslora, self.dropout)
-        return Attached(tuple(slots), settings if given is None else replace(given[0], dropout=self.dropout))
+        if given is None:
+            return Attached(tuple(slots), settings)
+        tensors = _in_types_of(file, given[0].tensors)
+        settings = replace(given[0], dropout=self.dropout, tensors=tensors)
+        return Attached(tuple(slots), settings, _assigned(graph, file, given[0], str(self.adapter)))
 
-    def _given(self, layers: Sequence[Layer], file: ModelFile) -> tuple[Adapter, list[Place]] | None:
+    def _given(self, graph: ir.Graph, layers: Sequence[Layer], file: ModelFile) -> tuple[Adapter, list[Place]] | None:
         """Read the adapter to start from, and match it to the layers."""
         if self.adapter is None:
             return None
-        adapter, places = fit(read_adapter(self.adapter), layers, str(self.adapter))
+        adapter, places = fit(read_adapter(self.adapter), graph, layers, str(self.adapter))
         check_base(adapter.base, file, [layer for layer, _ in places], str(self.adapter))
         return unfolded(adapter, self.scale), places
 
@@ -163,6 +169,47 @@ class Lora(Adaptation):
             a = random.uniform(-bound, bound, shape).astype(dtype)
         ones = (1,) * len(layer.window)
         return a, np.zeros((outputs, self.rank, *ones) if layer.window else (self.rank, outputs), dtype)
+
+
+def _in_types_of(file: ModelFile, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Convert values of initializers to the types of the file."""
+    dtypes = {name: ir.DataType(file.declared(name).data_type) for name in arrays}
+    return {name: array.astype(dtypes[name].numpy(), copy=False) for name, array in arrays.items()}
+
+
+def _assigned(graph: ir.Graph, file: ModelFile, adapter: Adapter, label: str) -> tuple[str, ...]:
+    """Assign an adapter's values to initializers of a working copy, in place; return the names of trainable ones.
+
+    Raises:
+        OptionError: A tied tensor has other values than the one that it is tied to.
+    """
+    _check_tied(graph, set(file.names()), adapter, label)
+    found = []
+    for name, array in adapter.tensors.items():
+        value = graph.initializers.get(name)
+        if value is None:  # computed from the tensor that it is tied to
+            continue
+        value.const_value = ir.tensor(np.ascontiguousarray(array), name=name)
+        if not any(is_statistic(node.op_type, index) for node, index in read_through_identity(value)):
+            found.append(name)
+    return tuple(found)
+
+
+def _check_tied(graph: ir.Graph, initializers: Collection[str], adapter: Adapter, label: str) -> None:
+    arrays = adapter.tensors
+    tied = [node for node in graph if len(node.outputs) == 1 and node.outputs[0].name in initializers]
+    for node in tied:
+        name, original = str(node.outputs[0].name), str(node.inputs[0].name if node.inputs[0] is not None else "")
+        shared = len(adapter.aliases.get(original, ())) > 1  # in a PEFT folder: equal values for both
+        if name not in arrays and (shared or original not in arrays):
+            continue
+        given, first = arrays.get(name), arrays.get(original)
+        first = first.T if first is not None and node.op_type == "Transpose" else first
+        if given is None or first is None or not np.array_equal(given, first):
+            raise OptionError(
+                f"tie= gives {name!r} the values of {original!r}, but {label!r} was trained with others for the two; "
+                "leave tie= out."
+            )
 
 
 def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry) -> tuple[Slot, Pair]:

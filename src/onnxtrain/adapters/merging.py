@@ -136,10 +136,10 @@ def _stored(layer: Layer, weight: Array) -> Array:
     transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
     value = layer.node.inputs[0 if layer.is_embedding else 1]
     assert value is not None
-    return _back(value, weight.T if transposed else weight)
+    return initializer_of(value, weight.T if transposed else weight)
 
 
-def _back(value: ir.Value, array: Array) -> Array:
+def initializer_of(value: ir.Value, array: Array) -> Array:
     """Invert the views between an initializer and ``value``: return the initializer for a new value."""
     node = value.producer()
     if node is None:
@@ -153,7 +153,7 @@ def _back(value: ir.Value, array: Array) -> Array:
     elif node.op_type == "DequantizeLinear":
         assert first.dtype is not None
         array = quantized(node, array, first.dtype)
-    return _back(first, array)
+    return initializer_of(first, array)
 
 
 def _lost(layer: Layer, stored: Array, before: Array, after: Array) -> float:

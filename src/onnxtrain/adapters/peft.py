@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
-from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in
+from onnxtrain.adapters.checkpoint import Checkpoint
+from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in, text_in
 from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.model_file.small_files import read_json
 from onnxtrain.model_file.writing import AtomicFiles
 
 CONFIG, WEIGHTS, MANIFEST = "adapter_config.json", "adapter_model.safetensors", "onnxtrain.json"
+COUNTER = "num_batches_tracked"
+"""Batch normalization's number of batches, which no ONNX model has."""
+
+WRAPPED = ".base_layer"
+"""End of PEFT's name of a module that an adapter wraps."""
+
 _PREFIX = "base_model.model."
+_BASE_MODEL, _TASK = "base_model_name_or_path", "task_type"
 _ENDS = {
     ".lora_A.weight": "a",
     ".lora_B.weight": "b",
@@ -41,15 +49,20 @@ def read_folder(folder: Path) -> Adapter:
     config = _config(folder)
     tensors = _tensors(folder)
     found: dict[str, dict[str, Array]] = {}
+    full: dict[str, Array] = {}
     for name, array in tensors.items():
         end = next((end for end in sorted(_ENDS, key=len, reverse=True) if name.endswith(end)), None)
-        if end is None:
+        if name.endswith(f".{COUNTER}"):
+            continue
+        if end is None and ".lora_" in name:
             raise ModelError(
-                f"{str(folder)!r} has a tensor {name!r}, which belongs to no low-rank adapter; adapters with biases or "
-                "whole modules of their own cannot be taken over."
+                f"{str(folder)!r} has a tensor {name!r}, which is no matrix of a low-rank adapter; train it without."
             )
         if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
             raise ModelError(f"{str(folder)!r} has {name!r} in the type {array.dtype}; it needs floating point.")
+        if end is None:
+            full[name.removeprefix(_PREFIX)] = np.array(array)
+            continue
         layer = name.removeprefix(_PREFIX).removesuffix(end)
         found.setdefault(layer, {})[_ENDS[end]] = array.astype(np.promote_types(array.dtype, np.float32))
     label = str(folder)
@@ -70,7 +83,9 @@ def read_folder(folder: Path) -> Adapter:
     if not entries:
         raise ModelError(f"{label!r} has an adapter for no layer.")
     dropout = number_in(config.get("lora_dropout") or 0.0, "lora_dropout", label, least=0.0, below=1.0)
-    return checked(Adapter(entries, rank, alpha, rslora=rslora, dropout=dropout, base=_base(folder)), label)
+    checkpoint = Checkpoint(*(text_in(config.get(name), name, label) for name in (_BASE_MODEL, _TASK)))
+    base = _base(folder)
+    return checked(Adapter(entries, rank, alpha, rslora, dropout, base, of_modules=full, checkpoint=checkpoint), label)
 
 
 def _patterns(config: Mapping[str, Any], name: str, label: str) -> Mapping[str, Any]:
@@ -140,8 +155,13 @@ def _entry(label: str, layer: str, parts: Mapping[str, Array], scale: float) -> 
     return Entry(a, b, scale, None if magnitude is None else magnitude.reshape(-1))
 
 
-def write_folder(folder: Path, adapter: Adapter) -> None:
+def write_folder(folder: Path, adapter: Adapter, full: Mapping[str, Array]) -> None:
     """Write an adapter as a PEFT folder.
+
+    Args:
+        folder: The folder.
+        adapter: The adapter.
+        full: Tensors that were trained in full, by names and in layouts of PyTorch.
 
     Raises:
         ModelError: It cannot be written.
@@ -161,28 +181,32 @@ def write_folder(folder: Path, adapter: Adapter) -> None:
             ones = (1,) * (entry.a.ndim - 2)
             shape = (1, -1, *ones) if entry.is_convolution else (-1,)
             tensors[f"{layer}.lora_magnitude_vector"] = entry.magnitude.reshape(shape)
+    tensors |= {_PREFIX + name: array for name, array in full.items()}
     content = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     with AtomicFiles() as files:
         for name, data in (
             (WEIGHTS, save(content, {"format": "pt"})),
-            (CONFIG, _json(_config_of(adapter))),
+            (CONFIG, _json(_config_of(adapter, full))),
             (MANIFEST, _json({"base": adapter.base})),
         ):
             with files.create(folder / name) as file:
                 file.write(data)
 
 
-def _config_of(adapter: Adapter) -> dict[str, Any]:
+def _config_of(adapter: Adapter, full: Iterable[str]) -> dict[str, Any]:
     """Return PEFT's configuration; layers with another rank or scale appear in its patterns."""
     entries = {entry.alias or name: entry for name, entry in adapter.entries.items()}
     ranks = {name: entry.rank for name, entry in entries.items() if entry.rank != adapter.rank}
     root = np.sqrt if adapter.rslora else float
     alphas = {name: entry.scale * float(root(entry.rank)) for name, entry in entries.items()}
     usual = adapter.alpha
+    checkpoint = adapter.checkpoint.for_layers(entries)
+    modules = {checkpoint.saved_module(name.rpartition(".")[0]) for name in full}
+    biased = {name for name in modules if name.endswith(WRAPPED)}
     return {
         "peft_type": "LORA",
-        "task_type": None,
-        "base_model_name_or_path": None,
+        _TASK: checkpoint.task_type or None,
+        _BASE_MODEL: checkpoint.base_model or None,
         "inference_mode": True,
         "r": adapter.rank,
         "lora_alpha": _whole(usual),
@@ -192,9 +216,9 @@ def _config_of(adapter: Adapter) -> dict[str, Any]:
         "target_modules": sorted(entries),
         "rank_pattern": ranks,
         "alpha_pattern": {name: _whole(alpha) for name, alpha in alphas.items() if abs(alpha - usual) > 1e-6 * usual},
-        "bias": "none",
+        "bias": "lora_only" if biased else "none",
         "fan_in_fan_out": False,
-        "modules_to_save": None,
+        "modules_to_save": sorted(modules - biased) or None,
         "init_lora_weights": True,
     }
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.adapters.adapter import Adapter
 from onnxtrain.adapters.emit import Emitter, Pair
 from onnxtrain.adapters.files import GAIN, A, B, read_adapter
 from onnxtrain.adapters.fitting import chosen_layers, fit, name_of
@@ -42,7 +43,9 @@ def add_slots(
     """Write a model with slots for adapters, which ONNX Runtime fills from ``.onnx_adapter`` files.
 
     Each slot is a pair of inputs ``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs]
-    of any rank. Their defaults have rank 0: without an adapter the model computes the same as before. In Python::
+    of any rank. Their defaults have rank 0: without an adapter the model computes the same as before. Tensors that were
+    trained in full beside ``adapter``, such as a head, become inputs, too, with the model's values as defaults. In
+    Python::
 
         adapters = onnxruntime.LoraAdapter()
         adapters.Load("tuned.onnx_adapter")
@@ -74,9 +77,12 @@ def add_slots(
     if adapter is None:
         chosen = choose_layers(layers, targets, main_output(graph))
     else:
-        given, places = fit(read_adapter(adapter), layers, str(adapter))
+        given, places = fit(_replaceable(read_adapter(adapter), graph, str(adapter)), graph, layers, str(adapter))
         check_base(given.base, file, [layer for layer, _ in places], str(adapter))
         chosen, dora = chosen_layers(layers, places, str(adapter)), given.dora
+        for name in given.tensors:
+            if graph.initializers[name] not in graph.inputs:
+                graph.inputs.append(graph.initializers[name])
     if dora:
         refuse_magnitudes(chosen)
     emitter = Emitter(graph, graph.opset_imports[""])
@@ -95,6 +101,21 @@ def add_slots(
     file.changed(ir.to_proto(working)).save(output, {})
     write_names(Path(output), read_names(file))
     return names
+
+
+def _replaceable(adapter: Adapter, graph: ir.Graph, label: str) -> Adapter:
+    """Return an adapter if all tensors that were trained in full beside it can become inputs.
+
+    Raises:
+        OptionError: The model has one elsewhere than among its initializers.
+    """
+    for name in adapter.tensors:
+        if name not in graph.initializers:
+            raise OptionError(
+                f"{label!r} has values for {name!r}, which is no initializer of the model's main graph, so that it "
+                "cannot become an input; merge the adapter."
+            )
+    return adapter
 
 
 def _computed(graph: ir.Graph) -> list[ir.Value]:

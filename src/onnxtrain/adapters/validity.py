@@ -53,6 +53,17 @@ def flag_in(value: Any, name: str, label: str) -> bool:
     return bool(value)
 
 
+def text_in(value: Any, name: str, label: str) -> str:
+    """Check a text in a file; ``None`` is empty.
+
+    Raises:
+        ModelError: It is no text.
+    """
+    if value is not None and not isinstance(value, str):
+        raise ModelError(f"{label!r} has {name!r} = {_shown(value)}; it needs a text.")
+    return value or ""
+
+
 def mapping_in(value: Any, name: str, label: str) -> Mapping[str, Any]:
     """Check a mapping in a file; ``None`` is an empty one.
 
@@ -79,6 +90,8 @@ def checked(adapter: Adapter, label: str) -> Adapter:
         for part, array in parts.items():
             if array is not None:
                 _check_values(array, f"{part} of {name!r}", label)
+    for name, array in (*adapter.tensors.items(), *adapter.of_modules.items()):
+        _check_values(array, repr(name), label)
     return adapter
 
 

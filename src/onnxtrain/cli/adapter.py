@@ -26,6 +26,7 @@ Examples
 
   To PEFT and back:
     onnxtrain adapter to-peft model.onnx tuned.onnx_adapter -o tuned
+    onnxtrain adapter to-peft model.onnx tuned.onnx_adapter -o tuned --base-model google-bert/bert-base-uncased
     onnxtrain adapter from-peft model.onnx tuned -o tuned.onnx_adapter
 
   The contents of an adapter, and whether it fits a model:
@@ -75,11 +76,22 @@ def command(
             help="merge: requantize quantized weights with their own scales; reports the loss.",
         ),
     ] = False,
+    base_model: Annotated[
+        str | None,
+        Parameter(
+            group=ADAPTERS,
+            metavar="NAME",
+            help="to-peft: the PyTorch model, a folder or a name on the Hugging Face Hub, that PEFT's AutoPeftModel "
+            "classes load.  [default: by config.json beside the model]",
+        ),
+    ] = None,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain adapter``."""
     _check(action, adapter, output, {"--targets": bool(targets), "--dora": dora}, requantize=requantize)
+    if base_model is not None and action != "to-peft":
+        raise OptionError(f"--base-model is for to-peft, not for {action}; leave it out.")
     if action == "inspect":
         _inspect(model, adapter, as_json=json_output)
         return
@@ -93,7 +105,9 @@ def command(
         },
         in_place=False,
     )
-    rows = _run(action, model, adapter, output, targets=targets, dora=dora, requantize=requantize)
+    rows = _run(
+        action, model, adapter, output, targets=targets, dora=dora, requantize=requantize, base_model=base_model
+    )
     if json_output:
         print(json.dumps(rows))  # noqa: T201
         return
@@ -134,6 +148,7 @@ def _run(
     targets: list[str] | None,
     dora: bool,
     requantize: bool,
+    base_model: str | None,
 ) -> dict[str, Any]:
     """Run the action; returns the facts to print."""
     from onnxtrain.adapters import add_slots, convert_adapter, merge_adapter
@@ -146,7 +161,7 @@ def _run(
     if action == "merge":
         costs = merge_adapter(model, adapter, output, requantize=requantize)
         return {"lost": {cost.layer: cost.lost for cost in costs}} if costs else {}
-    convert_adapter(model, adapter, output)
+    convert_adapter(model, adapter, output, base_model=base_model)
     return {}
 
 

@@ -222,7 +222,8 @@ def command(
         Parameter(
             group=TRAINED,
             metavar="CLASSES",
-            help="Replace the last layer by a new one for this many classes; its weights are named head.*.",
+            help="Replace the last layer by a new one for this many classes; its weights are named head.*. With --lora "
+            "they are trained unless --train is given, and the model with them goes beside the adapter (*-base.onnx).",
         ),
     ] = None,
     accumulate: Annotated[
@@ -267,6 +268,7 @@ def command(
     ending = ".onnx" if lora is None or results.in_place else ".onnx_adapter"
     default = f"{model.stem}-trained{ending}" if folder is None else str(folder / f"model{ending}")
     output = paths.output_of(model, results.output, default, in_place=results.in_place)
+    base = None if new_head is None or lora is None else _base_beside(output)
     _check_paths(results, loop, output, validated=validation is not None, root=root, adapters=lora is not None)
     paths.check_paths(
         {
@@ -277,6 +279,7 @@ def command(
             "--loss": paths.loss(loss),
             "--checkpoint": paths.Given(loop.checkpoint, written=True, files="checkpoint-*"),
             "--output": paths.output(output, is_model=output.suffix not in ("", ".onnx_adapter")),
+            "the model with the new head": paths.output(base, is_model=True),
             "--lora-adapter": paths.Given(adapters.lora_adapter),
             "--curve": paths.output(results.curve),
             "--history": paths.output(results.history),
@@ -287,8 +290,12 @@ def command(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingHint)  # Progress prints all hints
+        start = _with_head(model, new_head, training.prediction, training.seed)
+        options = training.arguments()
+        if lora is not None and options["train"] is None and not isinstance(start, Path):
+            options["train"] = _new_weights(start, model)
         trainer = Trainer(
-            _with_head(model, new_head, training.prediction, training.seed),
+            start,
             loss=loss_flags.of(loss),
             optimizer=settings.build(),
             accumulate=accumulate,
@@ -296,15 +303,17 @@ def command(
             lora=lora,
             runtime=flags.runtime(threads, provider),
             distributed=Distributed(parallel, distributed.shard_states, distributed.shard_gradients),
-            **training.arguments(),
+            **options,
         )
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=loop.resume)
     if root and (output.parent.is_dir() or folder is None):  # else the run makes it
         _check_output(trainer, output)
+        if base is not None:
+            trainer._file.check_writable(base)
     source, held_out = reading.source(data), reading.held_out(validation)
     weights = _sample_weight(sample_weight)
     shown = Progress(trainer, name=model.name, display=progress)
-    with _interruptible(trainer, output, loop), contextlib.closing(shown):
+    with _interruptible(trainer, output, loop, base), contextlib.closing(shown):
         history = trainer.fit(
             source,
             validation=held_out,
@@ -328,6 +337,9 @@ def command(
         return 0
     save_or_rescue(lambda path: trainer.save(path, ema=ema is not None), output)
     shown.written("model" if lora is None or output.suffix == ".onnx" else "adapter", output)
+    if base is not None:
+        save_or_rescue(lambda path: trainer._file.save(path, {}), base)
+        shown.written("model with the new head, for the adapter", base)
     if results.history is not None:
         history.save(results.history)
         shown.written("history", results.history)
@@ -358,6 +370,22 @@ def _with_head(model: Path, classes: int | None, output: str | None, seed: int) 
     from onnxtrain.edit.head import replace_head
 
     return replace_head(model, classes, output=output, seed=seed)
+
+
+def _new_weights(start: ModelProto, model: Path) -> list[str]:
+    """Return patterns of the initializers of a new head."""
+    from onnxtrain.model_file.file import ModelFile
+    from onnxtrain.patterns import escape
+
+    before = set(ModelFile.load(model).names())
+    return [escape(tensor.name) for tensor in start.graph.initializer if tensor.name not in before]
+
+
+def _base_beside(output: Path) -> Path | None:
+    """Return the path of the model with the new head that an adapter is for; ``None`` if the output is a model."""
+    from onnxtrain.adapters.files import is_adapter_path
+
+    return output.with_name(f"{output.stem}-base.onnx") if is_adapter_path(output) else None
 
 
 def _check_paths(
@@ -395,14 +423,18 @@ def _check_output(trainer: Trainer, output: Path) -> None:
     """Check before the training that the output can be written, with adapters merged or alone.
 
     Raises:
-        ModelError: The output cannot be written.
+        ModelError: The output cannot be written, or cannot hold a tensor that is trained beside adapters.
         OptionError: The adapters cannot be merged into the model.
     """
     from onnxtrain.data.data_names import names_file
     from onnxtrain.model_file.file import check_writable
 
-    adapted = trainer._objective.adapted
-    if adapted is None or not adapted.writes(output):
+    objective = trainer._objective
+    adapted = objective.adapted
+    if adapted is not None and adapted.writes(output):
+        trained = [*objective.parameters, *objective.statistics, *(copy.name for copy in objective.copies)]
+        adapted.check_writes(output, trainer._file, trained)
+    else:
         if adapted is not None:
             adapted.check_mergeable()
         trainer._file.check_writable(output)
@@ -455,7 +487,7 @@ def _sample_weight(given: str | None) -> np.ndarray | str | None:
 
 
 @contextlib.contextmanager
-def _interruptible(trainer: Trainer, output: Path, loop: LoopFlags) -> Iterator[None]:
+def _interruptible(trainer: Trainer, output: Path, loop: LoopFlags, base: Path | None) -> Iterator[None]:
     """Save the model so far beside the output after Ctrl-C, unless there are checkpoints."""
     try:
         yield
@@ -464,6 +496,8 @@ def _interruptible(trainer: Trainer, output: Path, loop: LoopFlags) -> Iterator[
             ending = ".onnx" if trainer._objective.adapted is None else output.suffix
             path = output.with_name(f"{output.stem}-interrupted{ending}")
             trainer.save(path, ema=trainer.config.ema is not None)
+            if base is not None:
+                trainer._file.save(base, {})
             raise KeyboardInterrupt(f"Interrupted; the model so far is in {str(path)!r}.") from None
         if not str(error):
             raise

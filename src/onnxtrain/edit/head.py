@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import captured_values
+from onnxtrain.ir.domains import REPLACED_WEIGHT
 from onnxtrain.ir.inference import keeps_shape
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.value import constant_tensor, dimensions, is_float
@@ -150,6 +151,7 @@ def _replace(working: Working, head: ir.Node, classes: int, name: str, random: n
     else:
         features = shape[1:] if _integer(head, "transB") else shape[:1]
     fan_in = int(np.prod(features))
+    head.metadata_props.setdefault(REPLACED_WEIGHT, str(_source(head.inputs[1]).name))
     values = uniform(random, (classes, *features), fan_in)
     if head.op_type == "MatMul":
         values = np.ascontiguousarray(values.T)

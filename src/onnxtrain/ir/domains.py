@@ -16,3 +16,7 @@ MACHINE_LEARNING_DOMAIN = "ai.onnx.ml"
 def is_default_domain(domain: str) -> bool:
     """Return whether a domain is ONNX's own, which has two spellings."""
     return domain in ("", "ai.onnx")
+
+
+REPLACED_WEIGHT = "onnxtrain.replaced_weight"
+"""Metadata key of the node of a new head: the name of the weight that it had before."""

@@ -14,6 +14,7 @@ from enum import Enum
 import onnx_ir as ir
 
 from onnxtrain.ir.clone import all_nodes
+from onnxtrain.ir.domains import REPLACED_WEIGHT
 from onnxtrain.weights.readers import Functions, arrivals, role_of
 
 
@@ -157,7 +158,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 CALL = "pkg.torch.onnx.fx_node"
 """Metadata key of a node: its call in the exported program."""
 
-_KEPT = (_SCOPES, CALL)
+_KEPT = (_SCOPES, CALL, REPLACED_WEIGHT)
 
 _BIASES = {("Gemm", 2), ("Conv", 2), ("ConvTranspose", 2), ("Add", 0), ("Add", 1)}
 

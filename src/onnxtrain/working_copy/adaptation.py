@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -48,21 +48,56 @@ class Adapted(abc.ABC):
     def parameters(self) -> Sequence[str]:
         """Names of the added initializers."""
 
+    @property
+    @abc.abstractmethod
+    def initial(self) -> dict[str, np.ndarray]:
+        """Values of the file's initializers that differ from the file: they were trained with the adapter before."""
+
+    @property
+    @abc.abstractmethod
+    def resumed(self) -> Sequence[str]:
+        """Names of these that are trained again."""
+
+    @property
+    @abc.abstractmethod
+    def weights(self) -> Sequence[str]:
+        """Names of the file's weights that the adapter changes; they cannot be trained beside it."""
+
     @abc.abstractmethod
     def writes(self, path: str | os.PathLike[str]) -> bool:
         """Return whether a path names a file of the adapter alone, not of a model."""
 
     @abc.abstractmethod
-    def write(self, path: str | os.PathLike[str], file: ModelFile, values: Arrays) -> None:
-        """Write the adapter alone.
+    def check_writes(self, path: str | os.PathLike[str], file: ModelFile, trained: Iterable[str]) -> None:
+        """Check before training whether :meth:`write` can write the values that are trained in full.
+
+        Args:
+            path: A file or a folder.
+            file: The model that the adapter was added to.
+            trained: Names of trained values.
+
+        Raises:
+            ModelError: It cannot.
+        """
+
+    @abc.abstractmethod
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        file: ModelFile,
+        values: Arrays,
+        base_model: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Write the adapter, and the initializers that are trained beside it.
 
         Args:
             path: A file or a folder.
             file: The model that the adapter was added to.
             values: Trained values by name.
+            base_model: The folder or name of the model that it was exported from, for PEFT.
 
         Raises:
-            ModelError: The path cannot be written.
+            ModelError: The path cannot be written, or cannot hold a value.
         """
 
     @abc.abstractmethod

@@ -1,0 +1,374 @@
+"""Tensors that are trained in full beside adapters: their names and layouts in PyTorch, which PEFT folders hold.
+
+PEFT saves whole modules (``modules_to_save``). An initializer belongs to one if it is the weight or bias of a layer, or
+a vector with a module path for a name, as scales and running statistics of normalizations have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.adapters.adapter import Adapter, Array
+from onnxtrain.adapters.layers import Layer, source
+from onnxtrain.adapters.merging import initializer_of
+from onnxtrain.adapters.names import in_checkpoints
+from onnxtrain.adapters.peft import COUNTER, WRAPPED
+from onnxtrain.adapters.values import evaluate
+from onnxtrain.errors import ModelError
+from onnxtrain.ir.domains import REPLACED_WEIGHT
+from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.weights.names import NameOrigin, module_of, module_paths, origin_of
+from onnxtrain.weights.readers import read_through_identity
+
+_BIAS_SLOTS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}
+
+
+@dataclass(frozen=True)
+class ModuleTensor:
+    """A tensor of a PyTorch module, and the initializer that holds it.
+
+    Attributes:
+        names: Its names; a PEFT folder gets the first.
+        initializer: The initializer.
+        view: The value that the layer reads: the initializer, or a Transpose or Cast of it.
+        transposed: True if the layer's weight is [inputs, outputs]; PyTorch's is [outputs, inputs].
+        kind: The operator of its layer.
+    """
+
+    names: tuple[str, ...]
+    initializer: ir.Value
+    view: ir.Value
+    transposed: bool = False
+    kind: str = ""
+
+    @property
+    def is_numbered(self) -> bool:
+        """Return whether no module is known that its first name belongs to: it is a number behind another one."""
+        return len(self.names) > 1 and re.fullmatch(r"\.\d+", self.module.removeprefix(self._second)) is not None
+
+    @property
+    def word(self) -> str:
+        """Its name in the module."""
+        return self.names[0].rpartition(".")[2]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the initializer."""
+        return tuple(int(size) for size in dimensions(self.initializer) or () if isinstance(size, int))
+
+    @property
+    def module(self) -> str:
+        """The module that has it."""
+        return self.names[0].rpartition(".")[0]
+
+    @property
+    def _second(self) -> str:
+        return self.names[1].rpartition(".")[0]
+
+    def in_checkpoint(self, array: Array | None = None) -> Array:
+        """Convert a value of the initializer, by default its own, to PyTorch's layout, in float32 or wider."""
+        found = evaluate(self.view, array)
+        return found.T if self.transposed else found.reshape(-1) if self._is_bias else found
+
+    def in_model(self, array: Array, label: str) -> Array:
+        """Convert a value from PyTorch's layout to a value of the initializer.
+
+        Raises:
+            ModelError: It has another shape.
+        """
+        shape = tuple(int(size) for size in dimensions(self.view) or () if isinstance(size, int))
+        wanted = shape[::-1] if self.transposed else (int(np.prod(shape)),) if self._is_bias else shape
+        if array.shape != wanted:
+            raise ModelError(
+                f"{label!r} has {self.names[0]!r} of the shape {array.shape}, but the model's is {wanted}; give the "
+                "model that it was trained on."
+            )
+        return initializer_of(self.view, array.T if self.transposed else array.reshape(shape))
+
+    @property
+    def _is_bias(self) -> bool:
+        return self.names[0].endswith(".bias")
+
+
+def module_tensors(value: ir.Value, layers: Iterable[Layer]) -> list[ModuleTensor]:
+    """Return the tensors of PyTorch modules that an initializer holds: several if modules share it, none if unknown."""
+    found, readers = [], 0
+    for layer in layers:
+        if layer.weight is value:
+            if not _is_plain(layer):
+                return []
+            view = layer.node.inputs[0 if layer.is_embedding else 1]
+            assert view is not None
+            transposed = layer.kind not in ("Gather", "Conv") and not _is_transposed(layer)
+            found.append(ModuleTensor(_names(layer, "weight"), value, view, transposed, layer.kind))
+            readers = max(readers, layer.readers)
+        elif _bias(layer) is value:
+            if layer.parts or not _is_added_once(layer):
+                return []
+            found.append(ModuleTensor(_names(layer, "bias"), value, value, kind=layer.kind))
+            readers = max(readers, len(value.uses()))
+    if found:
+        return found if readers <= len(found) else []
+    paths = (str(value.name),) if origin_of(str(value.name)) is NameOrigin.MODULE else module_paths(value)
+    is_vector = len(dimensions(value) or ()) == 1 and len(read_through_identity(value)) == 1
+    if not is_vector or len(paths) != 1 or "." not in paths[0]:
+        return []
+    return [ModuleTensor(paths, value, value)]
+
+
+def _names(layer: Layer, word: str) -> tuple[str, ...]:
+    replaced = layer.node.metadata_props.get(REPLACED_WEIGHT, "")
+    module = in_checkpoints(module_of(layer.node.name or "", layer.node.metadata_props))
+    if origin_of(replaced) is NameOrigin.MODULE:
+        first = [replaced.rpartition(".")[0]]
+    elif module and not layer.name.startswith(f"{module}."):  # the weight of two modules has the name of one
+        first = [module]
+    else:
+        first = []
+    modules = dict.fromkeys([*first, *layer.names])
+    return (*(f"{module}.{word}" for module in modules), *(_views(layer) if word == "weight" else ()))
+
+
+def _views(layer: Layer) -> Iterator[str]:
+    """Return the names of the values between a layer and its weight, of which one may be a tied tensor's."""
+    value = layer.node.inputs[0 if layer.is_embedding else 1]
+    while value is not None and value is not layer.weight:
+        yield str(value.name)
+        producer = value.producer()
+        value = None if producer is None else producer.inputs[0]
+
+
+def _is_plain(layer: Layer) -> bool:
+    """Return whether a layer multiplies with the weight of one module, stored as floating-point values."""
+    alpha = layer.node.attributes.get("alpha")
+    return layer.bits >= 16 and not layer.parts and (alpha is None or alpha.as_float() == 1)
+
+
+def _is_transposed(layer: Layer) -> bool:
+    attribute = layer.node.attributes.get("transB")
+    return attribute is not None and attribute.as_int() == 1
+
+
+def _bias(layer: Layer) -> ir.Value | None:
+    """Return the initializer that a layer adds."""
+    if layer.y is layer.product:
+        slot = _BIAS_SLOTS.get(layer.kind, len(layer.node.inputs))
+        return layer.node.inputs[slot] if slot < len(layer.node.inputs) else None
+    add = layer.y.producer()
+    assert add is not None
+    return next(value for value in add.inputs if value is not layer.product)
+
+
+def _is_added_once(layer: Layer) -> bool:
+    """Return whether a layer adds its bias without a factor."""
+    beta = layer.node.attributes.get("beta")
+    return beta is None or layer.kind != "Gemm" or beta.as_float() == 1
+
+
+def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> dict[str, Array]:
+    """Return the tensors that were trained in full under PEFT's names and in PyTorch's layouts.
+
+    PEFT loads whole modules, so that the other tensors of their modules are added with the values of the model, as are
+    the heads that PEFT's class of the task always saves.
+
+    Args:
+        adapter: The adapter, fitted to the model.
+        graph: The model's main graph.
+        layers: The layers of the model.
+        label: Name of the adapter in errors.
+
+    Raises:
+        ModelError: A tensor belongs to no known module.
+    """
+    if not adapter.tensors and not adapter.checkpoint.task_type:
+        return {}
+    known = {str(name): module_tensors(value, layers) for name, value in graph.initializers.items() if is_float(value)}
+    found: dict[str, Array] = {}
+    renamed: dict[str, str] = {}
+    for name, array in adapter.tensors.items():
+        places = [place for place in known.get(name, ()) if not place.is_numbered]
+        if not places or {place.kind for place in places} != {place.kind for place in known[name]}:
+            raise _not_held(label, name, "the model does not say which module PEFT would look for")
+        given = adapter.aliases.get(name, ())
+        for index, place in enumerate(places):
+            tensor = given[index] if len(given) == len(places) else place.names[0]
+            renamed[place.module] = tensor.rpartition(".")[0]
+            found[tensor] = place.in_checkpoint(array)
+    wrapped = {entry.alias or name for name, entry in adapter.entries.items()}
+    checkpoint = adapter.checkpoint.for_layers(wrapped)
+    saved = {checkpoint.saved_module(module): module for module in renamed.values() if module not in wrapped}
+
+    def is_saved(module: str) -> bool:
+        return checkpoint.is_head(module) or any(module == one or module.startswith(f"{one}.") for one in saved)
+
+    if inside := [module for module in wrapped if is_saved(module)]:
+        raise _not_held(
+            label, min(adapter.tensors), f"PEFT would save its module whole, and {inside[0]!r} in it is adapted"
+        )
+    prefix = _prefix(adapter)
+    own: dict[str, Array] = {}
+    left_out: dict[str, Array] = {}
+    for name, places in known.items():
+        value = graph.initializers[name]
+        for place in (place for place in places if not place.is_numbered):
+            module = renamed.get(place.module, place.module.removeprefix(prefix))
+            if is_saved(module):
+                own[f"{module}.{place.word}"] = place.in_checkpoint()
+                left_out |= _siblings(place, module, layers)
+        paths = () if places else (name, *module_paths(value))
+        missing = [path for path in paths if is_saved(path.removeprefix(prefix).rpartition(".")[0])]
+        if missing and adapter.tensors:
+            raise _not_held(label, min(adapter.tensors), f"PEFT would save its module whole, with {missing[0]!r}")
+    return {_in_wrapper(name, wrapped): array for name, array in (left_out | own | found).items()}
+
+
+def _not_held(label: str, name: str, reason: str) -> ModelError:
+    return ModelError(
+        f"{label!r} cannot hold {name!r}, which is trained beside the adapters: {reason}; save an .onnx_adapter file, "
+        "or the whole model as .onnx."
+    )
+
+
+def _siblings(place: ModuleTensor, module: str, layers: Sequence[Layer]) -> dict[str, Array]:
+    """Return the other tensors of a layer or normalization that exporters leave out or merge with others."""
+    found: dict[str, Array] = {}
+    if place.kind == "Gather":
+        return found
+    if place.kind and place.word == "weight":
+        layer = next(one for one in layers if one.weight is place.initializer and one.kind == place.kind)
+        bias, size, end = _bias(layer), layer.outputs, layer.y
+        scale = 1.0 if _is_added_once(layer) else layer.node.attributes["beta"].as_float()
+    elif place.kind:
+        return found
+    else:
+        node, _ = read_through_identity(place.initializer)[0]
+        bias, size, end, scale = None, int(np.prod(place.shape)), node.outputs[0], 1.0
+        if node.op_type.endswith("Normalization"):
+            for slot, word in _NORMALIZATION.items():
+                other = node.inputs[slot] if slot < len(node.inputs) else None
+                if other is not None and source(other) is not None:
+                    found[f"{module}.{word}"] = evaluate(other)
+            if node.op_type == "BatchNormalization":
+                found[f"{module}.{COUNTER}"] = np.array(0)
+        elif place.word != "weight":
+            return found
+    bias = _added_behind(end, size) if bias is None else bias
+    array = np.zeros(size, np.float32) if bias is None or source(bias) is None else evaluate(bias).reshape(-1) * scale
+    return {f"{module}.bias": array} | found
+
+
+_NORMALIZATION = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
+
+
+def _added_behind(value: ir.Value, size: int) -> ir.Value | None:
+    """Return the initializer of one number per output that is added to a value."""
+    for node in value.consumers():
+        for other in node.inputs if node.op_type == "Add" and not node.domain else ():
+            if other is not None and other is not value and source(other) is not None:
+                shape = dimensions(other) or ()
+                if size in shape and all(axis in (1, size) for axis in shape):
+                    return other
+    return None
+
+
+def _prefix(adapter: Adapter) -> str:
+    """Return what module paths of the model have before those of the checkpoint, as the adapted layers show it."""
+    for name, entry in adapter.entries.items():
+        if entry.alias and name.endswith(f".{entry.alias}"):
+            return name.removesuffix(entry.alias)
+    return ""
+
+
+def _in_wrapper(name: str, wrapped: Collection[str]) -> str:
+    module, _, word = name.rpartition(".")
+    return f"{module}{WRAPPED}.{word}" if module in wrapped else name
+
+
+def fit_tensors(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> Adapter:
+    """Return the adapter with the tensors that were trained in full as values of the model's initializers.
+
+    Args:
+        adapter: The adapter as read.
+        graph: The model's main graph.
+        layers: The layers of the model.
+        label: Name of the adapter in errors.
+
+    Raises:
+        ModelError: A tensor has no initializer, or one of another shape or type.
+    """
+    if not adapter.tensors and not adapter.of_modules:
+        return adapter
+    tensors, aliases = dict(adapter.tensors), dict(adapter.aliases)
+    if adapter.of_modules:
+        made = _of_modules(adapter.of_modules, graph, layers, label)
+        tensors |= {name: array for name, (array, _) in made.items()}
+        aliases |= {name: names for name, (_, names) in made.items()}
+    found = {name: _checked(name, array, graph, label) for name, array in tensors.items()}
+    return replace(adapter, tensors=found, of_modules={}, aliases=aliases)
+
+
+def _checked(name: str, array: Array, graph: ir.Graph, label: str) -> Array:
+    """Return a value in the type of its initializer."""
+    way_out = "give the model that it was trained on"
+    value = graph.initializers.get(name)
+    tied = None if value is not None else next((v for node in graph for v in node.outputs if v.name == name), None)
+    value = value if value is not None else tied  # a working copy computes tied initializers
+    if value is None:
+        raise ModelError(f"{label!r} has {name!r}, which is no initializer of the model; {way_out}.")
+    shape = tuple(dimensions(value) or ())
+    if array.shape != shape:
+        raise ModelError(f"{label!r} has {name!r} of the shape {array.shape}, but the model's is {shape}; {way_out}.")
+    if value.dtype is None or not is_float(value):
+        raise ModelError(f"{label!r} has values for {name!r}, which are not of floating point in the model; {way_out}.")
+    return array.astype(value.dtype.numpy(), copy=False)
+
+
+def _of_modules(
+    tensors: Mapping[str, Array], graph: ir.Graph, layers: Sequence[Layer], label: str
+) -> dict[str, tuple[Array, tuple[str, ...]]]:
+    """Return the initializers that tensors of modules belong to: value, and the names of its tensors."""
+    known = [
+        place for value in graph.initializers.values() if is_float(value) for place in module_tensors(value, layers)
+    ]
+    found: dict[str, tuple[Array, tuple[str, ...]]] = {}
+    for name, array in tensors.items():
+        wanted = name.replace(f"{WRAPPED}.", ".")
+        places = _matching(known, wanted)
+        if not places and wanted.endswith(".bias") and not array.any():
+            continue  # exporters leave it out
+        if len(places) != 1:
+            raise ModelError(
+                f"{label!r} has {wanted!r}, which was trained beside the adapters, but the model has "
+                f"{'no' if not places else 'more than one'} initializer for it; export the model with it (exporters "
+                "leave out biases of zeros)."
+            )
+        (place,) = places
+        own, value = str(place.initializer.name), place.in_model(array, label)
+        before = found.get(own)
+        if before is not None and not np.array_equal(before[0], value):
+            raise ModelError(
+                f"{label!r} has different values for {before[1][0]!r} and {wanted!r}, which share an initializer of "
+                "the model; export a model that has them apart."
+            )
+        found[own] = value, (*(before[1] if before else ()), wanted)
+    return {name: item for name, item in found.items() if not _is_value(graph.initializers[name], item[0])}
+
+
+def _is_value(initializer: ir.Value, array: Array) -> bool:
+    """Return whether an initializer has a value already, as have other tensors of the modules that PEFT saves whole."""
+    tensor = initializer.const_value
+    return tensor is not None and np.array_equal(np.asarray(tensor.numpy()), array)
+
+
+def _matching(known: Collection[ModuleTensor], name: str) -> list[ModuleTensor]:
+    first = [place for place in known if name == place.names[0]]
+    exact = first or [place for place in known if name in place.names]
+    if exact:
+        return exact
+    ends = f".{name}"
+    return [place for place in known if any(own.endswith(ends) or name.endswith(f".{own}") for own in place.names)]
