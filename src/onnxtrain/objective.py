@@ -30,8 +30,6 @@ from onnxtrain.losses.heads import (
 )
 from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.working_copy.adaptation import Adapted
-from onnxtrain.working_copy.training_modes import LayerCounts, Modes
 from onnxtrain.training_info.recipe import LossTerms, Names, StepSpec, UpdateRule, free_names
 from onnxtrain.training_info.rounding import Rounding
 from onnxtrain.weights.groups import update_rules
@@ -39,6 +37,8 @@ from onnxtrain.weights.masks import choose_tensors, matmul_weights
 from onnxtrain.weights.parameters import Initializer
 from onnxtrain.weights.stored import Stored
 from onnxtrain.weights.ties import Copy
+from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.training_modes import LayerCounts, Modes
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,7 +293,7 @@ class Objective:
         return choose_tensors(self.shapes, patterns, "sparsify", self.matmul_weights)
 
     def step_spec(self, config: TrainingConfig) -> StepSpec:
-        """All that the training model is made from, with a graph of its own, which whoever builds it uses up.
+        """Return the specification of a training step, on a copy of the graph, which the builder may change.
 
         Raises:
             OptionError: There is nothing to train; the message says why.

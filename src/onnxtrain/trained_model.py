@@ -25,15 +25,15 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.objective import Objective
 from onnxtrain.prepare import hints_of, prepare
+from onnxtrain.report.formatting import html_facts, plural
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.data_adapter import DataAdapter
-from onnxtrain.report.formatting import html_facts, plural
-from onnxtrain.working_copy.training_modes import Modes
 from onnxtrain.weights.masks import check_masks, set_to_zero, zeros_to_keep
+from onnxtrain.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
     from onnxtrain.metrics.base import MetricInput
@@ -88,8 +88,8 @@ class TrainedModel:
         found._start(config, objective, values, data)
         return found
 
-    def _again(self, **changes: Any) -> Self:
-        """Return a trainer with the current parameters, fresh optimizer states and some other settings."""
+    def _rebuilt(self, **changes: Any) -> Self:
+        """Return a new trainer with the current parameters, fresh optimizer states, and the given settings changed."""
         config = dataclasses.replace(self.config, **changes)
         return self._of(config, self._objective, dict(self._trained), self._data.copy())
 
@@ -527,7 +527,7 @@ class TrainedModel:
             if shape != own.shape:
                 raise CheckpointError(
                     f"The checkpoint {os.fspath(path)!r} has {'no' if shape is None else f'another shape {shape} of'} "
-                    f"{name!r}, which this training changes; it is of another training."
+                    f"{name!r}, which this training changes; it belongs to another training."
                 )
         written = metadata.get("fingerprint")
         same = isinstance(written, dict) and written.get("optimizer") == type(self.config.optimizer).__name__

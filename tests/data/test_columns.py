@@ -284,7 +284,7 @@ def test_names_are_kept_with_the_trainer_the_run_and_the_model(tmp_path):
     for other in (
         copy.deepcopy(trainer),
         pickle.loads(pickle.dumps(trainer)),
-        trainer._again(),
+        trainer._rebuilt(),
         onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS),
     ):
         assert other._data.names == trainer._data.names

@@ -210,7 +210,7 @@ def test_another_trainer_goes_on_from_the_same_parameters():
     x, y = batch()
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS)
     trainer.train_step(x, y)
-    again = trainer._again(optimizer=onnxtrain.Momentum(0.1), seed=7)
+    again = trainer._rebuilt(optimizer=onnxtrain.Momentum(0.1), seed=7)
     assert isinstance(again, onnxtrain.Trainer)
     assert (again.config.seed, again.learning_rate, again._objective) == (7, 0.1, trainer._objective)
     for name, array in trainer.parameters.items():

@@ -19,7 +19,7 @@ from onnxtrain.losses.base import Loss
 from onnxtrain.losses.heads import HeadMetric, Metrics
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.metrics.base import MeanAccumulator, MetricInput
-from onnxtrain.metrics.whole_metrics import sigmoid, softmax
+from onnxtrain.metrics.dataset_metrics import sigmoid, softmax
 from onnxtrain.objective import Objective
 from onnxtrain.passes.lower import lower_entry
 from onnxtrain.runtime.options import RuntimeOptions
