@@ -31,7 +31,9 @@ def language_model(files):
     return files
 
 
-APART = "hint: head holds the same values as wte, transposed, and they are trained apart; if the model ties them, --tie"
+APART = (
+    "hint: head holds the same values as wte, transposed, and they are trained separately; if the model ties them, --"
+)
 LOSS = ("--loss", "softmax_cross_entropy")
 
 

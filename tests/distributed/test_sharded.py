@@ -235,12 +235,12 @@ class Compressing(Two):
         ({"optimizer": "lamb"}, "shard_states=True cuts weights at any element"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, "shard_states=True clips by value or by norm"),
         ({"shard_gradients": True, "accumulate": 2}, "shard_gradients=True keeps no sums of micro-batches"),
-        ({"shard_gradients": True, "communicator": Compressing()}, "shard_gradients=True keeps no whole gradients"),
+        ({"shard_gradients": True, "communicator": Compressing()}, "shard_gradients=True does not keep all gradients"),
         (
             {"shard_gradients": True, "runtime": RuntimeOptions(kernels=False)},
             "shard_gradients=True needs the native kernels",
         ),
-        ({"shard_gradients": True, "batch_norm": "sync"}, "lets processes wait for each other"),
+        ({"shard_gradients": True, "batch_norm": "sync"}, "makes processes wait for each other"),
         ({"shard_gradients": True, "shard_states": False}, "give shard_states=True, too"),
     ],
 )

@@ -241,7 +241,7 @@ def test_trees_are_named():
     proto = model(node("Scaler", outputs=("a",), offset=numbers(4), scale=numbers(4)), tree)
     sentence = (
         r"no trainable parameter: 'Scaler.offset': the loss does not depend on it .*; it computes with "
-        r"TreeEnsembleRegressor, through which no gradient passes: trees, support vectors and the like are fitted by "
+        r"TreeEnsembleRegressor, through which no gradient flows: trees, support vectors and the like are fitted by "
         r"the program that made them\.$"
     )
     with pytest.raises(OptionError, match=sentence.replace("Scaler.offset", r"a\.offset")):

@@ -34,7 +34,7 @@ def expand_functions(forward: Forward, route: Route, *, shapes: bool = True) -> 
         shapes: Infer shapes inside the bodies, which rules use; a search needs types only.
 
     Returns:
-        The path, and the nodes on it and in the bodies of its operators through which no gradient passes.
+        The path, and the nodes on it and in the bodies of its operators through which no gradient flows.
     """
     while True:
         learn_all_types(forward)

@@ -279,11 +279,13 @@ class ShardedGradientExecutor(ShardedExecutor):
         self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
     ) -> None:
         if config.accumulate > 1:
-            raise OptionError("shard_gradients=True keeps no sums of micro-batches; leave it or accumulate out.")
+            raise OptionError(
+                "shard_gradients=True keeps no sums of micro-batches; leave out either shard_gradients or accumulate."
+            )
         if config.parallel is not None and config.parallel.compress is not None:
             raise OptionError(
-                "shard_gradients=True keeps no whole gradients, but compress needs them for residuals; leave one of "
-                "them out."
+                "shard_gradients=True does not keep all gradients, but compress needs them for residuals; leave out "
+                "one of the two."
             )
         if not config.runtime.uses_kernels():
             raise OptionError(
@@ -364,8 +366,8 @@ def executor_class(config: TrainingConfig) -> type[DataParallelExecutor]:
     if config.distributed.shard_gradients:
         if config.synchronized:
             raise OptionError(
-                'batch_norm="sync" lets processes wait for each other within the backward pass, in which '
-                "shard_gradients=True sends gradients; take shard_states=True."
+                'batch_norm="sync" makes processes wait for each other within the backward pass, while '
+                "shard_gradients=True sends gradients; use shard_states=True instead."
             )
         return ShardedGradientExecutor
     if config.synchronized:

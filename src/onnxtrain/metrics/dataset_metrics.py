@@ -214,7 +214,7 @@ def _one_against_rest(predictions: Predictions) -> Values:
 
 
 def _auc(kept: Values) -> float:
-    """The probability that a positive example scores higher than a negative one, ties counted half; macro mean.
+    """Return the probability that a positive example scores higher than a negative one, ties counted half; macro mean.
 
     NaN where a class has no examples or all of them.
     """

@@ -176,7 +176,7 @@ def _windows_over_output(node: Node, dy: Value, weight: Value) -> Windows:
 def _with_total(
     node: Node, windows: Windows, weight: Value, more: tuple[int, ...], wanted: list[int] | None
 ) -> Windows:
-    """Return windows padded for the output's size: the given one, or with auto_pad that of the input times the stride."""
+    """Return windows padded for the output's size: as given, or with auto_pad the input's size times the stride."""
     upper = node.attribute("auto_pad", "NOTSET") == "SAME_UPPER"
     sizes = spatial_sizes(node.x)
     if windows.kernel is None or (wanted is not None and sizes is None):

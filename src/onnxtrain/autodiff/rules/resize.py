@@ -176,7 +176,7 @@ def _scale(node: Node, axis: _Axis) -> Value:
 
 
 def _region(node: Node, axis: _Axis) -> Value | None:
-    """Return the region of interest along an axis: all rows of the identity matrix, the node's region of its columns."""
+    """Return the region of interest of an axis: all rows of the identity matrix, the node's region of its columns."""
     roi = node.input(1)
     if roi is None or node.attribute("coordinate_transformation_mode") != "tf_crop_and_resize":
         return None

@@ -14,10 +14,10 @@ from onnxtrain.passes.updates import variables_of
 
 
 def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> frozenset[ir.Node]:
-    """Return the optimizer nodes that kernels of a provider run, adapted to them in place.
+    """Return the optimizer nodes that a provider has kernels for, with their gradients expanded in place.
 
-    Those kernels take only gradients of their parameter's shape: where the shape is not certain, an Expand is added.
-    Nodes in subgraphs, of other operators and over types other than float and double are not among them.
+    The kernels accept only gradients of their parameter's shape: where the shape is not certain, an Expand is added.
+    Nodes in subgraphs, of other operators, and of types other than float and double are not returned.
 
     Requires: a graph without Gradient nodes. Ensures: the order of the nodes.
 
@@ -26,7 +26,7 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
         operators: The names of the optimizers that have such kernels.
 
     Raises:
-        OperatorError: A node is not as its operator needs it.
+        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     candidates = [node for node in model.graph if node.op_type in operators and _is_optimizer(model, node)]
     if not candidates:

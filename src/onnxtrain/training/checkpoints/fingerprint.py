@@ -142,7 +142,7 @@ _MISSING: Final = object()
 
 
 def _with_current_names(settings: Any) -> Any:
-    """Rename callback settings in a checkpoint of an earlier version."""
+    """Return callback settings from a checkpoint of an earlier version under their current names."""
     if not isinstance(settings, list):
         return settings
     renamed = [dict(each) if isinstance(each, dict) else each for each in settings]
