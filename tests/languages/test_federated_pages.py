@@ -273,14 +273,14 @@ def test_an_update_is_bound_relative_to_the_weights(program, tmp_path):
         )
 
 
-def test_rounds_end_where_they_should(program, tmp_path):
+def test_no_weights_are_accepted_after_the_last_round(program, tmp_path):
     with serving(program, tmp_path, pages=1, rounds=2) as (aggregator, ask):
         for number in range(2):
             path = GOOD.replace("round=0", f"round={number}")
             assert ask("POST", path, save(weights(number + 1.0)))[::2] == (200, number + 1)
         for number in range(5):
             status, reason, _ = ask("POST", GOOD.replace("round=0", f"round={number}"), save(weights(9.0)))
-            assert (status, reason.partition(b",")[0]) == (409, b"The training is over after 2 rounds")
+            assert (status, reason.partition(b" and")[0]) == (409, b"The training ended after 2 rounds")
         status, final, number = ask("GET", "/weights?page=b")
         assert (status, number) == (200, 2)
         np.testing.assert_array_equal(load(final)["w"], 2)
