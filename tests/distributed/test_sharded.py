@@ -244,7 +244,7 @@ class Compressing(Two):
         ({"shard_gradients": True, "shard_states": False}, "give shard_states=True, too"),
     ],
 )
-def test_what_needs_whole_tensors_is_refused(options, sentence):
+def test_options_that_exclude_sharding_are_refused(options, sentence):
     shards = {"communicator": Two(), "shard_states": True, **options}
     others = {name: shards.pop(name) for name in options if not hasattr(onnxtrain.Distributed, name)}
     with pytest.raises(OptionError, match=sentence):

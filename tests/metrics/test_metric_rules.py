@@ -67,7 +67,7 @@ def test_one_nan_score_makes_every_metric_nan(name, kind):
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 @pytest.mark.parametrize("cuts", [(1,), (30,), (7, 8, 50), tuple(range(1, 60))], ids=["1", "2", "4", "60"])
-def test_batches_give_every_metric_of_the_whole(name, kind, cuts):
+def test_batches_give_every_metric_of_the_data_set(name, kind, cuts):
     truth, scores = data(kind)
     metric = metric_for_loss(MetricInput("a loss", kind), name)
     state = metric.start()

@@ -104,7 +104,7 @@ def test_convolutions_and_statistics(device, monkeypatch, model):
     np.testing.assert_array_equal(here.predict(x), there.predict(x))
 
 
-def test_what_nobody_looks_at_is_not_copied(device):
+def test_states_are_copied_only_on_access(device):
     trainer = _trainer()
     trainer.train_step(X, Y)
     device.fetched = device.sent = 0
@@ -290,7 +290,7 @@ class TestProviders:
         assert device_of(choose(["dml"])) == Device("dml")
         assert device_of(choose(["cpu"])) is None
 
-    def test_one_that_is_missing_is_told_with_those_that_are_there(self):
+    def test_a_missing_provider_is_named_with_the_available_ones(self):
         with pytest.raises(OptionError, match=r"The provider 'cuda' is not available; this onnxruntime has .*\(.*cpu"):
             _trainer(runtime=RuntimeOptions(providers=["cuda"]))
 

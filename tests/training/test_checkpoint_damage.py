@@ -195,7 +195,7 @@ def test_a_disk_that_takes_no_files_is_named_before_the_first_step(tmp_path: Pat
     assert os.listdir(tmp_path) == []
 
 
-def test_a_folder_without_a_name_is_none() -> None:
+def test_a_folder_without_a_name_is_refused() -> None:
     with pytest.raises(OptionError, match="checkpoint is '', which names no folder; give the name of one"):
         trainer().fit(data(), checkpoint="")
 

@@ -297,7 +297,7 @@ def test_positions_that_do_not_follow_the_cache_are_found(form: str) -> None:
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("folded", [True, False])
-def test_a_length_of_the_cache_that_the_exporter_wrote_as_a_constant_is_said(folded: bool, tmp_path: Path) -> None:
+def test_a_constant_cache_length_gets_a_hint(folded: bool, tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config = transformers.OPTConfig(
         vocab_size=17, hidden_size=8, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=8
