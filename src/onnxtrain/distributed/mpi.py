@@ -263,7 +263,7 @@ class MPI(Communicator):
             if polls > _EAGER_POLLS:
                 time.sleep(self._pause)
             if self._aborted:
-                raise ParallelError(f"{what} was broken off, because this process failed in the same step.")
+                raise ParallelError(f"{what} was aborted, because this process failed in the same step.")
             if polls % _POLLS_PER_CHECK:
                 continue
             now = time.monotonic()
