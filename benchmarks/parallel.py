@@ -222,22 +222,22 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
             self._inner, self.rank, self.size = inner, inner.rank, inner.size
             self.seconds = self.bytes = 0.0
             self.overlap = inner.overlap
-            self.beside = lambda: 0.0  # seconds that steps waited for all-reduces
+            self.waited_in_steps = lambda: 0.0  # seconds that steps waited for all-reduces
             self.last = lambda: (0.0, 0.0)  # end of the last step's computation, and of its all-reduce
 
         def waited(self) -> float:
-            return self.seconds + self.beside()
+            return self.seconds + self.waited_in_steps()
 
-        def behind(self, computation: bool) -> None:
-            self._inner.behind(computation)
+        def set_background(self, computation: bool) -> None:
+            self._inner.set_background(computation)
 
-        def abandon(self) -> None:
-            self._inner.abandon()
+        def abort(self) -> None:
+            self._inner.abort()
 
         def _measure(self, operation: str, array: np.ndarray, share: float) -> None:
             began = time.perf_counter()
             getattr(self._inner, operation)(array)
-            if operation == "all_gather_":  # all-reduces count as `beside`, in whatever thread they run
+            if operation == "all_gather_":  # all-reduces count as `waited_in_steps`, in whatever thread they run
                 self.seconds += time.perf_counter() - began
             self.bytes += array.nbytes * share * (self.size - 1) / self.size
 
@@ -276,7 +276,7 @@ def onnxtrain(peer: str, name: str, folder: str) -> tuple[Callable[[int], float]
         steps = DataParallelExecutor(trainer._objective, trainer.config)
     names = trainer._objective.names
     if several:
-        communicator.beside = lambda: steps._reduction.waited
+        communicator.waited_in_steps = lambda: steps._reduction.waited
         communicator.last = lambda: steps._reduction.last
 
     def step(index: int) -> float:

@@ -76,7 +76,7 @@ inline constexpr std::size_t kColumnsShare = 1024;
 inline constexpr std::size_t kLeastRows = 48, kLeastColumns = 64, kLeastProducts = std::size_t{1} << 19;
 
 // Cost in multiplications of packing an element, and of reading one in place.
-inline constexpr std::size_t kArranging = 24, kReading = 8;
+inline constexpr std::size_t kPackingCost = 24, kReadingCost = 8;
 
 // Up to this many tiles of rows, packing the columns costs more than reading them in place.
 inline constexpr std::size_t kFewTiles = 2;
@@ -104,7 +104,7 @@ inline constexpr std::size_t kLeastStepProducts = std::size_t{1} << 16, kLeastUn
 
 // Recurrent weights up to this share of the L2 cache, in 1024ths, are read by each core at every step, and the batch
 // rows are split instead of the units; minimum rows per part: a tile's.
-inline constexpr std::size_t kNearFactorsShare = 512, kLeastBatchRows = 8;
+inline constexpr std::size_t kCachedWeightsShare = 512, kLeastBatchRows = 8;
 
 // Depth per block of the recurrent multiplication: a panel's block (64 columns or fewer) stays in the L2 cache while
 // all batch rows are multiplied by it. Bits.
@@ -112,11 +112,11 @@ inline constexpr std::size_t kFactorDepth = 512;
 
 // Recurrent weights of at least this multiple of the L2 cache come from further away at every step, and are prefetched
 // this many bytes ahead: an LSTM of 1,024 units at a batch of 8 took 0.86 of the time on the EPYC.
-inline constexpr std::size_t kFarFactors = 2;
+inline constexpr std::size_t kUncachedWeights = 2;
 inline constexpr std::ptrdiff_t kColumnsAheadBytes = 8192;
 
 // Number of polls for the other parts, a few nanoseconds each, before a part yields.
-inline constexpr std::size_t kLooks = 2000;
+inline constexpr std::size_t kPolls = 2000;
 
 // Convolutions. -------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import divided_step
 
 @pytest.mark.skipif(not kernels_available(), reason="gradients are announced by a native operator")
 @pytest.mark.parametrize("count", [2, 3])
-def test_several_sessions_compute_what_one_does(monkeypatch, count):
+def test_several_sessions_compute_the_same_as_one(monkeypatch, count):
     monkeypatch.setattr(buckets, "BUCKET_BYTES", 4 * 16 * 16)
     model = onnxtrain.examples.mlp((8, 16, 16, 16, 4))
     rng = np.random.default_rng(0)

@@ -107,7 +107,7 @@ def test_the_native_code_compiles(title: str, sources: list[str], copy: Path) ->
 
 
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, ("ruff", "mypy"))), reason="needs the lint extra")
-def test_what_a_stranger_writes_is_clean(copy: Path) -> None:
+def test_the_files_of_the_page_are_clean(copy: Path) -> None:
     files = set()
     for title in ("A rule", "A pass", "An optimizer", "A kernel"):
         follow(part(title), copy)

@@ -104,5 +104,5 @@ def test_models_without_gradients_are_named(iris, kind):
         "support vectors": (SVR(), "SVMRegressor"),
     }[kind]
     model = written(make_pipeline(StandardScaler(), estimator).fit(*iris), iris[0])
-    with pytest.raises(OptionError, match=f"computes with {operator}, through which no gradient passes"):
+    with pytest.raises(OptionError, match=f"computes with {operator}, through which no gradient flows"):
         onnxtrain.Trainer(model, loss="mse")

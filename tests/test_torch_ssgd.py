@@ -105,7 +105,7 @@ def test_groups_have_options_of_their_own_and_schedulers_change_the_rate():
 
 
 @pytest.mark.parametrize("how", ["state_dict", "deepcopy"])
-def test_goes_on_from_a_state(how):
+def test_continues_from_a_state(how):
     first = tensors()
     optimizer = SSGD(first, lr=0.1, alpha=0.9)
     for step in range(3):

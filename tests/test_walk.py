@@ -13,14 +13,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 
 
-@pytest.mark.skipif(not kernels_available(), reason="the page says how it is with the native kernels")
-def test_conversions_and_inferences_are_those_of_the_page():
+@pytest.mark.skipif(not kernels_available(), reason="the page counts with native kernels")
+def test_conversions_and_inferences_equal_the_page():
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "walk.py")], capture_output=True, text=True, check=True, timeout=120
     )
     counted = dict(re.findall(r"^(\D+?) +([\d,]+)$", done.stdout, re.MULTILINE))
     section = PAGE.read_text(encoding="utf-8").split("### The walk")[1].split("\n### ")[0]
-    said = dict(re.findall(r"^\| ([a-z][^|]+) \| [\d,]+ \| ([\d,]+) \|$", section, re.MULTILINE))
-    assert set(counted) == set(said)
-    for name in list(said)[:4]:
-        assert counted[name] == said[name], name
+    listed = dict(re.findall(r"^\| ([a-z][^|]+) \| ([\d,]+) \|$", section, re.MULTILINE))
+    assert set(counted) == set(listed)
+    for name in list(listed)[:4]:
+        assert counted[name] == listed[name], name

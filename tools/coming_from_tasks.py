@@ -93,14 +93,14 @@ TASKS = {
             'net.compile("adam", loss)\nnet.fit(x, y, epochs=10)',
         ),
         Task(
-            "hold a fifth out and measure accuracy",
+            "hold out a fifth and measure accuracy",
             'trainer.fit(x, y, validation=0.2, metrics="accuracy")',
             "Keras",
             "net.fit(x, y, validation_split=0.2)",
         ),
         Task("one step", "value = trainer.train_step(x, y)", "Keras", "value = net.train_on_batch(x, y)"),
         Task(
-            "a loop of one's own",
+            "your own training loop",
             "for start in range(0, 60, 20):\n    batch = slice(start, start + 20)\n    trainer.train_step(x[batch], y[batch])",
             "PyTorch",
             "for inputs, labels in loader:\n    optimizer.zero_grad()\n    loss(net(inputs), labels).backward()\n    optimizer.step()",
@@ -113,21 +113,21 @@ TASKS = {
             "net.compile(keras.optimizers.Adam(rate), loss)\nnet.fit(x, y, epochs=10)",
         ),
         Task(
-            "stop when validation gets no better, and keep the best",
+            "early stopping that restores the best weights",
             "trainer.fit(x, y, validation=0.2, epochs=9, callbacks=[EarlyStopping(patience=3)])",
             "Keras",
             "net.fit(x, y, validation_split=0.2, epochs=9, callbacks=[keras.callbacks.EarlyStopping("
             "patience=3, restore_best_weights=True)])",
         ),
         Task(
-            "AdamW without decay of biases and normalizations",
+            "AdamW without weight decay of biases and normalizations",
             'trainer = onnxtrain.Trainer(model, loss=loss, optimizer="adamw", groups=[Group("*.bias|*norm*", weight_decay=0.0)])',
             "Keras",
             "adamw = keras.optimizers.AdamW()\n"
             'adamw.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])\nnet.compile(adamw, loss)',
         ),
         Task(
-            "a lower rate for each earlier layer",
+            "layer-wise learning-rate decay",
             "trainer = onnxtrain.Trainer(model, loss=loss, groups=layer_decay(model, 0.8))",
             "PyTorch",
             "layers = list(net)[::-1]\n"
@@ -135,25 +135,25 @@ TASKS = {
             "optimizer = torch.optim.Adam(groups)",
         ),
         Task(
-            "gradients clipped by their norm",
+            "gradient clipping by norm",
             "trainer = onnxtrain.Trainer(model, loss=loss, clip_norm=1.0)",
             "Keras",
             "net.compile(keras.optimizers.Adam(global_clipnorm=1.0), loss)",
         ),
         Task(
-            "batches in four parts",
+            "gradient accumulation over four micro-batches",
             "trainer = onnxtrain.Trainer(model, loss=loss, accumulate=4)",
             "Keras",
             "net.compile(keras.optimizers.Adam(gradient_accumulation_steps=4), loss)",
         ),
         Task(
-            "the same numbers with the same seed",
+            "reproducible results from a seed",
             "trainer = onnxtrain.Trainer(model, loss=loss, seed=1)",
             "PyTorch",
             "torch.manual_seed(1)\ntorch.use_deterministic_algorithms(True)",
         ),
         Task(
-            "batch normalization and dropout as in training",
+            "batch normalization and dropout in training mode",
             'trainer = onnxtrain.Trainer(model, loss=loss, batch_norm="train", dropout=True)',
             "PyTorch",
             "net.train()",
@@ -165,7 +165,7 @@ TASKS = {
             "torch.set_num_threads(1)",
         ),
         Task(
-            "activations computed twice instead of kept",
+            "activation checkpointing",
             'trainer = onnxtrain.Trainer(model, loss=loss, recompute=("*Relu*",))',
             "PyTorch",
             "from torch.utils.checkpoint import checkpoint_sequential\nlogits = checkpoint_sequential(net, 2, x, use_reentrant=False)",
@@ -173,38 +173,38 @@ TASKS = {
     ],
     "Losses": [
         Task(
-            "classes that count more",
+            "class weights",
             'trainer = onnxtrain.Trainer(model, loss="cross_entropy(class_weights=(1, 1, 2))")',
             "Keras",
             "net.fit(x, y, class_weight={0: 1, 1: 1, 2: 2})",
         ),
         Task(
-            "smooth labels",
+            "label smoothing",
             'trainer = onnxtrain.Trainer(model, loss="cross_entropy(label_smoothing=0.1)")',
             "PyTorch",
             "loss = nn.CrossEntropyLoss(label_smoothing=0.1)",
         ),
         Task(
-            "labels that do not count",
+            "ignored labels",
             'trainer = onnxtrain.Trainer(model, loss="cross_entropy(ignore_index=0)")',
             "PyTorch",
             "loss = nn.CrossEntropyLoss(ignore_index=0)",
         ),
         Task(
-            "examples that count more",
+            "sample weights",
             "trainer.fit(x, y, sample_weight=np.linspace(0, 1, 60))",
             "Keras",
             "net.fit(x, y, sample_weight=np.linspace(0, 1, 60))",
         ),
         Task(
-            "a loss of one's own",
+            "a custom loss",
             "def log_cosh(op, prediction, target):\n    return op.ReduceMean(op.Log(op.Cosh(prediction - target)), keepdims=0)\n"
             "trainer = onnxtrain.Trainer(model, loss=log_cosh)",
             "PyTorch",
             "def log_cosh(prediction, target):\n    return torch.log(torch.cosh(prediction - target)).mean()",
         ),
         Task(
-            "learning from another model's probabilities",
+            "distillation from another model",
             'student = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="distillation(teacher=model.onnx)")\n'
             "student.fit(x, y)",
             "PyTorch",
@@ -212,7 +212,7 @@ TASKS = {
             "F.cross_entropy(student(x), soft).backward()",
         ),
     ],
-    "Somebody else's model": [
+    "Exported models": [
         Task(
             "train an `.onnx` file",
             'trainer = onnxtrain.Trainer("model.onnx", loss=loss)',
@@ -220,40 +220,40 @@ TASKS = {
             'import onnx2torch\nnet = onnx2torch.convert("model.onnx")',
             runs=False,
         ),
-        Task("write it back as it was, with new weights", 'trainer.save("tuned.onnx")', "nobody"),
-        Task("what can be trained, and why the rest cannot", "found = onnxtrain.inspect(model)", "nobody"),
+        Task("save the same file with new weights", 'trainer.save("tuned.onnx")', "nobody"),
+        Task("list the trainable tensors, and why others are not", "found = onnxtrain.inspect(model)", "nobody"),
         Task(
-            "another head for other classes",
+            "a new head for other classes",
             "tuned = onnxtrain.replace_head(model, classes=5)",
             "PyTorch",
             "net[-1] = nn.Linear(16, 5)",
         ),
         Task(
-            "only the last layer",
+            "train only the last layer",
             'trainer = onnxtrain.Trainer(model, loss=loss, train="layer2.*")',
             "PyTorch",
             "net.requires_grad_(False)\nnet[-1].requires_grad_(True)",
         ),
         Task(
-            "a model's features",
+            "extract a model's features",
             "body = onnxtrain.cut(model, at=model.graph.node[-1].input[0])",
             "PyTorch",
             "body = net[:-1]",
         ),
         Task(
-            "layers behind it",
+            "append layers",
             'bigger = onnxtrain.append(model, Activation("Relu"), Linear(2))',
             "PyTorch",
             "bigger = nn.Sequential(net, nn.ReLU(), nn.Linear(3, 2))",
         ),
         Task(
-            "weights that were written twice, as one",
+            "tie weights that the file stores twice",
             "trainer = onnxtrain.Trainer(model, loss=loss, tie=True)",
             "PyTorch",
             "net[2].weight = net[0].weight",
         ),
         Task(
-            "the gradient as a model",
+            "write the gradient as a model",
             'derivative = onnxtrain.gradient(onnxtrain.examples.mlp((4, 1)), xs=["input"])',
             "nobody",
         ),
@@ -268,7 +268,7 @@ TASKS = {
             runs=False,
         ),
         Task(
-            "a folder of pictures",
+            "a folder of images",
             'pictures.fit("pictures")',
             "Keras",
             'data = keras.utils.image_dataset_from_directory("pictures", image_size=(8, 8))\nnet.fit(data)',
@@ -292,7 +292,7 @@ TASKS = {
         ),
         Task("predictions", "logits = trainer.predict(x)", "Keras", "logits = net.predict(x)"),
         Task(
-            "a metric of one's own",
+            "a custom metric",
             "def unsure(y_true, y_pred):\n    return float(np.mean(np.ptp(y_pred, axis=1) < 1))\n"
             "found = trainer.evaluate((x, y), metrics=unsure)",
             "Keras",
@@ -300,7 +300,7 @@ TASKS = {
             "net.compile(loss=loss, metrics=[unsure])\nnet.evaluate(x, y)",
         ),
         Task(
-            "a row for each epoch in a file",
+            "log every epoch to a file",
             'trainer.fit(x, y, callbacks=[CsvLogger("rows.csv")])',
             "Keras",
             'net.fit(x, y, callbacks=[keras.callbacks.CSVLogger("rows.csv")])',
@@ -308,7 +308,7 @@ TASKS = {
     ],
     "Keep": [
         Task(
-            "go on where a killed run stopped",
+            "resume a killed run",
             'trainer.fit(x, y, epochs=3, checkpoint="checkpoints", resume=True)',
             "Keras",
             'net.fit(x, y, epochs=3, callbacks=[keras.callbacks.BackupAndRestore("checkpoints")])',
@@ -321,13 +321,13 @@ TASKS = {
             "flat = nn.utils.parameters_to_vector(net.parameters())\nnn.utils.vector_to_parameters(flat, net.parameters())",
         ),
         Task(
-            "a copy that goes on by itself",
+            "an independent copy of a trainer",
             "other = copy.deepcopy(trainer)",
             "PyTorch",
             "other = copy.deepcopy((net, optimizer))",
         ),
         Task(
-            "nine weights of ten gone",
+            "prune to 90 % zeros",
             "result = onnxtrain.prune(model, (x, y), loss=loss, sparsity=0.9)",
             "PyTorch",
             "from torch.nn.utils import prune\nweights = [(net[0], 'weight'), (net[2], 'weight')]\n"

@@ -37,6 +37,7 @@ ORDER = (
     "version.py",
     "start.py",
     "gc_pause.py",
+    "optional.py",
     "public_names.py",
     "renamed.py",
     "spelling.py",

@@ -259,14 +259,14 @@ CASES: dict[str, dict[str, Case]] = {
     "kSumDepth": LINEAR_STEPS,
     "kBfloat16Depth": BFLOAT16,
     "kLeastProducts": PRODUCTS | SHARED,
-    **dict.fromkeys(("kArranging", "kReading", "kFewTiles"), PRODUCTS),
+    **dict.fromkeys(("kPackingCost", "kReadingCost", "kFewTiles"), PRODUCTS),
     "kStripRows": {**PRODUCTS, **CONVOLUTIONS},
     "kAccumulationDepth": CONVOLUTIONS,
     **dict.fromkeys(
         ("kScoreShare", "kMostScoreRows", "kLeastScoreRows", "kLeastQueries", "kAttentionTasks"), ATTENTION
     ),
-    **dict.fromkeys(("kLeastStepProducts", "kLeastUnits", "kNearFactorsShare", "kLeastBatchRows"), RECURRENT),
-    **dict.fromkeys(("kFactorDepth", "kFarFactors", "kColumnsAheadBytes", "kLooks"), RECURRENT),
+    **dict.fromkeys(("kLeastStepProducts", "kLeastUnits", "kCachedWeightsShare", "kLeastBatchRows"), RECURRENT),
+    **dict.fromkeys(("kFactorDepth", "kUncachedWeights", "kColumnsAheadBytes", "kPolls"), RECURRENT),
     **dict.fromkeys(
         ("kProductTasks", "kGradientSumBytes", "kGradientPositions", "kFewestPositions"), CONVOLUTION_STEPS
     ),

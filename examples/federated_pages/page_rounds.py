@@ -75,10 +75,10 @@ class Aggregator:
         self._changed = threading.Condition()
 
     def join(self, page: str) -> tuple[int, bytes]:
-        """Let a page take part; returns the number of finished rounds and the weights after them as safetensors.
+        """Admit a page; returns the number of finished rounds and the weights after them as safetensors.
 
         Raises:
-            RefusedError: As many pages as may take part have joined.
+            RefusedError: The maximum number of pages has joined.
         """
         with self._changed:
             if page not in self._joined and len(self._joined) >= self.bounds.pages:
@@ -92,7 +92,7 @@ class Aggregator:
 
     @contextmanager
     def sending(self, page: str, number: int, examples: int) -> Iterator[None]:
-        """Reserve the place of a page in a round, before its weights are read.
+        """Register that a page sends its weights of a round, before they are read; each page may send once.
 
         Raises:
             RefusedError: The page may not send weights now, or claims too many examples.
@@ -114,8 +114,8 @@ class Aggregator:
             with self._changed:
                 self._sending.discard(page)
 
-    def take(self, page: str, number: int, examples: int, weights: Weights) -> tuple[int, bytes]:
-        """Take the weights of a page, wait for the end of the round, and return what ``join`` does then.
+    def submit(self, page: str, number: int, examples: int, weights: Weights) -> tuple[int, bytes]:
+        """Add the weights of a page to a round, and wait for its end; returns the same as ``join``.
 
         Raises:
             RefusedError: The weights belong to another model or round, or the update is too large.
@@ -150,7 +150,7 @@ class Aggregator:
             return counts, self.weights
 
     def finished(self, page: str) -> None:
-        """Note that a page has the weights after the last round."""
+        """Record that a page has the weights after the last round."""
         with self._changed:
             if self.round == self.rounds:
                 self._finished.add(page)
@@ -162,7 +162,7 @@ class Aggregator:
             self._changed.wait_for(lambda: len(self._finished) >= self._pages, seconds)
 
     def close(self) -> None:
-        """Refuse the pages that still wait."""
+        """Refuse all pages that are waiting."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -171,7 +171,7 @@ class Aggregator:
         if self.round == self.rounds:
             raise RefusedError(
                 HTTPStatus.CONFLICT,
-                f"The training is over after {self.rounds} rounds, and no more weights are taken; get the final ones.",
+                f"The training ended after {self.rounds} rounds and accepts no more weights; get the final ones.",
             )
         if number != self.round:
             raise RefusedError(
@@ -218,7 +218,8 @@ def check_update(sent: Weights, own: Weights, most: float) -> None:
     """Refuse weights too far from the weights that the page received.
 
     Raises:
-        RefusedError: The norm of the update is above ``most`` times the norm of the weights, or times 1.
+        RefusedError: The norm of the update is above ``most`` times the norm of the weights, or above ``most`` if that
+            norm is below 1.
     """
     with np.errstate(over="ignore"):  # a norm that overflows is infinite, and above any bound
         update = norm([array.astype(np.float64) - own[name].astype(np.float64) for name, array in sent.items()])
@@ -226,8 +227,8 @@ def check_update(sent: Weights, own: Weights, most: float) -> None:
     if not update <= bound:
         raise RefusedError(
             HTTPStatus.BAD_REQUEST,
-            f"The update has the norm {update:.4g}; at most {bound:.4g} is taken (--max-update {most:g}, relative to "
-            f"the norm of the weights). Train with a smaller learning rate.",
+            f"The update has the norm {update:.4g}; at most {bound:.4g} is accepted (--max-update {most:g}, relative "
+            f"to the norm of the weights). Train with a smaller learning rate.",
         )
 
 

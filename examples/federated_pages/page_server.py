@@ -131,7 +131,7 @@ class PageServer(ThreadingHTTPServer):
                 request.do_handshake()
             self.finish_request(request, client_address)
         except OSError:
-            pass  # the browser is gone, or no browser
+            pass  # the browser has gone, or it was no browser
         except Exception:
             self.handle_error(request, client_address)
         finally:
@@ -140,17 +140,17 @@ class PageServer(ThreadingHTTPServer):
             self._free.release()
 
     def give_time(self, connection: socket.socket, seconds: float | None) -> None:
-        """Set when a connection is closed if it is still open by then."""
+        """Set the deadline of a connection: it is closed if it is still open then."""
         with self._changing:
             self._open[connection] = None if seconds is None else time.monotonic() + seconds
 
     def service_actions(self) -> None:
-        """Close connections whose time is over: called twice a second."""
+        """Close connections that are past their deadline; called twice a second."""
         now = time.monotonic()
         with self._changing:
             for connection, deadline in self._open.items():
                 if deadline is not None and deadline < now:
-                    cut(connection)
+                    shut_down(connection)
 
     def stop(self) -> None:
         """Stop listening, and close all connections, whatever their clients do."""
@@ -159,15 +159,15 @@ class PageServer(ThreadingHTTPServer):
         self.server_close()
         with self._changing:
             for connection in self._open:
-                cut(connection)
+                shut_down(connection)
 
     def _forget(self, connection: socket.socket) -> None:
         with self._changing:
             self._open.pop(connection, None)
 
 
-def cut(connection: socket.socket) -> None:
-    """End a connection under the thread that uses it, which finds an end or an error."""
+def shut_down(connection: socket.socket) -> None:
+    """Shut down a connection that another thread uses; that thread gets an end of file or an error."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # SSLSocket.shutdown changes its state
 
@@ -182,18 +182,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a file, or with the weights."""
-        self._answer(self._asked)
+        self._answer(self._get)
 
     def do_HEAD(self) -> None:
         """Answer as GET does, without the content."""
         self._answer(self._file)
 
     def do_POST(self) -> None:
-        """Take weights; answer with the average."""
-        self._answer(self._taken)
+        """Receive weights; answer with the average."""
+        self._answer(self._post_weights)
 
     def end_headers(self) -> None:
-        """Forbid browsers to cache files: the next training has other files with the same names."""
+        """Forbid browsers to cache files, since the next training has other files with the same names."""
         self.send_header("Cache-Control", "no-store")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -229,9 +229,9 @@ class Handler(BaseHTTPRequestHandler):
             self.server.aggregator.finished(page)
 
     def _read_rest(self) -> None:
-        """Read the rest of a refused request: closing earlier would reset the connection and lose the answer.
+        """Read the rest of a refused request until the page closes its side.
 
-        The page gets the complete answer and closes its side.
+        Closing earlier would reset the connection, and the page would lose the answer.
         """
         self.connection.shutdown(socket.SHUT_WR)
         end = time.monotonic() + LINGER
@@ -281,24 +281,24 @@ class Handler(BaseHTTPRequestHandler):
         file = self.server.files[name]
         return KINDS.get(file.suffix, "application/octet-stream"), file.read_bytes(), -1
 
-    def _asked(self, path: str, query: dict[str, str]) -> tuple[str, bytes, int]:
+    def _get(self, path: str, query: dict[str, str]) -> tuple[str, bytes, int]:
         if path != "/weights":
             return self._file(path, query)
         self._check_token()
         number, content = self.server.aggregator.join(page_name(query))
         return "application/octet-stream", content, number
 
-    def _taken(self, path: str, query: dict[str, str]) -> tuple[str, bytes, int]:
+    def _post_weights(self, path: str, query: dict[str, str]) -> tuple[str, bytes, int]:
         self._check_token()
         if path != "/weights":
             raise RefusedError(HTTPStatus.NOT_FOUND, "Weights are sent to /weights.")
         page = page_name(query)
-        number = whole("round", query.get("round", ""), 0)
-        examples = whole("examples", query.get("examples", ""), 1)
+        number = integer("round", query.get("round", ""), 0)
+        examples = integer("examples", query.get("examples", ""), 1)
         with self.server.aggregator.sending(page, number, examples):
             weights = self._weights()
-            self.server.give_time(self.connection, None)  # the end of the round may be far
-            number, content = self.server.aggregator.take(page, number, examples, weights)
+            self.server.give_time(self.connection, None)  # the round may end much later
+            number, content = self.server.aggregator.submit(page, number, examples, weights)
         return "application/octet-stream", content, number
 
     def _weights(self) -> Weights:
@@ -321,14 +321,14 @@ class Handler(BaseHTTPRequestHandler):
         try:
             return load(content)
         except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, MemoryError) as error:
-            raise RefusedError(HTTPStatus.BAD_REQUEST, f"What was sent is no safetensors file: {error}.") from None
+            raise RefusedError(HTTPStatus.BAD_REQUEST, f"The body is not a safetensors file: {error}.") from None
 
 
 def page_name(query: dict[str, str]) -> str:
     """Return the name that a page has given itself.
 
     Raises:
-        RefusedError: There is none, or it has other characters.
+        RefusedError: There is none, or it is not 1 to 64 letters, digits and hyphens.
     """
     page = query.get("page", "")
     if not re.fullmatch(r"[0-9a-zA-Z-]{1,64}", page):
@@ -336,8 +336,8 @@ def page_name(query: dict[str, str]) -> str:
     return page
 
 
-def whole(name: str, text: str, least: int) -> int:
-    """Return an integer of a request.
+def integer(name: str, text: str, least: int) -> int:
+    """Parse an integer argument of a request.
 
     Raises:
         RefusedError: The text is no integer, or out of range.
@@ -350,7 +350,7 @@ def whole(name: str, text: str, least: int) -> int:
 
 
 def encryption(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """Return what encrypts connections with a certificate, if one is given.
+    """Return the TLS context for a certificate; ``None`` without one.
 
     Args:
         certificate: A PEM file: the server's certificate first, then those of the authorities above it.
@@ -412,9 +412,9 @@ def check_pem(flag: str, path: Path, block: bytes) -> None:
 
 
 def warn_unencrypted(host: str) -> None:
-    """Say that others in the network can read along."""
+    """Warn that connections are not encrypted."""
     print(
-        f"Without --certificate, everyone on the way to {host} can read the join token and the weights.",
+        f"Without --certificate, everyone on the network path to {host} can read the join token and the weights.",
         file=sys.stderr,
         flush=True,
     )

@@ -31,7 +31,7 @@ FAREWELL = 10.0
 
 
 def write_page(folder: Path, model: Path, arguments: argparse.Namespace) -> None:
-    """Write the files for browsers: the page of ``onnxtrain export --web`` with another program."""
+    """Write the files for browsers: those of ``onnxtrain export --web``, with the page and program of this example."""
     options = ["--loss", arguments.loss, "--learning-rate", str(arguments.learning_rate)]
     runtime = ["--web-runtime", "/"] if arguments.runtime else []
     code = onnxtrain_command(["export", str(model), "--web", str(folder), *options, *runtime])
@@ -102,14 +102,14 @@ def main() -> None:
     add("model", type=Path)
     add("--output", "-o", type=Path, required=True, help="the model with the averaged weights")
     add("--loss", default="softmax_cross_entropy")
-    add("--pages", type=positive, default=3, help="how many take part in a round (3)")
-    add("--rounds", type=positive, default=5, help="how often weights are averaged (5)")
-    add("--epochs", type=positive, default=1, help="of a page in a round (1)")
+    add("--pages", type=positive, default=3, help="pages per round (3)")
+    add("--rounds", type=positive, default=5, help="rounds of averaging (5)")
+    add("--epochs", type=positive, default=1, help="epochs of a page per round (1)")
     add("--batch-size", type=positive, default=32)
-    add("--learning-rate", type=float, default=0.001, help="of Adam (0.001)")
+    add("--learning-rate", type=float, default=0.001, help="learning rate of Adam (0.001)")
     add("--timeout", type=measure, default=120.0, help="seconds to wait for the last pages (120)")
-    add("--max-pages", type=positive, default=bounds.pages, help=f"that may join, over all rounds ({bounds.pages})")
-    add("--max-examples", type=positive, default=bounds.examples, help=f"that a page may claim ({bounds.examples})")
+    add("--max-pages", type=positive, default=bounds.pages, help=f"pages that may join, in all ({bounds.pages})")
+    add("--max-examples", type=positive, default=bounds.examples, help=f"examples of a page ({bounds.examples})")
     add(
         "--max-update",
         type=measure,
@@ -117,12 +117,12 @@ def main() -> None:
         metavar="FACTOR",
         help=f"largest norm of a page's update, relative to the norm of the weights ({bounds.update:g})",
     )
-    add("--data", help="measure the model on this after every round")
-    add("--host", default="127.0.0.1", help="127.0.0.1: only browsers of this machine")
-    add("--port", type=int, default=0, help="by default one that is free")
+    add("--data", help="data to evaluate the model on after every round")
+    add("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1 is for browsers of this machine only")
+    add("--port", type=int, default=0, help="by default a free port")
     add("--certificate", type=Path, metavar="FILE", help="serve by TLS: certificates in PEM form, the server's first")
-    add("--key", type=Path, metavar="FILE", help="the certificate's private key, unless its file has it")
-    add("--runtime", type=Path, metavar="FOLDER", help="onnxruntime-web's dist, instead of the network")
+    add("--key", type=Path, metavar="FILE", help="the certificate's private key, if it is in a file of its own")
+    add("--runtime", type=Path, metavar="FOLDER", help="the dist folder of onnxruntime-web, instead of a download")
     arguments = parser.parse_args()
     if arguments.max_pages < arguments.pages:
         parser.error(f"--max-pages is {arguments.max_pages}; it needs to be at least --pages, {arguments.pages}")

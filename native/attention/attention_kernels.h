@@ -14,7 +14,7 @@ namespace {
 
 // Offsets of the buffers in the scratch memory.
 template <typename T>
-struct Places {
+struct ScratchLayout {
   std::size_t total = 0;
 
   std::size_t take(std::size_t count) {
@@ -25,10 +25,10 @@ struct Places {
 };
 
 template <typename T>
-struct ForwardPlaces : Places<T> {
+struct ForwardLayout : ScratchLayout<T> {
   std::size_t keys, values, bias, scores, results, largest, sums;
 
-  explicit ForwardPlaces(const AttentionCall& call) {
+  explicit ForwardLayout(const AttentionCall& call) {
     const AttentionShape& s = call.shape;
     keys = this->take(s.size * padded<T>(s.keys));
     values = this->take(s.keys * padded<T>(s.value_size));
@@ -42,28 +42,28 @@ struct ForwardPlaces : Places<T> {
 
 template <typename T>
 void attend(const AttentionCall& call, std::size_t number, std::size_t first, std::size_t last, void* buffer) {
-  const ForwardPlaces<T> places(call);
+  const ForwardLayout<T> layout(call);
   T* scratch = static_cast<T*>(buffer);
   const AttentionShape& s = call.shape;
   const Head<T> head(call, number);
   const std::size_t stride = score_stride<T>(s.keys), width = padded<T>(s.value_size);
   const T scale = static_cast<T>(call.scale);
-  T *scores = scratch + places.scores, *results = scratch + places.results;
-  T *largest = scratch + places.largest, *sums = scratch + places.sums;
+  T *scores = scratch + layout.scores, *results = scratch + layout.results;
+  T *largest = scratch + layout.largest, *sums = scratch + layout.sums;
   const T *k = head.at(call.k, s.keys, 0, s.size), *v = head.at(call.v, s.keys, 0, s.value_size);
   const std::size_t all_keys = s.batch * s.keys * s.heads;
   pack_all(k, static_cast<const T*>(call.k) + all_keys * s.size, head.stride, call.ones, s.keys, s.size,
-           scratch + places.keys);
+           scratch + layout.keys);
   pack_all(v, static_cast<const T*>(call.v) + all_keys * s.value_size, 1, call.value_rows, s.value_size, s.keys,
-           scratch + places.values);
-  const BiasRows<T> bias(call, head, scratch + places.bias);
+           scratch + layout.values);
+  const BiasRows<T> bias(call, head, scratch + layout.bias);
 
   const Parts blocks(last - first, call.block);
   for (std::size_t block = 0; block < blocks.count; ++block) {
     const std::size_t query = first + blocks.begin(block), rows = blocks.size(block);
     const std::size_t reach = bias.reach(query, query + rows);
     multiply_panels(Matmul<T>{head.at(call.q, s.queries, query, s.size), head.stride, call.ones, rows, s.size,
-                               scratch + places.keys, s.size, s.keys, reach, false, scores, stride});
+                               scratch + layout.keys, s.size, s.keys, reach, false, scores, stride});
     for (std::size_t row = 0; row < rows; ++row) {
       const RowSum<T> sum =
           exponentials(scores + row * stride, bias[query + row], padded<T>(reach), scale, call.zero_empty_rows);
@@ -79,7 +79,7 @@ void attend(const AttentionCall& call, std::size_t number, std::size_t first, st
     }
     if (call.y == nullptr) continue;
     multiply_panels(Matmul<T>{scores, static_cast<std::ptrdiff_t>(stride), call.ones, rows, reach,
-                               scratch + places.values, s.keys, s.value_size, s.value_size, false, results, width});
+                               scratch + layout.values, s.keys, s.value_size, s.value_size, false, results, width});
     for (std::size_t row = 0; row < rows; ++row) {
       T *y = head.at(call.y, s.queries, query + row, s.value_size), *from = results + row * width;
       const T inverse = T(1) / sums[row];
@@ -90,10 +90,10 @@ void attend(const AttentionCall& call, std::size_t number, std::size_t first, st
 }
 
 template <typename T>
-struct GradientPlaces : Places<T> {
+struct GradientLayout : ScratchLayout<T> {
   std::size_t keys, values, key_rows, q, dy, bias, scores, slopes, dq, dk, dv;
 
-  explicit GradientPlaces(const AttentionCall& call) {
+  explicit GradientLayout(const AttentionCall& call) {
     const AttentionShape& s = call.shape;
     const std::size_t width = padded<T>(s.size), value_width = padded<T>(s.value_size);
     keys = this->take(s.size * padded<T>(s.keys));
@@ -120,7 +120,7 @@ void copy_rows(const T* from, std::size_t width, std::size_t rows, std::size_t c
 
 template <typename T>
 void attention_gradient(const AttentionCall& call, std::size_t number, void* buffer) {
-  const GradientPlaces<T> places(call);
+  const GradientLayout<T> layout(call);
   T* scratch = static_cast<T*>(buffer);
   const AttentionShape& s = call.shape;
   const Head<T> head(call, number);
@@ -128,18 +128,18 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
   const std::size_t stride = score_stride<T>(s.keys);
   const auto row_stride = static_cast<std::ptrdiff_t>(stride);
   const T scale = static_cast<T>(call.scale);
-  T *scores = scratch + places.scores, *slopes = scratch + places.slopes;
-  T *dq = scratch + places.dq, *dk = scratch + places.dk, *dv = scratch + places.dv;
+  T *scores = scratch + layout.scores, *slopes = scratch + layout.slopes;
+  T *dq = scratch + layout.dq, *dk = scratch + layout.dk, *dv = scratch + layout.dv;
   const std::size_t all_keys = s.batch * s.keys * s.heads, all_queries = s.batch * s.queries * s.heads;
   const T *k = head.at(call.k, s.keys, 0, s.size), *k_end = static_cast<const T*>(call.k) + all_keys * s.size;
   const T *v = head.at(call.v, s.keys, 0, s.value_size);
   const T* v_end = static_cast<const T*>(call.v) + all_keys * s.value_size;
-  pack_all(k, k_end, head.stride, call.ones, s.keys, s.size, scratch + places.keys);
-  pack_all(v, v_end, head.value_stride, call.ones, s.keys, s.value_size, scratch + places.values);
-  pack_all(k, k_end, 1, call.rows, s.size, s.keys, scratch + places.key_rows);
+  pack_all(k, k_end, head.stride, call.ones, s.keys, s.size, scratch + layout.keys);
+  pack_all(v, v_end, head.value_stride, call.ones, s.keys, s.value_size, scratch + layout.values);
+  pack_all(k, k_end, 1, call.rows, s.size, s.keys, scratch + layout.key_rows);
   fill_zero(dk, s.keys * width);
   fill_zero(dv, s.keys * value_width);
-  const BiasRows<T> bias(call, head, scratch + places.bias);
+  const BiasRows<T> bias(call, head, scratch + layout.bias);
 
   const Parts blocks(s.queries, call.block);
   for (std::size_t block = 0; block < blocks.count; ++block) {
@@ -149,9 +149,9 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
     const T* dy = head.at(call.dy, s.queries, query, s.value_size);
     const T* y = head.at(static_cast<const void*>(call.y), s.queries, query, s.value_size);
     const T* log_sum = static_cast<const T*>(call.log_sum) + number * s.queries + query;
-    multiply_panels(Matmul<T>{q, head.stride, call.ones, rows, s.size, scratch + places.keys, s.size, s.keys, reach,
+    multiply_panels(Matmul<T>{q, head.stride, call.ones, rows, s.size, scratch + layout.keys, s.size, s.keys, reach,
                                false, scores, stride});
-    multiply_panels(Matmul<T>{dy, head.value_stride, call.ones, rows, s.value_size, scratch + places.values,
+    multiply_panels(Matmul<T>{dy, head.value_stride, call.ones, rows, s.value_size, scratch + layout.values,
                                s.value_size, s.keys, reach, false, slopes, stride});
     for (std::size_t row = 0; row < rows; ++row) {
       const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head.value_stride;
@@ -160,18 +160,18 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
     }
     if (call.dv != nullptr) {
       pack_all(dy, static_cast<const T*>(call.dy) + all_queries * s.value_size, 1, call.value_rows, s.value_size, rows,
-               scratch + places.dy);
-      multiply_panels(Matmul<T>{scores, 1, call.score_rows, reach, rows, scratch + places.dy, rows, s.value_size,
+               scratch + layout.dy);
+      multiply_panels(Matmul<T>{scores, 1, call.score_rows, reach, rows, scratch + layout.dy, rows, s.value_size,
                                  s.value_size, true, dv, value_width});
     }
     if (call.dk != nullptr) {
       pack_all(q, static_cast<const T*>(call.q) + all_queries * s.size, 1, call.rows, s.size, rows,
-               scratch + places.q);
-      multiply_panels(Matmul<T>{slopes, 1, call.score_rows, reach, rows, scratch + places.q, rows, s.size, s.size,
+               scratch + layout.q);
+      multiply_panels(Matmul<T>{slopes, 1, call.score_rows, reach, rows, scratch + layout.q, rows, s.size, s.size,
                                  true, dk, width});
     }
     if (call.dq != nullptr) {
-      multiply_panels(Matmul<T>{slopes, row_stride, call.ones, rows, reach, scratch + places.key_rows, s.keys, s.size,
+      multiply_panels(Matmul<T>{slopes, row_stride, call.ones, rows, reach, scratch + layout.key_rows, s.keys, s.size,
                                  s.size, false, dq, width});
       copy_rows(dq, width, rows, s.size, head.at(call.dq, s.queries, query, s.size), head.stride);
     }
@@ -186,7 +186,7 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
 
 template <typename T>
 std::size_t attention_scratch(const AttentionCall& call, bool gradient) {
-  return (gradient ? GradientPlaces<T>(call).total : ForwardPlaces<T>(call).total) * sizeof(T);
+  return (gradient ? GradientLayout<T>(call).total : ForwardLayout<T>(call).total) * sizeof(T);
 }
 
 }  // namespace

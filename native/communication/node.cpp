@@ -25,7 +25,7 @@ void AllReduceNode::compute(const Call& call) const {
   const std::size_t count = x.count();
   if (y != x.data && count > 0) std::memcpy(y, x.data, count * size_of(type));
   const AllReduce function = all_reduce.load();
-  if (function == nullptr) throw std::runtime_error("AllReduce: nobody has said how processes add up.");
+  if (function == nullptr) throw std::runtime_error("AllReduce: no all-reduce function is registered.");
   if (function(type == kFloat ? 0 : 1, y, count) != 0) {
     throw std::runtime_error("AllReduce: the sum over the processes failed.");
   }

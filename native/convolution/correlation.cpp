@@ -129,7 +129,7 @@ struct PhasePart {
   std::size_t depth;
   TapClasses classes;
   std::vector<std::size_t> chunks;             // first channel of each chunk, and the end
-  std::vector<std::size_t> places;             // positions along the depth, channel by channel; empty if in order
+  std::vector<std::size_t> positions;             // positions along the depth, channel by channel; empty if in order
   std::vector<std::ptrdiff_t> weight_offsets;  // channel by channel
   std::vector<std::ptrdiff_t> tap_offsets;     // in depth order
   std::size_t weights;                         // offset of its packed weights, in elements of a column
@@ -151,8 +151,8 @@ struct PhasePart {
     for (std::size_t i = 0; i < count; ++i) {
       for (std::size_t channel = chunks[i]; channel < chunks[i + 1]; ++channel) {
         for (std::size_t tap = 0; tap < taps; ++tap) {
-          places.push_back(chunks[i] * taps + tap * (chunks[i + 1] - chunks[i]) + channel - chunks[i]);
-          tap_offsets[places.back()] = in_order[channel * taps + tap];
+          positions.push_back(chunks[i] * taps + tap * (chunks[i + 1] - chunks[i]) + channel - chunks[i]);
+          tap_offsets[positions.back()] = in_order[channel * taps + tap];
         }
       }
     }
@@ -249,7 +249,7 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
       kernels_.pack({p.weights.data + static_cast<std::ptrdiff_t>(pack.group) * p.weights.group_stride,
                      p.weights.data + weight_count(), p.weights.column_stride, part.weight_offsets.data(), p.columns,
                      part.depth, pack.begin, pack.end, pack.panel, pack.panel + 1, weights_of(part, pack.group),
-                     part.places.empty() ? nullptr : part.places.data()});
+                     part.positions.empty() ? nullptr : part.positions.data()});
     } else {
       task -= packs.size();
       copy(task / blocks.all.size(), blocks.all[task % blocks.all.size()], copies.as<T>() + task * copy_size);
@@ -273,13 +273,13 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
         std::vector<RowClass> classes;
         const auto order = part.classes.sort(block, classes);
         const auto rows = in_order(blocks.position_offsets(grid, block), order);
-        const auto places = plane_offsets(block, p.target_size, phase.target_start, phase.target_step, target_image);
+        const auto offsets = plane_offsets(block, p.target_size, phase.target_start, phase.target_step, target_image);
         std::vector<std::size_t> sum_rows(order.size());
         for (std::size_t row = 0; row < order.size(); ++row) sum_rows[order[row]] = row % tuning::kStripRows;
         kernels_.correlate({source, rows.data(), part.tap_offsets.data(), classes.data(), part.chunks.data(),
                             part.chunks.size() - 1, phase.taps.size(), rows.size(), part.depth, p.columns,
                             split * panels / splits, (split + 1) * panels / splits, weights_of(part, group), target,
-                            places.data(), sum_rows.data(), target_plane,
+                            offsets.data(), sum_rows.data(), target_plane,
                             p.weights.bias == nullptr ? nullptr : p.weights.bias + group * p.columns});
       }
     });

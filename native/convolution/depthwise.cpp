@@ -9,13 +9,13 @@ namespace onnxtrain {
 namespace {
 
 // Offsets of a box's positions in a plane of another size.
-void append_places(const Index& box, const Index& start, const Index& step, const Index& plane, std::size_t lanes,
-                   std::vector<std::ptrdiff_t>& places) {
+void append_starts(const Index& box, const Index& start, const Index& step, const Index& plane, std::size_t lanes,
+                   std::vector<std::ptrdiff_t>& starts) {
   for (std::ptrdiff_t d = 0; d < box[0]; ++d) {
     for (std::ptrdiff_t h = 0; h < box[1]; ++h) {
       const std::ptrdiff_t row = ((start[0] + d * step[0]) * plane[1] + start[1] + h * step[1]) * plane[2] + start[2];
       for (std::ptrdiff_t w = 0; w < box[2]; ++w) {
-        places.push_back((row + w * step[2]) * static_cast<std::ptrdiff_t>(lanes));
+        starts.push_back((row + w * step[2]) * static_cast<std::ptrdiff_t>(lanes));
       }
     }
   }
@@ -26,10 +26,10 @@ void append_places(const Index& box, const Index& start, const Index& step, cons
 // A layout with the tables that it points to.
 struct DepthwiseLayout {
   struct Tables {
-    std::vector<std::ptrdiff_t> places, target_places, offsets, weight_offsets;
+    std::vector<std::ptrdiff_t> starts, target_starts, offsets, weight_offsets;
   };
   LaneLayout layout = {};
-  std::vector<std::ptrdiff_t> places;
+  std::vector<std::ptrdiff_t> starts;
   std::vector<Tables> tables;
   std::vector<LanePhase> phases;
   std::size_t lanes;
@@ -58,13 +58,13 @@ struct DepthwiseLayout {
     layout.copy_size = saturating_product(static_cast<std::size_t>(box[0]), static_cast<std::size_t>(box[1]),
                                           static_cast<std::size_t>(box[2]), lanes);
     if (saturating_product(scratch_without_weights(), sizeof(float)) > tuning::kSideBySideBytes) return;  // see fits()
-    append_places(size, inside, one, box, lanes, places);
-    layout.places = places.data();
+    append_starts(size, inside, one, box, lanes, starts);
+    layout.starts = starts.data();
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const Phase& part = parts[i];
       Tables& table = tables[i];
-      append_places(part.size, inside, part.step, box, lanes, table.places);
-      append_places(part.size, part.target_start, part.target_step, target_size, lanes, table.target_places);
+      append_starts(part.size, inside, part.step, box, lanes, table.starts);
+      append_starts(part.size, part.target_start, part.target_step, target_size, lanes, table.target_starts);
       for (std::size_t channel = 0; channel < channels; ++channel) {
         for (const Tap& tap : part.taps) {
           const std::ptrdiff_t offset = (tap.offset[0] * box[1] + tap.offset[1]) * box[2] + tap.offset[2];
@@ -73,7 +73,7 @@ struct DepthwiseLayout {
           table.weight_offsets.push_back(static_cast<std::ptrdiff_t>(channel) * channel_weight + tap.weight);
         }
       }
-      phases.push_back({table.places.size(), table.offsets.size(), table.places.data(), table.target_places.data(),
+      phases.push_back({table.starts.size(), table.offsets.size(), table.starts.data(), table.target_starts.data(),
                         table.offsets.data(), table.weight_offsets.data(), layout.total_depth});
       layout.total_depth += table.offsets.size();
     }

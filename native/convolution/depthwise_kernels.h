@@ -18,9 +18,9 @@ struct PlanesOfLanes {
   Pointer lane(std::size_t i) const { return first + static_cast<std::ptrdiff_t>(i < count ? i : count - 1) * stride; }
 };
 
-// Transposes planes to vectors: element `position` of all planes goes to target[places[position]].
+// Transposes planes to vectors: element `position` of all planes goes to target[starts[position]].
 template <typename T>
-inline void gather_lanes(const PlanesOfLanes<T, const T*>& planes, std::size_t positions, const std::ptrdiff_t* places,
+inline void gather_lanes(const PlanesOfLanes<T, const T*>& planes, std::size_t positions, const std::ptrdiff_t* starts,
                          T* target) {
   constexpr std::size_t lanes = kLanes<T>;
   std::size_t p = 0;
@@ -30,12 +30,12 @@ inline void gather_lanes(const PlanesOfLanes<T, const T*>& planes, std::size_t p
     for (std::size_t i = 0; i < lanes; ++i) square[i] = load(planes.lane(i) + p);
     transpose_in_registers<T>(square);
 #pragma GCC unroll 16
-    for (std::size_t i = 0; i < lanes; ++i) store(target + places[p + i], square[i]);
+    for (std::size_t i = 0; i < lanes; ++i) store(target + starts[p + i], square[i]);
   }
   if (p == positions) return;
   for (std::size_t i = 0; i < lanes; ++i) {
     const T* plane = planes.lane(i);
-    for (std::size_t q = p; q < positions; ++q) target[places[q] + static_cast<std::ptrdiff_t>(i)] = plane[q];
+    for (std::size_t q = p; q < positions; ++q) target[starts[q] + static_cast<std::ptrdiff_t>(i)] = plane[q];
   }
 }
 
@@ -75,15 +75,15 @@ inline void gather_weights(const PlanesOfLanes<T, const T*>& weights, const std:
 }
 
 template <typename T, std::size_t count>
-inline void filter_positions(const T* source, const std::ptrdiff_t* places, const std::ptrdiff_t* offsets,
+inline void filter_positions(const T* source, const std::ptrdiff_t* starts, const std::ptrdiff_t* offsets,
                              const T* weights, std::size_t depth, Vector<T> bias, T* target,
-                             const std::ptrdiff_t* target_places) {
+                             const std::ptrdiff_t* target_starts) {
   Vector<T> sum[count];
   const T* from[count];
 #pragma GCC unroll 8
   for (std::size_t p = 0; p < count; ++p) {
     sum[p] = bias;
-    from[p] = source + places[p];
+    from[p] = source + starts[p];
   }
   for (std::size_t k = 0; k < depth; ++k) {
     const Vector<T> weight = load(weights + k * kLanes<T>);
@@ -92,7 +92,7 @@ inline void filter_positions(const T* source, const std::ptrdiff_t* places, cons
     for (std::size_t p = 0; p < count; ++p) sum[p] += weight * load(from[p] + offset);
   }
 #pragma GCC unroll 8
-  for (std::size_t p = 0; p < count; ++p) store(target + target_places[p], sum[p]);
+  for (std::size_t p = 0; p < count; ++p) store(target + target_starts[p], sum[p]);
 }
 
 template <typename T>
@@ -124,7 +124,7 @@ void depthwise(const Depthwise<T>& task) {
     }
     for (std::ptrdiff_t c = 0; c < channels; ++c) {
       gather_lanes<T>({task.source + (channel * channels + c) * source_plane, channels * source_plane, used},
-                      layout.positions, layout.places, copies + static_cast<std::size_t>(c) * layout.copy_size);
+                      layout.positions, layout.starts, copies + static_cast<std::size_t>(c) * layout.copy_size);
     }
     for (std::ptrdiff_t j = 0; j < columns; ++j) {
       Vector<T> bias = {};
@@ -138,16 +138,16 @@ void depthwise(const Depthwise<T>& task) {
         const T* factors = weights + (static_cast<std::size_t>(j) * layout.total_depth + part.first_depth) * lanes;
         std::size_t p = 0;
         for (; p + tuning::kPositionsAtOnce <= part.positions; p += tuning::kPositionsAtOnce) {
-          filter_positions<T, tuning::kPositionsAtOnce>(copies, part.places + p, part.offsets, factors, part.depth,
-                                                        bias, results, part.target_places + p);
+          filter_positions<T, tuning::kPositionsAtOnce>(copies, part.starts + p, part.offsets, factors, part.depth,
+                                                        bias, results, part.target_starts + p);
         }
         for (; p + 4 <= part.positions; p += 4) {
-          filter_positions<T, 4>(copies, part.places + p, part.offsets, factors, part.depth, bias, results,
-                                 part.target_places + p);
+          filter_positions<T, 4>(copies, part.starts + p, part.offsets, factors, part.depth, bias, results,
+                                 part.target_starts + p);
         }
         for (; p < part.positions; ++p) {
-          filter_positions<T, 1>(copies, part.places + p, part.offsets, factors, part.depth, bias, results,
-                                 part.target_places + p);
+          filter_positions<T, 1>(copies, part.starts + p, part.offsets, factors, part.depth, bias, results,
+                                 part.target_starts + p);
         }
       }
       scatter_lanes<T>(results, layout.target_positions,
@@ -158,7 +158,7 @@ void depthwise(const Depthwise<T>& task) {
 
 // sums[k] += factor * source shifted by offsets[k], over all positions.
 template <typename T, std::size_t count>
-inline void correlate_lanes(const T* source, const std::ptrdiff_t* places, const std::ptrdiff_t* offsets,
+inline void correlate_lanes(const T* source, const std::ptrdiff_t* starts, const std::ptrdiff_t* offsets,
                             const T* factor, std::size_t positions, T* sums) {
   constexpr std::size_t lanes = kLanes<T>;
   Vector<T> sum[count];
@@ -170,7 +170,7 @@ inline void correlate_lanes(const T* source, const std::ptrdiff_t* places, const
   }
   for (std::size_t p = 0; p < positions; ++p) {
     const Vector<T> times = load(factor + p * lanes);
-    const T* from = source + places[p];
+    const T* from = source + starts[p];
 #pragma GCC unroll 9
     for (std::size_t k = 0; k < count; ++k) sum[k] += times * load(from + offset[k]);
   }
@@ -197,21 +197,21 @@ void depthwise_gradient(const DepthwiseGradient<T>& task) {
     const auto channel = static_cast<std::ptrdiff_t>(image * layout.groups + task.group);
     for (std::ptrdiff_t c = 0; c < channels; ++c) {
       gather_lanes<T>({task.source + (channel * channels + c) * source_plane, channels * source_plane, used},
-                      layout.positions, layout.places, copies + static_cast<std::size_t>(c) * layout.copy_size);
+                      layout.positions, layout.starts, copies + static_cast<std::size_t>(c) * layout.copy_size);
     }
     for (std::ptrdiff_t j = 0; j < columns; ++j) {
       gather_lanes<T>({task.factors + (channel * columns + j) * target_plane, columns * target_plane, used},
-                      layout.target_positions, part.target_places, factors);
+                      layout.target_positions, part.target_starts, factors);
       T* into = sums + static_cast<std::size_t>(j) * part.depth * lanes;
       std::size_t k = 0;
       for (; k + 9 <= part.depth; k += 9) {
-        correlate_lanes<T, 9>(copies, part.places, part.offsets + k, factors, part.positions, into + k * lanes);
+        correlate_lanes<T, 9>(copies, part.starts, part.offsets + k, factors, part.positions, into + k * lanes);
       }
       for (; k + 3 <= part.depth; k += 3) {
-        correlate_lanes<T, 3>(copies, part.places, part.offsets + k, factors, part.positions, into + k * lanes);
+        correlate_lanes<T, 3>(copies, part.starts, part.offsets + k, factors, part.positions, into + k * lanes);
       }
       for (; k < part.depth; ++k) {
-        correlate_lanes<T, 1>(copies, part.places, part.offsets + k, factors, part.positions, into + k * lanes);
+        correlate_lanes<T, 1>(copies, part.starts, part.offsets + k, factors, part.positions, into + k * lanes);
       }
     }
   }

@@ -129,7 +129,7 @@ void pointwise(const Pointwise<T>& task) {
 
 // A run of neighbouring positions: the first, its sums at `at`, and its offset in the target.
 struct PixelLine {
-  std::ptrdiff_t start[kAxes], count, at, place;
+  std::ptrdiff_t start[kAxes], count, at, offset;
 };
 
 template <typename T>
@@ -140,8 +140,8 @@ std::size_t lines_of(const Spreading<T>& task, std::size_t begin, std::size_t en
     std::ptrdiff_t d = pixel / (grid[1] * grid[2]), h = pixel / grid[2] % grid[1], w = pixel % grid[2];
     for (auto from = static_cast<std::ptrdiff_t>(at), left = static_cast<std::ptrdiff_t>(count); left > 0; w = 0) {
       const std::ptrdiff_t in_line = grid[2] - w < left ? grid[2] - w : left;
-      const std::ptrdiff_t place = (d * step[0] * size[1] + h * step[1]) * size[2] + w * step[2];
-      lines[found++] = {{d, h, w}, in_line, from, image * task.products.target_image + place};
+      const std::ptrdiff_t offset = (d * step[0] * size[1] + h * step[1]) * size[2] + w * step[2];
+      lines[found++] = {{d, h, w}, in_line, from, image * task.products.target_image + offset};
       from += in_line;
       left -= in_line;
       if (++h == grid[1]) {
@@ -201,11 +201,11 @@ void spread(const Spreading<T>& task) {
     const std::size_t line_count = lines_of(task, tile.begin, tile.end, lines);
     for (std::size_t r = 0; r < tile.row_count; ++r) {
       const SpreadTap& tap = task.taps[(tile.row + r) % task.tap_count];
-      T* target = products.target + static_cast<std::ptrdiff_t>((tile.row + r) / task.tap_count) * plane + tap.place;
+      T* target = products.target + static_cast<std::ptrdiff_t>((tile.row + r) / task.tap_count) * plane + tap.offset;
       const T* from = sums + r * tile.width;
       if (tap.inside) {
         for (const PixelLine* line = lines; line != lines + line_count; ++line) {
-          add_line(from + line->at, line->count, target + line->place, step);
+          add_line(from + line->at, line->count, target + line->offset, step);
         }
         continue;
       }
@@ -214,7 +214,7 @@ void spread(const Spreading<T>& task) {
         if (line->start[1] < tap.first[1] || line->start[1] >= tap.last[1]) continue;
         const std::ptrdiff_t before = tap.first[2] - line->start[2], first = before > 0 ? before : 0;
         const std::ptrdiff_t inside = tap.last[2] - line->start[2], last = inside < line->count ? inside : line->count;
-        if (first < last) add_line(from + line->at + first, last - first, target + line->place + first * step, step);
+        if (first < last) add_line(from + line->at + first, last - first, target + line->offset + first * step, step);
       }
     }
   });

@@ -189,7 +189,7 @@ void ConvolutionProducts<T>::pointwise(const Planes<T>& source, const T* weights
 template <typename T>
 bool ConvolutionProducts<T>::prefers_spread(const PlaneCorrelation<T>& p) const {
   if (is_depthwise() || c_.outputs == 0 || product(index_of(c_.output)) == 0) return false;
-  const std::ptrdiff_t places = product(index_of(c_.output));
+  const std::ptrdiff_t positions = product(index_of(c_.output));
   const auto lanes = static_cast<double>(kernels_.lanes), depth = static_cast<double>(c_.outputs);
   const double columns = static_cast<double>(rounded_up(p.columns, kernels_.lanes));
   double correlation = 0.0;
@@ -199,7 +199,7 @@ bool ConvolutionProducts<T>::prefers_spread(const PlaneCorrelation<T>& p) const 
   const double rows = static_cast<double>(c_.inputs) * static_cast<double>(product(index_of(c_.kernel)));
   const double in_line = static_cast<double>(c_.output[2]);
   const double of_line = c_.stride[2] == 1 ? tuning::kLineAdditions * lanes + in_line * 4 : in_line * lanes * 3;
-  const double spread = rows * static_cast<double>(places) * (depth + tuning::kTileStart + of_line / in_line);
+  const double spread = rows * static_cast<double>(positions) * (depth + tuning::kTileStart + of_line / in_line);
   return spread < tuning::kSpreadingWorthIt * correlation;
 }
 
@@ -215,7 +215,7 @@ void ConvolutionProducts<T>::spread(const Planes<T>& source, const T* weights, T
       const std::ptrdiff_t offset = tap.offset[axis], step = stride[axis];
       found.first[axis] = offset < 0 ? (step - 1 - offset) / step : 0;
       found.last[axis] = offset < input[axis] ? std::min(output[axis], (input[axis] - offset + step - 1) / step) : 0;
-      found.place = found.place * input[axis] + offset;
+      found.offset = found.offset * input[axis] + offset;
       found.inside = found.inside && found.first[axis] == 0 && found.last[axis] == output[axis];
     }
     spread_taps.push_back(found);

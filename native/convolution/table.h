@@ -152,9 +152,9 @@ struct Pointwise {
   T* scratch;         // [depth][block]
 };
 
-// A kernel element: grid positions [first, last) reach the plane with it, at their own offset plus `place`.
+// A kernel element: grid positions [first, last) reach the plane with it, at their own offset plus `offset`.
 struct SpreadTap {
-  std::ptrdiff_t first[kAxes], last[kAxes], place;
+  std::ptrdiff_t first[kAxes], last[kAxes], offset;
   bool inside;  // true if all do
 };
 
@@ -209,7 +209,7 @@ struct FilterGradient {
 // Target positions that the same kernel elements reach.
 struct LanePhase {
   std::size_t positions, depth;
-  const std::ptrdiff_t *places, *target_places;    // of a position in the copy and in the results: [positions]
+  const std::ptrdiff_t *starts, *target_starts;    // of a position in the copy and in the results: [positions]
   const std::ptrdiff_t *offsets, *weight_offsets;  // of channels and taps in the copy and in the weights: [depth]
   std::size_t first_depth;                         // depth of the phases before this one
 };
@@ -218,7 +218,7 @@ struct LanePhase {
 struct LaneLayout {
   std::size_t images, groups, channels, columns;  // channels and columns per group
   std::size_t positions, target_positions;        // of a plane
-  const std::ptrdiff_t* places;                   // offsets of a plane's positions in its copy
+  const std::ptrdiff_t* starts;                   // offsets of a plane's positions in its copy
   std::size_t copy_size;
   const LanePhase* phases;
   std::size_t phase_count, total_depth;

@@ -112,9 +112,9 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
   std::size_t order[kWinogradTaps];
   for (std::size_t tap = 0; tap < kWinogradTaps; ++tap) {
     const Index& offset = phase.taps[tap].offset;
-    const std::ptrdiff_t place = (offset[1] - grid.lowest[1]) * static_cast<std::ptrdiff_t>(kElements) + offset[2] -
+    const std::ptrdiff_t index = (offset[1] - grid.lowest[1]) * static_cast<std::ptrdiff_t>(kElements) + offset[2] -
                                  grid.lowest[2];
-    order[place] = tap;
+    order[index] = tap;
   }
   const std::ptrdiff_t plane = p.source.plane(), image = p.source.image();
   const std::size_t row_stride = kernels_.winograd_stride(channels);

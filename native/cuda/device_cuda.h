@@ -64,9 +64,9 @@ class OnDeviceOf {
  public:
   explicit OnDeviceOf(const void* memory) {
     cudaPointerAttributes found = {};
-    require(cudaPointerGetAttributes(&found, memory), "Finding the place of a tensor");
+    require(cudaPointerGetAttributes(&found, memory), "Finding the device of a tensor");
     if (found.type != cudaMemoryTypeDevice && found.type != cudaMemoryTypeManaged) {
-      throw std::invalid_argument("its tensors are in the processor's memory, and must be in that of a CUDA device.");
+      throw std::invalid_argument("its tensors are in CPU memory, and must be in the memory of a CUDA device.");
     }
     require(cudaGetDevice(&before_), "Finding the current device");
     if (found.device == before_) return;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/looks.h"
+#include "cuda/reductions.h"
 #include "cuda/update_kernel.h"
 #include "optimizers/rules/lamb.h"
 
@@ -12,14 +12,14 @@ namespace onnxtrain::cuda {
 template <typename T>
 struct LambNorms {
   using Rule = lamb::Rule;
-  using Found = Rule::Squares;
-  using Conclusion = double;  // the learning rate
+  using Partial = Rule::Squares;
+  using Result = double;  // the learning rate
 
   Rule::Scalars<T> scalars;
   double R;
 
-  ONNXTRAIN_DEVICE void look(Block block, const Tensors<T, 2>& tensors, const Tensor<T, 2>& tensor,
-                             Found* found) const {
+  ONNXTRAIN_DEVICE void reduce(Block block, const Tensors<T, 2>& tensors, const Tensor<T, 2>& tensor,
+                               Partial* found) const {
     ONNXTRAIN_SHARED double weights[kThreads], steps[kThreads];
     const T scale = tensors.scale();
     block.each_thread([&](unsigned thread) {
@@ -43,7 +43,7 @@ struct LambNorms {
     });
   }
 
-  ONNXTRAIN_DEVICE double conclude(const Found* found, std::uint32_t blocks, std::size_t) const {
+  ONNXTRAIN_DEVICE double combine(const Partial* found, std::uint32_t blocks, std::size_t) const {
     double weights = 0.0, steps = 0.0;
     for (std::uint32_t b = 0; b < blocks; ++b) {
       weights += found[b].weights;
@@ -74,7 +74,7 @@ template <typename T>
 void update_all(const lamb::Rule::Attributes& attributes, double R, std::int64_t count, Factor factor,
                 const std::vector<Variable>& variables, Stream stream) {
   const auto scalars = lamb::Rule::scalars(attributes, count).as<T>();
-  look_then<T, 2>(variables, factor, LambNorms<T>{scalars, R}, stream, [&](const double* rates) {
+  reduce_then<T, 2>(variables, factor, LambNorms<T>{scalars, R}, stream, [&](const double* rates) {
     update_all<T, 2>(variables, factor, LambUpdate<T>{scalars, rates}, stream);
   });
 }

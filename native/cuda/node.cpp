@@ -9,8 +9,8 @@ OptimizerNode::OptimizerNode(const Optimizer& optimizer, const Attributes& attri
       inputs_(optimizer.description.name, update_->states(), fused, attributes) {
   if (inputs_.is_rounded()) {
     throw std::invalid_argument(inputs_.operator_name() +
-                                ": attribute 'seeds' asks for states of fewer bits, which the kernels for CUDA lack: "
-                                "keep them in the type of X.");
+                                ": attribute 'seeds' asks for states in bfloat16 or 8 bits, which the CUDA kernels "
+                                "lack: keep them in the type of X.");
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/looks.h"
+#include "cuda/reductions.h"
 #include "cuda/update_kernel.h"
 #include "optimizers/rules/ssgd.h"
 #include "optimizers/ssgd_element.h"
@@ -23,14 +23,14 @@ ONNXTRAIN_DEVICE inline double measure_of(const MeasureScalars& m, T x) {
 template <typename T, int states, Measure measure>
 struct SsgdSums {
   using Rule = ssgd::Rule;
-  using Found = LayerSum;
-  using Conclusion = SsgdScalars;
+  using Partial = LayerSum;
+  using Result = SsgdScalars;
 
   Rule::Attributes attributes;
   double R;
 
-  ONNXTRAIN_DEVICE void look(Block block, const Tensors<T, states>& tensors, const Tensor<T, states>& tensor,
-                             Found* found) const {
+  ONNXTRAIN_DEVICE void reduce(Block block, const Tensors<T, states>& tensors, const Tensor<T, states>& tensor,
+                               Partial* found) const {
     ONNXTRAIN_SHARED double values[kThreads];
     MeasureScalars m = Rule::measure_scalars(attributes);  // private to each thread
     if constexpr (measure == kExponential || measure == kTanh) {  // h is relative to the largest z
@@ -67,7 +67,7 @@ struct SsgdSums {
     });
   }
 
-  ONNXTRAIN_DEVICE SsgdScalars conclude(const Found* found, std::uint32_t blocks, std::size_t count) const {
+  ONNXTRAIN_DEVICE SsgdScalars combine(const Partial* found, std::uint32_t blocks, std::size_t count) const {
     const double largest = Rule::largest_of(found, blocks);
     double sum = 0.0;
     for (std::uint32_t b = 0; b < blocks; ++b) sum += Rule::relative_sum(attributes, found[b], largest);
@@ -143,7 +143,7 @@ void update_ssgd(const ssgd::Rule::Attributes& attributes, double R, Factor fact
     }
     constexpr auto kind = static_cast<Measure>(measure);
     const SsgdSums<T, states, kind> sums = {attributes, R};
-    look_then<T, states>(variables, factor, sums, stream, [&](const SsgdScalars* layers) {
+    reduce_then<T, states>(variables, factor, sums, stream, [&](const SsgdScalars* layers) {
       update_all<T, states>(variables, factor, SsgdUpdate<T, states, kind>{layers}, stream);
     });
   }

@@ -17,7 +17,7 @@ namespace onnxtrain::cuda {
 inline constexpr std::size_t kChunk = 4096;
 
 // Limit on the blocks that reduce one tensor before its update; one thread adds up their results.
-inline constexpr std::size_t kMostLookers = 128;
+inline constexpr std::size_t kMostReducers = 128;
 inline constexpr std::size_t kNoLimit = std::size_t{1} << 30;
 
 // Elements that are read and written at once.
@@ -110,25 +110,25 @@ void for_each_launch(const std::vector<Variable>& variables, Factor factor, std:
   for (const Variable& variable : variables) {
     if (variable.type != (sizeof(T) == sizeof(float) ? kFloat : kDouble) || variable.count == 0) continue;
     Tensor<T, states>& tensor = tensors.tensors[tensors.count++];
-    std::uintptr_t places = 0;
-    const auto place = [&](const void* pointer) {
-      places |= reinterpret_cast<std::uintptr_t>(pointer);
+    std::uintptr_t addresses = 0;
+    const auto record = [&](const void* pointer) {
+      addresses |= reinterpret_cast<std::uintptr_t>(pointer);
       return pointer;
     };
-    tensor.X = static_cast<const T*>(place(variable.inputs[0]));
-    tensor.G = static_cast<const T*>(place(variable.inputs[1]));
+    tensor.X = static_cast<const T*>(record(variable.inputs[0]));
+    tensor.G = static_cast<const T*>(record(variable.inputs[1]));
     tensor.mask = variable.mask;
-    tensor.X_new = static_cast<T*>(const_cast<void*>(place(variable.outputs[0])));
+    tensor.X_new = static_cast<T*>(const_cast<void*>(record(variable.outputs[0])));
     for (int s = 0; s < states; ++s) {
-      tensor.old_states[s] = static_cast<const T*>(place(variable.inputs[2 + s]));
-      tensor.new_states[s] = static_cast<T*>(const_cast<void*>(place(variable.outputs[1 + s])));
+      tensor.old_states[s] = static_cast<const T*>(record(variable.inputs[2 + s]));
+      tensor.new_states[s] = static_cast<T*>(const_cast<void*>(record(variable.outputs[1 + s])));
     }
     tensor.count = variable.count;
     const std::size_t chunks = (variable.count - 1) / kChunk + 1;
     tensor.first_block = blocks;
     tensor.blocks = static_cast<std::uint32_t>(chunks < most_blocks ? chunks : most_blocks);
     tensor.number = number++;
-    tensor.packs = places % sizeof(Pack<T>) == 0;
+    tensor.packs = addresses % sizeof(Pack<T>) == 0;
     blocks += tensor.blocks;
     if (tensors.count == Tensors<T, states>::kMost) finish();
   }

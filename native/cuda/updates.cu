@@ -38,7 +38,7 @@ constexpr bool is_by_element() {
 
 // Rules with kernels of their own have a function `update_all` of their attributes here.
 template <typename Rule>
-constexpr bool looks_first() {
+constexpr bool reduces_first() {
   return requires(const typename Rule::Attributes& attributes, const std::vector<Variable>& variables) {
     update_all<float>(attributes, 0.0, std::int64_t{0}, Factor{}, variables, Stream{});
   };
@@ -89,7 +89,7 @@ class UpdateBy final : public Update {
 
 template <typename Rule>
 void add(std::vector<Optimizer>& all) {
-  if constexpr (is_by_element<Rule>() || looks_first<Rule>()) {
+  if constexpr (is_by_element<Rule>() || reduces_first<Rule>()) {
     all.push_back({Rule::kDescription, Rule::states(typename Rule::Attributes{}),
                    [](const AttributeSource& source) -> std::unique_ptr<Update> {
                      return std::make_unique<UpdateBy<Rule>>(source);

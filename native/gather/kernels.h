@@ -12,11 +12,11 @@ namespace {
 
 // Columns [begin, begin + tuning::kGatherColumns) of the sum of the rows at `count` positions, in float64 and in order.
 template <typename T>
-void add_columns(const RowSumsCall& call, const std::size_t* places, std::size_t count, std::size_t begin, T* out) {
+void add_columns(const RowSumsCall& call, const std::size_t* positions, std::size_t count, std::size_t begin, T* out) {
   const T* rows = static_cast<const T*>(call.rows) + begin;
   WideVector sums[tuning::kGatherColumns / kWideLanes] = {};
   for (std::size_t p = 0; p < count; ++p) {
-    const T* row = rows + places[p] * call.width;
+    const T* row = rows + positions[p] * call.width;
     for (std::size_t v = 0; v < tuning::kGatherColumns / kWideLanes; ++v) {
       WideVector value;
       load(row + v * kWideLanes, value);
@@ -29,14 +29,14 @@ void add_columns(const RowSumsCall& call, const std::size_t* places, std::size_t
 
 // One row of the table.
 template <typename T>
-void add_rows(const RowSumsCall& call, const std::size_t* places, std::size_t count, T* out) {
+void add_rows(const RowSumsCall& call, const std::size_t* positions, std::size_t count, T* out) {
   std::size_t begin = 0;
   for (; begin + tuning::kGatherColumns <= call.width; begin += tuning::kGatherColumns)
-    add_columns(call, places, count, begin, out);
+    add_columns(call, positions, count, begin, out);
   const T* rows = static_cast<const T*>(call.rows);
   for (; begin < call.width; ++begin) {
     double sum = 0.0;
-    for (std::size_t p = 0; p < count; ++p) sum += static_cast<double>(rows[places[p] * call.width + begin]);
+    for (std::size_t p = 0; p < count; ++p) sum += static_cast<double>(rows[positions[p] * call.width + begin]);
     out[begin] = static_cast<T>(sum);
   }
 }
@@ -52,7 +52,7 @@ void row_sums(const RowSumsCall& call, std::size_t first, std::size_t last) {
     __builtin_memset(table + row * call.width, 0, (next - row) * call.width * sizeof(T));
     row = next;
     for (; row < last && starts[row + 1] != starts[row]; ++row) {
-      add_rows(call, call.places + starts[row], starts[row + 1] - starts[row], table + row * call.width);
+      add_rows(call, call.positions + starts[row], starts[row + 1] - starts[row], table + row * call.width);
     }
   }
 }

@@ -6,10 +6,10 @@
 namespace onnxtrain {
 namespace {
 
-// Counting sort of a list of indices: the positions of index i are places[starts[i]] ... places[starts[i + 1] - 1], in
+// Counting sort of a list of indices: index i stands at positions[starts[i]] ... positions[starts[i + 1] - 1], in
 // order.
-struct Places {
-  std::vector<std::size_t> starts, places;
+struct SortedPositions {
+  std::vector<std::size_t> starts, positions;
 };
 
 std::size_t index_from(std::int64_t value, std::size_t size) {
@@ -26,16 +26,16 @@ void check_indices(const Tensor& tensor, std::size_t size) {
   for (std::size_t i = 0; i < tensor.count(); ++i) index_from(indices[i], size);
 }
 
-Places sorted_places(const Tensor& tensor, std::size_t size) {
+SortedPositions sort_positions(const Tensor& tensor, std::size_t size) {
   const auto* indices = static_cast<const std::int64_t*>(tensor.data);
   const std::size_t count = tensor.count();
-  Places sorted;
+  SortedPositions sorted;
   sorted.starts.assign(size + 2, 0);
-  sorted.places.resize(count);
+  sorted.positions.resize(count);
   // Offset by one: storing a position advances the start of its index to the next index's start.
   for (std::size_t i = 0; i < count; ++i) ++sorted.starts[index_from(indices[i], size) + 2];
   for (std::size_t i = 2; i < size + 2; ++i) sorted.starts[i] += sorted.starts[i - 1];
-  for (std::size_t i = 0; i < count; ++i) sorted.places[sorted.starts[index_from(indices[i], size) + 1]++] = i;
+  for (std::size_t i = 0; i < count; ++i) sorted.positions[sorted.starts[index_from(indices[i], size) + 1]++] = i;
   return sorted;
 }
 
@@ -61,14 +61,14 @@ void GatherGradientNode::compute(const Call& call) const {
   const std::size_t outer = product(shape, 0, axis), width = product(shape, axis + 1, shape.size());
   auto* table = static_cast<unsigned char*>(call.output(0, shape));
   if (outer == 0 || width == 0) return check_indices(indices, size);  // no elements, whatever the number of rows
-  const Places sorted = sorted_places(indices, size);
+  const SortedPositions sorted = sort_positions(indices, size);
   const auto* rows = static_cast<const unsigned char*>(inputs[0].data);
   const auto kernel = kernels()->row_sums[type];
   for_each_range(call.parallel_for(), outer * size, items_per_task(width), [&](std::size_t first, std::size_t last) {
     while (first < last) {  // a range may span several tables
       const std::size_t o = first / size, begin = first % size, end = std::min(size, begin + (last - first));
       const RowSumsCall sums = {width, rows + o * count * width * size_of(type), sorted.starts.data(),
-                                sorted.places.data(), table + o * size * width * size_of(type)};
+                                sorted.positions.data(), table + o * size * width * size_of(type)};
       kernel(sums, begin, end);
       first += end - begin;
     }

@@ -64,11 +64,11 @@ struct CrossEntropyCall {
   void* dx;
 };
 
-// Row r of the table is the sum of the rows at places[starts[r]] ... places[starts[r + 1] - 1].
+// Row r of the table is the sum of the rows at positions[starts[r]] ... positions[starts[r + 1] - 1].
 struct RowSumsCall {
   std::size_t width;
   const void* rows;
-  const std::size_t *starts, *places;
+  const std::size_t *starts, *positions;
   void* table;
 };
 

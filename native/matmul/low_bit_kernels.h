@@ -13,9 +13,9 @@ namespace onnxtrain {
 namespace {
 
 template <std::size_t bits>
-inline std::uint8_t integer_at(const std::uint8_t* packed, std::size_t place) {
+inline std::uint8_t integer_at(const std::uint8_t* packed, std::size_t index) {
   constexpr std::size_t kPerByte = 8 / bits, kMask = (1u << bits) - 1;
-  return static_cast<std::uint8_t>(packed[place / kPerByte] >> (place % kPerByte * bits) & kMask);
+  return static_cast<std::uint8_t>(packed[index / kPerByte] >> (index % kPerByte * bits) & kMask);
 }
 
 template <typename T, std::size_t bits>
@@ -32,10 +32,10 @@ inline Vector<float> integers_at(const std::uint8_t* packed) {
   constexpr std::uint64_t kMask = (1u << bits) - 1;
   std::uint64_t word = 0;
   __builtin_memcpy(&word, packed, kLanes<float> * bits / 8);
-  Vector<std::uint64_t> places;
+  Vector<std::uint64_t> shifts;
 #pragma GCC unroll 8
-  for (std::size_t i = 0; i < kLanes<std::uint64_t>; ++i) places[i] = 2 * bits * i;
-  const Vector<std::uint64_t> pairs = broadcast(word) >> places;
+  for (std::size_t i = 0; i < kLanes<std::uint64_t>; ++i) shifts[i] = 2 * bits * i;
+  const Vector<std::uint64_t> pairs = broadcast(word) >> shifts;
   const Vector<std::uint64_t> apart = (pairs & kMask) | (pairs << (32 - bits) & kMask << 32);
   return __builtin_convertvector((Vector<std::int32_t>)apart, Vector<float>);
 }

@@ -31,7 +31,7 @@ void pack(const Packing<T>& packing) {
     for (std::size_t k = packing.begin; k < packing.end;) {
       const std::ptrdiff_t* offsets = packing.offsets + k;
       const auto row_of = [&](std::size_t i) {
-        return target + (packing.places == nullptr ? k + i : packing.places[k + i]) * width;
+        return target + (packing.positions == nullptr ? k + i : packing.positions[k + i]) * width;
       };
       const std::size_t step = reached(offsets, packing.end - k < lanes ? packing.end - k : lanes, lanes);
       std::size_t j = 0;

@@ -38,7 +38,7 @@ struct Cut {
       for (const std::size_t c : {fewest_columns, enough, even}) {
         const std::size_t height = divided_up(row_count, r), width = divided_up(column_count, c);
         const std::size_t arranging =
-            tuning::kArranging * width + (copied_rows ? tuning::kArranging : tuning::kReading) * height;
+            tuning::kPackingCost * width + (copied_rows ? tuning::kPackingCost : tuning::kReadingCost) * height;
         const std::size_t part = saturating_sum(saturating_product(height, width), arranging);
         const std::size_t time = saturating_product(divided_up(r * c, threads), part);
         if (time < soonest) {

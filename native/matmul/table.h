@@ -28,7 +28,7 @@ struct Packing {
   std::size_t begin, end;  // the part of the depth to pack
   std::size_t first_panel, end_panel;
   T* panels;
-  const std::size_t* places = nullptr;  // positions of a column's elements in a panel: [depth], or null if in order
+  const std::size_t* positions = nullptr;  // positions of a column's elements in a panel: [depth], or null if in order
 };
 
 // A low-bit integer matrix, [rows][blocks][block], in which the `block` integers of a block share a scale and a zero

@@ -150,8 +150,8 @@ std::vector<Draw> UpdateInputs::draws(std::int64_t T) const {
   std::vector<Draw> result;
   result.reserve(starts_.size() + parameter_starts_.size());
   for (std::size_t index = 0; index < count_; ++index) {
-    for (std::size_t place = index; place < starts_.size(); place += count_) {
-      result.push_back(draw_of(starts_[place], T));
+    for (std::size_t state = index; state < starts_.size(); state += count_) {
+      result.push_back(draw_of(starts_[state], T));
     }
     if (!parameter_starts_.empty()) result.push_back(draw_of(parameter_starts_[index], T));
   }
@@ -171,7 +171,7 @@ Variable UpdateInputs::variable(const Call& call, std::size_t index, Tensor& par
   result.type = parameter.type == ort::kTypeDouble ? kDouble : kFloat;
   result.count = parameter.count();
   result.inputs[0] = parameter.data;
-  std::size_t place = 1, scales = 0;
+  std::size_t next = 1, scales = 0;
   for (std::size_t group = 1; group < grouping_.inputs.size(); ++group) {
     const char letter = grouping_.inputs[group];
     call.input(grouping_.scalars() + group * count_ + index, other);
@@ -184,7 +184,7 @@ Variable UpdateInputs::variable(const Call& call, std::size_t index, Tensor& par
       result.scales[scales++] = static_cast<const float*>(other.data);
       continue;
     }
-    result.inputs[place++] = other.data;
+    result.inputs[next++] = other.data;
     if (letter == 'G' && other.count() != result.count) {
       result.broadcast = std::make_unique<Broadcast>(other.shape, parameter.shape);
     }

@@ -27,11 +27,11 @@ void read(const AttributeOf<Attributes>& attribute, const AttributeSource& sourc
     value = source.number(attribute.name, attribute.required ? std::nullopt : std::optional(value));
     return;
   }
-  int& place = values.*attribute.word;
+  int& word_index = values.*attribute.word;
   const std::string word = source.text(
-      attribute.name, attribute.required ? std::nullopt : std::optional<std::string>(attribute.words[place]));
-  for (place = 0; place < kMostVariants && attribute.words[place] != nullptr; ++place) {
-    if (word == attribute.words[place]) return;
+      attribute.name, attribute.required ? std::nullopt : std::optional<std::string>(attribute.words[word_index]));
+  for (word_index = 0; word_index < kMostVariants && attribute.words[word_index] != nullptr; ++word_index) {
+    if (word == attribute.words[word_index]) return;
   }
   throw std::invalid_argument(std::string(attribute.name) + " is '" + word + "': it must be " +
                               listed(attribute.words) + ".");

@@ -71,7 +71,7 @@ void MaxPoolGradientNode::describe(const std::vector<std::int64_t>& dy, const st
     images.begin[axis] = 0;
   }
   for (std::size_t axis = 0; axis < axes; ++axis) {
-    const std::size_t place = kMostAxes - axes + axis;
+    const std::size_t slot = kMostAxes - axes + axis;
     const std::int64_t size = x[axis + 2], windows = dy[axis + 2];
     const std::int64_t extent = checked_sum(checked_product(dilations_[axis], kernel_[axis] - 1), std::int64_t{1});
     std::int64_t begin = pads_[axis], end = pads_[axes + axis];
@@ -92,12 +92,12 @@ void MaxPoolGradientNode::describe(const std::vector<std::int64_t>& dy, const st
                                   " make " + std::to_string(fewest) + ", or " + std::to_string(most) +
                                   " with ceil_mode.");
     }
-    images.size[place] = size;
-    images.windows[place] = windows;
-    images.kernel[place] = kernel_[axis];
-    images.strides[place] = stride;
-    images.dilations[place] = kernel_[axis] == 1 ? 1 : dilations_[axis];
-    images.begin[place] = begin;
+    images.size[slot] = size;
+    images.windows[slot] = windows;
+    images.kernel[slot] = kernel_[axis];
+    images.strides[slot] = stride;
+    images.dilations[slot] = kernel_[axis] == 1 ? 1 : dilations_[axis];
+    images.begin[slot] = begin;
     if (windows > 0 && padded > kMostAlongAxis) {
       throw std::invalid_argument("with its pads, input 1 (x) has " + std::to_string(padded) +
                                   " elements along axis " + std::to_string(axis + 2) + ", and this kernel reaches " +

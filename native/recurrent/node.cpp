@@ -36,8 +36,8 @@ bool follows_from_value(Function function) {
 }
 
 // Indices of the inputs that all nodes share; an LSTM has two more.
-struct Places {
-  explicit Places(Cell cell) : lstm(cell == kLstm) {}
+struct InputSlots {
+  explicit InputSlots(Cell cell) : lstm(cell == kLstm) {}
 
   bool lstm;
   std::size_t x = 0, w = 1, r = 2, b = 3, lengths = 4, initial_state = 5, initial_cells = 6, peepholes = 7;
@@ -117,8 +117,8 @@ struct Reading : Sizes {
   ElementType type;
 
   Reading(const Inputs& given, const RecurrentAttributes& attributes) : type(given.element_type(0)) {
-    const Places places(attributes.cell);
-    const Shape &x = given[places.x].shape, &r = given[places.r].shape;
+    const InputSlots slots(attributes.cell);
+    const Shape &x = given[slots.x].shape, &r = given[slots.r].shape;
     if (x.size() != 3) {
       throw std::invalid_argument("input 0 (X) has shape " + text_of(x) + ", and must be [steps, batch, inputs].");
     }
@@ -128,24 +128,24 @@ struct Reading : Sizes {
     steps = x[0], batch = x[1], inputs = x[2], hidden = r[2];
     directions = static_cast<std::int64_t>(attributes.directions);
     gates = checked_product(static_cast<std::int64_t>(gate_count(attributes.cell)), hidden);
-    for (const std::size_t index : {places.w, places.r}) given.require_same_type(index, 0);
-    given.require_shape(places.r, {directions, gates, hidden});
-    given.require_shape(places.w, {directions, gates, inputs});
-    require(given, places.b, {directions, checked_product<std::int64_t>(2, gates)});
-    require(given, places.initial_state, {directions, batch, hidden});
-    if (places.lstm) {
-      require(given, places.initial_cells, {directions, batch, hidden});
-      require(given, places.peepholes, {directions, checked_product<std::int64_t>(3, hidden)});
-      call.initial_cells = data(given, places.initial_cells);
-      call.peepholes = data(given, places.peepholes);
+    for (const std::size_t index : {slots.w, slots.r}) given.require_same_type(index, 0);
+    given.require_shape(slots.r, {directions, gates, hidden});
+    given.require_shape(slots.w, {directions, gates, inputs});
+    require(given, slots.b, {directions, checked_product<std::int64_t>(2, gates)});
+    require(given, slots.initial_state, {directions, batch, hidden});
+    if (slots.lstm) {
+      require(given, slots.initial_cells, {directions, batch, hidden});
+      require(given, slots.peepholes, {directions, checked_product<std::int64_t>(3, hidden)});
+      call.initial_cells = data(given, slots.initial_cells);
+      call.peepholes = data(given, slots.peepholes);
     }
     fill_in(attributes.cell, attributes);
-    call.x = given[places.x].data;
-    call.w = given[places.w].data;
-    call.r = given[places.r].data;
-    call.b = data(given, places.b);
-    call.initial_state = data(given, places.initial_state);
-    call.lengths = lengths_of(given, places.lengths, batch, steps);
+    call.x = given[slots.x].data;
+    call.w = given[slots.w].data;
+    call.r = given[slots.r].data;
+    call.b = data(given, slots.b);
+    call.initial_state = data(given, slots.initial_state);
+    call.lengths = lengths_of(given, slots.lengths, batch, steps);
   }
 };
 
@@ -269,16 +269,16 @@ void RecurrentNode::compute(const Call& call) const {
 void RecurrentGradientNode::compute(const Call& call) const {
   const Inputs given(signature_, call);
   Reading reading(given, attributes_);
-  const Places places(attributes_.cell);
+  const InputSlots slots(attributes_.cell);
   Recurrent& recurrent = reading.call;
   recurrent.memory = memory_.get();
   const auto kept = [&](std::size_t index, const Shape& shape) { return needed(given, signature_, index, shape); };
-  recurrent.y = kept(places.y(), reading.sequence_shape());
-  recurrent.gates = kept(places.gates(), reading.gates_shape());
+  recurrent.y = kept(slots.y(), reading.sequence_shape());
+  recurrent.gates = kept(slots.gates(), reading.gates_shape());
   const bool lstm = attributes_.cell == kLstm, after = attributes_.cell == kGruAfter;
-  if (lstm) recurrent.cells = kept(places.kept(), reading.kept_shape());
-  if (after) recurrent.linear = kept(places.kept(), reading.kept_shape());
-  const std::size_t arriving = attributes_.cell == kRnn ? places.kept() : places.kept() + 1;
+  if (lstm) recurrent.cells = kept(slots.kept(), reading.kept_shape());
+  if (after) recurrent.linear = kept(slots.kept(), reading.kept_shape());
+  const std::size_t arriving = attributes_.cell == kRnn ? slots.kept() : slots.kept() + 1;
   require(given, arriving, reading.sequence_shape());
   recurrent.dy = data(given, arriving);
   for (std::size_t index : {1, 2}) {

@@ -53,7 +53,7 @@ class Sequence {
     const std::size_t products = saturating_product(call.batch / row_parts_, factors);
     const std::size_t worth_it = std::min(products / tuning::kLeastStepProducts, call.hidden / tuning::kLeastUnits);
     parts_ = std::clamp<std::size_t>(worth_it, 1, most / row_parts_);
-    far_ = call.batch > 1 && saturating_product(factors, sizeof(T)) / second_cache() >= tuning::kFarFactors;
+    far_ = call.batch > 1 && saturating_product(factors, sizeof(T)) / second_cache() >= tuning::kUncachedWeights;
     for (std::size_t part = 0; part <= parts_; ++part) {
       begins_.push_back(std::min(call.hidden, divided_up(call.hidden, kUnit) * part / parts_ * kUnit));
     }
@@ -154,7 +154,7 @@ class Sequence {
   // Number of parts into which the batch rows should be split. A part runs all steps without synchronization and reads
   // nothing written by another core, but reads all recurrent weights at every step; they must fit the cache.
   std::size_t rows_worth_it(std::size_t factors) const {
-    const bool near = saturating_product(factors, sizeof(T)) <= share_of_second_cache(tuning::kNearFactorsShare);
+    const bool near = saturating_product(factors, sizeof(T)) <= share_of_second_cache(tuning::kCachedWeightsShare);
     if (!near || call_.dpeepholes != nullptr) return 1;  // peepholes are summed over all rows, in order
     const std::size_t products = saturating_product(call_.steps, call_.batch, factors);
     return std::max<std::size_t>(1, std::min(products / tuning::kLeastProducts, call_.batch / tuning::kLeastBatchRows));

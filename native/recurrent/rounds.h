@@ -28,8 +28,8 @@ class Rounds {
         do_part(round, part);
         done_.value.fetch_add(1, std::memory_order_release);
       }
-      for (std::size_t looks = 0; done_.value.load(std::memory_order_acquire) < (round + 1) * parts_; ++looks) {
-        if (looks < tuning::kLooks) {
+      for (std::size_t polls = 0; done_.value.load(std::memory_order_acquire) < (round + 1) * parts_; ++polls) {
+        if (polls < tuning::kPolls) {
 #if defined(__x86_64__) || defined(__i386__)
           __builtin_ia32_pause();
 #endif

@@ -22,7 +22,7 @@ from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.training_info.algorithm import FirstValues
 from onnxtrain.training_info.build import build_entries, build_unfilled
 from onnxtrain.training_info.recipe import StepEntry
-from onnxtrain.workarounds.sessions import refuse_what_crashes
+from onnxtrain.workarounds.sessions import refuse_crashing_nodes
 
 if TYPE_CHECKING:
     from onnxtrain.callbacks.stopping import Stopping
@@ -54,7 +54,7 @@ class Executor:
         self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
     ) -> None:
         _check_options(config)
-        refuse_what_crashes(objective.model.graph)
+        refuse_crashing_nodes(objective.model.graph)
         self.objective = objective
         self.config = config
         self.fixed = objective.fixed_batch

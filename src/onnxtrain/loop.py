@@ -30,7 +30,7 @@ from onnxtrain.renamed import VALIDATION, MetricValues
 from onnxtrain.schedules import Schedule
 from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.state import Parameters, State
-from onnxtrain.training.checkpoints.fingerprint import describe_course, differences, names_to_change
+from onnxtrain.training.checkpoints.fingerprint import describe_loop, differences, names_to_change
 from onnxtrain.training.description import (
     JSON,
     describe_data,
@@ -403,8 +403,8 @@ class Loop:
         tensors, metadata = found
         written: dict[str, Any] = metadata["fingerprint"]
         changed = differences(written, here).keys()
-        self._take_states(tensors, changed)
-        self._take_position(Position(**metadata["position"]), changed, written)
+        self._restore_states(tensors, changed)
+        self._restore_position(Position(**metadata["position"]), changed, written)
         arrays = {
             key.removeprefix("callbacks/"): array for key, array in tensors.items() if key.startswith("callbacks/")
         }
@@ -451,8 +451,8 @@ class Loop:
             for form in (live, averaged)
         )
 
-    def _take_states(self, tensors: Mapping[str, np.ndarray], changed: Collection[str]) -> None:
-        """Load parameters and optimizer states; states that another optimizer does not share keep their first values.
+    def _restore_states(self, tensors: Mapping[str, np.ndarray], changed: Collection[str]) -> None:
+        """Load parameters and optimizer states; with another optimizer, only parameters.
 
         Raises:
             CheckpointError: States are missing, or would be lost.
@@ -461,7 +461,7 @@ class Loop:
         wanted = list(self._state.trained if "optimizer" in changed else executor.checkpoint_names)
         missing = [name for name in wanted if f"state/{name}" not in tensors]
         if missing and not {"attributes", "sparsity", "accumulate", "batch_norm"} & set(changed):
-            raise CheckpointError(f"The checkpoint lacks the states {missing[:5]}; it is of another training.")
+            raise CheckpointError(f"The checkpoint lacks the states {missing[:5]}; it belongs to another training.")
         rows = executor.objective.table
         lost = [row.name for row in rows if row.name not in states and f"state/{row.name}" in tensors]
         if lost:
@@ -474,7 +474,7 @@ class Loop:
         if "masks" in changed:
             set_to_zero(states, executor.config.masks)
 
-    def _take_position(self, position: Position, changed: Collection[str], written: Mapping[str, Any]) -> None:
+    def _restore_position(self, position: Position, changed: Collection[str], written: Mapping[str, Any]) -> None:
         """Continue at the same step and example, under settings that may have changed."""
         options, progress = self._options, self._options.progress
         if "batch_size" in changed:
@@ -496,7 +496,7 @@ def _identity(options: LoopOptions) -> dict[str, Any]:
     config, names = options.executor.config, options.names
     return {
         **describe_settings(config, options.executor.objective),
-        **describe_course(
+        **describe_loop(
             options.rate.base,
             schedule=options.schedule,
             epochs=options.epochs,

@@ -293,7 +293,7 @@ class Objective:
         return choose_tensors(self.shapes, patterns, "sparsify", self.matmul_weights)
 
     def step_spec(self, config: TrainingConfig) -> StepSpec:
-        """All that the training model is made from, with a graph of its own, which whoever builds it uses up.
+        """Return the specification of a training step, on a copy of the graph, which the builder may change.
 
         Raises:
             OptionError: There is nothing to train; the message says why.

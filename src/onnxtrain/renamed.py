@@ -43,8 +43,8 @@ def metric_name(name: str) -> str:
     """
     if not name.startswith(_OLD_VALIDATION):
         return name
-    warn_renamed(f"The metric {name!r}", repr(todays_metric(name)))
-    return todays_metric(name)
+    warn_renamed(f"The metric {name!r}", repr(current_metric_name(name)))
+    return current_metric_name(name)
 
 
 class MetricValues(dict[str, float]):
@@ -56,7 +56,7 @@ class MetricValues(dict[str, float]):
         raise KeyError(name)
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (isinstance(name, str) and super().__contains__(todays_metric(name)))
+        return super().__contains__(name) or (isinstance(name, str) and super().__contains__(current_metric_name(name)))
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a metric, or the default."""
@@ -65,10 +65,10 @@ class MetricValues(dict[str, float]):
 
 def renamed_metrics(values: dict[str, float]) -> MetricValues:
     """Return a row of a file that an earlier version wrote, under today's names."""
-    return MetricValues({todays_metric(name): value for name, value in values.items()})
+    return MetricValues({current_metric_name(name): value for name, value in values.items()})
 
 
-def todays_metric(name: str) -> str:
+def current_metric_name(name: str) -> str:
     """Return a metric's name, where a file of an earlier version may have its old one."""
     return VALIDATION + name.removeprefix(_OLD_VALIDATION) if name.startswith(_OLD_VALIDATION) else name
 

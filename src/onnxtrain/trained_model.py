@@ -88,8 +88,8 @@ class TrainedModel:
         found._start(config, objective, values, data)
         return found
 
-    def _again(self, **changes: Any) -> Self:
-        """Return a trainer with the current parameters, fresh optimizer states and some other settings."""
+    def _rebuilt(self, **changes: Any) -> Self:
+        """Return a new trainer with the current parameters, fresh optimizer states, and the given settings changed."""
         config = dataclasses.replace(self.config, **changes)
         return self._of(config, self._objective, dict(self._trained), self._data.copy())
 
@@ -546,7 +546,7 @@ class TrainedModel:
             if shape != own.shape:
                 raise CheckpointError(
                     f"The checkpoint {os.fspath(path)!r} has {'no' if shape is None else f'another shape {shape} of'} "
-                    f"{name!r}, which this training changes; it is of another training."
+                    f"{name!r}, which this training changes; it belongs to another training."
                 )
         written = metadata.get("fingerprint")
         same = isinstance(written, dict) and written.get("optimizer") == type(self.config.optimizer).__name__

@@ -209,7 +209,7 @@ def test_adapters_that_do_not_fit(tmp_path):
         with_weights(**{"x.lora_B.bias": np.zeros(3, np.float32)})
 
 
-def test_folders_that_are_no_adapters(tmp_path):
+def test_folders_that_are_not_adapters(tmp_path):
     model, folder = decoder(), tmp_path / "folder"
     folder.mkdir()
 
@@ -231,7 +231,7 @@ def test_folders_that_are_no_adapters(tmp_path):
     assert "has an adapter for no layer" in message()
 
 
-def test_files_that_are_no_adapters(tmp_path):
+def test_files_that_are_not_adapters(tmp_path):
     model = decoder()
     with pytest.raises(ModelError, match=r"nowhere.onnx_adapter' does not exist; give an .onnx_adapter file"):
         merge_adapter(model, tmp_path / "nowhere.onnx_adapter", tmp_path / "merged.onnx")

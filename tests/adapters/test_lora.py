@@ -245,7 +245,7 @@ def test_bad_settings(settings, message):
         trainer(decoder(), **settings)
 
 
-def test_other_things_are_no_settings():
+def test_other_values_are_not_settings():
     with pytest.raises(OptionError, match=r"lora is 8; it needs settings, such as onnxtrain.Lora\(rank=8\)"):
         onnxtrain.Trainer(decoder(), loss=LOSS, lora=8)
 

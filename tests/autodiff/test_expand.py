@@ -7,7 +7,7 @@ from onnxtrain.autodiff import expand
 from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from zoo.language_model import language_model
 
 
@@ -15,7 +15,7 @@ from zoo.language_model import language_model
 def model():
     """Two layers with grouped attention and norms of ONNX Runtime, of symbolic sizes."""
     made = ir.from_proto(language_model())
-    leave_out_pasts(made)
+    remove_cache_inputs(made)
     return infer_shapes(made)
 
 

@@ -221,7 +221,7 @@ def gradient_of(operator, inputs, attributes):
     return run(built, feeds)
 
 
-def test_a_packed_query_key_and_value_are_what_they_are_apart():
+def test_packed_query_key_and_value_equal_separate_ones():
     parts = [normal(2, 3, 4, seed=seed) for seed in (1, 2, 3)]
     apart = gradient_of("MultiHeadAttention", (*parts, BIAS), HEADS)
     packed = np.stack([part.reshape(2, 3, 2, 2) for part in parts], axis=3)
@@ -233,7 +233,7 @@ def test_a_packed_query_key_and_value_are_what_they_are_apart():
     np.testing.assert_allclose(found["x3_grad"], apart["x3_grad"], atol=1e-5)
 
 
-def test_a_packed_key_and_value_are_what_they_are_apart():
+def test_packed_key_and_value_equal_separate_ones():
     apart = gradient_of("MultiHeadAttention", (QUERY, KEY, VALUE), HEADS)
     packed = np.stack([part.reshape(2, 5, 2, 2) for part in (KEY, VALUE)], axis=3)
     found = gradient_of("MultiHeadAttention", (QUERY, packed, None), HEADS)
@@ -253,7 +253,7 @@ def test_a_mask_of_the_longest_sequence_is_cut():
 
 
 @pytest.mark.parametrize("mask", [LENGTHS - 2, ENDS, SUMS], ids=["lengths", "ends", "sums"])
-def test_masks_of_unknown_size_are_told_apart_in_the_graph(mask):
+def test_masks_of_unknown_size_are_distinguished_in_the_graph(mask):
     given, feeds = model("Attention", (X, WEIGHTS, BIAS, mask), ("y",), "com.microsoft", HEADS)
     expected = run(given, feeds)["y"]
     for info in given.graph.input:
@@ -291,7 +291,7 @@ def test_a_model_that_was_optimized_for_gpus_is_refused():
         onnxtrain.Trainer(made, loss="mean_squared_error")
 
 
-def test_a_shape_without_a_type_is_no_type():
+def test_a_shape_without_a_type_is_not_a_type():
     """Passes leave untyped values behind operators that ONNX does not know, where FastGelu's body lacked a type."""
     made = ir.serde.deserialize_model(
         parser.parse_model(

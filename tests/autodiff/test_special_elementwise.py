@@ -141,7 +141,7 @@ def _gradient(model: onnx.ModelProto, names: list[str], feeds: dict[str, np.ndar
     return [results[f"{name}_grad"] for name in names]
 
 
-def test_exponent_that_is_trained_is_no_constant() -> None:
+def test_a_trained_exponent_is_not_a_constant() -> None:
     model = _parse("agraph (float[2] x) => (float[2] y) <float[1] p = {2}> { y = Pow(x, p) }")
     built = projected_gradient(model, ["x", "p"], {"y": np.ones(2, np.float32)})
     for tensor in built.graph.initializer:

@@ -91,7 +91,7 @@ REFUSED: list[tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("operator", "shapes", "attributes", "message"), REFUSED)
-def test_what_needs_a_shape_says_so(
+def test_missing_shapes_are_reported(
     operator: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any], message: str
 ) -> None:
     names = ["abc"[i] for i in range(len(shapes))]

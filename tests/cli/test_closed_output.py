@@ -177,7 +177,7 @@ def test_characters_that_the_terminal_does_not_have_are_written_as_escapes() -> 
     stream.close()
 
 
-def test_a_defect_in_what_is_written_is_no_closed_stream() -> None:
+def test_a_defect_while_writing_is_not_a_closed_stream() -> None:
     with pytest.raises(ZeroDivisionError):
         QuietStream(Failing(ZeroDivisionError())).write("text")
 

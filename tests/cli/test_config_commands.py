@@ -35,7 +35,7 @@ def as_file(values):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_file_says_what_flags_say(command, files, success):
+def test_a_config_file_equals_flags(command, files, success):
     values, written = COMMANDS[command]
     expected = success(command, "model.onnx", *as_flags(values)).out
     before = [(files / name).read_bytes() for name in written]

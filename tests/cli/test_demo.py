@@ -27,7 +27,7 @@ def test_reaches_its_goal_and_checks_the_file(run, tmp_path):
     assert "ok     all 8 trained initializers changed, and nothing else in the file" in result.out
 
 
-def test_a_goal_not_reached_is_said(run, tmp_path, monkeypatch):
+def test_a_goal_that_is_not_reached_is_reported(run, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "EPOCHS", 1)
     monkeypatch.setattr(demo, "GOAL", 0.9999)
     result = run("demo", "--folder", tmp_path / "somewhere" / "else")

@@ -39,7 +39,7 @@ CASES = {
         text("f (float16[n, 2] x) => (float16[n, 2] y) { y = MatMul(x, w) }", w=W.astype(np.float16)),
         [(STOPS, "1 tensor (4 elements) of float16 cannot be trained")],
     ),
-    "trees": (trees(), [(STOPS, "computes with TreeEnsembleRegressor, which no gradient passes")]),
+    "trees": (trees(), [(STOPS, "computes with TreeEnsembleRegressor, through which no gradient flows")]),
     "no weights": (text("f (float[n, 2] x) => (float[n, 2] y) { y = Relu(x) }"), [(STOPS, "the model has none")]),
     "no gradient": (
         text(

@@ -36,7 +36,7 @@ def test_a_defect_is_called_one(files, run, monkeypatch):
     assert "Traceback" not in result.err
 
 
-def test_a_full_disk_is_no_defect(files, run, monkeypatch):
+def test_a_full_disk_is_not_a_defect(files, run, monkeypatch):
     def full(*arguments, **options):
         raise OSError(28, "No space left on device", "tuned.onnx")
 
@@ -127,7 +127,7 @@ def test_a_system_error_without_a_file_says_what_to_do(number, reason, way_out, 
     )
 
 
-def test_too_little_memory_is_no_defect(files, run, monkeypatch):
+def test_too_little_memory_is_not_a_defect(files, run, monkeypatch):
     def refuse(*arguments, **options):
         raise MemoryError
 

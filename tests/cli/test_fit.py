@@ -100,7 +100,7 @@ def test_over_the_model_itself(files, success):
     onnxruntime.InferenceSession(files / "model.onnx", providers=["CPUExecutionProvider"])
 
 
-def test_plain_lines_where_nobody_watches(files, success):
+def test_plain_lines_without_a_terminal(files, success):
     out = success(*FIT, "--validation", "test.npz", "--metrics", "accuracy", "--epochs", "10").out
     assert "\x1b" not in out
     assert out.startswith("model.onnx: trains 67 of 67 weights with Adam, learning rate 0.02\n")
@@ -369,7 +369,7 @@ def test_epochs_are_counted_alike_in_every_line(files, success):
     assert re.search(rf"^ validation loss +[\d.]+ +[\d.]+ +{best} *$", out, re.MULTILINE)
 
 
-def test_hints_are_said_in_flags(files, success):
+def test_hints_name_flags(files, success):
     onnx.save(onnxtrain.examples.small_resnet(width=4), files / "resnet.onnx")
     images = np.random.default_rng(0).normal(size=(8, 3, 8, 8)).astype(np.float32)
     np.savez(files / "images.npz", image=images, label=np.arange(8))

@@ -31,7 +31,9 @@ def language_model(files):
     return files
 
 
-APART = "hint: head holds the same values as wte, transposed, and they are trained apart; if the model ties them, --tie"
+APART = (
+    "hint: head holds the same values as wte, transposed, and they are trained separately; if the model ties them, --"
+)
 LOSS = ("--loss", "softmax_cross_entropy")
 
 
@@ -45,7 +47,7 @@ def test_fit_says_hints_once(language_model, success):
     np.testing.assert_array_equal(values["head"].T, values["wte"])
 
 
-def test_prune_and_export_say_what_surprises(language_model, run):
+def test_prune_and_export_print_surprising_hints(language_model, run):
     how = ("--sparsity", "0.5", "--epochs", "1", "--fine-tune-epochs", "1", "--output", "pruned.onnx")
     result = run("prune", "lm.onnx", "--data", "ids.npz", *LOSS, *how)
     assert result.code == 0

@@ -51,7 +51,7 @@ def test_nothing_stays_behind(files, run):
     assert (logging.getLogger().handlers, warnings.showwarning) == before
 
 
-def test_an_attribute_that_is_no_text_is_no_line_of_onnx_ir(files):
+def test_an_attribute_that_is_not_text_does_not_print_onnx_irs_warning(files):
     model = onnx.load(files / "model.onnx")
     model.graph.node[0].attribute.append(helper.make_attribute("note", b"\xff\x1b[31m"))
     onnx.save(model, files / "model.onnx")
@@ -63,7 +63,7 @@ def test_an_attribute_that_is_no_text_is_no_line_of_onnx_ir(files):
     assert len(result.stderr.splitlines()) <= 1
 
 
-def test_a_compressed_file_is_told(files, run, monkeypatch):
+def test_a_compressed_file_gets_a_notice(files, run, monkeypatch):
     monkeypatch.setattr("onnxtrain.data.files._READ_WHOLE_BYTES", 10)
     with np.load(files / "test.npz") as arrays:
         np.savez_compressed(files / "small.npz", **arrays)

@@ -108,7 +108,7 @@ def test_a_folder_that_is_taken(files, run, success):
     assert (files / "a" / "run.json").read_bytes() == before
 
 
-def test_a_resumed_run_has_the_rows_of_the_whole_training(files, success):
+def test_a_resumed_run_has_the_rows_of_an_uninterrupted_one(files, success):
     flags = (*FIT, "--checkpoint", "checkpoints", "--run", "a")
     success(*flags, "--epochs", 2)
     success(*flags, "--epochs", 4, "--resume")

@@ -40,13 +40,13 @@ def start(files: Path):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_closed_output_is_no_error(command, start, files):
+def test_a_closed_output_is_not_an_error(command, start, files):
     result = start(*COMMANDS[command], shell=">&-")
     assert (result.returncode, result.stderr) == (0, "")
     assert command not in ("predict", "export") or list(files.glob("written.*"))
 
 
-def test_a_reader_that_leaves_is_no_error(start):
+def test_a_reader_that_exits_is_not_an_error(start):
     result = start(*EVALUATE, shell="| true")
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -67,7 +67,7 @@ def test_without_an_error_stream_the_exit_code_tells(start):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("command", ["inspect", "json"])
-def test_a_full_device_is_said(command, start):
+def test_a_full_device_is_reported(command, start):
     result = start(*COMMANDS[command], shell="> /dev/full")
     assert result.returncode == 2
     assert result.stderr == (
@@ -84,7 +84,7 @@ def test_characters_that_the_encoding_lacks_become_escapes(environment, start):
     assert result.stdout.isascii()
 
 
-def test_names_that_are_no_text_are_shown(start, files):
+def test_names_that_are_not_text_are_shown(start, files):
     name = os.fsdecode(b"caf\xe9.onnx")
     (files / "model.onnx").rename(files / name)
     result = start("inspect", name)

@@ -129,7 +129,7 @@ def test_a_stream_that_fails_goes_quiet(error, lost):
     stream.discard()
 
 
-def test_a_stream_that_is_none_takes_everything():
+def test_a_missing_stream_accepts_everything():
     stream = QuietStream(None)
     assert stream.write("abc") == 3
     stream.flush()

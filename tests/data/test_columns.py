@@ -284,7 +284,7 @@ def test_names_are_kept_with_the_trainer_the_run_and_the_model(tmp_path):
     for other in (
         copy.deepcopy(trainer),
         pickle.loads(pickle.dumps(trainer)),
-        trainer._again(),
+        trainer._rebuilt(),
         onnxtrain.Trainer(tmp_path / "tuned.onnx", loss=LOSS),
     ):
         assert other._data.names == trainer._data.names
@@ -298,7 +298,7 @@ def test_names_are_kept_with_the_trainer_the_run_and_the_model(tmp_path):
 @pytest.mark.parametrize(
     "text", ["[]", "7", '{"labels": "ab"}', '{"columns": {"input": "ab"}}', '{"columns": []}', "{}", '{"other": []}']
 )
-def test_names_that_are_none(text, tmp_path):
+def test_invalid_label_files_are_refused(text, tmp_path):
     onnx.save(examples.mlp((5, 8, 3)), tmp_path / "tuned.onnx")
     (tmp_path / "tuned.labels.json").write_text(text)
     with pytest.raises(ModelError, match=r"tuned\.labels\.json' must be a JSON list of strings"):

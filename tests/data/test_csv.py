@@ -163,7 +163,7 @@ def test_texts_of_a_file_larger_than_memory_are_mapped(tmp_path, monkeypatch):
         labels.to_indices(np.array(["red", "blue", "red", "violet"]), ("blue", "red"))
 
 
-def test_latin_1_is_said(tmp_path, caplog):
+def test_latin_1_gets_a_notice(tmp_path, caplog):
     path = write(tmp_path / "d.csv", table(y=TEXTS), encoding="latin-1")
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         read(path, target="y")
@@ -216,7 +216,7 @@ def test_bad_files(tmp_path, content, message):
 
 
 @pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a,b,c,d,y\n1,2,3,4,0\n".encode("utf-16-le")])
-def test_files_that_are_no_text(tmp_path, content):
+def test_files_that_are_not_text(tmp_path, content):
     path = tmp_path / "d.csv"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"holds zero bytes, so it is not UTF-8 text; .* name it: .*utf-16-le"):

@@ -125,7 +125,7 @@ def test_without_targets(source):
     assert batch.targets is None
 
 
-def test_targets_that_nobody_needs():
+def test_unneeded_targets():
     (batch,) = open_dataset((X, Y), ONE, need_target=False).batches(5)
     assert batch.inputs["image"].tolist() == X.tolist()
     (batch,) = open_dataset((X, M), TWO, need_target=False).batches(5)

@@ -181,7 +181,7 @@ def test_compressed_arrays_that_do_not_fit_are_not_extracted(tmp_path, monkeypat
         open_dataset(tmp_path / "d.npz", [spec(4)])
 
 
-def test_a_disk_that_is_too_small_is_said(tmp_path, monkeypatch):
+def test_a_full_temporary_disk_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_READ_WHOLE_BYTES", 1000)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: types.SimpleNamespace(free=500))
     write_zeros(tmp_path / "d.npz", {"x": (np.uint8, (1000, 4)), "y": (np.uint8, (1000,))})

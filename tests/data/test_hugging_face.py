@@ -72,7 +72,7 @@ def _flat():
     )
 
 
-def test_what_does_not_fit():
+def test_mismatches():
     data = datasets.Dataset.from_dict(table(kind=LABELS, name=["x"] * 40))
     with pytest.raises(DataError, match=r"the dataset has the columns .* say which is the target"):
         trainer().fit(data)

@@ -127,7 +127,7 @@ def test_data_with_fewer_labels_are_read_in_the_order_that_was_kept(form, tmp_pa
     assert restored.evaluate(**some, metrics="accuracy") == expected
 
 
-def test_an_order_that_nobody_knows_is_not_guessed(form, tmp_path):
+def test_an_unknown_order_is_not_guessed(form, tmp_path):
     make, write = form
     (part,) = folders(tmp_path, "part")
     some, trainer = write(part, SOME), make(3)
@@ -169,7 +169,7 @@ def test_labels_that_a_model_does_not_know_are_refused_by_name(form, tmp_path):
                 call(**write(whole, ALL))
 
 
-def test_a_training_goes_on_with_data_of_fewer_labels(form, tmp_path):
+def test_a_training_continues_with_data_of_fewer_labels(form, tmp_path):
     """By the order that the checkpoint has, where the data may change."""
     make, write = form
     whole, part = folders(tmp_path, "whole", "part")

@@ -67,7 +67,7 @@ def test_pytorch():
     assert trainer().fit(half, batch_size=6).rows == trainer().fit(X[:20], LABELS[:20], batch_size=6).rows
 
 
-def test_what_does_not_fit():
+def test_mismatches():
     with pytest.raises(DataError, match="the Pairs is empty; at least one example is needed"):
         trainer().fit(Pairs(X[:0]))
     ragged = [*X[:39], np.zeros(5, np.float32)]

@@ -38,7 +38,7 @@ def tar(path, files):
 
 
 @pytest.mark.parametrize("encoding", ["punycode", "undefined", "idna_no_such", "base64"])
-def test_encodings_that_are_none_of_files(tmp_path, encoding):
+def test_invalid_encodings(tmp_path, encoding):
     (tmp_path / "t.csv").write_text(LINES)
     with pytest.raises(DataError, match=rf"'?{encoding}'?.*(which is not a text encoding|name its encoding)"):
         open_dataset(CsvFile(tmp_path / "t.csv", encoding=encoding), [SPEC], target="y")
@@ -107,7 +107,7 @@ def test_all_pictures_broken_although_such_are_left_out(tmp_path):
         open_dataset(TarFile(path, skip_broken=True), [image])
 
 
-def test_labels_beyond_whole_numbers(tmp_path):
+def test_labels_that_are_not_integers(tmp_path):
     """They are not cast to whatever a processor makes of them."""
     import onnxtrain
 

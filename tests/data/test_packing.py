@@ -44,7 +44,7 @@ def test_rows_are_as_full_as_they_can_be():
     assert (len(packed), packed.filled) == (4, 1.0)
 
 
-def test_what_is_longer_than_a_row_is_cut():
+def test_long_sequences_are_split_into_rows():
     packed = pack([np.arange(23)], 10)
     assert [row["input_ids"].tolist() for row in packed][:2] == [list(range(10)), list(range(10, 20))]
     assert packed[2]["input_ids"][:3].tolist() == [20, 21, 22]
@@ -191,6 +191,6 @@ def test_inputs_by_name():
         ),
     ],
 )
-def test_what_cannot_be_packed_is_said(make, error, message):
+def test_sequences_that_cannot_be_packed_are_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -71,7 +71,7 @@ def test_arrays_in_shuffled_order(monkeypatch):
         np.testing.assert_array_equal(value, theirs.parameters[name])
 
 
-def test_what_is_quick_is_read_without_a_thread(monkeypatch):
+def test_fast_data_is_read_without_a_thread(monkeypatch):
     monkeypatch.setattr(prefetch, "WORTH", 10.0)  # a machine may be slow
     quick, where = batches()
     trainer().fit(quick, epochs=2)
@@ -80,7 +80,7 @@ def test_what_is_quick_is_read_without_a_thread(monkeypatch):
 
 @pytest.mark.parametrize("fail_at", [0, 1, 4])
 @pytest.mark.parametrize("in_a_row", [0, 1])
-def test_errors_come_where_they_would(fail_at, in_a_row, monkeypatch):
+def test_errors_are_raised_at_the_same_step(fail_at, in_a_row, monkeypatch):
     monkeypatch.setattr(prefetch, "_IN_A_ROW", in_a_row)  # 0: all is read in the thread
     steps = []
     for threaded in (True, False):
@@ -144,7 +144,7 @@ def test_settings_of_numpy_hold_in_the_thread():
         trainer().fit(load)
 
 
-def test_waiting_is_measured_and_said(capsys):
+def test_waiting_is_measured_and_reported(capsys):
     reader = Prefetch()
     load, _ = batches(0.05)
     for _ in reader(iter_batches(load), copies=False):

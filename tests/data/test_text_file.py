@@ -86,7 +86,7 @@ def test_a_model_learns_from_texts(table, tokenizer):
     assert trainer.evaluate(TextFile(table, tokenizer), target="kind", metrics="accuracy")["accuracy"] == 1
 
 
-def test_what_does_not_fit(table, tokenizer, tmp_path):
+def test_mismatches(table, tokenizer, tmp_path):
     with pytest.raises(DataError, match=r"the inputs 'a', 'b' are not token ids with masks"):
         read(TextFile(table, tokenizer), spec("a"), spec("b"), target="kind")
     with pytest.raises(DataError, match=r"'image' is float32 \(batch, 4\)"):

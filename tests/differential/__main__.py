@@ -29,7 +29,7 @@ BEGIN, END = "<!-- differential counts -->", "<!-- end of differential counts --
 
 
 def read(journal: Path) -> dict[int, dict[str, Any]]:
-    """Return the outcomes by seed: the last one of each; an unfinished line of a killed run is passed over."""
+    """Return the last outcome of each seed; ignore an unfinished line of a killed run."""
     found: dict[int, dict[str, Any]] = {}
     if journal.exists():
         for line in journal.read_text(encoding="utf-8").splitlines():
@@ -54,14 +54,14 @@ def table(outcomes: dict[int, dict[str, Any]], day: str) -> str:
 
 
 def write_page(page: Path, text: str) -> None:
-    """Put the counts between their marks."""
+    """Write the counts between the page's marks."""
     old = page.read_text(encoding="utf-8")
     before, rest = old.split(BEGIN)
     page.write_text(before + text + rest.split(END)[1], encoding="utf-8")
 
 
 def chosen(seeds: str, done: set[int], again: bool) -> Iterator[int]:
-    """Yield the seeds that are to be run."""
+    """Yield the seeds to run."""
     first, _, end = seeds.partition(":")
     for seed in range(int(first or 0), int(end) if end else int(first) + 1):
         if again or seed not in done:
@@ -69,7 +69,7 @@ def chosen(seeds: str, done: set[int], again: bool) -> Iterator[int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run combinations; return 1 where one differs."""
+    """Run combinations; return 1 if one differs."""
     parser = argparse.ArgumentParser(prog="python -m differential", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", default="0:20000", help="A:B, without B; or one seed, which is run again")
     parser.add_argument("--minutes", type=float, help="end after so many minutes")

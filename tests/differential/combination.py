@@ -164,8 +164,8 @@ def _run(seed: int, model: Model) -> Outcome:
 
 
 def _disturbed(setup: Setup, times: float) -> list[Result]:
-    """Trainings in PyTorch's float64, disturbed so many times as much as float32 disturbs."""
-    noises = [np.random.default_rng(place) for place in range(DISTURBED)]
+    """Train in PyTorch's float64 with disturbances of the given multiple of float32's rounding."""
+    noises = [np.random.default_rng(position) for position in range(DISTURBED)]
     module, layout, initial, plan = setup.model.module, setup.layout, setup.initial, setup.plan
     return [train(module, layout, initial, plan, torch.float64, noise, times) for noise in noises]
 
@@ -216,7 +216,7 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
     if name == "next_token" and model.output[0] < 3:
         name = "softmax_cross_entropy"
     compares = name in ("triplet", "info_nce")
-    whole = compares or batch_mode == "train"  # results of a micro-batch differ from the whole batch's
+    needs_full_batch = compares or batch_mode == "train"  # results of a micro-batch differ from the whole batch's
 
     fixed = model.batch
     if fixed is not None and draw.chance(0.3):
@@ -226,12 +226,12 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
     if compares and size // cuts < 4:
         if fixed:
             name, compares = "huber", False
-            whole = batch_mode == "train"
+            needs_full_batch = batch_mode == "train"
         else:
             size = 5 * cuts
     count = draw.integer(3, 6)
     sizes = [size] * count
-    if not whole and draw.chance(0.4):
+    if not needs_full_batch and draw.chance(0.4):
         sizes[-1] = draw.integer(1, size)
     if cuts > 1:
         options["accumulate"] = cuts
@@ -301,7 +301,7 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
             "progress": False,
             "prefetch": draw.chance(0.5),
         }
-        if draw.chance(0.3):  # whole epochs of the same data
+        if draw.chance(0.3):  # several epochs of the same data
             half = -(-count // 2)
             plan.steps[half:] = plan.steps[: count - half]
             if count % 2:
@@ -322,14 +322,14 @@ def _arguments(loss: Any) -> dict[str, Any]:
 
 
 def _loss(draw: Draw, name: str, model: Model) -> tuple[Any, dict[str, Any], Any]:
-    """Return the loss, further arguments of the reference, and a function from a batch size to targets."""
+    """Return the loss, the reference's arguments, and a function that makes targets for a batch size."""
     axis = {"vector": 1, "sequence": 2, "image": 1}[model.kind]
     classes = model.output[axis - 1]
-    places = tuple(s for a, s in enumerate(model.output, 1) if a != axis)
+    positions = tuple(s for a, s in enumerate(model.output, 1) if a != axis)
     generator = draw.generator
 
     def labels(rows: int) -> np.ndarray:
-        return generator.integers(0, classes, (rows, *places))
+        return generator.integers(0, classes, (rows, *positions))
 
     def values(rows: int) -> np.ndarray:
         return generator.normal(size=(rows, *model.output)).astype(np.float32)
@@ -397,11 +397,13 @@ def _loss(draw: Draw, name: str, model: Model) -> tuple[Any, dict[str, Any], Any
         def spoken(rows: int) -> np.ndarray:
             found = generator.integers(1, classes, (rows, length))
             for row in found[1:]:
-                for place in range(1, length):  # equal neighbours need a blank between them
-                    row[place] = row[place] % (classes - 1) + 1 if row[place] == row[place - 1] else row[place]
-            for place in range(1, length):
-                if found[0, place] == found[0, place - 1]:
-                    found[0, place] = found[0, place] % (classes - 1) + 1
+                for position in range(1, length):  # equal neighbours need a blank between them
+                    row[position] = (
+                        row[position] % (classes - 1) + 1 if row[position] == row[position - 1] else row[position]
+                    )
+            for position in range(1, length):
+                if found[0, position] == found[0, position - 1]:
+                    found[0, position] = found[0, position] % (classes - 1) + 1
             cut = generator.integers(1, length + 1, rows)
             found[np.arange(length)[None] >= cut[:, None]] = -1
             return found
@@ -510,7 +512,7 @@ def _train(setup: Setup) -> Result:
     else:
         epochs = setup.fit.get("epochs", 1)
         steps = plan.steps[: len(plan.steps) // epochs]
-        inputs = tuple(np.concatenate([step[0][place] for step in steps]) for place in range(len(steps[0][0])))
+        inputs = tuple(np.concatenate([step[0][position] for step in steps]) for position in range(len(steps[0][0])))
         target = np.concatenate([step[1] for step in steps])
         more = {} if steps[0][2] is None else {"sample_weight": np.concatenate([step[2] for step in steps])}
         kept = _Losses()
@@ -564,7 +566,7 @@ def _compare(setup: Setup, ours: Result, truth: Result, near: list[Result]) -> l
 
 
 def _as_held(layout: Layout, name: str, twin: str, array: np.ndarray) -> np.ndarray:
-    """The elements of a tensor in the order of another one that holds the same."""
+    """Return a tensor's elements in the order of another tensor with the same elements."""
     if name == twin:
         return array
     by_key = dict(zip(layout.of[twin], array.reshape(-1).tolist(), strict=True))
@@ -572,7 +574,7 @@ def _as_held(layout: Layout, name: str, twin: str, array: np.ndarray) -> np.ndar
 
 
 def _compare_statistics(setup: Setup, ours: Result, truth: Result, near: list[Result], factor: int) -> list[str]:
-    """Say which running statistics differ; they are found by the values that the file starts from."""
+    """Return the running statistics that differ; the file's initial values identify them."""
     found = []
     buffers = {n: b.numpy() for n, b in setup.model.module.named_buffers() if b.is_floating_point()}
     for tensor in setup.model.file.graph.initializer:

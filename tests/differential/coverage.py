@@ -17,7 +17,7 @@ LOSSES = {
 }
 LOSS_OPTIONS = {
     "check_targets": "changes no number",
-    "chunk": "changes no number; tests/training compares it with the whole",
+    "chunk": "computes the same values; tests/training compares it with the unchunked loss",
     "dice.activation": "follows from the targets",
     "dice.ignore_index": "PyTorch's and MONAI's dice have none",
     "focal.ignore_index": "drawn for the cross-entropy, which shares it",

@@ -55,24 +55,24 @@ def train(model: Model, plan: Plan, options: Mapping[str, Any]) -> dict[str, np.
 
 
 class _Entry:
-    """A step graph, which the reference evaluator runs."""
+    """A step graph that the reference evaluator runs."""
 
     def __init__(self, step: onnx.ModelProto) -> None:
-        said = {entry.key: entry.value for entry in step.metadata_props}
-        self._news: dict[str, str | None] = json.loads(said["onnxtrain.states"])
+        metadata = {entry.key: entry.value for entry in step.metadata_props}
+        self._news: dict[str, str | None] = json.loads(metadata["onnxtrain.states"])
         self._inputs = {value.name for value in step.graph.input}
         self._outputs = [value.name for value in step.graph.output]
         self._evaluator = ReferenceEvaluator(step)
 
     def run(self, states: dict[str, np.ndarray], feeds: Mapping[str, np.ndarray]) -> None:
-        """Run it, and replace the old states by the new ones."""
+        """Run one step, and replace the states by their new values."""
         given = {name: array for name, array in (states | dict(feeds)).items() if name in self._inputs}
         results = dict(zip(self._outputs, self._evaluator.run(None, given), strict=True))
         states.update({name: np.asarray(results[new]) for name, new in self._news.items() if new is not None})
 
 
 def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model with float64 instead of float32."""
+    """Return a model with float64 instead of float32."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     del wide.graph.value_info[:]

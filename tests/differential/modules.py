@@ -1,4 +1,4 @@
-"""Random PyTorch modules: layers of all kinds in random order, with an output that some loss fits."""
+"""Random PyTorch modules: layers of all kinds in random order, with an output that fits a loss."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Draw:
-    """Random choices that follow from a seed.
+    """Random choices, determined by a seed.
 
     Args:
         *seed: Non-negative integers.
@@ -102,7 +102,7 @@ class Swapped(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention in its own words, with or without a causal mask."""
+    """Self-attention written with matmuls and softmax, with or without a causal mask."""
 
     def __init__(self, size: int, heads: int, causal: bool, bias: bool) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Excitation(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A learned scale and shift, as of layer scale."""
+    """A learned scale and shift, as in LayerScale."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class Scaled(nn.Module):
 
 
 class RMS(nn.Module):
-    """Root-mean-square normalization by arithmetic."""
+    """RMS normalization written with arithmetic operators."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class Positions(nn.Module):
 
 
 class Made(nn.Module):
-    """Layers, a head, and more inputs that join in front of the head.
+    """Layers and a head; features of further inputs are added before the head.
 
     Args:
         body: From the first input to features.
@@ -219,7 +219,7 @@ class Made(nn.Module):
 
 
 class MadeOfTwo(Made):
-    """The same with two inputs, which exporters want by name."""
+    """The same with two inputs, since exporters need their names in the signature."""
 
     def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         return super().forward(x, z)
@@ -265,9 +265,9 @@ class Model:
         """Return random inputs."""
         return tuple(
             generator.integers(0, self.vocabulary, (batch, *shape))
-            if self.vocabulary and place == 0
+            if self.vocabulary and position == 0
             else generator.normal(size=(batch, *shape)).astype(np.float32)
-            for place, shape in enumerate(self.shapes)
+            for position, shape in enumerate(self.shapes)
         )
 
 
@@ -357,11 +357,11 @@ def _make_distinct(module: nn.Module, generator: np.random.Generator) -> nn.Modu
     seen: set[float] = set()
     for tensor in tensors:
         flat = tensor.detach().numpy().reshape(-1)
-        for place, value in enumerate(flat):
+        for position, value in enumerate(flat):
             while (new := float(np.float32(value + 0.1 * generator.random()))) in seen or new == 0:
                 pass
             seen.add(new)
-            flat[place] = new
+            flat[position] = new
     return module
 
 

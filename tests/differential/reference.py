@@ -48,7 +48,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     ignore_index: int | None = None,
 ) -> Terms:
-    """PyTorch's cross-entropy; its mean divides by the weights of the labels that count."""
+    """PyTorch's cross-entropy; its mean divides by the weights of the labels that are not ignored."""
     by_class = None if class_weights is None else torch.tensor(class_weights, dtype=z.dtype)
     z = _classes_second(z, axis)
     if t.is_floating_point():
@@ -335,7 +335,7 @@ class Plan:
         frozen: Tensors of the file that are not trained.
         groups: Names of tensors, the factor of their learning rate, and their own settings.
         masks: Boolean arrays by tensor; false stays zero.
-        cuts: Into how many micro-batches a step is cut.
+        cuts: Number of micro-batches per step.
         micro: The size of a micro-batch where it is fixed, else 0.
         clip_value: Bound of each element of the gradients.
         clip_norm: Bound of their norm.
@@ -369,17 +369,17 @@ class Layout:
         trained: The trained tensors of the file.
 
     Attributes:
-        wrong: Trained tensors that are no parameters, and parameters that are not trained.
+        wrong: Trained tensors that are not parameters, and parameters that are not trained.
         order: The tensors, in the order in which they are concatenated.
         copies: Tensors that hold the elements of another one.
         missing: Parameters that the file does not hold.
     """
 
     def __init__(self, module: nn.Module, trained: Mapping[str, np.ndarray]) -> None:
-        places = {
-            value: (name, place)
+        positions = {
+            value: (name, position)
             for name, parameter in module.named_parameters()
-            for place, value in enumerate(parameter.detach().numpy().reshape(-1).tolist())
+            for position, value in enumerate(parameter.detach().numpy().reshape(-1).tolist())
         }
         self.wrong: list[str] = []
         self.order: list[str] = []
@@ -390,22 +390,22 @@ class Layout:
         start = 0
         for name, array in trained.items():
             values = array.reshape(-1).tolist()
-            strange = [value for value in values if value not in places]
+            strange = [value for value in values if value not in positions]
             if strange:
                 self.wrong.append(f"{name} {array.shape} is trained, but {strange[:3]} are no parameters")
                 continue
-            keys = self.of[name] = [places[value] for value in values]
+            keys = self.of[name] = [positions[value] for value in values]
             if keys[0] in index:
                 self.copies.append(name)
                 continue
             self.order.append(name)
-            for place, key in enumerate(keys):
-                index[key] = start + place
+            for position, key in enumerate(keys):
+                index[key] = start + position
             start += len(keys)
         self.index: dict[str, torch.Tensor] = {}
         self.missing: list[str] = []
         for name, parameter in module.named_parameters():
-            found = [index.get((name, place)) for place in range(parameter.numel())]
+            found = [index.get((name, position)) for position in range(parameter.numel())]
             if None not in found:
                 self.index[name] = torch.tensor(found).reshape(parameter.shape)
                 continue

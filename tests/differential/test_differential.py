@@ -98,7 +98,7 @@ def test_the_step_graph_in_double_trains_to_the_truth():
         assert combination._right_in_double(setup, truth), seed
 
 
-def test_the_command_goes_on_and_adds_up(tmp_path, capsys):
+def test_the_command_continues_its_journal(tmp_path, capsys):
     journal, page = tmp_path / "j.jsonl", tmp_path / "page.md"
     page.write_text(f"before\n{command.BEGIN}\n{command.END}\nafter\n")
     assert command.main(["--seeds", "0:2", "--journal", str(journal)]) == 0

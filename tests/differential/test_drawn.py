@@ -72,7 +72,7 @@ def test_every_loss_and_each_of_its_options():
     ],
     ids=["Trainer", "fit", "schedules"],
 )
-def test_every_option_is_drawn_or_left_out_with_a_reason(known, drawn, left):
+def test_every_option_is_drawn_or_excluded_with_a_reason(known, drawn, left):
     assert set(drawn).isdisjoint(left)
     assert set(drawn) | set(left) == known
     assert all(left.values())
@@ -89,7 +89,7 @@ def setups():
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_said_to_be_drawn_is_drawn(setups):
+def test_options_listed_as_drawn_are_drawn(setups):
     trainers = {"threads"} | {option for setup in setups for option in setup.trainer}
     assert trainers == set(combination.TRAINER_OPTIONS)
     fits = {option for setup in setups if setup.fit for option in setup.fit}

@@ -80,7 +80,7 @@ FAILURES = """
 
 
 @needs_mpi
-def test_an_error_of_one_rank_ends_all_and_is_said_by_rank_0(tmp_path):
+def test_an_error_of_one_rank_ends_all_and_rank_0_reports_it(tmp_path):
     done = mpiexec(3, script(tmp_path, FAILURES), "raises")
     assert done.returncode == 1
     assert done.stderr.count("ParallelError: Rank 2 ended: There is no data here.") == 1

@@ -132,7 +132,7 @@ def test_a_rank_that_needs_its_share_alone_gets_it(compression):
 
 @pytest.mark.parametrize("compression", ["float16", "bfloat16", TopK(0.01)], ids=str)
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_what_is_no_number_arrives(compression, number):
+def test_nan_and_infinity_arrive(compression, number):
     given = np.ones((1, 3, 12), np.float32)
     given[0, 1, 5] = number
     sums, _, _ = run(choose_compression(compression), given)
@@ -153,13 +153,13 @@ def test_an_engine_without_an_exchange_of_rows_gathers_all():
 
 
 @pytest.mark.parametrize("given", ["float8", 0.01, TopK])
-def test_what_there_is_not(given):
+def test_unknown_compressions_are_refused(given):
     with pytest.raises(OptionError, match=r"compress is .*; it is 'float16', 'bfloat16' or onnxtrain.distributed.TopK"):
         choose_compression(given)
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, float("nan")])
-def test_a_share_that_is_none(share):
+def test_an_invalid_share(share):
     with pytest.raises(OptionError, match="above 0 and at most 1"):
         TopK(share)
 

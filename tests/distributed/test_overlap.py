@@ -14,23 +14,23 @@ from onnxtrain.distributed.reduction import Reduction
 from onnxtrain.errors import ParallelError
 
 
-class Beside(onnxtrain.distributed.Single):
+class Overlapping(onnxtrain.distributed.Single):
     """Communicator of one process with overlap."""
 
     overlap = True
-    abandoned = False
+    aborted = False
 
-    def abandon(self):
-        self.abandoned = True
+    def abort(self):
+        self.aborted = True
 
 
-def test_groups_are_added_up_in_their_order_in_another_thread():
+def test_groups_are_reduced_in_order_in_another_thread():
     done = []
     groups = [lambda number=number: done.append((number, threading.current_thread().name)) for number in range(4)]
-    reduction = Reduction(Beside(), groups, overlap=True)
+    reduction = Reduction(Overlapping(), groups, overlap=True)
     for _ in range(2):
         began = time.perf_counter()
-        with reduction.beside(2):
+        with reduction.overlapping(2):
             for number in (1, 0, 2, 1, 0):  # groups 1 and 0 twice, group 2 once
                 reduction._on_ready(number, [], 0)
         assert [number for number, _ in done] == [0, 1, 2, 3]
@@ -40,55 +40,76 @@ def test_groups_are_added_up_in_their_order_in_another_thread():
         done.clear()
 
 
-def test_without_another_thread_all_are_added_up_at_the_end():
+def test_without_another_thread_all_groups_are_reduced_at_the_end():
     done = []
     reduction = Reduction(
         onnxtrain.distributed.Single(), [lambda: done.append(0), lambda: done.append(1)], overlap=False
     )
-    with reduction.beside(1):
+    with reduction.overlapping(1):
         reduction._on_ready(1, [], 0)
         reduction._on_ready(0, [], 0)
         assert not done
     assert done == [0, 1]
 
 
-def test_what_fails_in_the_other_thread_is_raised_in_this_one():
+def test_operations_of_a_communicator_work_under_their_old_names():
+    with pytest.warns(DeprecationWarning, match=r"Communicator\.\w+ is now (abort|set_background)") as found:
+
+        class Old(onnxtrain.distributed.Single):
+            background = None
+
+            def behind(self, computation):
+                self.background = computation
+
+            def abandon(self):
+                self.background = "aborted"
+
+    assert len(found) == 2
+    communicator = Old()
+    with Reduction(communicator, [], overlap=True).overlapping(1):
+        assert communicator.background
+    assert communicator.background is False
+    communicator.abort()
+    assert communicator.background == "aborted"
+
+
+def test_an_error_in_the_other_thread_is_raised_in_this_one():
     def lost():
         raise ParallelError("Rank 1 ended: no more.")
 
-    reduction = Reduction(Beside(), [lost, lambda: None], overlap=True)
-    with pytest.raises(ParallelError, match="Rank 1 ended"), reduction.beside(1):
+    reduction = Reduction(Overlapping(), [lost, lambda: None], overlap=True)
+    with pytest.raises(ParallelError, match="Rank 1 ended"), reduction.overlapping(1):
         reduction._on_ready(0, [], 0)
 
 
-def test_what_waits_is_broken_off_where_the_computation_fails():
-    communicator = Beside()
+def test_a_failed_computation_aborts_the_waiting_reduction():
+    communicator = Overlapping()
 
     def waits():
-        while not communicator.abandoned:
+        while not communicator.aborted:
             time.sleep(0.001)
 
     reduction = Reduction(communicator, [waits], overlap=True)
 
     def step():
-        with reduction.beside(1):
+        with reduction.overlapping(1):
             reduction._on_ready(0, [], 0)
             raise ValueError("out of memory")
 
     with pytest.raises(ValueError, match="out of memory"):
         step()
-    assert communicator.abandoned
+    assert communicator.aborted
     assert reduction._started[0].done()
 
 
-def test_an_error_in_the_announcement_is_raised_as_it_was():
-    def take(number, addresses):
+def test_an_error_in_the_notification_is_raised_unchanged():
+    def copy(number, addresses):
         raise ParallelError("There is no room.")
 
-    reduction = Reduction(Beside(), [lambda: None], overlap=True, take=take)
+    reduction = Reduction(Overlapping(), [lambda: None], overlap=True, copy=copy)
 
     def step():
-        with reduction.beside(1):
+        with reduction.overlapping(1):
             assert reduction._on_ready(0, [], 0) == 1
             raise onnxtrain.errors.StepError("the node failed")
 
@@ -148,7 +169,7 @@ def test_sums_beside_the_backward_pass_change_no_bit(tmp_path):
 
 @needs_mpi
 @needs_kernels
-def test_statistics_of_all_processes_are_no_time_for_other_sums(tmp_path):
+def test_synchronized_batch_norm_does_not_overlap_with_gradient_sums(tmp_path):
     run_script(
         tmp_path,
         2,
@@ -182,7 +203,7 @@ FAILS = """
                 time.sleep(30)
             if number == 1:
                 raise onnxtrain.errors.ParallelError("no more room")
-        subject._executor._reduction._take = fails
+        subject._executor._reduction._copy_gradients = fails
     subject.train_step(x, y)
 """
 

@@ -235,16 +235,16 @@ class Compressing(Two):
         ({"optimizer": "lamb"}, "shard_states=True cuts weights at any element"),
         ({"clip_norm": 1.0, "clip_value": 1.0}, "shard_states=True clips by value or by norm"),
         ({"shard_gradients": True, "accumulate": 2}, "shard_gradients=True keeps no sums of micro-batches"),
-        ({"shard_gradients": True, "communicator": Compressing()}, "shard_gradients=True keeps no whole gradients"),
+        ({"shard_gradients": True, "communicator": Compressing()}, "shard_gradients=True does not keep all gradients"),
         (
             {"shard_gradients": True, "runtime": RuntimeOptions(kernels=False)},
             "shard_gradients=True needs the native kernels",
         ),
-        ({"shard_gradients": True, "batch_norm": "sync"}, "lets processes wait for each other"),
+        ({"shard_gradients": True, "batch_norm": "sync"}, "makes processes wait for each other"),
         ({"shard_gradients": True, "shard_states": False}, "give shard_states=True, too"),
     ],
 )
-def test_what_needs_whole_tensors_is_refused(options, sentence):
+def test_options_that_exclude_sharding_are_refused(options, sentence):
     shards = {"communicator": Two(), "shard_states": True, **options}
     others = {name: shards.pop(name) for name in options if not hasattr(onnxtrain.Distributed, name)}
     with pytest.raises(OptionError, match=sentence):

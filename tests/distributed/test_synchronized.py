@@ -134,7 +134,7 @@ def test_weights_of_examples_and_sums_count_right(tmp_path):
 
 
 @needs_mpi
-def test_an_epoch_with_checkpoints_goes_on_in_one_process(tmp_path):
+def test_an_epoch_with_checkpoints_continues_in_one_process(tmp_path):
     run_script(
         tmp_path,
         2,
@@ -155,7 +155,7 @@ def test_an_epoch_with_checkpoints_goes_on_in_one_process(tmp_path):
 
 
 @needs_mpi
-def test_a_process_that_ends_is_told_of_in_the_middle_of_a_step(tmp_path):
+def test_a_process_that_ends_within_a_step_is_reported(tmp_path):
     """The other process waits within ONNX Runtime, and raises the communicator's error."""
     done = mpiexec(
         2,

@@ -288,7 +288,7 @@ OTHERS = """
         ("nan", "NumericalError: The loss became "),
     ],
 )
-def test_what_is_not_the_same_everywhere_is_said_once(tmp_path, how, sentence):
+def test_differences_between_ranks_are_reported_once(tmp_path, how, sentence):
     from distributed.processes import mpiexec, script
 
     done = mpiexec(2, script(tmp_path, OTHERS), how)

@@ -144,13 +144,13 @@ def test_names_that_are_taken_get_a_number():
         ("h = MatMul(x, w)  y = Slice(h, s, e, a)", {"w": (4, 3), "s": [0], "e": [2], "a": [1]}, "stands Slice"),
     ],
 )
-def test_a_tail_for_the_old_classes_is_told(body, given, sentence):
+def test_nodes_for_the_old_classes_are_named(body, given, sentence):
     with pytest.raises(OptionError, match=sentence):
         onnxtrain.replace_head(parsed(f"f (float[n, 4] x) => (float[n, m] y) {{ {body} }}", **given), classes=2)
 
 
 @pytest.mark.parametrize("classes", [0, -1, 2.5, True, "7"])
-def test_classes_are_a_whole_number(classes):
+def test_classes_are_an_integer(classes):
     with pytest.raises(OptionError, match=r"classes is .* it must be an integer of at least 1"):
         onnxtrain.replace_head(examples.mlp((4, 3)), classes=classes)
 
@@ -211,7 +211,7 @@ def test_a_linear_layer_over_more_axes():
         (lambda m: Dropout(1.0), "ratio of Dropout is 1.0"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(make, sentence):
+def test_mistakes_are_reported_in_a_sentence(make, sentence):
     model = parsed("f (float[n, m] x) => (float[n, m] y) { y = Relu(x) }")
     with pytest.raises(OptionError, match=sentence):
         make(model)
@@ -237,7 +237,7 @@ def test_a_cut_keeps_what_is_needed_and_no_more(tmp_path):
     assert [value.name for value in two.graph.output] == ["two", "h"]
 
 
-def test_what_is_no_model_is_told(tmp_path):
+def test_an_argument_that_is_not_a_model_is_refused(tmp_path):
     (tmp_path / "model.onnx").write_text("hello")
     for edit in (lambda p: onnxtrain.cut(p, at="h"), lambda p: onnxtrain.replace_head(p, 3)):
         with pytest.raises(ModelError, match="is not an ONNX model"):

@@ -133,7 +133,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_is_no_operand_or_index_gets_a_sentence(name):
+def test_invalid_operands_and_indices_get_a_sentence(name):
     function, message = MISTAKES[name]
     with pytest.raises(OperatorError, match=message):
         model(function, X)

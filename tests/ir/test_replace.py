@@ -59,7 +59,7 @@ def test_nodes_that_are_read_are_not_removed() -> None:
         remove_nodes(graph, [first])
 
 
-def test_readers_in_bodies_are_told() -> None:
+def test_readers_in_bodies_are_updated() -> None:
     old, new = values("v", 2)
     inner = ir.Node("", "Neg", [old])
     body = ir.Graph([], [inner.outputs[0]], nodes=[inner], name="body")

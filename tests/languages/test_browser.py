@@ -189,7 +189,7 @@ def test_the_page_learns_drawn_digits(tmp_path, capsys):
     assert any((weights[0][name] != weights[1][name]).any() for name in weights[0])
 
 
-def test_what_the_page_is_told(tmp_path):
+def test_settings_of_the_page(tmp_path):
     onnx.save(onnxtrain.examples.mlp((4, 8, 3)), tmp_path / "model.onnx")
     main(["export", str(tmp_path / "model.onnx"), "--loss", "softmax_cross_entropy", "--web", str(tmp_path / "page")])
     settings = json.loads((tmp_path / "page" / "training.json").read_text())

@@ -88,7 +88,7 @@ def test_losses_and_states_are_those_of_python_to_the_last_bit(name, kernels, tr
         np.testing.assert_array_equal(states[key], array, err_msg=key)
 
 
-def test_it_goes_on_where_it_stopped(train, tmp_path):
+def test_it_continues_where_it_stopped(train, tmp_path):
     expected = write("mlp", tmp_path)
     first = losses(train(tmp_path, steps=7))
     (tmp_path / "result.safetensors").rename(tmp_path / "states.safetensors")

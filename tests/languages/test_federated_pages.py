@@ -73,7 +73,7 @@ def serving(program, folder, pages=3, timeout=60.0, rounds=3, tls=None, value=0.
         server.stop()
 
 
-def test_a_page_counts_by_its_examples(program, tmp_path):
+def test_pages_are_weighted_by_their_examples(program, tmp_path):
     sent = {"a": (10, 1.0), "b": (30, 2.0), "c": (60, -1.0)}
     with serving(program, tmp_path) as (_, ask), ThreadPoolExecutor() as pool:
 
@@ -88,7 +88,7 @@ def test_a_page_counts_by_its_examples(program, tmp_path):
             np.testing.assert_allclose(load(body)["b"], 1, rtol=1e-6)
 
 
-def test_who_is_late_is_left_out_of_the_round(program, tmp_path):
+def test_a_late_page_is_left_out_of_the_round(program, tmp_path):
     with serving(program, tmp_path, timeout=0.3) as (_, ask):
         first = ask("POST", "/weights?page=a&round=0&examples=5", save(weights(2.0)))
         assert first[0] == 200
@@ -100,7 +100,7 @@ def test_who_is_late_is_left_out_of_the_round(program, tmp_path):
         )
 
 
-def test_a_page_has_one_say_in_a_round(program, tmp_path):
+def test_a_page_sends_once_per_round(program, tmp_path):
     with serving(program, tmp_path, pages=2) as (aggregator, ask), ThreadPoolExecutor() as pool:
         path = "/weights?page=a&round=0&examples=5"
         twice = [pool.submit(ask, "POST", path, save(weights())) for _ in range(2)]
@@ -128,18 +128,23 @@ REFUSED = {
     "no examples": ("/weights?page=a&round=0&examples=0", save(weights()), 400, "examples is '0'; it needs .* from 1"),
     "minus": ("/weights?page=a&round=0&examples=-3", save(weights()), 400, "examples is '-3'; it needs"),
     "too many": ("/weights?page=a&round=0&examples=9999999999", save(weights()), 400, "to 1000000000"),
-    "more than it counts for": (
+    "more than a page may claim": (
         "/weights?page=a&round=0&examples=100001",
         save(weights()),
         400,
         r"examples is 100001; a page counts for at most 100000 \(--max-examples\)",
     ),
-    "too far": (GOOD, save(weights(20.0)), 400, r"norm 3\d\d.\d*; at most 100 is taken \(--max-update 100, relative"),
-    "out of range": (GOOD, save(weights(3e37)), 400, r"norm .*; at most 100 is taken"),
+    "too far": (
+        GOOD,
+        save(weights(20.0)),
+        400,
+        r"norm 3\d\d.\d*; at most 100 is accepted \(--max-update 100, relative",
+    ),
+    "out of range": (GOOD, save(weights(3e37)), 400, r"norm .*; at most 100 is accepted"),
     "other place": ("/elsewhere", save(weights()), 404, "Weights are sent to /weights"),
     "other round": ("/weights?page=a&round=7&examples=5", save(weights()), 409, "of round 7, but it is round 0"),
-    "nothing": (GOOD, b"", 400, "no safetensors file"),
-    "no file": (GOOD, b"\xff" * 40, 400, "no safetensors file"),
+    "nothing": (GOOD, b"", 400, "not a safetensors file"),
+    "no file": (GOOD, b"\xff" * 40, 400, "not a safetensors file"),
     "too long": (GOOD, bytes(70_000), 413, "70000 bytes were sent; the weights take at most 65572"),
     "missing": (GOOD, save(without("b")), 400, "The weights 'b' are missing"),
     "unknown": (GOOD, save(weights() | {"c": np.zeros(2, np.float32)}), 400, "The weights 'c' are not trained"),
@@ -155,7 +160,7 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_averaged_is_refused(program, tmp_path):
+def test_weights_that_cannot_be_averaged_are_refused(program, tmp_path):
     with serving(program, tmp_path) as (aggregator, ask):
         for name, (path, body, status, reason) in REFUSED.items():
             found = ask("POST", path, body)
@@ -171,7 +176,7 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_refusal_arrives_while_the_request_is_still_sent(length, program, tmp_path):
+def test_a_refusal_arrives_before_the_request_is_complete(length, program, tmp_path):
     headers, status, reason = LENGTHS[length]
 
     def slowly():
@@ -183,7 +188,7 @@ def test_a_refusal_arrives_while_the_request_is_still_sent(length, program, tmp_
         assert ask("POST", GOOD, slowly(), **headers)[:2] == (status, reason)
 
 
-def test_who_never_ends_a_request_is_left(program, tmp_path, monkeypatch):
+def test_an_unfinished_request_is_closed(program, tmp_path, monkeypatch):
     monkeypatch.setattr(program, "LINGER", 0.2)
 
     def endless():
@@ -220,7 +225,7 @@ def test_a_wrong_argument():
 @pytest.mark.parametrize(
     "given", [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic {}", "Bearer {}x", "Bearer \xe4"]
 )
-def test_who_has_no_token_gets_programs_only(given, program, tmp_path):
+def test_without_a_token_only_programs_are_served(given, program, tmp_path):
     for name in ("index.html", "model.onnx", "states.safetensors", "training.json"):
         (tmp_path / name).write_bytes(b"content")
     with serving(program, tmp_path) as (aggregator, ask):
@@ -244,7 +249,7 @@ def test_each_server_has_a_token_of_its_own(program, tmp_path):
         assert first.server.url == f"http://127.0.0.1:{first.server.server_port}/#token={first.server.token}"
 
 
-def test_so_many_pages_may_join(program, tmp_path):
+def test_the_number_of_pages_is_bounded(program, tmp_path):
     with serving(program, tmp_path, pages=1, most=2) as (_, ask):
         assert [ask("GET", f"/weights?page={page}")[0] for page in "abab"] == [200] * 4
         for method, path, body in (("GET", "/weights?page=c", None), ("POST", GOOD.replace("=a", "=c"), b"")):
@@ -262,20 +267,20 @@ def test_an_update_is_bound_relative_to_the_weights(program, tmp_path):
         far = ask("POST", GOOD.replace("round=0", "round=1"), save(weights(1.4)))
         assert far[0] == 400
         assert re.fullmatch(
-            rb"The update has the norm 26.\d+; at most 25.\d+ is taken \(--max-update 0.5, relative to the norm of the "
-            rb"weights\). Train with a smaller learning rate.",
+            rb"The update has the norm 26.\d+; at most 25.\d+ is accepted \(--max-update 0.5, relative to the norm of "
+            rb"the weights\). Train with a smaller learning rate.",
             far[1],
         )
 
 
-def test_rounds_end_where_they_should(program, tmp_path):
+def test_no_weights_are_accepted_after_the_last_round(program, tmp_path):
     with serving(program, tmp_path, pages=1, rounds=2) as (aggregator, ask):
         for number in range(2):
             path = GOOD.replace("round=0", f"round={number}")
             assert ask("POST", path, save(weights(number + 1.0)))[::2] == (200, number + 1)
         for number in range(5):
             status, reason, _ = ask("POST", GOOD.replace("round=0", f"round={number}"), save(weights(9.0)))
-            assert (status, reason.partition(b",")[0]) == (409, b"The training is over after 2 rounds")
+            assert (status, reason.partition(b" and")[0]) == (409, b"The training ended after 2 rounds")
         status, final, number = ask("GET", "/weights?page=b")
         assert (status, number) == (200, 2)
         np.testing.assert_array_equal(load(final)["w"], 2)
@@ -345,7 +350,7 @@ def test_damaged_requests_do_no_harm(program, tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_who_sends_slowly_is_cut_off(program, tmp_path, monkeypatch):
+def test_a_slow_sender_is_disconnected(program, tmp_path, monkeypatch):
     """One byte now and then keeps no connection beyond its time."""
     monkeypatch.setattr(program, "HEAD_TIME", 0.5)
     monkeypatch.setattr(program, "CONNECTIONS", 3)
@@ -477,7 +482,7 @@ def process(folder, *arguments):
         server.communicate()
 
 
-def test_ctrl_c_ends_the_server_whatever_clients_do(tmp_path):
+def test_ctrl_c_ends_the_server_while_clients_are_connected(tmp_path):
     with process(tmp_path, "--pages", "2") as (server, ask), ThreadPoolExecutor() as pool:
         own = ask("GET", "/weights?page=a")[1]
         waiting = pool.submit(ask, "POST", GOOD, own)  # until the other page has sent its weights
@@ -498,14 +503,14 @@ def test_ctrl_c_ends_the_server_whatever_clients_do(tmp_path):
             connection.close()
 
 
-def test_the_process_stops_at_its_rounds_and_refuses_who_is_late(tmp_path):
+def test_the_process_stops_after_its_rounds_and_refuses_late_pages(tmp_path):
     with process(tmp_path, "--pages", "2", "--rounds", "2", "--timeout", "0.5") as (server, ask):
         own = ask("GET", "/weights?page=a")[1]
         for number in range(2):
             assert ask("POST", GOOD.replace("round=0", f"round={number}"), own)[0] == 200
         late = ask("POST", GOOD.replace("=a", "=b"), own)
         assert late[0] == 409
-        assert late[1].startswith(b"The training is over after 2 rounds, and no more weights are taken")
+        assert late[1].startswith(b"The training ended after 2 rounds and accepts no more weights")
         assert ask("GET", "/weights?page=b")[0] == 200
         assert server.wait(5) == 0
         assert server.stdout.read() == "round 1: 1 pages, 5 examples\nround 2: 1 pages, 5 examples\n"
@@ -528,7 +533,7 @@ def test_a_page_without_a_token_asks_for_it(tmp_path):
 @needs_packages
 @needs_browser
 @pytest.mark.browser
-def test_three_pages_learn_what_none_of_them_could_alone(tmp_path):
+def test_three_pages_learn_more_than_each_alone(tmp_path):
     """Each page has two of three classes, and 100, 150 or 220 examples."""
     model = tmp_path / "model.onnx"
     onnx.save(onnxtrain.examples.mlp((4, 16, 3)), model)

@@ -167,7 +167,7 @@ def sampled():
 
 
 @pytest.mark.parametrize(("name", "options", "index"), sampled())
-def test_micro_batches_make_the_step_of_the_whole(tmp_path, name, options, index):
+def test_micro_batches_equal_the_step_of_the_batch(tmp_path, name, options, index):
     weights = WEIGHTS if len(options) > 2 else None
     value, whole = stepped(name, options, index, weights, 1, tmp_path)
     for accumulate in (3, ROWS):
@@ -216,7 +216,7 @@ JOINT = {
 
 @pytest.mark.parametrize("kind", JOINT)
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighted"])
-def test_micro_batches_of_several_outputs_make_the_step_of_the_whole(kind, weights):
+def test_micro_batches_of_several_outputs_equal_the_step_of_the_batch(kind, weights):
     words, kinds = JOINT[kind]
     targets = {"words": WORDS_IGNORED, "kind": NUMBERS if kinds == "mse" else IGNORED}
 

@@ -49,7 +49,7 @@ def test_loss_and_metrics(labels, kernels):
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_micro_batches_match_the_whole():
+def test_micro_batches_match_the_batch():
     given, _ = model()
     whole, split = (
         onnxtrain.Trainer(given, loss="next_token", optimizer="sgd(lr=0.5)", accumulate=count) for count in (1, 4)

@@ -14,20 +14,20 @@ from onnxtrain import examples, losses, metrics
 from onnxtrain.errors import DataError, OnnxTrainError, OptionError
 from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.metrics.choice import metric_for_loss
+from onnxtrain.metrics.dataset_metrics import AVERAGES, DATASET_METRIC_NAMES, DATASET_METRICS
 from onnxtrain.metrics.error_rates import CharacterErrorRate
 from onnxtrain.metrics.means import BUILT_IN
-from onnxtrain.metrics.whole_metrics import AVERAGES, WHOLE, WHOLE_NAMES
 from onnxtrain.report.record import large_is_good
 
 oracle = pytest.importorskip("sklearn.metrics")
 
-NAMES = [*BUILT_IN, *WHOLE, "top_k(2)", "calibration_error(3)"]
+NAMES = [*BUILT_IN, *DATASET_METRICS, "top_k(2)", "calibration_error(3)"]
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
 LABELS = np.arange(40) % 3
 
 
 def reads(name):
-    entry = BUILT_IN.get(name) or WHOLE.get(name.partition("(")[0])
+    entry = BUILT_IN.get(name) or DATASET_METRICS.get(name.partition("(")[0])
     return ("classes",) if entry is None else entry.reads
 
 
@@ -67,7 +67,7 @@ def test_one_nan_score_makes_every_metric_nan(name, kind):
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 @pytest.mark.parametrize("cuts", [(1,), (30,), (7, 8, 50), tuple(range(1, 60))], ids=["1", "2", "4", "60"])
-def test_batches_give_every_metric_of_the_whole(name, kind, cuts):
+def test_batches_give_every_metric_of_the_data_set(name, kind, cuts):
     truth, scores = data(kind)
     metric = metric_for_loss(MetricInput("a loss", kind), name)
     state = metric.start()
@@ -576,7 +576,7 @@ def test_several_outputs_have_labels_and_probabilities_by_name():
 def test_save_best_knows_the_direction_of_every_metric():
     small = {"perplexity", "calibration_error", "ece", "expected_calibration_error", "confusion_matrix"}
     small |= BUILT_IN.keys() - {"accuracy"}
-    for name in [*WHOLE_NAMES, *BUILT_IN, "acc", "mape", "cer", "wer", "top_5"]:
+    for name in [*DATASET_METRIC_NAMES, *BUILT_IN, "acc", "mape", "cer", "wer", "top_5"]:
         assert large_is_good(f"val_{name}") == (name not in small | {"mape", "cer", "wer"}), name
 
 

@@ -215,7 +215,7 @@ def test_an_unknown_metric():
         ("softmax_cross_entropy", {"label_smoothing": 0.1}),
     ],
 )
-def test_batches_of_any_size_combine_to_the_value_of_the_whole(random, name, options):
+def test_batches_of_any_size_combine_to_the_value_of_the_data_set(random, name, options):
     labels, scores = random.integers(0, 3, 100), random.normal(size=(100, 3))
     metric = resolve_metric(name, **options)
     state = metric.start()

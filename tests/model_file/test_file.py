@@ -99,7 +99,7 @@ def test_training_model_does_not_copy_large_weights() -> None:
     np.testing.assert_array_equal(value.numpy(), 1)
 
 
-def test_training_model_has_initializers_that_are_no_inputs() -> None:
+def test_training_model_has_initializers_that_are_not_inputs() -> None:
     model = parser.parse_model("""
         <ir_version: 3, opset_import: ["": 7]>
         g (float[n,3] x, float[3] b) => (float[n,3] y) <float[3] b = {1,2,3}> { y = Add(x, b) }

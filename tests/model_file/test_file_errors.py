@@ -116,7 +116,7 @@ def test_damaged_models_end_in_a_sentence_or_load(tmp_path: Path, seed: int) -> 
         assert "\n" not in str(error)  # noqa: PT017 - loading is allowed too
 
 
-def test_names_that_are_no_text(tmp_path: Path) -> None:
+def test_names_that_are_not_text(tmp_path: Path) -> None:
     data = small_model().SerializeToString().replace(b"MatMul", b"Mat\xfful")
     (tmp_path / "m.onnx").write_bytes(data)
     refuse(tmp_path / "m.onnx", r"m\.onnx' is damaged: it has a name that is not UTF-8 text; copy it again\.$")

@@ -113,7 +113,7 @@ def test_refused(model: ModelProto, message: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["graph", "node", "initializer", "value", "dimension", "metadata", "attribute"])
-def test_text_that_is_none(tmp_path: Path, where: str) -> None:
+def test_invalid_text(tmp_path: Path, where: str) -> None:
     model = small_model()
     made = {
         "graph": lambda: setattr(model.graph, "name", "QQQQ"),
@@ -175,7 +175,7 @@ def external(folder: Path, **entries: str) -> Path:
     ],
     ids=["nul", "loop", "below_loop", "long", "pipe", "overflow", "digits", "underscore", "far"],
 )
-def test_places_that_are_none(tmp_path: Path, entries: dict[str, str], message: str) -> None:
+def test_invalid_paths(tmp_path: Path, entries: dict[str, str], message: str) -> None:
     path = external(tmp_path, **entries)
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
@@ -183,7 +183,7 @@ def test_places_that_are_none(tmp_path: Path, entries: dict[str, str], message: 
         ModelFile.load(path)
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_paths_that_are_not_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "loop").symlink_to("loop")
@@ -238,7 +238,7 @@ def measured(path: Path, *flags: str) -> tuple[str, float, float]:
     return said, *map(float, numbers.split())  # type: ignore[return-value]
 
 
-def test_large_files_that_are_no_models(tmp_path: Path) -> None:
+def test_large_files_that_are_not_models(tmp_path: Path) -> None:
     """A hole of 2 GiB costs nothing, nor does one inside a graph."""
     for head in (b"", b"\x08\x08", b"\x08\x08\x3a\xf0\xff\xff\xff\x07"):
         with (tmp_path / "m.onnx").open("wb") as file:

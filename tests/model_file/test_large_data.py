@@ -92,7 +92,7 @@ def test_values_are_views() -> None:
     assert np.shares_memory(file.value("w"), file.value("w"))
 
 
-def test_what_was_released_is_read_again(tmp_path: Path) -> None:
+def test_released_data_is_read_again(tmp_path: Path) -> None:
     model = two_weights()
     file = ModelFile.load(saved(model, tmp_path))
     working = file.training_model().graph.initializers["w"].const_value
@@ -105,7 +105,7 @@ def test_what_was_released_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["other size", "same size", "replaced", "removed"])
-def test_what_was_released_is_gone_with_the_file(change: str, tmp_path: Path) -> None:
+def test_released_data_is_lost_with_the_file(change: str, tmp_path: Path) -> None:
     model = two_weights()
     path = saved(model, tmp_path)
     file = ModelFile.load(path)
@@ -210,7 +210,7 @@ def test_lent_data_is_there_until_the_release(tmp_path: Path) -> None:
         file.value("w")
 
 
-def test_who_asks_for_lent_data_waits_for_it(held_back: threading.Event, tmp_path: Path) -> None:
+def test_readers_of_lent_data_wait_for_it(held_back: threading.Event, tmp_path: Path) -> None:
     model = two_weights()
     file = ModelFile.load(saved(model, tmp_path), lent=True)
     working = file.training_model().graph.initializers["w"]  # needs no data
@@ -359,7 +359,7 @@ def test_memory_that_others_look_at_is_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("mapped")
-def test_a_training_goes_on_with_the_memory_that_was_read(tmp_path: Path) -> None:
+def test_a_training_continues_with_the_memory_that_was_read(tmp_path: Path) -> None:
     """No copy, the same steps as from a model in memory, and the file's values on request."""
     model = onnxtrain.examples.mlp((20, 64, 64, 3))
     path = tmp_path / "m.onnx"

@@ -190,7 +190,7 @@ def enclosed(data, attribute, shorter, proto):
     return data.replace(length(len(graph_before)) + graph_before, length(len(graph_after)) + graph_after)
 
 
-def test_names_are_told_apart():
+def test_weights_of_nodes_with_equal_names_are_distinguished():
     chain = model(
         *(
             helper.make_node("Scaler", [x], [y], name="same", domain="ai.onnx.ml", offset=[0.0], scale=[1.0])
@@ -223,7 +223,7 @@ def test_copies_and_pickles_have_the_weights():
 
 
 @pytest.mark.parametrize("ending", ["PROBIT", "SOFTMAX_ZERO"])
-def test_what_standard_operators_do_not_give_is_said(ending):
+def test_classifiers_without_a_standard_form_are_reported(ending):
     proto = model(classifier(3, ending))
     with pytest.raises(
         OptionError, match=r"no trainable parameter.*computes with LinearClassifier, through which no gra"
@@ -241,7 +241,7 @@ def test_trees_are_named():
     proto = model(node("Scaler", outputs=("a",), offset=numbers(4), scale=numbers(4)), tree)
     sentence = (
         r"no trainable parameter: 'Scaler.offset': the loss does not depend on it .*; it computes with "
-        r"TreeEnsembleRegressor, through which no gradient passes: trees, support vectors and the like are fitted by "
+        r"TreeEnsembleRegressor, through which no gradient flows: trees, support vectors and the like are fitted by "
         r"the program that made them\.$"
     )
     with pytest.raises(OptionError, match=sentence.replace("Scaler.offset", r"a\.offset")):

@@ -183,7 +183,7 @@ def test_one_data_file_by_two_spellings(tmp_path: Path) -> None:
         assert len([name for name in names(target.parent) if name != "model.data"]) == (1 if target != path else 2)
 
 
-def test_training_goes_on_after_a_save_over_its_model(tmp_path: Path) -> None:
+def test_training_continues_after_a_save_over_its_model(tmp_path: Path) -> None:
     path = external_model(tmp_path)
     trainer = onnxtrain.Trainer(path, loss="mean_squared_error")
     x, y = np.ones((4, 300), np.float32), np.ones(4, np.float32)

@@ -63,7 +63,7 @@ def test_a_failure_on_an_invalid_model_is_the_models(use, name, models, monkeypa
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_failure_on_a_valid_model_stays_what_it_is(use, models, monkeypatch):
+def test_a_failure_on_a_valid_model_is_raised_unchanged(use, models, monkeypatch):
     break_everything(monkeypatch)
     with pytest.raises(IndexError, match="tuple index out of range"):
         USES[use](models["good"])
@@ -99,7 +99,7 @@ def test_errors_that_say_enough_pass(error, models):
     assert caught.value is error
 
 
-def test_operators_of_others_are_no_fault():
+def test_operators_of_other_tools_are_not_a_fault():
     model = parser.parse_model(
         GOOD.replace('["": 18]', '["": 18, "own": 1]').replace("MatMul(x, w)", "own.Mystery(x, w)")
     )

@@ -111,7 +111,7 @@ def test_a_folder_lock_goes_with_its_last_holder(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", check, str(tmp_path)], check=False).returncode == 0
 
 
-def test_without_locks_everything_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_works_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from onnxtrain.model_file import writing
 
     def refuse(*arguments: object) -> None:

@@ -128,7 +128,7 @@ def test_attributes_that_float32_cannot_hold(name, argument):
 
 
 @pytest.mark.parametrize(("name", "argument"), every(float))
-def test_what_is_no_number_is_a_number_to_the_kernels(name, argument):
+def test_numeric_types_and_nan_are_accepted_as_attributes(name, argument):
     for value in (math.nan, math.inf, -math.inf, np.float32(0.5), np.int8(1), 3):
         # Two rules have special ranges; SSGD has a state if alpha is above 0, others with momentum.
         own = name in ("ssgd_", "adagrad_") or argument == "momentum"
@@ -198,7 +198,7 @@ def test_a_list_may_be_anything_to_iterate_over(name):
     call(name, parameters=iter([np.ones(3, np.float32)]), gradients=(np.ones(3, np.float32),))
 
 
-def test_an_error_of_dlpack_is_said_whatever_it_is():
+def test_any_error_of_dlpack_is_reported():
     class Odd:
         def __dlpack__(self, **_):
             raise KeyError("odd")

@@ -101,7 +101,7 @@ def test_threads_do_not_change_a_bit(name):
 
 
 @pytest.mark.parametrize(("operator", "wanted"), [(name, (result,)) for name in OUTPUTS for result in OUTPUTS[name]])
-def test_results_that_nobody_wants_are_left_out(operator, wanted):
+def test_unrequested_results_are_left_out(operator, wanted):
     case = CASES["masked"]
     feeds = case.draw(np.float32)
     every = run_both(PATH, case, feeds)
@@ -124,7 +124,7 @@ def test_empty_rows_without_the_attribute_are_not_a_number(instruction_set, libr
 
 @pytest.mark.parametrize("zero_empty_rows", [0, 1])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_no_number_stays_in_its_rows(instruction_set, library_path, value, zero_empty_rows):
+def test_nan_stays_in_its_rows(instruction_set, library_path, value, zero_empty_rows):
     case = Attention(queries=70, keys=33, size=16, value_size=16, zero_empty_rows=zero_empty_rows)
     feeds = case.draw(np.float32)
     feeds["q"][1, 13, 2, 5] = value

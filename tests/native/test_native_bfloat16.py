@@ -196,7 +196,7 @@ def test_every_number_of_16_bits(instruction_set, library_path, stored):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_what_is_no_number_stays_in_its_rows(instruction_set, library_path, transposed, value):
+def test_nan_stays_in_its_rows(instruction_set, library_path, transposed, value):
     feeds = draw((30, 21, 70))
     feeds["x"][13, 5] = value
     assert (np.isfinite(linear(library_path, feeds, transposed)).all(1) == (np.arange(30) != 13)).all()
@@ -219,7 +219,7 @@ def test_without_the_attribute_nothing_is_rounded():
         ((np.float64, np.float64), "bfloat16", "its inputs have type double: they must be float"),
     ],
 )
-def test_what_it_cannot_compute_is_refused(kinds, compute, sentence):
+def test_invalid_types_and_attributes_are_refused(kinds, compute, sentence):
     x, w = (np.ones((2, 2), kind) for kind in kinds)
     with pytest.raises(REFUSED, match=re.escape("Linear: ") + ".*" + re.escape(sentence)):
         run(Case("Linear", {"x": x, "w": w}, {"compute": compute}, types=(kinds[0],)))

@@ -154,7 +154,7 @@ def test_special_numbers(library_path):
         (BFLOAT16, [], "FusedAdam: V of variable 1 of 1 has type bfloat16 and X has type float: the tensors of one "),
     ],
 )
-def test_what_it_refuses(library_path, kind, seeds, sentence):
+def test_refusals(library_path, kind, seeds, sentence):
     one = np.ones(3, np.float32)
     with pytest.raises(Exception, match=sentence):
         updated(library_path, "Adam", [(one, one, one.astype(kind), one.astype(kind))], seeds)

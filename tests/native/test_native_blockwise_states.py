@@ -135,7 +135,7 @@ def test_numbers_at_the_ends(library_path, value):
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_a_number_that_is_none_makes_its_block_none(library_path, value):
+def test_a_nan_makes_its_block_nan(library_path, value):
     x = np.ones(2 * BLOCK, np.float32)
     x[3] = value
     codes, scales = encoded(library_path, x)
@@ -193,7 +193,7 @@ def test_what_has_been_encoded_stays_when_its_scale_moves():
     ],
     ids=str,
 )
-def test_what_it_refuses(library_path, change, seeds, sentence):
+def test_refusals(library_path, change, seeds, sentence):
     (own,) = variables_of([(300,)], "VH")
     named = dict(zip(["X", "G", "V", "V_scale", "H", "H_scale"], own, strict=True))
     for key, to in change.items():

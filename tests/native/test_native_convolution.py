@@ -137,7 +137,7 @@ def test_threads_do_not_change_a_bit(operator, name):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_no_number_stays_in_its_windows(instruction_set, library_path, value):
+def test_nan_stays_in_its_windows(instruction_set, library_path, value):
     convolution = plain(2, 4, 20, 8, 3)
     x, w, dy, b = convolution.draw(np.float32)
     x[1, 2, 4, 4] = value
@@ -150,7 +150,7 @@ def test_what_is_no_number_stays_in_its_windows(instruction_set, library_path, v
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_gradient_that_is_no_number_stays_in_its_tiles(instruction_set, library_path, value):
+def test_a_nan_gradient_stays_in_its_tiles(instruction_set, library_path, value):
     convolution = plain(20, 40, 48, 8, 3)
     x, w, dy, b = convolution.draw(np.float32)
     dy[1, 2, 4, 4] = value

@@ -124,7 +124,7 @@ def test_learning_rate_and_update_count(R, T, sentence):
         run(PATH, "Adam", R, T, [[ONES] * 4])
 
 
-def test_an_update_count_that_is_no_int64():
+def test_an_update_count_that_is_not_int64():
     with pytest.raises(Exception, match=r"tensor\(int32\)"):  # ONNX Runtime's own sentence, at loading
         run(PATH, "Adam", R, np.int32(1), [[ONES] * 4])
 

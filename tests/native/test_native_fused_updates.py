@@ -87,7 +87,7 @@ ONES = np.ones(3, np.float32)
         (np.int64(1), None, r"the factor of the gradients, has type int64, and must be float or double"),
     ],
 )
-def test_what_it_refuses(factor, mask, sentence):
+def test_refusals(factor, mask, sentence):
     with pytest.raises(Exception, match=f"FusedAdagrad: {sentence}"):
         fused("Adagrad", 0.1, np.int64(0), factor, [(ONES, ONES, ONES)], None if mask is None else [mask])
 

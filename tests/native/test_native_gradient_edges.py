@@ -78,7 +78,7 @@ def test_a_channel_of_one_number_has_variance_zero(instruction_set, library_path
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_no_number_stays_in_its_channel_and_row(instruction_set, library_path, value):
+def test_nan_stays_in_its_channel_and_row(instruction_set, library_path, value):
     dy, x, scale = draw((4, 3, 20), np.float32, 1), draw((4, 3, 20), np.float32, 2), np.ones(3, np.float32)
     x[1, 1, 19] = value
     dx, dscale, dbias = run(library_path, "BatchNormalizationGradient", dy, x, scale)
@@ -94,7 +94,7 @@ def test_what_is_no_number_stays_in_its_channel_and_row(instruction_set, library
     assert np.isnan(dx).sum() == 20
 
 
-def test_clipping_passes_at_the_bounds_and_stops_what_is_no_number(instruction_set, library_path):
+def test_clipping_passes_at_the_bounds_and_stops_nan(instruction_set, library_path):
     x = np.array([-np.inf, -1, 0, 3, 6, 7, np.inf, np.nan] * 5, np.float32)
     dy = np.array([np.inf, np.nan, 1, 2, 3, np.inf, 4, 5] * 5, np.float32)
     dx, y = run(library_path, "ClipGradient", dy, x, np.array(0, np.float32), np.array(6, np.float32))
@@ -199,6 +199,6 @@ def test_types_that_no_kernel_has(operator, inputs):
 
 
 @pytest.mark.parametrize(("operator", "inputs", "attributes", "message"), BAD)
-def test_what_is_refused(operator, inputs, attributes, message):
+def test_refusals(operator, inputs, attributes, message):
     with pytest.raises(REFUSED, match=f"{operator}: .*{message}"):
         run(PATH, operator, *inputs, **attributes)

@@ -216,7 +216,7 @@ def test_every_operator_with_a_kernel_is_tested():
 
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])
 @pytest.mark.parametrize("operator", ["BatchNormalizationGradient", "LayerNormalizationGradient"])
-def test_results_that_nobody_wants_are_left_out(operator, wanted):
+def test_unrequested_results_are_left_out(operator, wanted):
     dy, x, scale = draw((5, 7), np.float32, 1), draw((5, 7), np.float32, 2), draw((7,), np.float32, 3)
     every = run(PATH, operator, dy, x, scale)
     some = run(PATH, operator, dy, x, scale, wanted=wanted)

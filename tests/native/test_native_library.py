@@ -47,7 +47,7 @@ def test_a_missing_library_is_warned_about_once(unloaded, monkeypatch, tmp_path,
 
 
 @pytest.mark.filterwarnings("ignore:onnxtrain's native kernels")
-def test_a_file_that_is_no_library(unloaded, monkeypatch, tmp_path):
+def test_a_file_that_is_not_a_library(unloaded, monkeypatch, tmp_path):
     wrong = tmp_path / "wrong.so"
     wrong.write_text("not a library")
     monkeypatch.setattr(native, "_LIBRARY", wrong)
@@ -65,7 +65,7 @@ def test_the_environment_variable_forces_an_instruction_set(libraries, name):
     assert python(code, ONNXTRAIN_INSTRUCTION_SET=name).stdout.strip() == name
 
 
-def test_an_unknown_instruction_set_is_said():
+def test_an_unknown_instruction_set_is_reported():
     code = "from onnxtrain.runtime.native import kernels_available; print(kernels_available())"
     result = python(code, ONNXTRAIN_INSTRUCTION_SET="sse9")
     assert result.stdout.strip() == "False"

@@ -122,7 +122,7 @@ def test_threads_do_not_change_a_bit(sizes, transposed):
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("sizes", [(1025, 300, 200), (40, 784, 10), (400, 64, 1600)], ids=str)
-def test_a_part_has_the_bits_of_the_whole(instruction_set, library_path, sizes, transposed):
+def test_a_part_of_a_matmul_has_the_bits_of_the_whole_matmul(instruction_set, library_path, sizes, transposed):
     """For any blocking of a matmul, each element is summed in the order of the depth alone."""
     feeds = draw(sizes, np.float32)
     whole = run_both(library_path, feeds, transposed)
@@ -134,7 +134,7 @@ def test_a_part_has_the_bits_of_the_whole(instruction_set, library_path, sizes, 
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_what_is_left_out(instruction_set, library_path, transposed):
+def test_omitted_outputs_do_not_change_others(instruction_set, library_path, transposed):
     feeds = draw((30, 20, 70), np.float32)
     both = run_both(library_path, feeds, transposed)
     for name in ("dw", "db"):
@@ -183,7 +183,7 @@ def test_weights_of_16_bits_beside_double_are_refused(stored):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_what_is_no_number_stays_in_its_rows(instruction_set, library_path, transposed, value):
+def test_nan_stays_in_its_rows(instruction_set, library_path, transposed, value):
     feeds = draw((30, 20, 70), np.float32)
     feeds["x"][13, 5] = value
     found = run_both(library_path, feeds, transposed)

@@ -127,7 +127,7 @@ SPECIAL = [np.nan, -np.nan, 0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 1.0, -1.0
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("columns", [1, 7, 16, 70])
-def test_what_is_no_number_and_zeros_are_as_with_relu(instruction_set, library_path, columns, kind):
+def test_nan_and_zeros_are_as_with_relu(instruction_set, library_path, columns, kind):
     sums = np.resize(np.asarray(SPECIAL, kind), columns + len(SPECIAL))[len(SPECIAL) :]
     for start in range(len(SPECIAL)):
         b = np.roll(sums, start)
@@ -138,7 +138,7 @@ def test_what_is_no_number_and_zeros_are_as_with_relu(instruction_set, library_p
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_what_is_no_number_and_zeros_are_as_with_the_gradient_of_relu(instruction_set, library_path, kind):
+def test_nan_and_zeros_are_as_with_the_gradient_of_relu(instruction_set, library_path, kind):
     special = np.asarray(SPECIAL, kind)
     for x in (special, np.tile(special, 7)):
         feeds = {"dy": special[:, None], "w": np.ones((len(x), 1), kind), "x": np.tile(x, (len(special), 1))}
@@ -173,7 +173,7 @@ def test_leading_axes_are_rows():
 
 
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 1], [1, 2], [0, 2]])
-def test_what_is_left_out(wanted):
+def test_omitted_outputs_do_not_change_others(wanted):
     feeds = draw((30, 20, 70))
     every = gradient(feeds, RELU)
     names = ["dz", "dw", "db"]

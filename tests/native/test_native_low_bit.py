@@ -97,7 +97,7 @@ def test_threads_do_not_change_a_bit(operator, sizes):
         ({}, {"K": -1}, "attribute 'K' is -1: no size may be negative"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(changed, attributes, sentence):
+def test_mismatches_are_refused(changed, attributes, sentence):
     feeds, given, _, _ = draw((2, 40, 5), 4, 16, "packed", np.float32)
     for name, shape in changed.items():
         feeds[name] = np.ones(shape, feeds[name].dtype)

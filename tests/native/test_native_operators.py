@@ -105,7 +105,7 @@ def test_a_gradient_may_broadcast_to_its_parameter(name, gradient, parameter):
         assert_all_equal(values, expected(name, R, T, [[X, full, *states]]))
 
 
-def test_outputs_that_nobody_wants_are_skipped():
+def test_unrequested_outputs_are_skipped():
     variables = mixed("Adam", 8)
     R, T = np.float32(0.1), np.int64(2)
     everything = expected("Adam", R, T, variables)

@@ -271,7 +271,7 @@ def test_gradients_of_gates_are_written_over_the_gates(call):
 
 
 @pytest.mark.parametrize("call", FORMS[3:5] + [f for f in FORMS if f.attributes == {"linear_before_reset": 1}], ids=str)
-def test_what_is_left_out(call):
+def test_omitted_outputs_do_not_change_others(call):
     feeds = call.draw(np.float32)
     every = forward(PATH, call, feeds)
     for name in call.result_names:

@@ -105,7 +105,7 @@ def test_a_layer_of_equal_weights_steps_like_plain_gradient_descent(measure):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("measure", ["exponential", "tanh"])
-def test_a_layer_with_a_value_that_is_no_number_becomes_nan(instruction_set, measure, value):
+def test_a_layer_with_a_nan_becomes_nan(instruction_set, measure, value):
     X = np.array([1.0, value, 2.0], np.float32)
     assert np.isnan(in_place(0.1, X, np.ones(3, np.float32), measure=measure)[0]).all()
 

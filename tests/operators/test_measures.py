@@ -129,7 +129,7 @@ def test_unknown_name():
 
 
 @pytest.mark.parametrize("name", ["mcp", "scad", "capped-l1"])
-def test_penalties_that_are_none_are_refused_by_name(name):
+def test_invalid_penalties_are_refused_by_name(name):
     with pytest.raises(OperatorError, match=f"'{name}' cannot be a measure: it is not strictly concave.*knee"):
         measure(name)
     with pytest.raises(OperatorError, match=f"There is a measure '{name}' already"):
@@ -180,7 +180,7 @@ def test_an_object_whose_value_is_not_finite():
         register_measure("mine", LogSumAtZero())
 
 
-def test_underflow_is_told_from_a_knee_by_the_range(registered):
+def test_underflow_is_distinguished_from_a_knee_by_the_range(registered):
     steep = lambda z: np.exp(-z / 0.01) / 0.01  # noqa: E731 (a measure is a function of z)
     with pytest.raises(OperatorError, match="check a smaller range with largest="):
         register_measure("steep", steep)

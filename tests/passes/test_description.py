@@ -101,7 +101,7 @@ def test_a_training_model_of_somebody_else():
 
 @pytest.mark.parametrize("key", ["onnxtrain.dropout_counters", "onnxtrain.recompute"])
 @pytest.mark.parametrize("entry", ["{", "5", "null", '{"a": 1}', "[1]", "[" * 100_000])
-def test_a_metadata_entry_that_is_no_list_of_names(key, entry):
+def test_a_metadata_entry_that_is_not_a_list_of_names(key, entry):
     model = onnxtrain.examples.mlp((4, 8, 3))
     training = onnxtrain.training_model(model, loss="softmax_cross_entropy", optimizer="sgd")
     training.metadata_props.append(StringStringEntryProto(key=key, value=entry))

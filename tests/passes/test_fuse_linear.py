@@ -230,7 +230,7 @@ def test_relu_in_a_body_stays():
 
 
 @pytest.mark.parametrize("nodes", APART.values(), ids=list(APART))
-def test_what_is_no_bias_stays_behind_the_product(nodes):
+def test_an_addition_that_is_not_a_bias_stays_behind_the_matmul(nodes):
     graph = fused(model(nodes))
     assert len(linear(graph).inputs) == 2
     assert "Add" in operators(graph)

@@ -66,7 +66,7 @@ def test_one_scan_does_both(direction, monkeypatch):
     ],
     ids=["begins with another number", "state is read", "a product"],
 )
-def test_what_is_no_sum_is_left_alone(given, monkeypatch):
+def test_other_operators_than_sums_are_unchanged(given, monkeypatch):
     _, expected = gradient(given, monkeypatch, joined=False)
     built, found = gradient(given, monkeypatch, joined=True)
     assert len(scans(built)) == 2

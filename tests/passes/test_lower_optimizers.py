@@ -44,7 +44,7 @@ def test_other_nodes_are_left_alone():
     assert node.outputs[0].type is None
 
 
-def test_inference_of_a_whole_model_goes_on_behind_ssgd():
+def test_inference_of_a_model_continues_behind_ssgd():
     """Infer a node that reads the output of SSGD, which ONNX does not know."""
     made = problem("SSGD", {}, [((2, 3), np.float32)])
     proto = model_of("SSGD", graph_inputs(made), {}, outputs=1)
@@ -176,7 +176,7 @@ def test_a_model_without_optimizers_is_left_as_it_is():
 
 
 @pytest.mark.parametrize(("name", "attributes"), CASES)
-def test_what_is_right_is_accepted(name, attributes):
+def test_valid_input_is_accepted(name, attributes):
     made = problem(name, attributes, [((3,), np.float32)])
     lowered = lower_optimizers(ir.from_proto(model_of(name, graph_inputs(made), attributes, outputs=len(made.old))))
     assert {node.domain for node in lowered.graph} == {""}

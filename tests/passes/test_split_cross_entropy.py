@@ -90,7 +90,7 @@ def test_without_weights_it_has_the_bits_of_the_runtime_and_no_function(reductio
         (None, {}),
     ],
 )
-def test_what_is_left_alone(shape, attributes):
+def test_few_classes_and_other_attributes_keep_the_operator(shape, attributes):
     assert operators(lowered(shape, **attributes)) == {"SoftmaxCrossEntropyLoss": 1}
 
 
@@ -110,7 +110,7 @@ def test_training_over_many_classes_is_that_of_standard_operators():
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
-def test_a_label_that_is_no_class_is_refused():
+def test_an_invalid_class_label_is_refused():
     learner = onnxtrain.Trainer(onnxtrain.examples.mlp((4, LEAST_CLASSES)), loss="softmax_cross_entropy", threads=1)
     session = onnxtrain.TrainingSession(learner.training_model())
     feeds = {"input": np.ones((1, 4), np.float32), "learning_rate": np.float32(0.1)}

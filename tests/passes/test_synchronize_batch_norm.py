@@ -88,7 +88,7 @@ def test_the_file_of_a_training_is_for_one_process():
     assert "AllReduce" not in {node.op_type for node in step.graph.node}
 
 
-def test_a_session_that_nobody_adds_up_for_says_so(batch):
+def test_a_session_without_an_all_reduce_function_reports_it(batch):
     made, (x, y) = trainer("sync", Pretended()), batch
     steps = made._executor
     feeds = {"image": x, steps.objective.targets.name: y, "learning_rate": np.float32(0.1)}

@@ -64,7 +64,7 @@ X = np.random.default_rng(1).standard_normal((ROWS, INPUTS)).astype(np.float32)
 
 @pytest.mark.parametrize("stored", TYPES)
 @pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
-def test_forward_and_gradient_give_the_bits_of_the_whole_weight(nodes, stored):
+def test_forward_and_gradient_have_the_bits_of_a_converted_weight(nodes, stored):
     working = lowered(product(nodes, stored))
     assert {node.inputs[1].name for node in linears(working)} == {"w"}
     assert len(linears(working)) == 2, "the product and dx"

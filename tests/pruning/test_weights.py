@@ -193,7 +193,7 @@ IDS = np.random.default_rng(1).integers(0, 12, 48)
 NEXT = (IDS, (IDS + 1) % 12)
 
 
-def test_what_is_tied_is_pruned_as_one(tmp_path):
+def test_tied_weights_are_pruned_as_one(tmp_path):
     settings = {"loss": "softmax_cross_entropy", "sparsity": 0.5, "epochs": 2, "fine_tune_epochs": 1}
     result = onnxtrain.prune(tied(), NEXT, tie=True, **settings)
     assert [row.name for row in result.layers] == ["wte"]

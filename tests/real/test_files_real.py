@@ -28,7 +28,7 @@ def text(graph: str) -> onnx.ModelProto:
 
 
 def trained_and_saved(model: onnx.ModelProto, inputs, targets, folder, loss: str = "mean_squared_error", **options):
-    """Do everything with a model, and require that only the data of its trained initializers changes."""
+    """Run all operations on a model, and check that only the data of its trained initializers changes."""
     path, saved = folder / "model.onnx", folder / "saved.onnx"
     path.write_bytes(model.SerializeToString())
     onnxtrain.inspect(path)
@@ -47,7 +47,7 @@ def trained_and_saved(model: onnx.ModelProto, inputs, targets, folder, loss: str
 
 
 def with_values(model: onnx.ModelProto, values) -> bytes:
-    """The bytes of a model with other data of some initializers, in the fields that they had."""
+    """Return the bytes of a model with new data of some initializers, in the same protobuf fields."""
     expected = onnx.ModelProto()
     expected.CopyFrom(model)
     for tensor in expected.graph.initializer:
@@ -64,7 +64,7 @@ def with_values(model: onnx.ModelProto, values) -> bytes:
 
 
 def in_constants(*names: str, operator: str = "MatMul") -> onnx.ModelProto:
-    """Layers with weights in Constant nodes, as some exporters and converters write them."""
+    """Return layers with weights in Constant nodes, as some exporters and converters write them."""
     generator = np.random.default_rng(0)
     nodes, value = [], "x"
     for index, name in enumerate(names):
@@ -127,14 +127,14 @@ def test_constants_beside_initializers_stay_as_they_are(tmp_path):
 
 
 def half(nodes: str, shape: tuple[int, int], weights: str = WEIGHT) -> onnx.ModelProto:
-    """Layers from x [N, 4] to y [N, 3] with a weight h of half precision."""
+    """Return layers from x [N, 4] to y [N, 3] with a weight h of half precision."""
     model = text(f"f (float[N, 4] x) => (float[N, 3] y) <{weights}> {{ {nodes} }}")
     values = np.random.default_rng(0).normal(size=shape).astype(np.float16)
     model.graph.initializer.append(numpy_helper.from_array(values, "h"))
     return model
 
 
-def test_half_precision_weights_are_trained_in_single_precision_and_saved_as_they_were(tmp_path):
+def test_half_precision_weights_are_trained_in_float32_and_saved_in_half_precision(tmp_path):
     model = half("a = Cast <to = 10> (x)  b = MatMul(a, h)  y = Cast <to = 1> (b)", (4, 3), "int64 unused = {0}")
     trainer = onnxtrain.Trainer(model, loss="mean_squared_error", optimizer="sgd(lr=0.01)")
     assert [(name, array.dtype) for name, array in trainer.parameters.items()] == [("h", np.float32)]
@@ -206,7 +206,7 @@ OUTPUTS: dict[str, tuple[str, str, str]] = {
     "text": ("string[N] other", ', string[1] t = {"a"}', "n = Shape <end = 1> (x)  other = Expand(t, n)"),
     "optional": ("optional(float[N, 3]) other", "", "other = Optional(y)"),
     "logical": ("bool[N, 3] other", ", float zero = {0}", "other = Greater(y, zero)"),
-    "whole": ("int64[N] other", "", "other = ArgMax <axis = 1, keepdims = 0> (y)"),
+    "integers": ("int64[N] other", "", "other = ArgMax <axis = 1, keepdims = 0> (y)"),
 }
 
 
@@ -219,10 +219,10 @@ def test_other_outputs_are_kept(kind, first, tmp_path):
     trained_and_saved(model, X, Y, tmp_path)
     found = predict(tmp_path / "saved.onnx", X)
     assert "y" in found
-    assert ("other" in found) == (kind in ("text", "logical", "whole"))
+    assert ("other" in found) == (kind in ("text", "logical", "integers"))
 
 
-# A whole zoo: everything is done with each, and only weights change.
+# Every model goes through all operations, and only weights change.
 
 ZOO: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[int, ...]]] = {
     "perceptron": (lambda: onnxtrain.examples.mlp((4, 5, 3), "gelu", opset=20), (4,)),

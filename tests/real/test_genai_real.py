@@ -23,7 +23,7 @@ def trainer(model, **options):
 
 
 def loss_of_the_runtime(model, mask):
-    """The loss of ONNX Runtime's logits, with empty KV caches."""
+    """Return the loss of ONNX Runtime's logits, with empty KV caches."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     empty = np.zeros((3, GROUPS, 0, SIZE), np.float32)
     caches = {f"past_key_values.{n}.{part}": empty for n in range(LAYERS) for part in ("key", "value")}
@@ -34,7 +34,7 @@ def loss_of_the_runtime(model, mask):
 
 
 def exact(model):
-    """A model whose matmuls with low-bit weights do not round their inputs."""
+    """Return a model whose matmuls with low-bit weights do not round their inputs."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for node in copy.graph.node:
@@ -47,7 +47,7 @@ def exact(model):
 @pytest.mark.parametrize("mask", [MASK, PADDED], ids=["whole", "padded"])
 @pytest.mark.parametrize("bits", [None, 4, 8])
 @pytest.mark.parametrize("kernels", [False, None])
-def test_the_loss_is_that_of_the_runtime_and_falls(kernels, bits, mask):
+def test_the_loss_equals_the_runtimes_and_falls(kernels, bits, mask):
     model = language_model(bits=bits)
     made = trainer(model, optimizer="adam(lr=1e-2)", runtime=onnxtrain.RuntimeOptions(kernels=kernels))
     assert [spec.name for spec in made._objective.inputs] == ["input_ids", "attention_mask"]
@@ -61,7 +61,7 @@ def test_the_loss_is_that_of_the_runtime_and_falls(kernels, bits, mask):
     assert not {"cos_cache", "sin_cache"} & set(made.parameters)
 
 
-def test_gradients_are_those_of_finite_differences():
+def test_gradients_equal_finite_differences():
     model = language_model()
     names = ["model.layers.0.attn.qkv_proj.MatMul.weight", "model.layers.1.mlp.down_proj.MatMul.weight"]
     rng = np.random.default_rng(3)
@@ -86,13 +86,13 @@ def test_gradients_are_those_of_finite_differences():
     assert measured == pytest.approx(expected, rel=2e-3)
 
 
-def test_layers_are_computed_again():
+def test_layers_are_recomputed():
     plain, again = (trainer(language_model(), optimizer="sgd(lr=0.1)", recompute=way) for way in ((), "layers"))
     for _ in range(3):
         assert again.train_step(FEEDS, TARGETS) == pytest.approx(plain.train_step(FEEDS, TARGETS), rel=1e-6)
 
 
-def test_packed_weights_pasts_and_nodes_are_saved_as_they_were(tmp_path):
+def test_packed_weights_caches_and_nodes_are_saved_unchanged(tmp_path):
     model = language_model(bits=4)
     made = trainer(model, optimizer="adam(lr=1e-2)")
     made.train_step(FEEDS, TARGETS)
@@ -106,7 +106,7 @@ def test_packed_weights_pasts_and_nodes_are_saved_as_they_were(tmp_path):
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [("float16", None), ("bfloat16", None), ("float16", 4), ("bfloat16", 4)])
-def test_half_precision_trains_in_single_precision_and_is_saved_in_its_own(dtype, bits, tmp_path):
+def test_half_precision_is_trained_in_float32_and_saved_in_half_precision(dtype, bits, tmp_path):
     model = language_model(dtype, bits)
     made = trainer(model, optimizer="adam(lr=1e-2)", freeze="model.embed_tokens.weight")
     losses = [made.train_step(FEEDS, TARGETS) for _ in range(10)]
@@ -129,7 +129,7 @@ def test_half_precision_trains_in_single_precision_and_is_saved_in_its_own(dtype
     assert again.evaluate((FEEDS, TARGETS))["loss"] == pytest.approx(made.evaluate((FEEDS, TARGETS))["loss"], rel=1e-2)
 
 
-def test_predictions_need_no_pasts():
+def test_predictions_need_no_kv_caches():
     found = onnxtrain.predict(language_model(), FEEDS)
     assert found["logits"].shape == (3, 7, WORDS)
     assert found["present.0.key"].shape == (3, GROUPS, 7, SIZE)

@@ -89,7 +89,7 @@ def voice_activity(*, sorted_nodes: bool = True) -> onnx.ModelProto:
 
 
 def shuffle(graph: onnx.GraphProto) -> None:
-    """Nodes in another order, as ONNX Runtime's own converters write them; in bodies it wants them sorted."""
+    """Shuffle nodes, as ONNX Runtime's own converters do; in bodies, it needs them sorted."""
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
     del graph.node[:]
     graph.node.extend(nodes[::-1])
@@ -148,7 +148,7 @@ def test_a_voice_activity_model_has_its_gradient(rate: int, sorted_nodes: bool) 
         assert np.vdot(found[f"{name}_grad"], direction) == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=0.02)
 
 
-def test_a_voice_activity_model_is_trained_and_its_file_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_voice_activity_model_is_trained_and_only_its_weights_change(tmp_path: Path) -> None:
     onnx.save(voice_activity(sorted_nodes=False), tmp_path / "vad.onnx")
     trainer = onnxtrain.Trainer(
         tmp_path / "vad.onnx", loss="mean_squared_error", optimizer=onnxtrain.Adam(0.05), threads=1
@@ -169,7 +169,7 @@ def test_a_voice_activity_model_is_trained_and_its_file_stays_as_it_was(tmp_path
 
 
 def test_branches_for_rates_within_branches_for_versions() -> None:
-    """Selectors within selectors, as converters write them for a switch: the gradient stays small."""
+    """Nested selectors, as converters write a switch: the gradient graph stays small."""
     inner = "y0 = MatMul(x, w)"
     for level in range(1, 15):
         inner = (
@@ -227,7 +227,7 @@ def network(name: str) -> onnx.ModelProto:
 
 @pytest.fixture
 def quantized(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[onnx.ModelProto, Path, list[str]]:
-    """A network, the file of its dynamically quantized form, and the parameters that stay floating."""
+    """Return a network, the file of its dynamically quantized form, and the parameters that stay floating."""
     quantization = pytest.importorskip("onnxruntime.quantization")
     name, per_channel = request.param
     model = network(name)

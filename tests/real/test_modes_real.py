@@ -129,7 +129,7 @@ def test_dropout_drops_on_request(form):
 
 
 def test_each_call_of_a_function_drops_by_itself():
-    """Two masks of one seed would be the same: half of the elements would stay, not a quarter."""
+    """With one seed, both masks would be equal, and half of the elements would stay instead of a quarter."""
     text = dropping("function")
     text.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 8
     subject = trainer(text, dropout=True)
@@ -139,7 +139,7 @@ def test_each_call_of_a_function_drops_by_itself():
 
 
 @pytest.mark.parametrize("form", IN_BODIES)
-def test_dropout_in_bodies_stays_off_and_that_is_said(form):
+def test_dropout_in_bodies_stays_off_with_a_hint(form):
     with pytest.warns(
         TrainingHint, match=r"Dropout nodes? in bodies of If, Loop or Scan do(es)? nothing: the gradient"
     ):
@@ -148,14 +148,14 @@ def test_dropout_in_bodies_stays_off_and_that_is_said(form):
 
 
 def switched() -> onnx.ModelProto:
-    """The mode is an input of the model."""
+    """Return a model whose training mode is an input."""
     text = f"""<ir_version: 8, opset_import: ["": 17]> m (float[N,8] x, bool train) => (float[N,8] y)
         <float[8] w = {{{", ".join(map(str, W))}}}, float r = {{0.5}}>
         {{ off = Not(train)  on = Not(off)  d = Dropout(x, r, on)  e = Dropout(d, r, train)  y = Mul(e, w) }}"""
     return parser.parse_model(text)
 
 
-def test_an_input_that_is_the_mode_need_not_be_fed(tmp_path):
+def test_an_input_for_the_mode_need_not_be_fed(tmp_path):
     subject = trainer(switched())
     assert subject.train_step(X, Y) == pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-5)
     np.testing.assert_array_equal(subject.predict(X), X * np.array(subject.parameters["w"]))
@@ -171,7 +171,7 @@ def test_an_input_that_is_the_mode_need_not_be_fed(tmp_path):
     assert dropped.train_step(X, Y) != pytest.approx(np.mean((X * W - Y) ** 2), rel=1e-3)
 
 
-def test_an_input_that_is_the_mode_of_more_stays():
+def test_an_input_for_the_mode_with_other_readers_stays():
     model = switched()
     model.graph.node.append(helper.make_node("Cast", ["train"], ["z"], to=TensorProto.FLOAT))
     model.graph.output.append(helper.make_tensor_value_info("z", 1, []))
@@ -224,7 +224,7 @@ def test_batch_normalization_of_the_file_trains_on_request(opset, outputs):
     np.testing.assert_allclose(subject._session.state["m"], 0.7 * W / 2 + 0.3 * X.mean(0), rtol=1e-4)
 
 
-def test_new_statistics_that_are_read_are_the_old_ones_when_frozen():
+def test_readers_of_new_statistics_get_the_old_ones_when_frozen():
     subject = trainer(normalizing(17, read=True), output="y")
     h = (X - W / 2) / np.sqrt(W + 1 + 1e-5) * W + W - 1
     results = subject.predict(X)
@@ -251,7 +251,7 @@ def test_batch_normalization_in_a_function():
     np.testing.assert_allclose(subject._session.state["m"], 0.1 * X.mean(0), rtol=1e-4)
 
 
-def test_hints_say_what_is():
+def test_hints_describe_the_file():
     assert onnxtrain.inspect(dropping("opset 10")).hints == ("1 Dropout node does nothing; dropout=True lets it drop.",)
     with pytest.warns(TrainingHint, match="The file sets 2 Dropout nodes to training mode") as caught:
         subject = trainer(dropping("function"))
@@ -274,13 +274,13 @@ def test_hints_say_what_is():
     ]
 
 
-def test_a_dropout_with_ratio_zero_is_none():
+def test_dropout_with_ratio_zero_does_not_count():
     model = dropping("initializer")
     model.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.float32(0), "r"))
     assert trainer(model).hints == []
 
 
-def test_asking_for_what_is_not_there_is_said():
+def test_a_request_without_such_layers_gets_a_hint():
     model = onnxtrain.examples.mlp((8, 8))
     with pytest.warns(TrainingHint, match=r'batch_norm="train" has nothing to train: .* optimize=False\) keeps it'):
         trainer(model, batch_norm="train")
@@ -290,7 +290,7 @@ def test_asking_for_what_is_not_there_is_said():
         onnxtrain.training_model(model, loss="mean_squared_error", optimizer=onnxtrain.Adam(), batch_norm="train")
 
 
-def test_batch_normalization_in_a_body_stays_frozen_and_that_is_said():
+def test_batch_normalization_in_a_body_stays_frozen_with_a_hint():
     text = (
         FUNCTION_NORM.split("{ h =")[0]
         + """<bool c = {1}> { y = If (c) <
@@ -305,7 +305,7 @@ def test_batch_normalization_in_a_body_stays_frozen_and_that_is_said():
         trainer(model, batch_norm="train")
 
 
-def test_random_operators_are_the_models_own_and_are_said():
+def test_random_operators_of_the_model_get_a_hint():
     model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]> m (float[N,8] x) => (float[N,8] y)
         <float[8] w = {1,1,1,1,1,1,1,1}> { n = RandomNormalLike(x)  h = Add(x, n)  y = Mul(h, w) }""")
     subject = trainer(model)
@@ -355,7 +355,7 @@ EXPORTS = {
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("exporter", EXPORTS)
-def test_an_export_of_a_training_model_trains_alike_twice(torch, exporter, tmp_path):
+def test_an_export_in_training_mode_trains_reproducibly(torch, exporter, tmp_path):
     model = exported(torch, tmp_path / "train.onnx", train=True, **EXPORTS[exporter](torch))
     assert any(node.op_type == "Dropout" and len(node.input) == 3 for node in model.graph.node)
     for options in ({}, {"dropout": True}, {"batch_norm": "train"}):
@@ -380,7 +380,7 @@ def test_the_export_call_that_the_hint_names_keeps_batch_normalization(torch, ex
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 def test_a_fresh_network_of_the_torchscript_exporter(torch, tmp_path):
-    """One initializer is scale and running variance of both layers; untied it trains like the export that keeps all."""
+    """One initializer is scale and running variance of both layers; untied, it trains like the complete export."""
     merged = exported(torch, tmp_path / "merged.onnx", train=False, dynamo=False, do_constant_folding=False)
     merged = exported(
         torch, tmp_path / "merged.onnx", train=False, dynamo=False, training=torch.onnx.TrainingMode.PRESERVE
@@ -388,9 +388,9 @@ def test_a_fresh_network_of_the_torchscript_exporter(torch, tmp_path):
     assert sum(node.op_type == "Identity" for node in merged.graph.node) == 6
     with pytest.raises(OptionError, match=r"is also a weight of '/features.*; untie=True gives each its own"):
         onnxtrain.Trainer(merged, loss="softmax_cross_entropy", batch_norm="train")
-    whole = exported(torch, tmp_path / "whole.onnx", train=True, **EXPORTS["TorchScript"](torch))
+    complete = exported(torch, tmp_path / "complete.onnx", train=True, **EXPORTS["TorchScript"](torch))
     losses = []
-    for model in (merged, whole):
+    for model in (merged, complete):
         subject = onnxtrain.Trainer(model, loss="softmax_cross_entropy", batch_norm="train", untie=True)
         assert len(subject._objective.statistics) == 4
         losses.append([subject.train_step(IMAGES, LABELS) for _ in range(3)])
@@ -399,7 +399,7 @@ def test_a_fresh_network_of_the_torchscript_exporter(torch, tmp_path):
         onnxtrain.Trainer(merged, loss="softmax_cross_entropy")
 
 
-def test_onnx_runtime_reads_the_saved_file_as_the_given_one(tmp_path):
+def test_onnx_runtime_reads_the_saved_file(tmp_path):
     subject = trainer(dropping("fixed seed"))
     subject.train_step(X, Y)
     subject.save(tmp_path / "saved.onnx")

@@ -38,7 +38,7 @@ TOKENS, IMAGE = ((2, 6), (2, 6)), ((2, 3, 32, 32),)
 
 
 def architecture(name: str, config: str, call: Any, **options: Any) -> Any:
-    """A function that makes a model of transformers with random weights, all of them trainable."""
+    """Return a function that makes a model of transformers with random, trainable weights."""
 
     def build(torch: Any) -> Any:
         transformers = pytest.importorskip("transformers")
@@ -257,7 +257,7 @@ def three_steps(
 def three_steps_of_folded(
     parameters: dict[str, np.ndarray], model: onnx.ModelProto, inputs: tuple[np.ndarray, ...], path: Path
 ) -> None:
-    """Three steps on weights that the exporter computed: the loss falls, and the saved file predicts the same."""
+    """Take three steps on weights that the exporter folded: the loss falls, and the saved file predicts the same."""
     assert differences(parameters, model) == []
     trainer = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.01)")
     target = 0 * trainer.predict(inputs[0])

@@ -25,7 +25,7 @@ def angles(positions: int = POSITIONS, width: int = WIDTH) -> np.ndarray:
 
 
 def sinusoids() -> np.ndarray:
-    """The table of "Attention Is All You Need": sines and cosines take turns."""
+    """Return the table of "Attention Is All You Need": alternating sines and cosines."""
     table = np.zeros((POSITIONS, WIDTH), np.float32)
     table[:, 0::2], table[:, 1::2] = np.sin(angles()), np.cos(angles())
     return table
@@ -417,7 +417,7 @@ CASES = {
     "fresh embedding of zeros": Case("wpe.weight", np.zeros((POSITIONS, 8)), EMBEDDED, True),
     "learned bias of attention": Case("onnx::Add_77", 3 * RNG.normal(size=(6, 6)), ATTENTION, True),
     "fresh bias of attention": Case("relative_bias", np.zeros((6, 6)), ATTENTION, True),
-    "token for masked places": Case("mask_token", RNG.normal(size=(1, 1, 8)), SHIFT, True),
+    "token for masked positions": Case("mask_token", RNG.normal(size=(1, 1, 8)), SHIFT, True),
     "sinusoidal layer": Case("net.0.weight", RNG.normal(size=(8, 4)), "f = MatMul(x, @); " + TURN, True),
     "scale before an angle": Case(
         "gain", RNG.normal(size=8), "h = MatMul(x, w); f = Mul(h, @); " + TURN, True, "", SQUARE
@@ -428,7 +428,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_a_parameter(case):
+def test_trainable_parameters(case):
     case = CASES[case]
     rows = {row.name: row for row in onnxtrain.inspect(case.model()).initializers}
     row = rows[case.name]
@@ -436,7 +436,7 @@ def test_what_is_a_parameter(case):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case].reason not in ("", HUGE)])
-def test_what_is_named_is_trained_all_the_same(case):
+def test_named_tensors_are_trained_in_any_case(case):
     case = CASES[case]
     rows = {row.name: row for row in onnxtrain.inspect(case.model(), train=case.name).initializers}
     assert rows[case.name].trainable
@@ -449,7 +449,7 @@ def test_many_cases_of_both_kinds():
 
 
 def normalized(first: str) -> onnx.ModelProto:
-    """A normalization whose scale is fresh, behind a weight of this name."""
+    """Return a normalization with an untrained scale, behind a weight of this name."""
     nodes = "h = MatMul(x, w); m = ReduceMean <axes = [-1]> (h); c = Sub(h, m); y = Mul(c, @)"
     model = Case("const_2", np.ones(8), nodes, False, FILL, SQUARE).model()
     model.graph.node[0].input[1] = first
@@ -465,7 +465,7 @@ def test_a_fresh_scale_is_hinted_where_no_tensor_has_a_module_s_name(first, is_h
 
 
 def test_a_weight_that_is_used_in_training_but_not_by_rank():
-    """Constants of the computation stay bit for bit, learned scalars move."""
+    """Constants of the computation stay bit for bit, learned scalars change."""
     case = CASES["logit scale"].model()
     case.graph.node.append(helper.make_node("Mul", ["y", "/Constant_output_0"], ["z"]))
     case.graph.initializer.append(numpy_helper.from_array(np.float32(0.3), "/Constant_output_0"))
@@ -486,7 +486,7 @@ def language_model(torch):
     nn = torch.nn
 
     class Model(nn.Module):
-        """A small language model with all that is easy to mistake."""
+        """A small language model with tensors that are easily mistaken for parameters, and the reverse."""
 
         def __init__(self):
             super().__init__()

@@ -17,7 +17,7 @@ def constant(name: str, array: np.ndarray) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array.astype(np.float32)))
 
 
-def whole(name: str, *numbers: int) -> onnx.TensorProto:
+def integers(name: str, *numbers: int) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(numbers, np.int64), name)
 
 
@@ -45,7 +45,7 @@ def trained(proto: onnx.ModelProto) -> set[str]:
 
 
 def reordered(source: str, result: str) -> list[onnx.NodeProto]:
-    """i f g o as i o f g: Slice, Concat, Unsqueeze."""
+    """Reorder the gates i f g o to i o f g by Slice, Concat and Unsqueeze."""
     nodes = [
         helper.make_node("Slice", [source, f"at{start}", f"at{stop}", "axis"], [f"{result}.{start}"])
         for start, stop in ((0, 1), (1, 3), (3, 4))
@@ -70,7 +70,7 @@ def lstm_in_constants(prefix: str = "") -> list[onnx.NodeProto]:
     ]
 
 
-BOUNDS = [whole("axis", 0), whole("one", 1), *(whole(f"at{n}", 5 * n) for n in (0, 1, 3, 4))]
+BOUNDS = [integers("axis", 0), integers("one", 1), *(integers(f"at{n}", 5 * n) for n in (0, 1, 3, 4))]
 
 
 @pytest.mark.parametrize("prefix", ["", "/decoder/rnn/Constant_output_"])
@@ -91,7 +91,7 @@ def test_lstm_weights_in_constants_behind_slices(prefix, tmp_path):
 
 
 def test_lstm_weights_in_constants_of_branches():
-    """Beside initializers, which are other weights, and called as TorchScript calls literals."""
+    """They are beside other weights in initializers, with the names that TorchScript gives to literals."""
     branches = {
         f"{name}_branch": helper.make_graph(
             lstm_in_constants(f"{name}/Constant_output_"),
@@ -201,7 +201,7 @@ def test_a_filled_initial_state_of_a_loop_stays(tmp_path):
         helper.make_node("Loop", ["steps", "", "zeros"], ["y"], body=body),
     ]
     weights = [initializer("kernel/ReadVariableOp:0", 8, 4), initializer("cell/ReadVariableOp:0", 4, 4)]
-    proto = model(nodes, [*weights, numpy_helper.from_array(np.float32(0), zero), whole("steps", 3)])
+    proto = model(nodes, [*weights, numpy_helper.from_array(np.float32(0), zero), integers("steps", 3)])
     proto.graph.initializer[-1].dims[:] = []
     assert trained(proto) == {"kernel/ReadVariableOp:0", "cell/ReadVariableOp:0"}
     hints = onnxtrain.inspect(proto).hints
@@ -251,7 +251,7 @@ def qdq() -> onnx.ModelProto:
     return model(nodes, tensors)
 
 
-def test_a_quantized_file_says_so():
+def test_a_quantized_file_gets_a_hint():
     with pytest.warns(
         TrainingHint, match=r"The model is quantized \(1 QuantizeLinear node, 2 DequantizeLinear nodes\)"
     ):
@@ -277,7 +277,7 @@ def undecided() -> onnx.ModelProto:
     return model(nodes, [initializer("w", 8, 8), initializer("val_7", 4, 8)], shape=(4, 8))
 
 
-def test_what_stays_open_is_said():
+def test_undecided_tensors_get_a_hint():
     with pytest.warns(TrainingHint, match=r'val_7 is not trained: neither use nor name .* train=\["\*", "val_7"\]'):
         trainer = onnxtrain.Trainer(undecided(), loss="mse")
     assert set(trainer.parameters) == {"w"}

@@ -63,7 +63,7 @@ MODELS = {
 
 
 def trained(graph_and_state):
-    """The parameters by path."""
+    """Return the parameters by path."""
     _, state = graph_and_state
     return {"/".join(map(str, path)): np.asarray(value[...]) for path, value in nnx.to_flat_state(state)}
 

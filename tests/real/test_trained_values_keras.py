@@ -81,7 +81,7 @@ SHAPED = {"batch normalization", "slopes"}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_trained_are_the_trainable_weights(name, tmp_path):
+def test_trainable_parameters_equal_trainable_weights(name, tmp_path):
     keras.utils.set_random_seed(0)
     model = MODELS[name]()
     model(np.zeros((2, *model.input_shape[1:]), np.float32))

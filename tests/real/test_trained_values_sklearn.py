@@ -73,7 +73,7 @@ def learned(estimator) -> list[float]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("scaled", ["plain", "StandardScaler", "MinMaxScaler", "RobustScaler", "MaxAbsScaler"])
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_trained_is_what_was_fitted(name, scaled):
+def test_trainable_parameters_equal_the_fitted_ones(name, scaled):
     from sklearn import preprocessing
     from sklearn.pipeline import make_pipeline
 

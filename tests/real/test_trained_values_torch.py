@@ -39,7 +39,7 @@ SAMPLE = [
 
 
 def check(name: str, exporter: str, free: bool, folder) -> None:
-    """Distinct parameters for a dynamic batch size, a fresh module's for a fixed one."""
+    """Check a module with distinct parameters for a dynamic batch size, and an untrained one for a fixed size."""
     case = MODULES[name]
     parameters, model = export(
         torch, case, folder / "model.onnx", exporter, free=free and exporter in case.free, fresh=not free
@@ -48,7 +48,7 @@ def check(name: str, exporter: str, free: bool, folder) -> None:
 
 
 @pytest.mark.parametrize(("name", "exporter", "free"), SAMPLE)
-def test_what_is_trained_are_the_parameters(name, exporter, free, tmp_path):
+def test_trainable_parameters_equal_named_parameters(name, exporter, free, tmp_path):
     check(name, exporter, free, tmp_path)
 
 
@@ -60,7 +60,7 @@ ALL = [
 @pytest.mark.thorough
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "exporter", "free"), [case for case in ALL if case not in SAMPLE])
-def test_what_is_trained_are_the_parameters_of_every_module(name, exporter, free, tmp_path):
+def test_trainable_parameters_of_every_module(name, exporter, free, tmp_path):
     check(name, exporter, free, tmp_path)
 
 
@@ -71,11 +71,11 @@ def test_there_are_many_modules():
 
 @pytest.fixture(scope="module")
 def dropped(tmp_path_factory):
-    """A fresh vision transformer, as the newer exporter writes it by default, and its parameters."""
+    """Return an untrained vision transformer, as the newer exporter writes it by default, and its parameters."""
     return export(torch, MODULES["ViT"], tmp_path_factory.mktemp("vit") / "m.onnx", "dynamo", free=True, fresh=True)
 
 
-def test_biases_that_the_exporter_left_out_are_named(dropped):
+def test_biases_that_the_exporter_omitted_are_named(dropped):
     _, model = dropped
     with pytest.warns(TrainingHint, match=r"left out 2 biases that were zero .*optimize=False\) keeps them"):
         trainer = onnxtrain.Trainer(model, loss="mse")
@@ -85,7 +85,7 @@ def test_biases_that_the_exporter_left_out_are_named(dropped):
     assert hint in onnxtrain.inspect(model).hints
 
 
-def test_nothing_was_left_out_without_optimizing(tmp_path):
+def test_nothing_is_omitted_without_optimizing(tmp_path):
     parameters, model = export(
         torch, MODULES["two linear"], tmp_path / "m.onnx", "dynamo", free=True, fresh=True, optimize=False
     )
@@ -94,7 +94,7 @@ def test_nothing_was_left_out_without_optimizing(tmp_path):
 
 
 def test_a_constant_initial_state_stays(tmp_path):
-    """Each example is predicted alike, whatever its place in the batch."""
+    """Each example is predicted alike, whatever its position in the batch."""
     _, model = export(torch, MODULES["lstm"], tmp_path / "m.onnx", "dynamo", free=False, fresh=True)
     trainer = onnxtrain.Trainer(model, loss="mse", optimizer="adam(lr=0.1)")
     x, y = MODULES["lstm"].example(torch)[0].numpy(), None

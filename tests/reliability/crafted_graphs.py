@@ -14,7 +14,7 @@ from reliability.crafting import CRAFTED, HUGE, base, changed, crafted, text, wr
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field that has a length."""
+    """A length-delimited protobuf field."""
     size, head = len(content), bytearray([number << 3 | 2])
     while size > 0x7F:
         head.append(size & 0x7F | 0x80)
@@ -193,17 +193,17 @@ changed("a rank of 1000", _dims(*[1] * 1000))
 def _sparse(dims: list[int], indices: list[int]) -> Callable[[ModelProto], object]:
     def change(model: ModelProto) -> None:
         values = numpy_helper.from_array(np.ones(len(indices), np.float32), "w")
-        places = numpy_helper.from_array(np.array(indices, np.int64), "")
+        index = numpy_helper.from_array(np.array(indices, np.int64), "")
         del model.graph.initializer[0]
-        model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, dims))
+        model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, index, dims))
 
     return change
 
 
 changed("a huge sparse weight", _sparse([HUGE, 3], [0]))
-changed("a sparse weight with places outside", _sparse([4, 3], [0, 5, 99]))
-changed("a sparse weight with negative places", _sparse([4, 3], [-1, 5]))
-changed("a sparse weight with places twice", _sparse([4, 3], [5, 5]))
+changed("a sparse weight with indices out of range", _sparse([4, 3], [0, 5, 99]))
+changed("a sparse weight with negative indices", _sparse([4, 3], [-1, 5]))
+changed("a sparse weight with an index twice", _sparse([4, 3], [5, 5]))
 changed("a sparse weight out of order", _sparse([4, 3], [7, 2]))
 changed("a sparse weight of nothing", _sparse([4, 3], []))
 
@@ -260,7 +260,7 @@ changed("imports that contradict", lambda model: model.opset_import.append(helpe
 # Numbers that processors or libraries do not like.
 
 text(
-    "a whole division by zero",
+    "an integer division by zero",
     "(float[N, 4] x) => (float[N, 4] y)",
     "float w = {1}, int64 a = {7}, int64 b = {0}",
     "d = Div(a, b)  e = Cast <to = 1> (d)  m = Mul(x, w)  y = Add(m, e)",

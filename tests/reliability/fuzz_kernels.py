@@ -39,7 +39,7 @@ MEMORY = 6 << 30
 
 
 def cases() -> ModuleType:
-    """The module that draws them."""
+    """Return the module that samples cases of a kind."""
     if _HELPERS not in sys.path:
         sys.path.insert(0, _HELPERS)
     return importlib.import_module("kernel_cases")
@@ -69,7 +69,7 @@ class Outcomes:
 
 
 def run_cases(name: str, count: int, seed: int, instruction_set: str, outcomes: Outcomes) -> None:
-    """Run the first cases of a kind, ``random`` or ``sweep``: a new process goes on after one that ends its own."""
+    """Run the first cases of a kind, ``random`` or ``sweep``; after a crash, a new process continues."""
     first = 0
     while first < count:
         started = first
@@ -87,7 +87,7 @@ def _command(name: str, first: int, count: int, seed: int) -> list[str]:
 
 
 def _worker(name: str, first: int, count: int, seed: int, chosen: str) -> Iterator[tuple[int, str, str, str]]:
-    """Case number, operator, outcome and detail of every case that the process got to."""
+    """Yield case number, operator, outcome and detail of every case that the process ran."""
     environment = {**os.environ, "ONNXTRAIN_INSTRUCTION_SET": chosen, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         _command(name, first, count, seed),
@@ -116,7 +116,7 @@ def _worker(name: str, first: int, count: int, seed: int, chosen: str) -> Iterat
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """The lines of a process's output; an empty one where there is nothing for too long."""
+    """Yield the lines of a process's output; an empty one if none comes within the time limit."""
     assert process.stdout is not None
     rest = b""
     with selectors.DefaultSelector() as selector:
@@ -130,12 +130,12 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
             if not data:
                 return
             seconds = SECONDS
-            *whole, rest = (rest + data).split(b"\n")
-            yield from (line.decode() for line in whole)
+            *lines, rest = (rest + data).split(b"\n")
+            yield from (line.decode() for line in lines)
 
 
 def work(name: str, first: int, count: int, seed: int) -> None:
-    """The worker: runs cases and writes a line before and after each."""
+    """Run cases in this worker process; write a line before and after each."""
     if "libasan" not in os.environ.get("LD_PRELOAD", ""):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     swept = cases().sweep() if name == "sweep" else []

@@ -29,7 +29,7 @@ SMOOTH = (
 
 
 def after(model: ModelProto, generator: random.Random) -> None:
-    """One more node behind a value, for one of its readers."""
+    """Insert a node between a value and one of its readers."""
     graph = generator.choice(graphs(model))
     index = generator.randrange(len(graph.node))
     slot = generator.choice([slot for slot, name in enumerate(graph.node[index].input) if name])
@@ -49,14 +49,14 @@ def other_activation(model: ModelProto, generator: random.Random) -> None:
 
 
 def another_output(model: ModelProto, generator: random.Random) -> None:
-    """A value between is an output, too, before or behind the others."""
+    """Make an intermediate value an output, before or after the others."""
     names = [name for node in model.graph.node for name in node.output if name]
     value = helper.make_tensor_value_info(generator.choice(names), TensorProto.FLOAT, None)
     model.graph.output.insert(generator.choice((0, len(model.graph.output))), value)
 
 
 def extreme_weight(model: ModelProto, generator: random.Random) -> None:
-    """A weight that holds an extreme number."""
+    """Write an extreme number into a weight."""
     tensors = [
         tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT and tensor.raw_data
     ]
@@ -67,7 +67,7 @@ def extreme_weight(model: ModelProto, generator: random.Random) -> None:
 
 
 def unknown_shapes(model: ModelProto, generator: random.Random) -> None:
-    """Declarations without sizes, or without shapes."""
+    """Remove the sizes of declarations, or their shapes."""
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         if value.type.HasField("tensor_type") and generator.random() < 0.5:
             for axis in value.type.tensor_type.shape.dim:
@@ -76,7 +76,7 @@ def unknown_shapes(model: ModelProto, generator: random.Random) -> None:
 
 
 def in_a_function(model: ModelProto, generator: random.Random) -> None:
-    """A node becomes the call of a function that holds it."""
+    """Replace a node by a call of a function that contains it."""
     node = generator.choice([node for node in model.graph.node if not any(a.HasField("g") for a in node.attribute)])
     body = NodeProto()
     body.CopyFrom(node)
@@ -97,7 +97,7 @@ def in_a_function(model: ModelProto, generator: random.Random) -> None:
 
 
 def twice(model: ModelProto, generator: random.Random) -> None:
-    """The graph after itself where its output fits its input; otherwise a second copy beside the first."""
+    """Apply the graph twice if its output fits its input; otherwise add a second copy beside it."""
     graph: GraphProto = model.graph
     copies = []
     made = {name for node in graph.node for name in node.output}
@@ -117,7 +117,7 @@ def twice(model: ModelProto, generator: random.Random) -> None:
 
 
 def newer(model: ModelProto, generator: random.Random) -> None:
-    """A later opset, at which most operators mean the same."""
+    """Declare a later opset, in which most operators are the same."""
     entry = model.opset_import[0]
     entry.version = min(entry.version + generator.choice((1, 2, 3)), 23)
     model.ir_version = max(model.ir_version, 10)
@@ -130,7 +130,7 @@ GENTLE: tuple[Mutate, ...] = (
 
 
 def mutate_gently(model: ModelProto, generator: random.Random) -> bytes:
-    """The bytes of a mutant that is likely to be valid; the model itself is changed too."""
+    """Change a model in place, mostly to a valid one; return its bytes."""
     for _ in range(generator.choice((1, 1, 2, 3))):
         for _ in range(4):
             try:

@@ -98,14 +98,14 @@ _NAMES_OF_THE_RUN = re.compile(r"\.tmp[A-Za-z0-9]{6}|[0-9a-f]{8}\.tmp")
 
 
 def find_compiler() -> str | None:
-    """A C++ compiler for a system on which the library works."""
+    """Return a C++ compiler, if the library works on this system."""
     if not sys.platform.startswith("linux"):
         return None
     return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
 def build_faults(folder: Path) -> Path | None:
-    """The library that ends file operations; ``None`` where there is no compiler for it."""
+    """Build the library that fails file operations; ``None`` without a compiler."""
     library, compiler = folder / "faults.so", find_compiler()
     if compiler is None:
         return None
@@ -152,7 +152,7 @@ class Victim:
         return os.waitstatus_to_exitcode(answer["status"]), answer["seconds"]
 
 
-def said(folder: Path) -> str:
+def error_output(folder: Path) -> str:
     """Standard error of the last command."""
     return Path(f"{folder}.stderr").read_text(errors="backslashreplace")
 
@@ -167,7 +167,7 @@ class Undisturbed:
         new: Their contents afterwards.
         names: The names of all files afterwards.
         operations: The lines of the log: number, operation, paths.
-        seconds: How long it took.
+        seconds: Duration of the run.
     """
 
     scenario: Scenario
@@ -186,10 +186,10 @@ def undisturbed(scenario: Scenario, folder: Path, victim: Victim) -> Undisturbed
     _write_files(start, external=scenario.external)
     if scenario.before:
         code, _ = victim.run(start, scenario.before)
-        assert code == 0, said(start)
+        assert code == 0, error_output(start)
     shutil.copytree(start, done)
     code, seconds = victim.run(done, scenario.line, log=str(log))
-    assert code == 0, said(done)
+    assert code == 0, error_output(done)
     found = Undisturbed(scenario, start, seconds=seconds)
     found.old, found.new = written(start, scenario), written(done, scenario)
     assert found.old != found.new
@@ -216,7 +216,7 @@ def _write_files(folder: Path, *, external: bool) -> None:
 
 
 def written(folder: Path, scenario: Scenario) -> dict[str, bytes | None]:
-    """Contents of the files that a scenario writes: their bytes, or a model with the data from its data files."""
+    """Return the contents of the files that a scenario writes: bytes, or a model with its external data."""
     return {name: _content(folder / name) for name in scenario.files}
 
 
@@ -235,14 +235,14 @@ def _content(path: Path) -> bytes | None:
 
 
 def names(folder: Path) -> set[str]:
-    """The names of all files of a folder but rescued weights, without the numbers in them."""
+    """Return the names of all files in a folder except rescued weights, without the numbers in the names."""
     found = (path for path in folder.rglob("*") if not path.name.startswith("unsaved-"))
     return {_NUMBERS.sub("", str(path.relative_to(folder))) for path in found}
 
 
 def disturb(found: Undisturbed, generator: random.Random) -> dict[str, Any]:
     """Disturbance of a run: kill it before an operation, within a write or at a moment; or let operations fail."""
-    place = generator.randrange(len(found.operations)) + 1
+    position = generator.randrange(len(found.operations)) + 1
     match generator.randrange(8):
         case 0:
             return {"kill_after": generator.uniform(0.0, found.seconds)}
@@ -250,25 +250,25 @@ def disturb(found: Undisturbed, generator: random.Random) -> dict[str, Any]:
             writes = [index for index, operation in enumerate(found.operations, 1) if operation[1] == "write"]
             return {"at": str(generator.choice(writes)), "action": "half"}
         case 3:
-            return {"at": str(place), "action": str(generator.choice((errno.ENOSPC, errno.EIO, errno.EMFILE)))}
+            return {"at": str(position), "action": str(generator.choice((errno.ENOSPC, errno.EIO, errno.EMFILE)))}
         case _:
-            return {"at": str(place), "action": "kill"}
+            return {"at": str(position), "action": "kill"}
 
 
 def disturb_and_look(found: Undisturbed, folder: Path, victim: Victim, how: dict[str, Any]) -> None:
     """Disturb a run, look, run again, look again.
 
     Raises:
-        WrongError: Something does not hold.
+        WrongError: A property is violated.
     """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(found.start, folder)
     code, _ = victim.run(folder, found.scenario.line, **how)
     failing = how.get("action", "").isdigit()
     if code not in ((0, 2) if failing else (0, -signal.SIGKILL)):
-        raise WrongError(f"ended with {code}: {said(folder)}", "another end than that of the disturbance")
-    if code == 2 and not re.fullmatch(r"error: [^\n]+\.\n", said(folder)):
-        raise WrongError(f"said {said(folder)!r}", "no sentence")
+        raise WrongError(f"ended with {code}: {error_output(folder)}", "another end than that of the disturbance")
+    if code == 2 and not re.fullmatch(r"error: [^\n]+\.\n", error_output(folder)):
+        raise WrongError(f"printed {error_output(folder)!r}", "no sentence")
     if failing:
         _look_for_remains({name for name in names(folder) if _UNFINISHED.search(name)})
     left = written(folder, found.scenario)
@@ -277,7 +277,7 @@ def disturb_and_look(found: Undisturbed, folder: Path, victim: Victim, how: dict
             raise WrongError(f"{name} is mixed or lost: {str(content)[:200]}", f"{name} is mixed or lost")
     code, _ = victim.run(folder, found.scenario.line)
     if code:
-        raise WrongError(f"the next run ended with {code}: {said(folder)}", "the next run fails")
+        raise WrongError(f"the next run ended with {code}: {error_output(folder)}", "the next run fails")
     again = written(folder, found.scenario)
     different = [name for name in again if again[name] != found.new[name]]
     if different:

@@ -15,7 +15,7 @@ NOTHING_TO_CHANGE = (ValueError, IndexError, TypeError, DecodeError)
 
 
 def mutate(model: ModelProto, generator: random.Random) -> bytes:
-    """The bytes of a mutant; the model itself is changed too."""
+    """Change a model in place; return its bytes."""
     for _ in range(generator.choice((1, 1, 1, 2, 3))):
         mutation = any_field if generator.random() < 0.45 else generator.choice(MEANT)
         for _ in range(5):
@@ -29,23 +29,23 @@ def mutate(model: ModelProto, generator: random.Random) -> bytes:
 
 
 def damage(data: bytes, generator: random.Random) -> bytes:
-    """Bytes that are changed, lost, added or moved."""
+    """Change, remove, add or move bytes."""
     changed = bytearray(data)
     for _ in range(generator.choice((1, 1, 2, 5))):
-        place = generator.randrange(len(changed) + 1)
+        at = generator.randrange(len(changed) + 1)
         length = generator.choice((1, 1, 2, 4, 8, 64))
         match generator.randrange(6):
-            case 0 if place < len(changed):
-                changed[place] ^= 1 << generator.randrange(8)
-            case 1 if place < len(changed):
-                changed[place] = generator.choice((0, 1, 0x7F, 0x80, 0xFF))
+            case 0 if at < len(changed):
+                changed[at] ^= 1 << generator.randrange(8)
+            case 1 if at < len(changed):
+                changed[at] = generator.choice((0, 1, 0x7F, 0x80, 0xFF))
             case 2:
-                del changed[place : place + length]
+                del changed[at : at + length]
             case 3:
-                changed[place:place] = generator.randbytes(length)
+                changed[at:at] = generator.randbytes(length)
             case 4:
-                del changed[place:]
+                del changed[at:]
             case 5:
                 other = generator.randrange(len(changed) + 1)
-                changed[place:place] = changed[other : other + length]
+                changed[at:at] = changed[other : other + length]
     return bytes(changed)

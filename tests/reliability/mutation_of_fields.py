@@ -1,4 +1,4 @@
-"""Another value of any field of any message, by reflection: change, remove, double, exchange, fill."""
+"""Change any field of any message by reflection: change, remove, double, exchange, fill."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OPERATORS = (
 
 
 def messages(message: Message) -> Iterator[Message]:
-    """A message and all those inside."""
+    """Yield a message and all messages inside it."""
     yield message
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
@@ -88,7 +88,7 @@ def _set_fields(message: Message) -> list[Any]:
 
 
 def _another(everything: list[Message], field: Any, generator: random.Random) -> Message:
-    """A message of the field's type from somewhere in the model."""
+    """Return a message of the field's type from anywhere in the model."""
     same = [message for message in everything if message.DESCRIPTOR is field.message_type]
     copied = type(generator.choice(same))()
     copied.CopyFrom(generator.choice(same))
@@ -99,20 +99,20 @@ def _repeated_field(message: Message, field: Any, generator: random.Random, ever
     values = getattr(message, field.name)
     items = list(values)
     choice = generator.randrange(5)
-    place = generator.randrange(len(items)) if items else 0
+    at = generator.randrange(len(items)) if items else 0
     is_message = field.type == FieldDescriptor.TYPE_MESSAGE
     if choice == 0 and items:
-        del items[place]
+        del items[at]
     elif choice == 1 and items:
-        items.insert(generator.randrange(len(items) + 1), items[place])
+        items.insert(generator.randrange(len(items) + 1), items[at])
     elif choice == 2 and len(items) > 1:
         generator.shuffle(items)
     elif is_message:
-        items.insert(place, _another(everything, field, generator))
+        items.insert(at, _another(everything, field, generator))
     elif items and choice == 3:
-        items[place] = _scalar(items[place], field, generator, everything)
+        items[at] = _scalar(items[at], field, generator, everything)
     else:
-        items.insert(place, _scalar(items[place] if items else None, field, generator, everything))
+        items.insert(at, _scalar(items[at] if items else None, field, generator, everything))
     copies = [copy(item) for item in items] if is_message else items
     message.ClearField(field.name)
     getattr(message, field.name).extend(copies)
@@ -154,7 +154,7 @@ def other_data(value: bytes, generator: random.Random) -> bytes:
 
 
 def other_name(everything: list[Message], generator: random.Random) -> str:
-    """A name that something in the model has, an operator, or a text that nothing should have."""
+    """Return a name in use in the model, an operator, or a text that is no valid name."""
     if generator.random() < 0.6:
         node = generator.choice([message for message in everything if isinstance(message, NodeProto)] or [NodeProto()])
         names = [*node.input, *node.output, node.name]

@@ -33,7 +33,7 @@ def _tensors(model: ModelProto) -> list[TensorProto]:
 
 @_meant
 def dimensions(model: ModelProto, generator: random.Random) -> None:
-    """Another shape of a tensor, with its data or without."""
+    """Change the shape of a tensor, with or without its data."""
     tensor = generator.choice(_tensors(model))
     dims = list(tensor.dims)
     match generator.randrange(4):
@@ -62,7 +62,7 @@ def dimensions(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def declared_shape(model: ModelProto, generator: random.Random) -> None:
-    """Another declared shape of an input, an output or a value."""
+    """Change the declared shape of an input, an output or a value."""
     graph = generator.choice(graphs(model))
     value = generator.choice([*graph.input, *graph.output, *graph.value_info])
     shape = value.type.tensor_type.shape
@@ -81,7 +81,7 @@ def declared_shape(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def element_type(model: ModelProto, generator: random.Random) -> None:
-    """Another element type of a declaration or of a tensor."""
+    """Change the element type of a declaration or of a tensor."""
     kind = generator.choice([*TensorProto.DataType.values(), 99])
     if generator.random() < 0.5:
         generator.choice(_tensors(model)).data_type = kind
@@ -92,7 +92,7 @@ def element_type(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def rename(model: ModelProto, generator: random.Random) -> None:
-    """Another name of a value, everywhere in the graph: the model means the same, unless the name is taken."""
+    """Rename a value everywhere in the graph: the model computes the same, unless the name is in use."""
     node = generator.choice(nodes(model))
     old = generator.choice([*node.input, *node.output])
     new = other_name(list(messages(model)), generator)
@@ -108,7 +108,7 @@ def rename(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def rewire(model: ModelProto, generator: random.Random) -> None:
-    """An input of a node comes from elsewhere, perhaps from behind it."""
+    """Connect an input of a node to another value, perhaps to a later one."""
     found = nodes(model)
     node, other = generator.choice(found), generator.choice(found)
     node.input[generator.randrange(len(node.input))] = generator.choice([*other.input, *other.output])
@@ -116,13 +116,13 @@ def rewire(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def operator(model: ModelProto, generator: random.Random) -> None:
-    """Another operator on the same inputs."""
+    """Change the operator of a node."""
     generator.choice(nodes(model)).op_type = generator.choice(OPERATORS)
 
 
 @_meant
 def insert_node(model: ModelProto, generator: random.Random) -> None:
-    """A node between a value and one of its readers."""
+    """Insert a node between a value and one of its readers."""
     graph = generator.choice(graphs(model))
     index = generator.randrange(len(graph.node))
     reader = graph.node[index]
@@ -136,7 +136,7 @@ def insert_node(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def attribute(model: ModelProto, generator: random.Random) -> None:
-    """An attribute of a node: extreme, of another type, twice, or gone."""
+    """Change an attribute of a node: to an extreme value or another type, double it, or remove it."""
     node = generator.choice([node for node in nodes(model) if node.attribute])
     index = generator.randrange(len(node.attribute))
     found = node.attribute[index]
@@ -157,7 +157,7 @@ def attribute(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def add_attribute(model: ModelProto, generator: random.Random) -> None:
-    """An attribute that other operators have."""
+    """Add an attribute that other operators have."""
     name = generator.choice(
         ("axis", "axes", "perm", "pads", "strides", "dilations", "group", "kernel_shape", "keepdims", "to", "mode",
          "alpha", "epsilon", "transA", "hidden_size", "direction", "auto_pad", "ceil_mode", "training_mode")
@@ -175,7 +175,7 @@ def add_attribute(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def order(model: ModelProto, generator: random.Random) -> None:
-    """The nodes of a graph in another order."""
+    """Change the order of the nodes of a graph."""
     graph = generator.choice(graphs(model))
     nodes = [copy(node) for node in graph.node]
     generator.shuffle(nodes)
@@ -185,7 +185,7 @@ def order(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def ports(model: ModelProto, generator: random.Random) -> None:
-    """Another output of the graph, another input, one less."""
+    """Add or remove an input or output of the graph."""
     graph = model.graph
     names = [name for node in graph.node for name in (*node.input, *node.output)]
     match generator.randrange(5):
@@ -204,7 +204,7 @@ def ports(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def depth(model: ModelProto, generator: random.Random) -> None:
-    """The whole graph inside branches of If nodes, as deep as is drawn."""
+    """Move the graph into nested branches of If nodes."""
     graph = model.graph
     inner = GraphProto()
     inner.node.extend(graph.node)
@@ -227,7 +227,7 @@ def depth(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def versions(model: ModelProto, generator: random.Random) -> None:
-    """Another opset, another IR version, another import."""
+    """Change the opset, the IR version or an import."""
     match generator.randrange(4):
         case 0:
             generator.choice(model.opset_import).version = generator.choice((*range(1, 28), *INTEGERS))
@@ -241,7 +241,7 @@ def versions(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def external(model: ModelProto, generator: random.Random) -> None:
-    """Another place of external data, of a tensor that has some or has none."""
+    """Change the location of external data, or add one to a tensor without."""
     tensor = generator.choice(_tensors(model))
     tensor.data_location = TensorProto.EXTERNAL
     if not tensor.external_data:
@@ -265,7 +265,7 @@ def external(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def tensor_data(model: ModelProto, generator: random.Random) -> None:
-    """The data of a tensor: longer, shorter, other values, in two fields."""
+    """Change the data of a tensor: longer, shorter, other values, in two fields."""
     tensor = generator.choice(_tensors(model))
     if generator.random() < 0.3:
         tensor.float_data.append(1.0)
@@ -275,7 +275,7 @@ def tensor_data(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def splice(model: ModelProto, generator: random.Random) -> None:
-    """A node of a graph once more, in another one."""
+    """Copy a node of one graph into another."""
     found = graphs(model)
     source, target = generator.choice(found), generator.choice(found)
     node = copy(generator.choice(source.node))
@@ -284,7 +284,7 @@ def splice(model: ModelProto, generator: random.Random) -> None:
 
 @_meant
 def functions(model: ModelProto, generator: random.Random) -> None:
-    """A function that shadows an operator, calls itself, or is there twice."""
+    """Add a function that shadows an operator, calls itself, or is defined twice."""
     node = generator.choice(model.graph.node)
     function = onnx.FunctionProto(name=node.op_type, domain=node.domain)
     function.input.extend(f"in{index}" for index in range(len(node.input)))

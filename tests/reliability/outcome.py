@@ -53,11 +53,11 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Return whether this must not happen."""
+        """Return whether the outcome is a defect."""
         return self.kind in FAILURES
 
     def as_dict(self) -> dict[str, str]:
-        """For the way between processes."""
+        """Return the outcome as a dictionary, to send it between processes."""
         return dataclasses.asdict(self)
 
 

@@ -23,7 +23,7 @@ FACTOR = 4
 
 
 def compare_with_plain(outcome: Outcome, case: Path) -> Outcome:
-    """The outcome, as ``runtime`` where plain onnxruntime does the same with ``model.onnx`` of the case."""
+    """Return the outcome; its kind is ``runtime`` if plain onnxruntime fails alike on the case's ``model.onnx``."""
     if not (case / "model.onnx").is_file():
         return outcome
     try:
@@ -51,13 +51,13 @@ def compare_with_plain(outcome: Outcome, case: Path) -> Outcome:
 
 
 def environment() -> dict[str, str]:
-    """The environment of processes that import this package."""
+    """Return environment variables for processes that import this package."""
     paths = [str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
 
 
 def feeds(model: onnx.ModelProto, *, batch: int = 3, largest: int = 1 << 16) -> dict[str, Any]:
-    """Arrays for the inputs of a model, whatever they are declared as; seeded by nothing but the declarations."""
+    """Return arrays for the inputs of a model, of any declared type; they depend on the declarations only."""
     names = {tensor.name for tensor in model.graph.initializer}
     arrays: dict[str, Any] = {}
     for value in model.graph.input:

@@ -4,7 +4,7 @@
     python tests/reliability/run.py --hours 2 --workers 2 --failures failures
     python tests/reliability/run.py --campaign --workers 2 --failures failures
 
-Prints a table of counts, also where it is stopped (Ctrl-C), then the failures by cause. A case can be seen again by its
+Prints a table of counts, also where it is stopped (Ctrl-C), then the failures by cause. A case can be repeated by its
 number: `--first 4711 --count 1 --failures folder` keeps its files. `--table docs/reliability.md` writes the table
 there.
 
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def campaign(given: argparse.Namespace, journal: Path = JOURNAL, page: Path = PAGE) -> int:
-    """Add cases to the journal until its goals are reached, the time is over or somebody stops it."""
+    """Add cases to the journal until its goals are reached, the time is over or the process is stopped."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -131,7 +131,7 @@ def campaign(given: argparse.Namespace, journal: Path = JOURNAL, page: Path = PA
 
 
 def read_journal(journal: Path) -> list[dict[str, Any]]:
-    """The entries of a journal; a line that a killed run has not finished is left out."""
+    """Return the entries of a journal, without an unfinished line of a killed run."""
     entries = []
     for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():
         with contextlib.suppress(ValueError):
@@ -147,7 +147,7 @@ def reached(entries: list[dict[str, Any]]) -> bool:
 
 
 def sums(entries: list[dict[str, Any]]) -> str:
-    """The table of all runs together."""
+    """Return the table of the sums of all runs."""
     counts: dict[str, Counter[str]] = {}
     seconds: dict[str, float] = {}
     for subject in SUBJECTS:
@@ -159,7 +159,7 @@ def sums(entries: list[dict[str, Any]]) -> str:
 
 
 def replace_table(page: str, table: str) -> str:
-    """A page with these rows in the table between its marks; rows of subjects that are not in the table stay."""
+    """Replace rows of the table between a page's marks; rows of other subjects stay."""
     before, begin, rest = page.partition("<!-- counts -->\n")
     old, end, after = rest.partition("<!-- end of counts -->\n")
     if not begin or not end:

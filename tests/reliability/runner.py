@@ -75,7 +75,7 @@ def run_cases(
         workers: Processes at once.
         until: The moment (`time.monotonic`) after which no case begins.
         failures: A folder for the files of failed cases, three of each cause.
-        computing_limit: Seconds of processor time that one operation may take.
+        computing_limit: CPU seconds that one operation may take.
         stop: Once it is set no case begins.
     """
     report, lock = Report(), threading.Lock()
@@ -122,7 +122,7 @@ def _record(
 
 
 def _only_plain(folder: str, names: list[str]) -> set[str]:
-    """Names that a copy ignores: pipes, which would wait for a writer."""
+    """Return the names of pipes, which a copy must ignore, since reading them would block."""
     return {name for name in names if not (Path(folder, name).is_file() or Path(folder, name).is_dir())}
 
 
@@ -175,7 +175,7 @@ class _Worker:
         kind = "crash" if code < 0 else "defect"
         end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         detail = self._errors()
-        crash = Outcome(kind, operation, f"{end} {_first_places(detail)}", detail)
+        crash = Outcome(kind, operation, f"{end} {_innermost_frames(detail)}", detail)
         return compare_with_plain(crash, self._folder / "case") if code < 0 else crash
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -231,7 +231,7 @@ class _Worker:
 
 
 def _computed(pid: int) -> float:
-    """Seconds of processor time that a process has taken."""
+    """Return the CPU seconds of a process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -239,8 +239,8 @@ def _computed(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _first_places(stack: str) -> str:
-    """The innermost places of a stack that faulthandler printed."""
+def _innermost_frames(stack: str) -> str:
+    """Return the innermost frames of a stack that faulthandler printed."""
     lines = [
         line.split('"')[1].rsplit("/", 1)[-1] + line.rpartition(" in ")[2]
         for line in stack.splitlines()

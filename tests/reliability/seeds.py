@@ -1,4 +1,4 @@
-"""Small valid models for mutation, which together have every part that a file can have."""
+"""Small valid models for mutation; together they contain every kind of field of a model file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _text(name: str, graph: str, *, loss: str = SQUARED, head: str = 'ir_version
 
 
 def _weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Fill initializers that the text gives as zeros with small numbers that differ."""
+    """Fill initializers, zeros in the text form, with small distinct numbers."""
     generator = np.random.default_rng(0)
     for tensor in model.graph.initializer:
         array = numpy_helper.to_array(tensor)
@@ -43,7 +43,7 @@ def _weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _zeros(*shape: int) -> str:
-    """Values for the text form; `_weights` replaces them."""
+    """Return zeros for the text form; `_weights` replaces them."""
     return "{" + ", ".join(["0"] * int(np.prod(shape))) + "}"
 
 
@@ -67,15 +67,15 @@ def _external() -> onnx.ModelProto:
 def write_seed(model: onnx.ModelProto, folder: Path, name: str = "model.onnx") -> None:
     """Write a seed, with the data file of one that has external data."""
     if any(tensor.HasField("raw_data") and tensor.external_data for tensor in model.graph.initializer):
-        whole = onnx.ModelProto()
-        whole.CopyFrom(model)
+        full = onnx.ModelProto()
+        full.CopyFrom(model)
         with open(folder / DATA_FILE, "wb") as file:
-            for tensor in whole.graph.initializer:
+            for tensor in full.graph.initializer:
                 offset, data = file.tell(), tensor.raw_data
                 file.write(data)
                 onnx.external_data_helper.set_external_data(tensor, DATA_FILE, offset, len(data))
                 tensor.ClearField("raw_data")
-        model = whole
+        model = full
     (folder / name).write_bytes(model.SerializeToString())
 
 
@@ -86,8 +86,8 @@ def _sparse() -> onnx.ModelProto:
     model = examples.mlp((4, 8, 3))
     dense = model.graph.initializer[0]
     values = numpy_helper.from_array(np.array([1, -2, 3], np.float32), dense.name)
-    places = numpy_helper.from_array(np.array([0, 5, 9], np.int64), "places")
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, list(dense.dims)))
+    indices = numpy_helper.from_array(np.array([0, 5, 9], np.int64), "indices")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, list(dense.dims)))
     del model.graph.initializer[0]
     return model
 

@@ -27,7 +27,7 @@ TYPES = ("f4", "f2", "f8", "i8", "u1", "?")
 
 
 class Subject:
-    """One adapter a case, which is described, merged and converted."""
+    """One adapter per case, which is inspected, merged and converted."""
 
     def __init__(self, shared: Path) -> None:
         import onnx

@@ -1,4 +1,4 @@
-"""Checkpoint folders: damaged and forged ones, from which a training is resumed."""
+"""Resume trainings from damaged and forged checkpoint folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reliability.worker import Operations
 
 
 class Subject:
-    """A short training that is resumed from its checkpoints, after something was done to them."""
+    """A short training that is resumed from damaged checkpoints."""
 
     def __init__(self, shared: Path) -> None:
         import onnxtrain
@@ -41,7 +41,7 @@ class Subject:
         return onnxtrain.Trainer(self._model, loss="softmax_cross_entropy", optimizer=onnxtrain.Adam(), threads=1)
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
-        """Do something to a copy of the folder, and resume."""
+        """Damage a copy of the folder, and resume."""
         generator = random.Random(f"checkpoints {seed} {index}")
         warnings.simplefilter("ignore")
         folder = case / "checkpoints"
@@ -91,7 +91,7 @@ def spoil(folder: Path, generator: random.Random) -> bool:
 
 
 def _make_fit(record: Path) -> None:
-    """Let a record have the size and checksum of its tensors, as whoever forges one would."""
+    """Write the size and checksum of the tensors into a record, as a forger would."""
     content = json.loads(record.read_text())
     data = record.with_suffix(".safetensors").read_bytes()
     content |= {"bytes": len(data), "crc32": zlib.crc32(data)}
@@ -109,7 +109,7 @@ def _change_json(record: Path, generator: random.Random) -> None:
 
 
 def _change_value(content: Any, generator: random.Random) -> None:
-    """Change something at a random depth."""
+    """Change a value at a random depth."""
     keys = [*content] if isinstance(content, dict) else [*range(len(content))]
     if not keys:
         return
@@ -126,7 +126,7 @@ def _change_value(content: Any, generator: random.Random) -> None:
 
 
 def _change_header(data: bytes, generator: random.Random) -> bytes:
-    """Another header of the tensors, which says how long it is."""
+    """Change the header of the tensors file, and its length field."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     for _ in range(generator.choice((1, 1, 2))):

@@ -16,7 +16,7 @@ class Subject:
         self._makers = [*CRAFTED.items()]
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
-        """Make one, and do everything with it."""
+        """Write a file, and run all operations on it."""
         name, make = self._makers[index % len(self._makers)]
         (case / "name.txt").write_text(name)
         make(case)

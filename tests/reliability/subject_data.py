@@ -52,7 +52,7 @@ class Trap:
 
 
 class Subject:
-    """A small model, trained, evaluated and run on files of all sorts."""
+    """A small model, trained, evaluated and run on files of all kinds."""
 
     def __init__(self, shared: Path) -> None:
         import onnxtrain
@@ -68,7 +68,7 @@ class Subject:
         )
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
-        """Make a data file, and give it to everything that takes one."""
+        """Write a data file, and pass it to everything that reads data."""
         generator = random.Random(f"data {seed} {index}")
         warnings.simplefilter("ignore")
         trap = case / "unpickled"
@@ -88,7 +88,7 @@ def _ran() -> None:
 
 
 def make_data(folder: Path, generator: random.Random, trap: Trap) -> Path:
-    """A file or folder of data; returns its path."""
+    """Write a file or folder of data; return its path."""
     arrays = {"input": _values(generator, (60, 4), "f4"), "label": np.arange(60) % 3}
     for _ in range(generator.choice((0, 0, 1, 2))):
         arrays[generator.choice(NAMES)] = _values(generator, generator.choice(SHAPES), generator.choice(DTYPES))
@@ -137,7 +137,7 @@ def _npy(array: np.ndarray[Any, Any], generator: random.Random, trap: Trap) -> b
 
 
 def _spoil_header(data: bytes, generator: random.Random) -> bytes:
-    """Another text in the header, which says how long it is."""
+    """Change the text of the header, and its length field."""
     start = data.find(b"{")
     end = data.find(b"\n", start)
     if start < 0 or end < 0:

@@ -108,7 +108,7 @@ def _changed() -> None:
 
 
 def flags_of(command: str) -> dict[str, bool]:
-    """The flags of a command, from its help, and whether they take a value."""
+    """Return the flags of a command, from its help, with whether they take a value."""
     from onnxtrain.cli import main
 
     text = io.StringIO()
@@ -153,7 +153,7 @@ def spoil(line: list[str], flags: dict[str, bool], generator: random.Random) -> 
 
 @contextlib.contextmanager
 def pressed_after(seconds: float) -> Iterator[None]:
-    """Press Ctrl-C if this takes longer."""
+    """Send Ctrl-C if the block takes longer."""
 
     def press(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -168,7 +168,7 @@ def pressed_after(seconds: float) -> Iterator[None]:
 
 
 def run_line(line: list[str], folder: Path) -> None:
-    """Run a command line; raises where it does not end as it has to."""
+    """Run a command line; raise if its exit code or output is wrong."""
     from onnxtrain.cli import main
     from onnxtrain.errors import OnnxTrainError
 
@@ -177,18 +177,18 @@ def run_line(line: list[str], folder: Path) -> None:
         warnings.simplefilter("ignore")
         with pressed_after(SECONDS):
             code = main(line)
-    printed, said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
-    lines = [text for text in said.splitlines(keepends=True) if not text.startswith(("hint: ", "warning: "))]
+    printed, errors = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    lines = [text for text in errors.splitlines(keepends=True) if not text.startswith(("hint: ", "warning: "))]
     if "--debug" in line:  # the requested traceback precedes the sentence
         lines = lines[-1:]
     sentence = "".join(lines)
     if code not in (0, 2, 130):
-        raise WrongError(f"{line} ended with {code}: {said}", f"code {code}: {sentence[:70]}")
+        raise WrongError(f"{line} ended with {code}: {errors}", f"code {code}: {sentence[:70]}")
     if code == 0 and sentence:
-        raise WrongError(f"{line} ended well, but said {said}", "an error without a code")
+        raise WrongError(f"{line} ended well, but printed {errors}", "an error without a code")
     if code and not re.fullmatch(r"error: [^\n]+[.?]\n", sentence):
-        raise WrongError(f"{line} did not end in a sentence: {said!r}", "no sentence")
-    control = [c for c in printed + said if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\t"]
+        raise WrongError(f"{line} did not end in a sentence: {errors!r}", "no sentence")
+    control = [c for c in printed + errors if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c not in "\n\t"]
     if control:
         raise WrongError(f"{line} printed {control!r}", "control characters")
     left = [path.name for path in folder.rglob("*.tmp")]

@@ -70,8 +70,8 @@ class Subject:
             _wait_for_handler(process.pid)
             time.sleep(moment)
             process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=150)
-        check(process.returncode, said, folder)
+        _, output = process.communicate(timeout=150)
+        check(process.returncode, output, folder)
         return time.monotonic() - began
 
 
@@ -88,32 +88,32 @@ def _wait_for_handler(pid: int) -> None:
         time.sleep(0.001)
 
 
-def before_the_handler(said: str) -> bool:
+def before_the_handler(output: str) -> bool:
     """Return whether the stack shows the start of the interpreter, or the import of the handler itself."""
-    ours = re.findall(r'File "[^"]*/onnxtrain/([^"]+)", line \d+, in (\S+)', said)
+    ours = re.findall(r'File "[^"]*/onnxtrain/([^"]+)", line \d+, in (\S+)', output)
     first = {("__init__.py", "<module>"), ("start.py", "<module>"), ("start.py", "catch_early_interrupt")}
-    return set(ours) <= first and "lazy_loader" not in said
+    return set(ours) <= first and "lazy_loader" not in output
 
 
-def check(code: int, said: str, folder: Path) -> None:
+def check(code: int, output: str, folder: Path) -> None:
     """Raise if the exit code or the output of the process is wrong.
 
     Raises:
         WrongError: It is not.
     """
-    if code in (-signal.SIGINT, 1) and "KeyboardInterrupt" in said and before_the_handler(said):
+    if code in (-signal.SIGINT, 1) and "KeyboardInterrupt" in output and before_the_handler(output):
         return
-    lines = [line for line in said.splitlines() if not line.startswith(("hint: ", "warning: "))]
+    lines = [line for line in output.splitlines() if not line.startswith(("hint: ", "warning: "))]
     if code == 0:
         return
     if code != 130 or len(lines) != 1 or not re.fullmatch(r"error: Interrupted; .*\.", lines[0]):
-        raise WrongError(f"ended with {code} and said {said!r}", f"code {code}")
+        raise WrongError(f"ended with {code} and printed {output!r}", f"code {code}")
     made = [path.name for path in folder.iterdir() if path.name not in ("model.onnx", "model.onnx.data", "train.npz")]
-    if "nothing was written" in said and [name for name in made if name not in ("kept", "run")]:
+    if "nothing was written" in output and [name for name in made if name not in ("kept", "run")]:
         raise WrongError(f"said that nothing was written, but there is {made}", "written")
     for name in ("out.onnx", "out.npz"):
-        if name in made and repr(name) not in said:
-            raise WrongError(f"did not say that {name} is written: {said!r}", "not said")
+        if name in made and repr(name) not in output:
+            raise WrongError(f"did not say that {name} is written: {output!r}", "not said")
     left = [path.name for path in folder.rglob("*") if path.name.endswith(".tmp")]
     if left:
         raise WrongError(f"left {left}", "left")

@@ -34,7 +34,7 @@ class Subject:
         self._weights = [1 / (1 + len(model.graph.node) / 10) for model in self._models.values()]
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
-        """Make a mutant, and do everything with it."""
+        """Make a mutant, and run all operations on it."""
         generator = random.Random(f"models {seed} {index}")
         name = generator.choices(self._names, self._weights)[0]
         model = onnx.ModelProto()
@@ -92,7 +92,7 @@ def use_model(path: Path, operations: Operations, *, loss: str = CROSS_ENTROPY, 
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file; none for a path that is no file."""
+    """Return the bytes of a file; no bytes if the path is not a file."""
     return path.read_bytes() if path.is_file() else b""
 
 
@@ -101,7 +101,7 @@ def _changed() -> None:
 
 
 def _feeds(data: bytes) -> dict[str, Any]:
-    """Arrays for the inputs, where the file can be read far enough to know them."""
+    """Return arrays for the inputs, if they can be read from the file."""
     try:
         return plain.feeds(onnx.ModelProto.FromString(data))
     except Exception:  # a mutant may raise anything in protobuf and NumPy
@@ -148,7 +148,7 @@ def _compare(path: Path, feeds: dict[str, Any], predicted: dict[str, Any]) -> No
 
 
 def _save(trainer: Any, path: Path) -> None:
-    """Save, and look whether anything but the data of initializers differs."""
+    """Save, and check that only the data of initializers differs."""
     saved = path.parent / "away" / "saved.onnx"  # beside the model data files get other names
     saved.parent.mkdir(exist_ok=True)
     trainer.save(saved)

@@ -59,13 +59,13 @@ class Subject:
         lines = (re.search(r"http://([0-9.]+):([0-9]+)/[?#]?(\S*)", line) for line in self._server.stdout)
         found = next(filter(None, lines), None)
         if found is None:
-            raise RuntimeError(f"the server does not start: {self._said()}")
+            raise RuntimeError(f"the server does not start: {self._output()}")
         self._host, self._port, self._token = found[1], int(found[2]), found[3].removeprefix("token=")
         own = [f"Host: {self._host}:{self._port}", f"Authorization: Bearer {self._token}"]
         self._ask("\r\n".join(["GET /weights?page=a HTTP/1.1", *own, "", ""]).encode())  # joins
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
-        """Send a request, and look at the answer and at the server."""
+        """Send a request, and check the answer and the server."""
         generator = random.Random(f"pages {seed} {index}")
         operations.run("request", lambda: self._check(self._ask(self._request(generator))))
 
@@ -109,7 +109,7 @@ class Subject:
         return answer
 
     def _check(self, answer: bytes) -> None:
-        """Raise where an answer says that the server failed, or the server has said so itself.
+        """Raise if the server failed, according to its answer or its own output.
 
         Raises:
             WrongError: It has.
@@ -120,13 +120,13 @@ class Subject:
         if found is not None and int(found[1]) >= 500 and int(found[1]) not in UNKNOWN:
             raise WrongError(f"answered {answer[:200]!r}", "status")
         if self._server.poll() is not None:
-            raise WrongError(f"the server ended: {self._said()}", "ended")
-        if "Traceback" in self._said():
-            said = self._said()
+            raise WrongError(f"the server ended: {self._output()}", "ended")
+        if "Traceback" in self._output():
+            output = self._output()
             self._errors.truncate(0)
-            raise WrongError(said, said.strip().splitlines()[-1])
+            raise WrongError(output, output.strip().splitlines()[-1])
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         self._errors.seek(0)
         return self._errors.read()[-6000:].decode(errors="backslashreplace")
 

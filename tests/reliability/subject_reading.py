@@ -21,7 +21,7 @@ NUMBERS = np.arange(12, dtype=np.float32).reshape(6, 2)
 
 
 class Subject:
-    """Models, arrays, archives and checkpoints, one mutant of one a case."""
+    """Models, arrays, archives and checkpoints: one mutant of one of them per case."""
 
     def __init__(self, shared: Path) -> None:
         from onnxtrain.training.checkpoints.checkpoint import CheckpointStore

@@ -20,7 +20,7 @@ class Subject:
         pass
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
-        """Misbehave as a subject never may."""
+        """Fail in the way of the case's number."""
         (case / "input").write_text(str(index))
         operations.run("work", (fine, refuse, fail, mix, exhaust, crash, hang, blame, grow, fine)[index])
 
@@ -37,7 +37,7 @@ def refuse() -> None:
 
 
 def fail() -> None:
-    """Raise an error that no user should see."""
+    """Raise an internal error."""
     raise KeyError("x")
 
 
@@ -47,7 +47,7 @@ def mix() -> None:
 
 
 def exhaust() -> None:
-    """Ask for more memory than the limit."""
+    """Allocate more memory than the limit."""
     np.ones(1 << 40)
 
 
@@ -63,12 +63,12 @@ def hang() -> None:
 
 
 def blame() -> None:
-    """Refuse, but in the wrong words."""
+    """Refuse with a message that calls it a defect of onnxtrain."""
     from onnxtrain.errors import ModelError
 
     raise ModelError("this is a defect")
 
 
 def grow() -> None:
-    """Take much memory, and give it back."""
+    """Allocate much memory, and free it."""
     np.ones(560 << 20, np.uint8)

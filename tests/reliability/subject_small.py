@@ -134,7 +134,7 @@ class Subject:
         onnxtrain.lower(training)
 
     def _leftover(self, generator: random.Random, case: Path) -> None:
-        """Something in the way of a temporary file: the output is written, and nothing else is lost."""
+        """Put something in the path of a temporary file: the output is written, and nothing else is lost."""
         from onnxtrain.model_file.writing import AtomicFiles
         from reliability.outcome import WrongError
 
@@ -167,7 +167,7 @@ class Subject:
 def _toml(generator: random.Random) -> bytes:
     text = TOML
     for _ in range(generator.randrange(4)):
-        place = generator.randrange(len(text) + 1)
-        text = text[:place] + generator.choice(PIECES) * generator.choice((1, 1, 2, 3000)) + text[place:]
+        at = generator.randrange(len(text) + 1)
+        text = text[:at] + generator.choice(PIECES) * generator.choice((1, 1, 2, 3000)) + text[at:]
     data = text.encode("utf-8", "surrogatepass")
     return damage(data, generator) if generator.random() < 0.3 else data

@@ -10,7 +10,7 @@ from reliability.worker import Operations
 
 SUBJECTS = {
     "models": "model files: mutants of small models, byte by byte and field by field",
-    "crafted": "model files, each made to hit one weak place",
+    "crafted": "model files, each aimed at one weakness",
     "reading": "model files, data files and checkpoints that are only read: many more of them",
     "data": "data files: .npy, .npz and folders, mutants and crafted ones",
     "checkpoints": "checkpoint folders: mutants of both files, with matching checksums and without",

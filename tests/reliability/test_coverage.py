@@ -81,7 +81,7 @@ def test_every_command_has_a_fuzzer() -> None:
 
 
 def test_a_campaign_adds_up(tmp_path: Path, monkeypatch: Any) -> None:
-    """It goes on at the case after the last one of the journal, also after a line that was cut off."""
+    """A campaign continues after the journal's last case, also if the last line is incomplete."""
     journal, page = tmp_path / "journal.jsonl", tmp_path / "page.md"
     page.write_text("a\n<!-- counts -->\n\n<!-- end of counts -->\nb\n")
     begun: list[tuple[str, int]] = []

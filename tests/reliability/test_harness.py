@@ -17,7 +17,7 @@ from reliability.subjects import SUBJECTS
 
 
 @pytest.mark.reliability
-def test_every_outcome_is_told(tmp_path):
+def test_every_outcome_is_reported(tmp_path):
     report = run_cases("selftest", range(len(OUTCOMES)), failures=tmp_path, computing_limit=4.0)
     assert report.counts == Counter(OUTCOMES)
     causes = {cause: [index for index, _ in found] for cause, found in report.failures.items()}
@@ -28,7 +28,7 @@ def test_every_outcome_is_told(tmp_path):
     assert "SIGABRT" in (tmp_path / "selftest-0-5" / "outcome.txt").read_text()
 
 
-def test_the_same_case_ends_the_same_way():
+def test_a_repeated_case_has_the_same_outcome():
     first, second = (run_cases("models", range(5), seed=3).counts for _ in range(2))
     assert first == second
 
@@ -48,12 +48,12 @@ def test_the_worst_operation_counts():
         ("strides of zero", "memory", "memory"),
     ],
 )
-def test_what_plain_onnxruntime_does_too_is_told(name, kind, expected, tmp_path):
+def test_failures_of_plain_onnxruntime_are_reported_as_such(name, kind, expected, tmp_path):
     CRAFTED[name](tmp_path)
     assert compare_with_plain(Outcome(kind, detail=str(8 << 30)), tmp_path).kind == expected
 
 
-def test_the_page_keeps_what_is_around_the_table():
+def test_the_page_keeps_its_text_around_the_table():
     page = "before\n<!-- counts -->\n\n| new |\n\n<!-- end of counts -->\nafter\n"
     empty = page.replace("\n| new |\n\n", "")
     assert replace_table(page, "| new |") == replace_table(empty, "| new |") == page

@@ -52,7 +52,7 @@ def test_cases_are_the_same_every_time():
 
 
 class Ends:
-    """A worker's output, to see that it is read as it should be."""
+    """A fake worker process with a given output."""
 
     def __init__(self, monkeypatch, code):
         monkeypatch.setattr(fuzz_kernels, "_command", lambda *_: [sys.executable, "-c", code])
@@ -60,14 +60,14 @@ class Ends:
         self.found = list(fuzz_kernels._worker("random", 0, 2, 0, "baseline"))
 
 
-def test_a_worker_that_dies_is_a_crash(monkeypatch):
+def test_a_dead_worker_counts_as_a_crash(monkeypatch):
     code = "import os; print('case 0 Conv', flush=True); os.kill(os.getpid(), 11)"
     ((number, operator, outcome, detail),) = Ends(monkeypatch, code).found
     assert (number, operator, outcome) == (0, "Conv", "crashed")
     assert "-11" in detail
 
 
-def test_a_worker_that_says_nothing_hangs(monkeypatch):
+def test_a_silent_worker_counts_as_hanging(monkeypatch):
     code = "import time; print('case 0 Conv', flush=True); time.sleep(60)"
     assert [found[2] for found in Ends(monkeypatch, code).found] == ["hangs"]
 

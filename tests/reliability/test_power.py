@@ -25,7 +25,7 @@ def test_files_are_on_the_disk_before_their_names(name, victim, tmp_path):
 
 
 def unsafe(operations: list[list[str]]) -> list[str]:
-    """Renames of files that may not be on the disk, and names that may not be there when the command has ended."""
+    """Return renames of unflushed files, and names that may not be on the disk when the command ends."""
     dirty: set[str] = set()
     names: dict[str, str] = {}
     problems = []
@@ -44,7 +44,7 @@ def unsafe(operations: list[list[str]]) -> list[str]:
     return problems + [f"the name {name} may not be on the disk" for name in names.values()]
 
 
-def test_the_rule_sees_what_is_unsafe():
+def test_the_rule_finds_unsafe_renames():
     write, sync, rename, folder = (
         ["1", "write", "/f/a.tmp", ""],
         ["2", "fsync", "/f/a.tmp", ""],

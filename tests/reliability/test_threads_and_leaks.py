@@ -43,12 +43,12 @@ def test_trainers_in_threads_give_the_same_bits():
 
 
 def resident() -> int:
-    """The resident bytes of this process."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def grown(trainers: int) -> float:
-    """Bytes per trainer that a row of trainers leaves behind, after a first half that may fill caches."""
+    """Return the bytes that each trainer of a series leaks; the first half, which fills caches, is not counted."""
     model = onnxtrain.examples.mlp((64, 512, 64))  # 260 kB of weights, as much again for each state
     points, targets = np.zeros((8, 64), np.float32), np.zeros((8, 64), np.float32)
     half = 0
@@ -64,12 +64,12 @@ def grown(trainers: int) -> float:
     return (resident() - half) / (trainers - trainers // 2)
 
 
-def test_trainers_give_their_memory_back():
+def test_trainers_free_their_memory():
     assert grown(50) < 100_000
 
 
 @pytest.mark.slow
-def test_many_trainers_give_their_memory_back():
+def test_many_trainers_free_their_memory():
     assert grown(400) < 20_000
 
 

@@ -26,7 +26,7 @@ def second_run(folder) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_second_training_in_a_checkpoint_folder_is_told_so(tmp_path):
+def test_a_second_training_in_a_checkpoint_folder_is_refused(tmp_path):
     model, path = onnxtrain.examples.mlp((4, 5, 3)), tmp_path / "model.onnx"
     onnx.save(model, path)
     points = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)

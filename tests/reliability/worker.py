@@ -27,7 +27,7 @@ FILE_SIZE = 1 << 30
 
 
 class Operations:
-    """Runs the operations of one case, each on its own: one that is refused does not keep the next from running."""
+    """Runs the operations of one case one by one; a refused one does not stop the next."""
 
     def __init__(self, say: Callable[[dict[str, Any]], None]) -> None:
         self._say = say
@@ -68,22 +68,22 @@ MEMORY_LOOKED_AT = 512 << 20
 
 
 def _refusal(error: Exception) -> str:
-    """Refused, where the message says something else than that it is our fault."""
+    """Return the outcome of an error: refused, unless its message calls it a defect of onnxtrain."""
     return "refused" if str(error).strip() and "defect" not in str(error) else "defect"
 
 
 def signature(error: BaseException) -> str:
-    """The type of an exception and the last places that it came through, one of them ours."""
+    """Return the type of an exception and the last stack frames, at least one of this package."""
     if isinstance(error, WrongError) and error.cause:
         return error.cause
     frames = traceback.extract_tb(error.__traceback__)
-    places = [f"{Path(frame.filename).name}:{frame.name}" for frame in frames]
-    ours = [place for frame, place in zip(frames, places, strict=True) if "/onnxtrain/" in frame.filename]
-    return " < ".join([type(error).__name__, *dict.fromkeys([*places[-1:], *ours[:-3:-1]])])
+    locations = [f"{Path(frame.filename).name}:{frame.name}" for frame in frames]
+    ours = [location for frame, location in zip(frames, locations, strict=True) if "/onnxtrain/" in frame.filename]
+    return " < ".join([type(error).__name__, *dict.fromkeys([*locations[-1:], *ours[:-3:-1]])])
 
 
 def resetpeak_memory() -> int:
-    """Forget the peak of this process; returns the resident bytes."""
+    """Reset the peak memory of this process; return the resident bytes."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")

@@ -49,7 +49,7 @@ class CountingDevice(Device):
 
     __setattr__ = object.__setattr__
 
-    def place(self, array: np.ndarray) -> _Value:
+    def upload(self, array: np.ndarray) -> _Value:
         return _Value(np.array(array), self)
 
 
@@ -104,7 +104,7 @@ def test_convolutions_and_statistics(device, monkeypatch, model):
     np.testing.assert_array_equal(here.predict(x), there.predict(x))
 
 
-def test_what_nobody_looks_at_is_not_copied(device):
+def test_states_are_copied_only_on_access(device):
     trainer = _trainer()
     trainer.train_step(X, Y)
     device.fetched = device.sent = 0
@@ -207,8 +207,8 @@ def test_a_state_that_does_not_fit(device):
 def test_several_processes_need_the_memory_of_the_processor(device):
     states = _trainer(accumulate=2)._states
     for together in (
-        lambda: states.join(["layer1.bias"]),
-        lambda: states.place("layer1.bias", np.zeros(8, np.float32)),
+        lambda: states.make_contiguous(["layer1.bias"]),
+        lambda: states.set_buffer("layer1.bias", np.zeros(8, np.float32)),
     ):
         with pytest.raises(OptionError, match="needs states in CPU memory, but they are in counting memory"):
             together()
@@ -228,7 +228,7 @@ def protect(how):
         assert not libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(size), how)
 
 class Forbidding(Device):
-    def place(self, array):
+    def upload(self, array):
         array = np.asarray(array)
         memory = mmap.mmap(-1, max(1, -(-array.nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE)
         own = np.frombuffer(memory, np.uint8, array.nbytes).view(array.dtype).reshape(array.shape)
@@ -290,7 +290,7 @@ class TestProviders:
         assert device_of(choose(["dml"])) == Device("dml")
         assert device_of(choose(["cpu"])) is None
 
-    def test_one_that_is_missing_is_told_with_those_that_are_there(self):
+    def test_a_missing_provider_is_named_with_the_available_ones(self):
         with pytest.raises(OptionError, match=r"The provider 'cuda' is not available; this onnxruntime has .*\(.*cpu"):
             _trainer(runtime=RuntimeOptions(providers=["cuda"]))
 

@@ -64,7 +64,7 @@ def test_large_frozen_weights_get_there():
     assert there.evaluate((x, y)) == pytest.approx(here.evaluate((x, y)), rel=1e-4)
 
 
-def test_what_wants_static_shapes_is_found():
+def test_nodes_that_need_static_shapes_are_found():
     """The weight gradient of a convolution is a convolution with a kernel of the batch size."""
     x, y = np.random.default_rng(0).random((4, 1, 28, 28), np.float32), np.arange(4)
     with pytest.raises(StepError, match="dynamic weights shape"):

@@ -112,7 +112,7 @@ def test_every_view_keeps_the_array_current(name: str) -> None:
         assert (states["w"] == number).all()
 
 
-def test_buffers_take_turns_when_nobody_looks() -> None:
+def test_buffers_alternate_while_no_array_is_held() -> None:
     states = doubled()
     assert (states["w"] == 0).all()
     turns = []

@@ -73,7 +73,7 @@ def test_the_smallest_tensor_in_8_bits_has_4096_elements(elements, kept):
 @pytest.mark.parametrize(
     "options", [{}, {"accumulate": 2, "clip_norm": 0.5, "ema": 0.9}, {"clip_value": 0.01, "groups": True}], ids=str
 )
-def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
+def test_a_resumed_training_continues_bit_for_bit(tmp_path, options):
     if "groups" in options:
         options |= {"groups": (onnxtrain.Group("*bias", weight_decay=0.0, lr_scale=0.1),)}
     whole, first, second = trainer(**options), trainer(**options), trainer(**options)
@@ -107,7 +107,7 @@ def test_masked_weights_and_their_states_stay_zero():
     assert not np.any(learner.parameters[LARGE][~mask])
 
 
-def test_the_training_model_is_a_file_that_goes_on():
+def test_a_training_model_saved_to_a_file_continues():
     learner = trainer()
     learner.train_step(X, Y)
     model = learner.training_model()
@@ -179,7 +179,7 @@ def test_names_of_other_tools(name):
     ],
     ids=str,
 )
-def test_what_is_refused(options, sentence):
+def test_refusals(options, sentence):
     if "distributed" in options:
         options["distributed"] = onnxtrain.Distributed(Two(), shard_states=True)
     with pytest.raises(OptionError, match=sentence):

@@ -189,7 +189,7 @@ def flip_a_bit(path):
         (
             ".safetensors",
             flip_a_bit,
-            r"'checkpoint-000002-step-2\.safetensors' has another checksum than when it was written",
+            r"'checkpoint-000002-step-2\.safetensors' has not the checksum that it was written with",
         ),
         (".safetensors", Path.unlink, r"'checkpoint-000002-step-2\.safetensors' is missing"),
         (".json", truncate, r"its JSON cannot be read \(.+\)"),

@@ -109,14 +109,14 @@ def refusal(**options):
     return str(caught.value)
 
 
-def test_a_processor_without_the_instruction_is_told(monkeypatch):
+def test_a_cpu_without_the_instruction_is_refused(monkeypatch):
     monkeypatch.setattr(native, "multiplies_bfloat16", lambda: False)
     monkeypatch.setattr(native, "instruction_set", lambda: "avx2")
     sentence = "precision='bfloat16' needs a CPU with AVX512-BF16; this one has avx2 without it"
     assert refusal(precision="bfloat16").startswith(sentence)
 
 
-def test_a_session_without_kernels_is_told():
+def test_a_session_without_kernels_is_refused():
     found = refusal(precision="bfloat16", runtime=onnxtrain.RuntimeOptions(kernels=False))
     assert found == "precision='bfloat16' needs the native kernels, which are not used here; leave it out."
 

@@ -163,7 +163,7 @@ def test_weights_of_examples_in_a_padded_batch():
         (np.ones(5), "5 examples|have 5|has 5|different lengths"),
     ],
 )
-def test_what_is_no_weight_of_an_example(weights, message):
+def test_invalid_sample_weights(weights, message):
     with pytest.raises(DataError, match=message):
         trainer().fit(X, LABELS, sample_weight=weights)
     with pytest.raises(DataError, match=r"sample_weight"):
@@ -233,7 +233,7 @@ def test_weights_that_do_not_fit_change_nothing():
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_a_copy_goes_on_by_itself(how):
+def test_a_copy_trains_independently(how):
     name = trainer()._objective.matmul_weights[0]
     mask = np.arange(trainer().parameters[name].size).reshape(trainer().parameters[name].shape) % 3 > 0
     one = trainer(masks={name: mask}, clip_norm=0.5, seed=4)

@@ -169,7 +169,7 @@ def test_a_step_on_fewer_examples(kernels: bool | None, tmp_path) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
-def test_micro_batches_are_whole_and_the_last_is_padded(case: str, tmp_path) -> None:
+def test_micro_batches_are_full_and_the_last_is_padded(case: str, tmp_path) -> None:
     """A micro-batch is one batch of the fixed size; a step takes up to ``accumulate`` of them."""
     fixed, free, (x, y) = pair(case, tmp_path, accumulate=3)
     for rows in (12, 9, 10, 4, 1):
@@ -212,7 +212,7 @@ def test_batches_of_an_iterable_are_cut_and_padded_to_measure() -> None:
     np.testing.assert_array_equal(subject.predict([{"x": x[:7]}, {"x": x[7:]}]), subject.predict(x))
 
 
-def test_a_resumed_training_goes_on_with_partial_batches(tmp_path) -> None:
+def test_a_resumed_training_continues_with_partial_batches(tmp_path) -> None:
     class Stop(Callback):
         def __init__(self, step: int) -> None:
             self.step = step

@@ -117,7 +117,7 @@ def test_a_loop_of_your_own_sets_the_rate_of_every_step() -> None:
 @pytest.mark.parametrize("through", ["trainer", "state"])
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_resumed_training_goes_on_with_the_rate_that_was_set(through: str, stop: int, every: int, tmp_path) -> None:
+def test_a_resumed_training_continues_with_the_rate_that_was_set(through: str, stop: int, every: int, tmp_path) -> None:
     def run(stop: int = 0, **options):
         subject = trainer()
         seen = Rates(subject if through == "trainer" else None, {2: 0.05}, stop)
@@ -135,7 +135,7 @@ def test_a_resumed_training_goes_on_with_the_rate_that_was_set(through: str, sto
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), "fast", None])
-def test_what_is_no_rate_is_refused(value) -> None:
+def test_an_invalid_rate_is_refused(value) -> None:
     with pytest.raises(OptionError, match=r"The learning rate is .*; it must be a finite number of at least 0"):
         trainer().learning_rate = value
     with pytest.raises(OptionError, match=r"The learning rate is .*; it must be a finite number of at least 0"):

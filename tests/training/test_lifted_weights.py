@@ -132,7 +132,7 @@ def test_frozen_ones_stay(tmp_path):
     assert kept == [tensor for tensor in all_tensors(model) if len(tensor.dims) == 2]
 
 
-def test_a_constant_of_the_computation_is_none(tmp_path):
+def test_a_constant_of_the_computation_is_not_a_parameter(tmp_path):
     rows = {row.name: row for row in onnxtrain.inspect(parsed(NODES)).initializers}
     assert set(rows) == {"w", "shift"}  # a scale of the input stays a constant
     with pytest.raises(OptionError, match="'scale' matches no initializer"):

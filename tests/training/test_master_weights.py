@@ -127,7 +127,7 @@ def test_steps_that_are_too_small_for_the_nearest_number_are_taken_in_the_mean(s
 @pytest.mark.parametrize(
     "options", [{}, {"accumulate": 2, "clip_norm": 0.5, "precision": "states=bfloat16, master_weights=false"}], ids=str
 )
-def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
+def test_a_resumed_training_continues_bit_for_bit(tmp_path, options):
     whole, first, second = trainer(**options), trainer(**options), trainer(**options)
     data = given(), Y
     whole.fit(data, epochs=4, batch_size=8, progress=False)
@@ -229,7 +229,7 @@ def test_language_models_learn(options):
         ),
     ],
 )
-def test_what_is_refused(options, sentence):
+def test_refusals(options, sentence):
     if "distributed" in options:
         options = {**options, "distributed": onnxtrain.Distributed(Two(), shard_states=True)}
     with pytest.raises(OptionError, match=sentence):

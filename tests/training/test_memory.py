@@ -55,7 +55,7 @@ def test_a_trainer_does_not_need_the_file_any_more(fate: str, tmp_path: Path) ->
         np.testing.assert_array_equal(again.parameters[each], reference.parameters[each])
 
 
-def test_what_is_built_again_goes_on_in_the_same_buffers(tmp_path: Path) -> None:
+def test_a_rebuilt_session_continues_in_the_same_buffers(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
     trainer.train_step(X, Y)
     name = largest(trainer)

@@ -56,7 +56,7 @@ def test_adapters_and_averages_that_are_nan_are_not_saved(tmp_path, name):
         averaged.save(tmp_path / "averaged.onnx", ema=True)
 
 
-def test_what_is_infinite_in_the_file_is_saved_as_it_came(tmp_path):
+def test_infinite_values_of_the_file_are_saved_unchanged(tmp_path):
     model = examples.mlp((4, 8, 3))
     (bias,) = [tensor for tensor in model.graph.initializer if tensor.name == "layer2.bias"]
     bias.ClearField("float_data")

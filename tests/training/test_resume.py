@@ -249,7 +249,7 @@ def test_changed_masks_hold_for_the_weights_that_come_back(tmp_path) -> None:
     assert subject.parameters[name][mask].all()
 
 
-def test_a_training_that_stopped_early_goes_on_with_more_patience(tmp_path) -> None:
+def test_an_early_stopped_training_continues_with_more_patience(tmp_path) -> None:
     x, y = data(40)
     wrong = (x[:8], (y[:8] + 1) % 3)
 
@@ -281,7 +281,7 @@ def test_running_statistics_are_not_lost(tmp_path) -> None:
         fit("frozen", checkpoint=tmp_path / "frozen", resume=True, epochs=3, change="batch_norm")
 
 
-def test_what_is_trained_cannot_change(tmp_path) -> None:
+def test_the_trained_parameters_cannot_change(tmp_path) -> None:
     run(({}, {}), checkpoint=tmp_path)
     with pytest.raises(
         CheckpointError, match=r'parameters is \{"layer1.bias": \[8\]\} there and \{\} here; resume with'
@@ -326,7 +326,7 @@ def test_of_large_data_samples_are_compared(tmp_path, monkeypatch) -> None:
             run(({}, {"data": (x, y)}), checkpoint=tmp_path, resume=True)
 
 
-def test_the_same_trainer_goes_on_after_an_interruption(tmp_path) -> None:
+def test_the_same_trainer_continues_after_an_interruption(tmp_path) -> None:
     """The weights of the trainer have changed since the start; those of the checkpoint replace them."""
     expected = run(({}, {}))
     subject = trainer()
@@ -336,7 +336,7 @@ def test_the_same_trainer_goes_on_after_an_interruption(tmp_path) -> None:
     assert_same(weights(subject), weights(expected))
 
 
-def test_a_model_saved_over_its_own_file_goes_on(tmp_path) -> None:
+def test_training_continues_after_saving_over_the_file(tmp_path) -> None:
     onnx.save(onnxtrain.examples.mlp((5, 600, 3)), tmp_path / "model.onnx")
     subject = trainer(model=tmp_path / "model.onnx")
     subject.save(tmp_path / "model.onnx")
@@ -372,7 +372,7 @@ def test_the_version_is_noted(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("freeze", [None, "layer1.*"])
-def test_a_training_in_place_that_ended_after_its_save_goes_on(freeze: str | None, tmp_path) -> None:
+def test_a_training_in_place_that_ended_after_its_save_continues(freeze: str | None, tmp_path) -> None:
     """The process is killed after the final save: the model file has the weights of the checkpoint."""
     path, folder = tmp_path / "model.onnx", tmp_path / "kept"
     onnx.save(mlp(), path)

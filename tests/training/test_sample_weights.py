@@ -194,7 +194,7 @@ def test_two_losses_and_a_column_of_weights_in_a_table(tmp_path):
         (lambda: trainer().evaluate(X, Y, sample_weight=W[:5]), "have different|different lengths"),
     ],
 )
-def test_what_is_refused(fit, message):
+def test_refusals(fit, message):
     with pytest.raises(DataError, match=message):
         fit()
 

@@ -49,6 +49,6 @@ def test_a_scalar_input_that_does_not_fit(value, message):
         Trainer(SCALED, loss="mean_squared_error").fit({"s": value, "x": X, "y": Y})
 
 
-def test_scalars_alone_are_no_examples():
+def test_scalars_alone_are_not_examples():
     with pytest.raises(DataError, match="the data has no examples: all of its arrays are scalars"):
         open_dataset({"s": 1.0}, [TensorSpec("s", np.dtype(np.float32), ())], need_target=False)

@@ -197,7 +197,7 @@ def test_evaluation_takes_the_list_of_passes(monkeypatch):
     assert [options["kernels"] for options in seen] == [False] * 2
 
 
-def test_what_has_no_gradient_is_said_before_the_first_step(built):
+def test_missing_gradients_are_reported_before_the_first_step(built):
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "a.b": 1]>
         g (float[n,4] x) => (float[n,4] z)
         <float[4,4] w = {1,2,3,4,1,2,3,4,1,2,3,4,1,2,3,4}> { h = MatMul(x, w) z = a.b.Unheard(h) }""")
@@ -206,11 +206,11 @@ def test_what_has_no_gradient_is_said_before_the_first_step(built):
     assert not built
 
 
-def test_another_trainer_goes_on_from_the_same_parameters():
+def test_another_trainer_continues_from_the_same_parameters():
     x, y = batch()
     trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=LOSS)
     trainer.train_step(x, y)
-    again = trainer._again(optimizer=onnxtrain.Momentum(0.1), seed=7)
+    again = trainer._rebuilt(optimizer=onnxtrain.Momentum(0.1), seed=7)
     assert isinstance(again, onnxtrain.Trainer)
     assert (again.config.seed, again.learning_rate, again._objective) == (7, 0.1, trainer._objective)
     for name, array in trainer.parameters.items():

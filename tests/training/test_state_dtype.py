@@ -36,7 +36,7 @@ def test_states_take_two_bytes_and_weights_four():
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "clip_norm": 0.5, "ema": 0.9}], ids=str)
-def test_a_resumed_training_goes_on_bit_for_bit(tmp_path, options):
+def test_a_resumed_training_continues_bit_for_bit(tmp_path, options):
     whole, first, second = trainer(**options), trainer(**options), trainer(**options)
     data = X, Y
     whole.fit(data, epochs=4, batch_size=8, progress=False)
@@ -53,7 +53,7 @@ def test_seeds_differ():
     assert any(np.any(one._states[name] != other._states[name]) for name in one._states if name.endswith("/H"))
 
 
-def test_the_training_model_is_a_file_that_goes_on():
+def test_a_training_model_saved_to_a_file_continues():
     learner = trainer()
     learner.train_step(X, Y)
     model = learner.training_model()
@@ -117,7 +117,7 @@ def test_an_average_that_changes_by_a_thousandth_falls():
         ({"distributed": None}, r"shard_states=True cuts states of the weights' type; leave shard_states or"),
     ],
 )
-def test_what_is_refused(options, sentence):
+def test_refusals(options, sentence):
     if "distributed" in options:
         options["distributed"] = onnxtrain.Distributed(Two(), shard_states=True)
     with pytest.raises(OptionError, match=sentence):

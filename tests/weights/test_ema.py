@@ -177,7 +177,7 @@ class Curve(onnxtrain.callbacks.Callback):
 
 
 @pytest.mark.parametrize("ema", [None, True, False])
-def test_validation_measures_the_averages_unless_told_otherwise(ema, tmp_path):
+def test_validation_measures_the_averages_by_default(ema, tmp_path):
     learner, curve = trainer(0.8), Curve()
     options = {"checkpoint": tmp_path, "save_best": "val_loss", "run": tmp_path / "run"}
     history = learner.fit(X, Y, validation=(X, Y), epochs=6, batch_size=4, callbacks=[curve], ema=ema, **options)

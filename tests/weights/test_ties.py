@@ -46,7 +46,9 @@ LM = {"loss": "softmax_cross_entropy", "optimizer": onnxtrain.Momentum(0.5)}
 @pytest.mark.parametrize("transposed", [True, False])
 def test_a_tied_weight_that_is_stored_twice_gets_a_hint(transposed):
     how = ", transposed," if transposed else ","
-    sentence = f"lm_head holds the same values as wte.weight{how} and they are trained apart; if the model ties them, "
+    sentence = (
+        f"lm_head holds the same values as wte.weight{how} and they are trained separately; if the model ties them, "
+    )
     with pytest.warns(TrainingHint, match=sentence) as caught:
         trainer = onnxtrain.Trainer(tied(transposed=transposed), **LM)
     assert [warning.filename for warning in caught] == [__file__]
@@ -112,7 +114,7 @@ def test_tie_needs_a_copy():
 
 def test_a_training_model_is_tied_too():
     settings = {"loss": "softmax_cross_entropy", "optimizer": onnxtrain.Momentum(0.5)}
-    with pytest.warns(TrainingHint, match="trained apart"):
+    with pytest.warns(TrainingHint, match="trained separately"):
         onnxtrain.training_model(tied(), **settings)
     model = onnxtrain.training_model(tied(), tie=True, **settings)
     bound = {entry.key for entry in model.training_info[0].update_binding}

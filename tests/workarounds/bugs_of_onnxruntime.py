@@ -197,7 +197,7 @@ import re, sys
 from pathlib import Path
 import numpy as np, onnxruntime
 from onnx import TensorProto, parser
-from onnxtrain.workarounds.sessions import hand_over
+from onnxtrain.workarounds.sessions import share_initializers
 import onnx_ir
 
 def anonymous():
@@ -214,7 +214,7 @@ value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(table, TensorPro
 if sys.argv[1] == "bare":
     options.add_external_initializers(["table"], [value])
 else:
-    kept = hand_over(options, {"table": table}, {"table": onnx_ir.DataType.FLOAT})
+    kept = share_initializers(options, {"table": table}, {"table": onnx_ir.DataType.FLOAT})
 before = anonymous()
 session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 print((anonymous() - before) / table.nbytes)

@@ -17,7 +17,7 @@ from onnxtrain.errors import DataError, TrainingHint
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import newest_opset
 from onnxtrain.training.advice.doctor import Severity, diagnose
-from onnxtrain.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 
 NAMES = [f"past_key_values.{layer}.{kind}" for layer in range(2) for kind in ("key", "value")]
 
@@ -56,7 +56,7 @@ def test_all_pasts_of_an_exported_cache_are_left_out(tmp_path: Path) -> None:
         dynamic_axes={"input_ids": {0: "b", 1: "t"}, "attention_mask": {0: "b", 1: "s"}}
         | {name: {0: "b", 2: "p"} for name in NAMES},
     )
-    assert leave_out_pasts(ModelFile.load(path).training_model()) == NAMES
+    assert remove_cache_inputs(ModelFile.load(path).training_model()) == NAMES
     assert any("Training starts from an empty KV cache: 4 inputs" in finding.what for finding in diagnose(path))
     assert not any("begin at a constant" in finding.what for finding in diagnose(path))
     tokens = np.random.default_rng(0).integers(0, 17, size=(2, 5))
@@ -93,7 +93,7 @@ def _decoder(second: str, name: str = "past.1.key") -> onnx.ModelProto:
 
 def test_pasts_of_one_model_go_together_or_stay() -> None:
     def left_out(*given: str) -> list[str]:
-        return leave_out_pasts(ModelFile.load(_decoder(*given)).training_model())
+        return remove_cache_inputs(ModelFile.load(_decoder(*given)).training_model())
 
     assert left_out("p") == []
     assert left_out("p2") == []  # a symbol of its own, but a cache of the same model by its name
@@ -163,7 +163,7 @@ def _merged() -> onnx.ModelProto:
 def test_a_merged_decoder_trains_its_branch_without_cache(tmp_path: Path) -> None:
     model, ids = _merged(), np.array([[0, 1, 2], [2, 1, 0]])
     removed = ["past_key_values_0_key", "use_cache_branch"]
-    assert leave_out_pasts(ModelFile.load(model).training_model()) == removed
+    assert remove_cache_inputs(ModelFile.load(model).training_model()) == removed
     assert any("(past_key_values_0_key, use_cache_branch)" in finding.what for finding in diagnose(model))
     trainer = onnxtrain.Trainer(model, loss="cross_entropy", output="logits")
     assert (trainer.hints, [*trainer.parameters]) == ([], ["table", "w"])
@@ -194,7 +194,7 @@ def test_a_merged_decoder_whose_other_branch_reads_the_cache_keeps_it() -> None:
     model = _merged()
     without = model.graph.node[0].attribute[1].g
     without.node[1].CopyFrom(onnx.helper.make_node("Identity", ["past_key_values_0_key"], ["present_0_key"]))
-    assert leave_out_pasts(ModelFile.load(model).training_model()) == []
+    assert remove_cache_inputs(ModelFile.load(model).training_model()) == []
     sentence = r"KV-cache inputs \(2: past_key_values_0_key, use_cache_branch\) that are read by .*stay inputs"
     assert any(re.search(sentence, finding.what) for finding in diagnose(model))
 
@@ -297,7 +297,7 @@ def test_positions_that_do_not_follow_the_cache_are_found(form: str) -> None:
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("folded", [True, False])
-def test_a_length_of_the_cache_that_the_exporter_wrote_as_a_constant_is_said(folded: bool, tmp_path: Path) -> None:
+def test_a_constant_cache_length_gets_a_hint(folded: bool, tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config = transformers.OPTConfig(
         vocab_size=17, hidden_size=8, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=8
@@ -459,7 +459,7 @@ def test_decoders_with_pasts_of_the_encoder_and_merged(build: Any, tmp_path: Pat
         assert found["loss"] == pytest.approx(wanted, rel=1e-5)
 
     onnx.save(_merge(no_past, with_past), tmp_path / "merged.onnx")
-    removed = leave_out_pasts(ModelFile.load(tmp_path / "merged.onnx").training_model())
+    removed = remove_cache_inputs(ModelFile.load(tmp_path / "merged.onnx").training_model())
     assert removed == [*names, "use_cache_branch"]
     trainer = onnxtrain.Trainer(tmp_path / "merged.onnx", loss="cross_entropy", output="logits")
     assert trainer.evaluate(feeds, ids.numpy())["loss"] == pytest.approx(wanted, rel=1e-5)

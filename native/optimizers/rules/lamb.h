@@ -48,8 +48,8 @@ struct Rule {
     double weights = 0.0, steps = 0.0;
   };
 
-  // Kernel arguments: the first pass adds to `squares`, the second one multiplies by `rate`.
-  struct Told {
+  // The first pass adds to `squares`, the second one multiplies by `rate`.
+  struct KernelArguments {
     Scalars<double> scalars;
     Squares* squares;
     double rate;
@@ -98,8 +98,8 @@ struct Rule {
     schedule.for_each_block(parallel_for, [&](std::size_t index) {
       const Schedule::Block& block = blocks[index];
       const Variable& variable = variables[block.variable];
-      const Told told = {numbers, &of_blocks[index], 0.0};
-      run_kernel(kernels.update[kNorms][variable.type], &told, {.inputs = 4, .outputs = 0}, variable, block.begin,
+      const KernelArguments arguments = {numbers, &of_blocks[index], 0.0};
+      run_kernel(kernels.update[kNorms][variable.type], &arguments, {.inputs = 4, .outputs = 0}, variable, block.begin,
                  block.end);
     });
 
@@ -111,8 +111,8 @@ struct Rule {
     schedule.for_each_block(parallel_for, [&](std::size_t index) {
       const Schedule::Block& block = blocks[index];
       const Variable& variable = variables[block.variable];
-      const Told told = {numbers, nullptr, R * trust(sums[block.variable])};
-      run_kernel(kernels.update[kUpdate][variable.type], &told, {.inputs = 4, .outputs = 3}, variable, block.begin,
+      const KernelArguments arguments = {numbers, nullptr, R * trust(sums[block.variable])};
+      run_kernel(kernels.update[kUpdate][variable.type], &arguments, {.inputs = 4, .outputs = 3}, variable, block.begin,
                  block.end);
     });
   }
@@ -120,9 +120,9 @@ struct Rule {
 #if defined(ONNXTRAIN_INSTRUCTION_SET)
   template <typename T>
   static void update(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
-    const Told& told = *static_cast<const Told*>(scalars);
-    const Scalars<T> s = told.scalars.template as<T>();
-    const T rate = static_cast<T>(told.rate);
+    const KernelArguments& arguments = *static_cast<const KernelArguments*>(scalars);
+    const Scalars<T> s = arguments.scalars.template as<T>();
+    const T rate = static_cast<T>(arguments.rate);
     const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]),
             *V = static_cast<const T*>(inputs[2]), *H = static_cast<const T*>(inputs[3]);
     T *X_new = static_cast<T*>(outputs[0]), *V_new = static_cast<T*>(outputs[1]), *H_new = static_cast<T*>(outputs[2]);
@@ -137,8 +137,8 @@ struct Rule {
 
   template <typename T>
   static void norms(const void* scalars, std::size_t count, const void* const* inputs, void* const*) {
-    const Told& told = *static_cast<const Told*>(scalars);
-    const Scalars<T> s = told.scalars.template as<T>();
+    const KernelArguments& arguments = *static_cast<const KernelArguments*>(scalars);
+    const Scalars<T> s = arguments.scalars.template as<T>();
     const T *X = static_cast<const T*>(inputs[0]), *G = static_cast<const T*>(inputs[1]),
             *V = static_cast<const T*>(inputs[2]), *H = static_cast<const T*>(inputs[3]);
     T taken[tuning::kMeasuredElements];
@@ -149,8 +149,8 @@ struct Rule {
         T v = V[begin + i], h = H[begin + i];
         taken[i] = step(s, X[begin + i], G[begin + i], v, h);
       }
-      told.squares->weights += squares(X + begin, n);  // chunk by chunk, however many a call has
-      told.squares->steps += squares(taken, n);
+      arguments.squares->weights += squares(X + begin, n);  // chunk by chunk, however many a call has
+      arguments.squares->steps += squares(taken, n);
     }
   }
 

@@ -34,7 +34,7 @@ def expand_functions(forward: Forward, route: Route, *, shapes: bool = True) -> 
         shapes: Infer shapes inside the bodies, which rules use; a search needs types only.
 
     Returns:
-        The path, and the nodes on it and in the bodies of its operators through which no gradient passes.
+        The path, and the nodes on it and in the bodies of its operators through which no gradient flows.
     """
     while True:
         learn_all_types(forward)
@@ -85,7 +85,7 @@ def _expand_node(forward: Forward, node: ir.Node, op: Builder) -> list[ir.Node] 
 
 
 def _missing_inside(forward: Forward, node: ir.Node, active: Collection[ir.Value]) -> list[ir.Node]:
-    """The nodes without a rule in the bodies of an operator."""
+    """Return the nodes without a rule in the bodies of an operator."""
     captured = [value for value in captured_values(node) if value in active]
     found: list[ir.Node] = []
     for graph in subgraphs(node):
@@ -227,8 +227,8 @@ def expand(
 ) -> list[ir.Node]:
     """Replace a node that calls a function by the function's nodes.
 
-    The outputs of the node keep their names, types and shapes; they become other objects, which ``renamed`` maps them
-    to. Calls of ``functions`` inside the body are not inferred here.
+    The outputs keep their names, types and shapes, but are new value objects; ``renamed`` maps the old ones to them.
+    Types and shapes are inferred inside the body, except for calls of ``functions``.
 
     Returns:
         The new nodes, in order.

@@ -55,8 +55,8 @@ def _find(node: ir.Node, opsets: Mapping[str, int]) -> registry.Entry | None:
 
 def _bodies_message(nodes: Sequence[ir.Node]) -> str:
     return (
-        f"{_some(nodes)} reads quantized values in its bodies, into which no gradient passes straight; quantize inside "
-        "of the bodies, or freeze the parameters before them (freeze=)."
+        f"{_some(nodes)} reads quantized values in its bodies, into which no straight-through gradient flows; "
+        "quantize inside of the bodies, or freeze the parameters before them (freeze=)."
     )
 
 

@@ -90,7 +90,7 @@ class Node:
         return index < len(self.outputs) and self.outputs[index].name != ""
 
     def output_required(self, index: int, dtype: ir.DataType, shape: tuple[Dimension, ...] | None = None) -> Value:
-        """An optional output, which is added to the forward node if it lacks it."""
+        """Return an optional output; add it to the forward node if it is missing."""
         if not self.has_output(index):
             self.ir.resize_outputs(max(index + 1, len(self.ir.outputs)))
             added = self.ir.outputs[index]

@@ -68,8 +68,8 @@ def undone(op: Builder, state: ir.Value, next_state: ir.Value, after: Value) -> 
 def changes_shape(state: ir.Value, next_state: ir.Value) -> bool:
     """Return whether the nodes of a step show that it makes a state longer or shorter.
 
-    That is so where a node between the two joins or cuts and all others are element-wise. A sliding window (joined at
-    one end and cut at the other) keeps its shape.
+    It does if a single node between the two concatenates or slices, and all others are element-wise. A sliding window,
+    concatenated at one end and sliced at the other, keeps its shape.
     """
     if state.shape is not None and state.shape.is_static() and state.shape == next_state.shape:
         return False

@@ -200,7 +200,7 @@ def _padding(
 
 
 def _padding_in_graph(node: Node, windows: Windows, weight: Value | None) -> tuple[Value, Value]:
-    """The padding of auto_pad for axes whose size is not known."""
+    """Emit the padding of auto_pad for axes of unknown size."""
     op, strides, dilations = node.op, windows.strides, windows.dilations
     size, step = op.Shape(windows.x, start=2), op.ints(*strides)
     if windows.kernel is not None:

@@ -136,7 +136,7 @@ _MEMORY = (
     "the limit of the process (ulimit -v)."
 )
 
-_WAYS_OUT = {
+_ADVICE = {
     errno.ENOSPC: "make room on the disk",
     errno.EDQUOT: "make room on the disk, or ask for more",
     errno.EFBIG: "raise the limit for the size of a file (ulimit -f)",
@@ -151,5 +151,5 @@ def _system_error(error: OSError) -> str:
     reason = error.strerror or str(error) or type(error).__name__
     if error.filename:
         return f"{str(error.filename)!r}: {reason}."
-    way_out = _WAYS_OUT.get(error.errno or 0)
-    return f"The system refused to read or write: {reason}; {way_out + ', ' if way_out else ''}--debug shows where."
+    advice = _ADVICE.get(error.errno or 0)
+    return f"The system refused to read or write: {reason}; {advice + ', ' if advice else ''}--debug shows where."

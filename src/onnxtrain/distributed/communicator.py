@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from onnxtrain.renamed import warn_renamed
+
 Result = TypeVar("Result")
 
 
@@ -31,6 +33,14 @@ class Communicator(ABC):
     size: int
     overlap: bool = False
     compress: Compression | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Accept two operations under their old names, for one version more."""
+        super().__init_subclass__(**options)
+        for old, new in (("behind", "set_background"), ("abandon", "abort")):
+            if old in vars(cls) and new not in vars(cls):
+                warn_renamed(f"Communicator.{old}", new)
+                setattr(cls, new, vars(cls)[old])
 
     @abstractmethod
     def all_reduce_(self, array: np.ndarray) -> None:
@@ -59,12 +69,12 @@ class Communicator(ABC):
         array[...] = whole[:, self.rank]
 
     def fail(self, sentence: str) -> None:  # noqa: B027 - an engine that cannot has nothing to do
-        """Tell the other ranks that this one ends, and why, if the engine can; they raise ParallelError."""
+        """Send the other ranks the reason why this one ends, if the engine can; they raise ParallelError."""
 
-    def behind(self, computation: bool) -> None:  # noqa: B027 - an engine may ignore it
-        """Announce whether other threads compute from now on; if so, waiting should use little CPU time."""
+    def set_background(self, background: bool) -> None:  # noqa: B027 - an engine may ignore it
+        """Set whether operations run while other threads compute; if so, waiting should use little CPU time."""
 
-    def abandon(self) -> None:  # noqa: B027 - other engines end by their timeout
+    def abort(self) -> None:  # noqa: B027 - other engines end by their timeout
         """Abort an operation that waits in another thread, if the engine can; the operation raises ParallelError."""
 
     def gather_objects(self, value: Any) -> list[Any]:

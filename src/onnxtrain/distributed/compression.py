@@ -42,21 +42,21 @@ class Rounding(Compression):
         shares, residuals = (array.reshape(communicator.size, -1) for array in (gradients, residual))
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):  # a check of the loss finds NaN
             residuals += shares
-            sent = self._written(residuals)
-            residuals -= self._read(sent, dtype)
+            sent = self._encode(residuals)
+            residuals -= self._decode(sent, dtype)
             communicator.all_to_all_(sent)
             total = np.zeros(shares.shape[1], dtype)
             for part in sent:
-                total += self._read(part, dtype)
+                total += self._decode(part, dtype)
             if scatter:
                 shares[rank] = total
                 return
-            sent[rank] = self._written(total)
-            residuals[rank] += total - self._read(sent[rank], dtype)
+            sent[rank] = self._encode(total)
+            residuals[rank] += total - self._decode(sent[rank], dtype)
             communicator.all_gather_(sent)
-            shares[...] = self._read(sent, dtype)
+            shares[...] = self._decode(sent, dtype)
 
-    def _written(self, numbers: np.ndarray) -> np.ndarray:
+    def _encode(self, numbers: np.ndarray) -> np.ndarray:
         """Encode values [..., n] as bytes [..., 4 + 2 n]: a common exponent in each row, then the scaled values."""
         largest = float(np.max(np.abs(numbers), initial=0))
         exponent = math.frexp(largest)[1] if math.isfinite(largest) else 0
@@ -65,9 +65,9 @@ class Rounding(Compression):
         found[..., 4:] = np.ldexp(numbers, -exponent).astype(self._dtype).view(np.uint8)
         return found
 
-    def _read(self, written: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-        exponents = np.ascontiguousarray(written[..., :4]).view(np.int32)
-        numbers = np.ascontiguousarray(written[..., 4:]).view(self._dtype).astype(dtype)
+    def _decode(self, encoded: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+        exponents = np.ascontiguousarray(encoded[..., :4]).view(np.int32)
+        numbers = np.ascontiguousarray(encoded[..., 4:]).view(self._dtype).astype(dtype)
         return np.asarray(np.ldexp(numbers, exponents))
 
 

@@ -14,7 +14,7 @@ from onnxtrain.callbacks.stopping import Stopping
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.data.array_dataset import shared
-from onnxtrain.distributed.reduction import Reduction, Take
+from onnxtrain.distributed.reduction import CopyGradients, Reduction
 from onnxtrain.errors import ParallelError
 from onnxtrain.executor import Arrays, Executor
 from onnxtrain.ir.clone import all_nodes
@@ -118,11 +118,11 @@ class DataParallelExecutor(Executor):
             if name not in self.transient:
                 self.communicator.broadcast_(self.states.current(name))
         self.check_equal_weights()
-        self._gradients = self._join_gradients()
+        self._gradients = self._make_gradients_contiguous()
         compressed = self.communicator.compress is not None
         self._residuals = [np.zeros_like(gradients) for gradients in self._gradients] if compressed else []
         groups = [functools.partial(self._reduce, bucket) for bucket in range(len(self._buckets))]
-        self._reduction = Reduction(self.communicator, groups, take=self._taker(), overlap=self.overlaps)
+        self._reduction = Reduction(self.communicator, groups, copy=self._gradient_copier(), overlap=self.overlaps)
         self._listener = {LISTENER: np.asarray(self._reduction.address)}
 
     @property
@@ -130,14 +130,17 @@ class DataParallelExecutor(Executor):
         """True where another thread adds up gradients during the backward pass."""
         return self.communicator.overlap
 
-    def _taker(self) -> Take | None:
+    def _gradient_copier(self) -> CopyGradients | None:
         """Return the function that copies gradients that are not kept; see :class:`Reduction`."""
         return None
 
-    def _join_gradients(self) -> list[np.ndarray]:
-        """Put the gradients of each bucket into one array."""
+    def _make_gradients_contiguous(self) -> list[np.ndarray]:
+        """Move the gradients of each bucket into one array."""
         size = self.communicator.size
-        return [self.states.join([f"{name}/accumulated" for name in bucket], parts=size) for bucket in self._buckets]
+        return [
+            self.states.make_contiguous([f"{name}/accumulated" for name in bucket], parts=size)
+            for bucket in self._buckets
+        ]
 
     @functools.cached_property
     def _buckets(self) -> list[list[str]]:
@@ -147,7 +150,7 @@ class DataParallelExecutor(Executor):
     def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
         entries, values = super()._build(objective, config)
         if self.overlaps and len(self._buckets) > 1:
-            entries[0].announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
+            entries[0].notified_groups = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
         return entries, values
 
     def _reduce(self, bucket: int) -> None:
@@ -225,7 +228,7 @@ class DataParallelExecutor(Executor):
             for total in (*self._gradients, weight, loss):
                 total[...] = 0
         label_scales = self._scaled.scale_feeds(self._label_weights(feeds))
-        with self._reduction.beside(self._micro_batches(rows)):
+        with self._reduction.overlapping(self._micro_batches(rows)):
             parts = self._add_up(feeds, rate | label_scales | self._listener) if rows else {}
         of_parts = [parts.get(name, 0.0) for name in self._part_names]
         table[self.communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]

@@ -104,7 +104,7 @@ class MPI(Communicator):
         world = self._library.COMM_WORLD
         self.overlap = overlap and self._library.Query_thread() >= self._library.THREAD_SERIALIZED
         self._pause = 0.0
-        self._abandoned = False
+        self._aborted = False
         self._world = world.Dup()  # keeps messages apart from those of the calling program
         self.rank: int = world.Get_rank()
         self.size: int = world.Get_size()
@@ -178,13 +178,13 @@ class MPI(Communicator):
         self._exchange(shares if self.rank == root else whole, received, "broadcast_")
         self._exchange([shares[self.rank]] * self.size, shares, "broadcast_")
 
-    def behind(self, computation: bool) -> None:
-        """Announce whether other threads compute from now on; if so, pause between two polls."""
-        self._pause = _PAUSE if computation else 0.0
+    def set_background(self, background: bool) -> None:
+        """Set whether operations run while other threads compute; if so, pause between two polls."""
+        self._pause = _PAUSE if background else 0.0
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """Abort an operation that waits in another thread; later operations fail, too."""
-        self._abandoned = True
+        self._aborted = True
 
     @property
     def speaks(self) -> bool:
@@ -262,8 +262,8 @@ class MPI(Communicator):
             polls += 1
             if polls > _EAGER_POLLS:
                 time.sleep(self._pause)
-            if self._abandoned:
-                raise ParallelError(f"{what} was broken off, because this process failed in the same step.")
+            if self._aborted:
+                raise ParallelError(f"{what} was aborted, because this process failed in the same step.")
             if polls % _POLLS_PER_CHECK:
                 continue
             now = time.monotonic()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from onnxtrain.distributed.communicator import Communicator
 
-Take = Callable[[int, Sequence[int]], None]
+CopyGradients = Callable[[int, Sequence[int]], None]
 """Copies the gradients of a group, given its index and their addresses, before the backward pass frees them."""
 
 _LISTENER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int64)
@@ -20,14 +20,14 @@ _LISTENER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes
 class Reduction:
     """Sum groups of gradients over all ranks, each as soon as it is ready.
 
-    All ranks reduce the groups in the same order, that of their indices. A second thread does it while the first one
-    computes; without overlap, it happens after the computation.
+    All ranks reduce the groups in the order of their indices: in a second thread while the first one computes, or
+    without overlap after the computation.
 
     Args:
-        communicator: The ranks. No other code may use it within :meth:`beside`.
+        communicator: The ranks. No other code may use it within :meth:`overlapping`.
         groups: Functions that reduce one group each.
         overlap: Whether a second thread may reduce groups.
-        take: Called in the computing thread whenever a group is ready. Without overlap, the group is then reduced at
+        copy: Called in the computing thread whenever a group is ready. Without overlap, the group is then reduced at
             once.
 
     Attributes:
@@ -41,11 +41,11 @@ class Reduction:
         groups: Sequence[Callable[[], None]],
         *,
         overlap: bool,
-        take: Take | None = None,
+        copy: CopyGradients | None = None,
     ) -> None:
         self._communicator = communicator
         self._groups = groups
-        self._take = take
+        self._copy_gradients = copy
         self._overlap = overlap
         self.waited = 0.0
         self.last = (0.0, 0.0)
@@ -65,17 +65,17 @@ class Reduction:
         return ThreadPoolExecutor(1, thread_name_prefix="onnxtrain-reduction")
 
     @contextmanager
-    def beside(self, times: int) -> Iterator[None]:
-        """Context of a backward pass: reduce each group after it was ready ``times`` times, and all at the end.
+    def overlapping(self, times: int) -> Iterator[None]:
+        """Context of a backward pass: reduce each group once it was ready ``times`` times, the others at the end.
 
         Raises:
             ParallelError: Another rank has ended, or does not answer.
         """
         self._counts, self._times, self._started, self._error = [0] * len(self._groups), times, [], None
-        self._communicator.behind(self._overlap)
+        self._communicator.set_background(self._overlap)
         try:
             yield
-            self._communicator.behind(False)
+            self._communicator.set_background(False)
             began = time.perf_counter()
             for future in self._started:
                 future.result()
@@ -85,13 +85,13 @@ class Reduction:
             self.waited += self.last[1] - began
         except BaseException as error:
             if not all(future.done() for future in self._started):
-                self._communicator.abandon()
+                self._communicator.abort()
                 wait(self._started)
             if self._error is not None:
                 raise self._error from error
             raise
         finally:
-            self._communicator.behind(False)
+            self._communicator.set_background(False)
 
     def is_idle(self) -> bool:
         """Return whether all started groups are reduced; raise the error of a failed one."""
@@ -101,8 +101,8 @@ class Reduction:
     def _on_ready(self, number: int, gradients: ctypes._Pointer[ctypes.c_void_p], count: int) -> int:
         """Handle the call of a native node in the computing thread; a nonzero result aborts the step."""
         try:
-            if self._take is not None:
-                self._take(number, [gradients[index] or 0 for index in range(count)])
+            if self._copy_gradients is not None:
+                self._copy_gradients(number, [gradients[index] or 0 for index in range(count)])
             self._counts[number] += 1
             self._start()
         except BaseException as error:  # an exception cannot pass through native code
@@ -116,7 +116,7 @@ class Reduction:
             group = self._groups[len(self._started)]
             if self._overlap:
                 self._started.append(self._thread.submit(group))
-            elif self._take is not None:  # frees its buffer for the next group
+            elif self._copy_gradients is not None:  # frees its buffer for the next group
                 group()
                 self._started.append(_done())
             else:

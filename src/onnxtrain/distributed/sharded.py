@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.config import TrainingConfig
 from onnxtrain.distributed.data_parallel import DataParallelExecutor, SyncBatchNormExecutor
-from onnxtrain.distributed.reduction import Take
+from onnxtrain.distributed.reduction import CopyGradients
 from onnxtrain.distributed.row_squares import Layout, RowSquares
 from onnxtrain.errors import OptionError
 from onnxtrain.executor import Arrays
@@ -89,7 +89,7 @@ class ShardedExecutor(DataParallelExecutor):
         if not config.precision.master_weights:
             raise OptionError("shard_states=True cuts weights in float32; leave shard_states or master_weights out.")
         super().__init__(objective, config, values)
-        self._parameters = [self.states.join(names, parts=self.communicator.size) for names in self._buckets]
+        self._parameters = [self.states.make_contiguous(names, parts=self.communicator.size) for names in self._buckets]
         self._pieces = {
             name: piece for index, names in enumerate(self._buckets) for name, piece in self._cut(index, names)
         }
@@ -108,8 +108,8 @@ class ShardedExecutor(DataParallelExecutor):
         entry, first_values = build_update(self._step_spec(objective, config))
         self._share = StateBuffers(first_values)
         for name, piece in self._pieces.items():
-            self._share.place(name, self._parameters[piece.group][piece.elements])
-            self._share.place(f"{name}/accumulated", self._own[piece.group][self._within(piece)])
+            self._share.set_buffer(name, self._parameters[piece.group][piece.elements])
+            self._share.set_buffer(f"{name}/accumulated", self._own[piece.group][self._within(piece)])
         self._update = self._session_of(entry)
 
     def change(self, objective: Objective, config: TrainingConfig) -> None:
@@ -157,19 +157,19 @@ class ShardedExecutor(DataParallelExecutor):
         return (array.ctypes.data - self._parameters[group].ctypes.data) // array.itemsize
 
     def _step_spec(self, objective: Objective, config: TrainingConfig) -> Any:
-        """Return the recipe of this rank's update: pieces instead of parameters."""
-        recipe = objective.step_spec(config)
-        initializers = recipe.model.graph.initializers
+        """Return the specification of this rank's update, with pieces of parameters instead of parameters."""
+        spec = objective.step_spec(config)
+        initializers = spec.model.graph.initializers
         values = []
         for name, piece in self._pieces.items():
             memory = self._parameters[piece.group][piece.elements]
             values.append(ir.Value(name=name, type=initializers[name].type, shape=ir.Shape(memory.shape)))
             values[-1].const_value = ir.Tensor(memory, name=name)
-        imports = dict(recipe.model.opset_imports)
+        imports = dict(spec.model.opset_imports)
         graph = ir.Graph([], [], nodes=[], initializers=values, opset_imports=imports, name="update")
         return replace(
-            recipe,
-            model=infer_shapes(ir.Model(graph, ir_version=recipe.model.ir_version)),
+            spec,
+            model=infer_shapes(ir.Model(graph, ir_version=spec.model.ir_version)),
             parameters=list(self._pieces),
             statistics={},
             masks={},  # gradients are zero there
@@ -279,11 +279,13 @@ class ShardedGradientExecutor(ShardedExecutor):
         self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
     ) -> None:
         if config.accumulate > 1:
-            raise OptionError("shard_gradients=True keeps no sums of micro-batches; leave it or accumulate out.")
+            raise OptionError(
+                "shard_gradients=True keeps no sums of micro-batches; leave out either shard_gradients or accumulate."
+            )
         if config.parallel is not None and config.parallel.compress is not None:
             raise OptionError(
-                "shard_gradients=True keeps no whole gradients, but compress needs them for residuals; leave one of "
-                "them out."
+                "shard_gradients=True does not keep all gradients, but compress needs them for residuals; leave out "
+                "one of the two."
             )
         if not config.runtime.uses_kernels():
             raise OptionError(
@@ -298,22 +300,22 @@ class ShardedGradientExecutor(ShardedExecutor):
     def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
         entries, values = super()._build(objective, config)
         (entry,) = entries
-        entry.announced = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
-        entry.passed = {name: entry.updates.pop(name) for bucket in entry.announced for name in bucket}
-        entry.states = [name for name in entry.states if name not in entry.passed]
+        entry.notified_groups = [[f"{name}/accumulated" for name in bucket] for bucket in self._buckets]
+        entry.notified_only = {name: entry.updates.pop(name) for bucket in entry.notified_groups for name in bucket}
+        entry.states = [name for name in entry.states if name not in entry.notified_only]
         return entries, FirstValues({name: values.tensors[name] for name in entry.states})
 
-    def _join_gradients(self) -> list[np.ndarray]:
+    def _make_gradients_contiguous(self) -> list[np.ndarray]:
         return []
 
     def _own_gradients(self) -> list[np.ndarray]:
         size = self.communicator.size
         return [np.zeros(parameters.size // size, parameters.dtype) for parameters in self._parameters]
 
-    def _taker(self) -> Take | None:
-        return self._take
+    def _gradient_copier(self) -> CopyGradients | None:
+        return self._copy_gradients
 
-    def _take(self, bucket: int, addresses: Sequence[int]) -> None:
+    def _copy_gradients(self, bucket: int, addresses: Sequence[int]) -> None:
         """Copy the gradients of a bucket to a send buffer."""
         buffer = self._held[bucket] = self._cleared_buffer(bucket)
         gradients = self._in_buffer(bucket, buffer)
@@ -364,8 +366,8 @@ def executor_class(config: TrainingConfig) -> type[DataParallelExecutor]:
     if config.distributed.shard_gradients:
         if config.synchronized:
             raise OptionError(
-                'batch_norm="sync" lets processes wait for each other within the backward pass, in which '
-                "shard_gradients=True sends gradients; take shard_states=True."
+                'batch_norm="sync" makes processes wait for each other within the backward pass, while '
+                "shard_gradients=True sends gradients; use shard_states=True instead."
             )
         return ShardedGradientExecutor
     if config.synchronized:

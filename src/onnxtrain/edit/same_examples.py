@@ -99,13 +99,13 @@ def _inputs(
 
 def _compare(name: str, parts: list[np.ndarray], found: np.ndarray) -> None:
     for axis in range(parts[0].ndim):
-        whole = np.concatenate(parts, axis)
-        if whole.shape == found.shape and _are_close(whole, found):
+        joined = np.concatenate(parts, axis)
+        if joined.shape == found.shape and _are_close(joined, found):
             return
     if all(part.shape == np.shape(found) and _are_close(part, found) for part in parts):
         return  # an output without examples, such as a table
     shapes = f"{parts[0].shape} and {np.shape(found)}"
-    raise _refusal(f"its output {name!r} is another one then, for the same examples (shapes {shapes})")
+    raise _refusal(f"its output {name!r} then differs for the same examples (shapes {shapes})")
 
 
 def _are_close(one: np.ndarray, other: np.ndarray) -> bool:

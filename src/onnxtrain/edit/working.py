@@ -87,11 +87,11 @@ class Working:
         others = [str(value.name) for node in self.graph for value in node.outputs if value.name]
         shown = ", ".join(repr(other) for other in others[-6:])
         raise OptionError(
-            f"at={name!r} names no node of the model and no value that one gives; the last values are {shown}."
+            f"at={name!r} is neither a node of the model nor an output of one; the last outputs are {shown}."
         )
 
     def free_name(self, name: str) -> str:
-        """Return this name, or the name with a number behind it if it is taken."""
+        """Return this name, with a number appended if it is taken."""
         taken = {value.name for value in _values(self.graph)} | set(self.graph.initializers)
         taken |= {value.name for value in self.graph.inputs} | {node.name for node in self.graph}
         made, count = name, 1

@@ -6,13 +6,13 @@ still uses the older format, in which arrays have positions but no names.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from onnxtrain.errors import DataError, OptionError
+from onnxtrain.errors import DataError
+from onnxtrain.optional import import_optional
 
 EXAMPLES = "num-examples"
 """Metric by which Flower's strategies weight the clients."""
@@ -27,12 +27,7 @@ def flower(module: str) -> Any:
     Raises:
         OptionError: Flower is not installed, or has no such module.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise OptionError(
-            f"onnxtrain.flower needs Flower 1.41 or newer ({error}); install it with pip install 'onnxtrain[flower]'."
-        ) from None
+    return import_optional(module, needs="onnxtrain.flower needs Flower 1.41 or newer", extra="flower")
 
 
 def to_record(values: Mapping[str, np.ndarray]) -> Any:

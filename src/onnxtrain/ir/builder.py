@@ -49,7 +49,7 @@ class Builder:
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._sizes: dict[str, Value] = {}
         self._placed: dict[ir.Value, tuple[Value, Value]] = {}
-        """Sequences that are zeros but for one item: the item and its position, counted from the start."""
+        """Sequences with one nonzero item: the item and its position, counted from the start."""
         self._counter = 0
         self._node_names: set[str | None] | None = None
 

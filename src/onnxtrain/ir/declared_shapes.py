@@ -52,8 +52,8 @@ def forget_symbols(graph: ir.Graph, symbols: Collection[str]) -> None:
 def forget_branch_shapes(graph: ir.Graph) -> bool:
     """Forget the shapes of If outputs that contradict a branch, and the shapes that depend on them, in place.
 
-    Exporters declare the shape of one branch for both. With a constant condition that may be right. The outputs of the
-    main graph keep their declared rank, which callers of the model rely on.
+    Exporters declare the shape of one branch for both, which is right only if the condition is constant. The outputs of
+    the main graph keep their declared rank, which callers of the model rely on.
 
     Returns:
         True if any shape was forgotten.

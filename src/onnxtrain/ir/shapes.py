@@ -41,8 +41,8 @@ def register_inference(infer: Callable[[ir.Node], bool], name_outputs: Callable[
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Infer types and shapes of all values of a model, in place, as far as they can be inferred.
 
-    ONNX does not see big tensors, so models beyond protobuf's 2 GiB pass. The operators of this project's own domain
-    are inferred by the functions that :func:`register_inference` got.
+    Large tensors are not given to ONNX's inference, so that models beyond protobuf's limit of 2 GiB work. Functions
+    registered with :func:`register_inference` infer the operators of the domain ``onnxtrain``.
     """
     forget_anonymous_axes(model.graph)
     forget_undefined_types(model.graph)

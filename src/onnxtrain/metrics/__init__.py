@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxtrain.metrics.base import Metric, NamedMetric
 from onnxtrain.metrics.choice import resolve_metric
+from onnxtrain.metrics.dataset_metrics import confusion_matrix
 from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import (
     accuracy,
@@ -14,7 +15,6 @@ from onnxtrain.metrics.means import (
     mean_squared_error,
     softmax_cross_entropy,
 )
-from onnxtrain.metrics.whole_metrics import confusion_matrix
 from onnxtrain.public_names import public_names
 
 __all__ = [

@@ -14,9 +14,15 @@ from onnxtrain.call_text import name_of, split_list
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.metrics.base import Metric, MetricFunction, MetricInput, NamedMetric, PredictionKind, is_metric
+from onnxtrain.metrics.dataset_metrics import (
+    DATASET_METRIC_NAMES,
+    DATASET_METRICS,
+    SHOWN,
+    Predictions,
+    find_dataset_metric,
+)
 from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import BUILT_IN, checked_options
-from onnxtrain.metrics.whole_metrics import SHOWN, WHOLE, WHOLE_NAMES, Predictions, find_whole_metric
 from onnxtrain.spelling import suggestion
 
 _METRIC_ALIASES: Final = {
@@ -48,7 +54,7 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
     name = canonical(metric)
     if name in BUILT_IN:
         return BUILT_IN[name].named(metric, **options)
-    whole = find_whole_metric(name)
+    whole = find_dataset_metric(name)
     if whole is None:
         raise unknown(metric)
     known = {"predicts": whole.reads[0], "axis": 1, "ignore_index": None}
@@ -105,7 +111,7 @@ def listed(metrics: Any) -> list[Any]:
 
 def unknown(name: str) -> OptionError:
     """Return the error for an unknown metric, with the nearest name."""
-    names = [*BUILT_IN, *WHOLE_NAMES, *_METRIC_ALIASES, *_METRIC_ALIASES.values(), *_loss_aliases()]
+    names = [*BUILT_IN, *DATASET_METRIC_NAMES, *_METRIC_ALIASES, *_METRIC_ALIASES.values(), *_loss_aliases()]
     near = suggestion(name_of(name), names)
     shown = ", ".join([*BUILT_IN, *SHOWN, "f1_micro", "top_k(5)", CharacterErrorRate.name])
     return OptionError(f"There is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}")
@@ -216,7 +222,7 @@ def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunc
     name = canonical(metric) if isinstance(metric, str) else None
     if name in (CharacterErrorRate.name, WordErrorRate.name):
         return from_object(_error_rate(metric_input, str(name)))
-    whole = find_whole_metric(name)
+    whole = find_dataset_metric(name)
     if whole is not None:
         return whole.named(reader(metric_input, whole.name, whole.reads), metric_input.counted)
     built_in = next((key for key, entry in BUILT_IN.items() if key == name or entry.function is metric), None)
@@ -261,7 +267,7 @@ def reader(
 def _fitting(kind: PredictionKind | None) -> str:
     """List the metrics for predictions of a kind, for error messages."""
     names = [name for name, entry in BUILT_IN.items() if kind in entry.reads]
-    names += [name for name in SHOWN if kind in WHOLE[name].reads]
+    names += [name for name in SHOWN if kind in DATASET_METRICS[name].reads]
     return "".join(f"{name}, " for name in names) + "or " if names else "another, or "
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array
 from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.metrics.choice import reader
-from onnxtrain.metrics.whole_metrics import Values
+from onnxtrain.metrics.dataset_metrics import Values
 from onnxtrain.report.record import Confusion, Residuals
 
 MOST_CLASSES: Final = 500

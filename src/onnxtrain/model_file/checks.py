@@ -131,19 +131,12 @@ def check_bodies(label: str, proto: ModelProto) -> None:
         ModelError: The number of inputs or outputs of a body does not fit its node.
     """
     for holder in (proto.graph, *proto.functions):
-        for node in _nodes(holder):
+        for node in all_nodes(holder):
             wrong = _misfit(node) if _is_control_flow(node) else None
             if wrong is not None:
                 named = f"{node.op_type} node {node.name!r}" if node.name else f"{node.op_type} node"
                 given = f" (output {node.output[0]!r})" if node.output else ""
                 raise ModelError(f"{label} has the {named}{given}, {wrong}; export it again.")
-
-
-def _nodes(holder: GraphProto | FunctionProto) -> Iterator[NodeProto]:
-    for node in holder.node:
-        yield node
-        for body in proto_subgraphs(node):
-            yield from _nodes(body)
 
 
 def _is_control_flow(node: NodeProto) -> bool:

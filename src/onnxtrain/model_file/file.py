@@ -459,10 +459,10 @@ class ModelFile:
 
         Data files are copied beside the new model and the values written into the copies. They keep their names where
         these are free; one that is named after the model (``model.onnx.data``) is named after the new one
-        (``tuned.onnx.data``). Over an existing file they get new names (``tuned.onnx.<hex>.data``), the only other
-        thing in the model that changes: the old model stays whole until a single rename puts the new one in its place.
-        Then the old data files that onnxtrain wrote for this path are removed. Saving over the model itself works;
-        arrays that are mapped from its old data keep their values.
+        (``tuned.onnx.data``). If the file exists, they get new names (``tuned.onnx.<hex>.data``), which the model
+        records: the old model stays complete until a single rename replaces it. Then the old data files that onnxtrain
+        wrote for this path are removed. Saving over the model itself works; arrays mapped from its old data keep their
+        values.
 
         Args:
             path: The new file.

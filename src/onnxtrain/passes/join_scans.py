@@ -81,30 +81,35 @@ def _goes_back(node: ir.Node, forward: ir.Node) -> bool:
     """Return whether a node is a Scan over the slices of another Scan in the opposite order."""
     if node is forward or node.op_type != "Scan" or node.domain:
         return False
-    there, back = _taken(forward), _taken(node)
+    forward_slices, backward_slices = _taken(forward), _taken(node)
     return all(
-        value in back and back[value][1] == axis and back[value][2] == 1 - direction
-        for value, (_, axis, direction) in there.items()
+        value in backward_slices and backward_slices[value][1:3] == (axis, 1 - direction)
+        for value, (_, axis, direction) in forward_slices.items()
     )
 
 
 def _join(graph: ir.Graph, forward: ir.Node, backward: ir.Node) -> None:
     """Add the terms as an output of the backward Scan, and replace the result of the other one by their sum."""
-    there, back = forward.attributes["body"].as_graph(), backward.attributes["body"].as_graph()
+    forward_body, backward_body = forward.attributes["body"].as_graph(), backward.attributes["body"].as_graph()
     values: Values = {
-        there.inputs[slot]: back.inputs[_taken(backward)[value][0]] for value, (slot, *_) in _taken(forward).items()
+        forward_body.inputs[slot]: backward_body.inputs[_taken(backward)[value][0]]
+        for value, (slot, *_) in _taken(forward).items()
     }
-    added, state = _addition(there), there.inputs[0]
+    added, state = _addition(forward_body), forward_body.inputs[0]
     assert added is not None
     term = next(value for value in added.inputs if value is not state)
     assert term is not None
     result = forward.outputs[0]
-    back.extend(_copied([node for node in there if node is not added and not _follows(node, added)], back, values))
+    backward_body.extend(
+        _copied(
+            [node for node in forward_body if node is not added and not _follows(node, added)], backward_body, values
+        )
+    )
     identity = ir.Node("", "Identity", [values.get(term, term)], num_outputs=1)
     given = identity.outputs[0]
     given.name, given.type, given.shape = f"{result.name}/term", term.type, ir.Shape(())
-    back.append(identity)
-    back.outputs.append(given)
+    backward_body.append(identity)
+    backward_body.outputs.append(given)
     backward.resize_outputs(len(backward.outputs) + 1)
     terms = backward.outputs[-1]
     terms.name, terms.type, terms.shape = f"{result.name}/terms", term.type, ir.Shape([None])

@@ -108,12 +108,12 @@ def lower_entry(
         updates: Optimizers that this provider has kernels for.
     """
     graph = entry.model.graph
-    _choose_outputs(graph, entry.results, entry.updates | entry.passed)
+    _choose_outputs(graph, entry.results, entry.updates | entry.notified_only)
     lower_graph(entry.model, kernels=kernels, portable=portable, updates=updates)
-    if kernels and entry.announced:
-        notify_gradients(graph, [[f"{state}_new" for state in group] for group in entry.announced])
-        passed = {f"{state}_new" for state in entry.passed}
-        graph.outputs[:] = [value for value in graph.outputs if value.name not in passed]
+    if kernels and entry.notified_groups:
+        notify_gradients(graph, [[f"{state}_new" for state in group] for group in entry.notified_groups])
+        not_kept = {f"{state}_new" for state in entry.notified_only}
+        graph.outputs[:] = [value for value in graph.outputs if value.name not in not_kept]
     drop_unused_inputs(graph)
     names = {value.name for value in graph.inputs}
     states: dict[str, str | None] = {
@@ -128,10 +128,10 @@ def lower_entry(
 
 def _write_metadata(step: StepGraph, description: Description) -> None:
     """Describe the graph in its metadata for programs that train with it."""
-    said = step.model.metadata_props
-    said[STATES_KEY] = json.dumps({state: new for state, new in step.states.items() if new is not None})
-    said[IN_PLACE_KEY] = json.dumps([name for name in step.states if name in step.in_place])
-    said[STEP_KEY] = description.only(step.feeds + tuple(step.states)).to_json()
+    metadata = step.model.metadata_props
+    metadata[STATES_KEY] = json.dumps({state: new for state, new in step.states.items() if new is not None})
+    metadata[IN_PLACE_KEY] = json.dumps([name for name in step.states if name in step.in_place])
+    metadata[STEP_KEY] = description.only(step.feeds + tuple(step.states)).to_json()
 
 
 def _choose_outputs(graph: ir.Graph, returned: Sequence[str], updates: Mapping[str, str]) -> None:

@@ -68,7 +68,7 @@ def lower_graph(
     Raises:
         GradientError: A gradient cannot be built; matmuls are to be computed in bfloat16, which standard operators
             do not.
-        OperatorError: An optimizer node is not as its operator needs it.
+        OperatorError: An optimizer node has inputs, outputs or attributes that its operator does not accept.
     """
     graph = model.graph
     options = GradientOptions.read(model.metadata_props)

@@ -1,7 +1,7 @@
 """Compute batch normalization from the statistics of all processes (SyncBatchNorm).
 
 The part of a batch in one process has n elements of a channel, with mean m and variance v. The sums of n, n m and
-n (v + m²) over the processes, in double precision, give the mean and the variance of the whole, and so
+n (v + m²) over the processes, in double precision, give the mean and the variance of the global batch, and so
 
     forward:   y = scale x̂ + bias, x̂ = (x - mean) r, r = 1 / sqrt(variance + ε)
     backward:  dx = scale r (dy - (Σ dy + x̂ Σ dy x̂) / Σ n)
@@ -28,7 +28,7 @@ _EPSILON, _MOMENTUM = 1e-5, 0.9
 """Defaults of attributes of BatchNormalization."""
 
 
-class _Whole(NamedTuple):
+class _GlobalStatistics(NamedTuple):
     """Statistics of the batch of all processes, in double precision: [C], [C] and [1]."""
 
     mean: Value
@@ -54,7 +54,7 @@ def synchronize_batch_norm(model: ir.Model, backward: Backward) -> None:
         return
     graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
     main = Builder(graph, graph.opset_imports[""])
-    known: dict[ir.Value, _Whole] = {}
+    known: dict[ir.Value, _GlobalStatistics] = {}
     renamed: dict[ir.Value, ir.Value] = {}
     for node in list(graph):
         if node.op_type == "BatchNormalization" and not node.domain and _trains(node):
@@ -62,9 +62,9 @@ def synchronize_batch_norm(model: ir.Model, backward: Backward) -> None:
             known[x] = _normalize(graph, main.before(node), node)
     for node in list(graph):
         ours = node.domain == ONNXTRAIN_DOMAIN and node.op_type == _GRADIENT and len(node.inputs) < 4
-        if ours and (whole := known.get(_x(node, 1))) is not None:
+        if ours and (statistics := known.get(_x(node, 1))) is not None:
             op = main.before(node)
-            renamed |= _differentiate(graph, op, node, whole)
+            renamed |= _differentiate(graph, op, node, statistics)
             backward.nodes += op.emitted
     backward.arriving = {renamed.get(value, value) for value in backward.arriving}
 
@@ -84,7 +84,7 @@ def _number(node: ir.Node, name: str, otherwise: float) -> float:
     return node.attributes[name].as_float() if name in node.attributes else otherwise
 
 
-def _normalize(graph: ir.Graph, op: Builder, node: ir.Node) -> _Whole:
+def _normalize(graph: ir.Graph, op: Builder, node: ir.Node) -> _GlobalStatistics:
     """Replace a node by nodes that normalize over all processes; returns the statistics."""
     op.scope = node.name or "batch_norm"
     epsilon, momentum = _number(node, "epsilon", _EPSILON), _number(node, "momentum", _MOMENTUM)
@@ -102,23 +102,25 @@ def _normalize(graph: ir.Graph, op: Builder, node: ir.Node) -> _Whole:
     n = op.cast(op.Size(x), ir.DataType.DOUBLE) / op.cast(op.Size(scale), ir.DataType.DOUBLE)
     sizes = op.Concat(op.ints(1), op.shape_of(scale), op.shape_of(scale), axis=0)
     count, first, second = _all_reduced(op, [op.reshape(n, [1]), n * m, n * (v + m * m)], sizes)
-    whole_mean = (first / count).with_shape(mean.shape)
-    spread = second / count - whole_mean * whole_mean
-    whole_variance = op.Max(spread, op.scalar(0.0, spread)).with_shape(mean.shape)
-    new_mean, new_variance = op.cast(whole_mean, mean.dtype), op.cast(whole_variance, mean.dtype)
+    global_mean = (first / count).with_shape(mean.shape)
+    spread = second / count - global_mean * global_mean
+    global_variance = op.Max(spread, op.scalar(0.0, spread)).with_shape(mean.shape)
+    new_mean, new_variance = op.cast(global_mean, mean.dtype), op.cast(global_variance, mean.dtype)
     y = op.BatchNormalization(x, scale, bias, new_mean, new_variance, epsilon=epsilon)
     results = (y, mean * momentum + new_mean * (1 - momentum), variance * momentum + new_variance * (1 - momentum))
     take_over(graph, {old: new.ir for old, new in zip(node.outputs, results, strict=False)})
     remove_nodes(graph, [node])
-    return _Whole(whole_mean, whole_variance, count)
+    return _GlobalStatistics(global_mean, global_variance, count)
 
 
-def _differentiate(graph: ir.Graph, op: Builder, node: ir.Node, whole: _Whole) -> dict[ir.Value, ir.Value]:
+def _differentiate(
+    graph: ir.Graph, op: Builder, node: ir.Node, statistics: _GlobalStatistics
+) -> dict[ir.Value, ir.Value]:
     """Replace the gradient by one that uses the statistics of all processes; returns the new nodes."""
     op.scope = node.name or _GRADIENT
     epsilon = _number(node, "epsilon", _EPSILON)
     dy, x, scale = (op.wrap(_x(node, index)) for index in range(3))
-    mean, variance, count = (op.wrap(value.ir) for value in (whole.mean, whole.variance, whole.rows))
+    mean, variance, count = (op.wrap(value.ir) for value in (statistics.mean, statistics.variance, statistics.rows))
     single = [op.cast(value, scale.dtype).with_shape(scale.shape) for value in (mean, variance)]
     inputs = (dy, x, scale, *single)
     alone, dscale, dbias = emit(op, _GRADIENT, *inputs, like=[x, scale, scale], epsilon=epsilon)

@@ -203,7 +203,7 @@ class Job:
         plan, trained = self.plan, self.trainer
         if plan.fine_tune_epochs == 0:
             return
-        self.trainer = trained._again(optimizer=plan.fine_tune_optimizer, seed=trained.config.seed + 1)
+        self.trainer = trained._rebuilt(optimizer=plan.fine_tune_optimizer, seed=trained.config.seed + 1)
         self.trainer.fit(
             data,
             target=self.target,

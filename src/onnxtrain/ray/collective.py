@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 
 from onnxtrain.distributed.communicator import Communicator
-from onnxtrain.errors import OptionError, ParallelError
+from onnxtrain.errors import ParallelError
+from onnxtrain.optional import import_optional
 
 
 def ray(module: str = "ray") -> Any:
@@ -17,12 +17,7 @@ def ray(module: str = "ray") -> Any:
     Raises:
         OptionError: Ray is not installed, or has no such module.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise OptionError(
-            f"onnxtrain.ray needs Ray 2.60 or newer ({error}); install it with pip install 'onnxtrain[ray]'."
-        ) from None
+    return import_optional(module, needs="onnxtrain.ray needs Ray 2.60 or newer", extra="ray")
 
 
 class Collective(Communicator):

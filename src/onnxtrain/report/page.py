@@ -88,18 +88,18 @@ def _confusion(found: Confusion) -> str:
     if len(found.labels) <= _MOST_CLASSES:
         parts.append(_charts([matrix_chart(found.counts, found.labels, title=title)]))
     wrong = [
-        (count, true, said)
+        (count, true, predicted)
         for true, row in enumerate(found.counts)
-        for said, count in enumerate(row)
-        if count and true != said
+        for predicted, count in enumerate(row)
+        if count and true != predicted
     ]
     total = sum(sum(row) for row in found.counts)
     right = total - sum(count for count, _, _ in wrong)
     parts.append(f"<p>{shown(right)} of {shown(total)} right.</p>")
     if wrong and len(found.labels) > 2:
         rows = [
-            (found.labels[true], found.labels[said], shown(count))
-            for count, true, said in sorted(wrong, key=lambda each: -each[0])[:_MOST_MISTAKES]
+            (found.labels[true], found.labels[predicted], shown(count))
+            for count, true, predicted in sorted(wrong, key=lambda each: -each[0])[:_MOST_MISTAKES]
         ]
         parts.append(_table(("true", "taken for", "how often"), rows, numbers=(2,)))
     return "".join(parts)

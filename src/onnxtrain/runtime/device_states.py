@@ -42,7 +42,7 @@ class DeviceStates(StateBuffers):
         for name, value in values.items():
             array = np.asarray(value)
             self._kinds[name] = array.dtype, array.shape
-            self._device_buffers[name] = [device.place(array)]
+            self._device_buffers[name] = [device.upload(array)]
             self._turn[name] = 0
 
     def __contains__(self, name: object) -> bool:
@@ -73,10 +73,10 @@ class DeviceStates(StateBuffers):
         buffers = self._device_buffers[name]
         if len(buffers) == 1:
             dtype, shape = self._kinds[name]
-            buffers.append(self._device.place(np.zeros(shape, dtype)))
+            buffers.append(self._device.upload(np.zeros(shape, dtype)))
             self.doubled.append(name)
 
-    def join(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
+    def make_contiguous(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
         """Refuse: communication between ranks reads CPU memory.
 
         Raises:
@@ -87,9 +87,9 @@ class DeviceStates(StateBuffers):
             "providers or parallel out."
         )
 
-    def place(self, name: str, memory: np.ndarray) -> None:
-        """Refuse, like :meth:`join`."""
-        self.join([name])
+    def set_buffer(self, name: str, memory: np.ndarray) -> None:
+        """Refuse, like :meth:`make_contiguous`."""
+        self.make_contiguous([name])
 
     def bind_input(self, binding: Any, name: str) -> None:
         """Bind the current value to the graph input of the same name."""

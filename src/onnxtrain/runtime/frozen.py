@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.model_file.external import DataFiles, locate
-from onnxtrain.workarounds.sessions import hand_over, in_place, packed
+from onnxtrain.workarounds.sessions import in_place, packed, share_initializers
 
 _LARGE = 1 << 16
 """Smallest size in bytes of a tensor passed by address; smaller ones stay in the model, for shape inference."""
@@ -86,7 +86,7 @@ class FrozenTensors:
         """
         dtypes = {name: tensor.dtype for name, tensor in self._tensors.items()}
         given = {name: array for name, array in self._arrays.items() if name not in self._bound}
-        self._values = hand_over(settings, given, dtypes, shared=shared)
+        self._values = share_initializers(settings, given, dtypes, shared=shared)
         bound = {name: self._arrays[name] for name in self._tensors if name in self._bound}
         self.inputs = dict(zip(bound, in_place(bound, dtypes), strict=True))
 

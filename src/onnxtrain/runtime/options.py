@@ -46,7 +46,7 @@ class Device:
     kind: str
     number: int = 0
 
-    def place(self, array: np.ndarray) -> Any:
+    def upload(self, array: np.ndarray) -> Any:
         """Copy an array to the device; return it as an ``onnxruntime.OrtValue``."""
         import onnxruntime
 

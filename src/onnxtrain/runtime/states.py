@@ -39,7 +39,7 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         }
         self._turn: dict[str, int] = dict.fromkeys(values, 0)
         self.doubled: list[str] = []
-        self._joined: dict[tuple[int | str, ...], np.ndarray] = {}
+        self._contiguous: dict[tuple[int | str, ...], np.ndarray] = {}
         # Bases of the live arrays. NumPy keeps the base alive as long as any view of it, or view of a view, exists.
         self._anchors: dict[str, weakref.ref[np.ndarray]] = {}
         self._handed_out: dict[str, weakref.ref[np.ndarray]] = {}
@@ -98,26 +98,26 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
             buffers.append(_aligned(buffers[0]))
             self.doubled.append(name)
 
-    def place(self, name: str, memory: np.ndarray) -> None:
-        """Make an array, with its values, the buffer of a state; call it before any session binds the state."""
+    def set_buffer(self, name: str, memory: np.ndarray) -> None:
+        """Use an array, with its values, as the buffer of a state; call this before any session binds the state."""
         (buffer,) = self._buffers[name]
         assert memory.shape == buffer.shape
         assert memory.dtype == buffer.dtype
         self._buffers[name] = [memory]
 
-    def join(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
+    def make_contiguous(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
         """Move states of one type into one contiguous array, and return it [elements].
 
-        Zero bytes between states align each to a cache line. Joining the same states again returns the same array. Its
-        size allows a split into ``parts`` equal parts that all start on a cache line.
+        Zero bytes between states align each to a cache line. A second call for the same states returns the same array.
+        Its size allows a split into ``parts`` equal parts that all start on a cache line.
 
         Raises:
             OptionError: A state has two buffers or a live array, or the types differ.
         """
         buffers = [self._buffers[name] for name in names]
         held = [name for name in names if name in self.doubled or self._anchor(name) is not None]
-        if (parts, *names) in self._joined:
-            return self._joined[parts, *names]
+        if (parts, *names) in self._contiguous:
+            return self._contiguous[parts, *names]
         if held or len({buffer.dtype for (buffer, *_) in buffers}) != 1:
             raise OptionError(f"The states {', '.join(held or names)} cannot be joined into one array.")
         starts = np.cumsum([0] + [-(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for (buffer,) in buffers])
@@ -127,7 +127,7 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
             new = memory[start : start + old.nbytes].view(old.dtype).reshape(old.shape)
             new[...] = old
             self._buffers[name] = [new]
-        found = self._joined[parts, *names] = memory.view(buffers[0][0].dtype)
+        found = self._contiguous[parts, *names] = memory.view(buffers[0][0].dtype)
         return found
 
     def current(self, name: str) -> np.ndarray:

@@ -23,7 +23,7 @@ from onnxtrain.workarounds.sessions import (
     bind_foreign,
     fetched,
     is_foreign,
-    refuse_what_crashes,
+    refuse_crashing_nodes,
 )
 
 
@@ -232,7 +232,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
     """
     import onnxruntime
 
-    refuse_what_crashes(model.graph)
+    refuse_crashing_nodes(model.graph)
     deep = has_body_in_branches(model, 2)
     disabled = [*DISABLED_OPTIMIZERS, *_WITHOUT_GAIN, *(DISABLED_WITH_DEEP_BODIES if deep else ())]
     settings, providers = options.session_options(kernels=kernels), options.provider_list()

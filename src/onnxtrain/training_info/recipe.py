@@ -186,8 +186,8 @@ class StepEntry:
         updates: States, mapped to the names of their new values.
         results: Names of the values that a step returns.
         main: Names of the main graph's inputs and initializers; others belong to the algorithm.
-        announced: Groups of states for which native kernels notify the executor when new values are ready.
-        passed: Like ``updates``, for states that are passed in a notification and not kept.
+        notified_groups: Groups of states for which native kernels notify the executor when new values are ready.
+        notified_only: Like ``updates``, for states whose new values are in a notification only, and not kept.
     """
 
     model: ir.Model
@@ -195,5 +195,5 @@ class StepEntry:
     updates: dict[str, str] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     main: Collection[str] = ()
-    announced: Sequence[Sequence[str]] = ()
-    passed: dict[str, str] = field(default_factory=dict)
+    notified_groups: Sequence[Sequence[str]] = ()
+    notified_only: dict[str, str] = field(default_factory=dict)

@@ -181,7 +181,7 @@ def _only_angles(value: ir.Value, functions: Functions, readers: list[Reader]) -
     input of the model, such as a time, where both sines and cosines are used.
     """
     seen: set[str] = set()
-    waiting, known, times = [readers], {value}, False
+    waiting, known, multiplies_input = [readers], {value}, False
     while waiting:
         for node, index in waiting.pop():
             others = [other for at, other in enumerate(node.inputs) if at != index]
@@ -190,12 +190,12 @@ def _only_angles(value: ir.Value, functions: Functions, readers: list[Reader]) -
             elif (node.op_type in ("Mul", "Div") and not any(_is_data(other) for other in others)) or (
                 is_linear((node, index)) and not any(_is_data(other, inputs=True) for other in others)
             ):
-                times = times or any(_is_data(other, inputs=True) for other in others)
+                multiplies_input = multiplies_input or any(_is_data(other, inputs=True) for other in others)
                 waiting += [arrivals(output, functions) for output in node.outputs if output not in known]
                 known.update(node.outputs)
             else:
                 return False
-    return seen == {"Cos", "Sin"} or (bool(seen) and not times)
+    return seen == {"Cos", "Sin"} or (bool(seen) and not multiplies_input)
 
 
 def _is_data(value: ir.Value | None, *, inputs: bool = False) -> bool:

@@ -41,13 +41,13 @@ def hidden_weights(model: ir.Model) -> str:
     fitted = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_fitted(node))
     if fitted:
         sentences.append(
-            f"it computes with {' and '.join(fitted)}, through which no gradient passes: trees, support vectors and "
+            f"it computes with {' and '.join(fitted)}, through which no gradient flows: trees, support vectors and "
             "the like are fitted by the program that made them"
         )
     integers = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_integer(node))
     if integers:
         sentences.append(
-            f"it is quantized: {', '.join(integers)} compute with integers, through which no gradient passes; train "
+            f"it is quantized: {', '.join(integers)} compute with integers, through which no gradient flows; train "
             "the float model, or one with QuantizeLinear and DequantizeLinear nodes and qat=True"
         )
     return "; ".join(sentences)

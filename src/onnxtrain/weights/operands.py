@@ -350,7 +350,7 @@ def _is_made(value: ir.Value | None) -> bool:
 
 
 def _is_affine(reader: Reader, name: str) -> bool:
-    """Return whether an operand of one value is a scale or bias of a normalization nevertheless.
+    """Return whether an operand with a single element is a scale or bias of a normalization.
 
     PyTorch's newer exporter writes the original call of a node, with its parameters. The older one writes the fill of a
     normalization without parameters as Constant nodes, and the module's parameters as initializers.

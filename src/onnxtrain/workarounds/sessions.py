@@ -20,7 +20,7 @@ DISABLED_WITH_DEEP_BODIES = ("ConstantFolding",)
 """Also disabled where a node with a body is in a branch of a branch ("branches that move twice")."""
 
 
-def refuse_what_crashes(graph: ir.Graph) -> None:
+def refuse_crashing_nodes(graph: ir.Graph) -> None:
     """Refuse nodes that crash ONNX Runtime instead of raising ("ellipses of different ranks").
 
     Raises:
@@ -41,7 +41,7 @@ def refuse_what_crashes(graph: ir.Graph) -> None:
             )
 
 
-def hand_over(
+def share_initializers(
     settings: Any,
     arrays: Mapping[str, np.ndarray[Any, Any]],
     dtypes: Mapping[str, ir.DataType],
@@ -68,7 +68,7 @@ def hand_over(
 
 
 def in_place(arrays: Mapping[str, np.ndarray[Any, Any]], dtypes: Mapping[str, ir.DataType]) -> list[Any]:
-    """Wrap arrays in OrtValues without a copy; the arrays must outlive them. See :func:`hand_over`."""
+    """Wrap arrays in OrtValues without a copy; the arrays must outlive them. See :func:`share_initializers`."""
     import onnxruntime
 
     make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type

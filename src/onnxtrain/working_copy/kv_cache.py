@@ -46,7 +46,7 @@ _LAYER_OR_CONTENT = r"\d+|keys?|values?"
 """Parts of a name that differ between the cache inputs of one model."""
 
 
-def leave_out_pasts(model: ir.Model) -> list[str]:
+def remove_cache_inputs(model: ir.Model) -> list[str]:
     """Remove the KV-cache inputs of a working copy, in place, as if the cache were empty.
 
     A merged decoder (an If on the input ``use_cache_branch``) becomes its branch without cache. In other decoders, a

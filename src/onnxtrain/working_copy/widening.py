@@ -65,7 +65,7 @@ def keep_frozen(model: ir.Model, halves: Halves, trained: Collection[str]) -> No
 
 
 def keep_types(model: ir.Model, halves: Halves, differentiated: Collection[str]) -> None:
-    """Restore the types of all initializers, in place; gradients of the named ones flow in float32.
+    """Restore the types of all initializers, in place; the gradients of some stay in float32.
 
     Args:
         model: A model that computes in float32.

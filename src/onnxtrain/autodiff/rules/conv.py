@@ -156,9 +156,9 @@ def convolution_transpose(node: Node, dy: Value) -> Gradients:
 
 
 def _windows_over_output(node: Node, dy: Value, weight: Value) -> Windows:
-    """The windows of y (and dy) into which the elements of x were scattered.
+    """Return the windows of y (and dy) into which the elements of x were scattered.
 
-    Rows that output_padding adds after the last window only shorten the padding there.
+    ``output_padding`` adds rows behind the last window; they shorten the padding at the end.
     """
     kernel, rank = kernel_of(node, weight)
     strides = tuple(node.attribute("strides") or [1] * rank)
@@ -176,7 +176,7 @@ def _windows_over_output(node: Node, dy: Value, weight: Value) -> Windows:
 def _with_total(
     node: Node, windows: Windows, weight: Value, more: tuple[int, ...], wanted: list[int] | None
 ) -> Windows:
-    """Padding that follows from the output's size, given or (with auto_pad) the input's times the stride."""
+    """Return windows padded for the output's size: as given, or with auto_pad the input's size times the stride."""
     upper = node.attribute("auto_pad", "NOTSET") == "SAME_UPPER"
     sizes = spatial_sizes(node.x)
     if windows.kernel is None or (wanted is not None and sizes is None):
@@ -195,6 +195,7 @@ def _with_total(
 def _with_total_in_graph(
     node: Node, windows: Windows, weight: Value, more: tuple[int, ...], wanted: list[int] | None
 ) -> Windows:
+    """Emit the same padding, of sizes that are known at run time."""
     op, upper = node.op, node.attribute("auto_pad", "NOTSET") == "SAME_UPPER"
     kernel, strides, one = windows.kernel, np.asarray(windows.strides), np.ones(windows.rank, np.int64)
     positions = op.Shape(weight, start=2) if kernel is None else op.ints(*kernel)

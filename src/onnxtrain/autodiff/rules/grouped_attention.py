@@ -215,7 +215,7 @@ def _capped(node: Node, rows: Value, k: Value, v: Value, bias: Value, scale: flo
 
 
 def _grouped(q: Value, sizes: _Sizes) -> Value:
-    """[b, s, heads, n] as [b, s heads of a group, kv_heads, n]."""
+    """Reshape [b, s, heads, n] to [b, s * shared, kv_heads, n]: one row per query and query head of a group."""
     if sizes.shared == 1:
         return q
     op, shape = q.op, q.shape

@@ -63,7 +63,7 @@ def activations(node: Node, default: Sequence[str], directions: int) -> list[lis
         GradientError: A function is unknown.
     """
     names = node.attribute("activations") or list(default) * directions
-    if isinstance(names, str):  # a fused operator's, with a number for every function
+    if isinstance(names, str):  # of a fused operator: names in one string, alpha and beta for every function
         numbers = [node.attribute(f"activation_{kind}") for kind in ("alpha", "beta")]
         triples = zip(names.split(), *numbers, strict=True)
         return _by_direction([_with_numbers(name, alpha, beta) for name, alpha, beta in triples], len(default))

@@ -176,14 +176,14 @@ def _scale(node: Node, axis: _Axis) -> Value:
 
 
 def _region(node: Node, axis: _Axis) -> Value | None:
-    """The region of interest: all rows of the identity, and the node's region of its columns."""
+    """Return the region of interest of an axis: all rows of the identity matrix, the node's region of its columns."""
     roi = node.input(1)
     if roi is None or node.attribute("coordinate_transformation_mode") != "tf_crop_and_resize":
         return None
     op = node.op
     ends = [op.Slice(roi, op.ints(at), op.ints(at + 1)) for at in (axis.position, axis.position + axis.count)]
-    whole = op.constant([0], roi.dtype), op.constant([1], roi.dtype)
-    return op.Concat(whole[0], ends[0], whole[1], ends[1], axis=0)
+    zero, one = op.constant([0], roi.dtype), op.constant([1], roi.dtype)
+    return op.Concat(zero, ends[0], one, ends[1], axis=0)
 
 
 def _stretches(node: Node) -> bool:

@@ -42,11 +42,11 @@ def fuse_recurrent(model: ir.Model) -> None:
     varying = varying_values(graph)
     main = Builder(graph, graph.opset_imports[""])
     for node in nodes:
-        if _is_taken(node) and any(value in varying for value in node.inputs):
+        if _has_kernel(node) and any(value in varying for value in node.inputs):
             _replace(graph, main.before(node), node, varying)
 
 
-def _is_taken(node: ir.Node) -> bool:
+def _has_kernel(node: ir.Node) -> bool:
     """Return whether a kernel computes a node."""
     floating = [value for index, value in enumerate(node.inputs) if value is not None and index != 4]
     if len(floating) < 3 or node.inputs[0] is None or node.inputs[0].dtype not in KERNEL_TYPES:

@@ -48,8 +48,9 @@ def layer_of(match: Match, named: Collection[str] = (), patterns: Sequence[str] 
 
     Args:
         match: A match of ``LAYER`` or ``LAYER_WITH_RELU``.
-        named: Names of values that are taken as they are.
-        patterns: Those of nodes that are recomputed: a transposition that they tell apart from the matmul stays.
+        named: Names of values that must stay.
+        patterns: Patterns of the nodes to recompute. A Transpose stays if a pattern matches it and not the matmul, or
+            the matmul and not it.
     """
     matmul, w = match["matmul"], match["w"]
     transposed = "transB" in matmul.attributes and matmul.attributes["transB"].as_int() != 0

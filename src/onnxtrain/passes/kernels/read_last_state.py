@@ -22,9 +22,9 @@ _STEPS, _DIRECTIONS = 0, 1  # axes of Y [steps, directions, batch, hidden]
 def read_last_state(model: ir.Model) -> None:
     """Replace the last step of Y of an LSTM, GRU or RNN by Y_h, in place.
 
-    The pattern is a Gather of one index from Y, also behind a Squeeze of the directions and Transpose nodes, as
-    exporters write them: the last step of a forward layer, the first step of a reverse one. Left alone are
-    bidirectional layers and layers with sequence lengths, whose last states are from several steps, and paths with a
+    The pattern is a Gather of one index from Y: the last step of a forward layer, the first step of a reverse one. A
+    Squeeze of the directions and Transpose nodes may be between the two, as exporters write them. Bidirectional layers
+    and layers with sequence lengths are unchanged, since their last states are from several steps; so are paths with a
     value that a Gradient node names.
 
     Requires: a sorted graph with shapes. Ensures: a sorted graph; values that outputs or Gradient nodes name stay, and

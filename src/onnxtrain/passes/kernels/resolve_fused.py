@@ -19,8 +19,8 @@ from onnxtrain.passes.portable.webgpu_bodies import Portable, body_for
 def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portable: Portable | None = None) -> None:
     """Keep the nodes of fused operators that a kernel can run, and write the others in standard operators, in place.
 
-    Requires: a graph whose inputs have types. Ensures: the nodes of a body are where their node was; nodes behind them
-    have types, which ONNX infers for none of ONNX Runtime's own operators.
+    Requires: a graph whose inputs have types. Ensures: the nodes of a body are where their node was; their readers have
+    types. ONNX infers no types for ONNX Runtime's own operators.
 
     Args:
         model: A model whose gradients are built.
@@ -37,7 +37,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
         nodes = list(graph)
         for node in nodes:
             if find_fused(node) is None:
-                if any(output.dtype is None for output in node.outputs):  # ONNX infers no types behind some
+                if any(output.dtype is None for output in node.outputs):  # it reads the output of a runtime's operator
                     infer_outputs(node)
                 continue
             if kernels and has_kernel(node):
@@ -57,7 +57,7 @@ def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portabl
             nodes += [made for made in written if find_fused(made) is not None]
             for inner in [inner for made in written for inner in subgraphs(made)]:
                 graphs += [inner, *inner.subgraphs()]
-            if node in emitted:  # others are the model's own, or in the body of an emitted one
+            if node in emitted:  # other nodes belong to the model, or to the body of an emitted node
                 backward.nodes += written
     backward.arriving = {renamed.get(value, value) for value in backward.arriving}
     others = any(node.domain == ONNXTRAIN_DOMAIN for node in all_nodes(model.graph))

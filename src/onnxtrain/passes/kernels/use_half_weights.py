@@ -13,15 +13,15 @@ from onnxtrain.passes.fuse.patterns import Match, find, remove_unread
 
 
 def use_half_weights(model: ir.Model) -> None:
-    """Let linear layers widen float16 and bfloat16 weights tile by tile, in place: no whole weight is in float32.
+    """Let linear layers widen float16 and bfloat16 weights tile by tile, in place, without a float32 copy of them.
 
     A 16-bit weight w reaches a matmul y = x w in float32 through a Cast. ``Linear`` of the domain ``onnxtrain`` reads w
-    itself and gives the same bits; MatMul and Gemm become such a node, also in the bodies of operators, where a loss
-    goes over the logits in chunks. Left alone are matmuls in float64, and those that the pattern of
-    :func:`~onnxtrain.passes.fuse.fuse_linear.fuse_linear` does not match.
+    itself and returns the same bits. MatMul and Gemm become such a node, also in the bodies of operators, where a loss
+    computes logits in chunks. Matmuls in float64, and those that the pattern of
+    :func:`~onnxtrain.passes.fuse.fuse_linear.fuse_linear` does not match, are unchanged.
 
     Requires: a sorted graph whose gradients are built, types, and the shapes of weights. Ensures: a sorted graph; Casts
-    that nothing reads any more may be left.
+    without readers may remain.
     """
     for graph in (model.graph, *model.graph.subgraphs()):
         assert isinstance(graph, ir.Graph)

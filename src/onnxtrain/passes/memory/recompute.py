@@ -162,10 +162,10 @@ class _Segment(NamedTuple):
     order: dict[ir.Node, int]
 
     def trigger(self, late: Collection[ir.Node]) -> ir.Value | None:
-        """The gradient whose arrival starts the recomputation; ``None`` where no gradient node needs it.
+        """Return the gradient that starts the recomputation once it is computed; ``None`` if no gradient node needs it.
 
-        It is one that the first gradient node that reads the segment reads, too, or the last one before it: none of
-        these depends on the segment.
+        It is an input of the first gradient node that reads the segment, or else the last gradient before that node;
+        neither depends on the segment.
         """
         reader = next((node for node in self.readers() if node.op_type not in SHAPES_ONLY), None)
         if reader is None:

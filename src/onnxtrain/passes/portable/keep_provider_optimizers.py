@@ -14,10 +14,10 @@ from onnxtrain.passes.updates import variables_of
 
 
 def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> frozenset[ir.Node]:
-    """Return the optimizer nodes that kernels of a provider run, adapted to them in place.
+    """Return the optimizer nodes that a provider has kernels for, with their gradients expanded in place.
 
-    Those kernels take only gradients of their parameter's shape: where the shape is not certain, an Expand is added.
-    Nodes in subgraphs, of other operators and over types other than float and double are not among them.
+    The kernels accept only gradients of their parameter's shape: where the shape is not certain, an Expand is added.
+    Nodes in subgraphs, of other operators, and of types other than float and double are not returned.
 
     Requires: a graph without Gradient nodes. Ensures: the order of the nodes.
 
@@ -26,7 +26,7 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
         operators: The names of the optimizers that have such kernels.
 
     Raises:
-        OperatorError: A node is not as its operator needs it.
+        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     candidates = [node for node in model.graph if node.op_type in operators and _is_optimizer(model, node)]
     if not candidates:
@@ -34,7 +34,7 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
     for node in candidates:
         check_node(node, model.graph.opset_imports.get(node.domain, 1))
     infer_shapes(model)
-    kept = frozenset(node for node in candidates if _is_of_numbers(node))
+    kept = frozenset(node for node in candidates if _is_floating(node))
     for node in kept:
         _fit_gradients(model.graph, node)
     return kept
@@ -44,7 +44,7 @@ def _is_optimizer(model: ir.Model, node: ir.Node) -> bool:
     return node.op_identifier() not in model.functions and find(node.domain, node.op_type) is not None
 
 
-def _is_of_numbers(node: ir.Node) -> bool:
+def _is_floating(node: ir.Node) -> bool:
     schema = find(node.domain, node.op_type)
     return schema is not None and variables_of(node, schema) is not None
 
@@ -60,9 +60,9 @@ def _fit_gradients(graph: ir.Graph, node: ir.Node) -> None:
         assert x is not None
         assert gradient is not None
         if not _has_shape_of(gradient, x):
-            whole = op.Expand(op.wrap(gradient), op.Shape(op.wrap(x)))
-            whole.ir.type, whole.ir.shape = x.type, x.shape
-            node.replace_input_with(index, whole.ir)
+            expanded = op.Expand(op.wrap(gradient), op.Shape(op.wrap(x)))
+            expanded.ir.type, expanded.ir.shape = x.type, x.shape
+            node.replace_input_with(index, expanded.ir)
 
 
 def _has_shape_of(gradient: ir.Value, x: ir.Value) -> bool:

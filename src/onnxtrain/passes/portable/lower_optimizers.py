@@ -35,7 +35,7 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
         kept: Nodes that stay as they are.
 
     Raises:
-        OperatorError: A node's inputs, outputs or attributes are not as its operator needs them.
+        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     _inline_functions(model)
     if not any(True for _ in _optimizer_nodes(model, model.graph)):
@@ -63,7 +63,7 @@ def _check_optimizers(model: ir.Model) -> None:
     """Check every optimizer node of a model: counts, grouping, attributes, known types and shapes.
 
     Raises:
-        OperatorError: A node is not as its operator needs it.
+        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
     for graph in [model.graph, *model.graph.subgraphs()]:
         for node in _optimizer_nodes(model, graph, deep=False):

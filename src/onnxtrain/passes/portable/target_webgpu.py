@@ -16,10 +16,10 @@ _DOUBLE, _FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
 def target_webgpu(model: ir.Model) -> None:
     """Fit a step graph to the WebGPU provider of onnxruntime-web 1.30, in place.
 
-    Operators that the provider does not list run on the CPU by themselves. Two things it lists and lacks:
-    BatchNormalization in training mode, which is written in other operators here, and MaxPool with the output Indices,
-    which gradients of MaxPool read where the sizes of images are not known. It computes some convolutions wrongly; they
-    are written in others. (workarounds: statistics on WebGPU, indices on WebGPU, convolutions on WebGPU)
+    ONNX Runtime runs operators on the CPU that the provider does not list. The provider lists, but does not support,
+    BatchNormalization in training mode, which this pass writes in other operators, and MaxPool's output Indices, which
+    gradients of MaxPool read if image sizes are unknown. It computes some convolutions wrongly; this pass replaces them
+    by others. (workarounds: statistics on WebGPU, indices on WebGPU, convolutions on WebGPU)
 
     Requires: a graph without functions. Ensures: a graph without float64 that the provider runs.
 

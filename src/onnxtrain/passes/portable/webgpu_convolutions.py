@@ -13,9 +13,9 @@ from onnxtrain.ir.replace import remove_nodes, take_over
 def mend_convolutions(graph: ir.Graph, opset: int) -> None:
     """Replace the convolutions that the provider computes wrongly by others, in place.
 
-    With four filters side by side it reads wrong elements where channels come in threes: one more filter of zeros makes
-    it take them one by one. It mixes the filters of grouped convolutions whose number of filters in a group is no
-    multiple of four: they become one convolution for each group.
+    It reads wrong elements if the filters are a multiple of four and the channels a multiple of three, but not of four;
+    one more filter, of zeros, avoids that. It mixes up the filters of grouped convolutions if the filters of a group
+    are not a multiple of four; these become one convolution for each group.
     """
     for node in list(graph):
         if node.domain or node.op_type != "Conv":
@@ -57,7 +57,7 @@ def _comes_in_threes(x: Value, w: Value, attributes: dict[str, Any]) -> bool:
 
 
 def _with_more_filters(op: Builder, x: Value, w: Value, bias: Value | None, attributes: dict[str, Any]) -> Value:
-    """Add one filter of zeros behind the others, and cut off its channel."""
+    """Append a filter of zeros, and slice its channel off the result."""
     rank = w.rank
     assert rank is not None
     more = op.Pad(w, op.ints(*[0] * rank, 1, *[0] * (rank - 1)))

@@ -14,10 +14,10 @@ _KINDS = ("activation_alpha", "activation_beta")
 def write_activation_defaults(model: ir.Model) -> None:
     """Write ``activation_alpha`` and ``activation_beta`` of LSTM, GRU and RNN out in full, in place.
 
-    ONNX Runtime takes 0 where a model leaves out a parameter of Affine, ScaledTanh or ThresholdedRelu; the standard's
-    defaults differ (workarounds: defaults of recurrent activations).
+    ONNX Runtime uses 0 for an omitted parameter of Affine, ScaledTanh or ThresholdedRelu; the standard has other
+    defaults (workarounds: defaults of recurrent activations).
 
-    Requires: nothing. Ensures: lists that are as long as the functions need; nodes with the usual functions stay.
+    Requires: nothing. Ensures: a value for every parameter of these functions; nodes without them are unchanged.
     """
     for node in all_nodes(model.graph):
         if node.domain or node.op_type not in _RECURRENT or "activations" not in node.attributes:

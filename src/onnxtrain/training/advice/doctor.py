@@ -118,7 +118,7 @@ def _nothing_to_train(found: Inspection) -> Iterator[Finding]:
     if trees:
         yield Finding(
             Severity.STOPS,
-            f"The model computes with {', '.join(trees)}, which no gradient passes.",
+            f"The model computes with {', '.join(trees)}, through which no gradient flows.",
             "Trees and tables are fitted by the program that made them, not by gradients.",
         )
     else:

@@ -120,7 +120,7 @@ def _undecided(names: Sequence[str]) -> list[Hint]:
     one = len(names) == 1
     return [
         Hint(
-            f"{_listed(names)} {'is' if one else 'are'} not trained: neither use nor name says that "
+            f"{_listed(names)} {'is' if one else 'are'} not trained: neither use nor name shows that "
             f'{"it is" if one else "they are"} learned. train=["*", "{names[0]}"] trains '
             f'{"it" if one else "the first"}, and freeze="{names[0]}" keeps it without this hint.',
             surprising=True,
@@ -166,12 +166,12 @@ def _shared(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
             continue  # a quantization scale that is learned
         tensor = value.const_value
         merged = tensor is not None and has_one_value(np.asarray(tensor.numpy())) and not _is_unrolled(read)
-        way_out = "; if an exporter merged equal values, untie=True gives each its own" if merged else ""
+        advice = "; if an exporter merged equal values, untie=True gives each its own" if merged else ""
         moved = any(is_statistic(node.op_type, index) for node, index in read)
         also = " A running statistic of batch normalization is among them and moves with the rest." if moved else ""
         # Trained values are not equal by chance: the model shares them on purpose.
         surprising = moved or merged
-        found.append(Hint(f"{name} is shared by {readers}: training ties them{way_out}.{also}", surprising))
+        found.append(Hint(f"{name} is shared by {readers}: training ties them{advice}.{also}", surprising))
     return found
 
 
@@ -196,7 +196,7 @@ def _copied(copies: Sequence[Copy]) -> list[Hint]:
     return [
         Hint(
             f"{copy.name} holds the same values as {copy.original}{', transposed' if copy.transposed else ''}, and "
-            "they are trained apart; if the model ties them, tie=True keeps them equal.",
+            "they are trained separately; if the model ties them, tie=True keeps them equal.",
             surprising=True,
         )
         for copy in copies

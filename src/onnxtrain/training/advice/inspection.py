@@ -26,7 +26,7 @@ from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import dropped_biases, find_hints
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import find_copies
-from onnxtrain.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.working_copy.training_modes import find_layers, set_inference
 from onnxtrain.working_copy.widening import in_file, widen
 
@@ -184,7 +184,7 @@ def inspect(
     graph = working.graph
     ports = tuple(_port(v) for v in graph.inputs), tuple(_port(v) for v in graph.outputs)
     operators = _operators(working)
-    cache_inputs = tuple(leave_out_pasts(working))
+    cache_inputs = tuple(remove_cache_inputs(working))
     if cache_inputs:
         infer_shapes(working)
     dropped = dropped_biases(working)

@@ -39,7 +39,7 @@ from onnxtrain.training.description import JSON
 _logger = logging.getLogger(__name__)
 
 # A separate folder, since safetensors chooses the names of its temporary files itself.
-_WORKSHOP: Final = ".writing"
+_STAGING: Final = ".writing"
 
 
 class CheckpointStore:
@@ -98,7 +98,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: The folder cannot be written to.
         """
-        probe = self.folder / _WORKSHOP
+        probe = self.folder / _STAGING
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear_leftovers()
@@ -237,10 +237,10 @@ class CheckpointStore:
 
     def _write(self, entry: Entry, tensors: Mapping[str, Array], metadata: Mapping[str, JSON]) -> None:
         encoded, types = encode(tensors)
-        workshop = self.folder / _WORKSHOP
-        workshop.mkdir()
-        unfinished = workshop / entry.tensors.name
-        unfinished_record = workshop / entry.path.name
+        staging = self.folder / _STAGING
+        staging.mkdir()
+        unfinished = staging / entry.tensors.name
+        unfinished_record = staging / entry.path.name
         try:
             save_file(encoded, unfinished)
             _flush(unfinished)
@@ -261,15 +261,15 @@ class CheckpointStore:
             unfinished_record.replace(entry.path)
             _flush(self.folder)
         finally:
-            shutil.rmtree(workshop, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
 
     def _clear_leftovers(self) -> None:
         """Remove unfinished files of a killed process, and tensors without a JSON."""
-        workshop = self.folder / _WORKSHOP
-        if workshop.is_dir() and not workshop.is_symlink():
-            shutil.rmtree(workshop, ignore_errors=True)
+        staging = self.folder / _STAGING
+        if staging.is_dir() and not staging.is_symlink():
+            shutil.rmtree(staging, ignore_errors=True)
         else:
-            workshop.unlink(missing_ok=True)
+            staging.unlink(missing_ok=True)
         for path in self.folder.glob("checkpoint-*.safetensors"):
             if STEM.fullmatch(path.stem) and not path.with_suffix(".json").exists():
                 path.unlink(missing_ok=True)

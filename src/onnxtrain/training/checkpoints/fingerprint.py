@@ -9,7 +9,7 @@ from typing import Any, Final
 from onnxtrain.callbacks.base import settings_of
 from onnxtrain.callbacks.watching import RENAMED
 from onnxtrain.errors import OptionError
-from onnxtrain.renamed import todays_metric
+from onnxtrain.renamed import current_metric_name
 from onnxtrain.schedules import Schedule, resolve_schedule
 from onnxtrain.training.description import JSON, describe
 
@@ -48,7 +48,7 @@ CHANGEABLE: Final = (
 """Settings of a resumed training that may differ from its checkpoint if ``change`` names them."""
 
 
-def describe_course(
+def describe_loop(
     base: float,
     *,
     schedule: str | Schedule | None,
@@ -127,7 +127,7 @@ def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
     for key in sorted(found.keys() | here.keys()):
         left, right = found.get(key, _MISSING), here.get(key, _MISSING)
         if key in _WATCHING:
-            left = _under_todays_names(left)
+            left = _with_current_names(left)
         if left == right or (key == "weights" and None in (left, right)):
             continue
         if key == "columns" and not all(isinstance(side, dict) and side for side in (left, right)):
@@ -141,8 +141,8 @@ def differences(found: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, 
 _MISSING: Final = object()
 
 
-def _under_todays_names(settings: Any) -> Any:
-    """Rename callback settings in a checkpoint of an earlier version."""
+def _with_current_names(settings: Any) -> Any:
+    """Return callback settings from a checkpoint of an earlier version under their current names."""
     if not isinstance(settings, list):
         return settings
     renamed = [dict(each) if isinstance(each, dict) else each for each in settings]
@@ -151,7 +151,7 @@ def _under_todays_names(settings: Any) -> Any:
             for old, new in RENAMED.items():
                 if old in each:
                     each[new] = each.pop(old)
-            each |= {"monitor": todays_metric(each["monitor"])} if isinstance(each.get("monitor"), str) else {}
+            each |= {"monitor": current_metric_name(each["monitor"])} if isinstance(each.get("monitor"), str) else {}
     return renamed
 
 

@@ -84,7 +84,7 @@ def _parse_record(path: Path) -> dict[str, Any]:
                 "it has no checksum, since an earlier onnxtrain wrote it: finish the training with that version"
             )
         if record["checksum"] != record_checksum(record):
-            raise ValueError("it has another checksum than when it was written")
+            raise ValueError("it has not the checksum that it was written with")
     return record
 
 
@@ -144,7 +144,7 @@ def damage_of(entry: Entry, record: dict[str, Any]) -> str | None:
         if size != record["bytes"]:
             return f"'{name}' has {size} bytes instead of {record['bytes']}"
         if checksum_of(entry.tensors) != record["crc32"]:
-            return f"'{name}' has another checksum than when it was written"
+            return f"'{name}' has not the checksum that it was written with"
     except FileNotFoundError:
         return f"'{name}' is missing"
     except OSError as error:

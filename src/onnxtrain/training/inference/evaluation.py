@@ -19,7 +19,7 @@ from onnxtrain.losses.base import Loss
 from onnxtrain.losses.heads import HeadMetric, Metrics
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.metrics.base import MeanAccumulator, MetricInput
-from onnxtrain.metrics.whole_metrics import sigmoid, softmax
+from onnxtrain.metrics.dataset_metrics import sigmoid, softmax
 from onnxtrain.objective import Objective
 from onnxtrain.passes.lower import lower_entry
 from onnxtrain.runtime.options import RuntimeOptions
@@ -146,21 +146,21 @@ class Evaluator:
                 updated.append(metric.update(metric.start(), targets[own_head.targets.name], real))
             parts.append(_Part(number, of_losses, updated))
             if communicator.size == 1:
-                self._take(parts, losses, resolved, states)
-        everybody = [part for of_rank in communicator.gather_objects(parts) for part in of_rank]
-        everybody.sort(key=lambda part: part.number)
-        self._take(everybody, losses, resolved, states)
+                self._add_up(parts, losses, resolved, states)
+        of_all_ranks = [part for of_rank in communicator.gather_objects(parts) for part in of_rank]
+        of_all_ranks.sort(key=lambda part: part.number)
+        self._add_up(of_all_ranks, losses, resolved, states)
         measured = {name: total.value for name, total in losses.items()}
         if objective.others:
             weights = [head.targets.loss.weight for head in objective.heads]
-            whole = sum(weight * value for weight, value in zip(weights, measured.values(), strict=True))
+            combined = sum(weight * value for weight, value in zip(weights, measured.values(), strict=True))
             measured = {
-                "loss": whole,
+                "loss": combined,
                 **{f"{head}_loss": value for head, value in zip(heads, measured.values(), strict=True)},
             }
         else:
-            (whole,) = measured.values()
-            measured = {"loss": whole}
+            (combined,) = measured.values()
+            measured = {"loss": combined}
         return {
             **measured,
             **{each.name: each.metric.result(state) for each, state in zip(resolved, states, strict=True)},
@@ -181,7 +181,7 @@ class Evaluator:
                 yield from ((number, piece) for piece in ([batch] if fixed is None else fixed.pieces(iter([batch]))))
 
     @staticmethod
-    def _take(
+    def _add_up(
         parts: list[_Part], losses: Mapping[str, _Total], metrics: Sequence[HeadMetric], states: list[Any]
     ) -> None:
         """Add up losses and metrics of batches in order, and clear the list."""

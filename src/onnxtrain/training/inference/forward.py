@@ -31,7 +31,7 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data_adapter import open_with_targets
 from onnxtrain.training.inference.evaluation import Evaluator
-from onnxtrain.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.working_copy.training_modes import set_inference
 
 
@@ -138,7 +138,7 @@ def outputs(
     """Compute the outputs of a model by name, also of a model with one output; see :func:`predict`."""
     file = ModelFile.load(model)
     working = file.training_model()
-    leave_out_pasts(working)
+    remove_cache_inputs(working)
     infer_shapes(working)
     set_inference(working)
     objective = of_model(working)

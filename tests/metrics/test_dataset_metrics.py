@@ -95,20 +95,20 @@ def test_values():
 
 
 def test_ties_and_absent_classes():
-    from onnxtrain.metrics.whole_metrics import WHOLE, Predictions
+    from onnxtrain.metrics.dataset_metrics import DATASET_METRICS, Predictions
 
     scores, truth = RNG.integers(0, 3, (30, 1)).astype(float), RNG.integers(0, 2, (30, 1))
     for name, expected in (("auc", oracle.roc_auc_score), ("average_precision", oracle.average_precision_score)):
-        metric = WHOLE[name]
+        metric = DATASET_METRICS[name]
         kept = metric.measure(Predictions.of("binary", truth, scores))
         assert metric.finish(kept) == pytest.approx(expected(truth, scores))
-    alike = WHOLE["auc"].measure(Predictions.of("binary", np.ones_like(truth), scores))
-    assert np.isnan(WHOLE["auc"].finish(alike))
+    alike = DATASET_METRICS["auc"].measure(Predictions.of("binary", np.ones_like(truth), scores))
+    assert np.isnan(DATASET_METRICS["auc"].finish(alike))
     few = np.where(LABELS == 2, 0, LABELS)
     z = RNG.normal(size=(40, 4))
     z[:, 3] -= 100
-    kept = WHOLE["f1"].measure(Predictions.of("classes", few, z))
-    assert WHOLE["f1"].finish(kept) == pytest.approx(oracle.f1_score(few, z.argmax(1), **ONE))
+    kept = DATASET_METRICS["f1"].measure(Predictions.of("classes", few, z))
+    assert DATASET_METRICS["f1"].finish(kept) == pytest.approx(oracle.f1_score(few, z.argmax(1), **ONE))
 
 
 def test_ignored_labels_are_skipped():

@@ -18,52 +18,53 @@ ONNXTRAIN_DEVICE inline void add_up(Block block, double* values) {
 
 // Each block stores its partial result for a tensor.
 template <typename T, int states, typename Rule>
-struct LookKernel {
+struct ReduceKernel {
   Tensors<T, states> tensors;
   Rule rule;
-  typename Rule::Found* found;
+  typename Rule::Partial* found;
 
   ONNXTRAIN_DEVICE void operator()(Block block) const {
-    rule.look(block, tensors, tensors.of_block(block.index), found + tensors.first_block + block.index);
+    rule.reduce(block, tensors, tensors.of_block(block.index), found + tensors.first_block + block.index);
   }
 };
 
 // One block per tensor combines the partial results.
 template <typename T, int states, typename Rule>
-struct ConcludeKernel {
+struct CombineKernel {
   Tensors<T, states> tensors;
   Rule rule;
-  const typename Rule::Found* found;
-  typename Rule::Conclusion* conclusions;
+  const typename Rule::Partial* found;
+  typename Rule::Result* results;
 
   ONNXTRAIN_DEVICE void operator()(Block block) const {
     const Tensor<T, states>& tensor = tensors.tensors[block.index];
     block.each_thread([&](unsigned thread) {
       if (thread != 0) return;
       const auto* const own = found + tensors.first_block + tensor.first_block;
-      conclusions[tensor.number] = rule.conclude(own, tensor.blocks, tensor.count);
+      results[tensor.number] = rule.combine(own, tensor.blocks, tensor.count);
     });
   }
 };
 
 // Calls update(results) with the results of all tensors of type T, in order.
 template <typename T, int states, typename Rule, typename Update>
-void look_then(const std::vector<Variable>& variables, Factor factor, const Rule& rule, Stream stream, Update update) {
+void reduce_then(const std::vector<Variable>& variables, Factor factor, const Rule& rule, Stream stream,
+                 Update update) {
   std::size_t blocks = 0, count = 0;
-  for_each_launch<T, states>(variables, factor, kMostLookers, [&](const auto& tensors, std::uint32_t more) {
+  for_each_launch<T, states>(variables, factor, kMostReducers, [&](const auto& tensors, std::uint32_t more) {
     blocks += more;
     count += tensors.count;
   });
   if (count == 0) return;
-  const Scratch found(blocks * sizeof(typename Rule::Found), stream);
-  const Scratch conclusions(count * sizeof(typename Rule::Conclusion), stream);
-  auto* const of_blocks = static_cast<typename Rule::Found*>(found.data());
-  auto* const of_tensors = static_cast<typename Rule::Conclusion*>(conclusions.data());
-  for_each_launch<T, states>(variables, factor, kMostLookers, [&](const auto& tensors, std::uint32_t more) {
-    launch(LookKernel<T, states, Rule>{tensors, rule, of_blocks}, more, stream);
-    launch(ConcludeKernel<T, states, Rule>{tensors, rule, of_blocks, of_tensors}, tensors.count, stream);
+  const Scratch found(blocks * sizeof(typename Rule::Partial), stream);
+  const Scratch results(count * sizeof(typename Rule::Result), stream);
+  auto* const of_blocks = static_cast<typename Rule::Partial*>(found.data());
+  auto* const of_tensors = static_cast<typename Rule::Result*>(results.data());
+  for_each_launch<T, states>(variables, factor, kMostReducers, [&](const auto& tensors, std::uint32_t more) {
+    launch(ReduceKernel<T, states, Rule>{tensors, rule, of_blocks}, more, stream);
+    launch(CombineKernel<T, states, Rule>{tensors, rule, of_blocks, of_tensors}, tensors.count, stream);
   });
-  update(static_cast<const typename Rule::Conclusion*>(of_tensors));
+  update(static_cast<const typename Rule::Result*>(of_tensors));
 }
 
 }  // namespace onnxtrain::cuda

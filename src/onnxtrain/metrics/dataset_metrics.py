@@ -103,7 +103,7 @@ def _counted(truth: Array, said: Array, size: int) -> Values:
 
 
 @dataclass(frozen=True)
-class WholeMetric:
+class DatasetMetric:
     """A metric of a whole dataset.
 
     Attributes:
@@ -214,7 +214,7 @@ def _one_against_rest(predictions: Predictions) -> Values:
 
 
 def _auc(kept: Values) -> float:
-    """The probability that a positive example scores higher than a negative one, ties counted half; macro mean.
+    """Return the probability that a positive example scores higher than a negative one, ties counted half; macro mean.
 
     NaN where a class has no examples or all of them.
     """
@@ -319,36 +319,36 @@ def _mean(kept: Values) -> float:
 _CLASSIFIED: Final[tuple[PredictionKind, ...]] = ("classes", "binary")
 
 
-def _calibration(bins: int, name: str = "calibration_error") -> WholeMetric:
+def _calibration(bins: int, name: str = "calibration_error") -> DatasetMetric:
     measure = functools.partial(_confidences, bins=bins)
-    return WholeMetric(name, _CLASSIFIED, measure, _calibration_error, doc="gap between confidence and accuracy")
+    return DatasetMetric(name, _CLASSIFIED, measure, _calibration_error, doc="gap between confidence and accuracy")
 
 
-def _by_class(name: str, average: str | None = None) -> WholeMetric:
+def _by_class(name: str, average: str | None = None) -> DatasetMetric:
     parts, doc = _BY_CLASS[name]
     shown = name if average is None else f"{name}_{average}"
-    return WholeMetric(shown, _CLASSIFIED, Predictions.confusion, _ByClass(parts, average), doc=doc)
+    return DatasetMetric(shown, _CLASSIFIED, Predictions.confusion, _ByClass(parts, average), doc=doc)
 
 
-def _top(count: int) -> WholeMetric:
-    return WholeMetric(f"top_{count}", ("classes",), functools.partial(_top_hits, count=count), _mean)
+def _top(count: int) -> DatasetMetric:
+    return DatasetMetric(f"top_{count}", ("classes",), functools.partial(_top_hits, count=count), _mean)
 
 
-WHOLE: Final[dict[str, WholeMetric]] = {
+DATASET_METRICS: Final[dict[str, DatasetMetric]] = {
     metric.name: metric
     for metric in (
         *(_by_class(name, average) for name in _BY_CLASS for average in (None, *AVERAGES)),
-        WholeMetric("auc", _CLASSIFIED, _one_against_rest, _auc, summed=False, doc="area under the ROC curve"),
-        WholeMetric("average_precision", _CLASSIFIED, _one_against_rest, _average_precision, summed=False),
-        WholeMetric("perplexity", ("classes",), _negative_log_likelihood, lambda kept: float(np.exp(_mean(kept)))),
+        DatasetMetric("auc", _CLASSIFIED, _one_against_rest, _auc, summed=False, doc="area under the ROC curve"),
+        DatasetMetric("average_precision", _CLASSIFIED, _one_against_rest, _average_precision, summed=False),
+        DatasetMetric("perplexity", ("classes",), _negative_log_likelihood, lambda kept: float(np.exp(_mean(kept)))),
         _calibration(15),
-        WholeMetric("confusion_matrix", _CLASSIFIED, Predictions.confusion, _table, number=False),
-        WholeMetric("r2", ("numbers",), _joined, _r2, summed=False, doc="share of the variance that is explained"),
+        DatasetMetric("confusion_matrix", _CLASSIFIED, Predictions.confusion, _table, number=False),
+        DatasetMetric("r2", ("numbers",), _joined, _r2, summed=False, doc="share of the variance that is explained"),
     )
 }
 """Metrics of whole datasets by name."""
 
-SHOWN: Final = tuple(name for name in WHOLE if not name.endswith(AVERAGES))
+SHOWN: Final = tuple(name for name in DATASET_METRICS if not name.endswith(AVERAGES))
 """Names for messages, without other averages."""
 
 _ALIASES: Final = {
@@ -365,11 +365,11 @@ _ALIASES: Final = {
 }
 """Names of these metrics in other libraries."""
 
-WHOLE_NAMES: Final = (*WHOLE, "top_k", *_ALIASES)
-"""All names that :func:`find_whole_metric` accepts."""
+DATASET_METRIC_NAMES: Final = (*DATASET_METRICS, "top_k", *_ALIASES)
+"""All names that :func:`find_dataset_metric` accepts."""
 
 
-def find_whole_metric(name: object) -> WholeMetric | None:
+def find_dataset_metric(name: object) -> DatasetMetric | None:
     """Find a metric such as ``"f1"``, ``"f1(average=micro)"`` or ``"top_k(5)"``; ``None`` for other names.
 
     Raises:
@@ -383,7 +383,7 @@ def find_whole_metric(name: object) -> WholeMetric | None:
         return _top(_at_least_one(name, [ranked[1]], "a number of classes", "top_k(5)"))
     given = [*call.positional, *call.named.values()]
     allowed = {"top_k": "k", "calibration_error": "bins", **dict.fromkeys(_BY_CLASS, "average")}.get(called)
-    if called != "top_k" and called not in WHOLE:
+    if called != "top_k" and called not in DATASET_METRICS:
         return None
     if len(given) > (allowed is not None) or any(key != allowed for key in call.named):
         takes = f"takes {allowed} alone" if allowed else "takes no arguments"
@@ -391,7 +391,7 @@ def find_whole_metric(name: object) -> WholeMetric | None:
     if called == "top_k":
         return _top(_at_least_one(name, given or ["5"], "a number of classes", "top_k(5)"))
     if not given:
-        return replace(WHOLE[called], name=call.name)
+        return replace(DATASET_METRICS[called], name=call.name)
     if called == "calibration_error":
         return _calibration(_at_least_one(name, given, "a number of bins", "calibration_error(15)"), call.name)
     average = given[0].strip().strip("'\"")
