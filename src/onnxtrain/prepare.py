@@ -28,6 +28,7 @@ from onnxtrain.objective import Objective, graph_values
 from onnxtrain.patterns import escape
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
 from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.working_copy.low_bit import set_accuracy
 from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
@@ -77,6 +78,7 @@ def prepare(
     leave_out_pasts(model)
     halves = widen(model)
     model = infer_shapes(model)
+    separate_head_norms(model)
     if config.dynamic_batch:
         from onnxtrain.edit.dynamic_batch import dynamic_batch, free_batch_axis
 
