@@ -39,7 +39,6 @@ EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 NO_HEADS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [1.5] * 8}
-GLOBAL = {"global_head_dim": 16, "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 0}
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
@@ -84,8 +83,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "Gemma2ForCausalLM": _text("Gemma2", query_pre_attn_scalar=16, **HEADS, **SLIDING),
     "Gemma3ForCausalLM": _gemma3,
     "Gemma3ForConditionalGeneration": _with_images("Gemma3", HEADS | SLIDING, SIGLIP, image_token_index=90),
-    "Gemma4ForConditionalGeneration": _with_images("Gemma4", HEADS | SLIDING | GLOBAL, {}),
-    "Gemma4UnifiedForConditionalGeneration": _with_images("Gemma4Unified", HEADS | SLIDING | GLOBAL, {}),
     "GptOssForCausalLM": _text("GptOss", num_local_experts=4, num_experts_per_tok=2, **HEADS, **SLIDING),
     "GraniteForCausalLM": _text("Granite"),
     "GraniteMoeHybridForCausalLM": _text(
@@ -100,16 +97,16 @@ MODELS: dict[str, Callable[[], Any]] = {
         "Lfm2Vl", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, SIGLIP
     ),
     "LlamaForCausalLM": _text("Llama"),
-    "MistralForCausalLM": _text("Mistral", sliding_window=WINDOW),
+    "MistralForCausalLM": _text("Mistral", sliding_window=None),
     "Mistral3ForConditionalGeneration": _with_images(
         "Mistral3", HEADS | {"model_type": "mistral"}, SIGLIP | {"model_type": "pixtral"}
     ),
     "NemotronForCausalLM": _text("Nemotron", hidden_size=128),
     "OlmoForCausalLM": _text("Olmo"),
     "PhiForCausalLM": _text("Phi", hidden_size=128),
-    "Phi3ForCausalLM": _text("Phi3", sliding_window=WINDOW, original_max_position_embeddings=64),
+    "Phi3ForCausalLM": _text("Phi3", original_max_position_embeddings=64),
     "Phi3ForCausalLM with two rotary caches": _text(
-        "Phi3", original_max_position_embeddings=32, rope_parameters=LONG, sliding_window=WINDOW
+        "Phi3", original_max_position_embeddings=32, rope_parameters=LONG
     ),
     "Qwen2ForCausalLM": _text("Qwen2"),
     "Qwen2_5_VLForConditionalGeneration": _with_images("Qwen2_5_VL", {"rope_parameters": SECTIONS}, VISION),
@@ -123,7 +120,12 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "SmolLM3ForCausalLM": _text("SmolLM3"),
 }
-"""Makers of models of transformers, by the name that the builder's list of architectures has."""
+"""Makers of models of transformers, by the name that the builder's list of architectures has.
+
+Left out: Gemma 4, whose configuration in the newest transformers the builder does not read; and the models that need
+code from a repository (ChatGLM, InternLM 2, LFM2-Audio, Phi 3 small, Phi 3 vision, Phi 4 multimodal, VideoChat-Flash),
+a GPU (Phi MoE) or audio (Whisper).
+"""
 
 
 def checkpoint(name: str, folder: Path) -> Any:
@@ -165,7 +167,8 @@ def build(source: Path, folder: Path, precision: str = "fp32", options: tuple[st
         device: The execution provider that the builder writes for.
     """
     read = builder.get_hf_details
-    with contextlib.redirect_stdout(io.StringIO()), unittest.mock.patch.object(
+    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with quiet[0], quiet[1], unittest.mock.patch.object(
         builder, "get_hf_details", lambda *given: _as_written_before(read(*given))
     ):
         arguments = None, str(source), str(folder), precision, device, str(folder / "cache")
