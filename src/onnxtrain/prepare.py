@@ -27,18 +27,18 @@ from onnxtrain.losses.heads import (
 from onnxtrain.objective import Objective, graph_values
 from onnxtrain.patterns import escape
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
-from onnxtrain.working_copy.adaptation import Adapted
-from onnxtrain.working_copy.head_norms import separate_head_norms
-from onnxtrain.working_copy.kv_cache import leave_out_pasts
-from onnxtrain.working_copy.low_bit import set_accuracy
-from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
-from onnxtrain.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 from onnxtrain.training_info.recipe import Names, free_names
 from onnxtrain.weights.groups import group_hints, merged_hints
 from onnxtrain.weights.masks import KEEP, zero_masks
 from onnxtrain.weights.names import forget_traces
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies
+from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.head_norms import separate_head_norms
+from onnxtrain.working_copy.kv_cache import leave_out_pasts
+from onnxtrain.working_copy.low_bit import set_accuracy
+from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
+from onnxtrain.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 
 _PRUNED_SIZE = 32
 """Elements of weights with zeros from which a model counts as pruned: matrices written by hand are smaller."""

@@ -164,7 +164,7 @@ def test_other_architectures_are_refused_with_a_sentence(name, made):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"])
 def test_an_invalid_file_of_the_builder_is_refused(name, made):
-    with pytest.raises(ModelError, match="is not valid ONNX: .*past_key_values"):
+    with pytest.raises(ModelError, match=r"is not valid ONNX: .*past_key_values"):
         trainer_of(made(name, "fp16")[0])
 
 
@@ -205,7 +205,7 @@ def test_masks_that_are_not_ones_followed_by_zeros_are_refused(row, kernels, mad
     for use in uses:
         with pytest.raises(DataError, match=r"'attention_mask'.* not ones followed by zeros, at example 1, .*right"):
             use()
-    with pytest.raises(DataError, match="attention_mask.*int64.*float32"):
+    with pytest.raises(DataError, match=r"attention_mask.*int64.*float32"):
         trainer.train_step(feeds | {"attention_mask": mask.astype(np.float32)}, LABELS)
 
 

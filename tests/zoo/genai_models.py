@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import unittest.mock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "OlmoForCausalLM": _text("Olmo"),
     "PhiForCausalLM": _text("Phi", hidden_size=128),
     "Phi3ForCausalLM": _text("Phi3", original_max_position_embeddings=64),
-    "Phi3ForCausalLM with two rotary caches": _text(
-        "Phi3", original_max_position_embeddings=32, rope_parameters=LONG
-    ),
+    "Phi3ForCausalLM with two rotary caches": _text("Phi3", original_max_position_embeddings=32, rope_parameters=LONG),
     "Qwen2ForCausalLM": _text("Qwen2"),
     "Qwen2_5_VLForConditionalGeneration": _with_images("Qwen2_5_VL", {"rope_parameters": SECTIONS}, VISION),
     "Qwen3ForCausalLM": _text("Qwen3", **HEADS),
@@ -156,7 +154,9 @@ def _as_written_before(details: dict[str, Any]) -> dict[str, Any]:
     return details
 
 
-def build(source: Path, folder: Path, precision: str = "fp32", options: tuple[str, ...] = (), device: str = "cpu") -> Path:
+def build(
+    source: Path, folder: Path, precision: str = "fp32", options: Sequence[str] = (), device: str = "cpu"
+) -> Path:
     """Run the builder on a folder of transformers; return the path of its model.
 
     Args:
@@ -168,8 +168,10 @@ def build(source: Path, folder: Path, precision: str = "fp32", options: tuple[st
     """
     read = builder.get_hf_details
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with quiet[0], quiet[1], unittest.mock.patch.object(
-        builder, "get_hf_details", lambda *given: _as_written_before(read(*given))
+    with (
+        quiet[0],
+        quiet[1],
+        unittest.mock.patch.object(builder, "get_hf_details", lambda *given: _as_written_before(read(*given))),
     ):
         arguments = None, str(source), str(folder), precision, device, str(folder / "cache")
         settings = builder.parse_extra_options(*arguments, list(options))

@@ -54,6 +54,8 @@ def _normalized(op: Builder, x: Value | None, weight: Value, heads: int, size: i
     assert x is not None
     shape = x.shape or (None, None, None)
     divided = op.Reshape(x, op.ints(0, 0, heads, size)).with_shape((*shape[:2], heads, size))
-    norm = op.several("SimplifiedLayerNormalization", divided, weight, outputs=1, axis=-1, epsilon=epsilon, stash_type=1)
+    norm = op.several(
+        "SimplifiedLayerNormalization", divided, weight, outputs=1, axis=-1, epsilon=epsilon, stash_type=1
+    )
     norm[0].ir.dtype = x.dtype
     return op.Reshape(norm[0].with_shape(divided.shape), op.ints(0, 0, heads * size)).with_shape(x.shape)
