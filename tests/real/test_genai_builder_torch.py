@@ -1,5 +1,8 @@
 """Models that onnxruntime-genai's builder writes for each of its architectures: training, evaluation and padding."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -166,6 +169,14 @@ def test_other_architectures_are_refused_with_a_sentence(name, made):
 def test_an_invalid_file_of_the_builder_is_refused(name, made):
     with pytest.raises(ModelError, match=r"is not valid ONNX: .*past_key_values"):
         trainer_of(made(name, "fp16")[0])
+
+
+def test_the_page_lists_the_architectures():
+    page = (Path(__file__).parents[2] / "docs" / "genai.md").read_text()
+    trained, refused = page.partition("## Architectures")[2].split("| refused |")
+    names = {name.partition(" with")[0] for name in TRAINED}
+    assert set(re.findall(r"`(\w+For\w+)`", trained)) == names
+    assert set(re.findall(r"`(\w+For\w+)`", refused)) == set(REFUSED)
 
 
 LEFT = {

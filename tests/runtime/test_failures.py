@@ -106,7 +106,8 @@ def test_positions_given_beyond_the_table():
 NO_MEMORY = (
     r"There is not enough memory for this step: {} could not be allocated.*, beside [\d.,]+ MiB of weights and "
     r"optimizer states and [\d.,]+ MiB of data\. Take smaller batches \(batch_size=\) or micro-batches "
-    r"\(accumulate=\), compute large logits in chunks \(the loss's chunk=\), or recompute activations \(recompute=\"layers\"\)\."
+    r"\(accumulate=\), compute large logits in chunks \(the loss's chunk=\), or "
+    r"recompute activations \(recompute=\"layers\"\)\."
 )
 
 
