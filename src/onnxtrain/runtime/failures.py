@@ -95,7 +95,7 @@ def _beyond_a_table(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray]
     source = node.inputs[1] if node is not None and len(node.inputs) > 1 else None
     while source is not None and (producer := source.producer()) is not None and producer.op_type in _KEEP_ELEMENTS:
         source = producer.inputs[0]
-    name = None if source is None else str(source.name)
+    name = "" if source is None else str(source.name)
     if name not in arrays or "position" in name:
         return _too_long(arrays, rows)
     example = int(np.argwhere(arrays[name] == value)[0][0])

@@ -30,28 +30,27 @@ def separate_head_norms(model: ir.Model) -> None:
         op = Builder(graph, graph.opset_imports[""], before=node)
         settings = {name: attribute.value for name, attribute in node.attributes.items()}
         heads = [int(settings["num_heads"]), *[int(settings["kv_num_heads"])] * 2]
-        given = [None if value is None else op.wrap(value) for value in node.inputs[:3]]
-        if given[1] is None:
+        parts = [op.wrap(value) for value in node.inputs[:3] if value is not None]
+        if len(parts) < 3:
             counts = op.ints(*(count * size for count in heads))
-            given = list(op.several("Split", op.wrap(query), counts, outputs=3, axis=2))
-            for part, count in zip(given, heads, strict=True):
-                part.ir.dtype = query.dtype
+            parts = list(op.several("Split", parts[0], counts, outputs=3, axis=2))
+            for part, count in zip(parts, heads, strict=True):
+                part.ir.dtype = op.wrap(query).dtype
                 part.with_shape((*(dimensions(query) or (None, None))[:2], count * size))
         shared = settings.get("qk_norm_epsilon", 1e-6)
         for slot, own in enumerate(("q_norm_epsilon", "k_norm_epsilon")):
             weight = weights[slot]
             assert weight is not None
-            part = _normalized(op, given[slot], op.wrap(weight), heads[slot], size, float(settings.get(own, shared)))
+            part = _normalized(op, parts[slot], op.wrap(weight), heads[slot], size, float(settings.get(own, shared)))
             node.replace_input_with(slot, part.ir)
             node.replace_input_with(_QUERY_NORM + slot, None)
             node.attributes.pop(own, None)
         node.attributes.pop("qk_norm_epsilon", None)
-        node.replace_input_with(2, None if given[2] is None else given[2].ir)
+        node.replace_input_with(2, parts[2].ir)
 
 
-def _normalized(op: Builder, x: Value | None, weight: Value, heads: int, size: int, epsilon: float) -> Value:
+def _normalized(op: Builder, x: Value, weight: Value, heads: int, size: int, epsilon: float) -> Value:
     """y = weight x / sqrt(mean x² + epsilon) per head of x [b, s, heads n]."""
-    assert x is not None
     shape = x.shape or (None, None, None)
     divided = op.Reshape(x, op.ints(0, 0, heads, size)).with_shape((*shape[:2], heads, size))
     norm = op.several(

@@ -19,7 +19,7 @@ from onnxtrain.data.labels import learn_labels, no_labels
 from onnxtrain.data.naming import rows_to_inputs
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import dimensions
+from onnxtrain.ir.value import HALVES, dimensions
 from onnxtrain.losses.heads import Metrics, Targets, named_output, tensor_spec
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import ModelFile
@@ -34,7 +34,7 @@ from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.working_copy.training_modes import set_inference
-from onnxtrain.working_copy.widening import HALVES, narrow_outputs, widen
+from onnxtrain.working_copy.widening import narrow_outputs, widen
 
 
 @checks_arguments(renamed={"options": "runtime"})
