@@ -196,7 +196,7 @@ _SCALES = {
 """Input slots of scales."""
 
 _SMALL = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT16})
-_SMALL |= {ir.DataType.UINT16}
+_SMALL |= {ir.DataType.UINT16, ir.DataType.INT2, ir.DataType.UINT2}
 
 
 @dataclass
