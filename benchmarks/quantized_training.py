@@ -4,9 +4,10 @@
 
 FOLDER holds the four original files of MNIST. Each trial trains a model in single precision, quantizes it with
 onnxtrain.quantize on 512 training examples, and trains the quantized model for one epoch more at a tenth of the
-learning rate. The control trains the model in single precision for that epoch instead, and quantizes it then. Accuracies are those of the saved file in plain onnxruntime. The exit code is 1 if a scale is not
-positive, if quantization-aware training is worse than quantization alone, or if it is, at 8 bits, more than half a
-point worse than single precision.
+learning rate. The control trains the model in single precision for that epoch instead, and quantizes it then.
+Accuracies are those of the saved file in plain onnxruntime. The exit code is 1 if a scale is not positive, if
+quantization-aware training is worse than quantization alone, or if it is, at 8 bits, more than half a point worse than
+single precision.
 """
 
 from __future__ import annotations
