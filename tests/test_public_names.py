@@ -39,6 +39,11 @@ PUBLIC = {
     "Precision",
     "Distributed",
     "gradient",
+    "jvp",
+    "vjp",
+    "hessian_vector_product",
+    "jacobian",
+    "per_example_gradients",
     "inspect",
     "append",
     "callbacks",
@@ -69,6 +74,11 @@ PUBLIC = {
 
 SIGNATURES = {
     "gradient": "(model, y=None, xs=None, *, straight_through=False, recompute=())",
+    "jvp": "(model, y=None, xs=None)",
+    "vjp": "(model, y=None, xs=None)",
+    "hessian_vector_product": "(model, y=None, xs=None)",
+    "jacobian": "(model, y=None, xs=None, *, batch=False)",
+    "per_example_gradients": "(model, y=None, xs=None, *, inputs=None)",
     "inspect": "(model, *, train=None, freeze=None, output=None)",
     "lower": "(training_model, *, entry=None, kernels=False, folder='')",
     "no_gradient": "(*operators, domain='', reason)",

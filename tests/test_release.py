@@ -48,6 +48,7 @@ def test_version_and_changelog_of_this_repository():
     version, web = release.versions()
     assert version == onnxtrain.__version__
     assert release.problems(version, web, (ROOT / "CHANGELOG.md").read_text()) == []
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.parametrize(("version", "changelog"), [("0.2.0", RELEASED), ("0.2.1", AHEAD), ("1.0.0", AHEAD)])

@@ -64,6 +64,7 @@ ORDER = (
     "losses/",
     "training/advice/hints.py",
     "training/gradient.py",
+    "training/derivatives.py",
     "training/advice/",
     "training/import_states.py",
     "training/quantize.py",

@@ -45,6 +45,11 @@ from .runtime.options import RuntimeOptions as RuntimeOptions
 from .runtime.session import TrainingSession as TrainingSession
 from .trainer import Trainer as Trainer
 from .training.advice.inspection import inspect as inspect
+from .training.derivatives import hessian_vector_product as hessian_vector_product
+from .training.derivatives import jacobian as jacobian
+from .training.derivatives import jvp as jvp
+from .training.derivatives import per_example_gradients as per_example_gradients
+from .training.derivatives import vjp as vjp
 from .training.gradient import gradient as gradient
 from .training.inference.forward import evaluate as evaluate
 from .training.inference.forward import predict as predict

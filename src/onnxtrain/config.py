@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.autodiff.options import Compute, GradientOptions
+from onnxtrain.call_text import read_call
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.gc_pause import gc_paused
@@ -19,20 +20,19 @@ from onnxtrain.losses.base import Forms, JointLoss, Loss, TargetKind
 from onnxtrain.losses.loss_choice import LossLike, resolve_losses
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.operators import Adam
+from onnxtrain.operators.choice import choose_optimizer
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.patterns import Patterns
 from onnxtrain.renamed import warn_renamed
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.call_text import read_call
-from onnxtrain.operators.choice import choose_optimizer
-from onnxtrain.working_copy.adaptation import Adaptation
-from onnxtrain.working_copy.training_modes import Modes
 from onnxtrain.training_info.recipe import Clipping
 from onnxtrain.weights.ema import EMA, choose_ema
 from onnxtrain.weights.groups import Group, listed_groups
 from onnxtrain.weights.masks import Masks
 from onnxtrain.weights.ties import untied
+from onnxtrain.working_copy.adaptation import Adaptation
+from onnxtrain.working_copy.training_modes import Modes
 
 
 @checks_arguments

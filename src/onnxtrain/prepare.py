@@ -14,7 +14,9 @@ from onnxtrain.autodiff.path import Forward, Route
 from onnxtrain.config import TrainingConfig
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.gc_pause import gc_paused
+from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.declared_shapes import declared_otherwise
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.losses.base import JointLoss, Loss
@@ -86,7 +88,7 @@ def prepare(
             dynamic_batch(file.inlined())  # which finds out whether it can be
         free_batch_axis(model)
         infer_shapes(model)
-    set_accuracy(model, config.runtime.accuracy_level)
+    _set_accuracy(model, config.runtime.accuracy_level)
     layers = find_layers(model)
     compute_copies(model, copies)
     statistics = set_modes(model, modes)
@@ -250,3 +252,16 @@ def _zeros(objective: Objective, config: TrainingConfig) -> list[str]:
         f"{zeros:,} of {size:,} elements of {listed} are zero, as after pruning, and training changes them; "
         f"masks={KEEP!r} keeps them zero."
     ]
+
+
+def _set_accuracy(model: ir.Model, level: int | None) -> None:
+    """Set the accuracy level of MatMulNBits nodes in a working copy, in place; ``None`` changes nothing.
+
+    Most models have level 4, which rounds activations to 8 bits and so makes the loss noisy. Gradients are computed
+    without rounding.
+    """
+    if level is None:
+        return
+    for node in [*all_nodes(model.graph), *(node for function in model.functions.values() for node in function)]:
+        if node.op_type == "MatMulNBits" and node.domain == MICROSOFT_DOMAIN:
+            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", level)

@@ -10,8 +10,8 @@ from onnxtrain.data.conversion import all_finite
 from onnxtrain.errors import ModelError, NumericalError, OptionError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.objective import Objective
-from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.report.formatting import html_table, text_table
+from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.weights.ema import average_name
 from onnxtrain.weights.stored import with_stored
 from onnxtrain.weights.ties import with_copies

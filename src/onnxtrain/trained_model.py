@@ -25,15 +25,15 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.objective import Objective
 from onnxtrain.prepare import hints_of, prepare
+from onnxtrain.report.formatting import html_facts, plural
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.data_adapter import DataAdapter
-from onnxtrain.report.formatting import html_facts, plural
-from onnxtrain.working_copy.training_modes import Modes
 from onnxtrain.weights.masks import check_masks, set_to_zero, zeros_to_keep
+from onnxtrain.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
     from onnxtrain.metrics.base import MetricInput

@@ -37,10 +37,10 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.trained_model import Source, TrainedModel
 from onnxtrain.training.advice.hints import Hint, warn_of
-from onnxtrain.working_copy.adaptation import Adaptation
 from onnxtrain.weights.ema import EMA
 from onnxtrain.weights.groups import Group
 from onnxtrain.weights.masks import Masks, check_masks, set_to_zero, zeros_to_keep
+from onnxtrain.working_copy.adaptation import Adaptation
 
 if TYPE_CHECKING:
     from onnxtrain.callbacks.base import Callback

@@ -109,6 +109,14 @@ def transposed_padding() -> bool:
     return not np.array_equal(y, np.pad(x, [(0, 0), (1, 1), (0, 0), (0, 0)]))
 
 
+@shows("padded weights")
+def padded_weights() -> bool:
+    return fails(
+        model("""g (float[1,1,4,4] x, float[1,1,2,2] w) => (float[1,1,a,b] y) <int64[8] p = {0, 0, 0, 0, 0, 0, 1, 1}>
+        { q = Pad(w, p)  y = Conv(x, q) }""")
+    )
+
+
 @shows("races of ScatterND")
 def races_of_scatter() -> bool:
     if os.cpu_count() == 1:

@@ -15,8 +15,8 @@ from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model_file.writing import AtomicFiles, explained
 from onnxtrain.renamed import MetricValues, metric_name, renamed_metrics
-from onnxtrain.report.history_charts import measured, side_by_side
 from onnxtrain.report.formatting import html_table, text_table
+from onnxtrain.report.history_charts import measured, side_by_side
 
 
 class History(Callback):

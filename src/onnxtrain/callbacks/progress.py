@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from onnxtrain.callbacks.base import Callback, TrainingState
 from onnxtrain.errors import OptionError
+from onnxtrain.report.formatting import count, duration, html_table, number, plural, waiting
 from onnxtrain.report.record import words
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.report.formatting import count, duration, html_table, number, plural, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,9 +13,9 @@ from cyclopts import Group, Parameter, Token
 
 from onnxtrain.config import Options, Precision, TrainingConfig, choose_precision
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.operators.choice import optimizers_by_name, read_optimizer
 from onnxtrain.operators.optimizer import Optimizer, as_fields, setting_names
 from onnxtrain.renamed import warn_renamed
-from onnxtrain.operators.choice import optimizers_by_name, read_optimizer
 from onnxtrain.weights.groups import read_group
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from onnxtrain.losses.base import ClassLoss, weighted
 from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
 from onnxtrain.losses.heads import before_activation, named_output
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.working_copy.training_modes import set_inference
 from onnxtrain.training_info.recipe import LossTerms
+from onnxtrain.working_copy.training_modes import set_inference
 
 
 @checks_arguments

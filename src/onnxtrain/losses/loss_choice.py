@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from onnxtrain.aliases import ALIASES
+from onnxtrain.call_text import Call, name_of, read_call
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.losses import LOSSES
 from onnxtrain.losses.base import JointLoss, Loss
 from onnxtrain.spelling import suggestion
-from onnxtrain.aliases import ALIASES
-from onnxtrain.call_text import Call, name_of, read_call
 
 OneLoss = str | Loss | Callable[[Builder, Value, Value], Value] | os.PathLike[str]
 LossLike = OneLoss | Mapping[str, OneLoss]

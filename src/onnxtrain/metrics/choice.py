@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from onnxtrain.aliases import ALIASES
+from onnxtrain.call_text import name_of, split_list
 from onnxtrain.data.conversion import Array
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.metrics.base import Metric, MetricFunction, MetricInput, NamedMetric, PredictionKind, is_metric
@@ -16,8 +18,6 @@ from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import BUILT_IN, checked_options
 from onnxtrain.metrics.whole_metrics import SHOWN, WHOLE, WHOLE_NAMES, Predictions, find_whole_metric
 from onnxtrain.spelling import suggestion
-from onnxtrain.aliases import ALIASES
-from onnxtrain.call_text import name_of, split_list
 
 _METRIC_ALIASES: Final = {
     "acc": "accuracy",

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from onnxtrain.call_text import name_of, read_call
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import OPTIMIZERS, Adam
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.spelling import suggestion
-from onnxtrain.call_text import name_of, read_call
 
 
 def choose_optimizer(optimizer: Optimizer | str | None) -> Optimizer:

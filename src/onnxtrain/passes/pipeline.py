@@ -33,6 +33,7 @@ from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
 from onnxtrain.passes.memory.recompute import check_patterns, recompute
 from onnxtrain.passes.memory.rematerialize_dequantized import rematerialize_dequantized
 from onnxtrain.passes.memory.reuse_activations import reuse_activations
+from onnxtrain.passes.portable.shield_padded_weights import shield_padded_weights
 from onnxtrain.passes.portable.webgpu_bodies import Portable
 from onnxtrain.passes.round_states import check_states, round_states
 from onnxtrain.passes.synchronize_batch_norm import synchronize_batch_norm
@@ -103,6 +104,7 @@ def lower_graph(
         synchronize_batch_norm(model, backward)  # statistics of all processes
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # operators without a kernel become their body
     clean(model)
+    shield_padded_weights(model)  # which ONNX Runtime's optimizer takes for padded images
     recompute(graph, backward, options.recompute)  # activations recomputed instead of kept
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient recomputes on its way

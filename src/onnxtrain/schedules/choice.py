@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from onnxtrain.call_text import Call, name_of, read_call
 from onnxtrain.errors import OptionError
 from onnxtrain.schedules import shapes
 from onnxtrain.schedules.learning_rate import Schedule
 from onnxtrain.spelling import checks_arguments, suggestion
-from onnxtrain.call_text import Call, name_of, read_call
 
 
 @checks_arguments

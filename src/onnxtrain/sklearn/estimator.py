@@ -19,12 +19,12 @@ from onnxtrain.edit.working import Model
 from onnxtrain.errors import OptionError
 from onnxtrain.examples import mlp
 from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.operators.choice import choose_optimizer
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.patterns import Patterns
 from onnxtrain.schedules import Schedule
 from onnxtrain.trainer import Trainer
 from onnxtrain.training.inference.forward import Head
-from onnxtrain.operators.choice import choose_optimizer
 
 
 class NotInstalled:

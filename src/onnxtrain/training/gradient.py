@@ -21,8 +21,8 @@ from onnxtrain.passes.fuse.patterns import gradient_nodes
 from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import Hint, warn_of
-from onnxtrain.working_copy.widening import keep_types, narrow_outputs, widen
 from onnxtrain.weights.parameters import parameter_table
+from onnxtrain.working_copy.widening import keep_types, narrow_outputs, widen
 
 
 @checks_arguments

@@ -15,8 +15,8 @@ from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.ir.value import HALVES
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.working_copy.widening import rounded_to
 from onnxtrain.weights.ties import choose_copies, untied, with_copies
+from onnxtrain.working_copy.widening import rounded_to
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.call_text import read_call
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
@@ -21,7 +22,6 @@ from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import LEARNING_RATES, Optimizer, as_fields
 from onnxtrain.patterns import alternatives, escape, matches, pattern_list
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.call_text import read_call
 from onnxtrain.training_info.recipe import UpdateRule
 from onnxtrain.weights.names import NameOrigin, origin_of
 from onnxtrain.weights.parameters import Initializer, matching, parameter_table

@@ -118,6 +118,14 @@ BOOK: tuple[Workaround, ...] = (
         ("ir/builder.py",),
     ),
     Workaround(
+        "padded weights",
+        "onnxruntime",
+        ("1.32.0", "1.32.0"),
+        "The optimizer PadFusion fuses a Pad with the Conv that reads it as its weight; the session fails.",
+        "The fill value of such a Pad is computed, which the optimizer does not fuse.",
+        ("passes/portable/shield_padded_weights.py",),
+    ),
+    Workaround(
         "races of ScatterND",
         "onnxruntime",
         _RUNTIME,

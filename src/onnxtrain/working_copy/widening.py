@@ -25,6 +25,9 @@ Halves = dict[str, ir.TensorProtocol]
 _BLOCK = 1 << 20
 """Number of values to round at once."""
 
+_NAMES = "onnxtrain.names"
+"""Key of the names of a graph's values among the notes on it, which are not saved."""
+
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
@@ -94,7 +97,7 @@ def narrow_outputs(model: ir.Model, dtypes: Mapping[str, ir.DataType]) -> None:
             assert dtype is not None
             node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(dtype))], num_outputs=1)
             made = node.outputs[0]
-            made.name, value.name = value.name, f"{value.name}.single"
+            made.name, value.name = value.name, _single_name(graph, value)
             made.type, made.shape = ir.TensorType(dtype), value.shape
             graph.append(node)
             narrowed[value] = made
@@ -122,7 +125,7 @@ def hold_rounded(model: ir.Model, halves: Halves, trained: Collection[str]) -> d
             )
         readers = list(value.uses())
         value.const_value, value.dtype = tensor, tensor.dtype
-        cast = _widening(value, [])
+        cast = _widening(model.graph, value, [])
         # The differentiated value has a node of its own: passes may move a cast to its reader.
         own = ir.Node("", "Identity", [cast.outputs[0]], num_outputs=1)
         single = own.outputs[0]
@@ -215,22 +218,34 @@ def _cast_behind(node: ir.Node) -> None:
     result, given = node.outputs[0], node.inputs[0]
     assert node.graph is not None
     assert given is not None
-    node.graph.insert_after(node, _widening(result, list(result.uses())))
+    node.graph.insert_after(node, _widening(node.graph, result, list(result.uses())))
     result.type = ir.TensorType(given.dtype or ir.DataType.UNDEFINED)
 
 
 def _cast(graph: ir.Graph, value: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> None:
     """Let some readers of a value read it in float32."""
     if readers:
-        graph.insert_before(next(iter(graph)), _widening(value, readers))
+        graph.insert_before(next(iter(graph)), _widening(graph, value, readers))
 
 
-def _widening(value: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> ir.Node:
+def _widening(graph: ir.Graph | ir.Function, value: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> ir.Node:
     """Make the Cast to float32 for some readers of a value."""
     node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(ir.DataType.FLOAT))], num_outputs=1)
     made = node.outputs[0]
-    made.name = f"{value.name}.single"
+    made.name = _single_name(graph, value)
     made.type, made.shape = ir.TensorType(ir.DataType.FLOAT), value.shape
     for reader, slot in readers:
         reader.replace_input_with(slot, made)
     return node
+
+
+def _single_name(graph: ir.Graph | ir.Function, value: ir.Value) -> str:
+    """Return a name for the float32 form of a value; a model that was widened before has such names."""
+    if _NAMES not in graph.meta:
+        graph.meta[_NAMES] = {output.name for node in graph for output in node.outputs}
+    taken: set[str | None] = graph.meta[_NAMES]
+    name = f"{value.name}.single"
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

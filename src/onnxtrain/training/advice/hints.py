@@ -14,8 +14,6 @@ import onnx_ir as ir
 
 from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
-from onnxtrain.working_copy.kv_cache import cache_hints
-from onnxtrain.working_copy.training_modes import LayerCounts
 from onnxtrain.weights.buffers import is_weight
 from onnxtrain.weights.names import CALL, module_of
 from onnxtrain.weights.parameters import shared_parameters
@@ -29,6 +27,8 @@ from onnxtrain.weights.readers import (
     use_of,
 )
 from onnxtrain.weights.ties import Copy, has_one_value
+from onnxtrain.working_copy.kv_cache import cache_hints
+from onnxtrain.working_copy.training_modes import LayerCounts
 
 _KEEP_BATCH_NORM = (
     "torch.onnx.export(..., optimize=False) keeps it, and with dynamo=False "

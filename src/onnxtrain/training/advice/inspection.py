@@ -21,14 +21,14 @@ from onnxtrain.ir.value import Dimension, dimensions, is_float
 from onnxtrain.losses.heads import is_float_tensor, named_output
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.report.formatting import count, html_facts, html_table, text_table
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import dropped_biases, find_hints
-from onnxtrain.report.formatting import count, html_facts, html_table, text_table
+from onnxtrain.weights.parameters import Initializer, parameter_table
+from onnxtrain.weights.ties import find_copies
 from onnxtrain.working_copy.kv_cache import leave_out_pasts
 from onnxtrain.working_copy.training_modes import find_layers, set_inference
 from onnxtrain.working_copy.widening import in_file, widen
-from onnxtrain.weights.parameters import Initializer, parameter_table
-from onnxtrain.weights.ties import find_copies
 
 
 @dataclass(frozen=True)

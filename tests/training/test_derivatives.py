@@ -1,0 +1,174 @@
+"""Products with Jacobians and Hessians, Jacobians and gradients of each example: closed forms and errors."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import GradientError, OnnxTrainError
+
+
+def parse(text: str, opset: int = 18) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {text}')
+
+
+def run(model: onnx.ModelProto, **feeds: object) -> dict[str, np.ndarray]:
+    onnx.checker.check_model(model, full_check=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    types = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+    given = {value.name: np.asarray(feeds[value.name], types[value.type]) for value in session.get_inputs()}
+    return dict(zip(names, session.run(names, given), strict=True))
+
+
+SQUARE = "f (float[n] x) => (float[n] y) { y = Mul(x, x) }"
+BOTH = "f (float[2] a, float[2] b) => (float[2] s, float[2] p) { s = Add(a, b)  p = Mul(a, b) }"
+
+
+def test_products_sum_over_all_inputs_and_outputs() -> None:
+    found = run(onnxtrain.jvp(parse(BOTH)), a=[1, 2], b=[3, 4], a_tangent=[1, 0], b_tangent=[0, 1])
+    assert list(found) == ["s", "p", "s_jvp", "p_jvp"]
+    np.testing.assert_array_equal(found["s_jvp"], [1, 1])
+    np.testing.assert_array_equal(found["p_jvp"], [3, 2])
+    found = run(onnxtrain.vjp(parse(BOTH)), a=[1, 2], b=[3, 4], s_cotangent=[1, 1], p_cotangent=[10, 0])
+    np.testing.assert_array_equal(found["a_vjp"], [31, 1])
+    np.testing.assert_array_equal(found["b_vjp"], [11, 1])
+
+
+def test_named_values_alone_are_differentiated() -> None:
+    model = onnxtrain.jvp(parse(BOTH), y="p", xs="b")
+    assert [value.name for value in model.graph.input] == ["a", "b", "b_tangent"]
+    np.testing.assert_array_equal(run(model, a=[1, 2], b=[3, 4], b_tangent=[1, 1])["p_jvp"], [1, 2])
+
+
+def test_forward_mode_leaves_no_cotangent_behind() -> None:
+    model = onnxtrain.jvp(parse(SQUARE))
+    assert [value.name for value in model.graph.input] == ["x", "x_tangent"]
+    np.testing.assert_array_equal(run(model, x=[1, 2, 3], x_tangent=[1, 1, 2])["y_jvp"], [2, 4, 12])
+
+
+def test_an_output_that_does_not_depend_on_an_input_has_zero_derivatives() -> None:
+    model = parse("f (float[2] a, float[2] b) => (float[2] y) { y = Exp(a) }")
+    np.testing.assert_array_equal(run(onnxtrain.jvp(model, xs="b"), a=[0, 0], b=[1, 1], b_tangent=[1, 1])["y_jvp"], 0)
+    np.testing.assert_array_equal(
+        run(onnxtrain.jacobian(model, xs="b"), a=[0, 0], b=[1, 1])["b_jacobian"], np.zeros((2, 2))
+    )
+
+
+def test_hessian_vector_product_of_a_cubic() -> None:
+    model = parse("f (float[3] x) => (float y) { c = Mul(x, x)  d = Mul(c, x)  y = ReduceSum<keepdims=0>(d) }")
+    found = run(onnxtrain.hessian_vector_product(model, xs="x"), x=[1, 2, 3], x_vector=[1, 1, 2])
+    assert list(found) == ["y", "x_grad", "x_hvp"]
+    np.testing.assert_array_equal(found["x_grad"], [3, 12, 27])
+    np.testing.assert_array_equal(found["x_hvp"], [6, 12, 36])
+
+
+def test_mixed_second_derivatives() -> None:
+    model = parse(
+        "f (float[2] a, float[2] b) => (float y) { p = Mul(a, b)  q = Mul(p, b)  y = ReduceSum<keepdims=0>(q) }"
+    )
+    model = onnxtrain.hessian_vector_product(model, "y", ["a", "b"])
+    found = run(model, a=[1, 2], b=[3, 4], a_vector=[1, 0], b_vector=[0, 1])
+    np.testing.assert_array_equal(found["a_hvp"], [0, 8])  # 2 b v_b
+    np.testing.assert_array_equal(found["b_hvp"], [6, 4])  # 2 b v_a + 2 a v_b
+
+
+@pytest.mark.parametrize("size", ["n", "3"])
+def test_jacobian_of_a_linear_map(size: str) -> None:
+    model = parse(f"f (float[{size}] x) => (float[2] y) <float[2,3] w = {{1,2,3,4,5,6}}> {{ y = MatMul(w, x) }}")
+    found = run(onnxtrain.jacobian(model), x=[1, 1, 1])
+    np.testing.assert_array_equal(found["x_jacobian"], [[1, 2, 3], [4, 5, 6]])
+    np.testing.assert_array_equal(found["y"], [6, 15])
+
+
+def test_jacobian_of_a_scalar_is_the_gradient() -> None:
+    model = parse("f (float[3] x) => (float y) { y = ReduceSumSquare<keepdims=0>(x) }")
+    np.testing.assert_array_equal(run(onnxtrain.jacobian(model), x=[1, 2, 3])["x_jacobian"], [2, 4, 6])
+
+
+def test_jacobian_of_each_example_of_a_batch() -> None:
+    model = parse("f (float[n, 2] x) => (float[n, 2, 1] y) { s = Mul(x, x)  y = Unsqueeze(s, axes) }".replace(
+        "=> (float[n, 2, 1] y)", "=> (float[n, 2, 1] y) <int64[1] axes = {2}>"))  # fmt: skip
+    found = run(onnxtrain.jacobian(model, batch=True), x=[[1, 2], [3, 4], [5, 6]])["x_jacobian"]
+    assert found.shape == (3, 2, 1, 2)
+    np.testing.assert_array_equal(found[:, :, 0], [np.diag(row) for row in ([2, 4], [6, 8], [10, 12])])
+    full = run(onnxtrain.jacobian(model), x=[[1, 2], [3, 4], [5, 6]])["x_jacobian"]
+    assert full.shape == (3, 2, 1, 3, 2)
+    np.testing.assert_array_equal(np.einsum("nabnc->nabc", full), found)
+
+
+LINEAR = "f (float[n, 2] x, float[n] t) => (float[n] p, float loss) <float[2] w = {1, 1}> " \
+    "{ p = MatMul(x, w)  d = Sub(p, t)  s = Mul(d, d)  loss = ReduceMean<keepdims=0>(s) }"  # fmt: skip
+
+
+def test_gradients_of_each_example() -> None:
+    x, t = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.array([1.0, 0.0, 10.0])
+    model = onnxtrain.per_example_gradients(parse(LINEAR), "loss", "w")
+    assert [value.name for value in model.graph.input] == ["x", "t"]
+    found = run(model, x=x, t=t)
+    errors = x.sum(1) - t
+    np.testing.assert_allclose(found["p"], x.sum(1))
+    np.testing.assert_allclose(found["loss"], errors**2)
+    np.testing.assert_allclose(found["w_grads"], 2 * errors[:, None] * x)
+
+
+def test_a_shared_input_is_not_cut_into_examples() -> None:
+    head = "f (float[n, 2] x, float[k] s) => (float[n] y) <float[2] w = {1, 1}>"
+    text = f"{head} {{ p = MatMul(x, w)  m = ReduceSum<keepdims=0>(s)  y = Mul(p, m) }}"
+    model = onnxtrain.per_example_gradients(parse(text), "y", "w", inputs="x")
+    found = run(model, x=[[1, 2], [3, 4]], s=[1, 1, 1])
+    np.testing.assert_array_equal(found["w_grads"], [[3, 6], [9, 12]])
+
+
+@pytest.mark.parametrize("kind", ["double", "float16"])
+def test_other_types(kind: str) -> None:
+    model = parse(SQUARE.replace("float", kind))
+    found = run(onnxtrain.jvp(model), x=[1, 2, 3], x_tangent=[1, 1, 2])["y_jvp"]
+    np.testing.assert_array_equal(found.astype(np.float32), [2, 4, 12])
+    jacobian = run(onnxtrain.jacobian(model), x=[1, 2, 3])["x_jacobian"]
+    np.testing.assert_array_equal(jacobian.astype(np.float32), np.diag([2, 4, 6]))
+
+
+def test_integers_stay_constant() -> None:
+    text = "f (float[3] x, int64[2] i) => (float[2] y) { y = Gather(x, i) }"
+    model = onnxtrain.jvp(parse(text))
+    assert [value.name for value in model.graph.input] == ["x", "i", "x_tangent"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: onnxtrain.vjp(m, xs="nothing"), "xs names 'nothing', but the model has no value of that name"),
+        (lambda m: onnxtrain.jvp(m, y="nothing"), "y names 'nothing', but the model has no value of that name"),
+        (lambda m: onnxtrain.jacobian(m, y="c"), "y names 'c', which is not floating"),
+        (lambda m: onnxtrain.jacobian(m), r"The model has 2 floating outputs \('p', 'loss'\); name a value with y="),
+        (lambda m: onnxtrain.jacobian(m, y="loss", batch=True), "'loss' has no batch axis"),
+        (lambda m: onnxtrain.hessian_vector_product(m), "The model has 3 outputs"),
+        (lambda m: onnxtrain.per_example_gradients(m, "loss", "x"), "xs are parameters"),
+        (lambda m: onnxtrain.per_example_gradients(m, "loss", "w", inputs="w"), "'w' must be an input whose"),
+    ],
+)  # fmt: skip
+def test_errors(call, message: str) -> None:
+    model = parse(LINEAR.replace("float loss)", "float loss, bool[n] c)").replace("loss =", "c = Greater(p, t) loss ="))
+    with pytest.raises(GradientError, match=message):
+        call(model)
+
+
+def test_a_fixed_batch_and_a_taken_name_are_refused() -> None:
+    model = parse(LINEAR.replace("[n", "[4"))
+    with pytest.raises(GradientError, match=r"no input has a dynamic first axis; .* dynamic_batch\(model\)"):
+        onnxtrain.per_example_gradients(model, "loss", "w")
+    with pytest.raises(GradientError, match="'x' must be an input whose first axis is dynamic, or 1; its shape is"):
+        onnxtrain.per_example_gradients(model, "loss", "w", inputs="x")
+    taken = parse("f (float[2] x, float[2] x_tangent) => (float[2] y) { y = Add(x, x_tangent) }")
+    with pytest.raises(GradientError, match="already has a value 'x_tangent'; rename it"):
+        onnxtrain.jvp(taken, xs="x")
+
+
+def test_operators_without_a_gradient_are_listed() -> None:
+    model = parse("f (float[2] x) => (float[2] y) { y = Unknown(x) }")
+    with pytest.raises(OnnxTrainError, match="Unknown"):
+        onnxtrain.jvp(model)
