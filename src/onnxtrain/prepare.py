@@ -38,7 +38,6 @@ from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_cop
 from onnxtrain.working_copy.adaptation import Adapted
 from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import leave_out_pasts
-from onnxtrain.working_copy.low_bit import set_accuracy
 from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
 from onnxtrain.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 
