@@ -24,7 +24,7 @@ from onnxtrain.data.prefetch import Prefetch
 from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
 from onnxtrain.executor import Executor
-from onnxtrain.losses.heads import HeadMetric
+from onnxtrain.losses.heads import HeadMetric, no_labels_left
 from onnxtrain.metrics.base import MeanAccumulator
 from onnxtrain.renamed import VALIDATION, MetricValues
 from onnxtrain.schedules import Schedule
@@ -261,6 +261,7 @@ class Loop:
         """Train a step on each batch; return whether the epoch is complete."""
         options, executor, position = self._options, self._executor, self._position
         progress, every = options.progress, options.checkpoints.every
+        learned = position.batch > 0  # a resumed epoch has begun before
         for batch in batches:
             position.batch += 1
             if not batch.total:
@@ -269,6 +270,7 @@ class Loop:
             executor.send_signal(self._stopping)
             loss = executor.step_batch(batch, rate)
             executor.check_loss(loss, position.step, rate, self._last_good())
+            learned = learned or loss != 0 or not executor.objective.ignores_all(batch)
             position.step += 1
             position.total += loss * batch.total
             for name, part_loss in executor.parts.items():
@@ -287,6 +289,8 @@ class Loop:
                 raise self._interrupted()
             if progress.stop:
                 return False
+        if not learned and (targets := executor.objective.targets) is not None:
+            raise DataError(no_labels_left(options.dataset.name, targets.loss))
         return True
 
     def _batches(self) -> Generator[Batch]:

@@ -17,7 +17,7 @@ from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import dimensions
-from onnxtrain.losses.base import Forms, JointLoss, Loss, LossByExample, examples, reduced
+from onnxtrain.losses.base import ClassLoss, Forms, JointLoss, Loss, LossByExample, examples, reduced
 from onnxtrain.losses.heads import (
     HeadMetric,
     LossHead,
@@ -145,6 +145,10 @@ class Objective:
         if weights is not None:
             dataset = self.weighted(dataset, weights)
         self.validate(dataset, labels=self.targets is not None)
+        if self.targets is not None and not self.others and dataset.size is not None:
+            labels = dataset.targets
+            if labels is not None and labels.ndim and len(labels) == dataset.size:  # else they are the first examples'
+                self.targets.check_some_counted(labels, dataset.name)
         return dataset
 
     def expected(self, dataset: Dataset) -> Dataset:
@@ -166,6 +170,13 @@ class Objective:
         if self.others:
             return {head.targets.name: batch.inputs[head.name] for head in self.heads if head.name in batch.inputs}
         return {} if batch.targets is None or self.targets is None else {self.targets.name: batch.targets}
+
+    def ignores_all(self, batch: Batch) -> bool:
+        """Return whether the only loss ignores all labels of a batch."""
+        targets = None if self.others else self.targets
+        if targets is None or batch.targets is None or targets.form.kind != "indices":
+            return False
+        return isinstance(targets.loss, ClassLoss) and targets.loss.ignores_all(batch.targets)
 
     def inputs_of(self, batch: Batch) -> dict[str, np.ndarray]:
         """Return the arrays of a batch without its targets."""

@@ -36,6 +36,7 @@ from onnxtrain.weights.names import forget_traces
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies
 from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
 from onnxtrain.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
@@ -78,6 +79,7 @@ def prepare(
     remove_cache_inputs(model)
     halves = widen(model)
     model = infer_shapes(model)
+    separate_head_norms(model)
     if config.dynamic_batch:
         from onnxtrain.edit.dynamic_batch import dynamic_batch, free_batch_axis
 

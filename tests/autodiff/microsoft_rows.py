@@ -216,6 +216,7 @@ ROWS += [
     row(
         "GroupQueryAttention", *SPLIT, *NO_PAST, LAST, TOTAL, **FOUR_HEADS, softcap=1.5, label="capped", **PRESENT_KEYS
     ),
+    row("GroupQueryAttention", *SPLIT, *NO_PAST, LAST, TOTAL, **FOUR_HEADS, causal=0, label="both", **PRESENT_KEYS),
     row(
         "GroupQueryAttention",
         *SPLIT,

@@ -18,7 +18,9 @@ from autodiff.microsoft_rows import (
     GAMMA,
     HEADS,
     KEY,
+    LAST,
     LENGTHS,
+    NO_PAST,
     OLD,
     PAST_KEYS,
     POSITIONS,
@@ -28,6 +30,7 @@ from autodiff.microsoft_rows import (
     ROWS,
     SPLIT,
     SUMS,
+    TOTAL,
     VALUE,
     WEIGHTS,
     X,
@@ -199,6 +202,24 @@ def test_inspection_tells_bodies_and_lists_no_constants_of_theirs():
             "one buffer for past and present",
         ),
         ("RotaryEmbedding", (X, POSITIONS, *ROTATIONS), {"is_packed_batching": 1}, "a packed batch"),
+        (
+            "GroupQueryAttention",
+            (*SPLIT, *NO_PAST, LAST, TOTAL, *[None] * 7, *[np.ones(16)] * 2),
+            FOUR_HEADS,
+            "normalized queries and keys .build the model with fuse_qk_norm_gqa=false.",
+        ),
+        (
+            "GroupQueryAttention",
+            (*SPLIT, *OLD, LAST, TOTAL, *[None] * 9, np.array([4, 4], np.int32)),
+            FOUR_HEADS,
+            "lengths of padded queries .query_seqlens.",
+        ),
+        (
+            "GroupQueryAttention",
+            (*SPLIT, *OLD, LAST, TOTAL),
+            {"local_window_size": 2, "sliding_window_cache": 1, **FOUR_HEADS},
+            "a KV cache as long as its window .sliding_window_cache.",
+        ),
     ],
 )
 def test_what_bodies_do_not_cover_is_refused(operator, inputs, attributes, message):

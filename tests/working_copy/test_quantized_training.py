@@ -189,3 +189,60 @@ def test_what_cannot_be_quantized(options, error, sentence):
 def test_no_examples():
     with pytest.raises(DataError, match="at least one example is needed"):
         onnxtrain.quantize(SINGLE, X[:0])
+
+
+def _saved(model, path):
+    """Outputs of a saved file, computed as the file says: without ONNX Runtime's fusions into integer operators."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return session.run(None, model)[0]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_an_untrained_model_is_saved_bit_for_bit_and_predictions_are_those_of_the_saved_file(bits, tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.normal(size=(32, 1, 28, 28)).astype(np.float32), rng.integers(0, 10, 32)
+    onnx.save(onnxtrain.quantize(onnxtrain.examples.lenet5(seed=0), images, bits=bits), tmp_path / "quantized.onnx")
+    trainer = onnxtrain.Trainer(tmp_path / "quantized.onnx", loss="cross_entropy", optimizer="adam(lr=1e-3)", qat=True)
+    trainer.evaluate((images, labels))
+    trainer.save(tmp_path / "saved.onnx")
+    assert (tmp_path / "saved.onnx").read_bytes() == (tmp_path / "quantized.onnx").read_bytes()
+    for _ in range(10):
+        trainer.train_step(images, labels)
+    trainer.save(tmp_path / "saved.onnx")
+    assert (tmp_path / "saved.onnx").read_bytes() != (tmp_path / "quantized.onnx").read_bytes()
+    np.testing.assert_allclose(trainer.predict(images), _saved({"image": images}, tmp_path / "saved.onnx"), atol=1e-5)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize(("kind", "opset"), [("INT2", 25), ("UINT2", 25), ("INT4", 21), ("UINT4", 21)])
+def test_weights_of_two_and_four_bits(kind, opset, raw, tmp_path):
+    rng, dtype = np.random.default_rng(0), getattr(onnx.TensorProto, kind)
+    low = 0 if kind.startswith("U") else -2
+    integers, zero = rng.integers(low, low + 4, (8, 3)), np.full(3, low + 2)
+    weight = onnx.helper.make_tensor("w", dtype, [8, 3], integers.flatten().tolist())
+    zeros = onnx.helper.make_tensor("zero", dtype, [3], zero.tolist())
+    if raw:
+        elements = onnx.numpy_helper.to_array(weight)
+        weight = onnx.numpy_helper.from_array(elements, "w")
+    scale = onnx.numpy_helper.from_array(np.full(3, 0.3, np.float32), "s")
+    nodes = [
+        onnx.helper.make_node("DequantizeLinear", ["w", "s", "zero"], ["wide"], axis=1),
+        onnx.helper.make_node("MatMul", ["x", "wide"], ["y"]),
+    ]
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["n", size]) for name, size in (("x", 8), ("y", 3)))
+    graph = onnx.helper.make_graph(nodes, "main", [x], [y], [weight, scale, zeros])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
+    model.ir_version = 13 if opset == 25 else 10
+    onnx.save(model, tmp_path / "model.onnx")
+    points, labels = rng.normal(size=(16, 8)).astype(np.float32), rng.integers(0, 3, 16)
+    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="cross_entropy", optimizer="adam(lr=0.1)", qat=True)
+    assert set(trainer.parameters) == {"w", "s.log"}
+    trainer.save(tmp_path / "saved.onnx")
+    assert (tmp_path / "saved.onnx").read_bytes() == (tmp_path / "model.onnx").read_bytes()
+    np.testing.assert_allclose(trainer.predict(points), points @ ((integers - zero) * np.float32(0.3)), atol=1e-5)
+    losses = [trainer.train_step(points, labels) for _ in range(20)]
+    assert losses[-1] < losses[0] - 0.2
+    trainer.save(tmp_path / "saved.onnx")
+    np.testing.assert_allclose(trainer.predict(points), _saved({"x": points}, tmp_path / "saved.onnx"), atol=1e-5)

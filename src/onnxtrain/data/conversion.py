@@ -231,13 +231,16 @@ def symbol_sizes(shapes: Iterable[tuple[TensorSpec, tuple[int, ...]]]) -> dict[s
 
 
 def check_right_padded(array: Array, what: str, examples: Sequence[int] | Array) -> None:
-    """Refuse a mask [batch, sequence] with a row that is not ones followed by zeros.
+    """Refuse a mask [batch, ..., sequence] with a row that is not ones followed by zeros.
 
     Raises:
-        DataError: A row begins with padding, has a gap, or is empty.
+        DataError: A row begins with padding, has a gap, is empty, or holds another value than 0 and 1.
     """
-    real = np.asarray(array) != 0
-    wrong = ~real[:, 0] | (real[:, 1:] & ~real[:, :-1]).any(axis=1) if real.size else np.zeros(len(real), bool)
+    rows = np.atleast_2d(array)
+    if not rows.size:
+        return
+    real = rows == 1
+    wrong = ~real[..., 0] | (real[..., 1:] & ~real[..., :-1]).any(axis=-1) | (~real & (rows != 0)).any(axis=-1)
     if wrong.any():
         raise DataError(
             f"{what} has a row that is not ones followed by zeros, at example {examples[first_row(wrong)]}, but the "

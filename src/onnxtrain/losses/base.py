@@ -314,6 +314,14 @@ class ClassLoss(ReducedLoss):
         """Return the number of labels that are not ignored."""
         return float(np.count_nonzero(labels != self.ignore_index))
 
+    def counted(self, labels: np.ndarray) -> np.ndarray:
+        """Return the labels [N, ...] that are compared with a prediction."""
+        return labels
+
+    def ignores_all(self, labels: np.ndarray) -> bool:
+        """Return whether there is a label to ignore, and no other is compared with a prediction."""
+        return self.ignore_index is not None and not (self.counted(labels) != self.ignore_index).any()
+
     def label_count(self, op: Builder, prediction: Value, target: Value) -> Value:
         """Emit the number of labels that are not ignored, in the type of the prediction."""
         if self.ignore_index is None:

@@ -277,7 +277,11 @@ class NextToken(SoftmaxCrossEntropy):
 
     def label_weight(self, labels: np.ndarray) -> float:
         """Return the weight of the labels that are compared: all but the first of each row."""
-        return super().label_weight(labels[:, 1:])
+        return super().label_weight(self.counted(labels))
+
+    def counted(self, labels: np.ndarray) -> np.ndarray:
+        """Return all labels but the first of each row."""
+        return labels[:, 1:]
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return [batch, sequence].

@@ -25,7 +25,7 @@ from onnxtrain.losses.base import (
     TargetKind,
     class_axis,
 )
-from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
+from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -222,6 +222,21 @@ class Targets:
             return False
         return bool((targets == np.int64(self._ignored)).any())  # a Python int would have to fit the targets' type
 
+    def check_some_counted(self, labels: np.ndarray, what: str) -> None:
+        """Refuse data whose labels are all ignored.
+
+        Args:
+            labels: All labels, examples first.
+            what: The data, for the message.
+
+        Raises:
+            DataError: There is no label that the loss compares with a prediction.
+        """
+        loss = self._whole_loss
+        are_labels = labels.dtype.kind in "iu" and self.form.kind == "indices"
+        if are_labels and isinstance(loss, ClassLoss) and loss.ignores_all(labels):
+            raise DataError(no_labels_left(what, loss))
+
     @property
     def _ignored(self) -> int | None:
         """The ignored label, if any."""
@@ -256,6 +271,16 @@ class Targets:
         """Meaning of predictions and targets for metrics."""
         metric_input = self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.value))
         return metric_input._replace(probabilities=self.from_probabilities)
+
+
+def no_labels_left(what: str, loss: Loss) -> str:
+    """Return the sentence of an error for data whose labels are all ignored."""
+    index, first = getattr(loss, "ignore_index", None), isinstance(loss, NextToken)
+    besides = "; the first label of a row, which has no prediction before it, does not count" if first else ""
+    return (
+        f"{what} has no label that the loss {loss.name} compares with a prediction: all are {index}, which is ignored"
+        f"{besides}."
+    )
 
 
 def target_input(loss: Loss, prediction: ir.Value, kind: TargetKind, name: str) -> ir.Value:

@@ -95,6 +95,11 @@ class MeanAccumulator:
             self._weight += float(weight)
 
     @property
+    def weight(self) -> float:
+        """Sum of the weights so far."""
+        return self._weight
+
+    @property
     def value(self) -> float:
         """The mean so far; NaN before the first batch."""
         return Terms(self._total, self._weight).mean

@@ -136,6 +136,8 @@ def raw_bytes(array: npt.NDArray[np.generic], data_type: int) -> bytes | memoryv
 
 def typed_elements(tensor: TensorProto, array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """Return the values of the typed field for this element type (see ``TensorProto.data_type`` in onnx.proto)."""
+    if tensor.data_type in _PACKED:
+        return np.frombuffer(raw_bytes(array, tensor.data_type), np.uint8)
     flat = np.ascontiguousarray(array).reshape(-1)
     if tensor.data_type in (TensorProto.FLOAT, TensorProto.COMPLEX64):
         return flat.view(np.float32)

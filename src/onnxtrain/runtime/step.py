@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.errors import DataError, StepError
+from onnxtrain.errors import DataError, OnnxTrainError, StepError
 from onnxtrain.ir.limits import has_body_in_branches
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.passes.lower import StepGraph
+from onnxtrain.runtime.failures import explained, failure
 from onnxtrain.runtime.frozen import FrozenTensors
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.runtime.states import StateBuffers
@@ -75,12 +75,25 @@ class StepSession:
         """Run the step; return the outputs that are not states.
 
         Raises:
-            DataError: An input is missing.
-            StepError: onnxruntime failed; the message names the node and the rule that wrote it.
+            DataError: An input is missing, indexes a table of the model beyond its end, or has sequences that are
+                longer than the model's positions.
+            StepError: onnxruntime failed, or there is not enough memory; the message names the node and the rule that
+                wrote it, or the sizes.
         """
-        states = self._states
         if self._has_strings:
             return self._run_with_strings(feeds)
+        try:
+            return self._run_bound(feeds)
+        except MemoryError as error:
+            raise self._failure(error, feeds) from error
+
+    def _failure(self, error: Exception, feeds: Mapping[str, Any]) -> OnnxTrainError:
+        states = self._states
+        size = 0 if states.on_device else sum(np.asarray(states[name]).nbytes for name in states)
+        return failure(error, self.step.model.graph, feeds, size)
+
+    def _run_bound(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        states = self._states
         key = tuple(map(states.turn, states.doubled))
         binding = self._bindings.get(key)
         if binding is None:
@@ -105,7 +118,7 @@ class StepSession:
         try:
             self._session.run_with_iobinding(binding)
         except Exception as error:
-            raise StepError(_explain(error)) from error
+            raise self._failure(error, feeds) from error
         states.after_step(self._written, self.second_buffers)
         results = {name: numbers[name].copy() for name in self.step.results if name in numbers}
         if self._fetched:
@@ -134,7 +147,7 @@ class StepSession:
         try:
             found = self._session.run(list(self.step.results), arrays)
         except Exception as error:
-            raise StepError(_explain(error)) from error
+            raise StepError(explained(error)) from error
         return dict(zip(self.step.results, found, strict=True))
 
     def _bind_states(self) -> Any:
@@ -253,7 +266,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
         if not known:
             raise
         hint = "" if on_cpu else _OF_PROVIDERS
-        raise StepError(f"{_explain(error)}{hint}") from error
+        raise StepError(f"{explained(error)}{hint}") from error
     started, wanted = session.get_providers(), name_of(providers[0])
     if wanted not in started:
         raise StepError(
@@ -288,13 +301,3 @@ def _is_static(shape: tuple[Dimension, ...] | None) -> bool:
 def _dtype(value: ir.Value) -> np.dtype[Any]:
     assert value.dtype is not None
     return value.dtype.numpy()
-
-
-def _explain(error: Exception) -> str:
-    """Rewrite an onnxruntime exception as one sentence: operator, node and reason."""
-    text = " ".join(str(error).split())
-    found = re.search(r"running (\w+) node\. Name:'([^']*)'(?: Status Message:)? ?(.*)", text)
-    if found:
-        operator, name, reason = found.groups()
-        return f"ONNX Runtime failed in the {operator} node {name!r}: {reason or text}"
-    return f"ONNX Runtime refused the graph or a step: {text}"

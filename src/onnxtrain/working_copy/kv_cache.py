@@ -25,6 +25,9 @@ _CACHE_SLOTS = {
 }
 """Attention operators and their input slots for cached keys and values."""
 
+_WINDOWED = "sliding_window_cache"
+"""The attribute of GroupQueryAttention for a cache as long as the window, which the operator then requires."""
+
 _LENGTHS = 5
 """The input slot of GroupQueryAttention for the lengths of sequences, less one."""
 
@@ -41,6 +44,9 @@ _LONGEST = 1 << 16
 """Elements of the largest constant that is read as positions, and the largest position."""
 
 _KEEP_ELEMENTS = ("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+_ARITHMETIC = ("ReduceSum", "Add", "Sub", *_KEEP_ELEMENTS)
+"""Operators between a mask and the lengths of its rows."""
 
 _LAYER_OR_CONTENT = r"\d+|keys?|values?"
 """Parts of a name that differ between the cache inputs of one model."""
@@ -71,21 +77,28 @@ def remove_cache_inputs(model: ir.Model) -> list[str]:
 
 
 def _counted_masks(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yield the masks [batch, sequence] whose sums are the sequence lengths of GroupQueryAttention."""
+    """Yield the masks [..., sequence] whose sums are the sequence lengths of GroupQueryAttention."""
     nodes = [node for node in graph if node.op_type == "GroupQueryAttention" and node.domain == MICROSOFT_DOMAIN]
     waiting = list(dict.fromkeys(node.inputs[_LENGTHS] for node in nodes if len(node.inputs) > _LENGTHS))
     while waiting:
         value = waiting.pop()
         node = None if value is None else value.producer()
-        if node is None or node.domain or node.op_type not in ("ReduceSum", "Sub", "Cast", "Identity", "Squeeze"):
+        if node is None or node.domain or node.op_type not in _ARITHMETIC:
             continue
-        first = node.inputs[0]
-        if node.op_type == "ReduceSum" and first is not None:
-            while (cast := first.producer()) is not None and cast.op_type == "Cast" and cast.inputs[0] is not None:
-                first = cast.inputs[0]
-            if first.is_graph_input() and len(dimensions(first) or ()) == 2:
+        if node.op_type == "ReduceSum":
+            first = _before_conversions(node.inputs[0])
+            if first is not None and first.is_graph_input() and dimensions(first) != ():
                 yield first
-        waiting.append(first)
+        waiting += node.inputs[: 2 if node.op_type in ("Add", "Sub") else 1]
+
+
+def _before_conversions(value: ir.Value | None) -> ir.Value | None:
+    """Return the value of which this is a copy of another type or shape."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.domain or node.op_type not in _KEEP_ELEMENTS:
+            return value
+        value = node.inputs[0]
+    return value
 
 
 def cache_hints(graph: ir.Graph) -> Iterator[tuple[str, bool]]:
@@ -238,6 +251,7 @@ def _remove_growing_caches(graph: ir.Graph) -> list[str]:
         for node, slot in list(cache.uses()):
             if _use(node, slot) == "attention":
                 node.replace_input_with(slot, None)
+                node.attributes.pop(_WINDOWED, None)  # ONNX Runtime refuses such a node without a cache
             elif node.op_type == "Concat":
                 _remove_input(node, slot)
             else:

@@ -63,22 +63,32 @@ class Scales:
     """Compute the file's scales from logarithms; the scale of a bias is the product of two.
 
     Attributes:
-        dtype: Type of the scales.
-        shape: Shape of the scales.
+        tensor: The scales of the file; a scale keeps its bits as long as its logarithms are the first ones.
+        first: The trained factors of the file.
         constant: Further factors that are not trained.
     """
 
-    dtype: np.dtype
-    shape: tuple[int, ...]
+    tensor: ir.TensorProtocol
+    first: Sequence[ir.TensorProtocol]
     constant: Sequence[np.ndarray] = ()
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Return the scales for these logarithms."""
-        factors = [*map(np.exp, arrays), *self.constant]
-        product = factors[0]
-        for factor in factors[1:]:
+        own = np.asarray(self.tensor.numpy())
+        product, unchanged = np.ones((), own.dtype), np.ones((), bool)
+        for factor in (*map(np.exp, arrays), *self.constant):
             product = product * factor
-        return np.asarray(product, self.dtype).reshape(self.shape)
+        for array, first in zip(arrays, self.first, strict=True):
+            unchanged = unchanged & (array == logarithms_of(first))
+        changed = np.asarray(product, own.dtype)
+        kept = np.broadcast_to(unchanged, changed.shape).reshape(own.shape)
+        return np.where(kept, own, changed.reshape(own.shape))
+
+
+def logarithms_of(scales: ir.TensorProtocol) -> np.ndarray:
+    """Return the first values of the parameter for scales."""
+    found: np.ndarray = np.log(np.asarray(scales.numpy()))
+    return found
 
 
 @dataclass(frozen=True)
@@ -135,14 +145,15 @@ class QuantizedWeight:
 
     @property
     def is_bias(self) -> bool:
-        """True for an int32 bias, which is a float without quantization in the working copy."""
+        """True for an int32 bias."""
         return self.integers.dtype == ir.DataType.INT32
 
     def stored(self, trained: Collection[str]) -> list[Stored]:
         """Return how the file's initializers are computed."""
-        learned = tuple(logarithm(scale.name) for scale in self.factors if scale.learned(trained))
+        own_factors = [scale for scale in self.factors if scale.learned(trained)]
+        learned = tuple(logarithm(scale.name) for scale in own_factors)
         constant = [np.asarray(scale.tensor.numpy()) for scale in self.factors if not scale.learned(trained)]
-        scales = Scales(self.scale.tensor.dtype.numpy(), tuple(self.scale.tensor.shape.numpy()), constant)
+        scales = Scales(self.scale.tensor, [scale.tensor for scale in own_factors], constant)
         own: tuple[str, ...] = (self.name,)
         form = Integers(self.layout, self.integers.dtype, self.zeros, scales)
         if self.name not in trained:
@@ -185,7 +196,7 @@ _SCALES = {
 """Input slots of scales."""
 
 _SMALL = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT16})
-_SMALL |= {ir.DataType.UINT16}
+_SMALL |= {ir.DataType.UINT16, ir.DataType.INT2, ir.DataType.UINT2}
 
 
 @dataclass
@@ -227,8 +238,7 @@ class QuantizedTraining:
         found = [item for weight in self.weights for item in weight.stored(trained)]
         for name, tensor in self.scales.items():
             if logarithm(name) in trained:
-                scales = Scales(tensor.dtype.numpy(), tuple(tensor.shape.numpy()))
-                found.append(Stored(name, (logarithm(name),), scales))
+                found.append(Stored(name, (logarithm(name),), Scales(tensor, [tensor])))
         return found
 
 
@@ -246,6 +256,9 @@ def train_quantized(model: ir.Model) -> QuantizedTraining:
         _make_trainable(graph, node, found)
     for name, uses in _learnable_scales(graph, {weight.scale.name for weight in found.weights}).items():
         _make_scale_trainable(graph, name, uses, found)
+    for weight in found.weights:
+        if weight.is_bias:
+            _round_bias(graph, weight, found)
     if not found.weights and not found.scales:
         raise OptionError(
             "qat=True, but the model has no integer weight that DequantizeLinear, a QLinear operator or "
@@ -314,7 +327,7 @@ def _become_float(value: ir.Value, compute: Callable[[], np.ndarray]) -> None:
 def _make_bias_float(
     graph: ir.Graph, node: ir.Node, value: ir.Value, layout: ScaleLayout, found: QuantizedTraining
 ) -> None:
-    """Replace an int32 bias by a float without quantization: its steps are too fine to matter."""
+    """Replace an int32 bias by a float; :func:`_round_bias` rounds it."""
     tensor, scale = value.const_value, node.inputs[1]
     if node.op_type != "DequantizeLinear" or tensor is None or scale is None or scale.const_value is None:
         return
@@ -330,6 +343,21 @@ def _make_bias_float(
     node.outputs[0].replace_all_uses_with(value)
     graph.remove(node, safe=True)
     found.weights.append(QuantizedWeight(str(value.name), tensor, dequantize, value, layout, None, own, factors))
+
+
+def _round_bias(graph: ir.Graph, bias: QuantizedWeight, found: QuantizedTraining) -> None:
+    """Round a bias to multiples of its scale for its readers, as the file does; gradients pass straight through."""
+    readers = list(bias.made.uses())
+    if not readers:
+        return
+    op = Builder(graph, graph.opset_imports[""], before=readers[0][0])
+    names = [scale.name for scale in bias.factors]
+    factors = [op.wrap(found.made[name] if name in found.made else graph.initializers[name]) for name in names]
+    step, b = math.prod(factors[1:], start=factors[0]), op.wrap(bias.made)
+    rounded = stopped(op, (op.Round(b / step) * step).with_shape(b.shape))
+    y = (rounded + (b - stopped(op, b))).with_shape(b.shape)
+    for node, slot in readers:
+        node.replace_input_with(slot, y.ir)
 
 
 def _scales_of_operands(node: ir.Node) -> tuple[QuantizationScale, ...]:
@@ -411,12 +439,13 @@ def _make_scale_trainable(graph: ir.Graph, name: str, uses: _Uses, found: Quanti
     op = Builder(graph, graph.opset_imports[""], before=next(iter(graph)))
     del graph.initializers[name]
     parameter = ir.Value(name=logarithm(name), type=value.type, shape=value.shape)
-    parameter.const_value = ir.tensor(np.log(np.asarray(tensor.numpy())), name=logarithm(name))
+    parameter.const_value = ir.tensor(logarithms_of(tensor), name=logarithm(name))
     graph.register_initializer(parameter)
     scale = op.Exp(op.wrap(parameter)).with_shape(tuple(tensor.shape.numpy()))
     factor = _gradient_factor(uses, tensor.size)
     if factor < 1:
-        scale = (scale * factor + stopped(op, scale * (1 - factor))).with_shape(scale.shape)
+        part = scale * factor
+        scale = (stopped(op, scale) + (part - stopped(op, part))).with_shape(scale.shape)  # of the same bits
     for node, slot in uses:
         node.replace_input_with(slot, scale.ir)
     found.made[name] = scale.ir

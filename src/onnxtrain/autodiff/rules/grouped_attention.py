@@ -24,6 +24,7 @@ _KEY, _VALUE, _PAST_KEY, _PAST_VALUE, _LAST_POSITIONS, _COSINES, _SINES, _POSITI
     *range(1, 6),
     *range(7, 12),
 )
+_QUERY_NORM, _KEY_NORM, _QUERY_LENGTHS = range(14, 17)
 
 
 class _Sizes(NamedTuple):
@@ -56,18 +57,30 @@ def group_query_attention(node: Node) -> list[Value | None]:
     seqlens_k + 1 - s valid rows for each sequence.
 
     Raises:
-        GradientError: The KV cache is quantized, or the scores are an output.
+        GradientError: The KV cache is quantized or as long as its window, the scores are an output, the node normalizes
+            queries and keys, or it reads lengths of queries.
     """
     op = node.op
     refuse(
         node, node.input(12) is not None or bool(node.attribute("kv_cache_bit_width", 0)), "quantized keys and values"
     )
     refuse(node, node.has_output(3), "its scores as an output")
+    refuse(
+        node,
+        node.input(_QUERY_NORM) is not None or node.input(_KEY_NORM) is not None,
+        "normalized queries and keys (build the model with fuse_qk_norm_gqa=false)",
+    )
+    refuse(node, node.input(_QUERY_LENGTHS) is not None, "lengths of padded queries (query_seqlens)")
     known = None if node.x.shape is None else (node.x.shape[0], 1)
     lengths = op.cast(op.reshape(node.input_required(_LAST_POSITIONS), [-1, 1], known), ir.DataType.INT64) + 1
     heads, groups = int(node.attribute("num_heads")), int(node.attribute("kv_num_heads"))
     q, k, v = _split(node, heads, groups)
     past = node.input(_PAST_KEY), node.input(_PAST_VALUE)
+    refuse(
+        node,
+        past[0] is not None and bool(node.attribute("sliding_window_cache", 0)),
+        "a KV cache as long as its window (sliding_window_cache)",
+    )
     begins = None
     if past[0] is not None and not (past[0].shape is not None and past[0].shape[2] == 0):
         begins = op.Max(lengths - op.dimension(q, 1), op.constant(0, np.int64))
@@ -158,7 +171,8 @@ def _mask(node: Node, q: Value, keys: Value, past: Value | None, sizes: _Sizes) 
         never = op.constant(np.iinfo(np.int32).max, np.int64)
         before = op.Where(op.Less(old, begins), op.Sub(old, begins), never)
         columns = op.Concat(before, op.Add(new, op.Sub(begins, begins)), axis=3)
-    seen = op.LessOrEqual(columns, rows)
+    causal = bool(node.attribute("causal", 1))
+    seen = op.LessOrEqual(columns if causal else op.Sub(columns, columns), rows)  # without: 0 <= row
     if window >= 0:
         return op.And(seen, op.Less(op.Sub(rows, columns), op.constant(window, np.int64)))
     # Only queries behind the end of their sequence would see keys behind it; with a window they may see no others.

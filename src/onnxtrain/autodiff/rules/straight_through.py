@@ -118,6 +118,7 @@ def _unless_clipped(node: Node, quotient: Value) -> Value:
     zero = node.input(2)
     known = None if zero is None else zero.constant()
     if zero is not None and (known is None or known.astype(float).any()):
-        rounded = rounded + op.cast(quantization.along_input(node, zero), quotient.dtype)
+        # Cast first: ONNX Runtime reshapes no elements below a byte.
+        rounded = rounded + quantization.along_input(node, op.cast(zero, quotient.dtype))
     low, high = (op.scalar(float(end), quotient) for end in (dtype.min, dtype.max))
     return op.Equal(op.Clip(rounded, low, high), rounded)

@@ -13,7 +13,7 @@ from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.array_dataset import shared
 from onnxtrain.data.conversion import Array
 from onnxtrain.distributed.communicator import Communicator, Single
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder
 from onnxtrain.losses.base import Loss
 from onnxtrain.losses.heads import HeadMetric, Metrics
@@ -44,6 +44,11 @@ class _Total:
             self._sum += value
         else:
             self._mean.add(value, weight)
+
+    @property
+    def is_empty(self) -> bool:
+        """True where no example, or no label, has counted."""
+        return not self._sums and not self._mean.weight
 
     @property
     def value(self) -> float:
@@ -118,7 +123,7 @@ class Evaluator:
         Several ranks take batches in turn; the results have the same bits on all ranks and as in one process.
 
         Raises:
-            DataError: A batch needs padding, and the loss cannot ignore padding.
+            DataError: A batch needs padding, and the loss cannot ignore padding; or all labels are ignored.
         """
         objective = self.objective
         resolved = objective.resolve_metrics(metrics)
@@ -150,6 +155,10 @@ class Evaluator:
         of_all_ranks = [part for of_rank in communicator.gather_objects(parts) for part in of_rank]
         of_all_ranks.sort(key=lambda part: part.number)
         self._add_up(of_all_ranks, losses, resolved, states)
+        if all(total.is_empty for total in losses.values()):
+            raise DataError(
+                f"{dataset.name} has nothing to evaluate: all labels are ignored, or all weights of examples are 0."
+            )
         measured = {name: total.value for name, total in losses.items()}
         if objective.others:
             weights = [head.targets.loss.weight for head in objective.heads]

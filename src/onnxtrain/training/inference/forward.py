@@ -19,7 +19,7 @@ from onnxtrain.data.labels import learn_labels, no_labels
 from onnxtrain.data.naming import rows_to_inputs
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import dimensions
+from onnxtrain.ir.value import HALVES, dimensions
 from onnxtrain.losses.heads import Metrics, Targets, named_output, tensor_spec
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import ModelFile
@@ -27,12 +27,14 @@ from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.objective import of_model
 from onnxtrain.prepare import prepare
 from onnxtrain.runtime.device_states import new_states
-from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data_adapter import open_with_targets
 from onnxtrain.training.inference.evaluation import Evaluator
+from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.working_copy.training_modes import set_inference
+from onnxtrain.working_copy.widening import narrow_outputs, widen
 
 
 @checks_arguments(renamed={"options": "runtime"})
@@ -139,13 +141,25 @@ def outputs(
     file = ModelFile.load(model)
     working = file.training_model()
     remove_cache_inputs(working)
+    runtime = runtime or RuntimeOptions()
+    if _needs_widening(working, runtime):
+        declared = {str(value.name): value.dtype for value in working.graph.outputs if value.dtype in HALVES}
+        widen(working)
+        narrow_outputs(working, declared)
     infer_shapes(working)
+    separate_head_norms(working)
     set_inference(working)
     objective = of_model(working)
     inputs = read_names(file).specs(objective.inputs)
     dataset = open_dataset(data, inputs, target=target, need_target=False)
-    runtime = runtime or RuntimeOptions()
     return Evaluator(objective, new_states({}, runtime), runtime).predict(dataset, batch_size)
+
+
+def _needs_widening(model: ir.Model, runtime: RuntimeOptions) -> bool:
+    """Return whether a model has weights in bfloat16, in which ONNX Runtime computes on GPUs only."""
+    weights = model.graph.initializers.values()
+    on_cpu = name_of(runtime.provider_list()[0]) == CPU
+    return on_cpu and any(value.dtype == ir.DataType.BFLOAT16 for value in weights)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,144 @@
+"""Explain failures inside ONNX Runtime: memory, indices beyond a table, sequences longer than the model's positions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import DataError, OnnxTrainError, StepError
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN
+from onnxtrain.ir.value import dimensions
+
+_MEBIBYTE = 2**20
+
+_NO_MEMORY = re.compile(r"failed to allocate memory|bad.alloc|out of memory|not enough memory", re.IGNORECASE)
+
+_OUTSIDE = re.compile(r"idx=(-?\d+) must be within the inclusive range \[-\d+,(\d+)\]")
+
+_TOO_LONG = re.compile(r"cos_cache dimension 0 shall not be less|Updating cos_cache and sin_cache in RotaryEmbedding")
+
+_UNEQUAL = re.compile(r"Attempting to broadcast an axis by a dimension other than 1\. (\d+) by (\d+)")
+"""ONNX Runtime makes a Slice of the Gather of counted positions, which ends at the last row."""
+
+_CACHES = {"RotaryEmbedding": 2, "GroupQueryAttention": 7}
+"""Operators of ONNX Runtime with tables of cosines, one row a position, and their input slots for them."""
+
+_KEEP_ELEMENTS = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def explained(error: Exception) -> str:
+    """Rewrite an exception of ONNX Runtime as one sentence: operator, node and reason."""
+    text = " ".join(str(error).split())
+    found = _failed_node(text)
+    if found:
+        operator, name, reason = found.groups()
+        return f"ONNX Runtime failed in the {operator} node {name!r}: {reason or text}"
+    return f"ONNX Runtime refused the graph or a step: {text}"
+
+
+def failure(error: Exception, graph: ir.Graph, feeds: Mapping[str, Any], states: int) -> OnnxTrainError:
+    """Return the error for a step that failed.
+
+    Args:
+        error: The exception of ONNX Runtime, or a `MemoryError`.
+        graph: The graph of the session.
+        feeds: The arrays of the step.
+        states: Bytes of weights and optimizer states.
+    """
+    text = " ".join(str(error).split())
+    arrays = {
+        name: array
+        for value in graph.inputs
+        if isinstance(array := feeds.get(name := str(value.name)), np.ndarray)  # others may have no memory, either
+    }
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
+        return StepError(_out_of_memory(text, arrays, states))
+    sentence = None
+    if outside := _OUTSIDE.search(text):
+        sentence = _beyond_a_table(text, graph, arrays, int(outside[1]), int(outside[2]) + 1)
+    elif _TOO_LONG.search(text):
+        sentence = _too_long(arrays, _positions(graph))
+    elif unequal := _UNEQUAL.search(text):
+        sentence = _beyond_a_slice(graph, arrays, *sorted(map(int, unequal.groups())))
+    return DataError(sentence) if sentence else StepError(explained(error))
+
+
+def _failed_node(text: str) -> re.Match[str] | None:
+    return re.search(r"running (\w+) node\. Name:'([^']*)'(?: Status Message:)? ?(.*)", text)
+
+
+def _out_of_memory(text: str, arrays: Mapping[str, np.ndarray], states: int) -> str:
+    size, node = re.search(r"requested buffer of size (\d+)", text), _failed_node(text)
+    wanted = f"{_mebibytes(int(size[1]))} MiB" if size else "a buffer"
+    where = f" for the {node[1]} node {node[2]!r}" if node else ""
+    given = sum(array.nbytes for array in arrays.values())
+    return (
+        f"There is not enough memory for this step: {wanted} could not be allocated{where}, beside "
+        f"{_mebibytes(states)} MiB of weights and optimizer states and {_mebibytes(given)} MiB of data. Take smaller "
+        "batches (batch_size=) or micro-batches (accumulate=), compute large logits in chunks (the loss's chunk=), or "
+        'recompute activations (recompute="layers").'
+    )
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / _MEBIBYTE:,.1f}" if size < 10 * _MEBIBYTE else f"{size / _MEBIBYTE:,.0f}"
+
+
+def _beyond_a_table(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray], value: int, rows: int) -> str | None:
+    """Describe indices outside of a table: values of an input, or positions that the model counts itself."""
+    found = _failed_node(text)
+    node = None if found is None else next((each for each in graph if each.name == found[2]), None)
+    source = node.inputs[1] if node is not None and len(node.inputs) > 1 else None
+    while source is not None and (producer := source.producer()) is not None and producer.op_type in _KEEP_ELEMENTS:
+        source = producer.inputs[0]
+    name = "" if source is None else str(source.name)
+    if name not in arrays or "position" in name:
+        return _too_long(arrays, rows)
+    example = int(np.argwhere(arrays[name] == value)[0][0])
+    return (
+        f"{name!r} has the value {value} at example {example} of the batch, but the model looks it up in a table of "
+        f"{rows} rows: values must be 0 to {rows - 1} (for tokens, the vocabulary; another tokenizer may have written "
+        "them)."
+    )
+
+
+def _too_long(arrays: Mapping[str, np.ndarray], limit: int | None) -> str | None:
+    """Describe sequences that are longer than the model's positions, or positions given beyond them."""
+    if limit is None:
+        return None
+    for name, array in arrays.items():
+        if "position" in name and array.size and array.dtype.kind in "iu" and array.max() >= limit:
+            return f"{name!r} has the position {array.max()}, but the model has {limit}: they must be 0 to {limit - 1}."
+    for name, array in arrays.items():
+        if array.ndim > 1 and array.shape[1] > limit:
+            return (
+                f"{name!r} has sequences of {array.shape[1]} positions (shape {array.shape}), but the model has "
+                f"{limit}; cut them to at most {limit} (with a tokenizer: truncation=True, max_length={limit})."
+            )
+    return None
+
+
+def _beyond_a_slice(graph: ir.Graph, arrays: Mapping[str, np.ndarray], rows: int, length: int) -> str | None:
+    """Describe sequences that are longer than a table of which the model takes the first rows."""
+    tables = [node.inputs[0] for node in graph if node.op_type in ("Gather", "Slice") and node.inputs]
+    sizes = {
+        size for table in tables if table is not None and table.producer() is None for size in dimensions(table) or ()
+    }
+    as_long = any(array.ndim > 1 and array.shape[1] == length for array in arrays.values())
+    return _too_long(arrays, rows) if rows in sizes and as_long else None
+
+
+def _positions(graph: ir.Graph) -> int | None:
+    """Return the number of positions of the shortest table of cosines, if it is known."""
+    found = []
+    for node in graph:
+        slot = _CACHES.get(node.op_type)
+        if slot is not None and node.domain == MICROSOFT_DOMAIN and slot < len(node.inputs):
+            table = node.inputs[slot]
+            rows = (dimensions(table) or (None,))[0] if table is not None else None
+            found += [rows] if isinstance(rows, int) else []
+    return min(found, default=None)

@@ -1,0 +1,238 @@
+"""Models that onnxruntime-genai's builder writes for each of its architectures: training, evaluation and padding."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxtrain
+from onnxtrain.errors import DataError, GradientError, ModelError
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxruntime_genai")
+pytest.importorskip("transformers")
+
+from zoo import genai_models  # noqa: E402 - it needs them, too
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+REFUSED = {
+    "GptOssForCausalLM": "MoE",
+    "Lfm2ForCausalLM": "CausalConvWithState",
+    "Lfm2MoeForCausalLM": "CausalConvWithState|MoE",
+    "Lfm2VlForConditionalGeneration": "CausalConvWithState",
+    "Qwen2_5_VLForConditionalGeneration": "MRotaryEmbedding",
+    "Qwen3VLForConditionalGeneration": "MRotaryEmbedding",
+    "Qwen3_5ForConditionalGeneration": "CausalConvWithState",
+    "Qwen3_5MoeForConditionalGeneration": "CausalConvWithState",
+}
+"""Architectures that do not train, and an operator without a gradient."""
+
+TRAINED = [name for name in genai_models.MODELS if name not in REFUSED]
+
+FORMS = [
+    ("fp32", "cpu"),
+    ("fp16", "cpu"),
+    ("fp16", "cuda"),
+    ("fp16", "webgpu"),
+    ("bf16", "cpu"),
+    ("bf16", "cuda"),
+    ("int4", "cpu"),
+    ("int4", "cuda"),
+    ("int8", "cpu"),
+]
+"""Precisions, and the providers for which the builder writes the model."""
+
+IDS = np.random.default_rng(0).integers(3, genai_models.WORDS, (2, 12))
+MASK = np.array([[1] * 12, [1] * 9 + [0] * 3])
+LABELS = np.where(MASK == 1, IDS, -100)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a function that builds a model once: the path, and the model of transformers."""
+    root, found = tmp_path_factory.mktemp("genai"), {}
+
+    def make(name, precision="fp32", device="cpu"):
+        source = root / name.replace(" ", "_")
+        if name not in found:
+            found[name] = genai_models.checkpoint(name, source)
+        path = source / f"{precision}-{device}" / "model.onnx"
+        if not path.exists():
+            genai_models.build(source, path.parent, precision, device=device)
+        return path, found[name]
+
+    return make
+
+
+def feeds_of(path, mask=MASK):
+    """Tokens and mask, and positions where the model has an input for them."""
+    inputs = {value.name for value in onnx.load(path, load_external_data=False).graph.input}
+    feeds = {"input_ids": IDS, "attention_mask": mask}
+    if "position_ids" in inputs:
+        feeds["position_ids"] = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+    return feeds
+
+
+def trainer_of(path, **options):
+    low_bit = any(node.op_type == "MatMulNBits" for node in onnx.load(path, load_external_data=False).graph.node)
+    lora = onnxtrain.Lora(rank=4, targets="*") if low_bit else None
+    options = {"loss": "next_token", "output": "logits", "optimizer": "adam(lr=3e-3)", "lora": lora} | options
+    return onnxtrain.Trainer(path, **options)
+
+
+def loss_of(logits, labels=LABELS):
+    """Mean cross-entropy of the next tokens."""
+    logits, labels = torch.from_numpy(logits.astype(np.float32))[:, :-1], torch.from_numpy(labels)[:, 1:]
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)).item()
+
+
+def agree(path, tolerance):
+    """Train a few steps; compare the losses of training, evaluation and predictions."""
+    feeds, trainer = feeds_of(path), trainer_of(path)
+    evaluated = trainer.evaluate((feeds, LABELS))["loss"]
+    predicted = loss_of(trainer.predict(feeds)["logits"])
+    of_file = loss_of(onnxtrain.predict(path, feeds)["logits"])
+    losses = [trainer.train_step(feeds, LABELS) for _ in range(5)]
+    assert evaluated == pytest.approx(losses[0], rel=1e-5)
+    assert predicted == pytest.approx(losses[0], rel=1e-5)
+    assert of_file == pytest.approx(losses[0], rel=tolerance)
+    assert losses[-1] < losses[0] - 0.2
+    assert trainer.evaluate((feeds, LABELS))["loss"] < losses[-1]
+
+
+@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Gemma3ForCausalLM"])
+def test_models_with_sliding_windows_are_evaluated(name, made):
+    path, _ = made(name)
+    nodes = [node for node in onnx.load(path, load_external_data=False).graph.node if "GroupQuery" in node.op_type]
+    attributes = [{item.name: item.i for item in node.attribute} for node in nodes]
+    assert [each["local_window_size"] for each in attributes] == [genai_models.WINDOW, -1]
+    agree(path, 1e-5)
+
+
+@pytest.mark.sampled(16)
+@pytest.mark.parametrize("form", FORMS, ids="-".join)
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_evaluation_and_predictions_agree(name, form, made):
+    path, _ = made(name, *form)
+    # ONNX Runtime computes files in their own types, and int4 weights with activations of 8 bits.
+    agree(path, {"fp32": 1e-5, "fp16": 1e-3, "bf16": 1e-5}.get(form[0], 5e-3))
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", TRAINED)
+def test_losses_are_those_of_transformers(name, made):
+    path, model = made(name)
+    with torch.no_grad():
+        tensors = {"input_ids": torch.from_numpy(IDS), "attention_mask": torch.from_numpy(MASK)}
+        expected = loss_of(model(**tensors).logits.numpy())
+    assert trainer_of(path).evaluate((feeds_of(path), LABELS))["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", pytest.param("Gemma3ForCausalLM", marks=pytest.mark.thorough)])
+def test_norms_inside_of_attention_are_computed(name, made):
+    path, model = made(name, "fp16", "cuda")
+    nodes = [node for node in onnx.load(path, load_external_data=False).graph.node if "GroupQuery" in node.op_type]
+    assert all(node.input[14] and node.input[15] for node in nodes)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "q_norm" in parameter_name or "k_norm" in parameter_name:
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+        expected = loss_of(model(torch.from_numpy(IDS), torch.from_numpy(MASK)).logits.numpy())
+    changed = path.parent.parent / "changed"
+    model.save_pretrained(changed)
+    for file in path.parent.parent.glob("tokenizer*"):
+        (changed / file.name).write_bytes(file.read_bytes())
+    path = genai_models.build(changed, changed / "built", "fp16", device="cuda")
+    feeds, trainer = feeds_of(path), trainer_of(path)
+    assert trainer.evaluate((feeds, LABELS))["loss"] == pytest.approx(expected, rel=1e-3)
+    assert loss_of(onnxtrain.predict(path, feeds)["logits"]) == pytest.approx(expected, rel=1e-3)
+    assert trainer.train_step(feeds, LABELS) == pytest.approx(expected, rel=1e-3)
+    assert "model.layers.0.attn.q_norm.layernorm.weight" in trainer.parameters
+    trainer.save(changed / "tuned.onnx")
+    saved = [list(node.input) for node in onnx.load(changed / "tuned.onnx").graph.node if "GroupQuery" in node.op_type]
+    assert saved == [list(node.input) for node in nodes]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_architectures_are_refused_with_a_sentence(name, made):
+    path, _ = made(name)
+    with pytest.raises(GradientError, match=rf"^No gradient rule for \d operators? .*com.microsoft::({REFUSED[name]})"):
+        trainer_of(path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"])
+def test_an_invalid_file_of_the_builder_is_refused(name, made):
+    with pytest.raises(ModelError, match=r"is not valid ONNX: .*past_key_values"):
+        trainer_of(made(name, "fp16")[0])
+
+
+def test_the_page_lists_the_architectures():
+    page = (Path(__file__).parents[2] / "docs" / "genai.md").read_text()
+    trained, refused = page.partition("## Architectures")[2].split("| refused |")
+    names = {name.partition(" with")[0] for name in TRAINED}
+    assert set(re.findall(r"`(\w+For\w+)`", trained)) == names
+    assert set(re.findall(r"`(\w+For\w+)`", refused)) == set(REFUSED)
+
+
+LEFT = {
+    "left": [0] * 3 + [1] * 9,
+    "gap": [1, 0] + [1] * 10,
+    "empty": [0] * 12,
+    "segments": [1] * 6 + [2] * 6,
+}
+"""Rows of masks that do not say how many tokens a row has."""
+
+
+@pytest.mark.parametrize("kernels", [False, None])
+@pytest.mark.parametrize("row", LEFT.values(), ids=LEFT)
+def test_masks_that_are_not_ones_followed_by_zeros_are_refused(row, kernels, made, tmp_path):
+    path, _ = made("LlamaForCausalLM")
+    trainer = trainer_of(path, runtime=onnxtrain.RuntimeOptions(kernels=kernels))
+    mask = np.array([[1] * 12, row])
+    arrays = {"input_ids": IDS, "attention_mask": mask, "labels": LABELS}
+    feeds = {name: arrays[name] for name in ("input_ids", "attention_mask")}
+    np.savez(tmp_path / "train.npz", **arrays)
+    examples = [{name: array[row] for name, array in arrays.items()} for row in range(2)]
+    uses = [
+        lambda: trainer.train_step(feeds, LABELS),
+        lambda: trainer.fit(arrays, epochs=1, progress=False),
+        lambda: trainer.fit(tmp_path / "train.npz", epochs=1, progress=False),
+        lambda: trainer.fit(lambda: iter([arrays]), epochs=1, progress=False),
+        lambda: trainer.fit(torch.utils.data.DataLoader(examples, batch_size=2), epochs=1, progress=False),
+        lambda: trainer.evaluate(arrays),
+        lambda: trainer.evaluate(tmp_path / "train.npz"),
+        lambda: trainer.predict(feeds),
+        lambda: onnxtrain.predict(path, feeds),
+        lambda: onnxtrain.evaluate(path, arrays, loss="next_token", output="logits"),
+    ]
+    for dtype in (np.int32, np.uint8, *([bool] if mask.max() == 1 else [])):
+        uses.append(lambda dtype=dtype: trainer.train_step(feeds | {"attention_mask": mask.astype(dtype)}, LABELS))
+        uses.append(lambda dtype=dtype: trainer.evaluate(arrays | {"attention_mask": mask.astype(dtype)}))
+    for use in uses:
+        with pytest.raises(DataError, match=r"'attention_mask'.* not ones followed by zeros, at example 1, .*right"):
+            use()
+    with pytest.raises(DataError, match=r"attention_mask.*int64.*float32"):
+        trainer.train_step(feeds | {"attention_mask": mask.astype(np.float32)}, LABELS)
+
+
+def test_left_padding_is_computed_where_the_model_masks_tokens(made):
+    """The builder writes such a model for float16 on CPUs."""
+    path, model = made("LlamaForCausalLM", "fp16", "cpu")
+    mask = MASK[:, ::-1].copy()
+    labels = np.where(mask == 1, IDS, -100)
+    labels[1, 3] = -100  # its prediction is at padding
+    feeds = feeds_of(path, mask)
+    with torch.no_grad():
+        positions = torch.from_numpy(feeds["position_ids"])
+        expected = loss_of(
+            model(torch.from_numpy(IDS), torch.from_numpy(mask), position_ids=positions).logits.numpy(), labels
+        )
+    for kernels in (False, None):
+        trainer = trainer_of(path, runtime=onnxtrain.RuntimeOptions(kernels=kernels))
+        assert trainer.evaluate((feeds, labels))["loss"] == pytest.approx(expected, rel=1e-3)
+        assert trainer.train_step(feeds, labels) == pytest.approx(expected, rel=1e-3)

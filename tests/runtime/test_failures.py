@@ -1,0 +1,184 @@
+"""Failures inside ONNX Runtime become one sentence: tokens, positions, memory."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxtrain
+from onnxtrain.errors import DataError, StepError
+from zoo.language_model import WORDS, language_model
+
+RNG = np.random.default_rng(0)
+
+
+def tokens(length, largest=WORDS - 1):
+    ids = RNG.integers(0, WORDS, (3, length))
+    ids[1, -1] = largest
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}, np.minimum(ids, WORDS - 1)
+
+
+def learned_positions():
+    """A model with a table of 6 positions, which it counts itself."""
+    table = numpy_helper.from_array(RNG.normal(size=(WORDS, 8)).astype(np.float32), "words")
+    positions = numpy_helper.from_array(RNG.normal(size=(6, 8)).astype(np.float32), "positions")
+    head = numpy_helper.from_array(RNG.normal(size=(8, WORDS)).astype(np.float32), "head")
+    scalars = [numpy_helper.from_array(np.array(number), name) for number, name in ((0, "zero"), (1, "one"))]
+    nodes = [
+        helper.make_node("Gather", ["words", "input_ids"], ["embedded"], "embed"),
+        helper.make_node("Shape", ["input_ids"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["length"]),
+        helper.make_node("Range", ["zero", "length", "one"], ["counted"]),
+        helper.make_node("Gather", ["positions", "counted"], ["placed"], "place"),
+        helper.make_node("Add", ["embedded", "placed"], ["sum"]),
+        helper.make_node("MatMul", ["sum", "head"], ["logits"]),
+    ]
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "length"])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "length", WORDS])
+    graph = helper.make_graph(nodes, "main", [ids], [logits], [table, positions, head, *scalars])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def uses(model, feeds, labels, kernels):
+    """All ways to run a model on data."""
+    options = onnxtrain.RuntimeOptions(kernels=kernels)
+    trainer = onnxtrain.Trainer(model, loss="next_token", output="logits", runtime=options)
+    yield lambda: trainer.train_step(feeds, labels)
+    yield lambda: trainer.fit((feeds, labels), batch_size=3, progress=False)
+    yield lambda: trainer.fit(lambda: iter([(feeds, labels)]), progress=False)
+    yield lambda: trainer.evaluate((feeds, labels))
+    yield lambda: trainer.predict(feeds)
+    yield lambda: onnxtrain.predict(model, feeds)
+
+
+@pytest.mark.parametrize("kernels", [False, None])
+def test_a_token_beyond_the_vocabulary(kernels):
+    for use in uses(language_model(), *tokens(7, WORDS), kernels):
+        with pytest.raises(
+            DataError,
+            match=r"^'input_ids' has the value 40 at example \d of the batch, but the model looks it up in a table of "
+            r"40 rows: values must be 0 to 39 \(for tokens, the vocabulary; ",
+        ):
+            use()
+
+
+@pytest.mark.parametrize("kernels", [False, None])
+def test_a_sequence_longer_than_the_rotary_caches(kernels):
+    for use in uses(language_model(), *tokens(65), kernels):
+        with pytest.raises(
+            DataError,
+            match=r"^'input_ids' has sequences of 65 positions \(shape \(3, 65\)\), but the model has 64; cut them "
+            r"to at most 64 \(with a tokenizer: truncation=True, max_length=64\)\.$",
+        ):
+            use()
+
+
+@pytest.mark.parametrize("kernels", [False, None])
+def test_a_sequence_longer_than_the_learned_positions(kernels):
+    feeds, labels = tokens(7)
+    del feeds["attention_mask"]
+    for use in uses(learned_positions(), feeds, labels, kernels):
+        with pytest.raises(DataError, match=r"^'input_ids' has sequences of 7 positions .*, but the model has 6; cut"):
+            use()
+
+
+def test_positions_given_beyond_the_table():
+    model = learned_positions()
+    kept = [node for node in model.graph.node if "counted" not in node.output]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    given = helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["batch", "length"])
+    model.graph.input.append(given)
+    next(node for node in model.graph.node if node.name == "place").input[1] = "position_ids"
+    onnx.checker.check_model(model)
+    feeds, labels = tokens(5)
+    feeds = {"input_ids": feeds["input_ids"], "position_ids": np.tile(np.arange(3, 8), (3, 1))}
+    for use in uses(model, feeds, labels, None):
+        with pytest.raises(DataError, match=r"^'position_ids' has the position 7, but the model has 6: they must"):
+            use()
+
+
+NO_MEMORY = (
+    r"There is not enough memory for this step: {} could not be allocated.*, beside [\d.,]+ MiB of weights and "
+    r"optimizer states and [\d.,]+ MiB of data\. Take smaller batches \(batch_size=\) or micro-batches "
+    r"\(accumulate=\), compute large logits in chunks \(the loss's chunk=\), or "
+    r"recompute activations \(recompute=\"layers\"\)\."
+)
+
+
+ALLOCATION = (
+    "Non-zero status code returned while running MatMul node. Name:'head' Status Message: bfc_arena.cc:360 Failed to "
+    "allocate memory for requested buffer of size 122880000"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "size"),
+    [
+        (RuntimeError(ALLOCATION), "117 MiB"),
+        (RuntimeError("std::bad_alloc"), "a buffer"),
+        (RuntimeError("CUDA failure 2: out of memory"), "a buffer"),
+        (MemoryError(), "a buffer"),
+    ],
+)
+def test_memory(error, size, monkeypatch):
+    feeds, labels = tokens(7)
+    trainer = onnxtrain.Trainer(language_model(), loss="next_token", output="logits")
+    trainer.train_step(feeds, labels)
+
+    def fail(*_):
+        raise error
+
+    for step in trainer._session._steps:
+        monkeypatch.setattr(step._session, "run_with_iobinding", fail)
+    with pytest.raises(StepError, match=NO_MEMORY.format(size)):
+        trainer.train_step(feeds, labels)
+
+
+def test_memory_for_the_data_of_a_step():
+    class Array:
+        def __array__(self, dtype=None, copy=None):
+            raise MemoryError
+
+    feeds, labels = tokens(7)
+    trainer = onnxtrain.Trainer(language_model(), loss="next_token", output="logits")
+    trainer.train_step(feeds, labels)
+    (step,) = trainer._session._steps
+    names = trainer._objective.names
+    given = feeds | {trainer._objective.targets.name: labels, names.learning_rate: 0.1}
+    step.run(given)
+    with pytest.raises(StepError, match=NO_MEMORY.format("a buffer")):
+        step.run(given | {"input_ids": Array()})
+
+
+LIMITED = """
+import resource, sys
+import numpy as np
+import onnxtrain
+from zoo.language_model import WORDS, language_model
+trainer = onnxtrain.Trainer(language_model(), loss="next_token", output="logits")
+def step(rows):
+    ids = np.zeros((rows, 60), np.int64)
+    trainer.train_step({"input_ids": ids, "attention_mask": np.ones_like(ids)}, ids)
+step(2)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**27,) * 2)
+try:
+    step(4000)
+except onnxtrain.errors.StepError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit follows from /proc")
+def test_a_process_that_has_too_little_memory():
+    root = Path(__file__).parents[1]
+    found = subprocess.run([sys.executable, "-c", LIMITED], cwd=root, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 1
+    pattern = NO_MEMORY.format(r"[\d.,]+ MiB")
+    assert re.search(pattern, found.stderr), found.stderr
