@@ -57,6 +57,7 @@ ORDER = (
     "edit/",
     "report/",
     "data/",
+    "text/",
     "metrics/",
     "schedules/",
     "weights/",

@@ -30,6 +30,7 @@ from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
+from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.report.formatting import html_facts, plural
 from onnxtrain.working_copy.training_modes import Modes
@@ -70,7 +71,8 @@ class TrainedModel:
                 self._states[average] = self._states[name]
         set_to_zero(self._states, config.masks)
         self._rate = LearningRate(config.optimizer.learning_rate)
-        self._data = data or DataAdapter(read_names(config.model, getattr(config.lora, "adapter", None)))
+        names = getattr(config.lora, "adapter", None)
+        self._data = data or DataAdapter(read_names(config.model, names), folder=config.model.folder)
         self._evaluators: dict[tuple[Forms | None, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
 
@@ -229,12 +231,24 @@ class TrainedModel:
         dataset, form, weights = self._data.open_with_targets(
             objective, source, target=target, sample_weight=sample_weight, learning=False
         )
+        self._warn_of_rows(dataset)
         weighted = weights is not None or (objective.targets is not None and dataset.weighted)
         evaluator = self._evaluator(form, ema, weighted=weighted)
         dataset = evaluator.objective.accept(dataset, weights)
         if objective.targets is None:
             self._data.learn(dataset.columns, (target,))
         return evaluator, dataset
+
+    def _warn_of_rows(self, dataset: Dataset) -> None:
+        """Warn of rows of data that were cut or left out.
+
+        Warns:
+            TrainingHint: There are such rows.
+        """
+        known = {hint.text for hint in self._hints}
+        found = [Hint(text, surprising=True) for text in dataset.hints if text not in known]
+        self._hints += found
+        warn_of(found)
 
     @checks_arguments
     def predict(

@@ -63,6 +63,10 @@ Examples
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --lora 8 --lora-targets '*.{q,v}_proj' --output tuned.onnx_adapter
 
+  A language model on the answers of chats, its tokenizer beside the model:
+    onnxtrain fit folder --data chat.jsonl --loss next_token --lora 8 \\
+        --epochs 3 --batch-size 4 --output tuned.onnx_adapter
+
   Nesterov's momentum with a schedule and checkpoints; the same line goes on
   after an interruption:
     onnxtrain fit model.onnx --data train.npz --loss mean_squared_error \\
@@ -254,6 +258,7 @@ def command(
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
     from onnxtrain.config import Distributed
+    from onnxtrain.model_file.file import find_model
     from onnxtrain.model_file.rescue import save_or_rescue
     from onnxtrain.trainer import Trainer
 
@@ -262,6 +267,7 @@ def command(
     logs = loggers.build(quiet=quiet)
     parallel = distributed.communicator()
     root = parallel is None or parallel.rank == 0
+    model = find_model(model)
     folder = results.run
     lora = adapters.build()
     ending = ".onnx" if lora is None or results.in_place else ".onnx_adapter"
@@ -301,7 +307,7 @@ def command(
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=loop.resume)
     if root and (output.parent.is_dir() or folder is None):  # else the run makes it
         _check_output(trainer, output)
-    source, held_out = reading.source(data), reading.held_out(validation)
+    source, held_out = reading.source(data, loss), reading.held_out(validation, loss)
     weights = _sample_weight(sample_weight)
     shown = Progress(trainer, name=model.name, display=progress)
     with _interruptible(trainer, output, loop), contextlib.closing(shown):

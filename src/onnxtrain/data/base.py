@@ -95,6 +95,16 @@ class Dataset(ABC):
         """Labels that the data declare for their targets, including those without an example."""
         return ()
 
+    @property
+    def hints(self) -> Sequence[str]:
+        """Sentences about examples that were changed or left out."""
+        return ()
+
+    @property
+    def of_tokens(self) -> bool:
+        """True where examples are rows of tokens, and targets the tokens to predict."""
+        return False
+
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model.
 
