@@ -46,6 +46,13 @@ class Batch(NamedTuple):
         """Total number of examples in all parts."""
         return self.size if self.whole is None else self.whole
 
+    @property
+    def tokens(self) -> int:
+        """Tokens in all parts of a batch of rows of tokens: those of its mask [size, tokens], else all positions."""
+        masks = [array for name, array in self.inputs.items() if "mask" in name.lower() and array.ndim == 2]
+        count = int(masks[0].sum()) if masks else 0 if self.targets is None else self.targets.size
+        return round(count * self.total / max(self.size, 1))
+
 
 Divide = Callable[[int, int], slice]
 """Returns the rows of one process, given the number of a batch in the epoch and its size."""
