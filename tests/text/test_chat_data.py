@@ -190,7 +190,9 @@ def test_length_and_rows_without_answers(tmp_path):
     assert dataset.size == 2
     assert len(full[1][0]) > size
     lost = len(full[1][0]) - size
-    total = sum(len(ids) for ids, _ in full) + len(read([{"messages": CHATS[0][:1]}], tokenizer=folder, train_on="all")[0][0])
+    total = sum(len(ids) for ids, _ in full) + len(
+        read([{"messages": CHATS[0][:1]}], tokenizer=folder, train_on="all")[0][0]
+    )
     assert list(dataset.hints) == [
         f"the dataset: 1 of 3 rows are longer than {size} tokens and are cut; {lost} of {total} tokens are lost "
         "(max_length=).",
@@ -266,7 +268,9 @@ def test_the_loss_is_that_of_the_learned_tokens(tmp_path):
     language_model(tokenizer(tmp_path) / "model.onnx")
     trainer = onnxtrain.Trainer(tmp_path, loss="next_token")
     rows = read(ROWS, tokenizer=tmp_path)
-    logits = [trainer.predict({"input_ids": [ids], "attention_mask": np.ones((1, len(ids)), int)})[0] for ids, _ in rows]
+    logits = [
+        trainer.predict({"input_ids": [ids], "attention_mask": np.ones((1, len(ids)), int)})[0] for ids, _ in rows
+    ]
     terms = []
     for scores, (_, labels) in zip(logits, rows, strict=True):
         scores = scores.astype(np.float64)
@@ -334,9 +338,11 @@ def test_an_inconsistent_template_is_refused(tmp_path):
         "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
     )
     folder = tokenizer(tmp_path, template)
-    with pytest.raises(DataError, match=r"row 1 of the dataset cannot be rendered: the chat template renders the first"):
+    with pytest.raises(
+        DataError, match=r"row 1 of the dataset cannot be rendered: the chat template renders the first"
+    ):
         read(ROWS, tokenizer=folder)
     assert len(read(ROWS, tokenizer=folder, train_on="all")) == 2
     changed = "{% set x %}{% generation %}{{ messages[1].content }}{% endgeneration %}{% endset %}{{ x | upper }}"
-    with pytest.raises(DataError, match="changes the text of a {% generation %} block after the block"):
+    with pytest.raises(DataError, match=r"changes the text of a \{% generation %\} block after the block"):
         read(ROWS, tokenizer=tokenizer(tmp_path, changed))

@@ -57,8 +57,8 @@ Data = Annotated[
         group=DATA,
         metavar="PATH",
         help="A .npz or .safetensors file or a folder of .npy files: arrays named like the model's inputs, and the "
-        "target. Or a .csv or .parquet file with --target, a folder with one folder of images per class, a .tar file, or "
-        "for next_token a .jsonl, .txt, .csv or .parquet file of chats or texts.",
+        "target. Or a .csv or .parquet file with --target, a folder with one folder of images per class, a .tar file, "
+        "or for next_token a .jsonl, .txt, .csv or .parquet file of chats or texts.",
     ),
 ]
 Target = Annotated[

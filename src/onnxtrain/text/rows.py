@@ -74,7 +74,9 @@ class Row:
             except RefusedFileError as error:
                 raise DataError(f"tools of {label} are not JSON: {error}.") from error
         if options is not None and not isinstance(options, Mapping):
-            raise DataError(f"chat_template_kwargs of {label} is a {type(options).__name__}; it needs names and values.")
+            raise DataError(
+                f"chat_template_kwargs of {label} is a {type(options).__name__}; it needs names and values."
+            )
         by_template: dict[str, Any] = {"tools": tools or None, "options": options}
         if form == ("text",):
             return cls(label, _text(columns, "text", label))
