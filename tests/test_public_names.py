@@ -61,7 +61,7 @@ PUBLIC = {
     "replace_head",
     "quantize",
     "register_gradient",
-    "testing",
+    "testing", "text",
     "training_model",
     "unregister_gradient",
     *(entry.settings.__name__ for entry in OPTIMIZERS.values()),

@@ -92,12 +92,12 @@ def language_model(path: Path, *, inputs: str = "input_ids, int64[N, T] attentio
     model = parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 18]>
         f (int64[N, T] {inputs}) => (float[N, T, {vocabulary}] logits) {{
-            e = Gather(words, input_ids)  hidden = Tanh(e)  logits = MatMul(hidden, head) }}"""
+            e = Gather(words, input_ids)  m = MatMul(e, mix)  hidden = Tanh(m)  logits = MatMul(hidden, head) }}"""
     )
     rng = np.random.default_rng(0)
     model.graph.initializer.extend(
-        numpy_helper.from_array(rng.normal(size=shape).astype(np.float32) / 4, name)
-        for name, shape in {"words": (vocabulary, 16), "head": (16, vocabulary)}.items()
+        numpy_helper.from_array(rng.normal(size=shape).astype(np.float32) / 2, name)
+        for name, shape in {"words": (vocabulary, 16), "mix": (16, 16), "head": (16, vocabulary)}.items()
     )
     path.parent.mkdir(exist_ok=True, parents=True)
     onnx.save(model, path)

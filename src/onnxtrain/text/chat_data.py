@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -244,7 +244,7 @@ class ChatExamples:
         """Return some rows as inputs by name, and labels."""
         ids = [self._tokens.ids(row) for row in rows]
         length = self._length or max(len(each) for each in ids)
-        of_roles = {
+        of_roles: dict[str, Callable[[], Array]] = {
             "ids": lambda: padded(ids, length, self._padding),
             "mask": lambda: padded([np.ones(len(each)) for each in ids], length, 0),
             "types": lambda: np.zeros((len(ids), length), np.int32),

@@ -177,7 +177,8 @@ def _read(source: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(source, Iterable):
         if is_hugging_face(source):
             refuse_other_kinds(source)
-            source = source.with_format(None)
+            plain: Any = source
+            source = plain.with_format(None)
         yield from ((f"row {number}", row) for number, row in enumerate(source))
     else:
         raise DataError(f"the data is a {type(source).__name__}; it needs a path, a dataset, or a list of rows.")
