@@ -508,14 +508,15 @@ class TrainedModel:
         """Return the model with its current weights, and all states, for another process."""
         fields = {name: value for name, value in vars(self.config).items() if name != "model"}
         states = {name: np.array(array) for name, array in self._states.items()}
-        kept = {"fields": fields, "states": states, "rate": self._rate, "data": (self._data.names, self._data.numbered)}
+        data = (self._data.names, self._data.numbered, self._data.folder)
+        kept = {"fields": fields, "states": states, "rate": self._rate, "data": data}
         return {"model": self._base().SerializeToString(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the pickled state with a new session."""
         file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
-        names, numbered = state["data"]
-        data = DataAdapter(names, numbered=numbered)
+        names, numbered, folder = state["data"]
+        data = DataAdapter(names, numbered=numbered, folder=folder)
         self._start(TrainingConfig(model=file, **state["fields"]), None, state["states"], data)
         self._rate = state["rate"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data.map_dataset import by_length
-from onnxtrain.errors import DataError, OptionError, TrainingHint
+from onnxtrain.errors import CheckpointError, DataError, OptionError, TrainingHint
 from onnxtrain.text import ChatData
 from text.chats import CHATS, GENERATION, TEMPLATES, language_model, tokenizer, write_rows
 
@@ -258,9 +259,33 @@ def test_a_trainer_takes_a_file_beside_a_tokenizer(tmp_path):
     alone = onnxtrain.evaluate(tmp_path / "model" / "tuned.onnx", ROWS, loss="next_token")
     assert alone["loss"] == pytest.approx(by_metric["loss"], rel=1e-5)
     assert path.exists()
+    assert onnxtrain.predict(tmp_path / "model", str(tmp_path / "chat.jsonl")).shape[0] == 16
+    again = pickle.loads(pickle.dumps(trainer))
+    assert again.evaluate(ROWS)["loss"] == pytest.approx(by_metric["loss"], rel=1e-5)
+    other = onnxtrain.Trainer(tmp_path / "model", loss="softmax_cross_entropy(axis=-1)")
+    with pytest.raises(DataError, match="compares the logits at each token with this token; use next_token"):
+        other.fit(tmp_path / "chat.jsonl", progress=False)
     with pytest.warns(TrainingHint, match=r"rows are longer than 30 tokens and are cut"):
         trainer.fit(ChatData(ROWS, max_length=30), progress=False)
     assert any("longer than 30 tokens" in hint for hint in trainer.hints)
+
+
+def test_a_resumed_training_takes_the_same_batches(tmp_path):
+    language_model(tokenizer(tmp_path / "model") / "model.onnx")
+    rows = write_rows(tmp_path / "chat.jsonl", [*ROWS * 8, {"text": "a b c d"}])
+    found = []
+    for name, resume in (("first", False), ("second", False), ("second", True)):
+        trainer = onnxtrain.Trainer(tmp_path / "model", loss="next_token")
+        epochs = 1 if name == "second" and not resume else 2
+        options = {"checkpoint": tmp_path / name, "resume": resume, "progress": False}
+        trainer.fit(rows, epochs=epochs, batch_size=3, **options)
+        found.append(trainer.parameters["mix"].tobytes())
+    assert found[0] == found[2] != found[1]
+    write_rows(tmp_path / "chat.jsonl", ROWS * 8)
+    with pytest.raises(CheckpointError, match="data"):
+        onnxtrain.Trainer(tmp_path / "model", loss="next_token").fit(
+            rows, epochs=2, batch_size=3, checkpoint=tmp_path / "second", resume=True, progress=False
+        )
 
 
 def test_the_loss_is_that_of_the_learned_tokens(tmp_path):

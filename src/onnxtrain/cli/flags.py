@@ -325,11 +325,11 @@ class ReaderFlags:
         from onnxtrain.data.images import is_image_folder
         from onnxtrain.data.tar_file import is_tar
         from onnxtrain.text import ChatData
-        from onnxtrain.text.rows import JSON_SUFFIXES, holds_texts
+        from onnxtrain.text.rows import holds_texts, is_json_lines
 
         image_settings = {"mean": _channel_values("mean", self.mean), "std": _channel_values("std", self.std)}
         rows = holds_texts(path) and (loss or "").partition("(")[0] == "next_token"
-        if rows or Path(path).suffix.lower() in JSON_SUFFIXES:
+        if rows or is_json_lines(path):
             reading = ("delimiter", "encoding", "decimal") if Path(path).suffix.lower() in CSV_SUFFIXES else ()
             own = ("tokenizer", "train_on", "max_length", "pack", "chat_template")
             self._only(*own, *reading, kind="chats or texts", path=path)

@@ -19,7 +19,7 @@ from onnxtrain.data.packing import PackedSequences
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.text.rows import holds_texts, name_of, read_rows
+from onnxtrain.text.rows import holds_texts, is_json_lines, name_of, read_rows
 from onnxtrain.text.tokenizer_files import ChatTokenizer
 
 IGNORED: Final = -100
@@ -112,9 +112,10 @@ def with_texts(source: Any, folder: str | os.PathLike[str] | None, *, rows: bool
     Args:
         source: The data.
         folder: Folder of the model; ``None`` for a model in memory.
-        rows: The model learns texts, so that tables and lists with columns of texts are rows of texts.
+        rows: The model learns texts, so that tables and lists with columns of texts are rows of texts; a ``.jsonl``
+            file always is.
     """
-    if rows and not isinstance(source, ChatData) and holds_texts(source):
+    if not isinstance(source, ChatData) and (holds_texts(source) if rows else is_json_lines(source)):
         source = ChatData(source)
     if isinstance(source, ChatData) and source.tokenizer is None and folder is not None:
         return dataclasses.replace(source, tokenizer=folder)

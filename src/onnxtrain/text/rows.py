@@ -125,6 +125,11 @@ def name_of(source: Any) -> str:
     return f"'{Path(source)}'" if isinstance(source, str | os.PathLike) else "the dataset"
 
 
+def is_json_lines(source: Any) -> bool:
+    """Return whether a source is the path of a file with one JSON document a line, which holds rows of texts only."""
+    return isinstance(source, str | os.PathLike) and Path(source).suffix.lower() in JSON_SUFFIXES
+
+
 def holds_texts(source: Any) -> bool:
     """Return whether a source has the columns of a form of rows: a file by its ending, a dataset by its columns."""
     if isinstance(source, CsvFile | ParquetFile):
@@ -170,7 +175,7 @@ def _read(source: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"row {number}", row) for number, row in enumerate(source.rows(_COLUMNS)))
     elif isinstance(source, str | os.PathLike):
         path = Path(source)
-        parse = _json if path.suffix.lower() in JSON_SUFFIXES else None
+        parse = _json if is_json_lines(path) else None
         for number, line in _lines(path):
             label = f"line {number}"
             yield label, {"text": line} if parse is None else parse(line, f"{label} of '{path}'")

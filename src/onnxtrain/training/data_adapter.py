@@ -33,7 +33,7 @@ from onnxtrain.data.naming import (
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 from onnxtrain.losses.base import Forms
-from onnxtrain.losses.cross_entropy import NextToken
+from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
 from onnxtrain.objective import Objective
 
@@ -250,13 +250,23 @@ class DataAdapter:
 
 
 def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> Any:
-    """Return rows of texts with the tokenizer of the model, and other data as they are."""
-    if isinstance(source, tuple | Dataset) or is_array_like(source) or callable(source):
+    """Return rows of texts with the tokenizer of the model, and other data as they are.
+
+    Raises:
+        DataError: The labels of texts do not fit the loss.
+    """
+    if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
         return source
-    from onnxtrain.text.chat_data import with_texts  # a single step does not need file readers
+    from onnxtrain.text.chat_data import ChatData, with_texts  # a single step does not need file readers
 
     loss = None if objective.targets is None else objective.targets.loss
-    return with_texts(source, folder, rows=isinstance(loss, NextToken))
+    found = with_texts(source, folder, rows=isinstance(loss, NextToken))
+    if isinstance(found, ChatData) and isinstance(loss, SoftmaxCrossEntropy) and not isinstance(loss, NextToken):
+        raise DataError(
+            f"{found.name} holds texts, but the loss {loss.name} compares the logits at each token with this token; "
+            "use next_token, which compares them with the next one."
+        )
+    return found
 
 
 def open_with_targets(
