@@ -86,10 +86,8 @@ class ChatTokenizer:
         Raises:
             DataError: The template or the tokenizer fails on them, or there is no template.
         """
-        texts: list[tuple[str, list[tuple[int, int]]]] = []
         rendered = iter(self._rendered([row for row in rows if row.messages is not None], answers=answers))
-        for row in rows:
-            texts.append(self._ended(row, answers=answers) if row.messages is None else next(rendered))
+        texts = [self._ended(row, answers=answers) if row.messages is None else next(rendered) for row in rows]
         encoded: list[Encoded | None] = [None] * len(rows)
         for plain in (True, False):  # a template writes the special tokens itself
             own = [index for index, row in enumerate(rows) if (row.messages is None) == plain]
