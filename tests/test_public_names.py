@@ -67,6 +67,7 @@ PUBLIC = {
     "quantize",
     "register_gradient",
     "testing",
+    "text",
     "training_model",
     "unregister_gradient",
     *(entry.settings.__name__ for entry in OPTIMIZERS.values()),

@@ -58,6 +58,7 @@ ORDER = (
     "edit/",
     "report/",
     "data/",
+    "text/",
     "metrics/",
     "schedules/",
     "weights/",

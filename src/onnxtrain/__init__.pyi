@@ -17,6 +17,7 @@ from . import ray as ray
 from . import schedules as schedules
 from . import sklearn as sklearn
 from . import testing as testing
+from . import text as text
 from .adapters.lora import Lora as Lora
 from .autodiff import no_gradient as no_gradient
 from .autodiff import register_gradient as register_gradient

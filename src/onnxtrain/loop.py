@@ -229,7 +229,7 @@ class Loop:
         progress.bind_rate(options.rate.choose)
         progress.weights = self._state.trained
         progress.averages = Parameters(self._state.buffers, list(self._state.averages.values()))
-        progress.ema, progress.data = options.ema, options.dataset.name
+        progress.ema, progress.data, progress.of_tokens = options.ema, options.dataset.name, options.dataset.of_tokens
         try:
             with self._stopping:
                 options.callbacks.on_fit_begin(progress)

@@ -31,6 +31,7 @@ from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
+from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.data_adapter import DataAdapter
 from onnxtrain.weights.masks import check_masks, set_to_zero, zeros_to_keep
 from onnxtrain.working_copy.training_modes import Modes
@@ -70,7 +71,8 @@ class TrainedModel:
                 self._states[average] = self._states[name]
         set_to_zero(self._states, config.masks)
         self._rate = LearningRate(config.optimizer.learning_rate)
-        self._data = data or DataAdapter(read_names(config.model, getattr(config.lora, "adapter", None)))
+        names = getattr(config.lora, "adapter", None)
+        self._data = data or DataAdapter(read_names(config.model, names), folder=config.model.folder)
         self._evaluators: dict[tuple[Forms | None, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
 
@@ -229,12 +231,24 @@ class TrainedModel:
         dataset, form, weights = self._data.open_with_targets(
             objective, source, target=target, sample_weight=sample_weight, learning=False
         )
+        self._warn_of_rows(dataset)
         weighted = weights is not None or (objective.targets is not None and dataset.weighted)
         evaluator = self._evaluator(form, ema, weighted=weighted)
         dataset = evaluator.objective.accept(dataset, weights)
         if objective.targets is None:
             self._data.learn(dataset.columns, (target,))
         return evaluator, dataset
+
+    def _warn_of_rows(self, dataset: Dataset) -> None:
+        """Warn of rows of data that were cut or left out.
+
+        Warns:
+            TrainingHint: There are such rows.
+        """
+        known = {hint.text for hint in self._hints}
+        found = [Hint(text, surprising=True) for text in dataset.hints if text not in known]
+        self._hints += found
+        warn_of(found)
 
     @checks_arguments
     def predict(
@@ -513,14 +527,15 @@ class TrainedModel:
         """Return the model with its current weights, and all states, for another process."""
         fields = {name: value for name, value in vars(self.config).items() if name != "model"}
         states = {name: np.array(array) for name, array in self._states.items()}
-        kept = {"fields": fields, "states": states, "rate": self._rate, "data": (self._data.names, self._data.numbered)}
+        data = (self._data.names, self._data.numbered, self._data.folder)
+        kept = {"fields": fields, "states": states, "rate": self._rate, "data": data}
         return {"model": self._base().SerializeToString(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the pickled state with a new session."""
         file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
-        names, numbered = state["data"]
-        data = DataAdapter(names, numbered=numbered)
+        names, numbered, folder = state["data"]
+        data = DataAdapter(names, numbered=numbered, folder=folder)
         self._start(TrainingConfig(model=file, **state["fields"]), None, state["states"], data)
         self._rate = state["rate"]
 

@@ -314,6 +314,8 @@ class Trainer(TrainedModel):
         Args:
             data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a ``.csv`` file, a folder of pictures by
                 class, a mapping of arrays, (inputs, targets), or an iterable of batches; with ``y`` the inputs alone.
+                With the loss ``next_token`` also rows of texts, such as a ``.jsonl`` file of chats, or an
+                :class:`onnxtrain.text.ChatData`.
             y: The targets, where ``data`` has none; by output where several have losses.
             validation: Data to evaluate on after every epoch, which may be (inputs, targets, weights), or the fraction
                 of ``data`` to hold out: ``0.2``.
@@ -504,6 +506,7 @@ class Trainer(TrainedModel):
         dataset, form, weights = self._data.open_with_targets(
             self._objective, source, target=target, sample_weight=sample_weight, learning=True
         )
+        self._warn_of_rows(dataset)
         self._use(self._objective.with_form(form).weighting(weights is not None))
         dataset = self._objective.accept(dataset, weights)
         named = weights if isinstance(weights, str) else None

@@ -1,5 +1,6 @@
 """Models of onnxruntime-genai: slots in its builder's models, and generation with adapters."""
 
+import json
 import subprocess
 import sys
 
@@ -160,6 +161,39 @@ def test_the_command_of_the_page(folder, tmp_path):
     place = with_model(folder, tmp_path / "tuned")
     add_slots(folder / "model.onnx", place / "model.onnx")
     assert np.abs(logits(place, tmp_path / "tuned.onnx_adapter") - logits(folder)).max() > 1e-3
+
+
+def test_from_a_text_file_to_an_adapter_that_generates(folder, tmp_path):
+    words = [f"t{word}" for word in SONG * 4]
+    rows = [
+        {"prompt": " ".join(words[at : at + 2]), "completion": " " + " ".join(words[at + 2 : at + 14])}
+        for at in range(6)
+    ]
+    (tmp_path / "song.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
+    place = with_model(folder, tmp_path / "tuned")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"t{i}": i for i in range(97)}, unk_token="t0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # the folder's reads t11 as its special token t1
+    tokenizer.save(str(tmp_path / "words.json"))
+    command = [
+        sys.executable,
+        "-m",
+        "onnxtrain",
+        "fit",
+        str(folder),
+        "--tokenizer",
+        "words.json",
+        "--data",
+        "song.jsonl",
+        "--loss",
+        "next_token",
+    ]
+    command += ["--optimizer", "adamw(lr=1e-2)", "--lora", "8", "--lora-alpha", "16", "--lora-targets", "*"]
+    command += ["--epochs", "40", "--batch-size", "4", "--validation", "0.1", "-o", "tuned/song.onnx_adapter"]
+    shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert "validation perplexity" in shown
+    assert "tokens/s" in shown
+    add_slots(folder / "model.onnx", place / "model.onnx", adapter=place / "song.onnx_adapter")
+    assert sung(place, place / "song.onnx_adapter") == (SONG * 3)[2:12]
 
 
 def test_merging(folder, tmp_path):

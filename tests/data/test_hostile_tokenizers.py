@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtrain.data import TensorSpec, TextFile, open_dataset, text_file
+from onnxtrain.data import TensorSpec, TextFile, open_dataset, tokenizer
 from onnxtrain.errors import DataError
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")
@@ -66,8 +66,8 @@ def encoded(folder: Path, tokenizer: Any, text: str = "a b") -> np.ndarray:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_hostile_files_are_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_file, "_SECONDS", 5.0)
-    monkeypatch.setattr(text_file, "_MEMORY", 1 << 30)
+    monkeypatch.setattr(tokenizer, "_SECONDS", 5.0)
+    monkeypatch.setattr(tokenizer, "_MEMORY", 1 << 30)
     (tmp_path / "tokenizer.json").write_text(json.dumps(REFUSED[name]))
     with pytest.raises(DataError, match=r"tokenizer\.json'.*\.$") as caught:
         encoded(tmp_path, tmp_path / "tokenizer.json", f"a b zzz {'x' * 3000}")

@@ -66,7 +66,7 @@ class Subject:
         path.write_bytes(damage(text, generator) if generator.random() < 0.3 else text)
 
     def _tokenizer(self, generator: random.Random, case: Path) -> None:
-        from onnxtrain.data.text_file import open_tokenizer
+        from onnxtrain.data.tokenizer import open_tokenizer
 
         self._json(TOKENIZER, generator, case / "tokenizer.json")
         open_tokenizer(case / "tokenizer.json").encode(["a b", "", "b" * 40, "zz \u03bb"])

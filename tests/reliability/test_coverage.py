@@ -32,13 +32,14 @@ FUZZED = {
     "data": ("data/files.py", "data/opening.py"),
     "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py"),
     "small": (
-        "model_file/small_files.py", "data/text_file.py", "data/data_names.py", "report/runs.py",
+        "model_file/small_files.py", "data/text_file.py", "data/tokenizer.py", "data/data_names.py", "report/runs.py",
         "cli/configuration.py", "cli/fit.py", "training/import_states.py", "autodiff/options.py",
     ),
     "tables": (
         "data/csv_file.py", "data/parquet_file.py", "data/tar_file.py",
         "data/images.py", "data/text_file.py",
     ),
+    "texts": ("text/rows.py", "text/tokenizer_files.py"),
 }  # fmt: skip
 """The subject that feeds each file of the source that reads others' files."""
 
@@ -47,7 +48,7 @@ SERVERS = {"pages": ("federated_pages/page_server.py",)}
 
 OWN = (
     "pruning/report.py", "cli/export.py", "cli/process.py", "passes/description.py",
-    "data/tokenizing_worker.py",
+    "data/limited_process.py", "data/limited_worker.py", "data/tokenizing_worker.py", "text/template_worker.py",
 )  # fmt: skip
 """Readers of trusted data only: files of packages, files just written, messages of worker processes."""
 

@@ -26,6 +26,7 @@ class TrainingState:
         batch_size: Number of examples of the last step; before the first one, the configured batch size.
         waited: Seconds spent waiting for data since this training, or its resumption, began.
         data: Name of the data for messages.
+        of_tokens: True if examples are rows of tokens.
         batch: The examples of the last step, a :class:`~onnxtrain.data.Batch`; None before the first step.
         metrics: Metrics of the epoch by name, at its end; empty before.
         epochs: Number of planned epochs; None when not known.
@@ -52,6 +53,7 @@ class TrainingState:
     trainer: Any = field(default=None, repr=False, compare=False)
     waited: float = 0.0
     data: str = "the data"
+    of_tokens: bool = False
     batch: Any = field(default=None, repr=False, compare=False)
     weights: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     averages: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)

@@ -231,7 +231,8 @@ class Progress(Callback):
     def __init__(self, display: Display) -> None:
         self._display = display
         self._began = self._steady_since = self._epoch_began = self._looked = 0.0
-        self._first_step = self._epoch_steps = self._epoch_examples = 0
+        self._first_step = self._epoch_steps = self._epoch_examples = self._epoch_tokens = self._tokens = 0
+        self._of_tokens = False
         self._total_loss = 0.0
         self.examples = 0
         """Number of examples trained on so far."""
@@ -243,19 +244,22 @@ class Progress(Callback):
     def on_fit_begin(self, state: TrainingState) -> None:
         """Start the display."""
         self._began = self._looked = time.perf_counter()
-        self._first_step, self.examples = state.step, 0
+        self._first_step, self.examples, self._tokens = state.step, 0, 0
+        self._of_tokens = state.of_tokens
         self._show(lambda: self._display.begin(self._status(state, [])))
 
     def on_epoch_begin(self, state: TrainingState) -> None:
         """Reset the counters of the epoch."""
         self._epoch_began = time.perf_counter()
-        self._total_loss, self._epoch_steps, self._epoch_examples = 0.0, 0, 0
+        self._total_loss, self._epoch_steps, self._epoch_examples, self._epoch_tokens = 0.0, 0, 0, 0
 
     def on_step_end(self, state: TrainingState) -> None:
         """Show the step, at most once per interval."""
         self._total_loss += state.loss
         self._epoch_steps += 1
         self._epoch_examples += state.batch_size
+        if self._of_tokens and state.batch is not None:
+            self._epoch_tokens += state.batch.tokens
         now = time.perf_counter()
         if state.step == self._first_step + 1:
             self._steady_since = now  # the first step compiles the session
@@ -268,6 +272,7 @@ class Progress(Callback):
         """Show the values of the epoch."""
         now = time.perf_counter()
         self.examples += self._epoch_examples
+        self._tokens += self._epoch_tokens
         self._looked = now
         if not _is_shown(state):
             return
@@ -275,15 +280,16 @@ class Progress(Callback):
         shown = {words(name): number(value) for name, value in values.items()}
         speed = self._speed(now - self._epoch_began)
         status = self._status(state, [*(f"{name} {value}" for name, value in shown.items()), speed])
-        row = {"epoch": state.epoch, **shown, "examples/s": speed.partition(" ")[0]}
+        rate, _, unit = speed.partition(" ")
+        row = {"epoch": state.epoch, **shown, unit: rate}
         self._show(lambda: self._display.epoch(status, row))
 
     def on_fit_end(self, state: TrainingState) -> None:
         """Show the summary."""
         self.seconds = time.perf_counter() - self._began
         parts = [plural(state.epoch, "epoch"), plural(state.step, "step"), duration(self.seconds)]
-        if self.examples and self.seconds:
-            parts.append(f"{count(self.examples / self.seconds)} examples/s")
+        if self.speed:
+            parts.append(self.speed)
         self.waiting = waiting(state.waited, self.seconds, state.data)
         if self.waiting:
             parts.append(self.waiting)
@@ -305,8 +311,17 @@ class Progress(Callback):
         total = None if steps is None or state.epochs is None else steps * state.epochs
         return Status(_epoch(state), parts, state.step, total)
 
+    @property
+    def speed(self) -> str:
+        """Speed of the training that has ended, in words; empty where nothing was trained."""
+        return self._rate(self.examples, self._tokens, self.seconds) if self.examples and self.seconds else ""
+
     def _speed(self, seconds: float) -> str:
-        return f"{count(self._epoch_examples / max(seconds, 1e-9))} examples/s"
+        return self._rate(self._epoch_examples, self._epoch_tokens, seconds)
+
+    def _rate(self, examples: int, tokens: int, seconds: float) -> str:
+        number, unit = (tokens, "tokens/s") if self._of_tokens else (examples, "examples/s")
+        return f"{count(number / max(seconds, 1e-9))} {unit}"
 
     def _time_left(self, state: TrainingState, now: float) -> list[str]:
         """Estimate the time left from the steps after the first, which compiles the session."""

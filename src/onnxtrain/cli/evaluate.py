@@ -48,7 +48,7 @@ def command(
     paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})
     measured = evaluate(
         model,
-        reading.source(data),
+        reading.source(data, loss),
         loss=loss_flags.of(loss),
         target=target,
         metrics=metrics or (),

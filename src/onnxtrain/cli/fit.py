@@ -63,6 +63,10 @@ Examples
     onnxtrain fit model.onnx --data train.npz --loss softmax_cross_entropy \\
         --lora 8 --lora-targets '*.{q,v}_proj' --output tuned.onnx_adapter
 
+  A language model on the answers of chats, its tokenizer beside the model:
+    onnxtrain fit folder --data chat.jsonl --loss next_token --lora 8 \\
+        --epochs 3 --batch-size 4 --output tuned.onnx_adapter
+
   Nesterov's momentum with a schedule and checkpoints; the same line goes on
   after an interruption:
     onnxtrain fit model.onnx --data train.npz --loss mean_squared_error \\
@@ -255,6 +259,7 @@ def command(
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
     from onnxtrain.config import Distributed
+    from onnxtrain.model_file.file import find_model
     from onnxtrain.model_file.rescue import save_or_rescue
     from onnxtrain.trainer import Trainer
 
@@ -263,6 +268,7 @@ def command(
     logs = loggers.build(quiet=quiet)
     parallel = distributed.communicator()
     root = parallel is None or parallel.rank == 0
+    model = find_model(model)
     folder = results.run
     lora = adapters.build()
     ending = ".onnx" if lora is None or results.in_place else ".onnx_adapter"
@@ -310,7 +316,7 @@ def command(
         _check_output(trainer, output)
         if base is not None:
             trainer._file.check_writable(base)
-    source, held_out = reading.source(data), reading.held_out(validation)
+    source, held_out = reading.source(data, loss), reading.held_out(validation, loss)
     weights = _sample_weight(sample_weight)
     shown = Progress(trainer, name=model.name, display=progress)
     with _interruptible(trainer, output, loop, base), contextlib.closing(shown):

@@ -57,8 +57,8 @@ Data = Annotated[
         group=DATA,
         metavar="PATH",
         help="A .npz or .safetensors file or a folder of .npy files: arrays named like the model's inputs, and the "
-        "target. Or a .csv or .parquet file with --target, a folder with one folder of images per class, or a .tar "
-        "file.",
+        "target. Or a .csv or .parquet file with --target, a folder with one folder of images per class, a .tar file, "
+        "or for next_token a .jsonl, .txt, .csv or .parquet file of chats or texts.",
     ),
 ]
 Target = Annotated[
@@ -281,7 +281,11 @@ class ReaderFlags:
     ] = None
     decimal: Annotated[str | None, Parameter(metavar="MARK", help="CSV: the decimal sign.  [default: detected]")] = None
     tokenizer: Annotated[
-        Path | None, Parameter(metavar="FILE", help="Text: a tokenizer.json for a column of texts.")
+        Path | None,
+        Parameter(
+            metavar="FILE",
+            help="Text: a tokenizer.json, for a column of texts or for chats.  [default for chats: beside the model]",
+        ),
     ] = None
     text: Annotated[str, Parameter(metavar="NAME", help="Text: the column.")] = "text"
     length: Annotated[
@@ -289,8 +293,29 @@ class ReaderFlags:
         Parameter(metavar="TOKENS", help="Text: tokens per example.  [default: the model's or longest]"),
     ] = None
 
-    def source(self, path: str) -> Any:
+    train_on: Annotated[
+        Literal["answers", "all"],
+        Parameter(help="Chats, with next_token: learn the answers, or all tokens."),
+    ] = "answers"
+    max_length: Annotated[
+        int | None,
+        Parameter(metavar="TOKENS", help="Chats: cut rows at this length.  [default: the model's, or 1024]"),
+    ] = None
+    pack: Annotated[
+        int | None,
+        Parameter(metavar="TOKENS", help="Chats: put several rows into one of this length, kept apart."),
+    ] = None
+    chat_template: Annotated[
+        Path | None,
+        Parameter(metavar="FILE", help="Chats: a template in Jinja.  [default: the tokenizer's]"),
+    ] = None
+
+    def source(self, path: str, loss: str | None = None) -> Any:
         """Return the data of a path, read with these settings.
+
+        Args:
+            path: The data.
+            loss: The loss as given; with ``next_token`` texts are rows of a language model.
 
         Raises:
             OptionError: A setting is for another kind of data.
@@ -299,8 +324,17 @@ class ReaderFlags:
         from onnxtrain.data.csv_file import CSV_SUFFIXES
         from onnxtrain.data.images import is_image_folder
         from onnxtrain.data.tar_file import is_tar
+        from onnxtrain.text import ChatData
+        from onnxtrain.text.rows import holds_texts, is_json_lines
 
         image_settings = {"mean": _channel_values("mean", self.mean), "std": _channel_values("std", self.std)}
+        rows = holds_texts(path) and (loss or "").partition("(")[0] == "next_token"
+        if rows or is_json_lines(path):
+            reading = ("delimiter", "encoding", "decimal") if Path(path).suffix.lower() in CSV_SUFFIXES else ()
+            own = ("tokenizer", "train_on", "max_length", "pack", "chat_template")
+            self._only(*own, *reading, kind="chats or texts", path=path)
+            opened = CsvFile(path, self.delimiter, self.encoding, self.decimal) if reading else path
+            return ChatData(opened, **{name: getattr(self, name) for name in own})
         if self.tokenizer is not None:
             self._only("tokenizer", "text", "length", kind="texts", path=path)
             return TextFile(path, self.tokenizer, self.text, self.length)
@@ -314,7 +348,7 @@ class ReaderFlags:
         self._only(kind="arrays", path=path)
         return path
 
-    def held_out(self, validation: str | None) -> Any:
+    def held_out(self, validation: str | None, loss: str | None = None) -> Any:
         """Return validation data with these settings, or the fraction to hold out.
 
         Raises:
@@ -323,7 +357,7 @@ class ReaderFlags:
         if validation is None:
             return None
         if Path(validation).exists():
-            return self.source(validation)
+            return self.source(validation, loss)
         try:
             return float(validation)
         except ValueError:

@@ -31,6 +31,7 @@ class Progress(progress.Progress):
     def __init__(self, trainer: Trainer, *, name: str, display: str = "auto") -> None:
         self._console = terminal.console()
         self._trainer = trainer
+        self._hints = trainer.hints  # later ones are printed as warnings
         self._name = name
         self._stop_reason: str | None = None
         self._written: dict[str, str] = {}
@@ -53,7 +54,7 @@ class Progress(progress.Progress):
         what = f"{terminal.count(trained)} of {terminal.count(everything)} weights"
         rule = f"{type(optimizer).__name__}, learning rate {optimizer.learning_rate:g}"
         self._console.print(Text.assemble((self._name, "bold"), f": trains {what} with {rule}"))
-        for hint in trainer.hints:
+        for hint in self._hints:
             self._console.print(Text.assemble(("hint: ", "yellow"), in_flags(hint)))
 
     def on_fit_end(self, state: TrainingState) -> None:
@@ -86,8 +87,7 @@ class Progress(progress.Progress):
         parts: list[Any] = [measured(rows)] if rows else []
         steps = round(rows[-1]["step"]) if rows else 0
         took = f"{terminal.plural(steps, 'step')}, {terminal.duration(self.seconds)}"
-        if self.seconds and self.examples:
-            took += f", {terminal.count(self.examples / self.seconds)} examples/s"
+        took += f", {self.speed}" if self.speed else ""
         took += f", {self.waiting}" if self.waiting else ""
         parts.append(terminal.facts({"trained": took, **self._written}))
         self._console.print(Group(*parts))

@@ -161,9 +161,9 @@ def command(
     )
     result = prune(
         model,
-        reading.source(data),
+        reading.source(data, loss),
         loss=loss_flags.of(loss),
-        validation=reading.held_out(validation),
+        validation=reading.held_out(validation, loss),
         target=target,
         optimizer=settings.build(DEFAULT_OPTIMIZER),
         storage=storage,

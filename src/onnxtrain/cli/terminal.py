@@ -76,11 +76,17 @@ def facts(rows: Mapping[str, str]) -> Table:
 
 
 def file_size(path: Path) -> str:
-    """Return the size of a file in powers of 1000 bytes."""
+    """Return the size of a file, or of the files in a folder, in powers of 1000 bytes."""
     status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
+        return _bytes(sum(sizes))
     if not stat.S_ISREG(status.st_mode):
         return "a device or a pipe"
-    size = float(status.st_size)
+    return _bytes(status.st_size)
+
+
+def _bytes(size: float) -> str:
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"

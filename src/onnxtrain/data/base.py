@@ -46,6 +46,13 @@ class Batch(NamedTuple):
         """Total number of examples in all parts."""
         return self.size if self.whole is None else self.whole
 
+    @property
+    def tokens(self) -> int:
+        """Tokens in all parts of a batch of rows of tokens: those of its mask [size, tokens], else all positions."""
+        masks = [array for name, array in self.inputs.items() if "mask" in name.lower() and array.ndim == 2]
+        count = int(masks[0].sum()) if masks else 0 if self.targets is None else self.targets.size
+        return round(count * self.total / max(self.size, 1))
+
 
 Divide = Callable[[int, int], slice]
 """Returns the rows of one process, given the number of a batch in the epoch and its size."""
@@ -94,6 +101,16 @@ class Dataset(ABC):
     def declared_labels(self) -> Sequence[str]:
         """Labels that the data declare for their targets, including those without an example."""
         return ()
+
+    @property
+    def hints(self) -> Sequence[str]:
+        """Sentences about examples that were changed or left out."""
+        return ()
+
+    @property
+    def of_tokens(self) -> bool:
+        """True where examples are rows of tokens, and targets the tokens to predict."""
+        return False
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model.

@@ -8,10 +8,10 @@ import itertools
 import logging
 import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from onnxtrain.errors import DataError
 from onnxtrain.spelling import checks_arguments
 
 _logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 CSV_SUFFIXES: Final = (".csv", ".tsv")
 
@@ -83,12 +85,24 @@ class CsvFile(Reader):
         Raises:
             DataError: The file cannot be read or does not fit; the message names the line and the column.
         """
+        return self._with_file(lambda file: self._read_open(file, specs, target, need_target))
+
+    def column_names(self) -> list[str]:
+        """Return the names in the first line.
+
+        Raises:
+            DataError: The file cannot be read, or has no names.
+        """
+        return self._with_file(lambda file: self._start(file)[2])
+
+    def _with_file(self, read: Callable[[IO[str]], _Result]) -> _Result:
+        """Read the file in the first encoding that fits."""
         path = Path(self.path)
         encodings = self._encodings(path)
         for encoding in encodings:
             try:
                 with path.open(encoding=encoding, newline="") as file:
-                    return self._read_open(file, specs, target, need_target)
+                    return read(file)
             except UnicodeError as error:  # some codecs raise it without a position
                 if encoding == encodings[-1]:
                     where = f"{error.reason} at byte {error.start}" if isinstance(error, UnicodeDecodeError) else error
@@ -125,16 +139,20 @@ class CsvFile(Reader):
             )
         return [marked] if marked else ["utf-8", "latin-1"]
 
-    def _read_open(
-        self, file: IO[str], specs: Sequence[TensorSpec], target: str | None, need_target: bool
-    ) -> tuple[dict[str, object], object | None]:
+    def _start(self, file: IO[str]) -> tuple[str, Any, list[str]]:
+        """Return the separator, the lines after the header, and the names of the columns."""
         first = next((line for line in file if line.strip()), None)
         if first is None:
             raise DataError(f"{self.name} is empty; it needs a line of column names, and a line per example.")
         delimiter = self.delimiter or _most_frequent(first)
         file.seek(0)
         rows = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
-        columns = self._header(next(row for row in rows if row))
+        return delimiter, rows, self._header(next(row for row in rows if row))
+
+    def _read_open(
+        self, file: IO[str], specs: Sequence[TensorSpec], target: str | None, need_target: bool
+    ) -> tuple[dict[str, object], object | None]:
+        delimiter, rows, columns = self._start(file)
         chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)
         features, target = chosen
         if features is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, Self
 
@@ -18,6 +19,10 @@ from onnxtrain.errors import DataError
 
 _LOOKED_AT: Final = 32
 """Examples that are read before the first epoch to determine the kind of targets."""
+
+
+_SORTED_BATCHES: Final = 50
+"""Batches that are sorted by length at a time."""
 
 
 class Examples(Protocol):
@@ -48,10 +53,33 @@ class Examples(Protocol):
         ...
 
 
+class ExampleSource(ABC):
+    """Data that convert themselves to examples for a model.
+
+    Attributes:
+        name: Name in error messages.
+    """
+
+    name: str
+
+    @abstractmethod
+    def examples(self, specs: Sequence[TensorSpec], *, need_target: bool = True) -> Examples:
+        """Return the examples.
+
+        Args:
+            specs: Requirements of the model's inputs.
+            need_target: Return targets, too.
+
+        Raises:
+            DataError: The data do not fit the model.
+        """
+
+
 class MapDataset(IterableDataset):
     """Batches of a map-style dataset, with batch size and shuffling of the training.
 
-    The order of an epoch is that of an `ArrayDataset`. Every batch is checked when it is read.
+    The order of an epoch is that of an `ArrayDataset`; where examples have lengths, shuffled batches hold examples of
+    similar length. Every batch is checked when it is read.
 
     Args:
         examples: The examples.
@@ -104,6 +132,16 @@ class MapDataset(IterableDataset):
         return {**super().columns, **self._examples.columns}
 
     @property
+    def hints(self) -> Sequence[str]:
+        """Sentences about examples that were changed or left out."""
+        return getattr(self._examples, "hints", ())
+
+    @property
+    def of_tokens(self) -> bool:
+        """True where examples are rows of tokens."""
+        return getattr(self._examples, "of_tokens", False)
+
+    @property
     def declared_labels(self) -> Sequence[str]:
         """Labels that the data declare for their targets."""
         return self._examples.declared_labels
@@ -147,6 +185,9 @@ class MapDataset(IterableDataset):
         batch_size = checked_batch_size(batch_size)
         check_not_negative(seed=seed, epoch=epoch, start=start)
         order = self._indices[epoch_order(self.size, seed, epoch)] if shuffle else self._indices
+        lengths = getattr(self._examples, "lengths", None)
+        if shuffle and lengths is not None:
+            order = order[by_length(lengths[order], batch_size)]
         return self._read_rows(order, batch_size, start)
 
     def _read_rows(self, order: Array, batch_size: int, start: int) -> Iterator[Batch]:
@@ -169,6 +210,30 @@ class MapDataset(IterableDataset):
         """Return an identifier of the content, or None if there is none."""
         found = self._examples.fingerprint()
         return None if found is None else f"{found} {self.size} {int(self._indices.sum())}"
+
+
+def by_length(lengths: Array, batch_size: int) -> Array:
+    """Return an order of shuffled examples in which the examples of a batch have similar lengths.
+
+    Some batches at a time are sorted by length and divided again. These batches follow each other by their first
+    example in the shuffled order, so that their lengths are in no order.
+
+    Args:
+        lengths: Length of each example, in shuffled order.
+        batch_size: Examples per batch.
+
+    >>> by_length(np.array([9, 1, 8, 2, 7]), 2).tolist()
+    [0, 2, 3, 4, 1]
+    """
+    found = []
+    for start in range(0, len(lengths), _SORTED_BATCHES * batch_size):
+        own = lengths[start : start + _SORTED_BATCHES * batch_size]
+        order = start + np.argsort(-own, kind="stable")
+        batches = [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
+        rest = batches.pop() if len(batches[-1]) < batch_size else None  # only the last batch of an epoch is smaller
+        batches.sort(key=lambda batch: int(batch.min()))
+        found += [*batches, *([] if rest is None else [rest])]
+    return np.concatenate(found)
 
 
 class IndexedExamples:

@@ -15,6 +15,7 @@ from onnxtrain.data.files import Reader, open_arrays
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.map_dataset import (
     Examples,
+    ExampleSource,
     HuggingFaceExamples,
     IndexedExamples,
     MapDataset,
@@ -60,6 +61,7 @@ def open_dataset(
             - a path to a ``.safetensors`` file;
             - texts and a tokenizer: a `TextFile`;
             - packed sequences of tokens: `pack`;
+            - rows of texts for a language model: an `onnxtrain.text.ChatData`;
             - a dataset of Hugging Face's ``datasets``, or any map-style dataset, which returns an example per index;
             - a mapping from name to array;
             - a table of pandas or Polars with a column of targets;
@@ -166,11 +168,9 @@ def _examples(
     if is_hugging_face(source):
         refuse_other_kinds(source)
         return HuggingFaceExamples(source, specs, target=target, need_target=need_target), "the dataset"
+    if isinstance(source, ExampleSource):
+        return source.examples(specs, need_target=need_target), source.name
     if is_map_style(source) and not is_array_like(source) and not is_frame(source):
-        from onnxtrain.data.packing import PackedExamples, PackedSequences
-
-        if isinstance(source, PackedSequences):
-            return PackedExamples(source, specs, need_target=need_target), "the packed sequences"
         name = f"the {type(source).__name__}"
         return IndexedExamples(source, name), name
     return None

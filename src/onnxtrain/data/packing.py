@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.hashing import Fingerprint
+from onnxtrain.data.map_dataset import ExampleSource
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.spelling import checks_arguments
 
@@ -25,7 +26,7 @@ class Piece(NamedTuple):
 
 
 @checks_arguments
-class PackedSequences:
+class PackedSequences(ExampleSource):
     """Packed sequences of tokens for a language model, in rows of one length; the result of :func:`pack`.
 
     An index returns a row, a mapping with:
@@ -41,6 +42,8 @@ class PackedSequences:
     Attributes:
         length: Tokens per row.
     """
+
+    name = "the packed sequences"
 
     def __init__(
         self,
@@ -96,6 +99,10 @@ class PackedSequences:
             own_sequence = segments[:, :, None] == segments[:, None, :]
             found["attention_mask"] = np.tril(own_sequence)[:, None]
         return {name: found[name] for name in names}
+
+    def examples(self, specs: Sequence[TensorSpec], *, need_target: bool = True) -> PackedExamples:
+        """Return the rows as examples; see `ExampleSource.examples`."""
+        return PackedExamples(self, specs, need_target=need_target)
 
     def fingerprint(self) -> str:
         """Return an identifier of the content."""
@@ -160,6 +167,8 @@ class PackedExamples:
 
     def __init__(self, packed: PackedSequences, specs: Sequence[TensorSpec], *, need_target: bool = True) -> None:
         self._packed, self._need_target = packed, need_target
+        self.of_tokens = True
+        self.hints: tuple[str, ...] = ()
         self.columns: dict[str, tuple[str, ...]] = {}
         self.declared_labels: tuple[str, ...] = ()
         self._inputs = {spec.name: _role(spec) for spec in specs}

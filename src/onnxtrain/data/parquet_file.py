@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ PARQUET_SUFFIXES: Final = (".parquet", ".pq", ".arrow", ".feather")
 _PARQUET_MAGIC: Final = b"PAR1"
 # Values that are converted at a time.
 _BLOCK_VALUES: Final = 2**22
+# Rows that are converted to Python values at a time.
+_ROWS: Final = 1024
 
 
 @checks_arguments
@@ -45,27 +48,51 @@ class ParquetFile(Reader):
         Raises:
             DataError: The file cannot be read or does not fit; the message names the column.
         """
+        with self._errors() as arrow:
+            return self._read(arrow, specs, target, need_target)
+
+    def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield the rows as Python values of the columns that the file has among the given ones.
+
+        Raises:
+            DataError: The file cannot be read, or has none of these columns.
+        """
+        with self._errors() as arrow:
+            file, schema, in_parquet = self._open(arrow)
+            names = [name for name in columns if name in schema.names]
+            if not names:
+                listed = ", ".join(map(str, schema.names[:8]))
+                raise DataError(f"{self.name} has the columns {listed}; it needs one of {', '.join(columns)}.")
+            for block in _blocks(file, names, in_parquet, _ROWS):
+                yield from block.select(names).to_pylist()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[Any]:
+        """Yield the package that reads, and turn its errors into sentences."""
         arrow = _pyarrow()
         try:
             check_regular(Path(self.path))
-            return self._read(arrow, specs, target, need_target)
+            yield arrow
         except FileNotFoundError as error:
             raise DataError(f"{self.name} does not exist; give a Parquet or Arrow file.") from error
         except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())[:150]
             raise DataError(f"{self.name} cannot be read as a Parquet or Arrow file: {reason}.") from error
 
+    def _open(self, arrow: Any) -> tuple[Any, Any, bool]:
+        """Open the file; return it with its schema, and whether it is in Parquet's format."""
+        with Path(self.path).open("rb") as opened:
+            in_parquet = opened.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
+        if in_parquet:
+            file = arrow.parquet.ParquetFile(self.path)
+            return file, file.schema_arrow, True
+        file = arrow.ipc.open_file(arrow.memory_map(str(self.path)))
+        return file, file.schema, False
+
     def _read(
         self, arrow: Any, specs: Sequence[TensorSpec], target: str | None, need_target: bool
     ) -> tuple[dict[str, object], object | None]:
-        with Path(self.path).open("rb") as opened:
-            in_parquet = opened.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
-        file = (
-            arrow.parquet.ParquetFile(self.path)
-            if in_parquet
-            else arrow.ipc.open_file(arrow.memory_map(str(self.path)))
-        )
-        schema = file.schema_arrow if in_parquet else file.schema
+        file, schema, in_parquet = self._open(arrow)
         columns = [str(name) for name in schema.names]
         check_unique(columns, self.name)
         chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)

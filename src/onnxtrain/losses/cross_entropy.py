@@ -267,6 +267,12 @@ class NextToken(SoftmaxCrossEntropy):
                 "next_token needs an ignore_index, which is the target of the last position; the default is -100."
             )
 
+    @property
+    def is_likelihood(self) -> bool:
+        """True where the loss is the mean negative log-likelihood of a token, whose exponential is the perplexity."""
+        plain = self.class_weights is None and not self.label_smoothing
+        return plain and self.weight == 1.0 and self.reduction == "mean"
+
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss: shift the labels, which are smaller than the logits."""
         assert self.ignore_index is not None

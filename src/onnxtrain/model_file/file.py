@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import posixpath
@@ -31,6 +32,7 @@ from onnxtrain.model_file.saving import (
     refuse_node,
     save_model,
 )
+from onnxtrain.model_file.small_files import RefusedFileError, read_json
 from onnxtrain.model_file.working_copy import understood, working_copy
 from onnxtrain.model_file.writing import check_writable, reason, resolve_output
 
@@ -54,6 +56,21 @@ def serialised(model: ModelProto) -> bytes:
             "The model is larger than 2 GiB, which protocol buffers cannot hold; "
             "save it with external data and give the path."
         ) from error
+
+
+def find_model(path: str | os.PathLike[str]) -> Path:
+    """Return the model file of a path: the path itself, or the model in a folder of onnxruntime-genai.
+
+    The model in a folder is the one that genai_config.json names, else model.onnx.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    name = "model.onnx"
+    with contextlib.suppress(OSError, RefusedFileError, KeyError, TypeError):
+        name = str(read_json(path / "genai_config.json", finite=False)["model"]["decoder"]["filename"])
+    found = path / name
+    return found if found.is_file() and found.parent == path else path
 
 
 def read_file(path: Path) -> tuple[bytes | mmap.mmap, Stamp]:
@@ -217,7 +234,7 @@ class ModelFile:
         """Read and check a model.
 
         Args:
-            model: A path, or a model in memory, which must not be modified afterwards.
+            model: A path, see `find_model`, or a model in memory, which must not be modified afterwards.
             folder: Folder of the external data of a model in memory; a file's is in its own folder.
             lent: The caller will call :meth:`release` soon. Large initializers of a large file are then read in the
                 background; the first access waits for them.
@@ -229,7 +246,7 @@ class ModelFile:
             data = serialised(model)
             template, embedded = with_embedded(model, Template(data), data)
             return cls(model, template, None, None if folder is None else Path(folder), embedded=embedded)
-        path = Path(model)
+        path = find_model(model)
         mapped, stamp = read_file(path)
         proto, template, ranges = parse_file(path, mapped)
         origin = SourceFile(path, stamp, ranges)

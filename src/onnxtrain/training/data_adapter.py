@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from onnxtrain.data.naming import (
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 from onnxtrain.losses.base import Forms
+from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
 from onnxtrain.objective import Objective
 
@@ -46,10 +48,12 @@ class DataAdapter:
         names: Names of columns and labels in the data.
         numbered: True if the targets seen so far were class indices.
         expected_labels: Labels of the checkpoint to resume from, for text targets.
+        folder: Folder of the model, which may have a tokenizer; ``None`` for a model in memory.
     """
 
-    def __init__(self, names: DataNames, *, numbered: bool = False) -> None:
+    def __init__(self, names: DataNames, *, numbered: bool = False, folder: Path | None = None) -> None:
         self.names = names
+        self.folder = folder
         self.numbered = numbered
         self.expected_labels: tuple[str, ...] | None = None
         self._labels_are_new = False
@@ -57,7 +61,7 @@ class DataAdapter:
 
     def copy(self) -> DataAdapter:
         """Return an adapter with the same names."""
-        return DataAdapter(self.names, numbered=self.numbered)
+        return DataAdapter(self.names, numbered=self.numbered, folder=self.folder)
 
     def learn(self, columns: Columns, left_out: Iterable[str | None] = ()) -> None:
         """Record the column names of more data; known names do not change."""
@@ -166,7 +170,7 @@ class DataAdapter:
 
         targets = objective.targets
         dataset = open_dataset(
-            source,
+            with_tokenizer(source, objective, self.folder),
             self.names.specs(objective.inputs),
             target=target,
             target_spec=None if targets is None else targets.spec,
@@ -195,6 +199,7 @@ class DataAdapter:
             DataError: The data cannot be read or does not fit the model.
         """
         inputs = self.names.specs(objective.inputs)
+        source = with_tokenizer(source, objective, self.folder)
         source, weights = with_weights(source, sample_weight, objective.inputs)
         if objective.targets is not None:
             adapt = self._adapt if learning else self._adapt_complete
@@ -242,6 +247,26 @@ class DataAdapter:
         """Return the labels that were learned since the last call, or ``None``."""
         new, self._labels_are_new = self._labels_are_new, False
         return self.labels if new else None
+
+
+def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> Any:
+    """Return rows of texts with the tokenizer of the model, and other data as they are.
+
+    Raises:
+        DataError: The labels of texts do not fit the loss.
+    """
+    if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
+        return source
+    from onnxtrain.text.chat_data import ChatData, with_texts  # a single step does not need file readers
+
+    loss = None if objective.targets is None else objective.targets.loss
+    found = with_texts(source, folder, rows=isinstance(loss, NextToken))
+    if isinstance(found, ChatData) and isinstance(loss, SoftmaxCrossEntropy) and not isinstance(loss, NextToken):
+        raise DataError(
+            f"{found.name} holds texts, but the loss {loss.name} compares the logits at each token with this token; "
+            "use next_token, which compares them with the next one."
+        )
+    return found
 
 
 def open_with_targets(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder
 from onnxtrain.losses.base import Loss
+from onnxtrain.losses.cross_entropy import NextToken
 from onnxtrain.losses.heads import HeadMetric, Metrics
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.metrics.base import MeanAccumulator, MetricInput
@@ -26,6 +28,9 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
 from onnxtrain.training_info.recipe import StepEntry
+
+_LARGEST_EXPONENT = 700.0
+"""Exponent below the overflow of float64."""
 
 _WEIGHT = "_weight"
 """Suffix of a loss's name that gives the name of its weight."""
@@ -120,6 +125,8 @@ class Evaluator:
     ) -> dict[str, Any]:
         """Measure loss and metrics of a dataset; losses with ``reduction="sum"`` are summed, others averaged.
 
+        Rows of texts have a perplexity, too: the exponential of the loss ``next_token``.
+
         Several ranks take batches in turn; the results have the same bits on all ranks and as in one process.
 
         Raises:
@@ -170,6 +177,8 @@ class Evaluator:
         else:
             (combined,) = measured.values()
             measured = {"loss": combined}
+            if dataset.of_tokens and isinstance(objective.loss, NextToken) and objective.loss.is_likelihood:
+                measured["perplexity"] = math.exp(min(combined, _LARGEST_EXPONENT))
         return {
             **measured,
             **{each.name: each.metric.result(state) for each, state in zip(resolved, states, strict=True)},

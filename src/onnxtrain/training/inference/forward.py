@@ -29,7 +29,7 @@ from onnxtrain.prepare import prepare
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.data_adapter import open_with_targets
+from onnxtrain.training.data_adapter import open_with_targets, with_tokenizer
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
@@ -83,6 +83,7 @@ def evaluate(
         return dataset.adapting(lambda array: targets.adapt(array, labels), name)
 
     wanted = objective.targets is not None
+    data = with_tokenizer(data, objective, config.model.folder)
     if wanted:
         dataset, forms = open_with_targets(objective, data, inputs=inputs, target=target, adapted=adapted)
         objective = objective.with_form(forms)
@@ -151,6 +152,7 @@ def outputs(
     set_inference(working)
     objective = of_model(working)
     inputs = read_names(file).specs(objective.inputs)
+    data = with_tokenizer(data, objective, file.folder)
     dataset = open_dataset(data, inputs, target=target, need_target=False)
     return Evaluator(objective, new_states({}, runtime), runtime).predict(dataset, batch_size)
 

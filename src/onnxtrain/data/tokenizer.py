@@ -1,0 +1,180 @@
+"""Tokenizers: texts to token ids.
+
+A ``tokenizer.json`` runs in a process of its own with limits of time and memory: it may abort that process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from onnxtrain.data.conversion import Array
+from onnxtrain.data.limited_process import LimitedProcess
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.model_file.small_files import MEGABYTE, RefusedFileError, parse_json, read_text
+
+_FILE_LIMIT: Final = 256 * MEGABYTE
+
+_MEMORY: Final = 4 << 30
+"""Bytes that the process of a tokenizer may map, besides 64 for each byte of its file."""
+
+_SECONDS: Final = 20.0
+_CHARACTERS_PER_SECOND: Final = 20_000
+"""Time limits of a block of texts; tokenizers encode millions of characters per second."""
+
+_PADDING_NAMES: Final = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
+
+_LARGEST_ID: Final = 2**31 - 1
+
+
+class Encoded(NamedTuple):
+    """A text as tokens.
+
+    Attributes:
+        ids: Token ids.
+        types: Type ids.
+        starts: Position of the first character of each token in the text.
+        ends: Position after its last character; that of the first for tokens that the tokenizer adds.
+    """
+
+    ids: Array
+    types: Array
+    starts: Array
+    ends: Array
+
+
+class Encoder(Protocol):
+    """Interface of tokenizers."""
+
+    padding: int
+    """Padding id."""
+
+    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Encoded]:
+        """Encode texts.
+
+        Args:
+            texts: The texts.
+            special: Add the special tokens of the tokenizer's post-processor.
+
+        Raises:
+            DataError: The tokenizer fails on them.
+        """
+
+
+def open_tokenizer(given: Any) -> Encoder:
+    """Open a tokenizer and disable its own padding and truncation.
+
+    Args:
+        given: Path of a tokenizer.json, which runs in a process of its own, or a ``tokenizers.Tokenizer``.
+
+    Raises:
+        DataError: The file cannot be read, or ``tokenizers`` is not installed.
+        OptionError: The value is neither.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        raise DataError("texts need tokenizers; install it: pip install 'onnxtrain[tokenizers]'.") from None
+    if isinstance(given, str | os.PathLike):
+        return _of_file(Path(given))
+    if not hasattr(given, "encode_batch"):
+        raise OptionError(
+            f"tokenizer is a {type(given).__name__}; it needs the path of a tokenizer.json, or a "
+            "tokenizers.Tokenizer (tokenizer.backend_tokenizer of one of transformers)."
+        )
+    settings = parse_json(given.to_str())
+    padding = _own_padding(settings, "the tokenizer")
+    return _Here(tokenizers.Tokenizer.from_str(json.dumps(settings)), padding)
+
+
+def _of_file(path: Path) -> Encoder:
+    label = f"'{path}'"
+    try:
+        settings = parse_json(read_text(path, _FILE_LIMIT))
+    except FileNotFoundError:
+        raise DataError(f"There is no file {label}; tokenizer needs a tokenizer.json.") from None
+    except (OSError, RefusedFileError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise DataError(f"{label} is not a tokenizer.json: {reason}.") from error
+    if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
+        raise DataError(f"{label} is not a tokenizer.json: it has no model.")
+    padding = _own_padding(settings, label)
+    return _Elsewhere(label, json.dumps(settings), padding)
+
+
+def _own_padding(settings: dict[str, Any], label: str) -> int | None:
+    """Return the padding id of the settings, and remove padding and truncation from them."""
+    padding = settings.get("padding")
+    settings["padding"] = settings["truncation"] = None
+    if not isinstance(padding, dict) or padding.get("pad_id") is None:
+        return None
+    found = padding["pad_id"]
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= _LARGEST_ID:
+        raise DataError(f"{label} has the padding id {found!r}; it must be an integer of at least 0 and below 2^31.")
+    return found
+
+
+def _checked(ids: Array, label: str) -> Array:
+    if ids.size and int(ids.max()) > _LARGEST_ID:
+        raise DataError(f"{label} has the token id {int(ids.max())}; ids must be below 2^31.")
+    return ids
+
+
+class _Here:
+    """A tokenizer object of the caller, in this process."""
+
+    def __init__(self, tokenizer: Any, padding: int | None) -> None:
+        self._tokenizer = tokenizer
+        ids = (tokenizer.token_to_id(name) for name in _PADDING_NAMES)
+        self.padding = padding if padding is not None else next((found for found in ids if found is not None), 0)
+
+    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Encoded]:
+        """Encode texts."""
+        try:
+            found = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
+        except BaseException as error:
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":  # of Rust: not an Exception
+                raise DataError(f"the tokenizer cannot encode the texts: {str(error)[:200]}.") from error
+            raise
+        return [_encoded(each) for each in found]
+
+
+def _encoded(found: Any) -> Encoded:
+    offsets = np.asarray(found.offsets, np.int64).reshape(-1, 2)
+    ids = _checked(np.asarray(found.ids, np.int64), "the tokenizer")
+    return Encoded(ids, np.asarray(found.type_ids, np.int64), offsets[:, 0], offsets[:, 1])
+
+
+class _Elsewhere:
+    """A tokenizer file, in a process of its own."""
+
+    def __init__(self, label: str, settings: str, padding: int | None) -> None:
+        self._label = label
+        try:
+            self._process = LimitedProcess(
+                Path(__file__).with_name("tokenizing_worker.py"),
+                {"tokenizer": settings, "names": _PADDING_NAMES},
+                memory=_MEMORY + 64 * len(settings),
+                seconds=_SECONDS,
+                speed=_CHARACTERS_PER_SECOND,
+            )
+        except DataError as error:
+            raise DataError(f"{label} cannot be used as a tokenizer: {error}") from error
+        ids = [found for found in self._process.ready if found is not None]
+        self.padding = padding if padding is not None else next(iter(ids), 0)
+
+    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Encoded]:
+        """Encode texts."""
+        try:
+            lengths, data = self._process.ask({"texts": list(texts), "special": special}, sum(map(len, texts)))
+        except DataError as error:
+            raise DataError(f"{self._label} cannot encode the texts: {error}") from error
+        columns = np.frombuffer(data, np.uint32).reshape(4, -1)
+        _checked(columns[0], self._label)
+        parts = np.split(columns, np.cumsum(lengths)[:-1], axis=1)
+        return [Encoded(*part) for part in parts]

@@ -1,0 +1,233 @@
+"""Rows of texts in the forms that fine-tuning data has: chats, prompts with completions, instructions, plain text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from onnxtrain.data.conversion import TensorSpec
+from onnxtrain.data.csv_file import CSV_SUFFIXES, CsvFile
+from onnxtrain.data.files import Reader
+from onnxtrain.data.map_dataset import is_hugging_face, refuse_other_kinds
+from onnxtrain.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
+from onnxtrain.errors import DataError
+from onnxtrain.model_file.small_files import MEGABYTE, RefusedFileError, check_regular_file, parse_json
+
+JSON_SUFFIXES: Final = (".jsonl", ".ndjson")
+TEXT_SUFFIXES: Final = (*JSON_SUFFIXES, ".txt", *CSV_SUFFIXES, *PARQUET_SUFFIXES)
+"""Endings of files that hold rows of texts."""
+
+FORMS: Final = (("messages",), ("prompt", "completion"), ("instruction", "output"), ("text",))
+"""Columns of each form of a row, the first that fits."""
+
+_COLUMNS: Final = (*dict.fromkeys(name for form in FORMS for name in form), "input", "tools", "chat_template_kwargs")
+
+_LINE_LIMIT: Final = 64 * MEGABYTE
+"""Maximum bytes of a line."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row in the form that a template or a tokenizer takes.
+
+    Attributes:
+        label: The row in messages: "line 3".
+        text: The text of a row without messages; "" for a chat.
+        start: Where the text to learn begins.
+        messages: The chat; ``None`` for a plain text.
+        prompt: Number of messages before the completion; ``None`` where all answers of the chat are learned.
+        tools: Descriptions of functions for the template.
+        options: Further variables for the template.
+    """
+
+    label: str
+    text: str = ""
+    start: int = 0
+    messages: list[dict[str, Any]] | None = None
+    prompt: int | None = None
+    tools: Any = None
+    options: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, given: Any, label: str) -> Row:
+        """Convert a row.
+
+        Raises:
+            DataError: It has none of the forms, or a value of another type.
+        """
+        columns = given if isinstance(given, Mapping) else {}
+        form = next((form for form in FORMS if all(columns.get(name) is not None for name in form)), None)
+        if form is None:
+            held = ", ".join(map(repr, list(columns)[:8])) or f"a {type(given).__name__}"
+            raise DataError(
+                f"{label} holds {held}; a row needs messages, prompt and completion, instruction and output, or text."
+            )
+        tools, options = columns.get("tools"), columns.get("chat_template_kwargs")
+        if isinstance(tools, str):
+            try:
+                tools = parse_json(tools)
+            except RefusedFileError as error:
+                raise DataError(f"tools of {label} are not JSON: {error}.") from error
+        if options is not None and not isinstance(options, Mapping):
+            raise DataError(
+                f"chat_template_kwargs of {label} is a {type(options).__name__}; it needs names and values."
+            )
+        by_template: dict[str, Any] = {"tools": tools or None, "options": options}
+        if form == ("text",):
+            return cls(label, _text(columns, "text", label))
+        if form == ("messages",):
+            return cls(label, messages=_messages(columns, "messages", label), **by_template)
+        if form == ("instruction", "output"):
+            task, answer = (_text(columns, name, label) for name in form)
+            more = _text(columns, "input", label) if columns.get("input") else ""
+            question = f"{task}\n\n{more}" if more else task
+            chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            return cls(label, messages=chat, prompt=1, **by_template)
+        if isinstance(columns["prompt"], str) and isinstance(columns["completion"], str):
+            return cls(label, columns["prompt"] + columns["completion"], len(columns["prompt"]))
+        prompt, completion = (_messages(columns, name, label) for name in form)
+        return cls(label, messages=prompt + completion, prompt=len(prompt), **by_template)
+
+
+def _text(columns: Mapping[str, Any], name: str, label: str) -> str:
+    if not isinstance(columns[name], str):
+        raise DataError(f"{name} of {label} is a {type(columns[name]).__name__}; it needs a text.")
+    return str(columns[name])
+
+
+def _messages(columns: Mapping[str, Any], name: str, label: str) -> list[dict[str, Any]]:
+    given = columns[name]
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if not isinstance(given, list | tuple) or not given:
+        shown = "empty" if isinstance(given, list | tuple) else f"a {type(given).__name__}"
+        raise DataError(f"{name} of {label} is {shown}; it needs a list of messages with role and content.")
+    found = []
+    for number, message in enumerate(given, 1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(f"message {number} of {name} of {label} has no role; it needs role and content.")
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise DataError(f"message {number} of {name} of {label} has no content.")
+        # Tables have all columns of all messages: None stands for a missing one.
+        found.append({key: value for key, value in message.items() if value is not None or key == "content"})
+    return found
+
+
+def name_of(source: Any) -> str:
+    """Return the name of a source in messages."""
+    if isinstance(source, Reader):
+        return source.name
+    return f"'{Path(source)}'" if isinstance(source, str | os.PathLike) else "the dataset"
+
+
+def is_json_lines(source: Any) -> bool:
+    """Return whether a source is the path of a file with one JSON document a line, which holds rows of texts only."""
+    return isinstance(source, str | os.PathLike) and Path(source).suffix.lower() in JSON_SUFFIXES
+
+
+def holds_texts(source: Any) -> bool:
+    """Return whether a source has the columns of a form of rows: a file by its ending, a dataset by its columns."""
+    if isinstance(source, CsvFile | ParquetFile):
+        return True
+    if isinstance(source, str | os.PathLike):
+        return Path(source).suffix.lower() in TEXT_SUFFIXES
+    if is_hugging_face(source) and not isinstance(source, dict):
+        return _form_of(source.column_names or ()) is not None
+    first = source[0] if isinstance(source, list) and source else None
+    return isinstance(first, Mapping) and not _is_arrays(first) and _form_of(first) is not None
+
+
+def _is_arrays(row: Mapping[str, Any]) -> bool:
+    return any(hasattr(value, "shape") for value in row.values())
+
+
+def _form_of(columns: Iterable[str]) -> tuple[str, ...] | None:
+    known = set(columns)
+    return next((form for form in FORMS if known.issuperset(form)), None)
+
+
+def read_rows(source: Any) -> Iterator[Row]:
+    """Read the rows of a file, a reader, a dataset, or a list.
+
+    Raises:
+        DataError: It cannot be read, or a row has another form; the message names the row.
+    """
+    name = name_of(source)
+    for label, row in _read(source):
+        yield Row.of(row, f"{label} of {name}")
+
+
+def _read(source: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(source, str | os.PathLike):
+        suffix = Path(source).suffix.lower()
+        if suffix in CSV_SUFFIXES:
+            source = CsvFile(source)
+        elif suffix in PARQUET_SUFFIXES:
+            source = ParquetFile(source)
+    if isinstance(source, CsvFile):
+        yield from _of_csv(source)
+    elif isinstance(source, ParquetFile):
+        yield from ((f"row {number}", row) for number, row in enumerate(source.rows(_COLUMNS)))
+    elif isinstance(source, str | os.PathLike):
+        path = Path(source)
+        parse = _json if is_json_lines(path) else None
+        for number, line in _lines(path):
+            label = f"line {number}"
+            yield label, {"text": line} if parse is None else parse(line, f"{label} of '{path}'")
+    elif isinstance(source, Iterable):
+        if is_hugging_face(source):
+            refuse_other_kinds(source)
+            plain: Any = source
+            source = plain.with_format(None)
+        yield from ((f"row {number}", row) for number, row in enumerate(source))
+    else:
+        raise DataError(f"the data is a {type(source).__name__}; it needs a path, a dataset, or a list of rows.")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file that are not blank, with their numbers."""
+    try:
+        check_regular_file(path)
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(_LINE_LIMIT + 1):
+                number += 1
+                if len(line) > _LINE_LIMIT:
+                    raise DataError(f"line {number} of '{path}' has more than {_LINE_LIMIT // MEGABYTE} MiB.")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                if text.strip():
+                    yield number, text
+    except FileNotFoundError:
+        raise DataError(f"There is no file '{path}'; give a .jsonl, .txt, .csv or .parquet file of texts.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"line {number} of '{path}' is not in UTF-8 ({error.reason}).") from error
+    except (OSError, RefusedFileError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise DataError(f"'{path}' cannot be read: {reason}.") from error
+
+
+def _json(line: str, label: str) -> Any:
+    try:
+        return parse_json(line)
+    except RefusedFileError as error:
+        raise DataError(f"{label} is not JSON: {error}.") from error
+
+
+def _of_csv(file: CsvFile) -> Iterator[tuple[str, Any]]:
+    columns = file.column_names()
+    known = [name for name in _COLUMNS if name in columns]
+    if _form_of(known) is None:
+        raise DataError(
+            f"{file.name} has the columns {', '.join(columns[:8])}; rows of texts need prompt and completion, "
+            "instruction and output, or text."
+        )
+    specs = [TensorSpec(name, np.dtype(object), (None,)) for name in known]
+    inputs = file.read(specs, need_target=False)[0]
+    texts = [np.asarray(inputs[name]).astype(object) for name in known]
+    for number, values in enumerate(zip(*texts, strict=True)):
+        yield f"row {number}", {name: str(value) for name, value in zip(known, values, strict=True)}
