@@ -59,6 +59,17 @@ def test_fit_writes_an_adapter_by_default_and_goes_on_with_one(files, success):
     assert (outputs(files / "tuned.onnx", points) != outputs(files / "model.onnx", points)).any()
 
 
+def test_fit_takes_ranks_by_pattern_and_initial_values(files, success):
+    first, last = names(success)
+    patterns = ("--lora-rank-pattern", f"{first}=3", "--lora-rank-pattern", "*=1", "--lora-alpha-pattern", f"{last}=5")
+    success("fit", "model.onnx", *LOSS, *LORA, *patterns, "--lora-lr-ratio", "16", "-o", "a.onnx_adapter")
+    rows = json.loads(success("adapter", "inspect", "a.onnx_adapter", "--json").out)["layers"]
+    assert {row["name"]: row["rank"] for row in rows} == {first: 3, last: 1}
+    assert {row["name"]: row["scale"] for row in rows} == {first: pytest.approx(16 / 3), last: pytest.approx(5)}
+    success("fit", "model.onnx", *LOSS, *LORA, "--lora-init", "pissa", "-o", "b.onnx_adapter")
+    assert json.loads(success("adapter", "inspect", "b.onnx_adapter", "--json").out)["rank"] == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -69,6 +80,23 @@ def test_fit_writes_an_adapter_by_default_and_goes_on_with_one(files, success):
         ),
         (("fit", "model.onnx", *LOSS, "--lora-alpha", "2"), r"--lora-alpha is for adapters, .* --lora 8"),
         (("fit", "model.onnx", *LOSS, "--dora"), r"--dora is for adapters"),
+        (("fit", "model.onnx", *LOSS, "--lora-lr-ratio", "2"), r"--lora-lr-ratio is for adapters"),
+        (
+            ("fit", "model.onnx", *LOSS, *LORA, "--lora-rank-pattern", "a"),
+            r"--lora-rank-pattern is 'a'; it needs PATTERN=RANK",
+        ),
+        (
+            ("fit", "model.onnx", *LOSS, *LORA, "--lora-rank-pattern", "a=x"),
+            r"--lora-rank-pattern is 'a=x'; it needs PATTERN=RANK",
+        ),
+        (
+            ("fit", "model.onnx", *LOSS, *LORA, "--lora-rank-pattern", "a=2"),
+            r"--lora-rank-pattern a matches no layer that gets an adapter; the model has",
+        ),
+        (
+            ("fit", "model.onnx", *LOSS, *LORA, "--lora-init", "loftq"),
+            r"needs the weights before quantization; give the float model .* --lora-original",
+        ),
         (("adapter", "merge", "model.onnx", "-o", "x.onnx"), r"merge needs a model and an adapter"),
         (("adapter", "slots", "model.onnx"), r"slots writes a result; give --output"),
         (("adapter", "inspect", "a.onnx_adapter", "-o", "x"), r"inspect writes nothing, but --output is 'x'"),

@@ -136,6 +136,7 @@ def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType
         "alpha": adapter.alpha,
         "rslora": adapter.rslora,
         "dropout": adapter.dropout,
+        **adapter.patterns(),
         "scales": {name: entry.scale for name, entry in adapter.entries.items()},
         "embeddings": [name for name, entry in adapter.entries.items() if entry.embedding],
         "aliases": {name: entry.alias for name, entry in adapter.entries.items() if entry.alias},

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Array, Entry
 from onnxtrain.adapters.layers import Layer, Part
-from onnxtrain.adapters.values import evaluate, matrix, norms, of_bits, pack_bits, quantized
+from onnxtrain.adapters.values import columns_of, evaluate, matrix, norms, of_bits, pack_bits, quantized
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model_file.large_data import MadeArrays
 
@@ -86,16 +86,15 @@ def _overflows(array: Array, before: Array) -> bool:
 
 def _add(layer: Layer, part: Part | None, entry: Entry, weight: Array) -> None:
     """Add the adapter of a layer, or of a part of it, to its weight, in place."""
-    columns = slice(None) if part is None else slice(part.start, part.start + part.size)
-    place = (columns,) if layer.is_convolution else (..., columns)
+    own = columns_of(layer, part, weight)
     delta = entry.delta()
     alpha = layer.node.attributes.get("alpha")  # of Gemm: y = alpha x W
     if alpha is not None and not layer.is_convolution:
         delta = delta / delta.dtype.type(alpha.as_float())
-    weight[place] += delta
+    own += delta
     if entry.magnitude is not None:
         gain = entry.magnitude / norms(layer, entry, part)
-        weight[place] *= gain.reshape(-1, *(1,) * (weight.ndim - 1)) if layer.is_convolution else gain
+        own *= gain.reshape(-1, *(1,) * (weight.ndim - 1)) if layer.is_convolution else gain
 
 
 def is_quantized(layer: Layer) -> bool:

@@ -31,13 +31,19 @@ def matrix(layer: Layer) -> Array:
 
 def norms(layer: Layer, entry: Entry | None, part: Part | None) -> Array:
     """Compute the column norms of a layer's weight [outputs] in float64, with an adapter added if one is given."""
-    weight = matrix(layer)
-    columns = slice(None) if part is None else slice(part.start, part.start + part.size)
-    weight = (weight[columns] if layer.is_convolution else weight[:, columns]).astype(np.float64)
+    weight = columns_of(layer, part, matrix(layer)).astype(np.float64)
     if entry is not None:
         weight = weight + entry.delta()
     flat = weight.reshape(len(weight), -1).T if layer.is_convolution else weight
     return np.asarray(np.sqrt(np.einsum("ij,ij->j", flat, flat)))
+
+
+def columns_of(layer: Layer, part: Part | None, weight: Array) -> Array:
+    """Return a view of the outputs that belong to a part of a layer's dense weight, or the whole weight."""
+    if part is None:
+        return weight
+    outputs = slice(part.start, part.start + part.size)
+    return weight[outputs] if layer.is_convolution else weight[:, outputs]
 
 
 def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:

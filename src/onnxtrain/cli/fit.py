@@ -278,6 +278,7 @@ def command(
             "--checkpoint": paths.Given(loop.checkpoint, written=True, files="checkpoint-*"),
             "--output": paths.output(output, is_model=output.suffix not in ("", ".onnx_adapter")),
             "--lora-adapter": paths.Given(adapters.lora_adapter),
+            "--lora-original": paths.Given(adapters.lora_original),
             "--curve": paths.output(results.curve),
             "--history": paths.output(results.history),
             "--tensorboard": paths.Given(loggers.tensorboard, written=True, files="events.out.tfevents.*"),

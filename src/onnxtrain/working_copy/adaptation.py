@@ -48,6 +48,11 @@ class Adapted(abc.ABC):
     def parameters(self) -> Sequence[str]:
         """Names of the added initializers."""
 
+    @property
+    @abc.abstractmethod
+    def rate_scales(self) -> Mapping[str, float]:
+        """Multipliers of the learning rate of added initializers, where not 1; those of groups multiply them."""
+
     @abc.abstractmethod
     def writes(self, path: str | os.PathLike[str]) -> bool:
         """Return whether a path names a file of the adapter alone, not of a model."""
