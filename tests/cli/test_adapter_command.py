@@ -70,6 +70,19 @@ def test_fit_takes_ranks_by_pattern_and_initial_values(files, success):
     assert json.loads(success("adapter", "inspect", "b.onnx_adapter", "--json").out)["rank"] == 4
 
 
+def test_adapters_are_added(files, success):
+    for seed in "12":
+        success("fit", "model.onnx", *LOSS, *LORA, "--seed", seed, "-o", f"{seed}.onnx_adapter")
+    success("adapter", "to-peft", "model.onnx", "2.onnx_adapter", "-o", "peft")
+    weighted = ("--weights", "0.5,-2")
+    success("adapter", "add", "model.onnx", "1.onnx_adapter", "peft", *weighted, "-o", "sum.onnx_adapter")
+    found = json.loads(success("adapter", "inspect", "model.onnx", "sum.onnx_adapter", "--json").out)
+    assert (found["rank"], found["layers"][0]["scale"]) == (4, 1)
+    svd = ("--combination", "svd", "--rank", "3")
+    success("adapter", "add", "model.onnx", "1.onnx_adapter", "peft", *weighted, *svd, "-o", "three")
+    assert json.loads(success("adapter", "inspect", "model.onnx", "three", "--json").out)["rank"] == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -109,6 +122,14 @@ def test_fit_takes_ranks_by_pattern_and_initial_values(files, success):
         (("adapter", "slots", "model.onnx", "-o", "x.onnx", "--requantize"), r"--requantize is for merge"),
         (("adapter", "to-peft", "model.onnx", "a", "-o", "x.onnx_adapter"), r"to-peft writes a folder"),
         (("adapter", "from-peft", "model.onnx", "a", "-o", "x.onnx"), r"from-peft writes an .onnx_adapter file"),
+        (("adapter", "merge", "model.onnx", "a", "b", "-o", "x.onnx"), r"merge takes one adapter, but 'b' is another"),
+        (("adapter", "merge", "model.onnx", "a", "-o", "x.onnx", "--rank", "2"), r"--rank is for add, not for merge"),
+        (("adapter", "add", "model.onnx", "a", "b", "-o", "x"), r"add needs a weight for each of the 2 adapters"),
+        (("adapter", "add", "model.onnx", "a", "-o", "x", "--weights", "y"), r"--weights is 'y'; it needs numbers"),
+        (
+            ("adapter", "add", "model.onnx", "a", "-o", "x", "--weights", "1,2"),
+            r"--weights has 2 numbers for 1 adapters",
+        ),
         (("adapter", "slots", "model.onnx", "-o", "model.onnx", "--targets", "*"), r"--output is the model itself"),
     ],
 )

@@ -92,7 +92,7 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
         OptionError: A weight is quantized and ``requantize`` is false, or several nodes read the weight.
     """
     file = ModelFile.load(model)
-    found, places = _fitted(file, adapter)
+    found, places = fitted(file, adapter)
     costs: dict[str, Cost] = {}
     adapted = [(*place, entry) for place, entry in zip(places, found.entries.values(), strict=True)]
     file.save(output, merged_weights(adapted, requantize=requantize, costs=costs))
@@ -118,7 +118,7 @@ def convert_adapter(model: Model, adapter: AdapterPath, output: AdapterPath) -> 
     if not is_adapter_path(path):
         raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
     file = ModelFile.load(model)
-    found, places = _fitted(file, adapter)
+    found, places = fitted(file, adapter)
     found = replace(found, base=describe_base(file, [layer for layer, _ in places]))
     dtypes = {name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, places, strict=True)}
     write_adapter(path, found, dtypes, gains(places, found))
@@ -138,7 +138,7 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
     Raises:
         ModelError: A file cannot be read, or the adapter belongs to another model.
     """
-    found = read_adapter(adapter) if model is None else _fitted(ModelFile.load(model), adapter)[0]
+    found = read_adapter(adapter) if model is None else fitted(ModelFile.load(model), adapter)[0]
     return {
         "kind": "DoRA" if found.dora else "LoRA",
         "rank": found.rank,
@@ -160,8 +160,12 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
     }
 
 
-def _fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place]]:
-    """Read an adapter and match its entries to the layers of a model."""
+def fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place]]:
+    """Read an adapter and match its entries to the layers of a model.
+
+    Raises:
+        ModelError: It cannot be read, or belongs to another model.
+    """
     found, places = fit(read_adapter(path), _layers(file), str(path))
     layers = [layer for layer, _ in places]
     check_base(found.base, file, layers, str(path))

@@ -109,6 +109,12 @@ def read_tensors(path: Path) -> Tensors:
     return Tensors(arrays, _read_manifest(_manifest_path(path)))
 
 
+def element_types(path: Path) -> dict[str, ir.DataType]:
+    """Return the element type of each layer's tensors in an ``.onnx_adapter`` file."""
+    arrays = read_tensors(path).arrays
+    return {name.removesuffix(A): ir.DataType.from_numpy(array.dtype) for name, array in arrays.items() if A in name}
+
+
 def write_adapter(path: Path, adapter: Adapter, dtypes: Mapping[str, ir.DataType], gains: Mapping[str, Array]) -> None:
     """Write an adapter: an ``.onnx_adapter`` file with its manifest, or a PEFT folder.
 
