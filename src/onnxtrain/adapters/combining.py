@@ -63,7 +63,8 @@ def add_weighted(
         >>> add_weighted([("songs.onnx_adapter", 0.7), ("poems.onnx_adapter", 0.3)], "both.onnx_adapter")
         ... # doctest: +SKIP
     """
-    path, given = Path(output), _checked_terms(adapters)
+    path = Path(output)
+    given = _checked_terms(adapters)
     if combination not in COMBINATIONS:
         raise OptionError(f"combination is {combination!r}; it is {' or '.join(map(repr, COMBINATIONS))}.")
     if rank is not None and combination != "svd":
@@ -111,7 +112,7 @@ def _read(
     paths: Sequence[str], output: Path, model: str | os.PathLike[str] | onnx.ModelProto | None
 ) -> tuple[list[Adapter], Mapping[str, Any] | None, dict[str, ir.DataType]]:
     """Read adapters with the names of one model; return them, its description, and the element types of its layers."""
-    files = [Path(path).suffix == SUFFIX for path in (*paths, output)]
+    files = [str(path).endswith(SUFFIX) for path in (*paths, output)]
     if model is not None:
         file = ModelFile.load(model)
         matched = [fitted(file, path) for path in paths]

@@ -81,8 +81,8 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
         model: A path or a loaded model; it is not changed.
         adapter: An ``.onnx_adapter`` file or a PEFT folder.
         output: The file to write.
-        requantize: Quantize the merged weights again with their old scales, which rounds off a part of the adapter;
-            without it quantized weights are refused.
+        requantize: Quantize the merged weights again, with new scales and zero points of smallest squared error, which
+            rounds off a part of the adapter; without it quantized weights are refused.
 
     Returns:
         The rounding error of each requantized layer.

@@ -76,7 +76,7 @@ def command(
         SWITCH,
         Parameter(
             group=ADAPTERS,
-            help="merge: requantize quantized weights with their own scales; reports the loss.",
+            help="merge: quantize quantized weights again, with new scales; reports the loss.",
         ),
     ] = False,
     weights: Annotated[
@@ -209,7 +209,13 @@ def _run(
     assert adapter is not None
     if action == "merge":
         costs = merge_adapter(model, adapter, output, requantize=requantize)
-        return {"lost": {cost.layer: cost.lost for cost in costs}} if costs else {}
+        high = sum(cost.is_high for cost in costs)
+        advice = (
+            f"{high} of {len(costs)} layers lose more than a tenth of the adapter's change: evaluate the merged model, "
+            "or run the model with slots"
+        )
+        lost = {"lost": {cost.layer: cost.lost for cost in costs}} if costs else {}
+        return lost | ({"warning": advice} if high else {})
     convert_adapter(model, adapter, output)
     return {}
 
