@@ -93,9 +93,7 @@ def test_the_command_says_where_much_is_lost(tmp_path, capsys):
     onnx.save(model, tmp_path / "model.onnx")
     tuned(model, tmp_path / "tuned.onnx_adapter", scale=0.1)
     names = [str(tmp_path / name) for name in ("model.onnx", "tuned.onnx_adapter", "merged.onnx")]
-    with pytest.raises(SystemExit) as done:
-        main(["adapter", "merge", *names[:2], "-o", names[2], "--requantize", "--json"])
-    assert done.value.code in (0, None)
+    assert not main(["adapter", "merge", *names[:2], "-o", names[2], "--requantize", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["lost"]["fc"] > 0.1
     assert found["warning"].startswith("1 of 1 layers lose more than a tenth of the adapter's change: evaluate the")
@@ -127,10 +125,13 @@ def tasks(name):
 @pytest.mark.torch
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("rate", [5e-4, 2e-3])
+@pytest.mark.parametrize("rate", [1e-4, 1e-3])
 @pytest.mark.parametrize(("name", "least"), [("llama", 0.9), ("bert", 0.9)])
-def test_the_loss_keeps_most_of_its_fall(name, least, rate, tmp_path):
-    """int4 weights, an adapter for a second task, and the loss of the merged model; prints the share that is kept."""
+def test_the_loss_keeps_most_of_its_fall(name, least, rate, tmp_path, monkeypatch):
+    """int4 weights, an adapter for a second task, and the loss of the merged model; prints the share that is kept.
+
+    The figures of docs/adapters.md: pytest -s -m thorough tests/adapters/test_requantizing.py
+    """
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     quantizer = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
@@ -184,10 +185,22 @@ def test_the_loss_keeps_most_of_its_fall(name, least, rate, tmp_path):
         learner.train_step(x[rows], y[rows])
     learner.save(tmp_path / "tuned.onnx_adapter")
     tuned = learner.evaluate(x, y)["loss"]
-    costs = merge_adapter(tmp_path / "int4.onnx", tmp_path / "tuned.onnx_adapter", tmp_path / "m.onnx", requantize=True)
-    merged = onnxtrain.Trainer(tmp_path / "m.onnx", train="*norm*|*Norm*", **settings).evaluate(x, y)["loss"]
-    kept = (before - merged) / (before - tuned)
-    lost = np.mean([cost.lost for cost in costs])
-    print(f"{name} rate {rate}: {before:.3f} -> {tuned:.3f}, merged {merged:.3f}: keeps {kept:.2f}; lost {lost:.2f}")
-    assert kept > least or any(cost.is_high for cost in costs)
-    assert kept > 0.5
+
+    def share(label):
+        """The share of the loss's fall that the merged model keeps, and whether the merge warns."""
+        costs = merge_adapter(
+            tmp_path / "int4.onnx", tmp_path / "tuned.onnx_adapter", tmp_path / label, requantize=True
+        )
+        merged = onnxtrain.Trainer(tmp_path / label, train="*norm*|*Norm*", **settings).evaluate(x, y)["loss"]
+        lost = np.mean([cost.lost for cost in costs])
+        kept = (before - merged) / (before - tuned)
+        print(
+            f"{name} rate {rate} {label}: {before:.3f} -> {tuned:.3f}, merged {merged:.3f}: {kept:.2f}; lost {lost:.2f}"
+        )
+        return kept, any(cost.is_high for cost in costs)
+
+    kept, warned = share("new.onnx")
+    monkeypatch.setattr(Grid, "fitted", lambda self, weights: self)
+    old, _ = share("old.onnx")
+    assert kept > least or warned
+    assert kept > old - 0.05

@@ -30,7 +30,7 @@ Examples
     onnxtrain adapter from-peft model.onnx tuned -o tuned.onnx_adapter
 
   The weighted sum of several adapters of a model:
-    onnxtrain adapter add model.onnx songs.onnx_adapter poems.onnx_adapter --weights 0.7,0.3 -o both.onnx_adapter
+    onnxtrain adapter add model.onnx a.onnx_adapter b.onnx_adapter --weights 0.7,0.3 -o sum
 
   The contents of an adapter, and whether it fits a model:
     onnxtrain adapter inspect tuned.onnx_adapter
