@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 import onnxtrain
 from adapters.test_quantized_bases import BASES, few_bits, trainer
@@ -84,6 +85,19 @@ def test_scales_that_others_read_stay(kind, tmp_path):
     before = {tensor.name: tensor for tensor in model.graph.initializer}
     after = {tensor.name: tensor for tensor in onnx.load(tmp_path / "held.onnx").graph.initializer}
     assert {name for name in before if before[name] != after[name]} == {"fc.weight"}
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_scales_stay_where_none_is_better(kind, tmp_path, monkeypatch):
+    model, _ = BASES[kind]()
+    path = tuned(model, tmp_path / "tuned.onnx_adapter")
+    monkeypatch.setattr(Grid, "fitted", lambda self, weights: self)
+    merge_adapter(model, path, tmp_path / "merged.onnx", requantize=True)
+    before = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    after = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(tmp_path / "merged.onnx").graph.initializer
+    }
+    assert {name for name in before if (before[name] != after[name]).any()} == {"fc.weight"}
 
 
 def test_the_command_says_where_much_is_lost(tmp_path, capsys):

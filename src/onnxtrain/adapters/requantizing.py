@@ -157,13 +157,14 @@ def _for_bits(node: ir.Node, weight: Array) -> Requantized:
     whole[:, :rows] = weight.T
     groups = whole.reshape(columns, blocks, block)
     before = _grid(node, (2, 3), bit_scales(node), (0, (1 << bits) - 1), signed=True)
-    grid = before.fitted(groups) if _is_own(node, 2) else before
+    fits = _is_own(node, 2)
+    grid = before.fitted(groups) if fits else before
     numbers = grid.rounded(groups)
     error = float(np.linalg.norm(groups - grid.values(numbers)))
     parameters = {}
-    if grid is not before:
+    if fits:
         parameters[_name(node, 2)] = grid.scales.reshape(_shape(node, 2)).astype(grid.dtype)
-    if grid is not before and not grid.symmetric:
+    if fits and not grid.symmetric:
         zeros = np.pad(grid.zeros[..., 0].astype(np.uint8), ((0, 0), (0, -blocks % (8 // bits))))
         parameters[_name(node, 3)] = packed(zeros, bits).reshape(_shape(node, 3))
     return Requantized(packed(numbers.astype(np.uint8), bits).reshape(_shape(node, 1)), parameters, error)
@@ -201,12 +202,13 @@ def _for_dequantization(node: ir.Node, weight: Array) -> Requantized:
     pair = (grouped(scale)[..., :1], grouped(np.zeros((), np.float32) if zero is None else zero)[..., :1])
     before = _grid(node, (1, 2), pair, limits, signed=False)
     groups = grouped(weight)
-    grid = before.fitted(groups) if _is_own(node, 1) else before
+    fits = _is_own(node, 1)
+    grid = before.fitted(groups) if fits else before
     numbers = grid.rounded(groups)
     error = float(np.linalg.norm(weight - ungrouped(grid.values(numbers))))
     parameters = {}
     for place, values in ((1, grid.scales), (2, grid.zeros)):
-        if grid is not before and (place == 1 or not grid.symmetric):
+        if fits and (place == 1 or not grid.symmetric):
             ordered = np.moveaxis(values[..., 0], -1, axis) if block else values
             old = node.inputs[place]
             assert old is not None
