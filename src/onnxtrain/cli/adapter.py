@@ -30,7 +30,7 @@ Examples
     onnxtrain adapter from-peft model.onnx tuned -o tuned.onnx_adapter
 
   The weighted sum of several adapters of a model:
-    onnxtrain adapter add model.onnx a.onnx_adapter b.onnx_adapter --weights 0.7,0.3 -o sum
+    onnxtrain adapter add model.onnx songs poems --weights 0.7,0.3 -o both
 
   The contents of an adapter, and whether it fits a model:
     onnxtrain adapter inspect tuned.onnx_adapter
