@@ -101,6 +101,13 @@ def test_element_types_are_those_of_the_adapters(tmp_path):
     assert element_types(tmp_path / "b.onnx_adapter") == halves
 
 
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_a_sum_beyond_the_largest_number_is_refused(tmp_path, combination):
+    path = adapter(decoder(), tmp_path / "a.onnx_adapter")
+    with pytest.raises(ModelError, match="not finite"):
+        add_weighted([(path, 1e300), (path, 1)], tmp_path / "b.onnx_adapter", combination=combination)
+
+
 @pytest.mark.parametrize(
     ("terms", "settings", "message"),
     [

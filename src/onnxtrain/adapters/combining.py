@@ -81,7 +81,8 @@ def add_weighted(
         for name, entry in adapter.entries.items():
             terms.setdefault(name, []).append((entry, weight))
     size = rank or max(entry.rank for adapter in found for entry in adapter.entries.values())
-    entries = {name: _combined(name, each, combination, size) for name, each in terms.items()}
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused below
+        entries = {name: _combined(name, each, combination, size) for name, each in terms.items()}
     largest = max(entry.rank for entry in entries.values())
     result = checked(Adapter(entries, largest, float(largest), dropout=found[0].dropout, base=base), str(path))
     write_adapter(path, result, dtypes, {})
@@ -160,7 +161,12 @@ def _combined(name: str, terms: Sequence[Term], combination: Combination, rank: 
             raise OptionError(f'combination="linear" needs one rank, but {name!r} has {ranks}; use "cat" or "svd".')
         return _linear(terms)
     whole = concatenated(terms, 1.0)
-    return whole if combination == "cat" else _truncated(whole, rank)
+    try:
+        return whole if combination == "cat" else _truncated(whole, rank)
+    except np.linalg.LinAlgError:
+        raise ModelError(
+            f"The sum of the adapters of {name!r} has values that are not finite; train them again."
+        ) from None
 
 
 def _linear(terms: Sequence[Term]) -> Entry:
