@@ -348,12 +348,16 @@ class Objective:
         )
 
     def rules(self, config: TrainingConfig) -> dict[str, UpdateRule]:
-        """Return the update rules of the parameters of groups.
+        """Return the update rules of the parameters of groups, and of adapters with rates of their own.
 
         Raises:
             OptionError: A group matches nothing, or has a setting that the optimizer has not.
         """
-        return update_rules(config.groups, config.optimizer, self.table, self.model)
+        rules = update_rules(config.groups, config.optimizer, self.table, self.model)
+        for name, factor in ({} if self.adapted is None else self.adapted.rate_scales).items():
+            rule = rules.get(name, UpdateRule(config.optimizer))
+            rules[name] = rule._replace(rate_scale=rule.rate_scale * factor)
+        return rules
 
     def resolve_metrics(self, metrics: Metrics) -> list[HeadMetric]:
         """Return metrics that read this model's predictions, from names or functions; by output where it has several.

@@ -231,7 +231,7 @@ def test_rank_stabilized_scale_and_first_values():
         ({"alpha": 0}, r"alpha of Lora is 0; it must be a number above 0\."),
         ({"alpha": "a"}, "alpha of Lora is 'a'"),
         ({"dropout": 1.0}, r"dropout of Lora is 1.0; it must be at least 0 and below 1\."),
-        ({"init": "zeros"}, r"init of Lora is 'zeros'; it is 'kaiming' or 'gaussian'\."),
+        ({"init": "zeros"}, r"init of Lora is 'zeros'; it is 'kaiming' or 'gaussian' or 'pissa' or 'loftq'\."),
         ({"targets": []}, r"targets of Lora is \[\]; it must be a pattern, or a list of some\."),
         (
             {"targets": "nothing"},

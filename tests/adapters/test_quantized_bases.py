@@ -55,12 +55,27 @@ def integers(per_column):
     return model, numbers.astype(np.float32) * scale
 
 
+def blocks():
+    """x W with W from DequantizeLinear in blocks with zero points; and W."""
+    random = np.random.default_rng(0)
+    numbers = random.integers(0, 256, (INPUTS, OUTPUTS)).astype(np.uint8)
+    scales = (random.random((INPUTS // 8, OUTPUTS)) + 0.5).astype(np.float32) / 200
+    zeros = random.integers(100, 150, scales.shape).astype(np.uint8)
+    model = parsed(f"""g (float[n,{INPUTS}] x) => (float[n,{OUTPUTS}] y) {{
+        h = Tanh(x) w = DequantizeLinear<axis=0, block_size=8>(fc__weight, fc__scales, fc__zeros)
+        y = MatMul(h, w) }}""")
+    with_weights(model, fc__weight=numbers, fc__scales=scales, fc__zeros=zeros)
+    spread = [np.repeat(each.astype(np.float32), 8, axis=0) for each in (scales, zeros)]
+    return model, (numbers - spread[1]) * spread[0]
+
+
 BASES = {
     "4 bits": lambda: few_bits(4, zeros=False),
     "4 bits, zero points": lambda: few_bits(4, zeros=True),
     "8 bits": lambda: few_bits(8, zeros=True),
     "QDQ": lambda: integers(per_column=False),
     "QDQ by column": lambda: integers(per_column=True),
+    "QDQ by block": blocks,
 }
 
 
@@ -137,11 +152,11 @@ def test_merging_is_refused_or_says_what_it_costs(base, tmp_path):
         )
         if one != other
     }
-    assert changed <= {"fc.weight"}
+    assert "fc.weight" in changed <= {"fc.weight", "fc.scale", "fc.scales", "fc.zeros"}
 
 
 def test_layers_say_their_bits():
-    assert [adaptable_layers(make()[0])[0].bits for make in BASES.values()] == [4, 4, 8, 8, 8]
+    assert [adaptable_layers(make()[0])[0].bits for make in BASES.values()] == [4, 4, 8, 8, 8, 8]
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -59,6 +59,30 @@ def test_fit_writes_an_adapter_by_default_and_goes_on_with_one(files, success):
     assert (outputs(files / "tuned.onnx", points) != outputs(files / "model.onnx", points)).any()
 
 
+def test_fit_takes_ranks_by_pattern_and_initial_values(files, success):
+    first, last = names(success)
+    patterns = ("--lora-rank-pattern", f"{first}=3", "--lora-rank-pattern", "*=1", "--lora-alpha-pattern", f"{last}=5")
+    success("fit", "model.onnx", *LOSS, *LORA, *patterns, "--lora-lr-ratio", "16", "-o", "a.onnx_adapter")
+    rows = json.loads(success("adapter", "inspect", "a.onnx_adapter", "--json").out)["layers"]
+    assert {row["name"]: row["rank"] for row in rows} == {first: 3, last: 1}
+    assert {row["name"]: row["scale"] for row in rows} == {first: pytest.approx(16 / 3), last: pytest.approx(5)}
+    success("fit", "model.onnx", *LOSS, *LORA, "--lora-init", "pissa", "-o", "b.onnx_adapter")
+    assert json.loads(success("adapter", "inspect", "b.onnx_adapter", "--json").out)["rank"] == 4
+
+
+def test_adapters_are_added(files, success):
+    for seed in "12":
+        success("fit", "model.onnx", *LOSS, *LORA, "--seed", seed, "-o", f"{seed}.onnx_adapter")
+    success("adapter", "to-peft", "model.onnx", "2.onnx_adapter", "-o", "peft")
+    weighted = ("--weights", "0.5,-2")
+    success("adapter", "add", "model.onnx", "1.onnx_adapter", "peft", *weighted, "-o", "sum.onnx_adapter")
+    found = json.loads(success("adapter", "inspect", "model.onnx", "sum.onnx_adapter", "--json").out)
+    assert (found["rank"], found["layers"][0]["scale"]) == (4, 1)
+    svd = ("--combination", "svd", "--rank", "3")
+    success("adapter", "add", "model.onnx", "1.onnx_adapter", "peft", *weighted, *svd, "-o", "three")
+    assert json.loads(success("adapter", "inspect", "model.onnx", "three", "--json").out)["rank"] == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -69,6 +93,23 @@ def test_fit_writes_an_adapter_by_default_and_goes_on_with_one(files, success):
         ),
         (("fit", "model.onnx", *LOSS, "--lora-alpha", "2"), r"--lora-alpha is for adapters, .* --lora 8"),
         (("fit", "model.onnx", *LOSS, "--dora"), r"--dora is for adapters"),
+        (("fit", "model.onnx", *LOSS, "--lora-lr-ratio", "2"), r"--lora-lr-ratio is for adapters"),
+        (
+            ("fit", "model.onnx", *LOSS, *LORA, "--lora-rank-pattern", "a"),
+            r"--lora-rank-pattern is 'a'; it needs PATTERN=RANK",
+        ),
+        (
+            ("fit", "model.onnx", *LOSS, *LORA, "--lora-rank-pattern", "a=x"),
+            r"--lora-rank-pattern is 'a=x'; it needs PATTERN=RANK",
+        ),
+        (
+            ("fit", "model.onnx", *LOSS, *LORA, "--lora-rank-pattern", "a=2"),
+            r"--lora-rank-pattern a matches no layer that gets an adapter; the model has",
+        ),
+        (
+            ("fit", "model.onnx", *LOSS, *LORA, "--lora-init", "loftq"),
+            r"needs the weights before quantization; give the float model .* --lora-original",
+        ),
         (("adapter", "merge", "model.onnx", "-o", "x.onnx"), r"merge needs a model and an adapter"),
         (("adapter", "slots", "model.onnx"), r"slots writes a result; give --output"),
         (("adapter", "inspect", "a.onnx_adapter", "-o", "x"), r"inspect writes nothing, but --output is 'x'"),
@@ -81,6 +122,14 @@ def test_fit_writes_an_adapter_by_default_and_goes_on_with_one(files, success):
         (("adapter", "slots", "model.onnx", "-o", "x.onnx", "--requantize"), r"--requantize is for merge"),
         (("adapter", "to-peft", "model.onnx", "a", "-o", "x.onnx_adapter"), r"to-peft writes a folder"),
         (("adapter", "from-peft", "model.onnx", "a", "-o", "x.onnx"), r"from-peft writes an .onnx_adapter file"),
+        (("adapter", "merge", "model.onnx", "a", "b", "-o", "x.onnx"), r"merge takes one adapter, but 'b' is another"),
+        (("adapter", "merge", "model.onnx", "a", "-o", "x.onnx", "--rank", "2"), r"--rank is for add, not for merge"),
+        (("adapter", "add", "model.onnx", "a", "b", "-o", "x"), r"add needs a weight for each of the 2 adapters"),
+        (("adapter", "add", "model.onnx", "a", "-o", "x", "--weights", "y"), r"--weights is 'y'; it needs numbers"),
+        (
+            ("adapter", "add", "model.onnx", "a", "-o", "x", "--weights", "1,2"),
+            r"--weights has 2 numbers for 1 adapters",
+        ),
         (("adapter", "slots", "model.onnx", "-o", "model.onnx", "--targets", "*"), r"--output is the model itself"),
     ],
 )

@@ -51,7 +51,7 @@ class Subject:
 
     def run(self, seed: int, index: int, case: Path, operations: Operations) -> None:
         """Spoil an adapter and use it."""
-        from onnxtrain.adapters import add_slots, convert_adapter, describe_adapter, merge_adapter
+        from onnxtrain.adapters import add_slots, add_weighted, convert_adapter, describe_adapter, merge_adapter
 
         generator = random.Random(f"adapters {seed} {index}")
         warnings.simplefilter("ignore")
@@ -76,6 +76,9 @@ class Subject:
             operations.run("merge", lambda: _merge(merge_adapter, model, adapter, case / "merged.onnx"))
             operations.run("convert", lambda: convert_adapter(model, adapter, case / "other"))
             operations.run("slots", lambda: add_slots(model, case / "slots.onnx", adapter=adapter))
+            terms = [(adapter, 0.5), (self._shared / adapter.name, -2)]
+            operations.run("add", lambda: add_weighted(terms, case / "sum", combination="svd", model=model))
+            operations.run("add alike", lambda: add_weighted(terms, case / f"sum{adapter.suffix}"))
 
 
 def _merge(merge: Any, model: Path, adapter: Path, output: Path) -> None:

@@ -1,6 +1,7 @@
 """Adapters: small matrices that are trained beside frozen weights, and the files that hold them."""
 
 import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
+from onnxtrain.adapters.combining import add_weighted
 from onnxtrain.adapters.convert import (
     AdaptableLayer,
     adaptable_layers,
@@ -19,6 +20,7 @@ __all__ = [
     "Lora",
     "adaptable_layers",
     "add_slots",
+    "add_weighted",
     "convert_adapter",
     "describe_adapter",
     "merge_adapter",

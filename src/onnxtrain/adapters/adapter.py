@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,19 @@ class Entry:
         return np.asarray(product.reshape(self.outputs, *a.shape[1:]) * a.dtype.type(self.scale))
 
 
+def concatenated(terms: Sequence[tuple[Entry, float]], scale: float) -> Entry:
+    """Return the adapter that adds the sum of factor x scale A B of several adapters of one layer: ranks add up.
+
+    Args:
+        terms: Adapters without magnitudes, each with its factor.
+        scale: Scale of the result.
+    """
+    first = terms[0][0]
+    a = np.concatenate([entry.a for entry, _ in terms], axis=0 if first.is_convolution else 1)
+    scaled = [entry.b * entry.b.dtype.type(factor * entry.scale / scale) for entry, factor in terms]
+    return replace(first, a=a, b=np.concatenate(scaled, axis=1 if first.is_convolution else 0), scale=scale)
+
+
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """The adapters of a model's layers.
@@ -106,3 +120,21 @@ class Adapter:
     def dora(self) -> bool:
         """Return whether any layer has a DoRA magnitude vector."""
         return any(entry.magnitude is not None or entry.gain is not None for entry in self.entries.values())
+
+    def patterns(self) -> dict[str, dict[str, float]]:
+        """Return the ranks and alphas of the layers that differ from the usual ones: PEFT's rank and alpha patterns."""
+        root = math.sqrt if self.rslora else float
+        ranks, alphas = dict[str, float](), dict[str, float]()
+        for name, entry in self.entries.items():
+            alpha = entry.scale * root(entry.rank)
+            if entry.rank != self.rank:
+                ranks[entry.alias or name] = entry.rank
+            if abs(alpha - self.alpha) > 1e-6 * abs(self.alpha):
+                alphas[entry.alias or name] = integral(alpha)
+        return {"rank_pattern": ranks, "alpha_pattern": alphas}
+
+
+def integral(number: float) -> float:
+    """Convert a number that is an integer up to rounding to int."""
+    nearest = round(number)
+    return nearest if abs(number - nearest) < 1e-6 * max(1.0, abs(number)) else number

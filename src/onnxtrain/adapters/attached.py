@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.adapters.adapter import Adapter, Entry
+from onnxtrain.adapters.adapter import Adapter, Entry, concatenated
 from onnxtrain.adapters.files import SUFFIX, is_adapter_path, write_adapter
 from onnxtrain.adapters.fitting import Place, gains, name_of
 from onnxtrain.adapters.full_tensors import for_peft
@@ -33,6 +33,7 @@ class Slot:
         scale: Scale of A B.
         alias: Its name in the checkpoint, if it differs.
         magnitude: True if it has DoRA magnitudes.
+        start: An adapter that is subtracted as a constant (PiSSA).
     """
 
     layer: Layer
@@ -40,6 +41,7 @@ class Slot:
     scale: float
     alias: str
     magnitude: bool
+    start: Entry | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -71,6 +73,13 @@ class Slot:
         """Names of all its tensors."""
         return [self.a, self.b, *([self.m] if self.magnitude else [])]
 
+    def entry(self, values: Mapping[str, np.ndarray]) -> Entry:
+        """Return the adapter with its current values; what is subtracted becomes further columns of A and rows of B."""
+        m = np.array(values[self.m]) if self.magnitude else None
+        a, b = np.array(values[self.a]), np.array(values[self.b])
+        entry = Entry(a, b, self.scale, m, embedding=self.layer.is_embedding, alias=self.alias)
+        return entry if self.start is None else concatenated([(entry, 1.0), (self.start, -1.0)], self.scale)
+
 
 @dataclass(frozen=True)
 class Attached(Adapted):
@@ -81,11 +90,13 @@ class Attached(Adapted):
         settings: An adapter without entries, which holds the rank, alpha and other settings, and the first values of
             tensors that were trained in full before.
         resumed: Names of these tensors that are trained again.
+        lr_ratio: The learning rate of B and of magnitudes divided by that of A (LoRA+).
     """
 
     slots: tuple[Slot, ...]
     settings: Adapter
     resumed: tuple[str, ...] = ()
+    lr_ratio: float = 1.0
 
     @property
     def initial(self) -> dict[str, np.ndarray]:
@@ -102,6 +113,12 @@ class Attached(Adapted):
         """The names of A, B and magnitudes."""
         return [name for slot in self.slots for name in slot.names]
 
+    @property
+    def rate_scales(self) -> Mapping[str, float]:
+        """Multipliers of the learning rate by name; embeddings have none."""
+        slots = [slot for slot in self.slots if not slot.layer.is_embedding and self.lr_ratio != 1]
+        return {name: float(self.lr_ratio) for slot in slots for name in slot.names if name != slot.a}
+
     def adapter(self, values: Mapping[str, np.ndarray], file: ModelFile | None = None) -> Adapter:
         """Return the adapters with their current values.
 
@@ -109,17 +126,7 @@ class Attached(Adapted):
             values: Current values by name: of the adapters, and of initializers that are trained in full.
             file: The base model, for the manifest.
         """
-        entries = {
-            slot.name: Entry(
-                np.array(values[slot.a]),
-                np.array(values[slot.b]),
-                slot.scale,
-                np.array(values[slot.m]) if slot.magnitude else None,
-                embedding=slot.layer.is_embedding,
-                alias=slot.alias,
-            )
-            for slot in self.slots
-        }
+        entries = {slot.name: slot.entry(values) for slot in self.slots}
         base = None if file is None else describe_base(file, [slot.layer for slot in self.slots])
         full = {name: array for name, array in values.items() if name not in self.parameters}
         return replace(self.settings, entries=entries, base=base, tensors={**self.initial, **full})

@@ -83,8 +83,8 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
         model: A path or a loaded model; it is not changed.
         adapter: An ``.onnx_adapter`` file or a PEFT folder.
         output: The file to write.
-        requantize: Quantize the merged weights again with their old scales, which rounds off a part of the adapter;
-            without it quantized weights are refused.
+        requantize: Quantize the merged weights again, with new scales and zero points of smallest squared error, which
+            rounds off a part of the adapter; without it quantized weights are refused.
 
     Returns:
         The rounding error of each requantized layer.
@@ -94,7 +94,7 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
         OptionError: A weight is quantized and ``requantize`` is false, or several nodes read the weight.
     """
     file = ModelFile.load(model)
-    found, places, _ = _fitted(file, adapter)
+    found, places, _ = fitted(file, adapter)
     costs: dict[str, Cost] = {}
     adapted = [(*place, entry) for place, entry in zip(places, found.entries.values(), strict=True)]
     file.save(output, merged_weights(adapted, requantize=requantize, costs=costs) | found.tensors)
@@ -125,7 +125,7 @@ def convert_adapter(
     if not is_adapter_path(path):
         raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
     file = ModelFile.load(model)
-    found, places, model_graph = _fitted(file, adapter)
+    found, places, model_graph = fitted(file, adapter)
     found = replace(found, checkpoint=found.checkpoint.completed(file.folder, base_model))
     found = replace(found, base=describe_base(file, [layer for layer, _ in places]))
     dtypes = {name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, places, strict=True)}
@@ -146,7 +146,7 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
     Raises:
         ModelError: A file cannot be read, or the adapter belongs to another model.
     """
-    found = read_adapter(adapter) if model is None else _fitted(ModelFile.load(model), adapter)[0]
+    found = read_adapter(adapter) if model is None else fitted(ModelFile.load(model), adapter)[0]
     full = {**found.tensors, **found.of_modules}
     return {
         "kind": "DoRA" if found.dora else "LoRA",
@@ -172,8 +172,12 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
     }
 
 
-def _fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place], tuple[ir.Graph, list[Layer]]]:
-    """Read an adapter and match it to a model; returns the model's graph and layers, too."""
+def fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place], tuple[ir.Graph, list[Layer]]]:
+    """Read an adapter and match it to a model; returns the model's graph and layers, too.
+
+    Raises:
+        ModelError: It cannot be read, or belongs to another model.
+    """
     model = infer_shapes(file.training_model())
     layers = find_layers(model)
     found, places = fit(read_adapter(path), model.graph, layers, str(path))

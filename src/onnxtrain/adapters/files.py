@@ -110,6 +110,12 @@ def read_tensors(path: Path) -> Tensors:
     return Tensors(arrays, _read_manifest(_manifest_path(path)))
 
 
+def element_types(path: Path) -> dict[str, ir.DataType]:
+    """Return the element type of each layer's tensors in an ``.onnx_adapter`` file."""
+    arrays = read_tensors(path).arrays
+    return {name.removesuffix(A): ir.DataType.from_numpy(array.dtype) for name, array in arrays.items() if A in name}
+
+
 def write_adapter(
     path: Path,
     adapter: Adapter,
@@ -146,6 +152,7 @@ def write_adapter(
         "alpha": adapter.alpha,
         "rslora": adapter.rslora,
         "dropout": adapter.dropout,
+        **adapter.patterns(),
         "scales": {name: entry.scale for name, entry in adapter.entries.items()},
         "embeddings": [name for name, entry in adapter.entries.items() if entry.embedding],
         "aliases": {name: entry.alias for name, entry in adapter.entries.items() if entry.alias},

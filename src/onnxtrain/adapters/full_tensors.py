@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Array
 from onnxtrain.adapters.layers import Layer, source
-from onnxtrain.adapters.merging import initializer_of
+from onnxtrain.adapters.merging import initializers_of
 from onnxtrain.adapters.names import in_checkpoints
 from onnxtrain.adapters.peft import COUNTER, WRAPPED
 from onnxtrain.adapters.values import evaluate
@@ -88,7 +88,8 @@ class ModuleTensor:
                 f"{label!r} has {self.names[0]!r} of the shape {array.shape}, but the model's is {wanted}; give the "
                 "model that it was trained on."
             )
-        return initializer_of(self.view, array.T if self.transposed else array.reshape(shape))
+        found, _ = initializers_of(self.view, array.T if self.transposed else array.reshape(shape))
+        return found[str(self.initializer.name)]
 
     @property
     def _is_bias(self) -> bool:

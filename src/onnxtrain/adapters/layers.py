@@ -28,10 +28,18 @@ _PROJECTIONS = (
 """Names of the query, key and value projections in PyTorch models and their exports."""
 
 _MIXERS = (
-    "{o,out}_proj", "out_lin", "to_out", "to_out.0", "wo", "*attn.{proj,c_proj,o}", "*ttention.{o,dense,proj}",
-    "*ttention.output.dense", "out_project",
+    "{o,out}_proj", "out_lin", "to_out", "to_out.0", "*attn.{proj,c_proj,o,wo,dense}",
+    "*ttention.{o,wo,dense,proj}", "*ttention.output.dense", "out_project",
 )  # fmt: skip
 """Names of attention's output projections, which are adapted with them."""
+
+_FURTHER = (
+    ("*self_attn.dense", ("mlp.fc{1,2}",)),  # Phi
+    ("mlp.c_fc2", ("mlp.c_proj",)),  # BTLM
+    ("receptance", ("receptance", "{attention,feed_forward,att,ffn}.output")),  # RWKV
+    ("r_proj", ("r_proj",)),  # RWKV 7
+)
+"""Further targets of single architectures that PEFT adapts by default, after the name of a layer that others lack."""
 
 _VIEWS = frozenset({"Identity", "Cast", "Transpose", "DequantizeLinear"})
 """Operators between an initializer and the matrix multiplication that reads it."""
@@ -181,7 +189,8 @@ def _usual(layers: Sequence[Layer], output: ir.Value | None) -> list[Layer]:
     linear = [layer for layer in layers if _chosen(layer, ALL_LINEAR, output) is not None]
     projections = _named(linear, _PROJECTIONS)
     if projections:
-        mixers = {layer.name for layer in _named(linear, _MIXERS)} - {layer.name for layer in projections}
+        further = [pattern for mark, patterns in _FURTHER if _named(linear, [mark]) for pattern in patterns]
+        mixers = {layer.name for layer in _named(linear, [*_MIXERS, *further])} - {layer.name for layer in projections}
         own = {layer.name: layer for layer in projections}
         return [own.get(layer.name, layer) for layer in linear if layer.name in own or layer.name in mixers]
     found = [_with_parts(layer, []) for layer in linear] or [layer for layer in layers if layer.is_convolution]

@@ -5,30 +5,34 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain.adapters.adapter import Adapter, Array, Entry
+from onnxtrain.adapters.adapter import Adapter, Array, Entry, concatenated
 from onnxtrain.adapters.attached import Attached, Slot
 from onnxtrain.adapters.emit import Dropout, Emitter, Pair, column_norms
 from onnxtrain.adapters.files import read_adapter, unfolded
 from onnxtrain.adapters.fitting import Place, chosen_layers, fit, name_of
+from onnxtrain.adapters.initial import INITS, Init, Residuals, principal_entry, random_entry
 from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
 from onnxtrain.adapters.manifest import check_base
+from onnxtrain.adapters.merging import is_quantized
+from onnxtrain.adapters.names import matches
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.builder import Builder
 from onnxtrain.ir.value import Value
 from onnxtrain.model_file.file import ModelFile
+from onnxtrain.patterns import no_match
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.weights.readers import is_statistic, read_through_identity
 from onnxtrain.working_copy.adaptation import Adaptation
 from onnxtrain.working_copy.training_modes import seed_of_node
 
-_INITS = ("kaiming", "gaussian")
 _APART = 1 << 20
 """Offset of the dropout seeds of adapters, beyond the seeds of the model's own layers."""
 
@@ -58,10 +62,19 @@ class Lora(Adaptation):
         dora: Train magnitudes, too. Not for embeddings.
         rslora: Use the rank-stabilized scale.
         init: Initialization of A: "kaiming", uniform within ±1 / sqrt(in), or "gaussian", with standard deviation
-            1 / rank.
+            1 / rank. "pissa" starts with s A B equal to the ``rank`` largest singular values of W, and subtracts it
+            from W, as a constant beside it: y = x W + s · dropout(x) (A B - A₀ B₀) + b. The saved adapter [A, A₀],
+            [B, -B₀] has twice the rank, for the unchanged W. "loftq" starts with s A B as the best approximation of
+            the error of quantization, W of the ``original`` minus the quantized W; layers that are not quantized
+            start as with "kaiming".
         adapter: An ``.onnx_adapter`` file or a PEFT folder to start from. It determines the adapted layers and their
             ranks; a PEFT folder the scale, too. Tensors that were trained in full beside it, as a head, begin with its
             values and are trained again, except those that ``freeze`` names.
+        rank_pattern: Ranks of single layers, by patterns as in ``targets``; the first that matches applies.
+        alpha_pattern: Alphas of single layers, likewise.
+        lr_ratio: The learning rate of B divided by that of A, above 0 (LoRA+). As in PEFT, magnitudes have B's rate.
+            Embeddings keep the rate of A.
+        original: For "loftq", the float model that the quantized one was made from, with the same names of layers.
 
     Raises:
         OptionError: A field is outside its range.
@@ -69,6 +82,11 @@ class Lora(Adaptation):
     Example:
         >>> Lora(rank=16, targets=["q_proj", "v_proj"]).scale
         1.0
+
+    Source:
+        E. Hu et al., "LoRA", 2021. S. Liu et al., "DoRA", 2024. D. Kalajdzievski, "A Rank Stabilization Scaling Factor
+        for Fine-Tuning with LoRA", 2023. S. Hayou, N. Ghosh, B. Yu, "LoRA+", 2024. F. Meng, Z. Wang, M. Zhang,
+        "PiSSA", 2024. Y. Li et al., "LoftQ", 2023.
     """
 
     rank: int = 8
@@ -77,18 +95,37 @@ class Lora(Adaptation):
     dropout: float = 0.0
     dora: bool = False
     rslora: bool = False
-    init: str = "kaiming"
+    init: Init = "kaiming"
     adapter: str | os.PathLike[str] | None = None
+    rank_pattern: Mapping[str, int] = field(default_factory=dict, hash=False)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict, hash=False)
+    lr_ratio: float = 1.0
+    original: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int | np.integer) or self.rank < 1:
-            raise OptionError(f"rank of Lora is {self.rank!r}; it must be an integer of at least 1.")
-        if not _is_number(self.alpha) or not 0 < self.alpha < math.inf:
-            raise OptionError(f"alpha of Lora is {self.alpha!r}; it must be a number above 0.")
+        for option, ranks in (("rank", {"": self.rank}), ("rank_pattern", self._pattern("rank_pattern"))):
+            for pattern, rank in ranks.items():
+                if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 1:
+                    raise OptionError(f"{_of(option, pattern)} is {rank!r}; it must be an integer of at least 1.")
+        for option, alphas in (("alpha", {"": self.alpha}), ("alpha_pattern", self._pattern("alpha_pattern"))):
+            for pattern, alpha in alphas.items():
+                if not _is_number(alpha) or not 0 < alpha < math.inf:
+                    raise OptionError(f"{_of(option, pattern)} is {alpha!r}; it must be a number above 0.")
         if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise OptionError(f"dropout of Lora is {self.dropout!r}; it must be at least 0 and below 1.")
-        if self.init not in _INITS:
-            raise OptionError(f"init of Lora is {self.init!r}; it is {' or '.join(map(repr, _INITS))}.")
+        if not _is_number(self.lr_ratio) or not 0 < self.lr_ratio < math.inf:
+            raise OptionError(f"lr_ratio of Lora is {self.lr_ratio!r}; it must be a number above 0.")
+        if self.init not in INITS:
+            raise OptionError(f"init of Lora is {self.init!r}; it is {' or '.join(map(repr, INITS))}.")
+        if self.init == "loftq" and self.original is None and self.adapter is None:
+            raise OptionError(
+                'init="loftq" of Lora needs the weights before quantization; give the float model that the quantized '
+                "one was made from (original=, --lora-original), or take another init."
+            )
+        if self.init != "loftq" and self.original is not None:
+            raise OptionError(
+                f'original of Lora is for init="loftq", but init is {self.init!r}; leave one of them out.'
+            )
         if not self.targets or not all(isinstance(target, str) for target in self.targets):
             raise OptionError(f"targets of Lora is {self.targets!r}; it must be a pattern, or a list of some.")
         if not isinstance(self.targets, str):
@@ -116,6 +153,10 @@ class Lora(Adaptation):
         entries = {} if given is None else given[0].entries
         if self.dora or any(entry.magnitude is not None for entry in entries.values()):
             refuse_magnitudes(chosen)
+        self._check_patterns(chosen)
+        residuals = None
+        if self.init == "loftq" and self.original is not None and given is None:
+            residuals = self._residuals(chosen, self.original)
         emitter = Emitter(graph, graph.opset_imports[""])
         random = np.random.default_rng([seed % (1 << 63), _APART])
         slots: list[Slot] = []
@@ -123,17 +164,66 @@ class Lora(Adaptation):
             op = emitter.builder(layer)
             pairs = []
             for part in layer.parts or (None,):
-                slot, pair = _slot(op, layer, part, self._first(layer, part, entries, random))
+                entry, start = self._first(layer, part, entries, residuals, random)
+                slot, pair = _slot(op, layer, part, entry, start)
                 slots.append(slot)
                 pairs.append(pair)
             dropout = Dropout(self.dropout, seed_of_node(seed, _APART + place)) if training and self.drops else None
             emitter.add(op, layer, pairs, dropout=dropout)
-        settings = Adapter({}, self.rank, self.alpha, self.rslora, self.dropout)
         if given is None:
-            return Attached(tuple(slots), settings)
+            return Attached(tuple(slots), self._settings(), lr_ratio=self.lr_ratio)
         tensors = _in_types_of(file, given[0].tensors)
         settings = replace(given[0], dropout=self.dropout, tensors=tensors)
-        return Attached(tuple(slots), settings, _assigned(graph, file, given[0], str(self.adapter)))
+        resumed = _assigned(graph, file, given[0], str(self.adapter))
+        return Attached(tuple(slots), settings, resumed, self.lr_ratio)
+
+    def _settings(self) -> Adapter:
+        """Return the settings of saved adapters."""
+        if self.init != "pissa":
+            return Adapter({}, self.rank, self.alpha, self.rslora, self.dropout)
+        return Adapter({}, 2 * self.rank, self.alpha * (math.sqrt(2) if self.rslora else 2), self.rslora, self.dropout)
+
+    def _pattern(self, option: str) -> dict[str, Any]:
+        """Copy a mapping of patterns to values.
+
+        Raises:
+            OptionError: It is no mapping, or ``adapter`` is given, which determines these values.
+        """
+        given = getattr(self, option)
+        if not isinstance(given, Mapping) or not all(isinstance(pattern, str) for pattern in given):
+            raise OptionError(f"{option} of Lora is {given!r}; it maps patterns of layers to numbers.")
+        if given and self.adapter is not None:
+            raise OptionError(f"{option} of Lora is given, but the adapter {str(self.adapter)!r} determines its ranks.")
+        object.__setattr__(self, option, dict(given))
+        return dict(given)
+
+    def _check_patterns(self, chosen: Sequence[Layer]) -> None:
+        """Check that each pattern of ranks and alphas matches an adapted layer.
+
+        Raises:
+            OptionError: One matches none.
+        """
+        names = [_names(layer, part) for layer in chosen for part in layer.parts or (None,)]
+        for option in ("rank_pattern", "alpha_pattern"):
+            for pattern in getattr(self, option):
+                if not any(matches(pattern, own) for own in names):
+                    first = [own[0] for own in names]
+                    raise OptionError(no_match(f"lora_{option}", pattern, "layer that gets an adapter", first))
+
+    def _own(self, layer: Layer, part: Part | None) -> Lora:
+        """Return these settings with the rank and alpha of a layer."""
+        names = _names(layer, part)
+        rank = next((rank for one, rank in self.rank_pattern.items() if matches(one, names)), self.rank)
+        alpha = next((alpha for one, alpha in self.alpha_pattern.items() if matches(one, names)), self.alpha)
+        return self if (rank, alpha) == (self.rank, self.alpha) else replace(self, rank=rank, alpha=alpha)
+
+    def _residuals(self, chosen: Sequence[Layer], original: str | os.PathLike[str]) -> Residuals:
+        if not any(map(is_quantized, chosen)):
+            raise OptionError(
+                'init="loftq" of Lora approximates the error of quantization, but no adapted layer is quantized; take '
+                "another init."
+            )
+        return Residuals(original)
 
     def _given(self, graph: ir.Graph, layers: Sequence[Layer], file: ModelFile) -> tuple[Adapter, list[Place]] | None:
         """Read the adapter to start from, and match it to the layers."""
@@ -143,32 +233,35 @@ class Lora(Adaptation):
         check_base(adapter.base, file, [layer for layer, _ in places], str(self.adapter))
         return unfolded(adapter, self.scale), places
 
-    def _first(self, layer: Layer, part: Part | None, given: Mapping[str, Entry], random: np.random.Generator) -> Entry:
-        """Return the initial values of a layer's adapter."""
-        entry = given.get(name_of(layer, part))
+    def _first(
+        self,
+        layer: Layer,
+        part: Part | None,
+        given: Mapping[str, Entry],
+        residuals: Residuals | None,
+        random: np.random.Generator,
+    ) -> tuple[Entry, Entry | None]:
+        """Return the initial values of a layer's adapter, and the adapter that is subtracted, if any."""
+        entry, start, own = given.get(name_of(layer, part)), None, self._own(layer, part)
+        if entry is None and self.init == "pissa":
+            entry = start = principal_entry(layer, part, own.rank, own.scale)
+        if entry is None and residuals is not None:
+            entry = residuals.entry(layer, part, own.rank, own.scale)
         if entry is None:
-            a, b = self._matrices(layer, layer.outputs if part is None else part.size, random)
-            entry = Entry(a, b, self.scale, embedding=layer.is_embedding)
+            entry = random_entry(layer, part, own.rank, own.scale, self.init, random)
         if self.dora and entry.magnitude is None:
-            magnitude = norms(layer, entry, part).astype(entry.a.dtype)
-            entry = replace(entry, magnitude=magnitude)
-        return entry
+            first = None if start is not None else entry
+            entry = replace(entry, magnitude=norms(layer, first, part).astype(entry.a.dtype))
+        return entry, start
 
-    def _matrices(
-        self, layer: Layer, outputs: int, random: np.random.Generator
-    ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
-        dtype = np.float64 if layer.y.dtype == ir.DataType.DOUBLE else np.float32
-        if layer.is_embedding:
-            a = np.zeros((layer.inputs, self.rank), dtype)
-            return a, random.standard_normal((self.rank, outputs)).astype(dtype)
-        shape = (self.rank, layer.inputs, *layer.window) if layer.window else (layer.inputs, self.rank)
-        if self.init == "gaussian":
-            a = (random.standard_normal(shape) / self.rank).astype(dtype)
-        else:
-            bound = 1 / math.sqrt(math.prod((layer.inputs, *layer.window)))
-            a = random.uniform(-bound, bound, shape).astype(dtype)
-        ones = (1,) * len(layer.window)
-        return a, np.zeros((outputs, self.rank, *ones) if layer.window else (self.rank, outputs), dtype)
+
+def _of(option: str, pattern: str) -> str:
+    return f"{option} of Lora" + (f" for {pattern!r}" if pattern else "")
+
+
+def _names(layer: Layer, part: Part | None) -> tuple[str, ...]:
+    """Return the names of a layer or of a part of it; those of the whole layer also match a part."""
+    return layer.names if part is None else (part.name, *layer.names)
 
 
 def _in_types_of(file: ModelFile, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -212,15 +305,19 @@ def _check_tied(graph: ir.Graph, initializers: Collection[str], adapter: Adapter
             )
 
 
-def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry) -> tuple[Slot, Pair]:
-    """Add the parameters of a layer's adapter to the graph."""
-    slot = Slot(layer, part, entry.scale, entry.alias, magnitude=entry.magnitude is not None)
+def _slot(op: Builder, layer: Layer, part: Part | None, entry: Entry, start: Entry | None) -> tuple[Slot, Pair]:
+    """Add the parameters of a layer's adapter to the graph; ``start`` is subtracted as a constant."""
+    slot = Slot(layer, part, entry.scale, entry.alias, magnitude=entry.magnitude is not None, start=start)
     a, b = _parameter(op, slot.a, entry.a), _parameter(op, slot.b, entry.b)
+    if start is not None:
+        both = concatenated([(entry, 1.0), (start, -1.0)], entry.scale)
+        a = op.Concat(a, op.constant(start.a), axis=0 if layer.is_convolution else 1).with_shape(both.a.shape)
+        b = op.Concat(b, op.constant(-start.b), axis=1 if layer.is_convolution else 0).with_shape(both.b.shape)
     pair = Pair(a, b, entry.scale, part)
     if entry.magnitude is not None:
         squares = op.constant(norms(layer, None, part) ** 2, a.dtype)
         gain = _parameter(op, slot.m, entry.magnitude) / column_norms(op, layer, pair, squares)
-        pair = Pair(a, b, entry.scale, part, gain.with_shape((layer.outputs if part is None else part.size,)))
+        pair = replace(pair, gain=gain.with_shape((layer.outputs if part is None else part.size,)))
     return slot, pair
 
 

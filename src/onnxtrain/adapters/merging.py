@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Array, Entry
 from onnxtrain.adapters.layers import Layer, Part
-from onnxtrain.adapters.values import evaluate, matrix, norms, of_bits, pack_bits, quantized
+from onnxtrain.adapters.requantizing import parameter_names, requantized
+from onnxtrain.adapters.values import columns_of, matrix, norms
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model_file.large_data import MadeArrays
 
@@ -31,6 +32,14 @@ class Cost:
     layer: str
     lost: float
 
+    @property
+    def is_high(self) -> bool:
+        """Return whether more than a tenth of the adapter's change is lost."""
+        return self.lost > _HIGH
+
+
+_HIGH = 0.1
+
 
 def merged_weights(
     adapted: Sequence[Adapted], *, requantize: bool = False, costs: dict[str, Cost] | None = None
@@ -39,7 +48,7 @@ def merged_weights(
 
     Args:
         adapted: The layers with their adapters.
-        requantize: Quantize merged weights again with their old scales instead of refusing quantized ones.
+        requantize: Quantize merged weights again, with new scales, instead of refusing quantized ones.
         costs: Receives the rounding error of each requantized weight, by name, when it is computed.
 
     Returns:
@@ -51,29 +60,66 @@ def merged_weights(
     layers = {id(layer.node): layer for layer, _, _ in adapted}
     for layer in layers.values():
         check_mergeable(layer, requantize=requantize)
-    parts = {key: [(part, entry) for other, part, entry in adapted if id(other.node) == key] for key in layers}
-    return MadeArrays(
-        {str(layer.weight.name): partial(_merged, layer, parts[key], costs) for key, layer in layers.items()}
-    )
+    makers: dict[str, Callable[[], Array]] = {}
+    for key, layer in layers.items():
+        merged = _Merged(layer, [(part, entry) for other, part, entry in adapted if id(other.node) == key], costs)
+        makers |= {name: partial(merged.take, name) for name in merged.names()}
+    return MadeArrays(makers)
 
 
-def _merged(layer: Layer, parts: Sequence[tuple[Part | None, Entry]], costs: dict[str, Cost] | None) -> Array:
-    """Compute the initializer of a layer with the adapters of its parts merged into it."""
-    before = matrix(layer)
-    after = np.array(before, np.promote_types(before.dtype, np.float32), order="C")
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # non-finite values are refused below
-        for part, entry in parts:
-            _add(layer, part, entry, after)
-    with np.errstate(over="ignore", invalid="ignore"):
-        array, name = _stored(layer, after), str(layer.weight.name)
-    if _overflows(array, before):
-        raise ModelError(
-            f"The weight {name!r} of {layer.name!r} gets values that are not finite in {array.dtype} with its adapter; "
-            "train the adapter again, with a smaller scale."
-        )
-    if costs is not None and is_quantized(layer) and name not in costs:
-        costs[name] = Cost(layer.name, _lost(layer, array, before, after))
-    return array
+class _Merged:
+    """The initializers of a layer with its adapters merged into them, which are computed when the first is taken.
+
+    Args:
+        layer: The layer.
+        parts: The adapters of its parts, or one of the whole layer with ``None``.
+        costs: Receives the rounding error of a quantized weight.
+    """
+
+    def __init__(self, layer: Layer, parts: Sequence[tuple[Part | None, Entry]], costs: dict[str, Cost] | None) -> None:
+        self._layer, self._parts, self._costs = layer, parts, costs
+        self._made: dict[str, Array] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of the initializers that may change."""
+        return [str(self._layer.weight.name), *(() if self._grid is None else parameter_names(self._grid))]
+
+    def take(self, name: str) -> Array:
+        """Return an initializer, and forget it."""
+        if name not in self._made:
+            self._made = self._computed()
+        return self._made.pop(name)
+
+    @property
+    def _grid(self) -> ir.Node | None:
+        """The node that dequantizes the weight."""
+        if self._layer.kind == "MatMulNBits":
+            return self._layer.node
+        value = _view(self._layer)
+        while (node := value.producer()) is not None and node.op_type != "DequantizeLinear":
+            first = node.inputs[0]
+            assert first is not None
+            value = first
+        return node
+
+    def _computed(self) -> dict[str, Array]:
+        layer, name = self._layer, str(self._layer.weight.name)
+        before = matrix(layer)
+        after = np.array(before, np.promote_types(before.dtype, np.float32), order="C")
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # non-finite values are refused below
+            for part, entry in self._parts:
+                _add(layer, part, entry, after)
+            made, error = _stored(layer, after)
+        overflowing = [one for one, array in made.items() if _overflows(array, before)]
+        if overflowing or (is_quantized(layer) and _overflows(after, before)):
+            raise ModelError(
+                f"The weight {name!r} of {layer.name!r} gets values that are not finite in {made[name].dtype} with its "
+                "adapter; train the adapter again, with a smaller scale."
+            )
+        if self._costs is not None and is_quantized(layer) and name not in self._costs:
+            added = float(np.linalg.norm(after - before))
+            self._costs[name] = Cost(layer.name, error / added if added else 0.0)
+        return made
 
 
 def _overflows(array: Array, before: Array) -> bool:
@@ -86,16 +132,15 @@ def _overflows(array: Array, before: Array) -> bool:
 
 def _add(layer: Layer, part: Part | None, entry: Entry, weight: Array) -> None:
     """Add the adapter of a layer, or of a part of it, to its weight, in place."""
-    columns = slice(None) if part is None else slice(part.start, part.start + part.size)
-    place = (columns,) if layer.is_convolution else (..., columns)
+    own = columns_of(layer, part, weight)
     delta = entry.delta()
     alpha = layer.node.attributes.get("alpha")  # of Gemm: y = alpha x W
     if alpha is not None and not layer.is_convolution:
         delta = delta / delta.dtype.type(alpha.as_float())
-    weight[place] += delta
+    own += delta
     if entry.magnitude is not None:
         gain = entry.magnitude / norms(layer, entry, part)
-        weight[place] *= gain.reshape(-1, *(1,) * (weight.ndim - 1)) if layer.is_convolution else gain
+        own *= gain.reshape(-1, *(1,) * (weight.ndim - 1)) if layer.is_convolution else gain
 
 
 def is_quantized(layer: Layer) -> bool:
@@ -129,42 +174,34 @@ def check_mergeable(layer: Layer, *, requantize: bool) -> None:
         )
 
 
-def _stored(layer: Layer, weight: Array) -> Array:
-    """Convert a dense weight to the layout and type of its initializer."""
-    if layer.kind == "MatMulNBits":
-        return pack_bits(layer.node, weight)
-    transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
+def _view(layer: Layer) -> ir.Value:
+    """Return the value that the layer's node reads as its weight."""
     value = layer.node.inputs[0 if layer.is_embedding else 1]
     assert value is not None
-    return initializer_of(value, weight.T if transposed else weight)
+    return value
 
 
-def initializer_of(value: ir.Value, array: Array) -> Array:
-    """Invert the views between an initializer and ``value``: return the initializer for a new value."""
+def _stored(layer: Layer, weight: Array) -> tuple[dict[str, Array], float]:
+    """Convert a dense weight to the layout and type of its initializers; return these and the rounding error."""
+    if layer.kind == "MatMulNBits":
+        found = requantized(layer.node, weight)
+        return {str(layer.weight.name): found.numbers, **found.parameters}, found.error
+    transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
+    return initializers_of(_view(layer), weight.T if transposed else weight)
+
+
+def initializers_of(value: ir.Value, array: Array) -> tuple[dict[str, Array], float]:
+    """Invert the views between an initializer and ``value``: return the initializers for a new value, and the error."""
     node = value.producer()
     if node is None:
         assert value.const_value is not None
-        return np.ascontiguousarray(array.astype(value.const_value.numpy().dtype, copy=False))
+        return {str(value.name): np.ascontiguousarray(array.astype(value.const_value.numpy().dtype, copy=False))}, 0.0
     first = node.inputs[0]
     assert first is not None
+    if node.op_type == "DequantizeLinear":
+        found = requantized(node, array)
+        return {**initializers_of(first, found.numbers)[0], **found.parameters}, found.error
     if node.op_type == "Transpose":
         order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(array.ndim)[::-1]
         array = array.transpose(np.argsort(list(order)))
-    elif node.op_type == "DequantizeLinear":
-        assert first.dtype is not None
-        array = quantized(node, array, first.dtype)
-    return initializer_of(first, array)
-
-
-def _lost(layer: Layer, stored: Array, before: Array, after: Array) -> float:
-    """Compute :attr:`Cost.lost`."""
-    if layer.kind == "MatMulNBits":
-        now = of_bits(layer.node, stored)
-    else:
-        value = layer.node.inputs[0 if layer.is_embedding else 1]
-        assert value is not None
-        now = evaluate(value, stored)
-        transposed = "transB" in layer.node.attributes and layer.node.attributes["transB"].as_int() == 1
-        now = now.T if transposed else now
-    added = float(np.linalg.norm(after - before))
-    return float(np.linalg.norm(after - now)) / added if added else 0.0
+    return initializers_of(first, array)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onnxtrain.adapters.adapter import Adapter, Array, Entry
+from onnxtrain.adapters.adapter import Adapter, Array, Entry, integral
 from onnxtrain.adapters.checkpoint import Checkpoint
 from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in, text_in
 from onnxtrain.data.files import map_safetensors
@@ -35,6 +37,12 @@ _ENDS = {
     ".lora_magnitude_vector": "magnitude",
     ".lora_magnitude_vector.weight": "magnitude",
 }
+
+_MUTATING = ("pissa", "olora", "corda", "lora_ga")
+"""Initializations with which PEFT changes the weights of the base."""
+
+_NESTED = re.compile(r"\)\s*[*+{]")
+"""Regular expressions that repeat a group, which may contain a repetition."""
 
 _LINEAR_ENDS = (".lora_A.weight", ".lora_B.weight")
 _EMBEDDING_ENDS = (".lora_embedding_A", ".lora_embedding_B")
@@ -68,8 +76,11 @@ def read_folder(folder: Path) -> Adapter:
     label = str(folder)
     rslora = flag_in(config.get("use_rslora"), "use_rslora", label)
     rank, alpha = rank_in(config.get("r"), "r", label), number_in(config.get("lora_alpha"), "lora_alpha", label)
-    ranks = {name: rank_in(value, name, label) for name, value in _patterns(config, "rank_pattern", label).items()}
-    alphas = {name: number_in(value, name, label) for name, value in _patterns(config, "alpha_pattern", label).items()}
+    ranks = {
+        key: rank_in(value, name, label) for key, (name, value) in _patterns(config, "rank_pattern", label).items()
+    }
+    patterns = _patterns(config, "alpha_pattern", label)
+    alphas = {key: number_in(value, name, label) for key, (name, value) in patterns.items()}
     entries = {}
     for layer, parts in found.items():
         own = _by_pattern(ranks, layer, rank)
@@ -88,10 +99,6 @@ def read_folder(folder: Path) -> Adapter:
     return checked(Adapter(entries, rank, alpha, rslora, dropout, base, of_modules=full, checkpoint=checkpoint), label)
 
 
-def _patterns(config: Mapping[str, Any], name: str, label: str) -> Mapping[str, Any]:
-    return mapping_in(config.get(name), name, label)
-
-
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
@@ -105,6 +112,12 @@ def _config(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{str(path)!r} describes an adapter of the kind {kind!r}; LORA is what can be taken over.")
     if config.get("r") is None or config.get("lora_alpha") is None:
         raise ModelError(f"{str(path)!r} lacks a number of 'r' or 'lora_alpha'.")
+    init = config.get("init_lora_weights")
+    if isinstance(init, str) and init.lower().startswith(_MUTATING):
+        raise ModelError(
+            f"{str(path)!r} has 'init_lora_weights' = {init!r}: the adapter belongs to a base whose weights PEFT has "
+            "changed; save it with path_initial_model_for_weight_conversion=, so that it belongs to the original ones."
+        )
     return config
 
 
@@ -134,12 +147,28 @@ def _reason(error: Exception) -> str:
     return str((isinstance(error, OSError) and error.strerror) or error)
 
 
-def _by_pattern(patterns: Mapping[str, float], layer: str, default: float) -> float:
-    """Return the value of the first pattern that is a layer's name or the end of its path."""
-    for pattern, value in patterns.items():
-        if layer == pattern or layer.endswith(f".{pattern.removeprefix('^')}"):
-            return value
-    return default
+def _patterns(config: Mapping[str, Any], option: str, label: str) -> dict[re.Pattern[str], tuple[str, Any]]:
+    """Compile the patterns of ``rank_pattern`` or ``alpha_pattern``: regular expressions for ends of paths.
+
+    Raises:
+        ModelError: A pattern is no regular expression, or repeats a repetition, which may take forever to match.
+    """
+    found = {}
+    for pattern, value in mapping_in(config.get(option), option, label).items():
+        if _NESTED.search(pattern):
+            raise ModelError(f"{label!r} has {option!r} for {pattern!r}, which repeats a group; name the layers.")
+        try:
+            with warnings.catch_warnings():  # of syntax that a later Python may read differently
+                warnings.simplefilter("ignore")
+                found[re.compile(rf"(.*\.)?({pattern})$")] = pattern, value
+        except (re.error, ValueError, OverflowError, RecursionError) as error:
+            raise ModelError(f"{label!r} has {option!r} for {pattern!r}, which is no pattern: {error}.") from None
+    return found
+
+
+def _by_pattern(patterns: Mapping[re.Pattern[str], float], layer: str, default: float) -> float:
+    """Return the value of the first pattern that matches a layer's name."""
+    return next((value for pattern, value in patterns.items() if pattern.match(layer)), default)
 
 
 def _entry(label: str, layer: str, parts: Mapping[str, Array], scale: float) -> Entry:
@@ -195,12 +224,12 @@ def write_folder(folder: Path, adapter: Adapter, full: Mapping[str, Array]) -> N
 
 def _config_of(adapter: Adapter, full: Iterable[str]) -> dict[str, Any]:
     """Return PEFT's configuration; layers with another rank or scale appear in its patterns."""
-    entries = {entry.alias or name: entry for name, entry in adapter.entries.items()}
-    ranks = {name: entry.rank for name, entry in entries.items() if entry.rank != adapter.rank}
-    root = np.sqrt if adapter.rslora else float
-    alphas = {name: entry.scale * float(root(entry.rank)) for name, entry in entries.items()}
-    usual = adapter.alpha
-    checkpoint = adapter.checkpoint.for_layers(entries)
+    names = sorted(entry.alias or name for name, entry in adapter.entries.items())
+    patterns = {
+        option: {_key(name, names): value for name, value in found.items()}
+        for option, found in adapter.patterns().items()
+    }
+    checkpoint = adapter.checkpoint.for_layers(names)
     modules = {checkpoint.saved_module(name.rpartition(".")[0]) for name in full}
     biased = {name for name in modules if name.endswith(WRAPPED)}
     return {
@@ -209,13 +238,12 @@ def _config_of(adapter: Adapter, full: Iterable[str]) -> dict[str, Any]:
         _BASE_MODEL: checkpoint.base_model or None,
         "inference_mode": True,
         "r": adapter.rank,
-        "lora_alpha": _whole(usual),
+        "lora_alpha": integral(adapter.alpha),
         "lora_dropout": adapter.dropout,
         "use_rslora": adapter.rslora,
         "use_dora": adapter.dora,
-        "target_modules": sorted(entries),
-        "rank_pattern": ranks,
-        "alpha_pattern": {name: _whole(alpha) for name, alpha in alphas.items() if abs(alpha - usual) > 1e-6 * usual},
+        "target_modules": names,
+        **patterns,
         "bias": "lora_only" if biased else "none",
         "fan_in_fan_out": False,
         "modules_to_save": sorted(modules - biased) or None,
@@ -223,10 +251,12 @@ def _config_of(adapter: Adapter, full: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _whole(number: float) -> float:
-    """Convert a number that is integral up to rounding to int, as PEFT writes it."""
-    nearest = round(number)
-    return nearest if abs(number - nearest) < 1e-6 * max(1.0, abs(number)) else number
+def _key(name: str, names: Sequence[str]) -> str:
+    """Return PEFT's pattern for a layer: its name, which also matches the end of a path unless another one ends so."""
+    key = "".join(
+        character if character.isalnum() or character in "._-/" else re.escape(character) for character in name
+    )
+    return f"^{key}" if any(other.endswith(f".{name}") for other in names) else key
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

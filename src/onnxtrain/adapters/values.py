@@ -1,4 +1,4 @@
-"""Weights of layers as dense float arrays: views, dequantization and its inverse."""
+"""Weights of layers as dense float arrays: views and dequantization."""
 
 from __future__ import annotations
 
@@ -31,13 +31,19 @@ def matrix(layer: Layer) -> Array:
 
 def norms(layer: Layer, entry: Entry | None, part: Part | None) -> Array:
     """Compute the column norms of a layer's weight [outputs] in float64, with an adapter added if one is given."""
-    weight = matrix(layer)
-    columns = slice(None) if part is None else slice(part.start, part.start + part.size)
-    weight = (weight[columns] if layer.is_convolution else weight[:, columns]).astype(np.float64)
+    weight = columns_of(layer, part, matrix(layer)).astype(np.float64)
     if entry is not None:
         weight = weight + entry.delta()
     flat = weight.reshape(len(weight), -1).T if layer.is_convolution else weight
     return np.asarray(np.sqrt(np.einsum("ij,ij->j", flat, flat)))
+
+
+def columns_of(layer: Layer, part: Part | None, weight: Array) -> Array:
+    """Return a view of the outputs that belong to a part of a layer's dense weight, or the whole weight."""
+    if part is None:
+        return weight
+    outputs = slice(part.start, part.start + part.size)
+    return weight[outputs] if layer.is_convolution else weight[:, outputs]
 
 
 def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:
@@ -64,23 +70,12 @@ def evaluate(value: ir.Value, initializer: Array | None = None) -> Array:
 
 def dequantized(node: ir.Node, array: Array) -> Array:
     """Dequantize an array as DequantizeLinear does: (x - zero point) scale."""
-    scale, zero = _spread(node, 1, array), _spread(node, 2, array)
+    scale, zero = spread(node, 1, array), spread(node, 2, array)
     assert scale is not None
     return (array.astype(np.float32) - (0 if zero is None else zero)) * scale
 
 
-def quantized(node: ir.Node, array: Array, dtype: ir.DataType) -> Array:
-    """Quantize an array for a DequantizeLinear node: round to the nearest values of the type, and saturate."""
-    scale, zero = _spread(node, 1, array), _spread(node, 2, array)
-    assert scale is not None
-    numbers = np.rint(array / scale) + (0 if zero is None else zero)
-    low, high = (0, (1 << dtype.bitwidth) - 1)
-    if dtype.is_signed():
-        low, high = -(1 << (dtype.bitwidth - 1)), (1 << (dtype.bitwidth - 1)) - 1
-    return np.clip(numbers, low, high)
-
-
-def _spread(node: ir.Node, place: int, array: Array) -> Array | None:
+def spread(node: ir.Node, place: int, array: Array) -> Array | None:
     """Return scales or zero points in a shape that broadcasts to the array: per tensor, per axis or per block."""
     value = node.inputs[place] if place < len(node.inputs) else None
     if value is None:
@@ -95,41 +90,27 @@ def _spread(node: ir.Node, place: int, array: Array) -> Array | None:
     return given.reshape([-1 if index == axis else 1 for index in range(array.ndim)])
 
 
-def of_bits(node: ir.Node, stored: Array | None = None) -> Array:
-    """Dequantize the weight of a MatMulNBits node [inputs, outputs]; ``stored`` replaces its packed values."""
-    rows, columns, block, bits = _bit_sizes(node)
+def of_bits(node: ir.Node) -> Array:
+    """Dequantize the weight of a MatMulNBits node [inputs, outputs]."""
+    rows, columns, block, bits = bit_sizes(node)
     weight = node.inputs[1]
     assert weight is not None
-    scales, zeros = _bit_scales(node)
-    numbers = evaluate(weight) if stored is None else stored
-    dense = (unpacked(numbers.reshape(columns, -1, block * bits // 8), bits).astype(np.float32) - zeros) * scales
+    scales, zeros = bit_scales(node)
+    dense = (
+        unpacked(evaluate(weight).reshape(columns, -1, block * bits // 8), bits).astype(np.float32) - zeros
+    ) * scales
     return dense.reshape(columns, -1)[:, :rows].T
 
 
-def pack_bits(node: ir.Node, dense: Array) -> Array:
-    """Quantize and pack a weight [inputs, outputs] for a MatMulNBits node, with the node's scales and zero points."""
-    rows, columns, block, bits = _bit_sizes(node)
-    weight = node.inputs[1]
-    assert weight is not None
-    assert weight.const_value is not None
-    scales, zeros = _bit_scales(node)
-    blocks = -(-rows // block)
-    whole = np.zeros((columns, blocks * block), np.float32)
-    whole[:, :rows] = dense.T
-    with np.errstate(divide="ignore", invalid="ignore"):
-        numbers = np.nan_to_num(np.rint(whole.reshape(columns, blocks, block) / scales)) + zeros
-    found = np.clip(np.rint(numbers), 0, (1 << bits) - 1).astype(np.uint8)
-    return packed(found, bits).reshape(tuple(weight.const_value.shape.numpy()))
-
-
-def _bit_sizes(node: ir.Node) -> tuple[int, int, int, int]:
+def bit_sizes(node: ir.Node) -> tuple[int, int, int, int]:
+    """Return the inputs, outputs, block size and bits of a MatMulNBits node."""
     bits = node.attributes["bits"].as_int() if "bits" in node.attributes else 4
     return *(node.attributes[name].as_int() for name in ("K", "N", "block_size")), bits  # type: ignore[return-value]
 
 
-def _bit_scales(node: ir.Node) -> tuple[Array, Array]:
+def bit_scales(node: ir.Node) -> tuple[Array, Array]:
     """Return scales and zero points of a MatMulNBits node [columns, blocks, 1]."""
-    rows, columns, block, bits = _bit_sizes(node)
+    rows, columns, block, bits = bit_sizes(node)
     blocks = -(-rows // block)
     scale, zero = node.inputs[2], node.inputs[3] if len(node.inputs) > 3 else None
     assert scale is not None

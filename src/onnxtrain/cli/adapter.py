@@ -1,8 +1,9 @@
-"""``onnxtrain adapter``: merge, convert and inspect adapters, and give models slots for them."""
+"""``onnxtrain adapter``: merge, convert, add and inspect adapters, and give models slots for them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.flags import ADAPTERS, MODEL, RESULTS, SWITCH
 from onnxtrain.errors import OptionError
 
-HELP = "Merge adapters into a model, convert or inspect them, or give a model slots for them."
+HELP = "Merge adapters into a model, convert, add or inspect them, or give a model slots for them."
 
 EXAMPLES = """\
 Examples
@@ -29,12 +30,15 @@ Examples
     onnxtrain adapter to-peft model.onnx tuned.onnx_adapter -o tuned --base-model google-bert/bert-base-uncased
     onnxtrain adapter from-peft model.onnx tuned -o tuned.onnx_adapter
 
+  The weighted sum of several adapters of a model:
+    onnxtrain adapter add model.onnx songs poems --weights 0.7,0.3 -o both
+
   The contents of an adapter, and whether it fits a model:
     onnxtrain adapter inspect tuned.onnx_adapter
     onnxtrain adapter inspect model.onnx tuned.onnx_adapter
 """
 
-Action = Literal["merge", "slots", "to-peft", "from-peft", "inspect"]
+Action = Literal["merge", "slots", "to-peft", "from-peft", "add", "inspect"]
 
 
 def command(
@@ -42,8 +46,8 @@ def command(
         Action,
         Parameter(
             group=MODEL,
-            help="merge, to-peft and from-peft take MODEL ADAPTER; slots a MODEL, or MODEL ADAPTER; inspect an "
-            "ADAPTER, or MODEL ADAPTER.",
+            help="merge, to-peft and from-peft take MODEL ADAPTER; add MODEL and several ADAPTERs; slots a MODEL, or "
+            "MODEL ADAPTER; inspect an ADAPTER, or MODEL ADAPTER.",
         ),
     ],
     model: Annotated[Path, Parameter(group=MODEL, help="The ONNX model. It is never changed.")],
@@ -51,7 +55,7 @@ def command(
         Path | None, Parameter(group=MODEL, help="An .onnx_adapter file, or a folder of PEFT.", show_default=False)
     ] = None,
     /,
-    *,
+    *more: Annotated[Path, Parameter(group=MODEL, help="add: further adapters.", show_default=False)],
     output: Annotated[
         Path | None,
         Parameter(
@@ -73,7 +77,7 @@ def command(
         SWITCH,
         Parameter(
             group=ADAPTERS,
-            help="merge: requantize quantized weights with their own scales; reports the loss.",
+            help="merge: quantize quantized weights again, with new scales; reports the loss.",
         ),
     ] = False,
     base_model: Annotated[
@@ -85,13 +89,34 @@ def command(
             "classes load.  [default: by config.json beside the model]",
         ),
     ] = None,
+    weights: Annotated[
+        str | None,
+        Parameter(
+            group=ADAPTERS,
+            metavar="W,...",
+            help="add: the weight of each adapter, such as 0.7,0.3; negative ones subtract.",
+        ),
+    ] = None,
+    combination: Annotated[
+        Literal["cat", "svd", "linear"] | None,
+        Parameter(
+            group=ADAPTERS,
+            help="add: the exact sum with the sum of the ranks (cat), its best approximation of --rank (svd), or sums "
+            "of A and of B (linear).  [default: cat]",
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, Parameter(group=ADAPTERS, help="add: the rank of svd.  [default: the largest of the adapters]")
+    ] = None,
     json_output: Annotated[flags.Json, Parameter(name="--json")] = False,
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain adapter``."""
+    adding = {"--weights": weights, "--combination": combination, "--rank": rank}
     _check(action, adapter, output, {"--targets": bool(targets), "--dora": dora}, requantize=requantize)
     if base_model is not None and action != "to-peft":
         raise OptionError(f"--base-model is for to-peft, not for {action}; leave it out.")
+    _check_adding(action, more, adding)
     if action == "inspect":
         _inspect(model, adapter, as_json=json_output)
         return
@@ -101,13 +126,19 @@ def command(
         {
             paths.MODEL: paths.model(model),
             "ADAPTER": paths.Given(adapter),
+            **{f"ADAPTER {place}": paths.Given(other) for place, other in enumerate(more, 2)},
             "--output": paths.output(output, is_model=writes_model),
         },
         in_place=False,
     )
-    rows = _run(
-        action, model, adapter, output, targets=targets, dora=dora, requantize=requantize, base_model=base_model
-    )
+    rows: dict[str, Any] = {}
+    if action == "add":
+        assert adapter is not None
+        _add(model, [adapter, *more], output, adding)
+    else:
+        rows = _run(
+            action, model, adapter, output, targets=targets, dora=dora, requantize=requantize, base_model=base_model
+        )
     if json_output:
         print(json.dumps(rows))  # noqa: T201
         return
@@ -139,6 +170,39 @@ def _check(
         raise OptionError(f"from-peft writes an .onnx_adapter file, but --output is {str(output)!r}; let it end so.")
 
 
+def _check_adding(action: Action, more: Sequence[Path], flags_of_add: Mapping[str, object]) -> None:
+    """Raise OptionError for several adapters or flags of ``add`` with another action."""
+    if action == "add":
+        return
+    if more:
+        raise OptionError(f"{action} takes one adapter, but {str(more[0])!r} is another; leave it out.")
+    for flag, given in flags_of_add.items():
+        if given is not None:
+            raise OptionError(f"{flag} is for add, not for {action}; leave it out.")
+
+
+def _add(model: Path, adapters: Sequence[Path], output: Path, flags_of_add: Mapping[str, Any]) -> None:
+    """Write the weighted sum of adapters."""
+    from onnxtrain.adapters import add_weighted
+
+    text = flags_of_add["--weights"]
+    if text is None:
+        raise OptionError(f"add needs a weight for each of the {len(adapters)} adapters; give --weights 0.7,0.3.")
+    try:
+        weights = [float(weight) for weight in text.split(",")]
+    except ValueError:
+        raise OptionError(f"--weights is {text!r}; it needs numbers such as 0.7,0.3.") from None
+    if len(weights) != len(adapters):
+        raise OptionError(f"--weights has {len(weights)} numbers for {len(adapters)} adapters; give one for each.")
+    add_weighted(
+        list(zip(adapters, weights, strict=True)),
+        output,
+        combination=flags_of_add["--combination"] or "cat",
+        rank=flags_of_add["--rank"],
+        model=model,
+    )
+
+
 def _run(
     action: Action,
     model: Path,
@@ -160,7 +224,13 @@ def _run(
     assert adapter is not None
     if action == "merge":
         costs = merge_adapter(model, adapter, output, requantize=requantize)
-        return {"lost": {cost.layer: cost.lost for cost in costs}} if costs else {}
+        high = sum(cost.is_high for cost in costs)
+        advice = (
+            f"{high} of {len(costs)} layers lose more than a tenth of the adapter's change: evaluate the merged model, "
+            "or run the model with slots"
+        )
+        lost = {"lost": {cost.layer: cost.lost for cost in costs}} if costs else {}
+        return lost | ({"warning": advice} if high else {})
     convert_adapter(model, adapter, output, base_model=base_model)
     return {}
 

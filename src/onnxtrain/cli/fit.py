@@ -287,6 +287,7 @@ def command(
             "--output": paths.output(output, is_model=output.suffix not in ("", ".onnx_adapter")),
             "the model with the new head": paths.output(base, is_model=True),
             "--lora-adapter": paths.Given(adapters.lora_adapter),
+            "--lora-original": paths.Given(adapters.lora_original),
             "--curve": paths.output(results.curve),
             "--history": paths.output(results.history),
             "--tensorboard": paths.Given(loggers.tensorboard, written=True, files="events.out.tfevents.*"),

@@ -385,6 +385,22 @@ def _channel_values(name: str, given: str | None) -> float | Sequence[float] | N
     return found[0] if len(found) == 1 else found
 
 
+def _by_pattern(
+    flag: str, unit: str, given: list[str] | None, number: type[int] | type[float]
+) -> dict[str, float] | None:
+    """Parse PATTERN=NUMBER; the last equals sign separates, since names may have some."""
+    found = {}
+    for text in given or ():
+        pattern, equals, value = text.rpartition("=")
+        try:
+            found[pattern] = number(value)
+        except ValueError:
+            equals = ""
+        if not equals or not pattern:
+            raise OptionError(f"{flag} is {text!r}; it needs PATTERN={unit}, such as '*.v_proj=16'.")
+    return found or None
+
+
 @Parameter(name="*", group=ADAPTERS)
 @dataclass(frozen=True)
 class LoraFlags:
@@ -410,7 +426,31 @@ class LoraFlags:
     ] = None
     lora_dropout: Annotated[float | None, Parameter(help="Dropout of the adapters' inputs.  [default: 0]")] = None
     lora_init: Annotated[
-        Literal["kaiming", "gaussian"] | None, Parameter(help="Initial values of adapters.  [default: kaiming]")
+        Literal["kaiming", "gaussian", "pissa", "loftq"] | None,
+        Parameter(
+            help="Initial values of adapters: random, the weight's principal singular values (pissa), or the error of "
+            "quantization (loftq).  [default: kaiming]"
+        ),
+    ] = None
+    lora_original: Annotated[
+        Path | None,
+        Parameter(metavar="PATH", help="For loftq: the float model that the quantized MODEL was made from."),
+    ] = None
+    lora_rank_pattern: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            metavar="PATTERN=RANK",
+            help="Another rank for the layers that match, such as '*.v_proj=16'. May be repeated; the first applies.",
+        ),
+    ] = None
+    lora_alpha_pattern: Annotated[
+        list[str] | None,
+        Parameter(negative=(), metavar="PATTERN=ALPHA", help="Another alpha for the layers that match, likewise."),
+    ] = None
+    lora_lr_ratio: Annotated[
+        float | None,
+        Parameter(help="The learning rate of B divided by that of A (LoRA+), such as 16.  [default: 1]"),
     ] = None
     lora_adapter: Annotated[
         Path | None,
@@ -431,10 +471,13 @@ class LoraFlags:
             OptionError: A setting is given without adapters, or is invalid.
         """
         named: dict[str, Any] = {"alpha": self.lora_alpha, "targets": self.lora_targets, "dropout": self.lora_dropout}
-        named |= {"init": self.lora_init, "adapter": self.lora_adapter}
+        named |= {"init": self.lora_init, "adapter": self.lora_adapter, "original": self.lora_original}
+        named |= {"rank_pattern": _by_pattern("--lora-rank-pattern", "RANK", self.lora_rank_pattern, int)}
+        named |= {"alpha_pattern": _by_pattern("--lora-alpha-pattern", "ALPHA", self.lora_alpha_pattern, float)}
+        named |= {"lr_ratio": self.lora_lr_ratio}
         settings = {name: value for name, value in named.items() if value is not None}
         if not self.given:
-            flags = [f"--lora-{name}" for name in settings]
+            flags = [f"--lora-{name.replace('_', '-')}" for name in settings]
             flags += [f"--{name}" for name in ("dora", "rslora") if getattr(self, name)]
             if flags:
                 raise OptionError(f"{flags[0]} is for adapters, but there are none; give their rank: --lora 8.")

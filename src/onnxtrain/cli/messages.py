@@ -102,6 +102,8 @@ def _argument_names() -> set[str]:
         *AdvancedOptions.__annotations__,
         "targets",
         "lora_targets",
+        "lora_rank_pattern",
+        "lora_alpha_pattern",
         "entry",
         *(field.name for flags in (LossFlags, ReaderFlags) for field in dataclasses.fields(flags)),
     }

@@ -63,6 +63,11 @@ class Adapted(abc.ABC):
     def weights(self) -> Sequence[str]:
         """Names of the file's weights that the adapter changes; they cannot be trained beside it."""
 
+    @property
+    @abc.abstractmethod
+    def rate_scales(self) -> Mapping[str, float]:
+        """Multipliers of the learning rate of added initializers, where not 1; those of groups multiply them."""
+
     @abc.abstractmethod
     def writes(self, path: str | os.PathLike[str]) -> bool:
         """Return whether a path names a file of the adapter alone, not of a model."""
