@@ -7,7 +7,8 @@ import pytest
 
 import onnxtrain
 from onnxtrain import Lora, replace_head
-from onnxtrain.adapters import convert_adapter, merge_adapter
+from onnxtrain.adapters import add_weighted, convert_adapter, merge_adapter
+from onnxtrain.errors import OptionError
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -130,6 +131,34 @@ def test_a_head_arrives_in_auto_peft_model(exported, trained, tmp_path):
     model.save_pretrained(tmp_path / "again")  # PEFT's own file has them, too
     merge_adapter(exported / "model.onnx", tmp_path / "again", tmp_path / "merged.onnx")
     np.testing.assert_allclose(run(tmp_path / "merged.onnx"), expected, atol=1e-4)
+
+
+def test_pissa_with_ranks_by_layer_and_a_head_arrive_in_auto_peft_model(exported, tmp_path):
+    lora = Lora(rank=4, alpha=8, targets="*.{query,value}", init="pissa", rank_pattern={"*.query": 2}, lr_ratio=2)
+    learner = train(exported / "model.onnx", train="classifier.*", lora=lora)
+    disturb(learner)
+    learner.save(tmp_path / "tuned")
+    model = peft.AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "tuned")
+    np.testing.assert_allclose(logits(model), learner.predict(IDS), atol=1e-4)
+
+
+def test_a_sum_with_the_head_of_one_adapter_arrives_in_auto_peft_model(exported, tmp_path):
+    """The other folder has the head of the base, since PEFT wants one, which only the model shows to be untrained."""
+    learner = train(exported / "model.onnx", train="classifier.*")
+    disturb(learner)
+    learner.save(tmp_path / "head")
+    train(exported / "model.onnx", targets=["*.key"]).save(tmp_path / "plain")
+    terms = [(tmp_path / "plain", 0.5), (tmp_path / "head", 2)]
+    add_weighted(terms, tmp_path / "sum", model=exported / "model.onnx")
+    model = peft.AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "sum")
+    merge_adapter(exported / "model.onnx", tmp_path / "sum", tmp_path / "merged.onnx")
+    np.testing.assert_allclose(run(tmp_path / "merged.onnx"), logits(model), atol=1e-4)
+    weights = learner.get_weights()
+    head = next(array for name, array in weights.items() if name.endswith("classifier.weight"))
+    found = model.base_model.model.classifier.modules_to_save["default"].weight.detach().numpy()
+    np.testing.assert_array_equal(found, head)
+    with pytest.raises(OptionError, match="or give the model"):
+        add_weighted(terms, tmp_path / "without")
 
 
 def test_adapters_alone_load_with_the_head_of_the_base(exported, tmp_path):

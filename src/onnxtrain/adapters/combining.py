@@ -122,16 +122,19 @@ def _settings(labels: Sequence[str], read: _Read) -> Adapter:
     """
     full = {label: {**one.tensors, **one.of_modules} for label, one in zip(labels, read.adapters, strict=True)}
     having = [label for label in labels if full[label]]
+    chosen = read.adapters[labels.index(having[0])] if having else read.adapters[0]
     for label in having[1:]:
         first, other = full[having[0]], full[label]
         same = {name for name in first.keys() & other.keys() if np.array_equal(first[name], other[name])}
         different = sorted({*first, *other} - same)
         if different:
+            way_out = "leave one of the two out"
+            if chosen.of_modules:
+                way_out += ", or give the model (model=), which shows heads that PEFT saved untrained"
             raise OptionError(
                 f"{having[0]!r} and {label!r} have different values of {different[0]!r}, which was trained in full "
-                "beside the adapters and has no sum; leave one of the two out."
+                f"beside the adapters and has no sum; {way_out}."
             )
-    chosen = read.adapters[labels.index(having[0])] if having else read.adapters[0]
     return Adapter(
         {},
         chosen.rank,
