@@ -27,7 +27,7 @@ Examples
 
   To PEFT and back:
     onnxtrain adapter to-peft model.onnx tuned.onnx_adapter -o tuned
-    onnxtrain adapter to-peft model.onnx tuned.onnx_adapter -o tuned --base-model google-bert/bert-base-uncased
+    onnxtrain adapter to-peft model.onnx a.onnx_adapter -o a --base-model bert
     onnxtrain adapter from-peft model.onnx tuned -o tuned.onnx_adapter
 
   The weighted sum of several adapters of a model:
