@@ -320,7 +320,7 @@ WRONG = {
     '{"messages": [{"role": "user", "content": 5}]}': r"content of message 1 of messages of line 1 of '.*' is a int; it needs",
     '{"messages": [{"role": "user", "content": [5]}]}': r"line 1 of '.*' cannot be rendered: .*concatenate",
     '{"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}': (
-        "none of the 1 rows has an answer, which is a message of the role 'assistant', a completion, an output"
+        "none of the 1 rows has an answer, which is a message of the role 'assistant', a completion"
     ),
     '{"text": "a"}\n{"text": b}': r"line 2 of '.*' is not JSON: Expecting value at character 10\.$",
 }

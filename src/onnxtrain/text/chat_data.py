@@ -165,8 +165,8 @@ class TokenRows:
                 few = f"none of the {read:,} rows has an answer within {limit} tokens"
             if read and not cut:
                 few = (
-                    f"none of the {read:,} rows has an answer, which is a message of the role 'assistant', a completion, "
-                    "an output, or a text of two tokens"
+                    f"none of the {read:,} rows has an answer, which is a message of the role 'assistant', a "
+                    "completion, an output, or a text of two tokens"
                 )
             raise DataError(f"{data.name} has nothing to learn: {few}.")
         self._ids, self._learned = ids.finish(), learned.finish()

@@ -188,8 +188,8 @@ def jacobian(model: Model, y: str | None = None, xs: Names = None, *, batch: boo
         fixed = all(isinstance(axis, int) for axis in firsts) and len(firsts) == 2
         if batch and (name in graph.initializers or fixed):
             raise GradientError(
-                f"jacobian: axis 0 of {name!r} {list(shape or ())} is not the batch of {y_name!r} {list(value.shape or ())}; "
-                "leave out batch=True, or name other xs."
+                f"jacobian: axis 0 of {name!r} {list(shape or ())} is not the batch of {y_name!r} "
+                f"{list(value.shape or ())}; leave out batch=True, or name other xs."
             )
     vectors = _unit_vectors(op, value, batch=batch)
     products = [find_value(graph, name, "xs") for name in product_names]
