@@ -317,7 +317,7 @@ WRONG = {
     "": r"'.*' has nothing to learn: there are no rows",
     '{"messages": [{"role": "assistant", "content": "a"}]}': r"line 1 of '.*' cannot be rendered: the first message is",
     '{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": 3}': r"chat_template_kwargs of line 1",
-    '{"messages": [{"role": "user", "content": 5}]}': r"content of message 1 of messages of line 1 of '.*' is a int; it needs",
+    '{"messages": [{"role": "user", "content": 5}]}': r"content of message 1 of messages .* is a int; it needs",
     '{"messages": [{"role": "user", "content": [5]}]}': r"line 1 of '.*' cannot be rendered: .*concatenate",
     '{"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}': (
         "none of the 1 rows has an answer, which is a message of the role 'assistant', a completion"
