@@ -287,9 +287,7 @@ def _offset_of(node: ir.Node, varying: set[ir.Value]) -> int:
     inputs = list(node.inputs)
     if node.op_type == "Range" and inputs[1] in varying:
         start = _integers(inputs[0])
-        if start is None or (start[0] == 0 and _reads_length_of_cache(inputs[1])):  # the latter are all keys
-            return 0
-        return _largest_shift(node.outputs[0], int(start[0]))
+        return 0 if start is None else _largest_shift(node.outputs[0], int(start[0]))
     if node.op_type == "Gather" and inputs[0] not in varying and _is_table(inputs[0]):
         return _start_of_positions(inputs[1])
     if node.op_type == "RotaryEmbedding" and len(inputs) > 3:
@@ -301,25 +299,6 @@ def _offset_of(node: ir.Node, varying: set[ir.Value]) -> int:
         diagonal, upper = _integers(inputs[1]), node.attributes.get("upper")
         return 0 if diagonal is None else int(diagonal[0]) - (1 if upper is None or upper.value != 0 else 0)
     return 0
-
-
-def _reads_length_of_cache(size: ir.Value | None) -> bool:
-    """Return whether a size is computed from the shape of a cache."""
-    waiting, seen = [size], set[ir.Value | None]()
-    while waiting:
-        value = waiting.pop()
-        node = None if value is None or value in seen else value.producer()
-        seen.add(value)
-        if node is not None and node.op_type == "Shape":
-            source = _before_conversions(node.inputs[0])
-            maker = None if source is None else source.producer()
-            if source is not None and source.is_graph_input() and _may_be_cache(source):
-                return True
-            if maker is not None and maker.op_type in ("ConstantOfShape", "Expand"):  # the last operand is the shape
-                waiting.append(maker.inputs[-1])
-        elif node is not None:
-            waiting.extend(node.inputs)
-    return False
 
 
 def _largest_shift(positions: ir.Value, start: int) -> int:
@@ -335,7 +314,8 @@ def _largest_shift(positions: ir.Value, start: int) -> int:
             elif node.op_type in _KEEP_ELEMENTS and not node.domain and slot == 0:
                 waiting.append((node.outputs[0], offset))
             else:
-                largest = max(largest, offset)
+                strict = (node.op_type, slot) in (("Less", 1), ("Greater", 0))  # key < position + 1: key <= position
+                largest = max(largest, offset - strict)
     return largest
 
 
