@@ -169,6 +169,7 @@ def test_inputs_by_name():
     ("make", "error", "message"),
     [
         (lambda: pack(SEQUENCES, 1), OptionError, "length is 1; a row needs at least 2 tokens"),
+        (lambda: pack(SEQUENCES, 10**12), OptionError, "length is 1,000,000,000,000; a row has at most 16,777,216"),
         (lambda: pack([[1], [2]], 8), DataError, "There is no sequence of two tokens or more to pack"),
         (lambda: pack([[1, 2], [0.5, 1.0]], 8), DataError, "sequence 1 has the type float64 .* integers"),
         (lambda: pack([[[1, 2]]], 8), DataError, r"sequence 0 has the type int64 and the shape \(1, 2\)"),

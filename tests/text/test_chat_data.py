@@ -317,7 +317,12 @@ WRONG = {
     "": r"'.*' has nothing to learn: there are no rows",
     '{"messages": [{"role": "assistant", "content": "a"}]}': r"line 1 of '.*' cannot be rendered: the first message is",
     '{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": 3}': r"chat_template_kwargs of line 1",
-    '{"messages": [{"role": "user", "content": 5}]}': r"line 1 of '.*' cannot be rendered: .*concatenate",
+    '{"messages": [{"role": "user", "content": 5}]}': r"content of message 1 of messages .* is a int; it needs",
+    '{"messages": [{"role": "user", "content": [5]}]}': r"line 1 of '.*' cannot be rendered: .*concatenate",
+    '{"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}': (
+        "none of the 1 rows has an answer, which is a message of the role 'assistant', a completion"
+    ),
+    '{"text": "a"}\n{"text": b}': r"line 2 of '.*' is not JSON: Expecting value at character 10\.$",
 }
 
 
@@ -336,6 +341,21 @@ def test_wrong_options(tmp_path):
         ChatData(ROWS, max_length=1)
     with pytest.raises(OptionError, match="pack is 0; it needs at least 2 tokens"):
         ChatData(ROWS, pack=0)
+    with pytest.raises(OptionError, match=r"pack is 999,999,999,999; a row has at most 16,777,216 tokens\."):
+        ChatData(ROWS, pack=999_999_999_999)
+    with pytest.raises(OptionError, match=r"max_length is 2\.5; it needs an integer"):
+        ChatData(ROWS, max_length=2.5)
+    with pytest.raises(OptionError, match="pack is True; it needs an integer"):
+        ChatData(ROWS, pack=True)
+    with pytest.raises(OptionError, match="chat_template is 3; it needs the path of a template"):
+        ChatData(ROWS, chat_template=3)
+    (tmp_path / "d.json").write_text("[{}]")
+    with pytest.raises(DataError, match=r"write texts to a \.jsonl file, a row per line, and arrays with numpy\.savez"):
+        open_dataset(tmp_path / "d.json", SPECS)
+    with pytest.raises(
+        DataError, match=r"^the chat template cannot be used: Unexpected end of template.*'generation'\.$"
+    ):
+        read(ROWS, tokenizer=tokenizer(tmp_path / "open", "{% generation %}"))
     with pytest.raises(OptionError, match="max_length is 50, but the model takes 40 tokens"):
         read(ROWS, spec("input_ids", ("N", 40)), spec("attention_mask", ("N", 40)), tokenizer=folder, max_length=50)
     with pytest.raises(DataError, match=r"the dataset holds texts; name the tokenizer of the model"):

@@ -124,6 +124,16 @@ def test_settings_for_chats_are_refused_for_arrays(files: Path, fit: Run) -> Non
     assert "--train-on is 'all', but 'd.npz' is read as arrays" in fit("--train-on", "all", data="d.npz")
 
 
+def test_a_tokenizer_of_another_model(files: Path, fit: Run) -> None:
+    language_model(files / "folder" / "model.onnx", vocabulary=100)
+    assert re.search(r"has label \d+ .* 0 to 99 \(100 tokens in the vocabulary of the model\) or -100", fit())
+
+
+def test_the_help_names_the_loss_of_texts(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "folder", "--data", "chat.jsonl"]) == 2
+    assert "next_token" in capsys.readouterr().err
+
+
 def test_a_folder_names_its_model(files: Path, fit: Run) -> None:
     (files / "folder" / "model.onnx").rename(files / "folder" / "text.onnx")
     assert "'folder' is a folder; give the model file in it" in fit()

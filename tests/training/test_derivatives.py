@@ -172,3 +172,71 @@ def test_operators_without_a_gradient_are_listed() -> None:
     model = parse("f (float[2] x) => (float[2] y) { y = Unknown(x) }")
     with pytest.raises(OnnxTrainError, match="Unknown"):
         onnxtrain.jvp(model)
+
+
+def test_half_precision_gradients_of_each_example() -> None:
+    text = "f (float16[n, 2] x) => (float16[n] y) <float16[2] w> { p = MatMul(x, w)  y = Mul(p, p) }"
+    model = parse(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(2, np.float16), "w"))
+    found = run(onnxtrain.per_example_gradients(model, "y", "w"), x=[[1, 2], [3, 4]])
+    np.testing.assert_array_equal(found["y"], [9, 49])
+    np.testing.assert_array_equal(found["w_grads"], [[6, 12], [42, 56]])
+
+
+def test_derivatives_of_derivatives() -> None:
+    cubic = parse("f (float[2] x) => (float[2] y) { s = Mul(x, x)  y = Mul(s, x) }")
+    slope = onnxtrain.gradient(cubic, "y", "x")
+    hessian = run(onnxtrain.jacobian(slope, "x_grad", "x"), x=[1, 2])
+    assert list(hessian) == ["y", "x_grad", "x_jacobian"]
+    np.testing.assert_array_equal(hessian["x_jacobian"], np.diag([6, 12]))
+    pulled = run(onnxtrain.jvp(onnxtrain.vjp(cubic), "x_vjp", "x"), x=[1, 2], y_cotangent=[1, 1], x_tangent=[1, 0])
+    np.testing.assert_array_equal(pulled["x_vjp_jvp"], [6, 0])
+    third = run(onnxtrain.hessian_vector_product(slope, "x_grad", ["x_grad"]), x=[1, 2], x_grad_vector=[1, 1])
+    np.testing.assert_array_equal(third["x_grad"], [3, 12])
+    np.testing.assert_array_equal(third["x_grad_grad"], [1, 1])
+
+
+def test_a_renamed_gradient_is_read_in_bodies_too() -> None:
+    text = """f (float[2] x, bool c) => (float[2] y) { x_grad = Mul(x, x)
+        y = If(c) <then_branch = t () => (float[2] a) { a = Mul(x_grad, x) },
+                   else_branch = e () => (float[2] b) { b = Neg(x_grad) }> }"""
+    session = onnxruntime.InferenceSession(onnxtrain.vjp(parse(text), xs="x").SerializeToString())
+    feeds = {"x": np.array([1, 2], np.float32), "c": np.array(True), "y_cotangent": np.ones(2, np.float32)}
+    np.testing.assert_array_equal(session.run(["x_vjp"], feeds)[0], [3, 12])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [onnxtrain.gradient, onnxtrain.vjp, onnxtrain.jvp, onnxtrain.hessian_vector_product, onnxtrain.jacobian],
+)
+def test_names_count_once_and_wrong_names_are_refused(function) -> None:
+    names = [value.name for value in function(parse(SQUARE), "y", ["x", "x"]).graph.output]
+    assert len(names) == len(set(names))
+    for xs in ([], 3, ["x", 3]):
+        with pytest.raises(GradientError, match=r"xs is .*; it needs a name, or a list of names\."):
+            function(parse(SQUARE), "y", xs)
+    with pytest.raises(GradientError, match=r"y is 3; it needs (the|a) name"):
+        function(parse(SQUARE), 3, "x")
+    (new,) = {"x_grad", "x_vjp", "y_jvp", "x_hvp", "x_jacobian"}.intersection(names[-1:])
+    taken = parse(f"f (float[n] x) => (float[n] y) {{ {new} = Mul(x, x)  y = Sin({new}) }}")
+    with pytest.raises(GradientError, match=f"The model already has a value '{new}'; rename it"):
+        function(taken, "y", "x")
+
+
+def test_two_outputs_of_one_name_have_one_product() -> None:
+    found = run(onnxtrain.vjp(parse(SQUARE), ["y", "y"], "x"), x=[1, 2], y_cotangent=[1, 1])
+    np.testing.assert_array_equal(found["x_vjp"], [2, 4])
+    assert list(run(onnxtrain.jvp(parse(SQUARE), ["y", "y"], "x"), x=[1, 2], x_tangent=[1, 1])) == ["y", "y_jvp"]
+    with pytest.raises(GradientError, match=r"y names 2 values \('s', 'p'\); it needs one"):
+        onnxtrain.jacobian(parse(BOTH), ["s", "p"])
+
+
+def test_a_jacobian_of_a_batch_needs_the_batch_in_each_x() -> None:
+    model = parse("f (float[n, 3] x, float[2] b) => (float[4, 2] y) <float[3, 2] w = {1,2,3,4,5,6}> "
+                  "{ p = MatMul(x, w)  y = Add(p, b) }")  # fmt: skip
+    with pytest.raises(GradientError, match=r"axis 0 of 'w' \[3, 2\] is not the batch of 'y' \[4, 2\]"):
+        onnxtrain.jacobian(model, "y", "w", batch=True)
+    with pytest.raises(GradientError, match="axis 0 of 'b'"):
+        onnxtrain.jacobian(model, "y", "b", batch=True)
+    with pytest.raises(GradientError, match="inputs is"):
+        onnxtrain.per_example_gradients(parse(LINEAR), "loss", "w", inputs=[])

@@ -264,6 +264,8 @@ CONSTANT_POSITIONS = {
     "offset_first": ("r = Range(zero, t, one)  i = Add(r, two)  j = Add(i, past)  h = Gather(table, j)", 0),
     "from_zero": ("r = Range(zero, t, one)  h = Gather(table, r)", 0),
     "from_length": ("both = Add(past, t)  r = Range(past, both, one)  h = Gather(table, r)", 0),
+    "strict": ("r = Range(zero, t, one)  j = Add(r, one)  c = Unsqueeze(j, axis)  h = Less(r, c)", 0),
+    "shifted_strict": ("r = Range(zero, t, one)  j = Add(r, three)  h = Less(r, j)", 2),
     "one_row": ("h = Gather(table, three)", 0),
     "causal": ("s = Concat<axis=0>(shape, shape)  ones = Expand(two, s)  h = Trilu(ones, one)", 0),
     "backwards": ("h = Slice(table, last, ends, axis, minus)", 0),

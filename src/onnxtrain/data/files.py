@@ -137,9 +137,10 @@ def open_arrays(path: str | os.PathLike[str]) -> dict[str, Array | DeferredArray
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}.") from error
     found = f"starts with {start!r}" if size else "is empty"
-    raise DataError(
-        f"'{path}' {found}, so it is neither a .npz nor a .npy file, and not named .csv; write one with numpy.savez."
-    )
+    need = "write one with numpy.savez"
+    if path.suffix.lower() == ".json":
+        need = "write texts to a .jsonl file, a row per line, and arrays with numpy.savez"
+    raise DataError(f"'{path}' {found}, so it is neither a .npz nor a .npy file, and not named .csv; {need}.")
 
 
 def check_regular(path: Path) -> None:

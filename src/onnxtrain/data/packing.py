@@ -16,6 +16,9 @@ from onnxtrain.spelling import checks_arguments
 PACKED_NAMES: Final = ("input_ids", "position_ids", "segment_ids", "attention_mask", "labels")
 """Arrays of a packed row."""
 
+LONGEST_ROW: Final = 1 << 24
+"""Maximum tokens of a row."""
+
 
 class Piece(NamedTuple):
     """Tokens ``start`` to ``stop`` of a sequence."""
@@ -56,6 +59,8 @@ class PackedSequences(ExampleSource):
     ) -> None:
         if length < 2:
             raise OptionError(f"length is {length}; a row needs at least 2 tokens, one to predict from the other.")
+        if length > LONGEST_ROW:
+            raise OptionError(f"length is {length:,}; a row has at most {LONGEST_ROW:,} tokens.")
         self.length = length
         self._padding, self._ignored = padding, ignore_index
         self._tokens = [_tokens(sequence, "sequence", index) for index, sequence in enumerate(sequences)]
@@ -140,7 +145,7 @@ def pack(
         ignore_index: Label that the loss ignores.
 
     Raises:
-        OptionError: ``length`` is below 2.
+        OptionError: ``length`` is below 2 or above 16,777,216.
         DataError: No sequence has two tokens, a sequence has other values than integers, or labels do not fit.
 
     Example:

@@ -31,14 +31,21 @@ class TargetCheck(Protocol):
 
 
 class LabelCheck(NamedTuple):
-    """Labels are from 0 to ``classes - 1``; at least 0 where the number of classes is unknown."""
+    """Labels are from 0 to ``classes - 1``; at least 0 where the number of classes is unknown.
+
+    Attributes:
+        classes: The number of classes.
+        ignore_index: Label that is allowed outside of the range.
+        unit: The classes in messages.
+    """
 
     classes: int | None
     ignore_index: int | None = None
+    unit: str = "classes"
 
     def __call__(self, targets: Array, what: str, examples: Examples) -> None:
         """See `TargetCheck`."""
-        check_labels(targets, self.classes, self.ignore_index, what=what, examples=examples)
+        check_labels(targets, self.classes, self.ignore_index, what=what, examples=examples, unit=self.unit)
 
 
 class BinaryCheck(NamedTuple):
@@ -99,6 +106,7 @@ def check_labels(
     *,
     what: str = "the targets",
     examples: Examples | None = None,
+    unit: str = "classes",
 ) -> None:
     """Raise a `DataError` unless every label is an integer from 0 to ``classes - 1``.
 
@@ -108,6 +116,7 @@ def check_labels(
         ignore_index: Label outside the range that is allowed, since the loss ignores it.
         what: Name of the array in error messages.
         examples: Index in the data of each row; 0, 1, 2, ... by default.
+        unit: The classes in error messages.
 
     >>> check_labels(np.array([0, 2, 1, -100]), classes=3, ignore_index=-100)
     >>> check_labels(np.array([0, 3]), classes=3)
@@ -127,7 +136,7 @@ def check_labels(
         return
     row = first_row(outside)
     example = row if examples is None else int(examples[row])
-    range_ = "at least 0" if classes is None else f"0 to {classes - 1} ({classes} classes)"
+    range_ = "at least 0" if classes is None else f"0 to {classes - 1} ({classes} {unit})"
     besides = f" or {ignore_index}, which is ignored" if ignore_index is not None else ""
     raise DataError(
         f"{what} {verb} label {targets[outside][0]} at example {example}, but labels must be {range_}{besides}."

@@ -178,19 +178,19 @@ def _differ(outer: Dimension, inner: Dimension) -> bool:
 
 
 def _forget_sizes(graph: ir.Graph, is_unknown: Callable[[Dimension], bool]) -> None:
-    for value in _values(graph):
+    for value in all_values(graph):
         sizes = dimensions(value) or ()
         if any(is_unknown(size) for size in sizes):
             value.shape = ir.Shape([None if is_unknown(size) else size for size in sizes])
 
 
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
     """Iterate over the inputs of a graph and the outputs of its nodes, those in bodies included."""
     yield from graph.inputs
     for node in graph:
         yield from node.outputs
         for body in subgraphs(node):
-            yield from _values(body)
+            yield from all_values(body)
 
 
 def contradictions(graph: ir.Graph) -> int:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
@@ -288,6 +289,10 @@ class NextToken(SoftmaxCrossEntropy):
     def counted(self, labels: np.ndarray) -> np.ndarray:
         """Return all labels but the first of each row."""
         return labels[:, 1:]
+
+    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
+        """Check that labels are tokens of the model."""
+        return LabelCheck(self.classes(prediction), self.ignore_index, "tokens in the vocabulary of the model")
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return [batch, sequence].

@@ -15,7 +15,7 @@ from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.files import GrowingArray
 from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.data.map_dataset import Examples, ExampleSource
-from onnxtrain.data.packing import PackedSequences
+from onnxtrain.data.packing import LONGEST_ROW, PackedSequences
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.spelling import checks_arguments
@@ -70,8 +70,14 @@ class ChatData(ExampleSource):
         if self.train_on not in ("answers", "all"):
             raise OptionError(f"train_on is {self.train_on!r}; it is 'answers' or 'all'.")
         for name, value in (("max_length", self.max_length), ("pack", self.pack)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise OptionError(f"{name} is {value!r}; it needs an integer.")
             if value is not None and value < 2:
                 raise OptionError(f"{name} is {value}; it needs at least 2 tokens, one to predict from the other.")
+        if self.pack is not None and self.pack > LONGEST_ROW:
+            raise OptionError(f"pack is {self.pack:,}; a row has at most {LONGEST_ROW:,} tokens.")
+        if self.chat_template is not None and not isinstance(self.chat_template, str | os.PathLike):
+            raise OptionError(f"chat_template is {self.chat_template!r}; it needs the path of a template.")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -154,7 +160,14 @@ class TokenRows:
                     learned.append(marks)
                     lengths.append(len(marks))
         if not lengths:
-            few = f"none of the {read} rows has an answer within {limit} tokens" if read else "there are no rows"
+            few = "there are no rows"
+            if read:
+                few = f"none of the {read:,} rows has an answer within {limit} tokens"
+            if read and not cut:
+                few = (
+                    f"none of the {read:,} rows has an answer, which is a message of the role 'assistant', a "
+                    "completion, an output, or a text of two tokens"
+                )
             raise DataError(f"{data.name} has nothing to learn: {few}.")
         self._ids, self._learned = ids.finish(), learned.finish()
         self.lengths: Array = np.asarray(lengths)

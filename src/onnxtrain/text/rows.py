@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -113,6 +114,11 @@ def _messages(columns: Mapping[str, Any], name: str, label: str) -> list[dict[st
             raise DataError(f"message {number} of {name} of {label} has no role; it needs role and content.")
         if message.get("content") is None and not message.get("tool_calls"):
             raise DataError(f"message {number} of {name} of {label} has no content.")
+        if not isinstance(message.get("content"), str | list | tuple | np.ndarray | None):
+            kind = type(message["content"]).__name__
+            raise DataError(
+                f"content of message {number} of {name} of {label} is a {kind}; it needs a text, or a list of parts."
+            )
         # Tables have all columns of all messages: None stands for a missing one.
         found.append({key: value for key, value in message.items() if value is not None or key == "content"})
     return found
@@ -215,7 +221,9 @@ def _json(line: str, label: str) -> Any:
     try:
         return parse_json(line)
     except RefusedFileError as error:
-        raise DataError(f"{label} is not JSON: {error}.") from error
+        cause = error.__cause__
+        reason = f"{cause.msg} at character {cause.pos + 1}" if isinstance(cause, json.JSONDecodeError) else error
+        raise DataError(f"{label} is not JSON: {reason}.") from error
 
 
 def _of_csv(file: CsvFile) -> Iterator[tuple[str, Any]]:

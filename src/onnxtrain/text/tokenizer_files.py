@@ -116,8 +116,9 @@ class ChatTokenizer:
             }
             for row in rows
         ]
+        process = self._started(rows[0])
         try:
-            found, _ = self._started(rows[0]).ask(chats)
+            found, _ = process.ask(chats)
         except DataError as error:
             raise DataError(f"the chat template cannot render {rows[0].label} and those after it: {error}") from error
         except (TypeError, ValueError) as error:  # not JSON
@@ -149,7 +150,7 @@ class ChatTokenizer:
                 speed=_CHARACTERS_PER_SECOND,
             )
         except DataError as error:
-            raise DataError(f"the chat template cannot be used: {error}") from error
+            raise DataError(f"the chat template cannot be used: {str(error).rstrip('.')}.") from error
         return self._process
 
 

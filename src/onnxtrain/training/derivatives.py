@@ -17,11 +17,12 @@ from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.clone import captured_values
+from onnxtrain.ir.declared_shapes import all_values
 from onnxtrain.ir.replace import substitute
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.gradient import find_value, gradient
+from onnxtrain.training.gradient import find_value, gradient, names_of, refuse_taken
 
 Names = Sequence[str] | str | None
 
@@ -56,7 +57,10 @@ def vjp(model: Model, y: Names = None, xs: Names = None) -> onnx.ModelProto:
     """
     working = Working(model)
     y_names = _outputs(working, y)
-    proto, _ = _pulled_back(working, y_names, _inputs(working, xs), suffix="_vjp")
+    x_names = _inputs(working, xs)
+    products = [f"{name}_vjp" for name in x_names]
+    refuse_taken(working.graph, [*products, *(f"{name}_cotangent" for name in y_names)])
+    proto, _ = _pulled_back(working, y_names, x_names, products)
     return proto
 
 
@@ -92,14 +96,14 @@ def jvp(model: Model, y: Names = None, xs: Names = None) -> onnx.ModelProto:
     working = Working(model)
     y_names, x_names = _outputs(working, y), _inputs(working, xs)
     kept = [str(value.name) for value in working.graph.outputs]
-    proto, cotangents = _pulled_back(working, y_names, x_names, suffix="_vjp")
+    refuse_taken(working.graph, [*(f"{name}_jvp" for name in y_names), *(f"{name}_tangent" for name in x_names)])
+    products = [working.free_name(f"{name}_vjp") for name in x_names]
+    proto, cotangents = _pulled_back(working, y_names, x_names, products)
     working = Working(proto)
-    products = [f"{name}_vjp" for name in x_names]
     total = _inner_products(working, dict(zip(products, _new_inputs(working, x_names, "_tangent"), strict=True)))
-    proto = gradient(_proto(working, drop=products), total, cotangents)
-    names = {f"{c}_grad": f"{y}_jvp" for c, y in zip(cotangents, y_names, strict=True)}
-    working = Working(_renamed(proto, names))
-    _keep_outputs(working, [*kept, *names.values()])
+    found = [f"{name}_jvp" for name in y_names]
+    working = Working(_gradients(working, total, cotangents, found, drop=products))
+    _keep_outputs(working, [*kept, *found])
     _zero_inputs(working, dict(zip(cotangents, y_names, strict=True)))
     return working.finish()
 
@@ -130,13 +134,12 @@ def hessian_vector_product(model: Model, y: str | None = None, xs: Names = None)
     kept = [value.name for value in first.graph.output]
     x_names = _gradient_names(model, first)
     working = Working(first)
+    products = [f"{name}_hvp" for name in x_names]
+    refuse_taken(working.graph, [*products, *(f"{name}_vector" for name in x_names)])
     vectors = _new_inputs(working, x_names, "_vector")
     total = _inner_products(working, dict(zip((f"{name}_grad" for name in x_names), vectors, strict=True)))
-    slopes = {f"{name}_grad": working.free_name(f"{name}_slope") for name in x_names}
-    proto = gradient(_renamed(_proto(working), slopes), total, x_names)
-    proto = _renamed(proto, {f"{name}_grad": f"{name}_hvp" for name in x_names})
-    working = Working(_renamed(proto, {slope: name for name, slope in slopes.items()}))
-    _keep_outputs(working, [*kept, *(f"{name}_hvp" for name in x_names)])
+    working = Working(_gradients(working, total, x_names, products))
+    _keep_outputs(working, [*kept, *products])
     return working.finish()
 
 
@@ -154,7 +157,7 @@ def jacobian(model: Model, y: str | None = None, xs: Names = None, *, batch: boo
         xs: Names of inputs, initializers or intermediate values; by default all floating inputs.
         batch: True if axis 0 of y and of every x is a batch whose examples do not depend on each other. The result
             then has one Jacobian per example, of shape [N, *y.shape[1:], *x.shape[1:]], for as many products as an
-            example of y has elements.
+            example of y has elements. The batch of a run may be empty.
 
     Returns:
         A model of standard operators with the original outputs followed by one Jacobian per x.
@@ -168,7 +171,10 @@ def jacobian(model: Model, y: str | None = None, xs: Names = None, *, batch: boo
     (y_name,) = _outputs(working, y, one=True)
     x_names = _inputs(working, xs)
     kept = [str(value.name) for value in working.graph.outputs]
-    proto, (cotangent,) = _pulled_back(working, [y_name], x_names, suffix="_vjp")
+    found = [f"{name}_jacobian" for name in x_names]
+    refuse_taken(working.graph, found)
+    product_names = [working.free_name(f"{name}_vjp") for name in x_names]
+    proto, (cotangent,) = _pulled_back(working, [y_name], x_names, product_names)
     working = Working(proto)
     graph = working.graph
     op = Builder(graph, working.opset)
@@ -178,20 +184,27 @@ def jacobian(model: Model, y: str | None = None, xs: Names = None, *, batch: boo
         if shape is None or (batch and not shape):
             need = "has no batch axis" if shape is not None else "has an unknown rank"
             raise GradientError(f"jacobian: {name!r} {need}; the axes of a Jacobian are those of y and of x.")
+        firsts = {shape[0], value.shape[0]} if batch and shape and value.shape else set()
+        fixed = all(isinstance(axis, int) for axis in firsts) and len(firsts) == 2
+        if batch and (name in graph.initializers or fixed):
+            raise GradientError(
+                f"jacobian: axis 0 of {name!r} {list(shape or ())} is not the batch of {y_name!r} "
+                f"{list(value.shape or ())}; leave out batch=True, or name other xs."
+            )
     vectors = _unit_vectors(op, value, batch=batch)
-    products = [find_value(graph, f"{name}_vjp", "xs") for name in x_names]
+    products = [find_value(graph, name, "xs") for name in product_names]
     stacked = _scan(op, {find_value(graph, cotangent, "y"): vectors}, products)
     graph.inputs[:] = [value for value in graph.inputs if value.name != cotangent]
     size = op.shape_of(value)
-    for name, rows in zip(x_names, stacked, strict=True):
+    for name, made, rows in zip(x_names, found, stacked, strict=True):
         own = op.shape_of(op.wrap(find_value(graph, name, "xs")))
         if batch:  # [C, N, *x.shape[1:]]
             rows = op.Transpose(rows, perm=[1, 0, *range(2, len(shapes[name] or ()) + 1)])
             own = op.Slice(own, op.ints(1), op.ints(np.iinfo(np.int64).max))
         full = op.reshape(rows, op.Concat(size, own, axis=0))
         y_axes, x_axes = dimensions(value.ir) or (), shapes[name] or ()
-        _add_output(graph, op, full.with_shape((*y_axes, *(x_axes[1:] if batch else x_axes))), f"{name}_jacobian")
-    _keep_outputs(working, [*kept, *(f"{name}_jacobian" for name in x_names)])
+        _add_output(graph, op, full.with_shape((*y_axes, *(x_axes[1:] if batch else x_axes))), made)
+    _keep_outputs(working, [*kept, *found])
     return working.finish()
 
 
@@ -204,6 +217,8 @@ def per_example_gradients(
 
     For a batch of N examples and each x the result has an output ``{x}_grads`` [N, *x.shape]: for each example the
     gradient of y on a batch of this example alone. So are the original outputs, [N, ...]; a scalar output becomes [N].
+
+    ONNX Runtime's Scan needs at least one step, so the batch of a run may not be empty.
 
     Args:
         model: A path or a loaded model that accepts a batch of one.
@@ -226,6 +241,8 @@ def per_example_gradients(
     batched = _batch_inputs(graph, inputs)
     if any(name in batched for name in x_names):
         raise GradientError("per_example_gradients: xs are parameters; gradients by inputs are those of gradient().")
+    refuse_taken(working.graph, [f"{name}_grads" for name in x_names])
+    aside = {str(value.name): working.free_name(f"{value.name}.example") for value in (*graph.inputs, *graph.outputs)}
     op = Builder(graph, working.opset)
     whole = {name: _stacked_input(working, value) for name, value in batched.items()}
     pairs = {value: op.wrap(whole[name]) for name, value in batched.items()}
@@ -236,19 +253,21 @@ def per_example_gradients(
     graph.outputs.clear()
     grads = [f"{name}_grad" for name in x_names]
     for value, name, rows in zip(outputs, names, stacked, strict=True):
-        value.name = f"{name}.single"
+        value.name = aside[name]
         if name not in grads and dimensions(value):  # the batch of one
             rows = op.Squeeze(rows, op.ints(1))
         _add_output(graph, op, rows, f"{name}s" if name in grads else name)
     for name, value in batched.items():
-        value.name = f"{name}.single"
+        value.name = aside[name]
         whole[name].name = name
     return working.finish()
 
 
 def _outputs(working: Working, given: Names, *, one: bool = False) -> list[str]:
     if given is not None:
-        names = [given] if isinstance(given, str) else list(given)
+        names = names_of(given, "y")
+        if one and len(names) > 1:
+            raise GradientError(f"y names {len(names)} values ({', '.join(map(repr, names))}); it needs one.")
         for name in names:
             if not is_float(find_value(working.graph, name, "y")):
                 raise GradientError(f"y names {name!r}, which is not floating.")
@@ -262,7 +281,7 @@ def _outputs(working: Working, given: Names, *, one: bool = False) -> list[str]:
 
 def _inputs(working: Working, given: Names) -> list[str]:
     if given is not None:
-        return [given] if isinstance(given, str) else list(dict.fromkeys(given))
+        return names_of(given, "xs")
     graph = working.graph
     names = [str(value.name) for value in graph.inputs if is_float(value) and value.name not in graph.initializers]
     if not names:
@@ -277,23 +296,32 @@ def _gradient_names(model: Model, with_gradients: onnx.ModelProto) -> list[str]:
 
 
 def _pulled_back(
-    working: Working, ys: Sequence[str], xs: Sequence[str], *, suffix: str
+    working: Working, ys: Sequence[str], xs: Sequence[str], names: Sequence[str]
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """Add Σ Jᵀc for each x; returns the model and the names of the cotangents."""
+    """Add Σ Jᵀc for each x under a name; returns the model and the names of the cotangents."""
     cotangents = _new_inputs(working, ys, "_cotangent")
     total = _inner_products(working, dict(zip(ys, cotangents, strict=True)))
-    proto = gradient(_proto(working), total, list(xs))
-    return _renamed(proto, {f"{x}_grad": f"{x}{suffix}" for x in xs}), [str(value.name) for value in cotangents]
+    return _gradients(working, total, xs, names), [str(value.name) for value in cotangents]
+
+
+def _gradients(
+    working: Working, y: str, xs: Sequence[str], names: Sequence[str], drop: Sequence[str] = ()
+) -> onnx.ModelProto:
+    """Add the gradients of y under other names than those of ``gradient``, which the model may have, as after it."""
+    taken = {*working.graph.initializers, *(value.name for value in all_values(working.graph))}
+    aside = {f"{x}_grad": working.free_name(f"{x}_grad.given") for x in xs if f"{x}_grad" in taken}
+    own = [aside.get(x, x) for x in xs]
+    proto = gradient(_renamed(_proto(working, drop), aside), aside.get(y, y), own)
+    made = dict(zip((f"{x}_grad" for x in own), names, strict=True))
+    return _renamed(proto, made | {given: name for name, given in aside.items()})
 
 
 def _new_inputs(working: Working, like: Sequence[str], suffix: str) -> list[ir.Value]:
-    """Append an input of the type and shape of each of some values."""
+    """Append an input of the type and shape of each of some values, under a free name."""
     made = []
     for name in like:
         value = find_value(working.graph, name, "y" if suffix == "_cotangent" else "xs")
-        if working.free_name(f"{name}{suffix}") != f"{name}{suffix}":
-            raise GradientError(f"The model already has a value {name + suffix!r}; rename it.")
-        made.append(ir.Value(name=f"{name}{suffix}", type=value.type, shape=value.shape))
+        made.append(ir.Value(name=working.free_name(f"{name}{suffix}"), type=value.type, shape=value.shape))
     working.graph.inputs.extend(made)
     return made
 
@@ -320,14 +348,20 @@ def _proto(working: Working, drop: Sequence[str] = ()) -> onnx.ModelProto:
 
 
 def _renamed(model: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
-    """Rename results of nodes of the main graph, in place."""
-    for node in model.graph.node:
-        for index, name in enumerate(node.output):
-            node.output[index] = names.get(name, name)
-        for index, name in enumerate(node.input):
-            node.input[index] = names.get(name, name)
-    for value in (*model.graph.output, *model.graph.value_info):
-        value.name = names.get(value.name, value.name)
+    """Rename values of the main graph, in place, also where bodies read them."""
+
+    def rename(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+            for attribute in node.attribute:
+                for body in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                    rename(body)
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = names.get(value.name, value.name)
+
+    if names:
+        rename(model.graph)
     return model
 
 
@@ -430,7 +464,7 @@ def _batch_inputs(graph: ir.Graph, given: Names) -> dict[str, ir.Value]:
                 "axis with dynamic_batch(model)."
             )
         return {str(value.name): value for value in found}
-    values = [find_value(graph, name, "inputs") for name in ([given] if isinstance(given, str) else given)]
+    values = [find_value(graph, name, "inputs") for name in names_of(given, "inputs")]
     for value in values:
         axes = dimensions(value)
         if value not in list(graph.inputs) or not axes or (isinstance(axes[0], int) and axes[0] != 1):

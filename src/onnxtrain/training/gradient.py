@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.autodiff.options import GradientOptions
 from onnxtrain.errors import GradientError
-from onnxtrain.ir.declared_shapes import declared_otherwise
+from onnxtrain.ir.declared_shapes import all_values, declared_otherwise
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import HALVES
 from onnxtrain.model_file.external import with_external_data
@@ -82,7 +82,8 @@ def gradient(
         if not names:
             raise GradientError(f"No trainable parameter determines {target.name!r}; name the xs.")
     else:
-        names = [xs] if isinstance(xs, str) else list(xs)
+        names = names_of(xs, "xs")
+    refuse_taken(graph, [f"{name}_grad" for name in names])
     target = find_value(graph, target.name or "", "y")
     keep_types(working, halves, names)
     working.metadata_props.update(options.entries())
@@ -98,12 +99,38 @@ def _only_output(graph: ir.Graph) -> str:
     return graph.outputs[0].name or ""
 
 
+def names_of(given: Sequence[str] | str, argument: str) -> list[str]:
+    """Return the names that an argument lists, each once.
+
+    Raises:
+        GradientError: It lists none, or other things than names.
+    """
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise GradientError(f"{argument} is {given!r}; it needs a name, or a list of names.")
+    return list(dict.fromkeys(names))
+
+
+def refuse_taken(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Refuse names of new values that the model has.
+
+    Raises:
+        GradientError: One of them is taken.
+    """
+    known = {*graph.initializers, *(value.name for value in all_values(graph))}
+    for name in names:
+        if name in known:
+            raise GradientError(f"The model already has a value {name!r}; rename it.")
+
+
 def find_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
     """Find a value by its name in the main graph.
 
     Raises:
         GradientError: There is none; the message names the argument.
     """
+    if not isinstance(name, str):
+        raise GradientError(f"{argument} is {name!r}; it needs the name of a value.")
     for value in graph.inputs:
         if value.name == name:
             return value

@@ -314,7 +314,8 @@ def _largest_shift(positions: ir.Value, start: int) -> int:
             elif node.op_type in _KEEP_ELEMENTS and not node.domain and slot == 0:
                 waiting.append((node.outputs[0], offset))
             else:
-                largest = max(largest, offset)
+                strict = (node.op_type, slot) in (("Less", 1), ("Greater", 0))  # key < position + 1: key <= position
+                largest = max(largest, offset - strict)
     return largest
 
 
