@@ -223,7 +223,7 @@ def by_length(lengths: Array, batch_size: int) -> Array:
         batch_size: Examples per batch.
 
     >>> by_length(np.array([9, 1, 8, 2, 7]), 2).tolist()
-    [0, 2, 3, 4, 1]
+    [0, 2, 4, 3, 1]
     """
     found = []
     for start in range(0, len(lengths), _SORTED_BATCHES * batch_size):
