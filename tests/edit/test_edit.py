@@ -204,7 +204,10 @@ def test_a_linear_layer_over_more_axes():
         (lambda m: onnxtrain.append(m, GlobalAveragePool()), "it needs at least three axes"),
         (lambda m: onnxtrain.append(m, Activation("Gelu")), "Gelu came with opset 20, and the model has opset 18"),
         (lambda m: onnxtrain.append(m, Flatten(), output="z"), "output='z', but the outputs are 'y'"),
-        (lambda m: onnxtrain.cut(m, at="z"), "at='z' is neither a node of the model nor an output of one; the last outputs are 'y'"),
+        (
+            lambda m: onnxtrain.cut(m, at="z"),
+            "at='z' is neither a node of the model nor an output of one; the last outputs are 'y'",
+        ),
         (lambda m: onnxtrain.cut(m, at=[]), "at= is empty"),
         (lambda m: Linear(0), "units of Linear is 0"),
         (lambda m: Activation("Conv"), r"Activation\('Conv'\) is none of Elu"),
