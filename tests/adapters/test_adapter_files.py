@@ -220,10 +220,10 @@ def test_folders_that_are_not_adapters(tmp_path):
             merge_adapter(model, folder, tmp_path / "merged.onnx")
         return str(caught.value)
 
-    assert "has no adapter_config.json, so it is no adapter that PEFT has written" in message()
+    assert "has no adapter_config.json, so it is not an adapter that PEFT saved" in message()
     assert "cannot be read" in message("{")
-    assert "an adapter of the kind 'IA3'; LORA is what can be taken over" in message('{"peft_type": "IA3"}')
-    assert "lacks a number of 'r' or 'lora_alpha'" in message('{"peft_type": "LORA"}')
+    assert "has 'peft_type' = 'IA3'; it needs 'LORA'" in message('{"peft_type": "IA3"}')
+    assert "needs numbers for 'r' and 'lora_alpha'" in message('{"peft_type": "LORA"}')
     assert "has no adapter_model.safetensors" in message('{"peft_type": "LORA", "r": 2, "lora_alpha": 2}')
     (folder / "adapter_model.safetensors").write_bytes(b"no tensors")
     assert "adapter_model.safetensors' cannot be read" in message()
@@ -240,7 +240,9 @@ def test_files_that_are_not_adapters(tmp_path):
         merge_adapter(model, tmp_path / "bad.onnx_adapter", tmp_path / "merged.onnx")
     trained(model).save(tmp_path / "good.onnx_adapter")
     (tmp_path / "good.onnx_adapter.json").write_text("[")
-    with pytest.raises(ModelError, match=r"is no manifest of an adapter .*remove it to go without"):
+    with pytest.raises(
+        ModelError, match=r"is not an adapter's manifest .*remove it to read the adapter without its manifest"
+    ):
         merge_adapter(model, tmp_path / "good.onnx_adapter", tmp_path / "merged.onnx")
     with pytest.raises(OptionError, match=r"must be a file that ends in .onnx_adapter, or a folder"):
         convert_adapter(model, tmp_path / "good.onnx_adapter", tmp_path / "other.onnx")

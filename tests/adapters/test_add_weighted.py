@@ -178,7 +178,7 @@ def with_head(model, path, *, head=0.0, seed=0, **settings):
 @pytest.mark.parametrize("heads", [(0.5, 0), (0, 0.5), (0.5, 0.5)])
 def test_a_sum_has_the_head_of_one_adapter_or_of_all(tmp_path, form, with_model, heads):
     model = onnxtrain.examples.mlp((6, 10, 8, 3), seed=2)
-    paths = [with_head(model, tmp_path / f"{place}{form}", head=head, seed=place) for place, head in enumerate(heads)]
+    paths = [with_head(model, tmp_path / f"{index}{form}", head=head, seed=index) for index, head in enumerate(heads)]
     terms, path = list(zip(paths, (0.7, -2), strict=True)), tmp_path / f"sum{form}"
     add_weighted(terms, path, model=model if with_model else None)
     merge_adapter(model, path, tmp_path / "merged.onnx")
@@ -198,7 +198,7 @@ def test_a_sum_has_the_head_of_one_adapter_or_of_all(tmp_path, form, with_model,
 @pytest.mark.parametrize("with_model", [False, True])
 def test_different_heads_have_no_sum(tmp_path, form, with_model):
     model = onnxtrain.examples.mlp((6, 10, 8, 3), seed=2)
-    paths = [with_head(model, tmp_path / f"{place}{form}", head=head) for place, head in enumerate((0.5, 1))]
+    paths = [with_head(model, tmp_path / f"{index}{form}", head=head) for index, head in enumerate((0.5, 1))]
     terms = [(path, 1) for path in paths]
     with pytest.raises(OptionError, match=r"different values of 'layer3\.bias', which was trained in full beside"):
         add_weighted(terms, tmp_path / f"sum{form}", model=model if with_model else None)

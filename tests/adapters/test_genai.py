@@ -32,20 +32,20 @@ TOKENS = np.arange(3, 12, dtype=np.int32)
 @pytest.fixture(scope="module", params=["fp32", "int4"])
 def folder(request, tmp_path_factory):
     """Files that the builder writes for a small Llama."""
-    place = tmp_path_factory.mktemp("genai")
+    parent = tmp_path_factory.mktemp("genai")
     model = llama()
     model.config.bos_token_id, model.config.eos_token_id = 1, 2
-    model.save_pretrained(place / "checkpoint")
+    model.save_pretrained(parent / "checkpoint")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"t{i}": i for i in range(97)}, unk_token="t0"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, unk_token="t0", bos_token="t1", eos_token="t2", pad_token="t0"
     )
-    fast.save_pretrained(place / "checkpoint")
+    fast.save_pretrained(parent / "checkpoint")
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", "checkpoint", "-o", request.param]
     command += ["-p", request.param, "-e", "cpu", "-c", "cache"]
-    subprocess.run(command, cwd=place, check=True, capture_output=True)
-    return place / request.param
+    subprocess.run(command, cwd=parent, check=True, capture_output=True)
+    return parent / request.param
 
 
 def logits(folder, adapter=None):
@@ -60,24 +60,24 @@ def logits(folder, adapter=None):
     return np.array(generator.get_output("logits"))
 
 
-def with_model(folder, place):
+def with_model(folder, copy):
     """The folder of a generative model with another model in it."""
-    place.mkdir()
+    copy.mkdir()
     for path in folder.iterdir():
         if not path.name.startswith("model.onnx"):
-            (place / path.name).write_bytes(path.read_bytes())
-    return place
+            (copy / path.name).write_bytes(path.read_bytes())
+    return copy
 
 
 def test_it_generates_with_an_adapter_of_peft(folder, tmp_path):
     tuned, first = adapted(tmp_path)
     convert_adapter(folder / "model.onnx", first, tmp_path / "tuned.onnx_adapter")
-    place = with_model(folder, tmp_path / "slots")
-    names = add_slots(folder / "model.onnx", place / "model.onnx")
+    copy = with_model(folder, tmp_path / "slots")
+    names = add_slots(folder / "model.onnx", copy / "model.onnx")
     assert "model.layers.1.self_attn.o_proj" in names
-    base, slots = logits(folder), logits(place)
+    base, slots = logits(folder), logits(copy)
     assert slots.tobytes() == base.tobytes()
-    got = logits(place, tmp_path / "tuned.onnx_adapter")
+    got = logits(copy, tmp_path / "tuned.onnx_adapter")
     assert np.abs(got - base).max() > 0.01
     if folder.name == "fp32":
         with torch.no_grad():
@@ -125,24 +125,24 @@ def test_from_a_folder_to_a_tuned_folder_that_generates(folder, tmp_path, form):
     )
     history = trainer.fit(words, epochs=40, batch_size=4, progress=False)
     assert history.rows[-1]["loss"] < 0.5
-    place = with_model(folder, tmp_path / "tuned")
+    copy = with_model(folder, tmp_path / "tuned")
     if form == "adapter":
-        trainer.save(place / "song.onnx_adapter")
-        add_slots(folder / "model.onnx", place / "model.onnx", adapter=place / "song.onnx_adapter")
+        trainer.save(copy / "song.onnx_adapter")
+        add_slots(folder / "model.onnx", copy / "model.onnx", adapter=copy / "song.onnx_adapter")
     elif whole or folder.name == "fp32":
-        trainer.save(place / "model.onnx")
+        trainer.save(copy / "model.onnx")
     else:
-        trainer.save(place / "song.onnx_adapter")
-        merge_adapter(folder / "model.onnx", place / "song.onnx_adapter", place / "model.onnx", requantize=True)
-    got = sung(place, place / "song.onnx_adapter" if form == "adapter" else None)
+        trainer.save(copy / "song.onnx_adapter")
+        merge_adapter(folder / "model.onnx", copy / "song.onnx_adapter", copy / "model.onnx", requantize=True)
+    got = sung(copy, copy / "song.onnx_adapter" if form == "adapter" else None)
     assert len(got) == 10
     if form == "adapter" or folder.name == "fp32":
         assert got == (SONG * 3)[2:12]
         assert sung(folder)[:3] != got[:3]
     else:  # requantization loses half of the adapter, and the text is not generated any more
-        assert loss_of(place, words) < 0.85 * loss_of(folder, words)
+        assert loss_of(copy, words) < 0.85 * loss_of(folder, words)
     if form == "adapter":
-        assert sung(place) == sung(folder)
+        assert sung(copy) == sung(folder)
 
 
 def loss_of(folder, words):
@@ -158,9 +158,9 @@ def test_the_command_of_the_page(folder, tmp_path):
     command += ["--learning-rate", "1e-2", "--lora", "8", "--lora-alpha", "16", "--epochs", "3", "--batch-size", "2"]
     command += ["--output", "tuned.onnx_adapter"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    place = with_model(folder, tmp_path / "tuned")
-    add_slots(folder / "model.onnx", place / "model.onnx")
-    assert np.abs(logits(place, tmp_path / "tuned.onnx_adapter") - logits(folder)).max() > 1e-3
+    copy = with_model(folder, tmp_path / "tuned")
+    add_slots(folder / "model.onnx", copy / "model.onnx")
+    assert np.abs(logits(copy, tmp_path / "tuned.onnx_adapter") - logits(folder)).max() > 1e-3
 
 
 def test_from_a_text_file_to_an_adapter_that_generates(folder, tmp_path):
@@ -170,7 +170,7 @@ def test_from_a_text_file_to_an_adapter_that_generates(folder, tmp_path):
         for at in range(6)
     ]
     (tmp_path / "song.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
-    place = with_model(folder, tmp_path / "tuned")
+    copy = with_model(folder, tmp_path / "tuned")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"t{i}": i for i in range(97)}, unk_token="t0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # the folder's reads t11 as its special token t1
     tokenizer.save(str(tmp_path / "words.json"))
@@ -192,26 +192,26 @@ def test_from_a_text_file_to_an_adapter_that_generates(folder, tmp_path):
     shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert "validation perplexity" in shown
     assert "tokens/s" in shown
-    add_slots(folder / "model.onnx", place / "model.onnx", adapter=place / "song.onnx_adapter")
-    assert sung(place, place / "song.onnx_adapter") == (SONG * 3)[2:12]
+    add_slots(folder / "model.onnx", copy / "model.onnx", adapter=copy / "song.onnx_adapter")
+    assert sung(copy, copy / "song.onnx_adapter") == (SONG * 3)[2:12]
 
 
 def test_merging(folder, tmp_path):
     tuned, first = adapted(tmp_path)
-    place = with_model(folder, tmp_path / "merged")
+    copy = with_model(folder, tmp_path / "merged")
     if folder.name == "fp32":
-        merge_adapter(folder / "model.onnx", first, place / "model.onnx")
+        merge_adapter(folder / "model.onnx", first, copy / "model.onnx")
         with torch.no_grad():
             expected = tuned(input_ids=torch.from_numpy(TOKENS[None].astype(np.int64)), use_cache=False).logits.numpy()
-        got = logits(place)
+        got = logits(copy)
         np.testing.assert_allclose(got, expected[:, -got.shape[1] :], atol=1e-5)
         return
     with pytest.raises(OptionError, match="is quantized to 4 bits, which its adapter does not fit into"):
-        merge_adapter(folder / "model.onnx", first, place / "model.onnx")
-    costs = merge_adapter(folder / "model.onnx", first, place / "model.onnx", requantize=True)
+        merge_adapter(folder / "model.onnx", first, copy / "model.onnx")
+    costs = merge_adapter(folder / "model.onnx", first, copy / "model.onnx", requantize=True)
     assert costs
     assert all(cost.lost > 0 for cost in costs)
-    assert np.abs(logits(place) - logits(folder)).max() > 0.01
+    assert np.abs(logits(copy) - logits(folder)).max() > 0.01
 
 
 def dequantized(folder):

@@ -19,7 +19,7 @@ from zoo.decoder import batch, decoder
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "large_files.py"
 
 
-def external(folder, begins=0, places=()):
+def external(folder, begins=0, offsets=()):
     """Write a decoder whose data file and some of whose weights begin with a hole; return the path."""
     folder.mkdir()
     model, end = decoder(), begins
@@ -27,7 +27,7 @@ def external(folder, begins=0, places=()):
         for tensor in model.graph.initializer:
             if len(tensor.dims) < 2:
                 continue
-            end = max(end, dict(places).get(tensor.name, 0))
+            end = max(end, dict(offsets).get(tensor.name, 0))
             data.seek(end)
             data.write(tensor.raw_data)
             for key, value in {"location": "model.data", "offset": end, "length": len(tensor.raw_data)}.items():
@@ -63,9 +63,12 @@ def trained(path, **options):
 @pytest.mark.parametrize("options", [{"lora": onnxtrain.Lora(rank=4, alpha=8)}, {"train": "lm_head*"}], ids=str)
 def test_weights_beyond_4_gib_train_as_others(options, tmp_path):
     """Some lie before byte 2^31 of the data file, some before 2^32, some behind it; what is saved has its holes."""
-    places = {"model.layers.0.mlp.gate_proj.weight": 2**31 - 256, "model.layers.1.self_attn.q_proj.weight": 2**32 - 256}
+    offsets = {
+        "model.layers.0.mlp.gate_proj.weight": 2**31 - 256,
+        "model.layers.1.self_attn.q_proj.weight": 2**32 - 256,
+    }
     expected, plain = trained(external(tmp_path / "plain"), **options)
-    losses, far = trained(external(tmp_path / "far", 100, places.items()), **options)
+    losses, far = trained(external(tmp_path / "far", 100, offsets.items()), **options)
     assert losses == expected
     assert expected[-1] < expected[0]
     for name in plain.names():

@@ -84,11 +84,11 @@ def test_a_step_is_that_of_the_formula(kind, dora):
     assert learner.train_step(x, target) == pytest.approx(loss(before), rel=1e-5)
     for name, array in before.items():
         expected = np.zeros_like(array)
-        for place in np.ndindex(array.shape):
+        for index in np.ndindex(array.shape):
             sides = [copy.deepcopy(before) for _ in range(2)]
             for side, step in zip(sides, (1e-6, -1e-6), strict=True):
-                side[name][place] += step
-            expected[place] = (loss(sides[0]) - loss(sides[1])) / 2e-6
+                side[name][index] += step
+            expected[index] = (loss(sides[0]) - loss(sides[1])) / 2e-6
         got = (array - learner.parameters[f"fc.lora_{name}"]) / 0.1
         np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-5, err_msg=name)
 
@@ -255,6 +255,6 @@ def test_a_weight_that_is_read_twice_cannot_take_an_adapter_in(tmp_path):
         { h = MatMul(x, fc__weight) y = MatMul(h, fc__weight) }""")
     lora = Lora(targets="fc")
     learner = onnxtrain.Trainer(model, loss="mean_squared_error", lora=lora)
-    with pytest.raises(OptionError, match=r"'fc\.weight' of 'fc' is read in 2 places"):
+    with pytest.raises(OptionError, match=r"'fc\.weight' of 'fc' is read 2 times"):
         learner.save(tmp_path / "merged.onnx")
     learner.save(tmp_path / "adapter.onnx_adapter")

@@ -97,7 +97,7 @@ def test_patterns_of_peft_are_regular_expressions(tmp_path):
         with pytest.raises(ModelError, match=message):
             describe_adapter(tmp_path / "tuned")
     path.write_text(json.dumps(config | {"init_lora_weights": "pissa"}))
-    with pytest.raises(ModelError, match="'pissa': the adapter belongs to a base whose weights PEFT has changed"):
+    with pytest.raises(ModelError, match="'pissa', for which PEFT changed the weights of the base model"):
         describe_adapter(tmp_path / "tuned")
 
 

@@ -109,7 +109,7 @@ def test_an_adapter_of_peft_beside_changed_weights_is_refused(exported, tmp_path
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa")
     peft.get_peft_model(llama(), config).save_pretrained(tmp_path / "pissa")
     with pytest.raises(
-        onnxtrain.errors.ModelError, match="a base whose weights PEFT has changed; save it with path_in"
+        onnxtrain.errors.ModelError, match="PEFT changed the weights of the base model; save the adapter with path_in"
     ):
         trainer(exported, tmp_path / "pissa", onnxtrain.SGD(0.1))
 

@@ -121,8 +121,8 @@ def chains(rows, tokens, seeds):
         usual, other = random.permutation(97), random.permutation(97)
         x = np.zeros((rows, tokens + 1), np.int64)
         x[:, 0] = random.integers(0, 97, rows)
-        for place in range(tokens):
-            x[:, place + 1] = np.where(random.random(rows) < 0.8, usual[x[:, place]], other[x[:, place]])
+        for position in range(tokens):
+            x[:, position + 1] = np.where(random.random(rows) < 0.8, usual[x[:, position]], other[x[:, position]])
         made.append(x)
     return np.concatenate(made)
 

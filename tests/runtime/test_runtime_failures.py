@@ -99,7 +99,9 @@ def test_positions_given_beyond_the_table():
     feeds, labels = tokens(5)
     feeds = {"input_ids": feeds["input_ids"], "position_ids": np.tile(np.arange(3, 8), (3, 1))}
     for use in uses(model, feeds, labels, None):
-        with pytest.raises(DataError, match=r"^'position_ids' has the position 7, but the model has 6: they must"):
+        with pytest.raises(
+            DataError, match=r"^'position_ids' has the position 7, but the model has 6 positions: they must"
+        ):
             use()
 
 

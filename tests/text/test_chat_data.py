@@ -178,7 +178,7 @@ def test_chat_templates_of_a_folder(tmp_path):
     with pytest.raises(DataError, match=r"row 0 of the dataset is a chat, but the tokenizer has no chat template"):
         read(ROWS, tokenizer=folder)
     del named[1]
-    with pytest.raises(DataError, match=r"has chat templates named 'tool_use', and none 'default'"):
+    with pytest.raises(DataError, match=r"has chat templates named 'tool_use', but none named 'default'"):
         read(ROWS, tokenizer=tokenizer(tmp_path / "d", named))
 
 
@@ -366,7 +366,9 @@ def test_wrong_options(tmp_path):
         read(ROWS, tokenizer=folder, chat_template=folder / "no.jinja")
     with pytest.raises(DataError, match=r"There is no file '.*no\.jsonl'"):
         read(tmp_path / "no.jsonl", tokenizer=folder)
-    with pytest.raises(DataError, match=r"texts need one input for tokens, but the model's inputs are 'a', 'b'"):
+    with pytest.raises(
+        DataError, match=r"texts need one model input for token ids, but the model's inputs are 'a', 'b'"
+    ):
         open_dataset(ChatData(ROWS, folder), [spec("a"), spec("b")])
     (tmp_path / "d.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"has the columns a, b; rows of texts need prompt and completion"):

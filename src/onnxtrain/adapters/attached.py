@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Entry, concatenated
 from onnxtrain.adapters.files import SUFFIX, is_adapter_path, write_adapter
-from onnxtrain.adapters.fitting import Place, gains, name_of
+from onnxtrain.adapters.fitting import LayerPart, gains, name_of
 from onnxtrain.adapters.full_tensors import for_peft
 from onnxtrain.adapters.layers import Layer, Part, find_layers
 from onnxtrain.adapters.manifest import describe_base
@@ -64,7 +64,7 @@ class Slot:
         return f"{self.name}.lora_magnitude_vector"
 
     @property
-    def place(self) -> Place:
+    def layer_part(self) -> LayerPart:
         """The layer and the part."""
         return self.layer, self.part
 
@@ -157,7 +157,7 @@ class Attached(Adapted):
         layers = find_layers(model)
         in_file = {layer.name: layer.y.dtype for layer in layers}
         dtypes = {slot.name: in_file.get(slot.layer.name) or ir.DataType.FLOAT for slot in self.slots}
-        multiples = gains([slot.place for slot in self.slots], adapter)
+        multiples = gains([slot.layer_part for slot in self.slots], adapter)
         write_adapter(Path(path), adapter, dtypes, multiples, lambda: for_peft(adapter, model.graph, layers, str(path)))
 
     def check_mergeable(self) -> None:

@@ -71,10 +71,10 @@ class Checkpoint:
             base_model: The user's name of the PyTorch model, if given.
         """
         given = self if base_model is None else replace(self, base_model=os.fspath(base_model))
-        for place in (Path(given.base_model) if given.base_model else None, folder):
-            config = {} if place is None else _config(place)
+        for source in (Path(given.base_model) if given.base_model else None, folder):
+            config = {} if source is None else _config(source)
             task = given.task_type or _task(config)
-            name = given.base_model or _name(config, place)
+            name = given.base_model or _name(config, source)
             given = Checkpoint(name, task)
         return given
 

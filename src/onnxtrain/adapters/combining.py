@@ -128,12 +128,12 @@ def _settings(labels: Sequence[str], read: _Read) -> Adapter:
         same = {name for name in first.keys() & other.keys() if np.array_equal(first[name], other[name])}
         different = sorted({*first, *other} - same)
         if different:
-            way_out = "leave one of the two out"
+            advice = "leave one of the two out"
             if chosen.of_modules:
-                way_out += ", or give the model (model=), which shows heads that PEFT saved untrained"
+                advice += ", or give the model (model=), which shows heads that PEFT saved untrained"
             raise OptionError(
                 f"{having[0]!r} and {label!r} have different values of {different[0]!r}, which was trained in full "
-                f"beside the adapters and has no sum; {way_out}."
+                f"beside the adapters and has no sum; {advice}."
             )
     return Adapter(
         {},
@@ -180,7 +180,9 @@ def _read(paths: Sequence[str], output: Path, model: str | os.PathLike[str] | on
         file = ModelFile.load(model)
         matched = [fitted(file, path) for path in paths]
         layers = {
-            name: layer for found, places, _ in matched for name, (layer, _) in zip(found.entries, places, strict=True)
+            name: layer
+            for found, layer_parts, _ in matched
+            for name, (layer, _) in zip(found.entries, layer_parts, strict=True)
         }
         dtypes = {name: layer.y.dtype or ir.DataType.FLOAT for name, layer in layers.items()}
         adapters, graph = [found for found, _, _ in matched], matched[0][2]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter
 from onnxtrain.adapters.files import is_adapter_path, read_adapter, write_adapter
-from onnxtrain.adapters.fitting import Place, fit, gains
+from onnxtrain.adapters.fitting import LayerPart, fit, gains
 from onnxtrain.adapters.full_tensors import for_peft
 from onnxtrain.adapters.layers import Layer, find_layers
 from onnxtrain.adapters.manifest import check_base, describe_base
@@ -94,9 +94,9 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
         OptionError: A weight is quantized and ``requantize`` is false, or several nodes read the weight.
     """
     file = ModelFile.load(model)
-    found, places, _ = fitted(file, adapter)
+    found, layer_parts, _ = fitted(file, adapter)
     costs: dict[str, Cost] = {}
-    adapted = [(*place, entry) for place, entry in zip(places, found.entries.values(), strict=True)]
+    adapted = [(*layer_part, entry) for layer_part, entry in zip(layer_parts, found.entries.values(), strict=True)]
     file.save(output, merged_weights(adapted, requantize=requantize, costs=costs) | found.tensors)
     write_names(Path(output), read_names(file, adapter))
     return [*costs.values()]
@@ -125,11 +125,13 @@ def convert_adapter(
     if not is_adapter_path(path):
         raise OptionError(f"output is {str(path)!r}; it must be a file that ends in .onnx_adapter, or a folder.")
     file = ModelFile.load(model)
-    found, places, model_graph = fitted(file, adapter)
+    found, layer_parts, model_graph = fitted(file, adapter)
     found = replace(found, checkpoint=found.checkpoint.completed(file.folder, base_model))
-    found = replace(found, base=describe_base(file, [layer for layer, _ in places]))
-    dtypes = {name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, places, strict=True)}
-    write_adapter(path, found, dtypes, gains(places, found), lambda: for_peft(found, *model_graph, str(path)))
+    found = replace(found, base=describe_base(file, [layer for layer, _ in layer_parts]))
+    dtypes = {
+        name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, layer_parts, strict=True)
+    }
+    write_adapter(path, found, dtypes, gains(layer_parts, found), lambda: for_peft(found, *model_graph, str(path)))
 
 
 @checks_arguments
@@ -172,7 +174,7 @@ def describe_adapter(adapter: AdapterPath, *, model: Model | None = None) -> dic
     }
 
 
-def fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place], tuple[ir.Graph, list[Layer]]]:
+def fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[LayerPart], tuple[ir.Graph, list[Layer]]]:
     """Read an adapter and match it to a model; returns the model's graph and layers, too.
 
     Raises:
@@ -180,6 +182,6 @@ def fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[Place], tu
     """
     model = infer_shapes(file.training_model())
     layers = find_layers(model)
-    found, places = fit(read_adapter(path), model.graph, layers, str(path))
-    check_base(found.base, file, [layer for layer, _ in places], str(path))
-    return found, places, (model.graph, layers)
+    found, layer_parts = fit(read_adapter(path), model.graph, layers, str(path))
+    check_base(found.base, file, [layer for layer, _ in layer_parts], str(path))
+    return found, layer_parts, (model.graph, layers)

@@ -79,7 +79,7 @@ class Emitter:
         y = op.wrap(layer.y)
         result = op.cast(added, y.dtype).with_shape(y.shape)
         result = y + result
-        _take_place(self.graph, layer.y, result.ir, readers)
+        _replace_value(self.graph, layer.y, result.ir, readers)
         self._main.scope = ""
 
     def _low_rank(self, op: Builder, layer: Layer, pairs: Sequence[Pair], dropout: Dropout | None) -> Value:
@@ -107,8 +107,8 @@ class Emitter:
     def _product(self, op: Builder, layer: Layer, dtype: ir.DataType) -> Value:
         """Emit x W without the bias."""
         product = op.wrap(layer.product)
-        place = _INNER_BIAS.get(layer.kind)
-        bias = layer.node.inputs[place] if place is not None and place < len(layer.node.inputs) else None
+        index = _INNER_BIAS.get(layer.kind)
+        bias = layer.node.inputs[index] if index is not None and index < len(layer.node.inputs) else None
         if bias is not None:
             added = op.wrap(bias)
             beta = layer.node.attributes.get("beta")
@@ -144,21 +144,21 @@ def column_norms(op: Builder, layer: Layer, pair: Pair, squares: Value) -> Value
         assert isinstance(rank, int)
         rows = op.reshape(a, [rank, -1])
         weight = op.reshape(op.cast(op.wrap(layer.node.inputs[1]), a.dtype), [layer.outputs, -1])  # type: ignore[arg-type]
-        through = rows @ op.Transpose(weight, perm=[1, 0])
+        product = rows @ op.Transpose(weight, perm=[1, 0])
         b = op.Transpose(op.reshape(b, [layer.outputs, rank]), perm=[1, 0])
     else:
         rows = op.Transpose(a, perm=[1, 0])
-        through = _through(op, layer, rows)
+        product = _times_weight(op, layer, rows)
         if pair.part is not None:
-            through = op.Slice(through, op.ints(pair.part.start), op.ints(pair.part.start + pair.part.size), op.ints(1))
+            product = op.Slice(product, op.ints(pair.part.start), op.ints(pair.part.start + pair.part.size), op.ints(1))
     gram = rows @ op.Transpose(rows, perm=[1, 0])
-    mixed = op.ReduceSum(b * through, op.ints(0), keepdims=0)
+    mixed = op.ReduceSum(b * product, op.ints(0), keepdims=0)
     own = op.ReduceSum(b * (gram @ b), op.ints(0), keepdims=0)
     return stopped(op, op.Sqrt(squares + mixed * 2.0 + own).with_shape(squares.shape))
 
 
-def _through(op: Builder, layer: Layer, rows: Value) -> Value:
-    """Emit rows @ W by the layer's own operator."""
+def _times_weight(op: Builder, layer: Layer, rows: Value) -> Value:
+    """Emit rows @ W, computed by the layer's operator, which reads a quantized W as it is stored."""
     weight = layer.node.inputs[1]
     assert weight is not None
     if layer.kind == "MatMulNBits":
@@ -214,15 +214,15 @@ def _over_window(op: Builder, layer: Layer, value: Value) -> Value:
     return op.reshape(value, [layer.outputs, *(1,) * len(layer.window)])
 
 
-def _take_place(graph: ir.Graph, old: ir.Value, new: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> None:
+def _replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value, readers: Sequence[tuple[ir.Node, int]]) -> None:
     """Replace a value by a new one in the given readers and in the graph's outputs, which keep their names."""
-    for node, place in readers:
-        node.replace_input_with(place, new)
+    for node, index in readers:
+        node.replace_input_with(index, new)
     new.type, new.shape = old.type, old.shape
     if old.is_graph_output():
         name = old.name
-        for place, value in enumerate(list(graph.outputs)):
+        for index, value in enumerate(list(graph.outputs)):
             if value is old:
-                graph.outputs[place] = new
+                graph.outputs[index] = new
         old.name = f"{name}/base"
         new.name = name

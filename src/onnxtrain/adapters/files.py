@@ -78,10 +78,8 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
     Raises:
         ModelError: The path holds no valid adapter.
     """
-    place = Path(path)
-    if place.is_dir():
-        return peft.read_folder(place)
-    return _adapter_of(str(place), read_tensors(place))
+    path = Path(path)
+    return peft.read_folder(path) if path.is_dir() else _adapter_of(str(path), read_tensors(path))
 
 
 def read_tensors(path: Path) -> Tensors:
@@ -224,10 +222,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         return {}
     except (ValueError, OSError) as error:
         raise ModelError(
-            f"{str(path)!r} is no manifest of an adapter ({_reason(error)}); remove it to go without."
+            f"{str(path)!r} is not an adapter's manifest ({_reason(error)}); remove it to read the adapter "
+            "without its manifest."
         ) from error
     if not isinstance(found, dict):
-        raise ModelError(f"{str(path)!r} is no manifest of an adapter; remove it to go without.")
+        raise ModelError(
+            f"{str(path)!r} is not an adapter's manifest; remove it to read the adapter without its manifest."
+        )
     return found
 
 
@@ -242,7 +243,9 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
     aliases = mapping_in(manifest.get("aliases"), "aliases", beside)
     embeddings = manifest.get("embeddings") or []
     if not isinstance(embeddings, list):
-        raise ModelError(f"{beside!r} has 'embeddings' that are no list; remove it to go without.")
+        raise ModelError(
+            f"{beside!r} has 'embeddings' that are not a list; remove it to read the adapter without its manifest."
+        )
     full = _full_tensors(manifest, beside)
     if missing := [name for name in full if name not in arrays]:
         raise ModelError(f"{label!r} lacks {missing[0]!r}, which its manifest lists; save the adapter again.")
@@ -262,7 +265,9 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
         _check_float(layer + B, b, label)
         scale = number_in(scales.get(layer, 1.0), f"scales of {layer}", beside)
         if scale == 0:
-            raise ModelError(f"{beside!r} has the scale 0 for {layer!r}; remove it to go without.")
+            raise ModelError(
+                f"{beside!r} has the scale 0 for {layer!r}; remove it to read the adapter without its manifest."
+            )
         with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused below
             b = _in_float(b)
             gain = arrays.get(layer + GAIN)
@@ -295,7 +300,7 @@ def _full_tensors(manifest: Mapping[str, Any], label: str) -> dict[str, tuple[st
     found = {}
     for name, names in mapping_in(manifest.get("tensors"), "tensors", label).items():
         if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
-            raise ModelError(f"{label!r} has {name!r} among its tensors with names that are no list of texts.")
+            raise ModelError(f"{label!r} has {name!r} among its tensors with names that are not a list of texts.")
         found[name] = tuple(names)
     return found
 
@@ -312,7 +317,7 @@ def _in_float(array: Array) -> Array:
 
 
 def unfolded(adapter: Adapter, scale: float) -> Adapter:
-    """Split the scale off B where B contains it; other adapters are returned unchanged."""
+    """Divide B by the scale if the file stores their product; return other adapters unchanged."""
     if not adapter.folded:
         return adapter
     entries = {

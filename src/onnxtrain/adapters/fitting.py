@@ -14,11 +14,11 @@ from onnxtrain.adapters.names import in_checkpoints
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import ModelError
 
-Place = tuple[Layer, Part | None]
+LayerPart = tuple[Layer, Part | None]
 """A layer, and the part of it if it is packed."""
 
 
-def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> tuple[Adapter, list[Place]]:
+def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> tuple[Adapter, list[LayerPart]]:
     """Return the adapter with its entries renamed to the model's layer names, and the layer of each entry.
 
     An entry matches a layer of the same name, or the only layer whose path ends with the entry's name or the reverse:
@@ -35,33 +35,33 @@ def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) 
             initializer, or one of another shape.
     """
     adapter = fit_tensors(adapter, graph, layers, label)
-    places: dict[str, list[Place]] = {}
+    by_name: dict[str, list[LayerPart]] = {}
     for layer in layers:
         for name in layer.names:
-            places.setdefault(name, []).append((layer, None))
+            by_name.setdefault(name, []).append((layer, None))
         for part in layer.parts:
-            places.setdefault(part.name, []).append((layer, part))
-    found: dict[str, tuple[Entry, Place]] = {}
+            by_name.setdefault(part.name, []).append((layer, part))
+    found: dict[str, tuple[Entry, LayerPart]] = {}
     for name, entry in adapter.entries.items():
-        place = _place(places, name)
-        if place is None:
+        layer_part = _match(by_name, name)
+        if layer_part is None:
             shown = ", ".join(layer.name for layer in layers[:4]) + (", ..." if len(layers) > 4 else "")
             raise ModelError(
                 f"{label!r} has an adapter for {name!r}, which the model has no layer for; it has {shown or 'none'}."
             )
-        _check_sizes(label, name, entry, *place)
-        own = name_of(*place)
+        _check_sizes(label, name, entry, *layer_part)
+        own = name_of(*layer_part)
         if own in found:
             raise ModelError(f"{label!r} has two adapters for {own!r}; give one with one.")
-        found[own] = replace(entry, alias=entry.alias or (name if name != own else "")), place
+        found[own] = replace(entry, alias=entry.alias or (name if name != own else "")), layer_part
     order = {id(layer.node): index for index, layer in enumerate(layers)}
     names = sorted(found, key=lambda own: (order[id(found[own][1][0].node)], _start(found[own][1])))
     ordered = [found[own][1] for own in names]
     return _with_magnitudes(replace(adapter, entries={own: found[own][0] for own in names}), ordered), ordered
 
 
-def _start(place: Place) -> int:
-    part = place[1]
+def _start(layer_part: LayerPart) -> int:
+    part = layer_part[1]
     return 0 if part is None else part.start
 
 
@@ -70,12 +70,12 @@ def name_of(layer: Layer, part: Part | None) -> str:
     return layer.name if part is None else part.name
 
 
-def _place(places: dict[str, list[Place]], name: str) -> Place | None:
+def _match(by_name: dict[str, list[LayerPart]], name: str) -> LayerPart | None:
     for wanted in (name, in_checkpoints(name)):
-        exact = places.get(wanted, [])
+        exact = by_name.get(wanted, [])
         if len(exact) == 1:
             return exact[0]
-        ends = [place for other in places if _ends_alike(other, wanted) for place in places[other]]
+        ends = [one for other in by_name if _ends_alike(other, wanted) for one in by_name[other]]
         different = {(id(layer.node), part) for layer, part in ends}
         if len(different) == 1:
             return ends[0]
@@ -102,15 +102,15 @@ def _shown(sizes: Sequence[int]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def chosen_layers(layers: Sequence[Layer], places: Sequence[Place], label: str) -> list[Layer]:
-    """Return the layers of the given places in the model's order, packed ones with the given parts only.
+def chosen_layers(layers: Sequence[Layer], layer_parts: Sequence[LayerPart], label: str) -> list[Layer]:
+    """Return the layers of ``layer_parts`` in the model's order, packed ones with these parts only.
 
     Raises:
         ModelError: A packed layer has an adapter beside the adapter of one of its parts.
     """
     found = []
     for layer in layers:
-        parts = [part for other, part in places if other is layer]
+        parts = [part for other, part in layer_parts if other is layer]
         if not parts:
             continue
         if None in parts and len(parts) > 1:
@@ -119,10 +119,10 @@ def chosen_layers(layers: Sequence[Layer], places: Sequence[Place], label: str) 
     return found
 
 
-def _with_magnitudes(adapter: Adapter, places: Sequence[Place]) -> Adapter:
+def _with_magnitudes(adapter: Adapter, layer_parts: Sequence[LayerPart]) -> Adapter:
     """Convert gains to magnitudes: m = gain ‖W + scale A B‖."""
     entries = dict(adapter.entries)
-    for (name, entry), (layer, part) in zip(adapter.entries.items(), places, strict=True):
+    for (name, entry), (layer, part) in zip(adapter.entries.items(), layer_parts, strict=True):
         if entry.gain is not None and entry.magnitude is None:
             refuse_magnitudes([layer])
             magnitude = (entry.gain * norms(layer, entry, part)).astype(entry.gain.dtype)
@@ -130,10 +130,10 @@ def _with_magnitudes(adapter: Adapter, places: Sequence[Place]) -> Adapter:
     return replace(adapter, entries=entries)
 
 
-def gains(places: Sequence[Place], adapter: Adapter) -> dict[str, Array]:
+def gains(layer_parts: Sequence[LayerPart], adapter: Adapter) -> dict[str, Array]:
     """Return DoRA's gain of each column of the adapted weight, by layer: m / ‖W + scale A B‖."""
     found = {}
-    for (name, entry), (layer, part) in zip(adapter.entries.items(), places, strict=True):
+    for (name, entry), (layer, part) in zip(adapter.entries.items(), layer_parts, strict=True):
         if entry.magnitude is not None:
             found[name] = (entry.magnitude / norms(layer, entry, part)).astype(entry.magnitude.dtype)
     return found

@@ -192,14 +192,14 @@ def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: 
     found: dict[str, Array] = {}
     renamed: dict[str, str] = {}
     for name, array in adapter.tensors.items():
-        places = [place for place in known.get(name, ()) if not place.is_numbered]
-        if not places or {place.kind for place in places} != {place.kind for place in known[name]}:
+        tensors = [tensor for tensor in known.get(name, ()) if not tensor.is_numbered]
+        if not tensors or {tensor.kind for tensor in tensors} != {tensor.kind for tensor in known[name]}:
             raise _not_held(label, name, "the model does not say which module PEFT would look for")
         given = adapter.aliases.get(name, ())
-        for index, place in enumerate(places):
-            tensor = given[index] if len(given) == len(places) else place.names[0]
-            renamed[place.module] = tensor.rpartition(".")[0]
-            found[tensor] = place.in_checkpoint(array)
+        for index, tensor in enumerate(tensors):
+            saved_name = given[index] if len(given) == len(tensors) else tensor.names[0]
+            renamed[tensor.module] = saved_name.rpartition(".")[0]
+            found[saved_name] = tensor.in_checkpoint(array)
     wrapped = {entry.alias or name for name, entry in adapter.entries.items()}
     checkpoint = adapter.checkpoint.for_layers(wrapped)
     saved = {checkpoint.saved_module(module): module for module in renamed.values() if module not in wrapped}
@@ -214,14 +214,14 @@ def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: 
     prefix = _prefix(adapter)
     own: dict[str, Array] = {}
     left_out: dict[str, Array] = {}
-    for name, places in known.items():
+    for name, tensors in known.items():
         value = graph.initializers[name]
-        for place in (place for place in places if not place.is_numbered):
-            module = renamed.get(place.module, place.module.removeprefix(prefix))
+        for tensor in (tensor for tensor in tensors if not tensor.is_numbered):
+            module = renamed.get(tensor.module, tensor.module.removeprefix(prefix))
             if is_saved(module):
-                own[f"{module}.{place.word}"] = place.in_checkpoint()
-                left_out |= _siblings(place, module, layers)
-        paths = () if places else (name, *module_paths(value))
+                own[f"{module}.{tensor.word}"] = tensor.in_checkpoint()
+                left_out |= _siblings(tensor, module, layers)
+        paths = () if tensors else (name, *module_paths(value))
         missing = [path for path in paths if is_saved(path.removeprefix(prefix).rpartition(".")[0])]
         if missing and adapter.tensors:
             raise _not_held(label, min(adapter.tensors), f"PEFT would save its module whole, with {missing[0]!r}")
@@ -235,20 +235,20 @@ def _not_held(label: str, name: str, reason: str) -> ModelError:
     )
 
 
-def _siblings(place: ModuleTensor, module: str, layers: Sequence[Layer]) -> dict[str, Array]:
+def _siblings(tensor: ModuleTensor, module: str, layers: Sequence[Layer]) -> dict[str, Array]:
     """Return the other tensors of a layer or normalization that exporters leave out or merge with others."""
     found: dict[str, Array] = {}
-    if place.kind == "Gather":
+    if tensor.kind == "Gather":
         return found
-    if place.kind and place.word == "weight":
-        layer = next(one for one in layers if one.weight is place.initializer and one.kind == place.kind)
+    if tensor.kind and tensor.word == "weight":
+        layer = next(one for one in layers if one.weight is tensor.initializer and one.kind == tensor.kind)
         bias, size, end = _bias(layer), layer.outputs, layer.y
         scale = 1.0 if _is_added_once(layer) else layer.node.attributes["beta"].as_float()
-    elif place.kind:
+    elif tensor.kind:
         return found
     else:
-        node, _ = read_through_identity(place.initializer)[0]
-        bias, size, end, scale = None, int(np.prod(place.shape)), node.outputs[0], 1.0
+        node, _ = read_through_identity(tensor.initializer)[0]
+        bias, size, end, scale = None, int(np.prod(tensor.shape)), node.outputs[0], 1.0
         if node.op_type.endswith("Normalization"):
             for slot, word in _NORMALIZATION.items():
                 other = node.inputs[slot] if slot < len(node.inputs) else None
@@ -256,7 +256,7 @@ def _siblings(place: ModuleTensor, module: str, layers: Sequence[Layer]) -> dict
                     found[f"{module}.{word}"] = evaluate(other)
             if node.op_type == "BatchNormalization":
                 found[f"{module}.{COUNTER}"] = np.array(0)
-        elif place.word != "weight":
+        elif tensor.word != "weight":
             return found
     bias = _added_behind(end, size) if bias is None else bias
     array = np.zeros(size, np.float32) if bias is None or source(bias) is None else evaluate(bias).reshape(-1) * scale
@@ -315,17 +315,17 @@ def fit_tensors(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], labe
 
 def _checked(name: str, array: Array, graph: ir.Graph, label: str) -> Array:
     """Return a value in the type of its initializer."""
-    way_out = "give the model that it was trained on"
+    advice = "give the model that it was trained on"
     value = graph.initializers.get(name)
     tied = None if value is not None else next((v for node in graph for v in node.outputs if v.name == name), None)
     value = value if value is not None else tied  # a working copy computes tied initializers
     if value is None:
-        raise ModelError(f"{label!r} has {name!r}, which is no initializer of the model; {way_out}.")
+        raise ModelError(f"{label!r} has {name!r}, which is no initializer of the model; {advice}.")
     shape = tuple(dimensions(value) or ())
     if array.shape != shape:
-        raise ModelError(f"{label!r} has {name!r} of the shape {array.shape}, but the model's is {shape}; {way_out}.")
+        raise ModelError(f"{label!r} has {name!r} of the shape {array.shape}, but the model's is {shape}; {advice}.")
     if value.dtype is None or not is_float(value):
-        raise ModelError(f"{label!r} has values for {name!r}, which are not of floating point in the model; {way_out}.")
+        raise ModelError(f"{label!r} has values for {name!r}, which are not of floating point in the model; {advice}.")
     return array.astype(value.dtype.numpy(), copy=False)
 
 
@@ -334,22 +334,22 @@ def _of_modules(
 ) -> dict[str, tuple[Array, tuple[str, ...]]]:
     """Return the initializers that tensors of modules belong to: value, and the names of its tensors."""
     known = [
-        place for value in graph.initializers.values() if is_float(value) for place in module_tensors(value, layers)
+        tensor for value in graph.initializers.values() if is_float(value) for tensor in module_tensors(value, layers)
     ]
     found: dict[str, tuple[Array, tuple[str, ...]]] = {}
     for name, array in tensors.items():
         wanted = name.replace(f"{WRAPPED}.", ".")
-        places = _matching(known, wanted)
-        if not places and wanted.endswith(".bias") and not array.any():
+        candidates = _matching(known, wanted)
+        if not candidates and wanted.endswith(".bias") and not array.any():
             continue  # exporters leave it out
-        if len(places) != 1:
+        if len(candidates) != 1:
             raise ModelError(
                 f"{label!r} has {wanted!r}, which was trained beside the adapters, but the model has "
-                f"{'no' if not places else 'more than one'} initializer for it; export the model with it (exporters "
-                "leave out biases of zeros)."
+                f"{'no' if not candidates else 'more than one'} initializer for it; export the model with it "
+                "(exporters leave out biases of zeros)."
             )
-        (place,) = places
-        own, value = str(place.initializer.name), place.in_model(array, label)
+        (candidate,) = candidates
+        own, value = str(candidate.initializer.name), candidate.in_model(array, label)
         before = found.get(own)
         if before is not None and not np.array_equal(before[0], value):
             raise ModelError(
@@ -367,9 +367,9 @@ def _is_value(initializer: ir.Value, array: Array) -> bool:
 
 
 def _matching(known: Collection[ModuleTensor], name: str) -> list[ModuleTensor]:
-    first = [place for place in known if name == place.names[0]]
-    exact = first or [place for place in known if name in place.names]
+    first = [tensor for tensor in known if name == tensor.names[0]]
+    exact = first or [tensor for tensor in known if name in tensor.names]
     if exact:
         return exact
     ends = f".{name}"
-    return [place for place in known if any(own.endswith(ends) or name.endswith(f".{own}") for own in place.names)]
+    return [tensor for tensor in known if any(own.endswith(ends) or name.endswith(f".{own}") for own in tensor.names)]

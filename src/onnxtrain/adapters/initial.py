@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Array, Entry
-from onnxtrain.adapters.fitting import Place, name_of
+from onnxtrain.adapters.fitting import LayerPart, name_of
 from onnxtrain.adapters.layers import Layer, Part, find_layers
 from onnxtrain.adapters.merging import is_quantized
 from onnxtrain.adapters.values import columns_of, matrix
@@ -58,12 +58,12 @@ class Residuals:
 
     def __init__(self, original: str | os.PathLike[str]) -> None:
         self._label = str(original)
-        self._places: dict[str, Place] = {}
+        self._layer_parts: dict[str, LayerPart] = {}
         for layer in find_layers(infer_shapes(ModelFile.load(original).training_model())):
             for name in layer.names:
-                self._places.setdefault(name, (layer, None))
+                self._layer_parts.setdefault(name, (layer, None))
             for part in layer.parts:
-                self._places.setdefault(part.name, (layer, part))
+                self._layer_parts.setdefault(part.name, (layer, part))
 
     def entry(self, layer: Layer, part: Part | None, rank: int, scale: float) -> Entry | None:
         """Return the best adapter of this rank for a layer's residual; ``None`` for a layer that is not quantized.
@@ -75,13 +75,13 @@ class Residuals:
             return None
         weight = columns_of(layer, part, matrix(layer))
         names = layer.names if part is None else (part.name,)
-        place = next((self._places[name] for name in names if name in self._places), None)
-        if place is None:
+        original = next((self._layer_parts[name] for name in names if name in self._layer_parts), None)
+        if original is None:
             raise OptionError(
                 f"{self._label!r} has no layer {name_of(layer, part)!r}, so that the error of its quantization is not "
                 "known; give the float model that the quantized one was made from, or take another init."
             )
-        before = columns_of(*place, matrix(place[0]))
+        before = columns_of(*original, matrix(original[0]))
         if before.shape != weight.shape:
             raise OptionError(
                 f"{self._label!r} has the weight of {name_of(layer, part)!r} in the shape {before.shape}, the "

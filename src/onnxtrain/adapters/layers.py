@@ -406,7 +406,7 @@ def _parts(name: str, y: ir.Value, outputs: int) -> tuple[Part, ...]:
     sizes = None if named is None else _packed_sizes(y, outputs, len(named))
     if named is None or sizes is None:
         return ()
-    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return tuple(
         Part(f"{path}{dot}{other}", start, size) for other, start, size in zip(named, starts, sizes, strict=True)
     )
@@ -414,9 +414,9 @@ def _parts(name: str, y: ir.Value, outputs: int) -> tuple[Part, ...]:
 
 def _packed_sizes(y: ir.Value, outputs: int, count: int) -> list[int] | None:
     """Return the columns of each part, from the GroupQueryAttention or Split that reads the output."""
-    for reader, place in y.uses():
+    for reader, index in y.uses():
         heads = reader.attributes.get("num_heads")
-        if reader.op_type == "GroupQueryAttention" and place == 0 and heads is not None:
+        if reader.op_type == "GroupQueryAttention" and index == 0 and heads is not None:
             queries, keys = heads.as_int(), _integer(reader, "kv_num_heads", heads.as_int())
             head = outputs // (queries + 2 * keys)
             return [queries * head, keys * head, keys * head]

@@ -16,7 +16,7 @@ from onnxtrain.adapters.adapter import Adapter, Array, Entry, concatenated
 from onnxtrain.adapters.attached import Attached, Slot
 from onnxtrain.adapters.emit import Dropout, Emitter, Pair, column_norms
 from onnxtrain.adapters.files import read_adapter, unfolded
-from onnxtrain.adapters.fitting import Place, chosen_layers, fit, name_of
+from onnxtrain.adapters.fitting import LayerPart, chosen_layers, fit, name_of
 from onnxtrain.adapters.initial import INITS, Init, Residuals, principal_entry, random_entry
 from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
 from onnxtrain.adapters.manifest import check_base
@@ -160,7 +160,7 @@ class Lora(Adaptation):
         emitter = Emitter(graph, graph.opset_imports[""])
         random = np.random.default_rng([seed % (1 << 63), _APART])
         slots: list[Slot] = []
-        for place, layer in enumerate(chosen):
+        for index, layer in enumerate(chosen):
             op = emitter.builder(layer)
             pairs = []
             for part in layer.parts or (None,):
@@ -168,7 +168,7 @@ class Lora(Adaptation):
                 slot, pair = _slot(op, layer, part, entry, start)
                 slots.append(slot)
                 pairs.append(pair)
-            dropout = Dropout(self.dropout, seed_of_node(seed, _APART + place)) if training and self.drops else None
+            dropout = Dropout(self.dropout, seed_of_node(seed, _APART + index)) if training and self.drops else None
             emitter.add(op, layer, pairs, dropout=dropout)
         if given is None:
             return Attached(tuple(slots), self._settings(), lr_ratio=self.lr_ratio)
@@ -225,13 +225,15 @@ class Lora(Adaptation):
             )
         return Residuals(original)
 
-    def _given(self, graph: ir.Graph, layers: Sequence[Layer], file: ModelFile) -> tuple[Adapter, list[Place]] | None:
+    def _given(
+        self, graph: ir.Graph, layers: Sequence[Layer], file: ModelFile
+    ) -> tuple[Adapter, list[LayerPart]] | None:
         """Read the adapter to start from, and match it to the layers."""
         if self.adapter is None:
             return None
-        adapter, places = fit(read_adapter(self.adapter), graph, layers, str(self.adapter))
-        check_base(adapter.base, file, [layer for layer, _ in places], str(self.adapter))
-        return unfolded(adapter, self.scale), places
+        adapter, layer_parts = fit(read_adapter(self.adapter), graph, layers, str(self.adapter))
+        check_base(adapter.base, file, [layer for layer, _ in layer_parts], str(self.adapter))
+        return unfolded(adapter, self.scale), layer_parts
 
     def _first(
         self,

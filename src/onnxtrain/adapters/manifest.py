@@ -17,11 +17,11 @@ def describe_base(file: ModelFile, layers: Iterable[Layer]) -> dict[str, Any]:
     return {"graph": describe_graph(file), "weights": _weights(file, layers)}
 
 
-def check_base(said: Mapping[str, Any] | None, file: ModelFile, layers: Iterable[Layer], adapter: str) -> None:
+def check_base(base: Mapping[str, Any] | None, file: ModelFile, layers: Iterable[Layer], adapter: str) -> None:
     """Check that an adapter belongs to a model; an adapter without a manifest passes.
 
     Args:
-        said: The manifest's description of the base model; ``None`` without a manifest.
+        base: The manifest's description of the base model; ``None`` without a manifest.
         file: The model.
         layers: The adapted layers.
         adapter: Name of the adapter in errors.
@@ -29,15 +29,15 @@ def check_base(said: Mapping[str, Any] | None, file: ModelFile, layers: Iterable
     Raises:
         ModelError: It was made for another model.
     """
-    if said is None:
+    if base is None:
         return
-    way_out = "give the model that it was trained on"
-    if said.get("graph") != describe_graph(file):
-        raise ModelError(f"{adapter!r} was made for another model: this one has another graph; {way_out}.")
-    known = said.get("weights")
+    advice = "give the model that it was trained on"
+    if base.get("graph") != describe_graph(file):
+        raise ModelError(f"{adapter!r} was made for another model: this one has another graph; {advice}.")
+    known = base.get("weights")
     for name, digest in _weights(file, layers).items():
         if not isinstance(known, Mapping) or known.get(name) != digest:
-            raise ModelError(f"{adapter!r} was made for another model: the weight {name!r} differs; {way_out}.")
+            raise ModelError(f"{adapter!r} was made for another model: the weight {name!r} differs; {advice}.")
 
 
 def _weights(file: ModelFile, layers: Iterable[Layer]) -> dict[str, str]:

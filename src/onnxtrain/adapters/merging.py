@@ -113,8 +113,8 @@ class _Merged:
         overflowing = [one for one, array in made.items() if _overflows(array, before)]
         if overflowing or (is_quantized(layer) and _overflows(after, before)):
             raise ModelError(
-                f"The weight {name!r} of {layer.name!r} gets values that are not finite in {made[name].dtype} with its "
-                "adapter; train the adapter again, with a smaller scale."
+                f"The weight {name!r} of {layer.name!r} has values that are not finite in {made[name].dtype} when its "
+                "adapter is merged; train the adapter again, with a smaller scale."
             )
         if self._costs is not None and is_quantized(layer) and name not in self._costs:
             added = float(np.linalg.norm(after - before))
@@ -169,8 +169,8 @@ def check_mergeable(layer: Layer, *, requantize: bool) -> None:
         )
     if layer.readers > 1:
         raise OptionError(
-            f"The weight {name!r} of {layer.name!r} is read in {layer.readers} places, so that an adapter of one "
-            "cannot be merged into it; save the adapter (.onnx_adapter) and run the model with slots."
+            f"The weight {name!r} of {layer.name!r} is read {layer.readers} times in the model, so an adapter of one "
+            "reader cannot be merged into it; save the adapter (.onnx_adapter) and run the model with slots."
         )
 
 

@@ -100,23 +100,28 @@ def read_folder(folder: Path) -> Adapter:
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    """Return the adapter's settings.
+
+    Raises:
+        ModelError: The file is missing or damaged, the adapter is not LoRA, or PEFT changed its base model's weights.
+    """
     path = folder / CONFIG
     try:
         config = read_json(path)
     except FileNotFoundError:
-        raise ModelError(f"{str(folder)!r} has no {CONFIG}, so it is no adapter that PEFT has written.") from None
+        raise ModelError(f"{str(folder)!r} has no {CONFIG}, so it is not an adapter that PEFT saved.") from None
     except (ValueError, OSError) as error:
         raise ModelError(f"{str(path)!r} cannot be read: {_reason(error)}.") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else None
-        raise ModelError(f"{str(path)!r} describes an adapter of the kind {kind!r}; LORA is what can be taken over.")
+        raise ModelError(f"{str(path)!r} has 'peft_type' = {kind!r}; it needs 'LORA'.")
     if config.get("r") is None or config.get("lora_alpha") is None:
-        raise ModelError(f"{str(path)!r} lacks a number of 'r' or 'lora_alpha'.")
+        raise ModelError(f"{str(path)!r} needs numbers for 'r' and 'lora_alpha'.")
     init = config.get("init_lora_weights")
     if isinstance(init, str) and init.lower().startswith(_MUTATING):
         raise ModelError(
-            f"{str(path)!r} has 'init_lora_weights' = {init!r}: the adapter belongs to a base whose weights PEFT has "
-            "changed; save it with path_initial_model_for_weight_conversion=, so that it belongs to the original ones."
+            f"{str(path)!r} has 'init_lora_weights' = {init!r}, for which PEFT changed the weights of the base model; "
+            "save the adapter with path_initial_model_for_weight_conversion=, which makes it fit the original weights."
         )
     return config
 
@@ -132,13 +137,16 @@ def _tensors(folder: Path) -> Mapping[str, Array]:
 
 
 def _base(folder: Path) -> Mapping[str, Any] | None:
+    """Return the manifest's description of the base model; ``None`` without a manifest."""
     path = folder / MANIFEST
     try:
         found = read_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ModelError(f"{str(path)!r} cannot be read: {_reason(error)}; remove it to go without.") from error
+        raise ModelError(
+            f"{str(path)!r} cannot be read: {_reason(error)}; remove it to read the adapter without its manifest."
+        ) from error
     base = found.get("base") if isinstance(found, dict) else found
     return None if base is None else mapping_in(base, "base", str(path))
 

@@ -82,6 +82,7 @@ class Grid:
         return best
 
     def _candidates(self, weights: Array) -> Iterator[Grid]:
+        """Yield grids that cover 0.7 to 1.1 of the range of each group of weights [..., size]."""
         least = np.minimum(weights.min(axis=-1, keepdims=True), 0)
         most = np.maximum(weights.max(axis=-1, keepdims=True), 0)
         if not self.symmetric:
@@ -92,7 +93,7 @@ class Grid:
             return
         below, above = (np.maximum(side, 1) for side in (self.zeros - self.low, self.high - self.zeros))
         for factor in _FACTORS:
-            for small, large in ((least, most), (-most, -least))[: 1 + self.signed]:  # reversed by a negative scale
+            for small, large in ((least, most), (-most, -least))[: 1 + self.signed]:  # a negative scale swaps the ends
                 scales = np.maximum(np.maximum(-small / below, large / above) * factor, _SMALLEST)
                 scales = scales if small is least else -scales
                 yield replace(self, scales=scales.astype(np.float32))
@@ -118,10 +119,14 @@ class Requantized:
 
 
 def requantized(node: ir.Node, weight: Array) -> Requantized:
-    """Quantize a weight for a MatMulNBits node, [inputs, outputs], or for a DequantizeLinear node, as its output.
+    """Quantize a weight for the MatMulNBits or DequantizeLinear node that reads it in quantized form.
 
-    Scales and zero points of initializers that nothing else reads are chosen anew. Zero points that are all in the
-    middle of the range stay there.
+    Scales and zero points are recomputed if they are initializers that nothing else reads. Zero points are kept if all
+    are in the middle of the range.
+
+    Args:
+        node: The node.
+        weight: The new weight: [inputs, outputs] for MatMulNBits, of the shape of the output for DequantizeLinear.
     """
     if node.op_type == "MatMulNBits":
         return _for_bits(node, weight)
@@ -129,17 +134,17 @@ def requantized(node: ir.Node, weight: Array) -> Requantized:
 
 
 def parameter_names(node: ir.Node) -> list[str]:
-    """Return the names of the scales and zero points that :func:`requantized` chooses anew for a node."""
-    places = (2, 3) if node.op_type == "MatMulNBits" else (1, 2)
-    if not _is_own(node, places[0]):
+    """Return the names of a node's scales and zero points that :func:`requantized` recomputes."""
+    indices = (2, 3) if node.op_type == "MatMulNBits" else (1, 2)
+    if not _is_own(node, indices[0]):
         return []
-    return [_name(node, places[0]), *([] if _is_fixed(node, places[1]) else [_name(node, places[1])])]
+    return [_name(node, indices[0]), *([] if _is_fixed(node, indices[1]) else [_name(node, indices[1])])]
 
 
-def _is_fixed(node: ir.Node, place: int) -> bool:
+def _is_fixed(node: ir.Node, index: int) -> bool:
     """Return whether zero points stay: others read them, they are not packed, or all are in the middle."""
-    value = node.inputs[place] if place < len(node.inputs) else None
-    if value is None or not _is_own(node, place):
+    value = node.inputs[index] if index < len(node.inputs) else None
+    if value is None or not _is_own(node, index):
         return True
     assert value.const_value is not None
     zeros = evaluate(value)
@@ -192,11 +197,11 @@ def _for_dequantization(node: ir.Node, weight: Array) -> Requantized:
 
     def ungrouped(groups: Array) -> Array:
         if block:
-            shape = (*(size for place, size in enumerate(weight.shape) if place != axis), -1)
+            shape = (*(size for other, size in enumerate(weight.shape) if other != axis), -1)
             return np.moveaxis(groups.reshape(shape)[..., : weight.shape[axis]], -1, axis)
         if scale.size == 1:
             return groups.reshape(weight.shape)
-        rest = [size for place, size in enumerate(weight.shape) if place != axis]
+        rest = [size for other, size in enumerate(weight.shape) if other != axis]
         return np.moveaxis(groups.reshape(weight.shape[axis], *rest), 0, axis)
 
     pair = (grouped(scale)[..., :1], grouped(np.zeros((), np.float32) if zero is None else zero)[..., :1])
@@ -207,45 +212,45 @@ def _for_dequantization(node: ir.Node, weight: Array) -> Requantized:
     numbers = grid.rounded(groups)
     error = float(np.linalg.norm(weight - ungrouped(grid.values(numbers))))
     parameters = {}
-    for place, values in ((1, grid.scales), (2, grid.zeros)):
-        if fits and (place == 1 or not grid.symmetric):
+    for index, values in ((1, grid.scales), (2, grid.zeros)):
+        if fits and (index == 1 or not grid.symmetric):
             ordered = np.moveaxis(values[..., 0], -1, axis) if block else values
-            old = node.inputs[place]
+            old = node.inputs[index]
             assert old is not None
             assert old.const_value is not None
-            parameters[_name(node, place)] = ordered.reshape(_shape(node, place)).astype(old.const_value.numpy().dtype)
+            parameters[_name(node, index)] = ordered.reshape(_shape(node, index)).astype(old.const_value.numpy().dtype)
     return Requantized(ungrouped(numbers), parameters, error)
 
 
 def _grid(
-    node: ir.Node, places: tuple[int, int], pair: tuple[Array, Array], limits: tuple[int, int], *, signed: bool
+    node: ir.Node, indices: tuple[int, int], pair: tuple[Array, Array], limits: tuple[int, int], *, signed: bool
 ) -> Grid:
     """Return the present grid of a node's weight, from its scales and zero points."""
     scales, zeros = pair
     low, high = limits
-    symmetric = _is_fixed(node, places[1])
-    scale = node.inputs[places[0]]
+    symmetric = _is_fixed(node, indices[1])
+    scale = node.inputs[indices[0]]
     assert scale is not None
     assert scale.dtype is not None
     return Grid(scales, zeros, low, high, symmetric, signed, np.dtype(scale.dtype.numpy()))
 
 
-def _is_own(node: ir.Node, place: int) -> bool:
+def _is_own(node: ir.Node, index: int) -> bool:
     """Return whether an input of a node is an initializer that nothing else reads."""
-    value = node.inputs[place] if place < len(node.inputs) else None
+    value = node.inputs[index] if index < len(node.inputs) else None
     if value is None or not value.is_initializer() or value.is_graph_output() or value.is_graph_input():
         return False
     return len(value.uses()) == 1
 
 
-def _name(node: ir.Node, place: int) -> str:
-    value = node.inputs[place]
+def _name(node: ir.Node, index: int) -> str:
+    value = node.inputs[index]
     assert value is not None
     return str(value.name)
 
 
-def _shape(node: ir.Node, place: int) -> tuple[int, ...]:
-    value = node.inputs[place]
+def _shape(node: ir.Node, index: int) -> tuple[int, ...]:
+    value = node.inputs[index]
     assert value is not None
     assert value.const_value is not None
     return tuple(value.const_value.shape.numpy())

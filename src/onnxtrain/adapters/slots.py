@@ -77,9 +77,9 @@ def add_slots(
     if adapter is None:
         chosen = choose_layers(layers, targets, main_output(graph))
     else:
-        given, places = fit(_replaceable(read_adapter(adapter), graph, str(adapter)), graph, layers, str(adapter))
-        check_base(given.base, file, [layer for layer, _ in places], str(adapter))
-        chosen, dora = chosen_layers(layers, places, str(adapter)), given.dora
+        given, layer_parts = fit(_checked(read_adapter(adapter), graph, str(adapter)), graph, layers, str(adapter))
+        check_base(given.base, file, [layer for layer, _ in layer_parts], str(adapter))
+        chosen, dora = chosen_layers(layers, layer_parts, str(adapter)), given.dora
         for name in given.tensors:
             if graph.initializers[name] not in graph.inputs:
                 graph.inputs.append(graph.initializers[name])
@@ -87,12 +87,12 @@ def add_slots(
         refuse_magnitudes(chosen)
     emitter = Emitter(graph, graph.opset_imports[""])
     names = []
-    for place, layer in enumerate(chosen):
+    for layer_index, layer in enumerate(chosen):
         op = emitter.builder(layer)
         pairs = []
-        for index, part in enumerate(layer.parts or (None,)):
+        for part_index, part in enumerate(layer.parts or (None,)):
             name = name_of(layer, part)
-            pairs.append(_slot(op, layer, part, name, f"{RANK}_{place}_{index}", dora=dora))
+            pairs.append(_slot(op, layer, part, name, f"{RANK}_{layer_index}_{part_index}", dora=dora))
             names.append(name)
         emitter.add(op, layer, pairs)
     for value in _computed(graph):
@@ -103,17 +103,17 @@ def add_slots(
     return names
 
 
-def _replaceable(adapter: Adapter, graph: ir.Graph, label: str) -> Adapter:
-    """Return an adapter if all tensors that were trained in full beside it can become inputs.
+def _checked(adapter: Adapter, graph: ir.Graph, label: str) -> Adapter:
+    """Check that the tensors trained in full beside an adapter can become inputs of a model; return the adapter.
 
     Raises:
-        OptionError: The model has one elsewhere than among its initializers.
+        OptionError: One is not an initializer of the main graph.
     """
     for name in adapter.tensors:
         if name not in graph.initializers:
             raise OptionError(
-                f"{label!r} has values for {name!r}, which is no initializer of the model's main graph, so that it "
-                "cannot become an input; merge the adapter."
+                f"{label!r} has values for {name!r}, which is not an initializer of the model's main graph and "
+                "cannot become an input; merge the adapter into the model instead (merge_adapter)."
             )
     return adapter
 

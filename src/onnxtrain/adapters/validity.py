@@ -85,7 +85,7 @@ def checked(adapter: Adapter, label: str) -> Adapter:
         _check_shapes(name, entry, label)
         number_in(entry.scale, f"the scale of {name}", label)
         if entry.scale == 0:
-            raise ModelError(f"{label!r} has the scale 0 for {name!r}, so that it adds nothing; train it again.")
+            raise ModelError(f"{label!r} has the scale 0 for {name!r}, so its adapter has no effect; train it again.")
         parts = {"A": entry.a, "B": entry.b, "magnitude": entry.magnitude, "gain": entry.gain}
         for part, array in parts.items():
             if array is not None:

@@ -75,9 +75,12 @@ def dequantized(node: ir.Node, array: Array) -> Array:
     return (array.astype(np.float32) - (0 if zero is None else zero)) * scale
 
 
-def spread(node: ir.Node, place: int, array: Array) -> Array | None:
-    """Return scales or zero points in a shape that broadcasts to the array: per tensor, per axis or per block."""
-    value = node.inputs[place] if place < len(node.inputs) else None
+def spread(node: ir.Node, input_index: int, array: Array) -> Array | None:
+    """Return the scales or zero points of a DequantizeLinear node in a shape that broadcasts to the array.
+
+    They are per tensor, per index of an axis, or per block of an axis; ``None`` if the node lacks the input.
+    """
+    value = node.inputs[input_index] if input_index < len(node.inputs) else None
     if value is None:
         return None
     given = evaluate(value).astype(np.float32)

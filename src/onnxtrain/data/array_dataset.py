@@ -188,7 +188,7 @@ class ArrayDataset(Dataset):
         check: TargetCheck | None = None,
         checks: Mapping[str, TargetCheck] | None = None,
     ) -> None:
-        """Check all values, some megabytes at a time; see `Dataset.validate`. Equal checks are made once."""
+        """Check all values, some megabytes at a time; see `Dataset.validate`. Repeating the last call does nothing."""
         check = chosen_check(classes, ignore_index, check)
         by_name = dict(checks or {})
         done = (None if self._targets is None else self._targets.spec, check, by_name)

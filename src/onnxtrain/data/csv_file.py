@@ -152,6 +152,7 @@ class CsvFile(Reader):
     def _read_open(
         self, file: IO[str], specs: Sequence[TensorSpec], target: str | None, need_target: bool
     ) -> tuple[dict[str, object], object | None]:
+        """Return the inputs by name, and the targets if they are needed, of an open file."""
         delimiter, rows, columns = self._start(file)
         chosen = choose_columns(columns, specs, self.name, target=target, need_target=need_target)
         features, target = chosen

@@ -57,7 +57,7 @@ def read_images(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     skip_broken: bool = False,
-    way_out: str,
+    advice: str,
 ) -> tuple[Array | Rescaled, list[int]]:
     """Read images into an array for an input of a model.
 
@@ -68,7 +68,7 @@ def read_images(
         mean: Number, or one per channel, that is subtracted.
         std: Divisor, or one per channel.
         skip_broken: Skip images that cannot be read and log their number, instead of raising an error.
-        way_out: Advice in the error about images that cannot be read.
+        advice: Advice in the error about images that cannot be read.
 
     Returns:
         The images [N, ...], and the indices of those that could be read.
@@ -81,7 +81,7 @@ def read_images(
     layout = Layout.of(spec, subject)
     shift, scale = (_channels(name, value, layout.channels, spec) for name, value in (("mean", mean), ("std", std)))
     try:
-        pixels, kept = _read_pixels(found, layout, skip_broken, way_out)
+        pixels, kept = _read_pixels(found, layout, skip_broken, advice)
     except OSError as error:  # also of the temporary file
         raise DataError(f"{subject} cannot be read: {error.strerror or error}.") from error
     if kind_of(spec.dtype) != "float":
@@ -106,9 +106,9 @@ def _channels(name: str, given: float | Sequence[float] | None, channels: int, s
 
 
 def _read_pixels(
-    found: Iterable[ImageSource], layout: Layout, skip_broken: bool, way_out: str
+    found: Iterable[ImageSource], layout: Layout, skip_broken: bool, advice: str
 ) -> tuple[Array, list[int]]:
-    """Return images as bytes in the model's layout, and their indices."""
+    """Return the readable images as uint8 values in the model's layout, and their indices among all images."""
     array, first = None, None
     kept: list[int] = []
     broken: list[str] = []
@@ -131,7 +131,7 @@ def _read_pixels(
         array.append(layout.arranged(pixels)[None])
         kept.append(index)
     if broken:
-        _report(broken, index + 1, skip_broken, way_out)
+        _report(broken, index + 1, skip_broken, advice)
     assert array is not None
     return array.finish(), kept
 
@@ -159,12 +159,12 @@ def _attempt(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Ar
         return error
 
 
-def _report(broken: list[str], of: int, skip_broken: bool, way_out: str) -> None:
+def _report(broken: list[str], of: int, skip_broken: bool, advice: str) -> None:
     names = ", ".join(f"'{name}'" for name in broken[:8]) + (", ..." if len(broken) > 8 else "")
     if skip_broken and len(broken) == of:
         raise DataError(f"none of {of} images can be read: {names}; give files that are images.")
     if not skip_broken:
-        raise DataError(f"{len(broken)} of {of} images cannot be read: {names}; {way_out}.")
+        raise DataError(f"{len(broken)} of {of} images cannot be read: {names}; {advice}.")
     _logger.warning("%d of %d images cannot be read and are skipped: %s.", len(broken), of, names)
 
 
@@ -326,7 +326,7 @@ class ImageFolder(Reader):
             mean=self.mean,
             std=self.std,
             skip_broken=self.skip_broken,
-            way_out="correct or remove them, or skip them: onnxtrain.data.ImageFolder(path, skip_broken=True)",
+            advice="correct or remove them, or skip them: onnxtrain.data.ImageFolder(path, skip_broken=True)",
         )
         folder = Path(self.path)
         classes = [files[index].relative_to(folder).parts[0] for index in kept] if need_target else None

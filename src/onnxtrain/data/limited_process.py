@@ -53,8 +53,8 @@ class LimitedProcess:
         """Send a request; return the answer and the bytes that follow it.
 
         Args:
-            request: JSON.
-            size: Characters to process, which extend the time limit.
+            request: A value that JSON can represent.
+            size: Number of characters to process; more characters get more time.
 
         Raises:
             DataError: The script fails, or the process exceeds a limit.

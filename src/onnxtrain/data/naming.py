@@ -158,7 +158,7 @@ def joined(
     """Combine inputs of any form and several targets by name into one mapping.
 
     Raises:
-        DataError: The inputs have another form.
+        DataError: An input is missing, or the inputs are neither a mapping, a tuple nor an array.
     """
     own = [spec for spec in specs if spec.name not in targets]
     return {**match_batch(inputs, own, f"the inputs of {subject}", need_target=False)[0], **targets}

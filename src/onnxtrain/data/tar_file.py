@@ -97,7 +97,7 @@ class TarFile(Reader):
                 mean=self.mean,
                 std=self.std,
                 skip_broken=self.skip_broken,
-                way_out="write them again, or skip them: onnxtrain.data.TarFile(path, skip_broken=True)",
+                advice="write them again, or skip them: onnxtrain.data.TarFile(path, skip_broken=True)",
             )
             return {spec.name: values}, _joined([targets[index] for index in kept], self.name) if need_target else None
         for example in _chain(first, members):

@@ -72,14 +72,14 @@ class DistributionCheck(NamedTuple):
         if not wrong.any():
             return
         others = [axis for axis in range(1, targets.ndim) if axis != self.axis and _sums_to_one(targets, axis)]
-        hint = f"axis {others[0]} has this sum: give the loss axis={others[0]}" if others else _WAY_OUT
+        hint = f"axis {others[0]} has this sum: give the loss axis={others[0]}" if others else _ADVICE
         raise DataError(
             f"{what} has a distribution with the sum {sums[wrong][0]:.4g} at example {_example(wrong, examples)}, "
             f"but {self.loss} needs distributions over the classes, with the sum 1 along axis {self.axis}; {hint}."
         )
 
 
-_WAY_OUT: Final = "correct the data, or give the loss check_targets=False to accept any"
+_ADVICE: Final = "correct the data, or give the loss check_targets=False to accept any"
 
 
 def _sums_to_one(targets: Array, axis: int) -> bool:
@@ -91,7 +91,7 @@ def _check_between_0_and_1(targets: Array, what: str, examples: Examples, loss: 
     if outside.any():
         raise DataError(
             f"{what} has {float(targets[outside][0]):.6g} at example {_example(outside, examples)}, but {loss} "
-            f"needs numbers from 0 to 1; {_WAY_OUT}."
+            f"needs numbers from 0 to 1; {_ADVICE}."
         )
 
 

@@ -72,6 +72,7 @@ def _failed_node(text: str) -> re.Match[str] | None:
 
 
 def _out_of_memory(text: str, arrays: Mapping[str, np.ndarray], states: int) -> str:
+    """Describe a failed allocation, beside the bytes of the step's arrays and of weights and optimizer states."""
     size, node = re.search(r"requested buffer of size (\d+)", text), _failed_node(text)
     wanted = f"{_mebibytes(int(size[1]))} MiB" if size else "a buffer"
     where = f" for the {node[1]} node {node[2]!r}" if node else ""
@@ -112,7 +113,10 @@ def _too_long(arrays: Mapping[str, np.ndarray], limit: int | None) -> str | None
         return None
     for name, array in arrays.items():
         if "position" in name and array.size and array.dtype.kind in "iu" and array.max() >= limit:
-            return f"{name!r} has the position {array.max()}, but the model has {limit}: they must be 0 to {limit - 1}."
+            return (
+                f"{name!r} has the position {array.max()}, but the model has {limit} positions: they must be 0 to "
+                f"{limit - 1}."
+            )
     for name, array in arrays.items():
         if array.ndim > 1 and array.shape[1] > limit:
             return (
@@ -133,7 +137,7 @@ def _beyond_a_slice(graph: ir.Graph, arrays: Mapping[str, np.ndarray], rows: int
 
 
 def _positions(graph: ir.Graph) -> int | None:
-    """Return the number of positions of the shortest table of cosines, if it is known."""
+    """Return the number of positions of the shortest rotary cosine table; ``None`` if it is unknown."""
     found = []
     for node in graph:
         slot = _CACHES.get(node.op_type)

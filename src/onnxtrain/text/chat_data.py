@@ -118,8 +118,8 @@ def with_texts(source: Any, folder: str | os.PathLike[str] | None, *, rows: bool
     Args:
         source: The data.
         folder: Folder of the model; ``None`` for a model in memory.
-        rows: The model learns texts, so that tables and lists with columns of texts are rows of texts; a ``.jsonl``
-            file always is.
+        rows: Whether tables and lists with columns of texts are rows of texts, since the model learns texts; a
+            ``.jsonl`` file always holds them.
     """
     if not isinstance(source, ChatData) and (holds_texts(source) if rows else is_json_lines(source)):
         source = ChatData(source)
@@ -244,7 +244,7 @@ class ChatExamples:
         self._roles = {spec.name: token_role(spec) for spec in specs}
         if list(self._roles.values()).count("ids") != 1:
             shown = ", ".join(f"'{spec.name}'" for spec in specs)
-            raise DataError(f"texts need one input for tokens, but the model's inputs are {shown}.")
+            raise DataError(f"texts need one model input for token ids, but the model's inputs are {shown}.")
         self.columns: dict[str, tuple[str, ...]] = {}
         self.declared_labels: tuple[str, ...] = ()
         self.of_tokens = True

@@ -161,7 +161,7 @@ def read_rows(source: Any) -> Iterator[Row]:
     """Read the rows of a file, a reader, a dataset, or a list.
 
     Raises:
-        DataError: It cannot be read, or a row has another form; the message names the row.
+        DataError: The source cannot be read, or a row has none of the forms of `ChatData`; the message names the row.
     """
     name = name_of(source)
     for label, row in _read(source):

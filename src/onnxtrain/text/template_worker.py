@@ -37,7 +37,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """Return the environment of chat templates."""
+    """Return the Jinja environment in which chat templates are rendered."""
     found = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )

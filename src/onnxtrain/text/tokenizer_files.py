@@ -68,7 +68,7 @@ class ChatTokenizer:
             encoder = open_tokenizer(file)
         else:
             limits = [getattr(given, "model_max_length", None)]
-            own = _of_several(getattr(given, "chat_template", None), "the tokenizer")
+            own = _chosen_template(getattr(given, "chat_template", None), "the tokenizer")
             tokens = _special(getattr(given, "special_tokens_map", {}))
             encoder = open_tokenizer(getattr(given, "backend_tokenizer", given))
         if template is not None:
@@ -104,6 +104,11 @@ class ChatTokenizer:
         return text, [(row.start if answers else 0, len(text))]
 
     def _rendered(self, rows: Sequence[Row], *, answers: bool) -> list[tuple[str, list[tuple[int, int]]]]:
+        """Return the text of each chat, and the spans of characters to learn in it.
+
+        Raises:
+            DataError: The template fails on a row, or a row holds a value that is not JSON.
+        """
         if not rows:
             return []
         chats = [
@@ -120,9 +125,9 @@ class ChatTokenizer:
         try:
             found, _ = process.ask(chats)
         except DataError as error:
-            raise DataError(f"the chat template cannot render {rows[0].label} and those after it: {error}") from error
+            raise DataError(f"the chat template cannot render {rows[0].label} or a row after it: {error}") from error
         except (TypeError, ValueError) as error:  # not JSON
-            raise DataError(f"{rows[0].label} or one after it holds a value that is not JSON: {error}.") from error
+            raise DataError(f"{rows[0].label} or a row after it holds a value that is not JSON: {error}.") from error
         wrong = next((index for index, each in enumerate(found) if isinstance(each, str)), None)
         if wrong is not None:
             raise DataError(f"{rows[wrong].label} cannot be rendered: {found[wrong]}.")
@@ -188,7 +193,7 @@ def _context(folder: Path) -> Any:
 def _template(folder: Path, setting: Any) -> str | None:
     """Return the chat template of a folder: of its own file, else of the settings."""
     file = folder / "chat_template.jinja"
-    return _read_template(file) if file.exists() else _of_several(setting, f"'{folder / 'tokenizer_config.json'}'")
+    return _read_template(file) if file.exists() else _chosen_template(setting, f"'{folder / 'tokenizer_config.json'}'")
 
 
 def _read_template(path: Path) -> str:
@@ -201,14 +206,16 @@ def _read_template(path: Path) -> str:
         raise DataError(f"'{path}' cannot be read as a chat template: {reason}.") from error
 
 
-def _of_several(setting: Any, label: str) -> str | None:
-    """Return a template, or the default one of several by name."""
-    if isinstance(setting, list):  # as files have several
+def _chosen_template(setting: Any, label: str) -> str | None:
+    """Return the chat template of a tokenizer's setting; among several templates, the one named 'default'."""
+    if isinstance(setting, list):  # tokenizer_config.json lists several as {name, template}
         named = [each for each in setting if isinstance(each, Mapping)]
         setting = {str(each.get("name")): each.get("template") for each in named}
     if isinstance(setting, Mapping):
         if "default" not in setting:
-            raise DataError(f"{label} has chat templates named {', '.join(map(repr, setting))}, and none 'default'.")
+            raise DataError(
+                f"{label} has chat templates named {', '.join(map(repr, setting))}, but none named 'default'."
+            )
         setting = setting["default"]
     if setting is not None and not isinstance(setting, str):
         raise DataError(f"the chat template of {label} is a {type(setting).__name__}; it needs a text.")

@@ -264,6 +264,11 @@ def per_example_gradients(
 
 
 def _outputs(working: Working, given: Names, *, one: bool = False) -> list[str]:
+    """Return the names of y: the given ones, by default all floating outputs.
+
+    Raises:
+        GradientError: A value does not exist or is not floating, none is left, or ``one`` is true and there are more.
+    """
     if given is not None:
         names = names_of(given, "y")
         if one and len(names) > 1:
@@ -327,7 +332,7 @@ def _new_inputs(working: Working, like: Sequence[str], suffix: str) -> list[ir.V
 
 
 def _inner_products(working: Working, pairs: dict[str, ir.Value]) -> str:
-    """Append Σ <value, vector> over pairs of a value's name and a vector; returns the name of the sum."""
+    """Append Σ <value, vector> over pairs of a value's name and a vector; return the name of the sum."""
     op = Builder(working.graph, working.opset)
     op.scope = "inner products"
     values = [op.wrap(find_value(working.graph, name, "y")) for name in pairs]

@@ -13,10 +13,13 @@ _QUERY_NORM = 14
 
 
 def separate_head_norms(model: ir.Model) -> None:
-    """Replace the norm weights of GroupQueryAttention by nodes before it, in a working copy with shapes.
+    """Move the normalization of queries and keys out of GroupQueryAttention, into nodes before it.
 
-    onnxruntime-genai's builder writes these inputs for CUDA and WebGPU; for CPUs it writes the same nodes as this
-    function: the heads of queries and keys are normalized by their root mean square, before the rotation.
+    onnxruntime-genai's builder gives the operator norm weights for CUDA and WebGPU. For CPUs it writes the nodes that
+    this function adds: each head of queries and keys is divided by its root mean square, before the rotary embedding.
+
+    Args:
+        model: A working copy with shapes.
     """
     graph = model.graph
     for node in list(graph):
@@ -26,7 +29,7 @@ def separate_head_norms(model: ir.Model) -> None:
         sizes = [dimensions(weight) if weight is not None else None for weight in weights]
         size = (sizes[0] or (None,))[0]
         if query is None or not isinstance(size, int) or len(weights) != 2 or None in weights:
-            continue  # the gradient refuses it
+            continue  # the operator's gradient raises the error
         op = Builder(graph, graph.opset_imports[""], before=node)
         settings = {name: attribute.value for name, attribute in node.attributes.items()}
         heads = [int(settings["num_heads"]), *[int(settings["kv_num_heads"])] * 2]
