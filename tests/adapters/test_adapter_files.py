@@ -199,7 +199,9 @@ def test_adapters_that_do_not_fit(tmp_path):
         with_weights(**{name: np.zeros((3, 7), np.float32)})
     with pytest.raises(ModelError, match=r"has no lora_A for 'model\.layers\.0"):
         with_weights(**{name: None})
-    with pytest.raises(ModelError, match=r"an adapter for 'strange', which the model has no layer for; it has model"):
+    with pytest.raises(
+        ModelError, match=r"an adapter for 'strange', but the model has no such layer; its layers: model"
+    ):
         with_weights(**{f"base_model.model.strange.lora_{m}.weight": np.zeros((3, 3), np.float32) for m in "AB"})
     with pytest.raises(
         ModelError, match=r"has 'classifier.bias', which was trained beside the .* no initializer for it; export"

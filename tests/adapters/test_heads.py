@@ -387,7 +387,7 @@ def test_files_with_tensors_that_do_not_fit(tmp_path):
         return str(caught.value)
 
     assert "has 'tensors' = [1]; it needs an object" in message(tensors=[1])
-    assert "names that are no list of texts" in message(tensors={"layer3.weight": 1})
+    assert "names that are not a list of texts" in message(tensors={"layer3.weight": 1})
     assert "lacks 'other', which its manifest lists" in message(tensors={"other": []})
     assert "has a tensor 'layer3" in message(tensors={})
     assert "has 'base_model' = 1; it needs a text" in message(base_model=1)
@@ -399,7 +399,9 @@ def test_files_with_tensors_that_do_not_fit(tmp_path):
     path.write_text(json.dumps(manifest))
     with pytest.raises(ModelError, match=r"has 'layer3.\w+', which is no initializer of the model; give"):
         merge_adapter(renamed, tmp_path / "tuned.onnx_adapter", tmp_path / "m.onnx")
-    with pytest.raises(OptionError, match=r"has values for 'layer3.\w+', which is no initializer of the model's main"):
+    with pytest.raises(
+        OptionError, match=r"has values for 'layer3.\w+', which is not an initializer of the model's main"
+    ):
         add_slots(renamed, tmp_path / "s.onnx", adapter=tmp_path / "tuned.onnx_adapter")
 
 

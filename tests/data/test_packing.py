@@ -188,7 +188,7 @@ def test_inputs_by_name():
         (
             lambda: open_dataset(pack([[1, 2]], 8), [spec("a"), spec("b"), spec("position")]),
             DataError,
-            "packed sequences need one input for tokens, but the model's inputs are 'a', 'b', 'position'",
+            "packed sequences need one model input for token ids, but the model's inputs are 'a', 'b', 'position'",
         ),
     ],
 )

@@ -47,12 +47,13 @@ def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) 
         if layer_part is None:
             shown = ", ".join(layer.name for layer in layers[:4]) + (", ..." if len(layers) > 4 else "")
             raise ModelError(
-                f"{label!r} has an adapter for {name!r}, which the model has no layer for; it has {shown or 'none'}."
+                f"{label!r} has an adapter for {name!r}, but the model has no such layer; its layers: "
+                f"{shown or 'none'}."
             )
         _check_sizes(label, name, entry, *layer_part)
         own = name_of(*layer_part)
         if own in found:
-            raise ModelError(f"{label!r} has two adapters for {own!r}; give one with one.")
+            raise ModelError(f"{label!r} has two adapters for {own!r}; remove one of them.")
         found[own] = replace(entry, alias=entry.alias or (name if name != own else "")), layer_part
     order = {id(layer.node): index for index, layer in enumerate(layers)}
     names = sorted(found, key=lambda own: (order[id(found[own][1][0].node)], _start(found[own][1])))

@@ -181,7 +181,7 @@ class PackedExamples:
         roles = list(self._inputs.values())
         if roles.count("input_ids") != 1:
             shown = ", ".join(f"'{spec.name}'" for spec in specs)
-            raise DataError(f"packed sequences need one input for tokens, but the model's inputs are {shown}.")
+            raise DataError(f"packed sequences need one model input for token ids, but the model's inputs are {shown}.")
         if len(roles) == 1:
             raise DataError(
                 f"packed sequences: the only input is '{specs[0].name}', so that tokens would attend to other "

@@ -72,7 +72,7 @@ def _failed_node(text: str) -> re.Match[str] | None:
 
 
 def _out_of_memory(text: str, arrays: Mapping[str, np.ndarray], states: int) -> str:
-    """Describe a failed allocation, beside the bytes of the step's arrays and of weights and optimizer states."""
+    """Describe a failed allocation, with the sizes of weights, optimizer states and the step's arrays."""
     size, node = re.search(r"requested buffer of size (\d+)", text), _failed_node(text)
     wanted = f"{_mebibytes(int(size[1]))} MiB" if size else "a buffer"
     where = f" for the {node[1]} node {node[2]!r}" if node else ""

@@ -267,7 +267,8 @@ def _outputs(working: Working, given: Names, *, one: bool = False) -> list[str]:
     """Return the names of y: the given ones, by default all floating outputs.
 
     Raises:
-        GradientError: A value does not exist or is not floating, none is left, or ``one`` is true and there are more.
+        GradientError: A value does not exist or is not floating, there is none, or there are several and
+            ``one`` is true.
     """
     if given is not None:
         names = names_of(given, "y")
