@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import onnxtrain
 from zoo.exported_modules import MODULES, Exported, export
 
 torch = pytest.importorskip("torch")
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
@@ -91,11 +94,9 @@ def close(found: np.ndarray, expected: Any, tolerance: float = 2e-4) -> None:
     assert np.abs(found - expected).max() <= tolerance * scale
 
 
-@pytest.fixture(autouse=True)
+@contextlib.contextmanager
 def composed_operators() -> Iterator[None]:
     """Disable the kernels of PyTorch that have no forward mode."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
@@ -104,8 +105,10 @@ def composed_operators() -> Iterator[None]:
 
 
 @pytest.fixture
-def twin(request: pytest.FixtureRequest, tmp_path: Path) -> Twin:
-    return Twin(request.param, tmp_path)
+def twin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Twin]:
+    made = Twin(request.param, tmp_path)  # exported with all kernels: without them the exporter fails now and then
+    with composed_operators():
+        yield made
 
 
 def each_twin(test: Callable[..., None]) -> Callable[..., None]:

@@ -101,7 +101,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "Mistral3ForConditionalGeneration": _with_images(
         "Mistral3", HEADS | {"model_type": "mistral"}, SIGLIP | {"model_type": "pixtral"}
     ),
-    "NemotronForCausalLM": _text("Nemotron", hidden_size=128),
+    "NemotronForCausalLM": _text("Nemotron", hidden_size=128, norm_eps=1e-6),  # the builder does not read norm_eps
     "OlmoForCausalLM": _text("Olmo"),
     "PhiForCausalLM": _text("Phi", hidden_size=128),
     "Phi3ForCausalLM": _text("Phi3", original_max_position_embeddings=64),
