@@ -22,20 +22,21 @@ pytestmark = [
 
 CLASSES = 3
 
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "attn_implementation": "eager",
+}
+"""Sizes of the tiny models."""
+
 
 def bert(classes=CLASSES):
     """A tiny BERT for sequence classification, with biases and scales other than their first values."""
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=16,
-        num_labels=classes,
-        attn_implementation="eager",
-    )
+    config = transformers.BertConfig(**SIZES, max_position_embeddings=16, num_labels=classes)
     return disturbed(transformers.BertForSequenceClassification(config).eval())
 
 
@@ -173,16 +174,7 @@ def test_adapters_alone_load_with_the_head_of_the_base(exported, tmp_path):
 
 def test_a_head_of_two_layers_is_one_module_of_peft(tmp_path):
     torch.manual_seed(2)
-    config = transformers.RobertaConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=20,
-        num_labels=CLASSES,
-        attn_implementation="eager",
-    )
+    config = transformers.RobertaConfig(**SIZES, max_position_embeddings=20, num_labels=CLASSES)
     model = disturbed(transformers.RobertaForSequenceClassification(config).eval())
     model.save_pretrained(tmp_path)
     export(model, tmp_path / "model.onnx", dynamo=False)

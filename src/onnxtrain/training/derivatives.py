@@ -18,8 +18,10 @@ from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.clone import captured_values
 from onnxtrain.ir.declared_shapes import all_values
+from onnxtrain.ir.passes import remove_unused
 from onnxtrain.ir.replace import substitute
 from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.gradient import find_value, gradient, names_of, refuse_taken
@@ -297,7 +299,7 @@ def _inputs(working: Working, given: Names) -> list[str]:
 
 def _gradient_names(model: Model, with_gradients: onnx.ModelProto) -> list[str]:
     """Return the xs of a model that ``gradient`` returned: it appends one output per x."""
-    count = len(Working(model).graph.outputs)
+    count = len(ModelFile.load(model).proto.graph.output)
     return [value.name.removesuffix("_grad") for value in with_gradients.graph.output[count:]]
 
 
@@ -378,7 +380,7 @@ def _keep_outputs(working: Working, names: Sequence[str]) -> None:
 
 def _zero_inputs(working: Working, pairs: dict[str, str]) -> None:
     """Replace inputs by zeros of the shape of other values, where anything still depends on them."""
-    ir.passes.common.RemoveUnusedNodesPass()(working.model)
+    remove_unused(working.model)
     graph = working.graph
     op = Builder(graph, working.opset)
     for name, like in pairs.items():
