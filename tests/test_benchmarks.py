@@ -93,8 +93,10 @@ def test_step_compares_with_pytorch(models: str, tmp_path: Path) -> None:
 def test_gpu_says_that_there_is_none_and_its_script_runs_on_the_processor(models: str) -> None:
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         assert re.fullmatch(r"Nothing is measured: this onnxruntime has no provider for CUDA .*\.\n", run("gpu.py"))
-    steps, agreement, update = run("gpu.py", "--device", "cpu", "--quick", "--folder", models).split("\n\n")[:3]
+    report = run("gpu.py", "--device", "cpu", "--quick", "--folder", models)
+    steps, placement, agreement, update = report.split("\n\n")[:4]
     assert min(map(float, rows(steps)[1][2:])) > 0
+    assert rows(placement)[1][2] == "none"
     assert rows(agreement)[1][1:] == ["2", "0.0e+00"]
     assert min(map(float, rows(update)[1][1:3])) > 0
 

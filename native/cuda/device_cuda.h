@@ -18,6 +18,12 @@ inline void require(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string(what) + " failed on the CUDA device: " + cudaGetErrorString(error) + ".");
 }
 
+// CUDA keeps an error until somebody asks for it, and one that ended the device's work for good: neither is the next
+// kernel's.
+inline void require_no_earlier_error() {
+  require(cudaGetLastError(), "Something that ran before the optimizer's update");
+}
+
 struct Block {
   unsigned index;
 
@@ -38,6 +44,7 @@ template <typename Kernel>
 void launch(const Kernel& kernel, unsigned blocks, Stream stream) {
   static_assert(sizeof(Kernel) <= kMostArguments);
   if (blocks == 0) return;
+  require_no_earlier_error();
   run_block<Kernel><<<blocks, kThreads, 0, stream>>>(kernel);
   require(cudaGetLastError(), "Starting a kernel");
 }

@@ -61,6 +61,14 @@ void update_variant(int wanted, const typename Rule::template Scalars<double>& s
   }
 }
 
+// The first tensor with elements, since one without has no memory on any device; nullptr where all are empty.
+const void* some_memory(const std::vector<Variable>& variables) {
+  for (const Variable& variable : variables) {
+    if (variable.count != 0) return variable.inputs[0];
+  }
+  return nullptr;
+}
+
 template <typename Rule>
 class UpdateBy final : public Update {
  public:
@@ -70,9 +78,10 @@ class UpdateBy final : public Update {
 
   void run(double R, std::int64_t T, Factor factor, const std::vector<Variable>& variables,
            void* stream) const override {
-    if (variables.empty()) return;
+    const void* const memory = some_memory(variables);
+    if (memory == nullptr) return;
     const auto on = static_cast<Stream>(stream);
-    const OnDeviceOf device(variables.front().inputs[0]);
+    const OnDeviceOf device(memory);
     if constexpr (is_by_element<Rule>()) {
       int variant = 0;
       if constexpr (variants_of<Rule>() > 1) variant = Rule::variant(attributes_);

@@ -82,9 +82,7 @@ def spoil_states(**arrays):
             spoil_states(**{"layer1.bias": np.zeros(8, np.float32)}),
         ),
         Mistake("static without size", "--static is 'N'; it needs a name and a size", (*EXPORT, "--static", "N")),
-        Mistake(
-            "portable kernels", "--portable webgpu makes a graph of", (*EXPORT, "--portable", "webgpu", "--kernels")
-        ),
+        Mistake("portable kernels", "--portable makes a graph of", (*EXPORT, "--portable", "webgpu", "--kernels")),
         Mistake("nothing to write", "export has nothing to write; give --", EXPORT[:4]),
     ],
     ids=str,

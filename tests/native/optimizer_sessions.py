@@ -34,7 +34,7 @@ def node(name, inputs, outputs, **attributes):
     return helper.make_node(name, inputs, outputs, domain=domain, **{**REQUIRED.get(name, {}), **attributes})
 
 
-def session(path, nodes, inputs, outputs, threads=1, value_info=()):
+def session(path, nodes, inputs, outputs, threads=1, value_info=(), providers=("CPUExecutionProvider",), profile=None):
     """A session over the nodes; `inputs` and `outputs` are (name, element type, shape)."""
     graph = helper.make_graph(
         nodes,
@@ -48,8 +48,10 @@ def session(path, nodes, inputs, outputs, threads=1, value_info=()):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     options.intra_op_num_threads = threads
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, profile
     options.register_custom_ops_library(path)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=list(providers))
 
 
 def run_node(path, operator, inputs, outputs, feeds, attributes, threads=1, wanted=None):

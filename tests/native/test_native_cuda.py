@@ -1,11 +1,19 @@
-"""CUDA kernels, executed on the CPU block after block: their results equal the CPU kernels'.
+"""CUDA kernels: their results equal the CPU kernels'.
 
-This tests their arithmetic and their memory accesses, without a GPU.
+They are executed on the CPU, block after block, which tests their arithmetic and their memory accesses without a GPU;
+and on a GPU, where onnxruntime-gpu finds one.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -15,12 +23,26 @@ from optimizer_sessions import element_type, session
 
 from cuda_library import built
 from onnxtrain.operators.registry import OPTIMIZERS
-from onnxtrain.runtime.cuda_updates import _load
+from onnxtrain.runtime.cuda_updates import VARIABLE, _load
 from onnxtrain.runtime.native import custom_ops_library
 
 pytestmark = pytest.mark.thorough  # it compiles
 
-PROCESSOR = str(custom_ops_library())
+CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+
+class Library(NamedTuple):
+    """A library of optimizer kernels and the providers whose sessions use it."""
+
+    path: str
+    providers: tuple[str | tuple[str, dict], ...] = CUDA[1:]
+
+    @property
+    def on_gpu(self):
+        return self.providers[0] != CUDA[1]
+
+
+PROCESSOR = Library(str(custom_ops_library()))
 CHUNK, LOOKERS, PACK = 4096, 128, {np.float32: 4, np.float64: 2}
 
 MEASURES = ("log-sum", "p-norm", "arctan", "geman-mcclure", "exponential", "tanh")
@@ -49,8 +71,17 @@ names = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def device():
-    return str(built("PROCESSOR"))
+def gpu():
+    """The kernels on a GPU: those that ONNXTRAIN_CUDA_LIBRARY names, or built here."""
+    if CUDA[0] not in onnxruntime.get_available_providers():
+        pytest.skip("needs onnxruntime-gpu and a GPU")
+    named = os.environ.get(VARIABLE)
+    return Library(named or str(built("ON")), CUDA)
+
+
+@pytest.fixture(scope="module", params=["processor", "gpu"])
+def device(request):
+    return request.getfixturevalue("gpu") if request.param == "gpu" else Library(str(built("PROCESSOR")))
 
 
 def letters(name, attributes):
@@ -96,16 +127,18 @@ class Call:
             **extra,
         )
 
-    def session(self, path):
+    def session(self, library, **settings):
         return session(
-            path,
+            library.path,
             [self.node],
             [(key, element_type(value), None) for key, value in self.feeds.items()],
             [(out, element_type(self.feeds[out.removesuffix("_new")]), None) for out in self.outputs],
+            providers=library.providers,
+            **settings,
         )
 
-    def run(self, path):
-        return dict(zip(self.outputs, self.session(path).run(None, self.feeds), strict=True))
+    def run(self, library):
+        return dict(zip(self.outputs, self.session(library).run(None, self.feeds), strict=True))
 
     def both(self, device, exact):
         found, wanted = self.run(device), self.run(PROCESSOR)
@@ -183,39 +216,140 @@ def test_nan_and_infinity_equal_the_cpu(device):
     assert np.isnan(found["X0_new"][0])
 
 
+class Memory:
+    """Sevens on the CPU or on a GPU, with an array in the middle that begins at a place of its own."""
+
+    def __init__(self, array, offset, on_gpu):
+        self.size, self.place = array.size, 8 + offset
+        whole = np.full(array.size + 40, 7.0, array.dtype)
+        if on_gpu:
+            torch = pytest.importorskip("torch", reason="its tensors lie anywhere in the memory of a GPU")
+            self.whole = torch.from_numpy(whole).cuda()
+            self.device, address = "cuda", self.whole.data_ptr()
+        else:
+            self.whole, self.device, address = whole, "cpu", whole.ctypes.data
+        self.place += -address % 16 // array.itemsize
+        self.pointer = address + self.place * array.itemsize
+        self.whole[self.place : self.place + self.size] = torch.from_numpy(array).cuda() if on_gpu else array
+
+    def read(self):
+        """The array and the values around it."""
+        whole = self.whole if self.device == "cpu" else self.whole.cpu().numpy()
+        return whole[self.place : self.place + self.size], np.delete(
+            whole, np.arange(self.place, self.place + self.size)
+        )
+
+
 @names
 @pytest.mark.parametrize("offset", [0, 1])
 def test_in_place_and_nothing_beside(device, name, attributes, offset):
     """Memory before and behind each tensor keeps its values; with an offset tensors begin in the middle of a pack."""
     sizes = [5, CHUNK + 3, 2 * CHUNK]
-    variables = draw([(size,) for size in sizes], name, attributes)
-    wanted = Call(name, attributes, variables).run(device)
-    memory, placed = {}, []
-    for i, variable in enumerate(variables):
-        row = []
-        for letter, array in zip(letters(name, attributes), variable, strict=True):
-            whole = memory[f"{letter}{i}"] = np.full(array.size + 32, 7.0, array.dtype)
-            start = -whole.ctypes.data % 16 // 4 + 8 + offset
-            row.append(whole[start : start + array.size])
-            row[-1][...] = array
-        placed.append(row)
-    call = Call(name, attributes, placed)
+    call = Call(name, attributes, draw([(size,) for size in sizes], name, attributes))
+    wanted = call.run(device)
     made = call.session(device)
     binding = made.io_binding()
+    memory = {}
     for key, array in call.feeds.items():
-        binding.bind_input(key, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        if not array.shape:  # the learning rate and the count are read on the CPU
+            binding.bind_cpu_input(key, array)
+            continue
+        place = memory[key] = Memory(array, offset, device.on_gpu)
+        binding.bind_input(key, place.device, 0, array.dtype, array.shape, place.pointer)
     for out in call.outputs:
-        array = call.feeds[out.removesuffix("_new")]
-        binding.bind_output(out, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        place, array = memory[out.removesuffix("_new")], call.feeds[out.removesuffix("_new")]
+        binding.bind_output(out, place.device, 0, array.dtype, array.shape, place.pointer)
     made.run_with_iobinding(binding)
     for out in call.outputs:
-        np.testing.assert_array_equal(call.feeds[out.removesuffix("_new")], wanted[out])
-    for key, whole in memory.items():
-        size = call.feeds[key].size
-        assert np.count_nonzero(whole == 7.0) >= whole.size - size
-        inside = (call.feeds[key].ctypes.data - whole.ctypes.data) // 4
-        assert (whole[:inside] == 7.0).all()
-        assert (whole[inside + size :] == 7.0).all()
+        np.testing.assert_array_equal(memory[out.removesuffix("_new")].read()[0], wanted[out])
+    for place in memory.values():
+        assert (place.read()[1] == 7.0).all()
+
+
+@names
+def test_ten_updates(device, name, attributes):
+    """The states of each update are the inputs of the next."""
+    variables = draw([(CHUNK + 5,), (33, 7)], name, attributes)
+    gradients = [draw([(CHUNK + 5,), (33, 7)], name, attributes, seed=step)[0][1] for step in range(1, 11)]
+    order = letters(name, attributes).replace("G", "")
+    results = []
+    for library in (device, PROCESSOR):
+        now = [[np.array(array) for array in variable] for variable in variables]
+        for step, gradient in enumerate(gradients):
+            now[0][1] = gradient
+            found = Call(name, attributes, now, T=step).run(library)
+            for letter in order:
+                for i, variable in enumerate(now):
+                    variable[letters(name, attributes).index(letter)] = found[f"{letter}{i}_new"]
+        results.append(now)
+    for one, other in zip(*results, strict=True):
+        for found, wanted in zip(one, other, strict=True):
+            if name in LOOKS_FIRST:
+                np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+            else:
+                np.testing.assert_array_equal(found, wanted)
+
+
+class TestOnAGpu:
+    """Placement, streams and graphs, which the CPU cannot stand in for."""
+
+    def test_nodes_are_placed_on_cuda(self, gpu, tmp_path):
+        made = Call("Adam", {}, draw([(4,)], "Adam", {})).session(gpu, profile=str(tmp_path / "profile"))
+        made.run(None, Call("Adam", {}, draw([(4,)], "Adam", {})).feeds)
+        events = json.loads(Path(made.end_profiling()).read_text())
+        (placed,) = {e["args"]["provider"] for e in events if e.get("args", {}).get("op_name") == "Adam"}
+        assert placed == CUDA[0]
+
+    @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+    def test_the_sanitizer_finds_nothing(self, gpu, tool):
+        if shutil.which("compute-sanitizer") is None:
+            pytest.skip("needs compute-sanitizer, a tool of CUDA")
+        tests = Path(__file__).parent
+        paths = os.pathsep.join([*sys.path, str(tests), str(tests.parent)])
+        program = [sys.executable, str(tests / "cuda_updates_of_many_sizes.py")]
+        ran = subprocess.run(
+            ["compute-sanitizer", "--tool", tool, "--kernel-name", "kernel_substring=run_block", *program],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, VARIABLE: gpu.path, "PYTHONPATH": paths},
+        )
+        assert "all updated" in ran.stdout, ran.stdout + ran.stderr
+        assert re.search(r"SUMMARY: 0 (errors|hazards)", ran.stdout), ran.stdout
+
+    @pytest.mark.parametrize("name", ["Adam", "LAMB"])
+    def test_a_stream_of_the_user(self, gpu, name):
+        """The update waits for the work that its stream has before it, and for no other stream."""
+        torch = pytest.importorskip("torch", reason="its streams have other work")
+        stream = torch.cuda.Stream()
+        of_stream = {"user_compute_stream": str(stream.cuda_stream), "do_copy_in_default_stream": "1"}
+        call = Call(name, {}, draw([(CHUNK,)], name, {}))
+        wanted = call.run(gpu)
+        made = call.session(gpu._replace(providers=((CUDA[0], of_stream), CUDA[1])))
+        binding = made.io_binding()
+        values = {key: torch.from_numpy(np.array(value)).cuda() for key, value in call.feeds.items()}
+        gradient = values["G0"].clone()
+        outputs = {out: torch.zeros_like(values[out.removesuffix("_new")]) for out in call.outputs}
+        for key, value in call.feeds.items():
+            if value.shape:
+                binding.bind_input(key, "cuda", 0, value.dtype, value.shape, values[key].data_ptr())
+            else:
+                binding.bind_cpu_input(key, value)
+        for out, value in outputs.items():
+            binding.bind_output(out, "cuda", 0, np.float32, tuple(value.shape), value.data_ptr())
+        settings = onnxruntime.RunOptions()
+        settings.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        made.run_with_iobinding(binding, settings)  # the first run loads the kernels
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            values["G0"].fill_(float("nan"))
+            torch.cuda._sleep(1_000_000_000)
+            values["G0"].copy_(gradient)
+        made.run_with_iobinding(binding, settings)
+        assert not stream.query(), "the update waited for the stream"
+        stream.synchronize()
+        for out in call.outputs:
+            np.testing.assert_array_equal(outputs[out].cpu().numpy(), wanted[out])
 
 
 def test_refusals(device):
@@ -235,7 +369,7 @@ def test_refusals(device):
 
 
 def test_every_optimizer_has_kernels(device):
-    found = _load(Path(device))[0]
+    found = _load(Path(device.path))[0]
     assert found is not None
     assert found.operators == {name for name, _ in RULES} == set(OPTIMIZERS)
 
@@ -244,20 +378,20 @@ ONE, SEVERAL = "90", "75;80;86;90"
 
 
 @pytest.fixture(scope="module", params=[ONE, pytest.param(SEVERAL, marks=pytest.mark.slow)])
-def library(request):
+def compiled(request):
     """The nvcc build, as far as it can be tested without a GPU."""
-    return str(built("ON", request.param))
+    return Library(str(built("ON", request.param)))
 
 
-def test_nvcc_builds_it_with_all_operators(library):
-    found = _load(Path(library))[0]
+def test_nvcc_builds_it_with_all_operators(compiled):
+    found = _load(Path(compiled.path))[0]
     assert found is not None
     assert found.operators == set(OPTIMIZERS)
 
 
-def test_onnx_runtime_takes_its_operators_and_leaves_them_to_cuda(library):
+def test_onnx_runtime_takes_its_operators_and_leaves_them_to_cuda(compiled):
     options = onnxruntime.SessionOptions()
-    options.register_custom_ops_library(library)
+    options.register_custom_ops_library(compiled.path)
     call = Call("Adam", {}, draw([(4,)], "Adam", {}))
     with pytest.raises(Exception, match="Could not find an implementation for Adam"):
-        call.session(library)  # on the processor
+        call.session(compiled)  # on the processor

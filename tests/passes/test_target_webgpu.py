@@ -109,6 +109,7 @@ def test_batch_statistics_are_computed_by_hand():
     graph, (ours, expected) = losses_of_both(model, {"batch_norm": "train"}, feeds)
     assert not lacking(graph)
     np.testing.assert_allclose(ours, expected, rtol=1e-4)
+    assert not lacking(onnxtrain.lower(training, portable="cuda"))
 
 
 def test_images_of_any_size_are_refused_before_a_pooling():
@@ -125,3 +126,17 @@ def test_models_of_float64_are_refused():
     training = onnxtrain.training_model(model, loss="mean_squared_error", optimizer=onnxtrain.Momentum())
     with pytest.raises(OptionError, match="is float64, which WebGPU lacks; convert the model to float32"):
         onnxtrain.lower(training, portable="webgpu")
+
+
+@pytest.mark.parametrize(("image", "attributes"), POOLINGS[:2], ids=str)
+def test_gradients_of_pooling_on_cuda_need_no_unpooling(image, attributes):
+    training = onnxtrain.training_model(
+        pool(image, **attributes), loss="mean_squared_error", optimizer=onnxtrain.Momentum(0.05)
+    )
+    graphs = [onnxtrain.lower(training, portable="cuda"), onnxtrain.lower(training)]
+    assert "MaxUnpool" not in [node.op_type for node in graphs[0].graph.node]
+    x = np.random.default_rng(0).normal(size=(2, 2, *map(int, image.split(",")))).astype(np.float32)
+    y = onnxruntime.InferenceSession(pool(image, **attributes).SerializeToString()).run(None, {"x": x})[0]
+    feeds = {"x": x, "target": np.zeros_like(y), "learning_rate": np.array(0.05, np.float32)}
+    ours, expected = (stepped(graph, copied(onnxtrain.TrainingSession(training).state), feeds) for graph in graphs)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)

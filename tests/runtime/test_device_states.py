@@ -282,10 +282,12 @@ class TestProviders:
     def test_names(self, monkeypatch):
         available = ["CUDAExecutionProvider", "DmlExecutionProvider", "CPUExecutionProvider"]
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
-        assert choose(["cuda"]) == ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        exact = {"use_tf32": "0"}  # products of float32 in float32
+        assert choose(["cuda"]) == [("CUDAExecutionProvider", exact), "CPUExecutionProvider"]
+        assert choose([("cuda", {"use_tf32": "1"})])[0] == ("CUDAExecutionProvider", {"use_tf32": "1"})
         assert choose(["CPUExecutionProvider"]) == ["CPUExecutionProvider"]
         given = ("Cuda", {"device_id": "1"})
-        assert choose([given, "dml"])[:2] == [("CUDAExecutionProvider", {"device_id": "1"}), "DmlExecutionProvider"]
+        assert choose([given, "dml"])[:2] == [("CUDAExecutionProvider", exact | given[1]), "DmlExecutionProvider"]
         assert device_of(choose([given])) == Device("cuda", 1)
         assert device_of(choose(["dml"])) == Device("dml")
         assert device_of(choose(["cpu"])) is None
@@ -314,3 +316,12 @@ class TestProviders:
         trainer = _trainer(runtime=RuntimeOptions(threads=1, providers=["rocm"]))
         with pytest.raises(StepError, match="has the provider 'ROCMExecutionProvider' but could not start it here"):
             trainer.train_step(X, Y)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_a_device_keeps_the_shape_of_a_state(shape):
+    """A scalar stays one: the count of an accumulation once had the shape [1] on a device."""
+    states = DeviceStates({"s": np.ones(shape, np.float32)}, Device("cpu"))
+    states["s"] = np.full(shape, 2.0, np.float32)
+    assert states.current("s").shape == shape
+    assert states.current("s").sum() == 2.0 * np.prod(shape)

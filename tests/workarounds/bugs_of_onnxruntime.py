@@ -49,6 +49,19 @@ def quantized_biases() -> bool:
     return False
 
 
+@shows("statistics on CUDA")
+def statistics_on_cuda() -> bool:
+    training = model("""g (float[4,3,5,5] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[4,3,5,5] y)
+        { y, mean, variance = BatchNormalization <training_mode = 1> (x, s, b, m, v) }""")
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        pytest.skip("needs a GPU")
+    try:
+        onnxruntime.InferenceSession(training.SerializeToString(), providers=["CUDAExecutionProvider"])
+    except Exception as error:
+        return "Training mode does not support BN opset 14" in str(error)
+    return False
+
+
 @shows("eliminated dropout")
 def eliminated_dropout() -> bool:
     dropping = model("""g (float[100] x) => (float[100] y) <float r = {0.5}, bool t = {1}>

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -17,6 +17,7 @@ from onnxtrain.cli.flags import LOSS, RESULTS, SWITCH, TRAINED, OptimizerSetting
 from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
 from onnxtrain.config import Precision
 from onnxtrain.errors import OptionError
+from onnxtrain.passes.portable.provider_bodies import Portable
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
@@ -81,8 +82,8 @@ class Written:
         ),
     ] = RUNTIME
     portable: Annotated[
-        Literal["webgpu"] | None,
-        Parameter(help="Make the step graph for ONNX Runtime's WebGPU provider, without float64."),
+        Portable | None,
+        Parameter(help="Make the step graph for this provider of ONNX Runtime, from operators that it has."),
     ] = None
     describe: Annotated[
         bool, SWITCH, Parameter(help="Print the inputs and outputs of the step graph; MODEL may be one already.")
@@ -111,7 +112,7 @@ class Written:
         if not found and not self.describe and self.web is None:
             raise OptionError("export has nothing to write; give --training-model, --step-graph or --states a file.")
         if self.portable is not None and self.kernels:
-            raise OptionError("--portable webgpu makes a graph of standard operators; leave --kernels out.")
+            raise OptionError("--portable makes a graph of standard operators; leave --kernels out.")
         if self.web is not None and self.kernels:
             raise OptionError("--web needs a step graph of standard operators; leave --kernels out.")
         if self.web is not None and tie:

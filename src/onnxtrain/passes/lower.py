@@ -19,7 +19,7 @@ from onnxtrain.passes.memory.in_place import in_place_states
 from onnxtrain.passes.merge_algorithm import merge_algorithm
 from onnxtrain.passes.notify_gradients import notify_gradients
 from onnxtrain.passes.pipeline import lower_graph
-from onnxtrain.passes.portable.webgpu_bodies import Portable
+from onnxtrain.passes.portable.provider_bodies import Portable
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.check import check_training_model
 from onnxtrain.training_info.read import read_training_model
@@ -69,7 +69,8 @@ def lower(
         entry: Index in ``training_info``, where it has several entries.
         kernels: Keep optimizers (and other operators with a native kernel) as nodes, for a session that
             registers :func:`onnxtrain.custom_ops_library`; by default only standard operators are used.
-        portable: "webgpu" for a graph that ONNX Runtime's WebGPU provider runs: nothing in it is float64.
+        portable: "cuda" or "webgpu" for a graph that this provider of ONNX Runtime runs: batch normalization in
+            training mode, which both lack, is in other operators, and for WebGPU nothing is float64.
         folder: Folder of the external data, for a model given as a proto.
 
     Returns:

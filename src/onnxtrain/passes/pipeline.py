@@ -33,8 +33,8 @@ from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
 from onnxtrain.passes.memory.recompute import check_patterns, recompute
 from onnxtrain.passes.memory.rematerialize_dequantized import rematerialize_dequantized
 from onnxtrain.passes.memory.reuse_activations import reuse_activations
+from onnxtrain.passes.portable.provider_bodies import Portable
 from onnxtrain.passes.portable.shield_padded_weights import shield_padded_weights
-from onnxtrain.passes.portable.webgpu_bodies import Portable
 from onnxtrain.passes.round_states import check_states, round_states
 from onnxtrain.passes.synchronize_batch_norm import synchronize_batch_norm
 
@@ -137,6 +137,14 @@ def lower_graph(
         for domain in (TRAINING_DOMAIN, ONNXTRAIN_DOMAIN):
             _forget_domain(model, domain)
         if portable is not None:
+            from onnxtrain.passes.portable.write_batch_norm import write_batch_norm
+
+            write_batch_norm(model)  # which neither provider has in training mode
+        if portable == "cuda":
+            from onnxtrain.passes.portable.pad_evenly import pad_evenly
+
+            pad_evenly(model)  # transposed convolutions, which CUDA's provider leaves to the CPU otherwise
+        if portable == "webgpu":
             from onnxtrain.passes.portable.target_webgpu import target_webgpu
 
             target_webgpu(model)  # only operators that the provider has

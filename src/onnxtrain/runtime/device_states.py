@@ -58,7 +58,7 @@ class DeviceStates(StateBuffers):
         array = self._fitting(name, value)
         if name in self._mirrors:
             self._mirrors[name][...] = array
-        self._current_buffer(name).update_inplace(np.ascontiguousarray(array))
+        self._current_buffer(name).update_inplace(np.asarray(array, order="C"))
 
     def kind(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Return the type and shape of a state."""

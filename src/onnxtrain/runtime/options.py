@@ -50,7 +50,7 @@ class Device:
         """Copy an array to the device; return it as an ``onnxruntime.OrtValue``."""
         import onnxruntime
 
-        return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self.kind, self.number)
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), self.kind, self.number)
 
 
 def choose(given: Sequence[Provider]) -> list[Provider]:
@@ -60,10 +60,16 @@ def choose(given: Sequence[Provider]) -> list[Provider]:
         given: Providers in order of preference, by full or short names: ``"cuda"`` for ``"CUDAExecutionProvider"``.
 
     Raises:
-        OptionError: A provider is not available.
+        OptionError: A provider is not available, or is asked to repeat recorded steps.
     """
     import onnxruntime
 
+    for provider in given:
+        if not isinstance(provider, str) and str(provider[1].get("enable_cuda_graph", 0)).lower() not in ("0", "false"):
+            raise OptionError(
+                f"The provider {provider[0]!r} has the option enable_cuda_graph, which would repeat the learning rate "
+                "and the update count of the first step; leave it out."
+            )
     available = onnxruntime.get_available_providers()
     by_short_name = {_short(name): name for name in available}
     found: list[Provider] = []
@@ -75,7 +81,10 @@ def choose(given: Sequence[Provider]) -> list[Provider]:
                 f"The provider {name!r} is not available; this onnxruntime has {', '.join(available)} "
                 f"({', '.join(by_short_name)} for short)."
             )
-        found.append(full if isinstance(provider, str) else (full, provider[1]))
+        options = {} if isinstance(provider, str) else provider[1]
+        if full == CUDA:
+            options = {"use_tf32": "0", **options}
+        found.append((full, options) if options else full)
     if all(name_of(provider) != CPU for provider in found):
         found.append(CPU)
     return found
@@ -116,7 +125,9 @@ class RuntimeOptions:
     Attributes:
         threads: Threads within an operator, at most :func:`most_threads`; ``None`` lets onnxruntime take one per core.
         providers: Execution providers in order of preference, by full or short names (``"cuda"``), alone or with
-            options: ``("cuda", {"device_id": 1})``. Native kernels need the CPU provider to come first.
+            options: ``("cuda", {"device_id": 1})``. Native kernels need the CPU provider to come first. On CUDA,
+            float32 products are computed in float32, as PyTorch computes them; the option ``{"use_tf32": "1"}``
+            rounds their factors to 10 bits for speed, which is ONNX Runtime's own default.
         memory_pattern: Whether onnxruntime plans one block of memory per input shape. The block adds to the arena that
             the first step filled: up to half as much memory again, at no measured gain in time.
         kernels: Whether to use native kernels; ``None`` uses them where the library can be loaded. With the CUDA
@@ -169,6 +180,11 @@ class RuntimeOptions:
         if self.kernels and not native.kernels_available():
             raise OptionError("kernels=True, but the native library could not be loaded; see the warning above.")
         return self.kernels
+
+    def uses_cuda(self) -> bool:
+        """Return whether CUDA's provider may run nodes of a step: alone, or where TensorRT leaves them to it."""
+        names = [name_of(provider) for provider in self.provider_list()]
+        return CUDA in names[: names.index(CPU)]
 
     def require_bfloat16(self) -> None:
         """Check that matrix multiplication in bfloat16 is possible and faster than in float32.

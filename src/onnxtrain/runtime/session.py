@@ -15,6 +15,7 @@ from onnxtrain.errors import TrainingInfoError
 from onnxtrain.model_file.external import check_external_data, set_folder, with_external_data
 from onnxtrain.passes.lower import lower_entry
 from onnxtrain.passes.merge_algorithm import merge_algorithm
+from onnxtrain.passes.portable.provider_bodies import Portable
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
@@ -106,8 +107,11 @@ class TrainingSession:
         self._states = states
         kernels, updates = runtime.uses_kernels(), runtime.updates()
         own = frozenset[str]() if updates is None else updates.operators
+        portable: Portable | None = "cuda" if runtime.uses_cuda() else None
         self._steps = [
-            StepSession(lower_entry(entry, kernels=kernels, updates=own), states, runtime, kernels=kernels)
+            StepSession(
+                lower_entry(entry, kernels=kernels, portable=portable, updates=own), states, runtime, kernels=kernels
+            )
             for entry in entries
         ]
 

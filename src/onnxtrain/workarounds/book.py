@@ -33,6 +33,7 @@ class Workaround(NamedTuple):
 
 
 _RUNTIME = ("1.20.1", "1.32.0")
+_GPU = ("1.31.1", "1.31.1")
 _WEB = ("1.30.0", "1.30.0")
 _ONNX = ("1.23.2", "1.23.2")
 _ONNX_IR = ("1.1.0", "1.1.0")
@@ -99,7 +100,16 @@ BOOK: tuple[Workaround, ...] = (
         _WEB,
         "The WebGPU provider claims BatchNormalization in training mode, and fails when it runs.",
         "Step graphs for WebGPU have it in other operators.",
-        ("passes/portable/target_webgpu.py",),
+        ("passes/portable/write_batch_norm.py",),
+    ),
+    Workaround(
+        "statistics on CUDA",
+        "onnxruntime-gpu",
+        _GPU,
+        "The CUDA provider claims BatchNormalization in training mode, and refuses it from operator set 14 on when the "
+        "session opens.",
+        "Steps on CUDA have it in other operators.",
+        ("passes/portable/write_batch_norm.py",),
     ),
     Workaround(
         "indices on WebGPU",
@@ -107,7 +117,7 @@ BOOK: tuple[Workaround, ...] = (
         _WEB,
         "The WebGPU provider claims MaxPool with the output Indices, and fails when it runs.",
         "Step graphs for WebGPU recompute the maxima where sizes are known, and are refused elsewhere.",
-        ("passes/portable/target_webgpu.py", "passes/portable/webgpu_bodies.py"),
+        ("passes/portable/target_webgpu.py", "passes/portable/provider_bodies.py"),
     ),
     Workaround(
         "transposed padding",

@@ -46,11 +46,21 @@ def _has_kernel(node: ir.Node) -> bool:
 def max_pool_gradient(node: Node) -> Sequence[Value]:
     """From dy and x, with MaxPool's attributes: dx = dy where the first maximum of its window is."""
     op, dy, x = node.op, node.x, node.input_required(1)
-    windows = windows_of(node, x=x)
+    return [_put_at_maxima(op, windows_of(node, x=x), dy, _indices(node, dy))]
+
+
+def _indices(node: Node, dy: Value) -> Value:
+    """Compute the flat index of the maximum of each window from x, the second input, with MaxPool's attributes."""
+    x = node.input_required(1)
     attributes = {name: node.attribute(name) for name in node.ir.attributes}
-    attributes["strides"] = windows.strides
-    indices = op.several("MaxPool", x, outputs=2, **attributes)[1].with_shape(dy.shape)
-    return [_put_at_maxima(op, windows, dy, indices)]
+    attributes["strides"] = windows_of(node, x=x).strides
+    return node.op.several("MaxPool", x, outputs=2, **attributes)[1].with_shape(dy.shape)
+
+
+def scattered_max_pool_gradient(node: Node) -> Sequence[Value]:
+    """Compute :func:`max_pool_gradient` without MaxUnpool, for providers that lack it."""
+    op, dy, x = node.op, node.x, node.input_required(1)
+    return [_scatter(op, dy, _indices(node, dy), x)]
 
 
 def _put_at_maxima(op: Builder, windows: Windows, dy: Value, indices: Value) -> Value:

@@ -13,7 +13,7 @@ from onnxtrain.ir import Builder
 from onnxtrain.ir.clone import all_nodes, subgraphs
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.inference import infer_outputs
-from onnxtrain.passes.portable.webgpu_bodies import Portable, body_for
+from onnxtrain.passes.portable.provider_bodies import Portable, body_for
 
 
 def resolve_fused(model: ir.Model, backward: Backward, *, kernels: bool, portable: Portable | None = None) -> None:

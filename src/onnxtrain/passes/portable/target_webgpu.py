@@ -6,8 +6,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.replace import remove_nodes, take_over
 from onnxtrain.passes.portable.webgpu_convolutions import mend_convolutions
 
 _DOUBLE, _FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
@@ -17,11 +15,11 @@ def target_webgpu(model: ir.Model) -> None:
     """Fit a step graph to the WebGPU provider of onnxruntime-web 1.30, in place.
 
     ONNX Runtime runs operators on the CPU that the provider does not list. The provider lists, but does not support,
-    BatchNormalization in training mode, which this pass writes in other operators, and MaxPool's output Indices, which
-    gradients of MaxPool read if image sizes are unknown. It computes some convolutions wrongly; this pass replaces them
-    by others. (workarounds: statistics on WebGPU, indices on WebGPU, convolutions on WebGPU)
+    MaxPool's output Indices, which gradients of MaxPool read if image sizes are unknown. It computes some convolutions
+    wrongly; this pass replaces them by others. (workarounds: indices on WebGPU, convolutions on WebGPU)
 
-    Requires: a graph without functions. Ensures: a graph without float64 that the provider runs.
+    Requires: a graph without functions, and without batch normalization in training mode. Ensures: a graph without
+    float64 that the provider runs.
 
     Raises:
         OptionError: The model itself is float64, or it needs those indices.
@@ -40,39 +38,8 @@ def target_webgpu(model: ir.Model) -> None:
                     "--static height=28), or leave --portable out, and train on the CPU."
                 )
         assert isinstance(part, ir.Graph)
-        _normalize_by_hand(part, model.graph.opset_imports[""])
         mend_convolutions(part, model.graph.opset_imports[""])
     _use_single_precision(model)
-
-
-def _normalize_by_hand(graph: ir.Graph, opset: int) -> None:
-    """Write BatchNormalization in training mode in other operators, in place."""
-    for node in list(graph):
-        mode = node.attributes.get("training_mode")
-        if node.domain or node.op_type != "BatchNormalization" or mode is None or mode.as_int() != 1:
-            continue
-        op = Builder(graph, opset, before=node)
-        op.scope = node.name or "batch_norm"
-        x, scale, bias, mean, variance = (op.wrap(value) for value in node.inputs if value is not None)
-        given = {name: attribute.as_float() for name, attribute in node.attributes.items() if name != "training_mode"}
-        epsilon, momentum = given.get("epsilon", 1e-5), given.get("momentum", 0.9)
-        if x.rank is None:
-            raise OptionError(f"The rank of {x.ir.name!r} is not known; declare its shape in the model.")
-        column = op.ints(*range(1, x.rank - 1))
-
-        def per_channel(value: Value, op: Builder = op, column: Value = column, rank: int = x.rank) -> Value:
-            return op.Unsqueeze(value, column) if rank > 2 else value
-
-        over = op.ints(0, *range(2, x.rank))
-        centred = x - (batch_mean := op.ReduceMean(x, over, keepdims=1))
-        batch_variance = op.ReduceMean(centred * centred, over, keepdims=1)
-        y = centred * (per_channel(scale) * op.Reciprocal(op.Sqrt(batch_variance + epsilon))) + per_channel(bias)
-        new = [y]
-        for running, own in ((mean, batch_mean), (variance, batch_variance)):
-            new.append(running * momentum + op.Reshape(own, op.ints(-1)) * (1 - momentum))
-        pairs = zip(node.outputs, new, strict=False)
-        take_over(graph, {old: made.ir for old, made in pairs if old.name})
-        remove_nodes(graph, [node])
 
 
 def _use_single_precision(model: ir.Model) -> None:

@@ -1,4 +1,4 @@
-"""Bodies of operators for ONNX Runtime's WebGPU provider, where their ordinary bodies read outputs that it lacks.
+"""Bodies of operators for providers of ONNX Runtime that lack what the ordinary bodies read or use.
 
 (workarounds: indices on WebGPU)
 """
@@ -14,13 +14,13 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Body
-from onnxtrain.autodiff.rules.pool import max_pool_gradient
+from onnxtrain.autodiff.rules.pool import max_pool_gradient, scattered_max_pool_gradient
 from onnxtrain.autodiff.windows import spatial_sizes, windows_of
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.limits import fits
 
-Portable = Literal["webgpu"]
-"""Providers that step graphs can be made for."""
+Portable = Literal["cuda", "webgpu"]
+"""Providers that step graphs can be made for, beside the CPU."""
 
 _LOWEST = float(np.finfo(np.float32).min)
 
@@ -82,7 +82,10 @@ def _padded(op: Builder, value: Value, begin: Sequence[int], end: Sequence[int],
 
 def body_for(portable: Portable | None, operator: str) -> Body | None:
     """Return the body of a fused operator that a provider needs instead of the operator's own, or ``None``."""
-    return _BODIES.get(operator) if portable == "webgpu" else None
+    return None if portable is None else _BODIES[portable].get(operator)
 
 
-_BODIES: dict[str, Body] = {"MaxPoolGradient": max_pool_gradient_without_indices}
+_BODIES: dict[Portable, dict[str, Body]] = {
+    "cuda": {"MaxPoolGradient": scattered_max_pool_gradient},
+    "webgpu": {"MaxPoolGradient": max_pool_gradient_without_indices},
+}
