@@ -54,6 +54,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.torch
+def test_the_guard_passes_equal_versions_and_fails_slower_ones(models: str) -> None:
+    arguments = ("--quick", "--earlier", sys.executable, "--rounds", "3", "--folder", models)
+    header, *cases = rows(run("guard.py", *arguments, "--limit", "100"))
+    assert header[4] == "new / old"
+    assert len(cases) == 2
+    assert all(float(case[4]) > 0 for case in cases)
+    assert "Slower than 0.01: mlp, lenet5." in run("guard.py", *arguments, "--limit", "0.01", expected=1)
+
+
 def test_overhead_reports_three_models() -> None:
     header, *models = rows(run("overhead.py", "--quick"))
     assert header[-1] == "added by Python, µs"
