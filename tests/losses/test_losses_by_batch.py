@@ -235,3 +235,24 @@ def test_micro_batches_of_several_outputs_equal_the_step_of_the_batch(kind, weig
         found = stepped(accumulate)
         np.testing.assert_allclose(found[0], value, rtol=2e-5)
         np.testing.assert_allclose(found[1], whole, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_head_of_zeros_has_the_gradient_of_finite_differences(name, tmp_path):
+    """Predictions of a new head are all zero: where a formula has its kinks, such as |z| and max(z, 0)."""
+    model, inputs, targets = DATA[name]
+    trainer = onnxtrain.Trainer(model(), loss=made(name, {}, tmp_path), optimizer="sgd(lr=1)")
+    values = targets[0]
+    step = 1e-2
+    trainer.parameters["w"][...] = 0.0
+    differences = np.zeros_like(trainer.parameters["w"])
+    for place in np.ndindex(differences.shape):
+        losses = []
+        for sign in (1, -1):
+            trainer.parameters["w"][...] = 0.0
+            trainer.parameters["w"][place] = sign * step
+            losses.append(trainer.evaluate(inputs, values, batch_size=ROWS)["loss"])
+        differences[place] = (losses[0] - losses[1]) / (2 * step)
+    trainer.parameters["w"][...] = 0.0
+    trainer.train_step(inputs, values)
+    np.testing.assert_allclose(-trainer.parameters["w"], differences, rtol=5e-2, atol=3e-3)

@@ -275,6 +275,15 @@ def weighted(op: Builder, terms: Value, weights: Value) -> Value:
     return (terms * op.reshape(weights, [-1] + [1] * (node_rank(terms) - 1))).with_shape(terms.shape)
 
 
+def softplus(op: Builder, z: Value) -> Value:
+    """log(1 + exp(z)), which cannot overflow, and whose gradient is sigmoid(z) for every z.
+
+    softplus(-|z|) + max(z, 0), with the maximum as (z + |z|) / 2: its gradient at 0 is 1/2, and that of Relu is 0.
+    """
+    size = op.Abs(z)
+    return op.Softplus(-size) + (z + size) * 0.5
+
+
 def mean_over(op: Builder, terms: Value, prediction: Value, weights: Value | None = None) -> LossTerms:
     """Emit the mean of elementwise terms; the divisor is the number of elements, with or without weights."""
     if weights is not None:

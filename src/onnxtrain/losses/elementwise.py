@@ -10,7 +10,7 @@ import numpy as np
 from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.losses.base import ReducedLoss, TargetKind, mean_over
+from onnxtrain.losses.base import ReducedLoss, TargetKind, mean_over, softplus
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -38,9 +38,8 @@ class BinaryCrossEntropy(ReducedLoss):
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on logits."""
-        # softplus(-|z|) + max(z, 0) - t z cannot overflow.
         z = prediction
-        base = op.Softplus(-op.Abs(z)) + op.Relu(z)
+        base = softplus(op, z)
         if self.positive_weight == 1.0:
             terms = base - target * z
         else:

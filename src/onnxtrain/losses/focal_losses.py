@@ -20,6 +20,7 @@ from onnxtrain.losses.base import (
     mean_over,
     node_rank,
     size_of,
+    softplus,
     weighted,
 )
 from onnxtrain.spelling import checks_arguments
@@ -127,7 +128,7 @@ class BinaryFocal(ReducedLoss):
         z = prediction
         p = op.Sigmoid(z)
         right = (target * p + (1.0 - target) * (1.0 - p)).with_shape(z.shape)
-        loss = op.Softplus(-op.Abs(z)) + op.Relu(z) - target * z  # cannot overflow
+        loss = softplus(op, z) - target * z
         terms = _modulated(op, right, self.gamma, loss)
         if self.alpha is not None:
             terms = terms * (target * (2.0 * self.alpha - 1.0) + (1.0 - self.alpha))
