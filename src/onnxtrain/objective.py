@@ -362,9 +362,13 @@ class Objective:
     def resolve_metrics(self, metrics: Metrics) -> list[HeadMetric]:
         """Return metrics that read this model's predictions, from names or functions; by output where it has several.
 
+        Where none are given, they are those that the loss reports itself.
+
         Raises:
             OptionError: There is no such metric, it is for other predictions, or there are no targets to compare with.
         """
+        if are_none(metrics):
+            metrics = () if self.targets is None or self.others else self.targets.loss.own_metrics
         if are_none(metrics):
             return []
         if self.targets is None:

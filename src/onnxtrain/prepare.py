@@ -20,6 +20,8 @@ from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.losses.base import JointLoss, Loss
+from onnxtrain.losses.groups import GroupLoss
+from onnxtrain.losses.groups import attach as attach_groups
 from onnxtrain.losses.heads import (
     LossHead,
     head_of,
@@ -106,6 +108,7 @@ def prepare(
     else:
         first = None if isinstance(loss, Loss) else loss.parts[0][0]
         output = named_output(model.graph, config.output if first is None else first)
+        output = _with_groups(model, output, loss)
     objective = Objective(
         model=model,
         prediction=output,
@@ -139,6 +142,20 @@ def prepare(
         quantized.keep_frozen(model, trained)
         stored = [*stored, *quantized.stored(trained)]
     return replace(objective, stored=stored, wide=wide)
+
+
+def _with_groups(model: ir.Model, output: ir.Value, loss: Loss | JointLoss) -> ir.Value:
+    """Let the model take groups of rows, where the loss compares them; return what the loss reads."""
+    if isinstance(loss, GroupLoss):
+        return attach_groups(model, output, loss)
+    parts = [own for _, own in loss] if isinstance(loss, JointLoss) else []
+    for own in parts:
+        if isinstance(own, GroupLoss):
+            raise OptionError(
+                f"The loss {own.name} compares groups of rows, so that it cannot be one of several losses; give it "
+                "alone."
+            )
+    return output
 
 
 def _heads(objective: Objective, config: TrainingConfig, loss: Loss | JointLoss, *, ignoring: bool) -> list[LossHead]:

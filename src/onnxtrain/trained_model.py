@@ -38,10 +38,15 @@ from onnxtrain.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
     from onnxtrain.metrics.base import MetricInput
+    from onnxtrain.text.comparison_data import Comparisons
     from onnxtrain.training.inference.evaluation import Evaluator
 
 Source = Any
 """Data in any form that :func:`onnxtrain.data.open_dataset` takes."""
+
+
+_REFERENCE_BATCH = 8
+"""Examples per batch of the reference's predictions."""
 
 
 class TrainedModel:
@@ -229,7 +234,12 @@ class TrainedModel:
         """
         objective = self._objective
         dataset, form, weights = self._data.open_with_targets(
-            objective, source, target=target, sample_weight=sample_weight, learning=False
+            objective,
+            source,
+            target=target,
+            sample_weight=sample_weight,
+            learning=False,
+            reference=self._reference,
         )
         self._warn_of_rows(dataset)
         weighted = weights is not None or (objective.targets is not None and dataset.weighted)
@@ -238,6 +248,27 @@ class TrainedModel:
         if objective.targets is None:
             self._data.learn(dataset.columns, (target,))
         return evaluator, dataset
+
+    def _reference(self, source: Comparisons) -> np.ndarray:
+        """Predict what the loss compares with the model before training: the file's, with an adapter to continue.
+
+        New adapters are left out: they change nothing yet, or are taken out of the weights.
+
+        Raises:
+            DataError: The data does not fit the model.
+        """
+        from onnxtrain.data.opening import open_dataset
+        from onnxtrain.runtime.device_states import new_states
+        from onnxtrain.training.inference.evaluation import Evaluator
+
+        config = self.config
+        lora = config.lora if getattr(config.lora, "adapter", None) is not None else None
+        plain = dataclasses.replace(config, lora=lora, qat=False, train=None, freeze=("*",), groups=())
+        objective = prepare(plain, modes=Modes(), copies=(), table=())
+        dataset = open_dataset(source, objective.inputs, need_target=False, validate=False)
+        evaluator = Evaluator(objective, new_states({}, config.runtime), config.runtime)
+        (found,) = evaluator.predict(dataset, _REFERENCE_BATCH).values()
+        return found
 
     def _warn_of_rows(self, dataset: Dataset) -> None:
         """Warn of rows of data that were cut or left out.

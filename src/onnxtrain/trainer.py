@@ -504,7 +504,12 @@ class Trainer(TrainedModel):
             DataError: The data cannot be read or do not fit.
         """
         dataset, form, weights = self._data.open_with_targets(
-            self._objective, source, target=target, sample_weight=sample_weight, learning=True
+            self._objective,
+            source,
+            target=target,
+            sample_weight=sample_weight,
+            learning=True,
+            reference=self._reference,
         )
         self._warn_of_rows(dataset)
         self._use(self._objective.with_form(form).weighting(weights is not None))

@@ -11,6 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain.losses import LOSSES
 from onnxtrain.losses.contrastive_losses import EmbeddingLoss
+from onnxtrain.losses.groups import GroupLoss
 
 RANDOM = np.random.default_rng(0)
 ROWS, CLASSES, STEPS = 12, 4, 5
@@ -76,6 +77,9 @@ OPTIONS = {
     "blank": [0],
     "zero_infinity": [True],
 }
+ELSEWHERE = (EmbeddingLoss, GroupLoss)
+"""Losses that compare the examples of a batch with each other, and those of test_group_losses.py."""
+
 NOT_TRIED = {
     "axis": "it moves the classes, and changes no number",
     "check_targets": "it changes what is refused",
@@ -99,8 +103,8 @@ def fits(name, options, targets):
 def cases():
     found = []
     for name, loss in LOSSES.items():
-        if issubclass(loss, EmbeddingLoss):
-            continue  # they compare the examples of a batch with each other
+        if issubclass(loss, ELSEWHERE):
+            continue
         fields = [field.name for field in dataclasses.fields(loss) if field.name in OPTIONS]
         alone = [{field: value} for field in fields for value in OPTIONS[field]]
         together = {field: OPTIONS[field][0] for field in fields if field != "reduction"}
@@ -122,8 +126,8 @@ def made(name, options, folder):
 
 def test_every_loss_and_option_is_covered():
     for name, loss in LOSSES.items():
-        assert issubclass(loss, EmbeddingLoss) or name in DATA
-        if not issubclass(loss, EmbeddingLoss):
+        assert issubclass(loss, ELSEWHERE) or name in DATA
+        if not issubclass(loss, ELSEWHERE):
             for field in dataclasses.fields(loss):
                 assert (field.name in OPTIONS) != (field.name in NOT_TRIED), f"{name}: {field.name}"
 

@@ -25,6 +25,21 @@ ROWS: list[dict[str, Any]] = [
     {"instruction": "a", "input": "b", "output": "a b"},
     {"text": "a b a b"},
 ]  # fmt: skip
+GROUPS: dict[str, list[dict[str, Any]]] = {
+    "pairs": [
+        {"prompt": "a b", "chosen": "b", "rejected": "a a", "margin": 0.5},
+        {"prompt": [{"role": "user", "content": "a"}], "chosen": [{"role": "assistant", "content": "b"}],
+         "rejected": [{"role": "assistant", "content": "a"}], "tools": [{"name": "f"}]},
+        {"chosen": "a b b", "rejected": "a b a"},
+    ],
+    "rewards": [{"chosen": "a b", "rejected": "a", "margin": 1}, {"prompt": "a", "chosen": "b", "rejected": "a b"}],
+    "judged": [{"prompt": "a", "completion": "b", "label": True}, {"prompt": "b", "completion": "a b", "label": 0}],
+    "embeddings": [{"query": "a", "positive": "b", "negative": ["a b"]}, {"anchor": "b", "positive": "a"}],
+    "ranking": [
+        {"query": "a", "documents": ["a", "b"], "labels": [1, 0.5]},
+        {"query": "a", "positive": "b", "negative": ["a", "b b"]},
+    ],
+}  # fmt: skip
 BLOCKS = (
     "{% for m in messages %}{{ m.role ~ ':' ~ m.content }}{% endfor %}", "{{ bos_token }}", "{{ messages | tojson }}",
     "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}", "{{ tools[0].name }}",
@@ -54,7 +69,8 @@ class Subject:
 
     def _read(self, generator: random.Random, case: Path) -> None:
         from onnxtrain.data import TensorSpec, open_dataset
-        from onnxtrain.text import ChatData
+        from onnxtrain.text import ChatData, ComparisonData
+        from onnxtrain.text.comparison_data import Comparisons
 
         os.link(self._shared / "tokenizer.json", case / "tokenizer.json")
         config = copy.deepcopy(CONFIG)
@@ -67,13 +83,23 @@ class Subject:
             (case / "chat_template.jinja").write_bytes(damage(template.encode(), generator))
         if generator.random() < 0.2:
             self._write(case / "genai_config.json", [{"model": {"context_length": 50}}], generator)
-        rows = generator.choices(ROWS, k=generator.randrange(1, 6))
+        kind = generator.choice((None, None, *GROUPS))
+        rows = generator.choices(ROWS if kind is None else GROUPS[kind], k=generator.randrange(1, 6))
         name = generator.choice(("d.jsonl", "d.jsonl", "d.jsonl", "d.txt", "d.csv"))
         if name == "d.csv":
             text = "prompt,completion\n" + "".join(f"{row.get('prompt', '')!s},a b\n" for row in rows)
             (case / name).write_bytes(damage(text.encode(), generator))
         else:
             self._write(case / name, rows, generator)
+        if kind is not None:
+            compared = Comparisons(
+                ComparisonData(case / name, case, max_length=generator.choice((None, 2, 50))), kind, has_reference=False
+            )
+            groups = [TensorSpec("input_ids", np.dtype(np.int64), ("N", "k", "T"))]
+            groups += [TensorSpec("labels", np.dtype(np.int64), ("N", "k", "T"))]
+            for batch in open_dataset(compared, groups, need_target=False).batches(2, shuffle=True):
+                assert batch.inputs["labels"].shape == batch.inputs["input_ids"].shape
+            return
         data = ChatData(
             case / name,
             case,

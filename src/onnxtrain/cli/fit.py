@@ -312,6 +312,7 @@ def command(
             distributed=Distributed(parallel, distributed.shard_states, distributed.shard_gradients),
             **options,
         )
+        trainer._data.folder = model.parent  # of the tokenizer, also for a model with a new head in memory
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=loop.resume)
     if root and (output.parent.is_dir() or folder is None):  # else the run makes it
         _check_output(trainer, output)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 LOSS_HELP = (
     "The loss: softmax_cross_entropy, binary_cross_entropy, mean_squared_error, mean_absolute_error, huber, "
-    "focal, binary_focal, dice, ctc, triplet, info_nce, next_token, 'distillation(teacher=FILE)', "
+    "focal, binary_focal, dice, ctc, triplet, info_nce, next_token, 'distillation(teacher=FILE)'; "
+    "of rows to compare dpo, orpo, kto, reward, multiple_negatives, listnet, ranknet; "
     "each with arguments as in 'huber(delta=0.5)'; "
     "output:NAME for a scalar output of the model, or the path of an ONNX model of (prediction, target)."
 )
@@ -58,7 +59,7 @@ Data = Annotated[
         metavar="PATH",
         help="A .npz or .safetensors file or a folder of .npy files: arrays named like the model's inputs, and the "
         "target. Or a .csv or .parquet file with --target, a folder with one folder of images per class, a .tar file, "
-        "or for next_token a .jsonl, .txt, .csv or .parquet file of chats or texts.",
+        "or for next_token a .jsonl, .txt, .csv or .parquet file of chats or texts, as for losses that compare rows.",
     ),
 ]
 Target = Annotated[
@@ -315,7 +316,8 @@ class ReaderFlags:
 
         Args:
             path: The data.
-            loss: The loss as given; with ``next_token`` texts are rows of a language model.
+            loss: The loss as given; with ``next_token`` texts are rows of a language model, with others they are
+                compared.
 
         Raises:
             OptionError: A setting is for another kind of data.
@@ -324,17 +326,18 @@ class ReaderFlags:
         from onnxtrain.data.csv_file import CSV_SUFFIXES
         from onnxtrain.data.images import is_image_folder
         from onnxtrain.data.tar_file import is_tar
-        from onnxtrain.text import ChatData
+        from onnxtrain.text import ChatData, ComparisonData
         from onnxtrain.text.rows import holds_texts, is_json_lines
 
         image_settings = {"mean": _channel_values("mean", self.mean), "std": _channel_values("std", self.std)}
+        compared = _compares_rows(loss) and holds_texts(path)
         rows = holds_texts(path) and (loss or "").partition("(")[0] == "next_token"
-        if rows or is_json_lines(path):
+        if rows or compared or is_json_lines(path):
             reading = ("delimiter", "encoding", "decimal") if Path(path).suffix.lower() in CSV_SUFFIXES else ()
-            own = ("tokenizer", "train_on", "max_length", "pack", "chat_template")
-            self._only(*own, *reading, kind="chats or texts", path=path)
+            own = ("tokenizer", "max_length", "chat_template", *(() if compared else ("train_on", "pack")))
+            self._only(*own, *reading, kind="texts to compare" if compared else "chats or texts", path=path)
             opened = CsvFile(path, self.delimiter, self.encoding, self.decimal) if reading else path
-            return ChatData(opened, **{name: getattr(self, name) for name in own})
+            return (ComparisonData if compared else ChatData)(opened, **{name: getattr(self, name) for name in own})
         if self.tokenizer is not None:
             self._only("tokenizer", "text", "length", kind="texts", path=path)
             return TextFile(path, self.tokenizer, self.text, self.length)
@@ -373,6 +376,17 @@ class ReaderFlags:
                 flag = f"--{field.name.replace('_', '-')}"
                 shown = flag if value is True else f"{flag} is {str(value)!r}"
                 raise OptionError(f"{shown}, but {path!r} is read as {kind}; leave it out.")
+
+
+def _compares_rows(loss: str | None) -> bool:
+    """Return whether a loss, as given, compares rows of texts."""
+    from onnxtrain.aliases import ALIASES
+    from onnxtrain.call_text import name_of
+    from onnxtrain.losses import LOSSES
+    from onnxtrain.losses.groups import GroupLoss
+
+    found = LOSSES.get(ALIASES.get(name_of(loss), name_of(loss)))
+    return found is not None and issubclass(found, GroupLoss)
 
 
 def _channel_values(name: str, given: str | None) -> float | Sequence[float] | None:

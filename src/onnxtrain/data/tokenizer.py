@@ -32,6 +32,10 @@ _PADDING_NAMES: Final = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
 _LARGEST_ID: Final = 2**31 - 1
 
 
+Text = str | tuple[str, str]
+"""A text, or a pair of texts in one row, such as a query with a document."""
+
+
 class Encoded(NamedTuple):
     """A text as tokens.
 
@@ -54,16 +58,20 @@ class Encoder(Protocol):
     padding: int
     """Padding id."""
 
-    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Encoded]:
+    def encode(self, texts: Sequence[Text], *, special: bool = True) -> list[Encoded]:
         """Encode texts.
 
         Args:
-            texts: The texts.
+            texts: The texts, or pairs of texts.
             special: Add the special tokens of the tokenizer's post-processor.
 
         Raises:
             DataError: The tokenizer fails on them.
         """
+
+
+def _size(text: Text) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def open_tokenizer(given: Any) -> Encoder:
@@ -133,7 +141,7 @@ class _Here:
         ids = (tokenizer.token_to_id(name) for name in _PADDING_NAMES)
         self.padding = padding if padding is not None else next((found for found in ids if found is not None), 0)
 
-    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Encoded]:
+    def encode(self, texts: Sequence[Text], *, special: bool = True) -> list[Encoded]:
         """Encode texts."""
         try:
             found = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
@@ -168,10 +176,10 @@ class _Elsewhere:
         ids = [found for found in self._process.ready if found is not None]
         self.padding = padding if padding is not None else next(iter(ids), 0)
 
-    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Encoded]:
+    def encode(self, texts: Sequence[Text], *, special: bool = True) -> list[Encoded]:
         """Encode texts."""
         try:
-            lengths, data = self._process.ask({"texts": list(texts), "special": special}, sum(map(len, texts)))
+            lengths, data = self._process.ask({"texts": list(texts), "special": special}, sum(map(_size, texts)))
         except DataError as error:
             raise DataError(f"{self._label} cannot encode the texts: {error}") from error
         columns = np.frombuffer(data, np.uint32).reshape(4, -1)

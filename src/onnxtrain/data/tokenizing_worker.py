@@ -11,7 +11,8 @@ def start(settings: Any) -> tuple[Any, Any]:
     tokenizer = Tokenizer.from_str(settings["tokenizer"])
 
     def encode(request: Any) -> tuple[Any, bytes]:
-        found = tokenizer.encode_batch(request["texts"], add_special_tokens=request["special"])
+        texts = [text if isinstance(text, str) else tuple(text) for text in request["texts"]]  # or pairs of texts
+        found = tokenizer.encode_batch(texts, add_special_tokens=request["special"])
         arrays = [array("I") for _ in range(4)]
         for each in found:
             starts, ends = zip(*each.offsets, strict=True) if each.offsets else ((), ())

@@ -14,11 +14,16 @@ from onnxtrain.losses.dice_loss import Dice
 from onnxtrain.losses.distillation import Distillation
 from onnxtrain.losses.elementwise import BinaryCrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
 from onnxtrain.losses.focal_losses import BinaryFocal, Focal
+from onnxtrain.losses.preference_losses import DPO, KTO, ORPO, Reward
+from onnxtrain.losses.ranking_losses import ListNet, MultipleNegatives, RankNet
 from onnxtrain.public_names import public_names
 
 __all__ = [
     "CTC",
+    "DPO",
+    "KTO",
     "LOSSES",
+    "ORPO",
     "BinaryCrossEntropy",
     "BinaryFocal",
     "CustomLoss",
@@ -27,10 +32,14 @@ __all__ = [
     "Focal",
     "Huber",
     "InfoNCE",
+    "ListNet",
     "Loss",
     "MeanAbsoluteError",
     "MeanSquaredError",
+    "MultipleNegatives",
     "NextToken",
+    "RankNet",
+    "Reward",
     "SoftmaxCrossEntropy",
     "TargetForm",
     "TargetKind",
@@ -55,5 +64,12 @@ LOSSES: Final[Mapping[str, type[Loss]]] = {
     "triplet": Triplet,
     "info_nce": InfoNCE,
     "distillation": Distillation,
+    "dpo": DPO,
+    "orpo": ORPO,
+    "kto": KTO,
+    "reward": Reward,
+    "multiple_negatives": MultipleNegatives,
+    "listnet": ListNet,
+    "ranknet": RankNet,
 }
 """Losses by their names on the command line."""

@@ -66,6 +66,8 @@ class Loss:
     """Factor of the loss."""
     reduction: str = "mean"
     """``"mean"`` of the terms of a batch, as :meth:`build` returns it, or their ``"sum"``."""
+    own_metrics: ClassVar[tuple[str, ...]] = ()
+    """Metrics that evaluations report where none are requested."""
     shape_hint: str = ""
     """Advice for errors about the shape or type of targets, where the loss accepts others."""
 

@@ -253,6 +253,8 @@ class MetricInput(NamedTuple):
         probabilities: True if predictions are class probabilities instead of logits.
         later: Offset along axis 1 from a prediction to its target.
         sequence: Decoder of label sequences, for losses on sequences.
+        rewards: Returns the rewards of chosen and of rejected answers, from targets and predictions.
+        pairs: True if every chosen answer has a rejected one.
     """
 
     loss: str
@@ -262,6 +264,8 @@ class MetricInput(NamedTuple):
     probabilities: bool = False
     later: int = 0
     sequence: CharacterErrorRate | None = None
+    rewards: Callable[[Array, Array], tuple[Array, Array]] | None = None
+    pairs: bool = True
 
     @property
     def counted(self) -> CountedPredictions:

@@ -23,6 +23,7 @@ from onnxtrain.metrics.dataset_metrics import (
 )
 from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import BUILT_IN, checked_options
+from onnxtrain.metrics.rewards import REWARD_METRICS, reward_metric
 from onnxtrain.spelling import suggestion
 
 _METRIC_ALIASES: Final = {
@@ -111,7 +112,8 @@ def listed(metrics: Any) -> list[Any]:
 
 def unknown(name: str) -> OptionError:
     """Return the error for an unknown metric, with the nearest name."""
-    names = [*BUILT_IN, *DATASET_METRIC_NAMES, *_METRIC_ALIASES, *_METRIC_ALIASES.values(), *_loss_aliases()]
+    aliases = [*_METRIC_ALIASES, *_METRIC_ALIASES.values(), *_loss_aliases()]
+    names = [*BUILT_IN, *DATASET_METRIC_NAMES, *REWARD_METRICS, *aliases]
     near = suggestion(name_of(name), names)
     shown = ", ".join([*BUILT_IN, *SHOWN, "f1_micro", "top_k(5)", CharacterErrorRate.name])
     return OptionError(f"There is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}")
@@ -222,6 +224,8 @@ def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunc
     name = canonical(metric) if isinstance(metric, str) else None
     if name in (CharacterErrorRate.name, WordErrorRate.name):
         return from_object(_error_rate(metric_input, str(name)))
+    if name in REWARD_METRICS:
+        return reward_metric(metric_input, str(name))
     whole = find_dataset_metric(name)
     if whole is not None:
         return whole.named(reader(metric_input, whole.name, whole.reads), metric_input.counted)

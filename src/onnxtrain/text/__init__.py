@@ -1,10 +1,11 @@
-"""Texts to train language models on: chats, prompts with completions, instructions, plain texts."""
+"""Texts to train language models on: chats, prompts with completions, instructions, plain texts; texts to compare."""
 
 from __future__ import annotations
 
 from onnxtrain.public_names import public_names
 from onnxtrain.text.chat_data import ChatData
+from onnxtrain.text.comparison_data import ComparisonData
 
-__all__ = ["ChatData"]
+__all__ = ["ChatData", "ComparisonData"]
 
 __dir__ = public_names(__name__)

@@ -154,7 +154,7 @@ class TokenRows:
                 read, tokens = read + 1, tokens + size
                 if limit is not None and size > limit:
                     cut, lost = cut + 1, lost + size - limit
-                marks = _learned(encoded.starts, encoded.ends, spans)[:limit]
+                marks = learned_tokens(encoded.starts, encoded.ends, spans)[:limit]
                 if marks[1:].any():  # no earlier token predicts the first
                     ids.append(encoded.ids[:limit])
                     learned.append(marks)
@@ -207,7 +207,7 @@ class TokenRows:
         return found.digest()
 
 
-def _learned(starts: Array, ends: Array, spans: Sequence[tuple[int, int]]) -> Array:
+def learned_tokens(starts: Array, ends: Array, spans: Sequence[tuple[int, int]]) -> Array:
     """Return the tokens that overlap with spans of characters; one span over everything has all tokens."""
     found = np.zeros(len(starts), bool)
     for start, end in spans:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -164,11 +164,23 @@ def read_rows(source: Any) -> Iterator[Row]:
         DataError: The source cannot be read, or a row has none of the forms of `ChatData`; the message names the row.
     """
     name = name_of(source)
-    for label, row in _read(source):
+    for label, row in read_records(source):
         yield Row.of(row, f"{label} of {name}")
 
 
-def _read(source: Any) -> Iterator[tuple[str, Any]]:
+def read_records(
+    source: Any, forms: Sequence[tuple[str, ...]] = FORMS, columns: Sequence[str] = _COLUMNS
+) -> Iterator[tuple[str, Any]]:
+    """Read the rows of a file, a reader, a dataset, or a list, as they are, each with its label for messages.
+
+    Args:
+        source: The source.
+        forms: Columns of each form of a row, one of which a table must have.
+        columns: Columns of a table to read.
+
+    Raises:
+        DataError: The source cannot be read.
+    """
     if isinstance(source, str | os.PathLike):
         suffix = Path(source).suffix.lower()
         if suffix in CSV_SUFFIXES:
@@ -176,9 +188,9 @@ def _read(source: Any) -> Iterator[tuple[str, Any]]:
         elif suffix in PARQUET_SUFFIXES:
             source = ParquetFile(source)
     if isinstance(source, CsvFile):
-        yield from _of_csv(source)
+        yield from _of_csv(source, forms, columns)
     elif isinstance(source, ParquetFile):
-        yield from ((f"row {number}", row) for number, row in enumerate(source.rows(_COLUMNS)))
+        yield from ((f"row {number}", row) for number, row in enumerate(source.rows(columns)))
     elif isinstance(source, str | os.PathLike):
         path = Path(source)
         parse = _json if is_json_lines(path) else None
@@ -226,14 +238,12 @@ def _json(line: str, label: str) -> Any:
         raise DataError(f"{label} is not JSON: {reason}.") from error
 
 
-def _of_csv(file: CsvFile) -> Iterator[tuple[str, Any]]:
-    columns = file.column_names()
-    known = [name for name in _COLUMNS if name in columns]
-    if _form_of(known) is None:
-        raise DataError(
-            f"{file.name} has the columns {', '.join(columns[:8])}; rows of texts need prompt and completion, "
-            "instruction and output, or text."
-        )
+def _of_csv(file: CsvFile, forms: Sequence[tuple[str, ...]], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    held = file.column_names()
+    known = [name for name in columns if name in held]
+    if not any(set(known).issuperset(form) for form in forms):
+        wanted = ", or ".join(" and ".join(form) for form in forms if form != ("messages",))
+        raise DataError(f"{file.name} has the columns {', '.join(held[:8])}; rows of texts need {wanted}.")
     specs = [TensorSpec(name, np.dtype(object), (None,)) for name in known]
     inputs = file.read(specs, need_target=False)[0]
     texts = [np.asarray(inputs[name]).astype(object) for name in known]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,8 +34,12 @@ from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
+from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
 from onnxtrain.objective import Objective
+
+if TYPE_CHECKING:
+    from onnxtrain.text.comparison_data import Comparisons
 
 Adapting = Callable[[Dataset, Targets, str | None], Dataset]
 """Converts the targets of a dataset, or its named targets, to the form of a loss."""
@@ -181,7 +185,14 @@ class DataAdapter:
         return dataset
 
     def open_with_targets(
-        self, objective: Objective, source: Any, *, target: str | None, sample_weight: Any, learning: bool
+        self,
+        objective: Objective,
+        source: Any,
+        *,
+        target: str | None,
+        sample_weight: Any,
+        learning: bool,
+        reference: Callable[[Comparisons], np.ndarray],
     ) -> tuple[Dataset, Forms | None, Any]:
         """Open data with targets and weights; :meth:`Objective.accept` checks their values.
 
@@ -191,6 +202,7 @@ class DataAdapter:
             target: Name of the target in a file with several arrays left.
             sample_weight: One weight per example, or the name of their array or column.
             learning: Whether to learn text labels from data that may lack some of the classes.
+            reference: Predicts with the model as it was before training, for losses on texts that compare with it.
 
         Returns:
             The dataset, the forms of the targets, and the weights: an array, their name in the dataset, or ``None``.
@@ -200,6 +212,10 @@ class DataAdapter:
         """
         inputs = self.names.specs(objective.inputs)
         source = with_tokenizer(source, objective, self.folder)
+        if isinstance(objective.loss, GroupLoss) and objective.loss.has_reference:
+            from onnxtrain.text.comparison_data import Comparisons
+
+            source = source.with_reference(reference(source)) if isinstance(source, Comparisons) else source
         source, weights = with_weights(source, sample_weight, objective.inputs)
         if objective.targets is not None:
             adapt = self._adapt if learning else self._adapt_complete
@@ -258,8 +274,17 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
     if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
         return source
     from onnxtrain.text.chat_data import ChatData, with_texts  # a single step does not need file readers
+    from onnxtrain.text.comparison_data import ComparisonData
 
     loss = None if objective.targets is None else objective.targets.loss
+    if isinstance(loss, GroupLoss):
+        return _with_comparisons(source, loss, folder)
+    if isinstance(source, ComparisonData):
+        shown = "is an output" if loss is None else f"{loss.name} compares none"
+        raise DataError(
+            f"{source.name} holds texts to compare, but the loss {shown}; use dpo, orpo, kto, reward, "
+            "multiple_negatives, listnet or ranknet."
+        )
     found = with_texts(source, folder, rows=isinstance(loss, NextToken))
     if isinstance(found, ChatData) and isinstance(loss, SoftmaxCrossEntropy) and not isinstance(loss, NextToken):
         raise DataError(
@@ -267,6 +292,26 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
             "use next_token, which compares them with the next one."
         )
     return found
+
+
+def _with_comparisons(source: Any, loss: GroupLoss, folder: Path | None) -> Any:
+    """Return rows of texts as the examples that a loss compares, and other data as they are.
+
+    Raises:
+        DataError: The data are chats.
+    """
+    from onnxtrain.text.chat_data import ChatData
+    from onnxtrain.text.comparison_data import ComparisonData, Comparisons, holds_comparisons
+
+    if isinstance(source, ChatData):
+        raise DataError(f"{source.name} holds single texts, but the loss {loss.name} compares several; give the path.")
+    if not isinstance(source, ComparisonData):
+        if not holds_comparisons(source, loss.texts):
+            return source
+        source = ComparisonData(source)
+    if source.tokenizer is None and folder is not None:
+        source = dataclasses.replace(source, tokenizer=folder)
+    return Comparisons(source, loss.texts, has_reference=loss.has_reference)
 
 
 def open_with_targets(
