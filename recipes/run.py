@@ -1,0 +1,240 @@
+"""Repeats a published result: trains with several seeds and compares the means with the recipe's expected figures.
+
+    python recipes/run.py NAME [--mnist FOLDER] [--fashion FOLDER] [--seeds 0,1,2] [--workers 2] [--quick]
+
+NAME is a folder of recipes/, or the path of another one. `train.py` in it has a function `train(options, seed)`, which
+returns a figure by name; `expected.toml` has the figures to compare with, their sources, and the recipe's needs. The
+exit code is 1 where a mean is not the expected one, 2 where a package, a file or memory is missing. --quick runs a
+form of seconds, with bounds of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import math
+import multiprocessing
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and scikit-learn read it: a seed takes one thread
+
+import numpy as np
+from packaging.requirements import Requirement
+
+RECIPES = Path(__file__).resolve().parent
+sys.path.append(str(RECIPES.parent / "benchmarks"))
+
+from idx import read_digits  # noqa: E402
+
+DATA_SETS = ("mnist", "fashion")
+
+
+class MissingError(Exception):
+    """Something that a recipe needs is missing; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a run.
+
+    Attributes:
+        quick: True for the form of seconds.
+        folders: Folders of the data sets of :data:`DATA_SETS` that were given.
+    """
+
+    quick: bool = False
+    folders: Mapping[str, Path] = ()  # type: ignore[assignment]
+
+    def images(self, name: str, part: str, count: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Read the first images [N, 1, 28, 28] in [0, 1] and labels of a data set; ``part`` is "train" or "t10k"."""
+        images, labels = read_digits(self.folders[name], part)
+        return images[:count], labels[:count]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Figures of a seed, and the seconds of CPU time that they took."""
+
+    figures: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a recipe.
+
+    Attributes:
+        name: What is measured, with its unit.
+        published: The published figures.
+        source: Where they were published.
+        ours: Mean over the seeds.
+        spread: Standard deviation between the seeds.
+        within: Largest accepted difference between a mean and ``ours``.
+        quick: Smallest and largest accepted value of the quick form; empty where that has no such figure.
+        why: Why ours differs from the published one; empty where it does not.
+    """
+
+    name: str
+    published: str
+    source: str
+    ours: float
+    spread: float
+    within: float
+    quick: tuple[float, ...]
+    why: str = ""
+
+    def bounds(self, quick: bool) -> tuple[float, ...]:
+        """Smallest and largest accepted mean."""
+        return tuple(self.quick) if quick else (self.ours - self.within, self.ours + self.within)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`expected.toml` of a folder: title, needs and figures."""
+
+    folder: Path
+    title: str
+    about: str
+    seeds: int
+    minutes: float
+    memory: int  # MiB a process
+    figures: tuple[Figure, ...]
+    packages: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+
+    @classmethod
+    def load(cls, folder: Path) -> Recipe:
+        """Read a folder.
+
+        Raises:
+            MissingError: It is no recipe.
+        """
+        for name in ("expected.toml", "train.py"):
+            if not (folder / name).is_file():
+                known = ", ".join(sorted(path.parent.name for path in RECIPES.glob("*/train.py")))
+                raise MissingError(f"{folder} has no {name}; the recipes are {known}.")
+        fields = tomllib.loads((folder / "expected.toml").read_text())
+        figures = tuple(Figure(name, **entries) for name, entries in fields.pop("figures").items())
+        return cls(folder, figures=figures, **fields)
+
+    def check_needs(self, options: Options, workers: int) -> None:
+        """Check everything that the recipe needs before it starts.
+
+        Raises:
+            MissingError: The first thing that is missing.
+        """
+        for text in self.packages:
+            wanted = Requirement(text)
+            try:
+                version = importlib.metadata.version(wanted.name)
+            except importlib.metadata.PackageNotFoundError:
+                raise MissingError(f"{self.folder.name} needs {text}, which is not installed.") from None
+            if not wanted.specifier.contains(version, prereleases=True):
+                raise MissingError(f"{self.folder.name} needs {text}, but {wanted.name} {version} is installed.")
+        for name in self.data:
+            if name not in options.folders:
+                raise MissingError(f"{self.folder.name} needs --{name} FOLDER, the folder of the four files of its images.")
+            try:
+                for part in ("train", "t10k"):
+                    options.images(name, part)
+            except (OSError, ValueError) as error:
+                raise MissingError(f"{self.folder.name} cannot read its images: {error}") from None
+        needed, free = self.memory * workers, free_memory()
+        if free < needed:
+            raise MissingError(f"{self.folder.name} needs {needed} MiB of memory, but {free:.0f} MiB are available.")
+
+    def train(self, options: Options, seed: int) -> Outcome:
+        """Run the recipe with a seed.
+
+        Raises:
+            ValueError: Its figures are not those of `expected.toml`.
+        """
+        spec = importlib.util.spec_from_file_location(f"recipe_{self.folder.name}", self.folder / "train.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        begin = time.process_time()
+        found: dict[str, float] = module.train(options, seed)
+        seconds = time.process_time() - begin
+        if list(found) != [figure.name for figure in self.figures_of(options.quick)]:
+            raise ValueError(f"{self.folder.name} returned {list(found)}, but its expected.toml has other figures.")
+        return Outcome(found, seconds)
+
+    def figures_of(self, quick: bool) -> list[Figure]:
+        """The figures of a run."""
+        return [figure for figure in self.figures if figure.quick or not quick]
+
+    def compare(self, outcomes: Sequence[Outcome], quick: bool) -> tuple[str, bool]:
+        """Return a table of the figures, and whether all means are within their bounds."""
+        lines = ["| figure | published | accepted | mean | deviation | |", "| --- | --- | --- | --- | --- | --- |"]
+        right = True
+        for figure in self.figures_of(quick):
+            values = np.array([outcome.figures[figure.name] for outcome in outcomes])
+            low, high = figure.bounds(quick)
+            good = bool(low <= values.mean() <= high)  # false for NaN
+            right &= good
+            accepted = f"{low:.4g} to {high:.4g}"
+            lines.append(
+                f"| {figure.name} | {figure.published} | {accepted} | {values.mean():.4g} | {values.std():.2g} | "
+                f"{'as expected' if good else 'NOT as expected'} |"
+            )
+        return "\n".join(lines), right
+
+
+def free_memory() -> float:
+    """Available memory in MiB; infinite where the system does not say."""
+    path = Path("/proc/meminfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("MemAvailable:")), math.inf)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the recipe that the arguments name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", help="a folder of recipes/")
+    for name in DATA_SETS:
+        parser.add_argument(f"--{name}", type=Path, help="folder of train-images-idx3-ubyte.gz and the other three files")
+    parser.add_argument("--seeds", help="such as 0,1,2; by default the recipe's number of seeds, with --quick one")
+    parser.add_argument("--workers", type=int, default=2, help="seeds at a time, one thread each")
+    parser.add_argument("--quick", action="store_true", help="seconds instead of minutes")
+    given = parser.parse_args(arguments)
+    folders = {name: getattr(given, name) for name in DATA_SETS if getattr(given, name)}
+    options = Options(given.quick, folders)
+    try:
+        recipe = Recipe.load(RECIPES / given.recipe)
+        seeds = [int(seed) for seed in given.seeds.split(",")] if given.seeds else range(1 if given.quick else recipe.seeds)
+        workers = min(given.workers, len(seeds))
+        recipe.check_needs(options, workers)
+    except MissingError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if workers == 1:
+        outcomes = shown(seeds, (recipe.train(options, seed) for seed in seeds))
+    else:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            outcomes = shown(seeds, pool.map(recipe.train, [options] * len(seeds), seeds))
+    table, right = recipe.compare(outcomes, options.quick)
+    print(f"\n{table}\n\n{len(outcomes)} seeds, {np.mean([o.seconds for o in outcomes]):.0f} s of CPU time each")
+    return 0 if right else 1
+
+
+def shown(seeds: Sequence[int], results: Iterable[Outcome]) -> list[Outcome]:
+    """Print results as they come, and return them."""
+    outcomes = []
+    for seed, outcome in zip(seeds, results, strict=True):
+        said = ", ".join(f"{name}: {value:.4g}" for name, value in outcome.figures.items())
+        print(f"seed {seed}: {said} ({outcome.seconds:.0f} s)", flush=True)
+        outcomes.append(outcome)
+    return outcomes
+
+
+if __name__ == "__main__":
+    sys.exit(main())
