@@ -73,23 +73,19 @@ class Figure:
 
     Attributes:
         name: What is measured, with its unit.
-        published: The published figures.
-        source: Where they were published.
         ours: Mean over the seeds.
         spread: Standard deviation between the seeds.
         within: Largest accepted difference between a mean and ``ours``.
         quick: Smallest and largest accepted value of the quick form; empty where that has no such figure.
-        why: Why ours differs from the published one; empty where it does not.
+        published: The published figures.
     """
 
     name: str
-    published: str
-    source: str
     ours: float
     spread: float
     within: float
     quick: tuple[float, ...]
-    why: str = ""
+    published: str = ""
 
     def bounds(self, quick: bool) -> tuple[float, ...]:
         """Smallest and largest accepted mean."""
@@ -98,15 +94,31 @@ class Figure:
 
 @dataclass(frozen=True)
 class Recipe:
-    """`expected.toml` of a folder: title, needs and figures."""
+    """`expected.toml` of a folder.
+
+    Attributes:
+        folder: The folder.
+        title: What is repeated.
+        about: What is trained on what, in a few sentences.
+        source: Where the published figures stand, in Markdown.
+        why: Why ours differ from them; empty where they do not.
+        seeds: Number of seeds of the expected figures.
+        seconds: CPU time of a seed.
+        memory: Memory of a seed in MiB.
+        figures: The expected figures.
+        packages: Requirements beside onnxtrain's own.
+        data: Names in :data:`DATA_SETS`.
+    """
 
     folder: Path
     title: str
     about: str
+    source: str
     seeds: int
-    minutes: float
-    memory: int  # MiB a process
+    seconds: int
+    memory: int
     figures: tuple[Figure, ...]
+    why: str = ""
     packages: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
 
@@ -141,7 +153,9 @@ class Recipe:
                 raise MissingError(f"{self.folder.name} needs {text}, but {wanted.name} {version} is installed.")
         for name in self.data:
             if name not in options.folders:
-                raise MissingError(f"{self.folder.name} needs --{name} FOLDER, the folder of the four files of its images.")
+                raise MissingError(
+                    f"{self.folder.name} needs --{name} FOLDER, the folder of the four files of its images."
+                )
             try:
                 for part in ("train", "t10k"):
                     options.images(name, part)
@@ -158,7 +172,8 @@ class Recipe:
             ValueError: Its figures are not those of `expected.toml`.
         """
         spec = importlib.util.spec_from_file_location(f"recipe_{self.folder.name}", self.folder / "train.py")
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         begin = time.process_time()
@@ -179,12 +194,13 @@ class Recipe:
         for figure in self.figures_of(quick):
             values = np.array([outcome.figures[figure.name] for outcome in outcomes])
             low, high = figure.bounds(quick)
+            with np.errstate(invalid="ignore"):  # a figure may be infinite, as steps to what is never reached
+                deviation = values.std()
             good = bool(low <= values.mean() <= high)  # false for NaN
             right &= good
-            accepted = f"{low:.4g} to {high:.4g}"
             lines.append(
-                f"| {figure.name} | {figure.published} | {accepted} | {values.mean():.4g} | {values.std():.2g} | "
-                f"{'as expected' if good else 'NOT as expected'} |"
+                f"| {figure.name} | {figure.published or '-'} | {low:.4g} to {high:.4g} | {values.mean():.4g} | "
+                f"{deviation:.2g} | {'as expected' if good else 'NOT as expected'} |"
             )
         return "\n".join(lines), right
 
@@ -201,7 +217,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="a folder of recipes/")
     for name in DATA_SETS:
-        parser.add_argument(f"--{name}", type=Path, help="folder of train-images-idx3-ubyte.gz and the other three files")
+        parser.add_argument(
+            f"--{name}", type=Path, help="folder of train-images-idx3-ubyte.gz and the other three files"
+        )
     parser.add_argument("--seeds", help="such as 0,1,2; by default the recipe's number of seeds, with --quick one")
     parser.add_argument("--workers", type=int, default=2, help="seeds at a time, one thread each")
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes")
@@ -210,7 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = Options(given.quick, folders)
     try:
         recipe = Recipe.load(RECIPES / given.recipe)
-        seeds = [int(seed) for seed in given.seeds.split(",")] if given.seeds else range(1 if given.quick else recipe.seeds)
+        seeds = (
+            [int(seed) for seed in given.seeds.split(",")] if given.seeds else range(1 if given.quick else recipe.seeds)
+        )
         workers = min(given.workers, len(seeds))
         recipe.check_needs(options, workers)
     except MissingError as error:

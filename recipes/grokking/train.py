@@ -10,44 +10,26 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 import onnxtrain
+from network import Network
 
 MODULUS, WIDTH, STEPS = 97, 256, 3000
 
 
 def network(width: int, seed: int) -> onnx.ModelProto:
     """`pair` [N, 2] (int64) to `scores` [N, 97]: (U[a] + V[b])^2 W."""
-    rng = np.random.default_rng(seed)
-
-    def tensor(name: str, scale: float, *shape: int) -> onnx.TensorProto:
-        return numpy_helper.from_array((scale * rng.normal(size=shape)).astype(np.float32), name)
-
-    nodes = [
-        helper.make_node("Split", ["pair"], ["a", "b"], axis=1, num_outputs=2),
-        helper.make_node("Squeeze", ["a", "one"], ["a.flat"]),
-        helper.make_node("Squeeze", ["b", "one"], ["b.flat"]),
-        helper.make_node("Gather", ["U", "a.flat"], ["u"]),
-        helper.make_node("Gather", ["V", "b.flat"], ["v"]),
-        helper.make_node("Add", ["u", "v"], ["hidden"]),
-        helper.make_node("Mul", ["hidden", "hidden"], ["square"]),
-        helper.make_node("MatMul", ["square", "W"], ["scores"]),
-    ]
-    initializers = [
-        tensor("U", 0.5, MODULUS, width),
-        tensor("V", 0.5, MODULUS, width),
-        tensor("W", 1 / width, width, MODULUS),
-        numpy_helper.from_array(np.array([1]), "one"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "modular addition",
-        [helper.make_tensor_value_info("pair", TensorProto.INT64, ["N", 2])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", MODULUS])],
-        initializers,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    net = Network(seed)
+    net.normal("U", 0.5, MODULUS, width)
+    net.normal("V", 0.5, MODULUS, width)
+    net.normal("W", 1 / width, width, MODULUS)
+    for name, place, table in (("a", 0, "U"), ("b", 1, "V")):
+        column = net.node("Gather", "pair", net.constant(f"{name}.column", place, np.int64), output=name, axis=1)
+        net.node("Gather", table, column, output=f"{name}.row")
+    hidden = net.node("Add", "a.row", "b.row", output="hidden")
+    net.node("MatMul", net.node("Mul", hidden, hidden, output="square"), "W", output="scores")
+    return net.model({"pair": ("N", 2)}, {"scores": ("N", MODULUS)}, TensorProto.INT64)
 
 
 def train(options, seed: int) -> dict[str, float]:

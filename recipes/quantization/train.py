@@ -1,4 +1,4 @@
-"""Quantization-aware training of LeNet-5 with integer weights of 8, 4 and 2 bits, on Fashion-MNIST or scikit-learn's digits.
+"""Quantization-aware training of LeNet-5 with weights of 8, 4 and 2 bits, on Fashion-MNIST and scikit-learn's digits.
 
 The model is trained in single precision, rounded by `onnxtrain.quantize`, and trained again as the quantized model
 (`qat=True`). `quantize` writes 8 and 4 bits; the weights of 2 bits are made here from those of 4: the same nodes with
@@ -27,14 +27,19 @@ def with_two_bits(model: onnx.ModelProto) -> onnx.ModelProto:
     result.CopyFrom(model)
     tensors = {tensor.name: tensor for tensor in result.graph.initializer}
     for node in result.graph.node:
-        if node.op_type != "DequantizeLinear" or tensors.get(node.input[0], TensorProto()).data_type != TensorProto.INT4:
+        if (
+            node.op_type != "DequantizeLinear"
+            or tensors.get(node.input[0], TensorProto()).data_type != TensorProto.INT4
+        ):
             continue
         weight, scale, zero = (tensors[name] for name in node.input)
         axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
         values = np.moveaxis(numpy_helper.to_array(weight).astype(np.float32), axis, -1)
         steps = np.linspace(1.0, 7.0, 25)[:, None]
         rounded = np.clip(np.round(values[..., None, :] / steps), -2, 1)
-        errors = ((rounded * steps - values[..., None, :]) ** 2).reshape(-1, *steps.shape[:1], values.shape[-1]).sum(axis=0)
+        errors = (
+            ((rounded * steps - values[..., None, :]) ** 2).reshape(-1, *steps.shape[:1], values.shape[-1]).sum(axis=0)
+        )
         best = steps[errors.argmin(axis=0), 0]
         integers = np.moveaxis(np.clip(np.round(values / best), -2, 1), -1, axis).astype(np.int8)
         weight.CopyFrom(helper.make_tensor(weight.name, TensorProto.INT2, integers.shape, integers.ravel()))
@@ -53,8 +58,8 @@ def digits(images: np.ndarray) -> np.ndarray:
 
 
 def accuracy(model: onnx.ModelProto, images: np.ndarray, labels: np.ndarray) -> float:
-    """Accuracy in percent of the model in plain ONNX Runtime, which has no fused kernels for 2 bits but chooses them."""
-    settings = onnxruntime.SessionOptions()
+    """Accuracy in percent of the model in plain ONNX Runtime."""
+    settings = onnxruntime.SessionOptions()  # without it, ONNX Runtime chooses integer kernels, which int2 lacks
     settings.add_session_config_entry("session.disable_quant_qdq", "1")
     session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
     parts = [session.run(None, {"image": images[i : i + 500]})[0].argmax(axis=1) for i in range(0, len(images), 500)]
@@ -68,7 +73,9 @@ def train(options, seed: int) -> dict[str, float]:
     images, labels = digits(images.reshape(-1, 8, 8)[order]), labels[order].astype(np.int64)
     found = measure("digits", (images[:1300], labels[:1300]), (images[1300:], labels[1300:]), seed, 5)
     if not options.quick:
-        found |= measure("Fashion-MNIST", options.images("fashion", "train"), options.images("fashion", "t10k"), seed, 1)
+        found |= measure(
+            "Fashion-MNIST", options.images("fashion", "train"), options.images("fashion", "t10k"), seed, 1
+        )
     return found
 
 

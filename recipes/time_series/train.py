@@ -2,7 +2,7 @@
 
 Three blocks of convolutions of widths 8, 5 and 3 with 64, 128 and 128 filters, each with batch normalization,
 and Adam. The paper trains for 1,500 epochs and keeps the weights with the lowest training loss; here the learning rate
-falls along a cosine within 200 or 300 epochs. sktime has the data. Source: Ismail Fawaz et al., "Deep
+falls along a cosine within 100 or 150 epochs. sktime has the data. Source: Ismail Fawaz et al., "Deep
 learning for time series classification: a review", 2019.
 """
 
@@ -10,66 +10,48 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 from sktime.datasets import load_gunpoint, load_italy_power_demand
 
 import onnxtrain
+from network import Network
 
-SETS = {"GunPoint": (load_gunpoint, 200), "ItalyPowerDemand": (load_italy_power_demand, 300)}
+SETS = {"GunPoint": (load_gunpoint, 100), "ItalyPowerDemand": (load_italy_power_demand, 150)}
 
 
 def resnet(length: int, classes: int, filters: tuple[int, ...], seed: int) -> onnx.ModelProto:
     """`series` [N, 1, length] to `logits` [N, classes]."""
-    rng = np.random.default_rng(seed)
-    nodes, initializers = [], []
-
-    def tensor(name: str, array: np.ndarray) -> str:
-        initializers.append(numpy_helper.from_array(array.astype(np.float32), name))
-        return name
-
-    def node(operator: str, *inputs: str, output: str, **attributes: object) -> str:
-        nodes.append(helper.make_node(operator, inputs, [output], **attributes))
-        return output
+    net = Network(seed)
 
     def uniform(name: str, *shape: int) -> str:
         fan = (shape[0] + shape[1]) * int(np.prod(shape[2:]))
-        return tensor(name, rng.uniform(-1, 1, shape) * (6 / fan) ** 0.5)
+        return net.constant(name, net.rng.uniform(-1, 1, shape) * (6 / fan) ** 0.5)
 
     def batch_norm(x: str, count: int, name: str) -> str:
         values = {"scale": np.ones(count), "bias": np.zeros(count), "mean": np.zeros(count), "var": np.ones(count)}
-        names = [tensor(f"{name}.{key}", array) for key, array in values.items()]
-        return node("BatchNormalization", x, *names, output=name, epsilon=1e-3, momentum=0.9)
+        names = [net.constant(f"{name}.{key}", array) for key, array in values.items()]
+        return net.node("BatchNormalization", x, *names, output=name, epsilon=1e-3, momentum=0.9)
 
     def convolution(x: str, inputs: int, outputs: int, width: int, name: str) -> str:
-        weight, bias = uniform(f"{name}.weight", outputs, inputs, width), tensor(f"{name}.bias", np.zeros(outputs))
-        pads = [(width - 1) // 2, width // 2]
-        return batch_norm(node("Conv", x, weight, bias, output=f"{name}.conv", pads=pads), outputs, f"{name}.norm")
+        names = uniform(f"{name}.weight", outputs, inputs, width), net.zeros(f"{name}.bias", outputs)
+        x = net.node("Conv", x, *names, output=f"{name}.conv", pads=[(width - 1) // 2, width // 2])
+        return batch_norm(x, outputs, f"{name}.norm")
 
     value, channels = "series", 1
     for block, count in enumerate(filters):
-        name = f"block{block}"
-        inner = convolution(value, channels, count, 8, f"{name}.8")
-        inner = convolution(node("Relu", inner, output=f"{name}.8.relu"), count, count, 5, f"{name}.5")
-        inner = convolution(node("Relu", inner, output=f"{name}.5.relu"), count, count, 3, f"{name}.3")
-        same = channels == count
-        across = (
-            batch_norm(value, count, f"{name}.across")
-            if same
-            else convolution(value, channels, count, 1, f"{name}.across")
-        )
-        value = node("Relu", node("Add", inner, across, output=f"{name}.sum"), output=name)
+        name, inner, inputs = f"block{block}", value, channels
+        for width in (8, 5, 3):
+            inner, inputs = convolution(inner, inputs, count, width, f"{name}.{width}"), count
+            if width != 3:
+                inner = net.node("Relu", inner, output=f"{name}.{width}.relu")
+        if channels == count:
+            across = batch_norm(value, count, f"{name}.across")
+        else:
+            across = convolution(value, channels, count, 1, f"{name}.across")
+        value = net.node("Relu", net.node("Add", inner, across, output=f"{name}.sum"), output=name)
         channels = count
-    value = node("Flatten", node("GlobalAveragePool", value, output="mean"), output="features")
-    head = uniform("head.weight", channels, classes), tensor("head.bias", np.zeros(classes))
-    node("Gemm", value, *head, output="logits")
-    graph = helper.make_graph(
-        nodes,
-        "resnet",
-        [helper.make_tensor_value_info("series", TensorProto.FLOAT, ["N", 1, length])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", classes])],
-        initializers,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    value = net.node("Flatten", net.node("GlobalAveragePool", value, output="mean"), output="features")
+    net.node("Gemm", value, uniform("head.weight", channels, classes), net.zeros("head.bias", classes), output="logits")
+    return net.model({"series": ("N", 1, length)}, {"logits": ("N", classes)})
 
 
 def train(options, seed: int) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Proximal policy optimization (PPO) of an ONNX policy on CartPole-v1: the data are made while the policy trains.
+"""Proximal policy optimization (PPO) of an ONNX policy on CartPole-v1 and Acrobot-v1.
 
-The settings are those of CleanRL's ppo.py: four environments, 128 steps between updates, four epochs of four batches,
-a linearly falling learning rate, clipping of ratio and value, advantages normalized in each batch. Source: Schulman et
-al., "Proximal policy optimization algorithms", 2017.
+The policy makes its data while it trains. The settings are those of CleanRL's ppo.py: four environments, 128 steps
+between updates, four epochs of four batches, a linearly falling learning rate, clipping of ratio and value, advantages
+normalized in each batch. Source: Schulman et al., "Proximal policy optimization algorithms", 2017.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
+from network import Network
 from onnxtrain.losses import CustomLoss
 
 STEPS, ENVIRONMENTS, LENGTH = 500_000, 4, 128
@@ -28,30 +28,19 @@ def orthogonal(rng: np.random.Generator, inputs: int, outputs: int, gain: float)
 
 def policy(observations: int, actions: int, seed: int) -> onnx.ModelProto:
     """`observation` [N, observations] to `heads` [N, actions + 1], the logits of the actions and the value."""
-    rng = np.random.default_rng(seed)
-    nodes, initializers, heads = [], [], []
+    net, heads = Network(seed), []
     for name, outputs, gain in (("actor", actions, 0.01), ("critic", 1, 1.0)):
         value, sizes = "observation", [observations, 64, 64, outputs]
         for layer in range(3):
-            weight, bias = f"{name}{layer}.weight", f"{name}{layer}.bias"
-            matrix = orthogonal(rng, sizes[layer], sizes[layer + 1], 2**0.5 if layer < 2 else gain)
-            initializers.append(numpy_helper.from_array(matrix, weight))
-            initializers.append(numpy_helper.from_array(np.zeros(sizes[layer + 1], np.float32), bias))
-            nodes.append(helper.make_node("Gemm", [value, weight, bias], [f"{name}{layer}"]))
-            value = f"{name}{layer}"
+            matrix = orthogonal(net.rng, sizes[layer], sizes[layer + 1], 2**0.5 if layer < 2 else gain)
+            weight = net.constant(f"{name}{layer}.weight", matrix)
+            bias = net.zeros(f"{name}{layer}.bias", sizes[layer + 1])
+            value = net.node("Gemm", value, weight, bias, output=f"{name}{layer}")
             if layer < 2:
-                nodes.append(helper.make_node("Tanh", [value], [f"{value}.tanh"]))
-                value += ".tanh"
+                value = net.node("Tanh", value, output=f"{value}.tanh")
         heads.append(value)
-    nodes.append(helper.make_node("Concat", heads, ["heads"], axis=1))
-    graph = helper.make_graph(
-        nodes,
-        "policy",
-        [helper.make_tensor_value_info("observation", TensorProto.FLOAT, ["N", observations])],
-        [helper.make_tensor_value_info("heads", TensorProto.FLOAT, ["N", actions + 1])],
-        initializers,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    net.node("Concat", *heads, output="heads", axis=1)
+    return net.model({"observation": ("N", observations)}, {"heads": ("N", actions + 1)})
 
 
 def ppo_loss(op, heads, target):
@@ -78,8 +67,10 @@ def logs_of(logits: np.ndarray) -> np.ndarray:
 
 
 def train(options, seed: int) -> dict[str, float]:
-    """Train on an environment, and return the mean return of the last hundred episodes."""
-    return {"return": last_returns("CartPole-v1", 20_000 if options.quick else STEPS, seed)}
+    """Train on both environments, and return the mean return of the last hundred episodes."""
+    if options.quick:
+        return {"CartPole-v1, return": last_returns("CartPole-v1", 20_000, seed)}
+    return {f"{name}, return": last_returns(name, STEPS, seed) for name in ("CartPole-v1", "Acrobot-v1")}
 
 
 def last_returns(name: str, steps: int, seed: int) -> float:
