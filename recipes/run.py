@@ -21,7 +21,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and scikit-learn read it: a seed takes one thread
@@ -51,7 +51,7 @@ class Options:
     """
 
     quick: bool = False
-    folders: Mapping[str, Path] = ()  # type: ignore[assignment]
+    folders: Mapping[str, Path] = field(default_factory=dict)
 
     def images(self, name: str, part: str, count: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Read the first images [N, 1, 28, 28] in [0, 1] and labels of a data set; ``part`` is "train" or "t10k"."""
@@ -220,17 +220,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(
             f"--{name}", type=Path, help="folder of train-images-idx3-ubyte.gz and the other three files"
         )
-    parser.add_argument("--seeds", help="such as 0,1,2; by default the recipe's number of seeds, with --quick one")
-    parser.add_argument("--workers", type=int, default=2, help="seeds at a time, one thread each")
+    parser.add_argument(
+        "--seeds", type=seed_list, help="such as 0,1,2; by default the recipe's, with --quick the first"
+    )
+    parser.add_argument(
+        "--workers", type=int, choices=range(1, 65), default=2, help="seeds at a time, one thread each", metavar="N"
+    )
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes")
     given = parser.parse_args(arguments)
     folders = {name: getattr(given, name) for name in DATA_SETS if getattr(given, name)}
     options = Options(given.quick, folders)
     try:
         recipe = Recipe.load(RECIPES / given.recipe)
-        seeds = (
-            [int(seed) for seed in given.seeds.split(",")] if given.seeds else range(1 if given.quick else recipe.seeds)
-        )
+        seeds = given.seeds or range(1 if given.quick else recipe.seeds)
         workers = min(given.workers, len(seeds))
         recipe.check_needs(options, workers)
     except MissingError as error:
@@ -244,6 +246,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table, right = recipe.compare(outcomes, options.quick)
     print(f"\n{table}\n\n{len(outcomes)} seeds, {np.mean([o.seconds for o in outcomes]):.0f} s of CPU time each")
     return 0 if right else 1
+
+
+def seed_list(text: str) -> list[int]:
+    """Read seeds that commas separate."""
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"seeds are integers that commas separate, such as 0,1,2; got {text!r}"
+        ) from None
 
 
 def shown(seeds: Sequence[int], results: Iterable[Outcome]) -> list[Outcome]:

@@ -87,6 +87,19 @@ def test_an_unknown_recipe_is_refused_with_the_known_ones(capsys):
     assert "lecun1998 has no expected.toml; the recipes are burgers, distillation" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0;1"], "seeds are integers that commas separate, such as 0,1,2; got '0;1'"),
+        (["--workers", "0"], "argument --workers: invalid choice: 0"),
+    ],
+)
+def test_arguments_are_checked(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        runner.main(["grokking", *arguments])
+    assert message in capsys.readouterr().err
+
+
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", str(ROOT / "recipes" / "run.py"), str(folder), "--quick", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)

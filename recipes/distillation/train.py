@@ -42,9 +42,9 @@ def train(options, seed: int) -> dict[str, float]:
         loss = Distillation(Path(folder) / "teacher.onnx", temperature=4.0, mix=1.0)
         distilled = accuracy(fitted(lenet5(seed=seed + 1), loss, few, students))
     best = accuracy(teacher)
-    return {
+    found = {
         "teacher, all images": best,
         "student, 3 % of the images": alone,
         "student, 3 % and the teacher": distilled,
-        "gap closed, %": 100 * (distilled - alone) / (best - alone),
     }
+    return found if options.quick else found | {"gap closed, %": 100 * (distilled - alone) / (best - alone)}

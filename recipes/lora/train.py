@@ -1,6 +1,6 @@
 """LoRA of a small language model on a new kind of text, beside PEFT from the same initial adapter on the same batches.
 
-A Llama of 108,000 parameters learns the characters of Python's manual (`pydoc_data`), trained by onnxtrain. Its adapter
+A Llama of 111,000 parameters learns the characters of Python's manual (`pydoc_data`), trained by onnxtrain. Its adapter
 then learns scikit-learn's descriptions of data sets: by onnxtrain on the ONNX file, and by PEFT on the PyTorch module
 with the same weights. Source of LoRA: Hu et al., "LoRA: low-rank adaptation of large language models", 2021.
 """
