@@ -1,11 +1,11 @@
 """Repeats a published result: trains with several seeds and compares the means with the recipe's expected figures.
 
-    python recipes/run.py NAME [--mnist FOLDER] [--fashion FOLDER] [--seeds 0,1,2] [--workers 2] [--quick]
+    python recipes/run.py NAME [--mnist FOLDER] [--fashion FOLDER] [--seeds 0,1,2] [--workers 2] [--quick | --record]
 
 NAME is a folder of recipes/, or the path of another one. `train.py` in it has a function `train(options, seed)`, which
 returns a figure by name; `expected.toml` has the figures to compare with, their sources, and the recipe's needs. The
 exit code is 1 where a mean is not the expected one, 2 where a package, a file or memory is missing. --quick runs a
-form of seconds, with bounds of its own.
+form of seconds, with bounds of its own. --record writes means, deviations, seeds and seconds into `expected.toml`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import importlib.util
 import math
 import multiprocessing
 import os
+import re
 import sys
 import time
 import tomllib
@@ -204,6 +205,22 @@ class Recipe:
             )
         return "\n".join(lines), right
 
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        """Write means, deviations, seeds and seconds into `expected.toml`, and leave the rest of it."""
+
+        def written(text: str, **values: float) -> str:
+            for key, value in values.items():
+                text = re.sub(rf"^{key} = .*$", f"{key} = {value:.4g}", text, count=1, flags=re.MULTILINE)
+            return text
+
+        path = self.folder / "expected.toml"
+        head, *sections = path.read_text().split("\n[figures.")
+        parts = [written(head, seeds=len(outcomes), seconds=round(np.mean([o.seconds for o in outcomes])))]
+        for figure, section in zip(self.figures, sections, strict=True):
+            values = [outcome.figures[figure.name] for outcome in outcomes]
+            parts.append(written(section, ours=float(np.mean(values)), spread=float(f"{np.std(values):.2g}")))
+        path.write_text("\n[figures.".join(parts))
+
 
 def free_memory() -> float:
     """Available memory in MiB; infinite where the system does not say."""
@@ -226,7 +243,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--workers", type=int, choices=range(1, 65), default=2, help="seeds at a time, one thread each", metavar="N"
     )
-    parser.add_argument("--quick", action="store_true", help="seconds instead of minutes")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--quick", action="store_true", help="seconds instead of minutes")
+    form.add_argument("--record", action="store_true", help="make what is found the expected figures")
     given = parser.parse_args(arguments)
     folders = {name: getattr(given, name) for name in DATA_SETS if getattr(given, name)}
     options = Options(given.quick, folders)
@@ -245,6 +264,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes = shown(seeds, pool.map(recipe.train, [options] * len(seeds), seeds))
     table, right = recipe.compare(outcomes, options.quick)
     print(f"\n{table}\n\n{len(outcomes)} seeds, {np.mean([o.seconds for o in outcomes]):.0f} s of CPU time each")
+    if given.record:
+        recipe.record(outcomes)
     return 0 if right else 1
 
 

@@ -100,6 +100,28 @@ def test_arguments_are_checked(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_run_records_its_figures(tmp_path):
+    lines = [
+        'title = "A"',
+        'about = "seeds = 7"',
+        'source = ""',
+        "seeds = 1",
+        "seconds = 9",
+        "memory = 10",
+        "",
+        '[figures."error, %"]',
+        "ours = 1.0",
+        "spread = 0.0",
+        "within = 5.0",
+        "quick = [0, 3]",
+    ]
+    (tmp_path / "expected.toml").write_text("\n".join(lines))
+    (tmp_path / "train.py").write_text("def train(options, seed):\n    return {'error, %': 1.25 + seed / 3}\n")
+    assert runner.main([str(tmp_path), "--seeds", "1,4", "--workers", "1", "--record"]) == 0
+    expected = [*lines[:3], "seeds = 2", "seconds = 0", *lines[5:8], "ours = 2.083", "spread = 0.5", *lines[10:]]
+    assert (tmp_path / "expected.toml").read_text().splitlines() == expected
+
+
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", str(ROOT / "recipes" / "run.py"), str(folder), "--quick", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)

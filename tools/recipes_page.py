@@ -32,15 +32,16 @@ or memory is missing, the run ends before it starts, with one sentence. `--quick
 
 ## Figures
 
-"Ours" is the mean over the seeds and the standard deviation between them, "accepted" the range in which that mean must
-be. Seconds are CPU time of a seed, on one thread of a Xeon with AVX-512 that had other work; two seeds run at a time.
-`python tools/recipes_page.py` writes this page from the folders' `expected.toml`.
+"Ours" is the mean over the seeds and the standard deviation between them (with one seed, its value), "accepted" the
+range in which that mean must be. Seconds are CPU time of a seed, on one thread of a Xeon with AVX-512 that had other
+work; two seeds run at a time. `python recipes/run.py NAME --record` measures a recipe's figures again and writes them to
+its `expected.toml`, from which `python tools/recipes_page.py` writes this page.
 """
 
 
 def number(value: float) -> str:
-    """Write a number with up to four digits."""
-    return f"{value:.4g}".replace("e-0", "e-")
+    """Write a number with up to four digits, a small one with two."""
+    return f"{value:.4g}" if abs(value) >= 0.01 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
 
 
 def rows(recipe: Recipe) -> list[str]:
@@ -53,7 +54,7 @@ def rows(recipe: Recipe) -> list[str]:
             f"[{recipe.folder.name}](#{recipe.folder.name})" if first else "",
             figure.name,
             figure.published,
-            f"{number(figure.ours)} ± {number(figure.spread)}",
+            number(figure.ours) + (f" ± {number(figure.spread)}" if recipe.seeds > 1 else ""),
             f"{low} to {high}",
             str(recipe.seeds) if first else "",
             str(recipe.seconds) if first else "",
