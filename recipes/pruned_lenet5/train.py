@@ -13,7 +13,7 @@ def train(options, seed: int) -> dict[str, float]:
     """Train, prune, and return the test errors and the compression of the written files."""
     spec = next(spec for spec in RECIPES if spec.model == "lenet5_caffe")
     if options.quick:
-        spec = replace(spec, stages=(Stage(20, 2, 1),), dense_epochs=(2, 1), examples=2000)
+        spec = replace(spec, stages=(Stage(20, 1, 1),), dense_epochs=(1, 1), examples=1500)
     with tempfile.TemporaryDirectory() as folder:
         pruned = Task(options.folders["mnist"], spec, "ssgd", seed, folder=Path(folder))
         (dense,), (*_, outcome) = run(pruned.dense()), run(pruned)

@@ -71,7 +71,9 @@ def train(options, seed: int) -> dict[str, float]:
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(labels))
     images, labels = digits(images.reshape(-1, 8, 8)[order]), labels[order].astype(np.int64)
-    found = measure("digits", (images[:1300], labels[:1300]), (images[1300:], labels[1300:]), seed, 5)
+    found = measure(
+        "digits", (images[:1300], labels[:1300]), (images[1300:], labels[1300:]), seed, 3 if options.quick else 5
+    )
     if not options.quick:
         found |= measure(
             "Fashion-MNIST", options.images("fashion", "train"), options.images("fashion", "t10k"), seed, 1
