@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("src", "native", "include", "web/src", "docs", "examples", "tests", "tools", "benchmarks")
+FOLDERS = ("src", "native", "include", "web/src", "docs", "examples", "tests", "tools", "benchmarks", "recipes")
 ENDINGS = {".py", ".pyi", ".md", ".h", ".hpp", ".cpp", ".cu", ".ts"}
 INSTEAD = {
     r"taken again|computed again": "recomputed",

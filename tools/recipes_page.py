@@ -1,0 +1,90 @@
+"""Writes docs/recipes.md: the recipes with their published and measured figures, from the folders' own expected.toml.
+
+python tools/recipes_page.py
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "recipes.md"
+sys.path.append(str(ROOT / "recipes"))
+
+from run import RECIPES, Recipe  # noqa: E402
+
+HEAD = """# Recipes
+
+A recipe repeats a published result: a folder of [`recipes`](../recipes/run.py) with the model as it is made, the
+training, and the expected figures with their sources. One command runs it, compares the means over the seeds with the
+expected figures, and fails if one is outside its bounds:
+
+```sh
+pip install 'onnxtrain[recipes]'
+python recipes/run.py lecun1989 --mnist FOLDER
+```
+
+`FOLDER` has the four original files of MNIST (`train-images-idx3-ubyte.gz` and so on), `--fashion` names that of
+Fashion-MNIST; other data come with packages. The recipe `lora` also needs `onnxtrain[torch]`. Where a package, a file
+or memory is missing, the run ends before it starts, with one sentence. `--quick` runs a form of seconds.
+
+## Figures
+
+"Ours" is the mean over the seeds and the standard deviation between them (with one seed, its value), "accepted" the
+range in which that mean must be. Seconds are CPU time of a seed, on one thread of a Xeon with AVX-512 that had other
+work; two seeds run at a time. `python recipes/run.py NAME --record` measures a recipe's figures again and writes them
+to its `expected.toml`, from which `python tools/recipes_page.py` writes this page.
+"""
+
+
+def number(value: float) -> str:
+    """Write a number with up to four digits, a small one with two."""
+    return f"{value:.4g}" if abs(value) >= 0.01 or value == 0 else f"{value:.1e}".replace("e-0", "e-")
+
+
+def rows(recipe: Recipe) -> list[str]:
+    """The rows of a recipe's figures."""
+    lines = []
+    for figure in recipe.figures:
+        first = figure is recipe.figures[0]
+        low, high = (number(bound) for bound in figure.bounds(quick=False))
+        cells = [
+            f"[{recipe.folder.name}](#{recipe.folder.name})" if first else "",
+            figure.name,
+            figure.published,
+            number(figure.ours) + (f" ± {number(figure.spread)}" if recipe.seeds > 1 else ""),
+            f"{low} to {high}",
+            str(recipe.seeds) if first else "",
+            str(recipe.seconds) if first else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def section(recipe: Recipe) -> str:
+    """The section of a recipe."""
+    needs = "".join(f" --{name} FOLDER" for name in recipe.data)
+    parts = [
+        f"## {recipe.folder.name}",
+        f"**{recipe.title}.** {recipe.about}",
+        f"`python recipes/run.py {recipe.folder.name}{needs}`",
+        f"Published: {recipe.source}. {recipe.why}".strip(),
+    ]
+    return "\n\n".join(textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False) for part in parts)
+
+
+def page() -> str:
+    """The page as text."""
+    recipes = [Recipe.load(path.parent) for path in sorted(RECIPES.glob("*/expected.toml"))]
+    table = [
+        "| recipe | figure | published | ours | accepted | seeds | seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        *(line for recipe in recipes for line in rows(recipe)),
+    ]
+    return "\n\n".join([HEAD.rstrip(), "\n".join(table), *map(section, recipes)]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
