@@ -78,6 +78,58 @@ class Tensor(NDArrayOperatorsMixin):
         padded = op.Concat(op.constant([initial], self.data.dtype), op.reshape(self.data, [-1]), axis=0)
         return type(self)(op.ReduceMax(padded, keepdims=0))
 
+    def block_means(self, block: Sequence[int]) -> Tensor:
+        """Replace each element by the mean of its block.
+
+        Args:
+            block: The size of a block along each axis; the last block along an axis may be smaller.
+
+        Raises:
+            OperatorError: The block has another number of axes, or the shape is not known.
+
+        Example:
+            >>> Tensor(np.array([1.0, 3.0, 5.0])).block_means([2]).data
+            array([2., 2., 5.])
+        """
+        data = self.data
+        shape = data.shape if isinstance(data, Value) else np.shape(data)
+        if shape is None or not all(isinstance(size, int) for size in shape):
+            raise OperatorError(f"The blocks {tuple(block)} need a variable of known shape, but it is {shape}.")
+        sizes = [size for size in shape if isinstance(size, int)]
+        if len(block) != len(sizes):
+            raise OperatorError(
+                f"The block {tuple(block)} has {len(block)} axes and the variable, of shape {shape}, has {len(sizes)}; "
+                "give one size for each axis."
+            )
+        if 0 in sizes:
+            return self
+        counts = np.ones((), dtype=self.dtype)
+        for size, length in zip(sizes, block, strict=True):
+            full, rest = divmod(size, length)
+            counts = counts[..., None] * np.array([length] * full + [rest] * (rest > 0), dtype=self.dtype)
+        if not isinstance(data, Value):
+            means = np.asarray(data)
+            for axis, length in enumerate(block):
+                means = np.add.reduceat(means, np.arange(0, sizes[axis], length), axis=axis)
+            means = means / counts
+            for axis, length in enumerate(block):
+                means = np.repeat(means, length, axis=axis).take(np.arange(sizes[axis]), axis=axis)
+            return type(self)(means)
+        op = data.op
+        padded = [-(-size // length) * length for size, length in zip(sizes, block, strict=True)]
+        if padded != sizes:
+            beyond = [whole - size for whole, size in zip(padded, sizes, strict=True)]
+            data = op.Pad(data, op.ints(*[0] * len(sizes), *beyond))
+        parted = [part for whole, length in zip(padded, block, strict=True) for part in (whole // length, length)]
+        inner = list(range(1, len(parted), 2))
+        sums = op.ReduceSum(op.reshape(data, parted), op.ints(*inner), keepdims=1)
+        outer = [size if axis % 2 == 0 else 1 for axis, size in enumerate(parted)]
+        spread = op.Expand(sums / op.constant(counts.reshape(outer)), op.ints(*parted))
+        means = op.reshape(spread, padded)
+        if padded != sizes:
+            means = op.Slice(means, op.ints(*[0] * len(sizes)), op.ints(*sizes))
+        return type(self)(means.with_shape(tuple(sizes)))
+
     def count(self) -> Wide:
         """The number of elements."""
         if not isinstance(self.data, Value):

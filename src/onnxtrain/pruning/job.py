@@ -25,10 +25,21 @@ from onnxtrain.operators.sparsity import Layer
 from onnxtrain.pruning.fresh import fresh_values
 from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
-from onnxtrain.pruning.thresholds import Cut, Probe, Scope, check_sparsity, cubic, magnitude_cut, random_cut, search
+from onnxtrain.pruning.thresholds import (
+    Allocation,
+    Cut,
+    Form,
+    Probe,
+    check_sparsity,
+    cubic,
+    magnitude_cut,
+    random_cut,
+    search,
+)
 from onnxtrain.schedules import Schedule
 from onnxtrain.trained_model import Source
 from onnxtrain.trainer import Trainer
+from onnxtrain.weights.layouts import product_layouts
 from onnxtrain.weights.masks import choose_tensors
 
 Method = Literal["ssgd", "magnitude", "random"]
@@ -52,7 +63,9 @@ class Plan:
     method: Method
     sparsity: float | None
     accuracy_drop: float | None
-    scope: Scope
+    allocation: Allocation
+    block: tuple[int, int]
+    n_m: tuple[int, int] | None
     optimizer: Optimizer
     fine_tune_optimizer: Optimizer
     tensors: str | Sequence[str] | None
@@ -66,11 +79,14 @@ class Plan:
     seed: int
 
     def __post_init__(self) -> None:
-        for name, allowed in (("method", ("ssgd", "magnitude", "random")), ("scope", ("global", "layer"))):
+        methods, allocations = ("ssgd", "magnitude", "random"), ("uniform", "global", "flops")
+        for name, allowed in (("method", methods), ("allocation", allocations)):
             if getattr(self, name) not in allowed:
                 listed = ", ".join(map(repr, allowed))
                 raise OptionError(f"{name} is {getattr(self, name)!r}; it needs to be one of {listed}.")
-        if (self.sparsity is None) == (self.accuracy_drop is None):
+        if self.n_m is not None:
+            self._check_n_m(*self.n_m)
+        elif (self.sparsity is None) == (self.accuracy_drop is None):
             raise OptionError("Pruning needs either sparsity= or accuracy_drop=, not both and not none.")
         if self.sparsity is not None:
             check_sparsity(self.sparsity)
@@ -84,12 +100,37 @@ class Plan:
                 f"rounds is {self.rounds}, but there are {self.epochs} epochs to cut after; give at least as many."
             )
 
-    def cut(self, weights: Mapping[str, np.ndarray], sparsity: float) -> Cut:
+    def _check_n_m(self, n: int, m: int) -> None:
+        if not 1 <= n < m:
+            raise OptionError(f"n_m is {self.n_m}; it needs n of at least 1 and a larger m, such as (2, 4).")
+        if self.block != (1, 1):
+            raise OptionError(f"n_m={self.n_m} and block={self.block} are two forms of sparsity; give one of them.")
+        if self.accuracy_drop is not None or self.sparsity not in (None, 1 - n / m):
+            raise OptionError(
+                f"n_m={self.n_m} removes {1 - n / m:.2%} of the weights, so it takes no accuracy_drop= and no other "
+                "sparsity=; leave them out."
+            )
+        if self.allocation != "global":
+            raise OptionError(
+                f"n_m={self.n_m} gives every tensor the same sparsity; allocation={self.allocation!r} changes nothing: "
+                "leave it out."
+            )
+
+    @property
+    def final_sparsity(self) -> float | None:
+        """The sparsity of the last cut; ``None`` where a search finds it."""
+        return self.sparsity if self.n_m is None else 1 - self.n_m[0] / self.n_m[1]
+
+    def form(self) -> Form:
+        """Return the form of the cuts, without the layouts of the tensors."""
+        return Form(self.block, self.n_m, self.allocation)
+
+    def cut(self, weights: Mapping[str, np.ndarray], sparsity: float, form: Form) -> Cut:
         """Compute the cut at a sparsity."""
         if self.method == "random":
             # The same scores at every sparsity: a deeper cut removes a superset.
-            return random_cut(weights, sparsity, self.scope, generator=np.random.default_rng(self.seed))
-        return magnitude_cut(weights, sparsity, self.scope)
+            return random_cut(weights, sparsity, form, generator=np.random.default_rng(self.seed))
+        return magnitude_cut(weights, sparsity, form)
 
 
 class Job:
@@ -129,6 +170,9 @@ class Job:
                 "of a product, a convolution, a recurrent layer or an embedding; "
                 "choose others with tensors=."
             )
+        self.form = plan.form()
+        if self.form.needs_layouts:
+            self.form = replace(self.form, layouts=product_layouts(objective.model, self.names))
         classifies = isinstance(self.trainer._objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy))
         self.metric = "accuracy" if classifies else "loss"
         if plan.accuracy_drop is not None and not classifies:
@@ -160,7 +204,9 @@ class Job:
         return PruneResult(
             method=plan.method,
             optimizer=repr(plan.optimizer),
-            scope=plan.scope,
+            allocation=plan.allocation,
+            block=plan.block,
+            n_m=plan.n_m,
             metric=self.metric,
             measured_on=measured_on,
             accuracy_before=before,
@@ -225,12 +271,14 @@ class Job:
         for name in cut.emptied:
             warnings.warn(
                 f"The cut to {cut.sparsity:.2%} zeros leaves nothing of {name!r}, so that the model may be constant; "
-                "lower the sparsity, leave the tensor out with tensors=, or use scope='layer'.",
+                "lower the sparsity, leave the tensor out with tensors=, or use allocation='uniform'.",
                 PruningWarning,
                 stacklevel=2,
             )
-        self.cut = cut
-        self.trainer.set_masks({**self.trainer.masks, **cut.masks})
+        held = self.trainer.masks  # of earlier cuts, or of a file whose zeros are kept
+        masks = {name: mask & held[name] if name in held else mask for name, mask in cut.masks.items()}
+        self.cut = replace(cut, masks=masks)
+        self.trainer.set_masks({**held, **masks})
 
     def accuracy_of(self, weights: Mapping[str, np.ndarray], cut: Cut) -> float:
         """Return the accuracy after a cut, without fine-tuning; restore the weights afterwards."""
@@ -247,7 +295,10 @@ class Job:
         layer_of, cap = _scaling(self.plan.optimizer)
         for name in self.names:
             promoted = layer_of is not None and name in self.trainer._sparsified
-            scale = layer_of(self.trainer.parameters[name]).scale(cap).data if promoted and layer_of else None
+            scale = None
+            if promoted and layer_of is not None:
+                block = self.form.layouts[name].block(*self.plan.block) if self.plan.block != (1, 1) else ()
+                scale = layer_of(self.trainer.parameters[name], block).scale(cap).data
             self.max_scales[name] = None if scale is None else float(np.max(np.asarray(scale), initial=0.0))
 
     def _row(self, name: str) -> LayerRow:
@@ -262,13 +313,13 @@ class Job:
         )
 
 
-def _scaling(optimizer: Optimizer) -> tuple[Callable[[np.ndarray], Layer] | None, float]:
+def _scaling(optimizer: Optimizer) -> tuple[Callable[[np.ndarray, Sequence[int]], Layer] | None, float]:
     """Return the function that computes a layer's sparsity weights (None without promotion), and the scale's cap."""
     if not optimizer.promotes_sparsity:
         return None, 0.0
     source: Any = optimizer.sparsity_modifier or optimizer
     found = find_measure(source.measure, reweighting=source.reweighting, epsilon=source.epsilon, p=source.p)
-    return (lambda array: Layer.of(Tensor(array), found)), float(source.max_scale)
+    return (lambda array, block: Layer.of(Tensor(array), found, block)), float(source.max_scale)
 
 
 def _zeros(weights: Mapping[str, np.ndarray]) -> float:
@@ -309,12 +360,13 @@ class _Cutter(_Lines):
         self.accuracy = job.measure(job.trainer)
         job.note_scales()
         zeros = _zeros(weights)
-        if part == plan.rounds:
+        if part == plan.rounds and plan.n_m is None:
             for sparsity in (zeros, *(s for s in _CURVE if s > zeros)):
-                cut = plan.cut(weights, sparsity)
+                cut = plan.cut(weights, sparsity, job.form)
                 job.curve.append(Point(cut.sparsity, job.accuracy_of(weights, cut)))
-        if plan.sparsity is not None:
-            cut = plan.cut(weights, max(zeros, cubic(plan.sparsity, part, plan.rounds, first=self.first)))
+        if plan.final_sparsity is not None:
+            wanted = cubic(plan.final_sparsity, part, plan.rounds, first=min(self.first, plan.final_sparsity))
+            cut = plan.cut(weights, wanted if plan.n_m is not None else max(zeros, wanted), job.form)
         else:
             cut = self._search(weights, zeros)
         job.apply(cut)
@@ -331,7 +383,7 @@ class _Cutter(_Lines):
         if job.reference is None:
             job.reference = self.accuracy
         cut, probes = search(
-            lambda sparsity: plan.cut(weights, sparsity),
+            lambda sparsity: plan.cut(weights, sparsity, job.form),
             lambda cut: job.accuracy_of(weights, cut),
             bound=job.reference - plan.accuracy_drop,
             size=sum(array.size for array in weights.values()),

@@ -16,10 +16,10 @@ from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import check_writable
 from onnxtrain.model_file.rescue import save_or_rescue
 from onnxtrain.operators import SSGD, Optimizer
-from onnxtrain.operators.sparsity import Sparsity
+from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
-from onnxtrain.pruning.thresholds import Scope
+from onnxtrain.pruning.thresholds import Allocation
 from onnxtrain.schedules import Schedule
 from onnxtrain.trained_model import Source
 
@@ -38,7 +38,9 @@ def prune(
     method: Method = "ssgd",
     sparsity: float | None = None,
     accuracy_drop: float | None = None,
-    scope: Scope = "global",
+    block: tuple[int, int] = (1, 1),
+    n_m: tuple[int, int] | None = None,
+    allocation: Allocation = "global",
     optimizer: Optimizer | None = None,
     fine_tune_optimizer: Optimizer | None = None,
     tensors: str | Sequence[str] | None = None,
@@ -75,7 +77,12 @@ def prune(
         sparsity: The fraction of weights to remove, in [0, 1).
         accuracy_drop: The largest drop of the validation accuracy, without fine-tuning, from its value before the
             first cut; a search finds the sparsity. An alternative to ``sparsity``.
-        scope: "global" ranks the weights of all tensors together, "layer" cuts each tensor to the same sparsity.
+        block: (outputs, inputs) of the blocks that are cut together, by their norm. A linear layer is a matrix
+            [outputs, inputs] whichever way round the file stores it; the inputs of a convolution are the channels at
+            each position of its kernel. (4, 1) are four outputs with one input.
+        n_m: (n, m): of each m successive inputs of an output n remain, such as (2, 4); instead of ``sparsity``.
+        allocation: "global" ranks the weights of all tensors together, "uniform" cuts each tensor to the same
+            sparsity, "flops" ranks them together and removes more where a weight costs more multiplications.
         optimizer: Update rule of the training; by default :data:`DEFAULT_OPTIMIZER`. An ``Adam`` or
             ``Momentum`` gets ``sparsity=Sparsity()`` for "ssgd".
         fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion.
@@ -123,8 +130,10 @@ def prune(
         method=method,
         sparsity=sparsity,
         accuracy_drop=accuracy_drop,
-        scope=scope,
-        optimizer=_promoting(rule) if method == "ssgd" else rule.plain(),
+        block=block_of("prune", block),
+        n_m=_pair_of(n_m),
+        allocation=allocation,
+        optimizer=_promoting(rule, block) if method == "ssgd" else rule.plain(),
         fine_tune_optimizer=fine_tune_optimizer or rule.plain(),
         tensors=tensors,
         epochs=epochs,
@@ -157,17 +166,32 @@ def prune(
     return result
 
 
-def _promoting(optimizer: Optimizer) -> Optimizer:
-    """Add sparsity promotion to an optimizer that lacks it.
+def _promoting(optimizer: Optimizer, block: tuple[int, int]) -> Optimizer:
+    """Add sparsity promotion to an optimizer that lacks it, by the blocks of the cut.
 
     Raises:
         OptionError: The optimizer does not support it.
     """
-    if optimizer.promotes_sparsity:
-        return optimizer
+    modifier = optimizer.sparsity_modifier
+    if isinstance(optimizer, SSGD) and optimizer.promotes_sparsity:
+        return replace(optimizer, block=block)
     if hasattr(optimizer, "sparsity"):
-        return replace(optimizer, **{"sparsity": Sparsity()})  # type: ignore[arg-type]
+        return replace(optimizer, **{"sparsity": replace(modifier or Sparsity(), block=block)})  # type: ignore[arg-type]
     raise OptionError(
         f"method='ssgd' promotes sparsity, which {type(optimizer).__name__} with these settings does not; "
         "give SSGD with another measure, Adam or Momentum."
     )
+
+
+def _pair_of(n_m: object) -> tuple[int, int] | None:
+    """Return n and m.
+
+    Raises:
+        OptionError: They are not two integers.
+    """
+    if n_m is None:
+        return None
+    pair = tuple(n_m) if isinstance(n_m, (tuple, list)) else ()
+    if len(pair) != 2 or not all(isinstance(item, int) and not isinstance(item, bool) for item in pair):
+        raise OptionError(f"n_m is {n_m!r}; it needs two integers, such as (2, 4): two of four weights remain.")
+    return pair[0], pair[1]
