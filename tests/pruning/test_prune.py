@@ -80,7 +80,7 @@ def test_magnitude_beats_random():
 
 
 def test_layer_scope_gives_every_tensor_its_share():
-    result = prune(scope="layer", epochs=1, fine_tune_epochs=0)
+    result = prune(allocation="uniform", epochs=1, fine_tune_epochs=0)
     assert [row.non_zeros for row in result.layers] == [256, 40]
 
 
@@ -248,7 +248,7 @@ def lopsided():
         ({"accuracy_drop": 0.1, "validation": None}, "accuracy_drop= is measured on validation data, which is missing"),
         ({"accuracy_drop": -1.0}, "accuracy_drop is -1.0; it needs a fraction"),
         ({"method": "lottery"}, "method is 'lottery'; it needs to be one of 'ssgd', 'magnitude', 'random'"),
-        ({"scope": "block"}, "scope is 'block'; it needs to be one of 'global', 'layer'"),
+        ({"allocation": "block"}, "allocation is 'block'; it needs to be one of 'uniform', 'global', 'flops'"),
         ({"storage": "zip"}, "storage is 'zip'; it needs to be 'dense' or 'sparse'"),
         ({"epochs": -1}, "epochs is -1; it needs a number of at least 0"),
         ({"rounds": 0}, "rounds is 0; it needs a number of at least 1"),

@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config, as_toml
-from onnxtrain.cli.flags import LOOP, RESULTS, SWITCH, PruningOptimizer, ReaderFlags, Training
+from onnxtrain.cli.flags import LOOP, RESULTS, SWITCH, IntegerPair, PruningOptimizer, ReaderFlags, Training
 from onnxtrain.cli.process import quiet_on_request, unattended
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ Examples
   As many weights as cost at most one point of accuracy; a sparse file:
     onnxtrain prune model.onnx --data train.npz --validation val.npz \\
         --loss softmax_cross_entropy --accuracy-drop 0.01 --storage sparse
+
+  Zeros in blocks of four outputs with one input:
+    onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
+        --loss softmax_cross_entropy --sparsity 0.9 --block 4,1
 
   Twenty cuts over twenty epochs, and the baseline to compare with:
     onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
@@ -64,10 +68,22 @@ class Pruning:
         Literal["ssgd", "magnitude", "random"],
         Parameter(help="ssgd trains with sparsity promotion; the baselines cut the smallest weights, or random ones."),
     ] = "ssgd"
-    scope: Annotated[
-        Literal["global", "layer"],
-        Parameter(help="Rank the weights of all tensors together, or give each the same sparsity."),
+    block: Annotated[
+        IntegerPair,
+        Parameter(metavar="OUT,IN", help="Cut blocks of so many outputs and inputs of a layer: 4,1.  [default: 1,1]"),
+    ] = None
+    n_m: Annotated[
+        IntegerPair,
+        Parameter(metavar="N,M", help="Keep n of each m successive inputs of an output: 2,4; instead of --sparsity."),
+    ] = None
+    allocation: Annotated[
+        Literal["uniform", "global", "flops"],
+        Parameter(
+            help="Give each tensor the same sparsity, rank all weights together, or remove more where a weight costs "
+            "more multiplications."
+        ),
     ] = "global"
+    scope: Annotated[Literal["global", "layer"] | None, Parameter(show=False)] = None
     tensors: Annotated[
         list[str] | None,
         Parameter(
@@ -147,6 +163,12 @@ def command(
 
     console = terminal.console()
     arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(loop)
+    arguments["block"] = arguments["block"] or (1, 1)
+    if arguments.pop("scope") is not None:
+        from onnxtrain.renamed import warn_renamed
+
+        warn_renamed("--scope", "--allocation, where 'layer' is 'uniform'")
+        arguments["allocation"] = "uniform" if pruning.scope == "layer" else "global"
     path = paths.output_of(model, output, f"{model.stem}-pruned.onnx", in_place=in_place)
     paths.check_paths(
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Final, Unpack
 
 import onnx
 
@@ -20,6 +20,7 @@ from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.thresholds import Allocation
+from onnxtrain.renamed import warn_renamed
 from onnxtrain.schedules import Schedule
 from onnxtrain.trained_model import Source
 
@@ -27,6 +28,9 @@ __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 
 DEFAULT_OPTIMIZER = SSGD(learning_rate=0.01, alpha=0.9, max_scale=5.0, regularization=1e-4)
 """Default update rule of :func:`prune`, found by experiment: momentum, steps scaled by at most 5."""
+
+_ALLOCATIONS: Final[dict[str, Allocation]] = {"layer": "uniform", "global": "global"}
+"""Allocations by the values of ``scope``, their old name."""
 
 
 def prune(
@@ -125,6 +129,10 @@ def prune(
         >>> result.non_zeros, result.size, result.accuracy_after
         (28, 112, 1.0)
     """
+    given: dict[str, Any] = options  # type: ignore[assignment]
+    if "scope" in given:
+        warn_renamed("The argument 'scope' of prune", "'allocation', where 'layer' is 'uniform'")
+        allocation = _ALLOCATIONS.get(given.pop("scope"), allocation)
     rule = optimizer or DEFAULT_OPTIMIZER
     plan = Plan(
         method=method,

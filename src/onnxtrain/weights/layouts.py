@@ -199,9 +199,7 @@ def _einsum_roles(node: ir.Node, index: int) -> str | None:
     if "." in left or not arrow:
         return None
     others = "".join(term for position, term in enumerate(terms) if position != index)
-    return "".join(
-        "i" if label not in output else "n" if label in others else "o" for label in terms[index]
-    )
+    return "".join("i" if label not in output else "n" if label in others else "o" for label in terms[index])
 
 
 def _uses(node: ir.Node, index: int) -> int:
