@@ -2,9 +2,9 @@
 
     python benchmarks/sparse_forms.py --data FASHION --csv results.csv [--jobs N] [--minutes M] [--table FILE]
 
-FASHION is the folder of Fashion-MNIST's four original files. Every run prunes a trained model in three stages, to 80, 90
-and 95 % zeros, where each stage begins with the result of the one before; 2 of 4 weights is one stage, to 50 %. A run
-has a form, an allocation of the zeros to the layers, a method and a learning rate:
+FASHION is the folder of Fashion-MNIST's four original files. Every run prunes a trained model in three stages, to 80,
+90 and 95 % zeros, where each stage begins with the result of the one before; 2 of 4 weights is one stage, to 50 %. A
+run has a form, an allocation of the zeros to the layers, a method and a learning rate:
 
 - forms: single weights; blocks of 4 or 16 outputs with one input (4x1, 16x1); of one output with 4 inputs (1x4); whole
   output channels, the classes excepted; 2 of 4 weights;
@@ -17,8 +17,8 @@ images; no test image is read. Finals take, for each form, the best allocation, 
 zeros, and the best rate and allocation of each method for single zeros; they train on more images with five seeds and
 are measured on the test images.
 
-Results are appended to the CSV file as they come; runs that are in it are skipped, so a call continues where the last one
-ended. --minutes starts no run after that time. --table writes the tables of the CSV file without running anything.
+Results are appended to the CSV file as they come; runs that are in it are skipped, so a call continues where the last
+one ended. --minutes starts no run after that time. --table writes the tables of the CSV file without running anything.
 """
 
 from __future__ import annotations
@@ -219,9 +219,10 @@ def run_all(options: argparse.Namespace) -> None:
                 done = {row.run() for row in rows if row.sparsity == row.run().stages()[-1]}
                 missing = [run for run in runs if run not in done]
                 dense = {(run.phase, run.model, run.seed) for run in missing}
-                waiting: list[tuple[tuple[object, ...], list[Run]]] = []
-                for key in sorted(dense, key=lambda item: -list(NETWORKS).index(item[1])):
-                    waiting.append((key, [run for run in missing if (run.phase, run.model, run.seed) == key]))
+                waiting = [
+                    (key, [run for run in missing if (run.phase, run.model, run.seed) == key])
+                    for key in sorted(dense, key=lambda item: -list(NETWORKS).index(item[1]))
+                ]
                 running: dict[Future[list[Row]], list[Run]] = {
                     pool.submit(train_dense, options.data, key, folder, options.images): own for key, own in waiting
                 }

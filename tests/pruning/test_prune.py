@@ -41,6 +41,7 @@ def prune(**options):
         "validation": TEST,
         "epochs": 6,
         "fine_tune_epochs": 3,
+        "rounds": 1,
         "optimizer": SSGD(0.05, alpha=0.9, max_scale=5.0),
         **({} if "accuracy_drop" in options else {"sparsity": 0.9}),
         **options,

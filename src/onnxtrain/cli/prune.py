@@ -92,7 +92,9 @@ class Pruning:
             help="Parameters to prune. May be repeated.  [default: weights and embeddings]",
         ),
     ] = None
-    rounds: Annotated[int, Parameter(help="Number of cuts, spread over the training on a cubic schedule.")] = 1
+    rounds: Annotated[
+        int | None, Parameter(help="Number of cuts, spread over the training on a cubic schedule.  [default: epochs]")
+    ] = None
     fresh: Annotated[bool, SWITCH, Parameter(help="Initialize the weights anew before the training.")] = False
 
 
@@ -101,15 +103,24 @@ class Pruning:
 class LoopFlags:
     """Settings of the training loops: arguments of :func:`onnxtrain.prune`."""
 
-    epochs: Annotated[int, Parameter(help="Epochs of the training; 0 cuts the model as it is.")] = 10
-    fine_tune_epochs: Annotated[int, Parameter(help="Epochs of fine-tuning under the last mask.")] = 5
-    batch_size: Annotated[int, Parameter(help="Examples per step.")] = 32
-    schedule: Annotated[
-        str | None, Parameter(help="Learning rates of the training, as in fit.  [default: constant]")
+    epochs: Annotated[
+        int | None,
+        Parameter(
+            help="Epochs of the training; 0 cuts the model as it is.  [default: chosen by data and sparsity, in stages]"
+        ),
     ] = None
-    fine_tune_schedule: Annotated[str | None, Parameter(help="Learning rates of the fine-tuning, as in fit.")] = (
-        "cosine"
-    )
+    fine_tune_epochs: Annotated[
+        int | None, Parameter(help="Epochs of fine-tuning under the last mask.  [default: likewise]")
+    ] = None
+    batch_size: Annotated[
+        int | None, Parameter(help="Examples per step.  [default: 64, for fewer than 10,000 examples 32]")
+    ] = None
+    schedule: Annotated[
+        str | None, Parameter(help="Learning rates of the training, as in fit.  [default: warmup(0.05)+constant]")
+    ] = None
+    fine_tune_schedule: Annotated[
+        str | None, Parameter(help="Learning rates of the fine-tuning, as in fit.  [default: warmup(0.05)+cosine]")
+    ] = None
 
 
 @unattended()
@@ -159,11 +170,13 @@ def command(
 ) -> None:
     """Run ``onnxtrain prune``."""
     given = dict(locals())
-    from onnxtrain.pruning.prune import DEFAULT_OPTIMIZER, prune
+    from onnxtrain.pruning.prune import prune
+    from onnxtrain.pruning.recipe import choose_optimizer
 
     console = terminal.console()
     arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(loop)
-    arguments["block"] = arguments["block"] or (1, 1)
+    defaults = ("block", "schedule", "fine_tune_schedule")
+    arguments = {name: value for name, value in arguments.items() if value is not None or name not in defaults}
     if arguments.pop("scope") is not None:
         from onnxtrain.renamed import warn_renamed
 
@@ -187,7 +200,7 @@ def command(
         loss=loss_flags.of(loss),
         validation=reading.held_out(validation, loss),
         target=target,
-        optimizer=settings.build(DEFAULT_OPTIMIZER),
+        optimizer=settings.build(choose_optimizer(pruning.sparsity)),
         storage=storage,
         save=path,
         report=report,

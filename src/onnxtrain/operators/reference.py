@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxtrain.operators.arithmetic import Tensor, Wide, wide
+from onnxtrain.operators.arithmetic import Tensor, wide
 from onnxtrain.operators.checks import Described, check_scalars, check_variable, group
 from onnxtrain.operators.schema import Attributes, OptimizerSchema
 

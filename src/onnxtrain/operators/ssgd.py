@@ -79,9 +79,9 @@ w² = 1 / f'(z) for l2 and w² = 1 / f'(z)² for l1:
   largest weight where w² itself could overflow (exponential, tanh).
 - `layer.shrinkage(X, r)` is 2 r X / mean(w²) for l2, r w sign(X) / mean(w²) for l1.
 
-With `block`, the weights of a block are reweighted together: z is the mean of X² over the block for l2 and its root for l1,
-and X over that root takes the place of sign(X). Blocks start at the first element of each axis; the last one along an axis may
-be smaller.
+With `block`, the weights of a block are reweighted together: z is the mean of X² over the block for l2 and its root
+for l1, and X over that root takes the place of sign(X). Blocks start at the first element of each axis; the last one
+along an axis may be smaller.
 
 The measures, with ε for `epsilon`:
 

@@ -23,6 +23,7 @@ from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.measures import measure as find_measure
 from onnxtrain.operators.sparsity import Layer
 from onnxtrain.pruning.fresh import fresh_values
+from onnxtrain.pruning.recipe import Stage, choose_batch_size, choose_stages
 from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import (
@@ -69,11 +70,11 @@ class Plan:
     optimizer: Optimizer
     fine_tune_optimizer: Optimizer
     tensors: str | Sequence[str] | None
-    epochs: int
-    fine_tune_epochs: int
-    rounds: int
+    epochs: int | None
+    fine_tune_epochs: int | None
+    rounds: int | None
     fresh: bool
-    batch_size: int
+    batch_size: int | None
     schedule: str | Schedule | None
     fine_tune_schedule: str | Schedule | None
     seed: int
@@ -93,9 +94,9 @@ class Plan:
         if self.accuracy_drop is not None and not 0 <= self.accuracy_drop < 1:
             raise OptionError(f"accuracy_drop is {self.accuracy_drop}; it needs a fraction of at least 0 and below 1.")
         for name, least in (("epochs", 0), ("fine_tune_epochs", 0), ("rounds", 1)):
-            if getattr(self, name) < least:
-                raise OptionError(f"{name} is {getattr(self, name)}; it needs a number of at least {least}.")
-        if self.rounds > max(self.epochs, 1):
+            if (given := getattr(self, name)) is not None and given < least:
+                raise OptionError(f"{name} is {given}; it needs a number of at least {least}.")
+        if self.rounds is not None and self.epochs is not None and self.rounds > max(self.epochs, 1):
             raise OptionError(
                 f"rounds is {self.rounds}, but there are {self.epochs} epochs to cut after; give at least as many."
             )
@@ -183,6 +184,8 @@ class Job:
         self.reference: float | None = None
         self.max_scales: dict[str, float | None] = {}
         self.cut: Cut | None = None
+        self.stage = Stage(None, 0, 1, 0)
+        self.batch_size = plan.batch_size or 0
 
     def run(self, data: Source, validation: Source | float | None) -> PruneResult:
         """Train, cut, fine-tune, and return the result."""
@@ -197,8 +200,11 @@ class Job:
         if plan.fresh:
             for name, value in fresh_values(trainer._objective.model.clone(), trainer.parameters, plan.seed).items():
                 trainer.parameters[name] = value
-        trained = self._train(data)
-        self._fine_tune(data)
+        examples = (
+            None if callable(getattr(data, "__next__", None)) else self.trainer._open(data, target=self.target).size
+        )
+        self.batch_size = plan.batch_size or choose_batch_size(examples)
+        trained = self._run_stages(data, examples)
         after = self.measure(self.trainer)
         self.say(f"result: {self.metric} {after:.4f} at {self._cut().sparsity:.2%} zeros")
         return PruneResult(
@@ -228,33 +234,53 @@ class Job:
         metrics = ["accuracy"] if self.metric == "accuracy" else []
         return float(trainer.evaluate(self.measured, target=self.target, metrics=metrics)[self.metric])
 
-    def _train(self, data: Source) -> float:
+    def _run_stages(self, data: Source, examples: int | None) -> float:
+        """Train, cut and fine-tune, stage by stage; return the accuracy before the last cut."""
+        plan = self.plan
+        stages = choose_stages(
+            plan.final_sparsity,
+            zeros=_zeros(self._weights()),
+            examples=examples,
+            epochs=plan.epochs,
+            rounds=plan.rounds,
+            fine_tune_epochs=plan.fine_tune_epochs,
+        )
+        trained = float("nan")
+        for index, stage in enumerate(stages):
+            if index:
+                self.trainer = self.trainer._rebuilt(optimizer=plan.optimizer, seed=self.trainer.config.seed + 1)
+            self.stage = stage
+            trained = self._train(data, stage)
+            self._fine_tune(data, stage)
+        return trained
+
+    def _train(self, data: Source, stage: Stage) -> float:
         """Train and cut; return the accuracy before the last cut."""
         plan, cutter = self.plan, _Cutter(self)
-        if plan.epochs == 0:
+        if stage.epochs == 0:
             cutter.cut(1)
         else:
             self.trainer.fit(
                 data,
                 target=self.target,
-                epochs=plan.epochs,
-                batch_size=plan.batch_size,
+                epochs=stage.epochs,
+                batch_size=self.batch_size,
                 schedule=plan.schedule,
                 callbacks=[cutter, self.shown],
             )
         return cutter.accuracy
 
-    def _fine_tune(self, data: Source) -> None:
+    def _fine_tune(self, data: Source, stage: Stage) -> None:
         """Train the remaining weights with the plain rule, in a new trainer with fresh optimizer states."""
         plan, trained = self.plan, self.trainer
-        if plan.fine_tune_epochs == 0:
+        if stage.fine_tune_epochs == 0:
             return
         self.trainer = trained._rebuilt(optimizer=plan.fine_tune_optimizer, seed=trained.config.seed + 1)
         self.trainer.fit(
             data,
             target=self.target,
-            epochs=plan.fine_tune_epochs,
-            batch_size=plan.batch_size,
+            epochs=stage.fine_tune_epochs,
+            batch_size=self.batch_size,
             schedule=plan.fine_tune_schedule,
             callbacks=[_Lines(self, "fine-tuning"), self.shown],
         )
@@ -347,25 +373,25 @@ class _Cutter(_Lines):
 
     def on_epoch_end(self, state: TrainingState) -> None:
         super().on_epoch_end(state)
-        plan = self.job.plan
-        due = state.epoch * plan.rounds // plan.epochs
+        stage = self.job.stage
+        due = state.epoch * stage.rounds // stage.epochs
         if due > self.done:
             self.cut(due)
             self.done = due
 
     def cut(self, part: int) -> None:
         """Make cut number ``part`` of the plan's rounds."""
-        job, plan = self.job, self.job.plan
+        job, plan, stage = self.job, self.job.plan, self.job.stage
         weights = job._weights()
         self.accuracy = job.measure(job.trainer)
         job.note_scales()
         zeros = _zeros(weights)
-        if part == plan.rounds and plan.n_m is None:
+        if part == stage.rounds and plan.n_m is None and stage.sparsity == plan.final_sparsity:
             for sparsity in (zeros, *(s for s in _CURVE if s > zeros)):
                 cut = plan.cut(weights, sparsity, job.form)
                 job.curve.append(Point(cut.sparsity, job.accuracy_of(weights, cut)))
-        if plan.final_sparsity is not None:
-            wanted = cubic(plan.final_sparsity, part, plan.rounds, first=min(self.first, plan.final_sparsity))
+        if stage.sparsity is not None:
+            wanted = cubic(stage.sparsity, part, stage.rounds, first=min(self.first, stage.sparsity))
             cut = plan.cut(weights, wanted if plan.n_m is not None else max(zeros, wanted), job.form)
         else:
             cut = self._search(weights, zeros)
@@ -373,7 +399,7 @@ class _Cutter(_Lines):
         accuracy = job.measure(job.trainer)
         job.points.append(Point(cut.sparsity, accuracy))
         job.say(
-            f"cut {part} of {plan.rounds}: {cut.sparsity:.2%} zeros, "
+            f"cut {part} of {stage.rounds}: {cut.sparsity:.2%} zeros, "
             f"{job.metric} {self.accuracy:.4f} before, {accuracy:.4f} after"
         )
 

@@ -18,6 +18,7 @@ from onnxtrain.model_file.rescue import save_or_rescue
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
+from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, FINE_TUNE_SCHEDULE, SCHEDULE, choose_optimizer
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.thresholds import Allocation
 from onnxtrain.renamed import warn_renamed
@@ -25,9 +26,6 @@ from onnxtrain.schedules import Schedule
 from onnxtrain.trained_model import Source
 
 __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
-
-DEFAULT_OPTIMIZER = SSGD(learning_rate=0.01, alpha=0.9, max_scale=5.0, regularization=1e-4)
-"""Default update rule of :func:`prune`, found by experiment: momentum, steps scaled by at most 5."""
 
 _ALLOCATIONS: Final[dict[str, Allocation]] = {"layer": "uniform", "global": "global"}
 """Allocations by the values of ``scope``, their old name."""
@@ -48,13 +46,13 @@ def prune(
     optimizer: Optimizer | None = None,
     fine_tune_optimizer: Optimizer | None = None,
     tensors: str | Sequence[str] | None = None,
-    epochs: int = 10,
-    fine_tune_epochs: int = 5,
-    rounds: int = 1,
+    epochs: int | None = None,
+    fine_tune_epochs: int | None = None,
+    rounds: int | None = None,
     fresh: bool = False,
-    batch_size: int = 32,
-    schedule: str | Schedule | None = None,
-    fine_tune_schedule: str | Schedule | None = "cosine",
+    batch_size: int | None = None,
+    schedule: str | Schedule | None = SCHEDULE,
+    fine_tune_schedule: str | Schedule | None = FINE_TUNE_SCHEDULE,
     target: str | None = None,
     storage: Storage = "dense",
     save: str | os.PathLike[str] | None = None,
@@ -68,8 +66,10 @@ def prune(
     2. Cut: set the weights of smallest magnitude to zero (``"random"``: random ones).
     3. Fine-tune the remaining weights with the plain rule under a fixed mask.
 
-    With ``rounds`` above 1 the training makes that many cuts, at sparsities that rise from the model's own by a cubic
-    schedule, and continues under each mask.
+    Training makes several cuts, at sparsities that rise from the model's own by a cubic schedule, and continues under
+    each mask. Without settings the number of examples and the sparsity decide on epochs, batches, cuts, and on stages
+    for high sparsities: from a compression of 15 on, each stage multiplies it by at most three and ends with
+    fine-tuning.
 
     Args:
         model: A path or a loaded model; never changed.
@@ -87,16 +87,18 @@ def prune(
         n_m: (n, m): of each m successive inputs of an output n remain, such as (2, 4); instead of ``sparsity``.
         allocation: "global" ranks the weights of all tensors together, "uniform" cuts each tensor to the same
             sparsity, "flops" ranks them together and removes more where a weight costs more multiplications.
-        optimizer: Update rule of the training; by default :data:`DEFAULT_OPTIMIZER`. An ``Adam`` or
+        optimizer: Update rule of the training; by default SSGD with momentum, at a learning rate of 0.025. An ``Adam`` or
             ``Momentum`` gets ``sparsity=Sparsity()`` for "ssgd".
         fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion.
         tensors: Glob patterns of the parameters to prune; by default the weights of linear layers, convolutions,
             recurrent layers and embeddings.
-        epochs: Epochs of the training; 0 cuts the model as given.
+        epochs: Epochs of the training; 0 cuts the model as given. With ``epochs``, ``fine_tune_epochs`` or ``rounds``
+            there is one stage.
         fine_tune_epochs: Epochs of the fine-tuning.
-        rounds: Number of cuts, spread evenly over the training; the last at its end.
+        rounds: Number of cuts, spread evenly over the training; the last at its end. By default one after each epoch,
+            with ``accuracy_drop`` one at the end.
         fresh: Initialize the parameters randomly first.
-        batch_size: Examples per step.
+        batch_size: Examples per step; by default 64, and 32 for fewer than 10,000 examples.
         schedule: Learning rates of the training, as in ``fit``.
         fine_tune_schedule: Learning rates of the fine-tuning.
         target: Name of the target array.
@@ -133,7 +135,7 @@ def prune(
     if "scope" in given:
         warn_renamed("The argument 'scope' of prune", "'allocation', where 'layer' is 'uniform'")
         allocation = _ALLOCATIONS.get(given.pop("scope"), allocation)
-    rule = optimizer or DEFAULT_OPTIMIZER
+    rule = optimizer or choose_optimizer(sparsity)
     plan = Plan(
         method=method,
         sparsity=sparsity,

@@ -17,7 +17,8 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
     """Return the optimizer nodes that a provider has kernels for, with their gradients expanded in place.
 
     The kernels accept only gradients of their parameter's shape: where the shape is not certain, an Expand is added.
-    Nodes in subgraphs, of other operators, with blocks of weights, and of types other than float and double are not returned.
+    Nodes in subgraphs, of other operators, with blocks of weights, and of types other than float and double are not
+    returned.
 
     Requires: a graph without Gradient nodes. Ensures: the order of the nodes.
 
