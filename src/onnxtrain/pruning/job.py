@@ -23,7 +23,7 @@ from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.measures import measure as find_measure
 from onnxtrain.operators.sparsity import Layer
 from onnxtrain.pruning.fresh import fresh_values
-from onnxtrain.pruning.recipe import Stage, choose_batch_size, choose_stages
+from onnxtrain.pruning.recipe import Stage, choose_batch_size, choose_schedule, choose_stages
 from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import (
@@ -186,6 +186,7 @@ class Job:
         self.cut: Cut | None = None
         self.stage = Stage(None, 0, 1, 0)
         self.batch_size = plan.batch_size or 0
+        self.steps: int | None = None  # of an epoch
 
     def run(self, data: Source, validation: Source | float | None) -> PruneResult:
         """Train, cut, fine-tune, and return the result."""
@@ -200,10 +201,11 @@ class Job:
         if plan.fresh:
             for name, value in fresh_values(trainer._objective.model.clone(), trainer.parameters, plan.seed).items():
                 trainer.parameters[name] = value
-        examples = (
-            None if callable(getattr(data, "__next__", None)) else self.trainer._open(data, target=self.target).size
-        )
+        once = hasattr(data, "__next__")  # a generator, which opening would use up
+        opened = None if once else trainer._open(data, target=self.target)
+        examples = None if opened is None else opened.size
         self.batch_size = plan.batch_size or choose_batch_size(examples)
+        self.steps = None if opened is None else opened.batch_count(self.batch_size)
         trained = self._run_stages(data, examples)
         after = self.measure(self.trainer)
         self.say(f"result: {self.metric} {after:.4f} at {self._cut().sparsity:.2%} zeros")
@@ -265,7 +267,7 @@ class Job:
                 target=self.target,
                 epochs=stage.epochs,
                 batch_size=self.batch_size,
-                schedule=plan.schedule,
+                schedule=plan.schedule or self._schedule(stage.epochs, falling=False),
                 callbacks=[cutter, self.shown],
             )
         return cutter.accuracy
@@ -281,9 +283,12 @@ class Job:
             target=self.target,
             epochs=stage.fine_tune_epochs,
             batch_size=self.batch_size,
-            schedule=plan.fine_tune_schedule,
+            schedule=plan.fine_tune_schedule or self._schedule(stage.fine_tune_epochs, falling=True),
             callbacks=[_Lines(self, "fine-tuning"), self.shown],
         )
+
+    def _schedule(self, epochs: int, *, falling: bool) -> str:
+        return choose_schedule(None if self.steps is None else epochs * self.steps, falling=falling)
 
     def _weights(self) -> dict[str, np.ndarray]:
         return {name: np.array(self.trainer.parameters[name]) for name in self.names}

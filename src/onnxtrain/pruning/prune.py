@@ -18,7 +18,7 @@ from onnxtrain.model_file.rescue import save_or_rescue
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
-from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, FINE_TUNE_SCHEDULE, SCHEDULE, choose_optimizer
+from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, choose_optimizer
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.thresholds import Allocation
 from onnxtrain.renamed import warn_renamed
@@ -51,8 +51,8 @@ def prune(
     rounds: int | None = None,
     fresh: bool = False,
     batch_size: int | None = None,
-    schedule: str | Schedule | None = SCHEDULE,
-    fine_tune_schedule: str | Schedule | None = FINE_TUNE_SCHEDULE,
+    schedule: str | Schedule | None = None,
+    fine_tune_schedule: str | Schedule | None = None,
     target: str | None = None,
     storage: Storage = "dense",
     save: str | os.PathLike[str] | None = None,
@@ -87,8 +87,8 @@ def prune(
         n_m: (n, m): of each m successive inputs of an output n remain, such as (2, 4); instead of ``sparsity``.
         allocation: "global" ranks the weights of all tensors together, "uniform" cuts each tensor to the same
             sparsity, "flops" ranks them together and removes more where a weight costs more multiplications.
-        optimizer: Update rule of the training; by default SSGD with momentum, at a learning rate of 0.025. An ``Adam`` or
-            ``Momentum`` gets ``sparsity=Sparsity()`` for "ssgd".
+        optimizer: Update rule of the training; by default SSGD with momentum, at a learning rate of 0.025. An
+            ``Adam`` or ``Momentum`` gets ``sparsity=Sparsity()`` for "ssgd".
         fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion.
         tensors: Glob patterns of the parameters to prune; by default the weights of linear layers, convolutions,
             recurrent layers and embeddings.
@@ -99,8 +99,8 @@ def prune(
             with ``accuracy_drop`` one at the end.
         fresh: Initialize the parameters randomly first.
         batch_size: Examples per step; by default 64, and 32 for fewer than 10,000 examples.
-        schedule: Learning rates of the training, as in ``fit``.
-        fine_tune_schedule: Learning rates of the fine-tuning.
+        schedule: Learning rates of the training, as in ``fit``; by default constant after a warm-up.
+        fine_tune_schedule: Learning rates of the fine-tuning; by default a cosine after a warm-up.
         target: Name of the target array.
         storage: "dense", with the zeros, or "sparse": ``sparse_initializer`` where that takes fewer bytes.
         save: File to write the model to; or use :meth:`~onnxtrain.pruning.report.PruneResult.save`.

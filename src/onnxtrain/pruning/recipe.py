@@ -23,8 +23,8 @@ _EPOCHS: Final = {"first": (6, 3), "between": (5, 3), "last": (8, 6)}
 _MANY: Final = 10_000
 """Number of examples from which a batch has 64 of them instead of 32."""
 
-SCHEDULE: Final = "warmup(0.05)+constant"
-FINE_TUNE_SCHEDULE: Final = "warmup(0.05)+cosine"
+_WARMED: Final = 20
+"""Number of steps from which a training begins with a warm-up."""
 
 DEFAULT_OPTIMIZER: Final = SSGD(learning_rate=0.025, alpha=0.9, max_scale=5.0, regularization=1e-4)
 """Update rule of :func:`prune` without ``optimizer=``, found on MNIST: momentum, steps scaled by at most 5."""
@@ -81,6 +81,8 @@ def choose_stages(
     if sparsity is None or not (epochs is None and rounds is None and fine_tune_epochs is None):
         training, tuning = scaled["last"]
         chosen = max(training, rounds or 1) if epochs is None else epochs
+        if epochs is not None:
+            tuning = round(0.75 * epochs)
         cuts = rounds if rounds is not None else 1 if sparsity is None else max(chosen, 1)
         return [Stage(sparsity, chosen, cuts, tuning if fine_tune_epochs is None else fine_tune_epochs)]
     compression = 1 / (1 - sparsity)
@@ -100,6 +102,17 @@ def choose_batch_size(examples: int | None) -> int:
     return 64 if examples is not None and examples >= _MANY else 32
 
 
+def choose_schedule(steps: int | None, *, falling: bool) -> str:
+    """Return the learning-rate schedule of a training: after a warm-up a constant rate, or a cosine to zero.
+
+    Args:
+        steps: Number of steps, if known.
+        falling: True for a cosine.
+    """
+    shape = "cosine" if falling else "constant"
+    return f"warmup(0.05)+{shape}" if steps is not None and steps >= _WARMED else shape
+
+
 def choose_optimizer(sparsity: float | None) -> SSGD:
     """Return the update rule for a sparsity: more regularization where few weights remain.
 
@@ -109,5 +122,6 @@ def choose_optimizer(sparsity: float | None) -> SSGD:
         >>> round(choose_optimizer(1 - 1 / 280).regularization, 5)
         0.00028
     """
-    strength = 1.0 if sparsity is None else min(3.0, max(1.0, 0.01 / (1 - sparsity)))
+    valid = sparsity is not None and 0 <= sparsity < 1  # prune refuses others
+    strength = min(3.0, max(1.0, 0.01 / (1 - sparsity))) if valid and sparsity is not None else 1.0
     return replace(DEFAULT_OPTIMIZER, regularization=strength * DEFAULT_OPTIMIZER.regularization)
