@@ -230,6 +230,7 @@ def _training_flags() -> type[TrainingFlags]:
     special: dict[str, Any] = {
         "batch_norm": Literal["frozen", "train", "sync"],
         "groups": list[str] | None,
+        "masks": Literal["keep"] | None,
         "precision": str | None,
     }
     fields: list[tuple[str, Any, Any]] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN
 from onnxtrain.ir.passes import RANDOM
@@ -227,10 +227,7 @@ def zero_masks(names: Iterable[str], value_of: Callable[[str], np.ndarray]) -> d
     """
     found = {}
     for name in names:
-        try:
-            array = value_of(name)
-        except ModelError:  # a sparse initializer, which the file holds in another form
-            continue
+        array = value_of(name)
         sample = array.reshape(-1)[:: max(1, array.size // _SAMPLE)]
         if sample.size - np.count_nonzero(sample) < _PRUNED * sample.size / 2:
             continue
