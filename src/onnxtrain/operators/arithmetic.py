@@ -107,28 +107,15 @@ class Tensor(NDArrayOperatorsMixin):
         for size, length in zip(sizes, block, strict=True):
             full, rest = divmod(size, length)
             counts = counts[..., None] * np.array([length] * full + [rest] * (rest > 0), dtype=self.dtype)
-        if not isinstance(data, Value):
-            means = np.asarray(data)
-            for axis, length in enumerate(block):
-                means = np.add.reduceat(means, np.arange(0, sizes[axis], length), axis=axis)
-            means = means / counts
-            for axis, length in enumerate(block):
-                means = np.repeat(means, length, axis=axis).take(np.arange(sizes[axis]), axis=axis)
-            return type(self)(means)
-        op = data.op
-        padded = [-(-size // length) * length for size, length in zip(sizes, block, strict=True)]
-        if padded != sizes:
-            beyond = [whole - size for whole, size in zip(padded, sizes, strict=True)]
-            data = op.Pad(data, op.ints(*[0] * len(sizes), *beyond))
-        parted = [part for whole, length in zip(padded, block, strict=True) for part in (whole // length, length)]
-        inner = list(range(1, len(parted), 2))
-        sums = op.ReduceSum(op.reshape(data, parted), op.ints(*inner), keepdims=1)
-        outer = [size if axis % 2 == 0 else 1 for axis, size in enumerate(parted)]
-        spread = op.Expand(sums / op.constant(counts.reshape(outer)), op.ints(*parted))
-        means = op.reshape(spread, padded)
-        if padded != sizes:
-            means = op.Slice(means, op.ints(*[0] * len(sizes)), op.ints(*sizes))
-        return type(self)(means.with_shape(tuple(sizes)))
+        if isinstance(data, Value):
+            return type(self)(_means_in_graph(data, sizes, block, counts))
+        means = np.asarray(data)
+        for axis, length in enumerate(block):
+            means = np.add.reduceat(means, np.arange(0, sizes[axis], length), axis=axis)
+        means = means / counts
+        for axis, length in enumerate(block):
+            means = np.repeat(means, length, axis=axis).take(np.arange(sizes[axis]), axis=axis)
+        return type(self)(means)
 
     def count(self) -> Wide:
         """The number of elements."""
@@ -147,6 +134,22 @@ class Wide(Tensor):
         if isinstance(self.data, Value):
             raise TypeError("The value of a graph is not known before the graph runs.")
         return float(self.data)
+
+
+def _means_in_graph(data: Value, sizes: Sequence[int], block: Sequence[int], counts: np.ndarray) -> Value:
+    """Replace each element of a graph value by the mean of its block; ``counts`` are the elements of each block."""
+    op = data.op
+    padded = [-(-size // length) * length for size, length in zip(sizes, block, strict=True)]
+    if padded != list(sizes):
+        beyond = [whole - size for whole, size in zip(padded, sizes, strict=True)]
+        data = op.Pad(data, op.ints(*[0] * len(sizes), *beyond))
+    parted = [part for whole, length in zip(padded, block, strict=True) for part in (whole // length, length)]
+    sums = op.ReduceSum(op.reshape(data, parted), op.ints(*range(1, len(parted), 2)), keepdims=1)
+    outer = [size if axis % 2 == 0 else 1 for axis, size in enumerate(parted)]
+    means = op.reshape(op.Expand(sums / op.constant(counts.reshape(outer)), op.ints(*parted)), padded)
+    if padded != list(sizes):
+        means = op.Slice(means, op.ints(*[0] * len(sizes)), op.ints(*sizes))
+    return means.with_shape(tuple(sizes))
 
 
 def wide(number: Any) -> Wide:

@@ -94,7 +94,7 @@ def _example(entry: Entry) -> str:
 
 
 def _attribute(attribute: Attribute) -> str:
-    kind = {str: "string", tuple: "list of ints"}.get(attribute.kind, "float")
+    kind = "list of ints" if attribute.kind is tuple else "string" if attribute.kind is str else "float"
     if attribute.default is None:
         default = " (required)"
     elif attribute.default == ():

@@ -16,7 +16,7 @@ from onnxtrain.callbacks.progress import Display, Progress, StepsOf
 from onnxtrain.config import Options
 from onnxtrain.data import split_validation
 from onnxtrain.errors import OptionError
-from onnxtrain.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
+from onnxtrain.losses import BinaryCrossEntropy, Distillation, SoftmaxCrossEntropy
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators import Optimizer
 from onnxtrain.operators.arithmetic import Tensor
@@ -174,7 +174,7 @@ class Job:
         self.form = plan.form()
         if self.form.needs_layouts:
             self.form = replace(self.form, layouts=product_layouts(objective.model, self.names))
-        classifies = isinstance(self.trainer._objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy))
+        classifies = isinstance(self.trainer._objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy, Distillation))
         self.metric = "accuracy" if classifies else "loss"
         if plan.accuracy_drop is not None and not classifies:
             raise OptionError("accuracy_drop= needs a loss of a classifier; for this loss give sparsity=.")

@@ -29,6 +29,7 @@ import onnx_ir as ir
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.value import dimensions
+from onnxtrain.weights.masks import constant_values
 from onnxtrain.weights.readers import Reader, is_linear, is_lookup
 
 _CONVOLUTIONS = frozenset({"Conv", "DeformConv", "FusedConv", "NhwcConv"})
@@ -137,7 +138,7 @@ def _layouts(value: ir.Value, shape: tuple[int, ...], model: ir.Model) -> Iterat
 
 def _readers(value: ir.Value, axes: Axes, model: ir.Model) -> Iterator[tuple[Reader, Axes]]:
     """Yield the nodes that read a value as a weight, with the stored axis of each axis that they see."""
-    waiting, seen = [(value, axes)], {value}
+    waiting, seen, constant = [(value, axes)], {value}, constant_values(model)
     for current, own in waiting:
         for node, index in current.uses():
             function = model.functions.get(node.op_identifier())
@@ -147,7 +148,9 @@ def _readers(value: ir.Value, axes: Axes, model: ir.Model) -> Iterator[tuple[Rea
                 yield (node, index), own
                 continue
             else:
-                reached = [(output, moved) for output in node.outputs[:1] if (moved := _moved(node, current, own))]
+                # After arithmetic with data the values are no weights.
+                passed = node.outputs[:1] if all(x is None or x in constant for x in node.inputs) else []
+                reached = [(output, moved) for output in passed if (moved := _moved(node, current, own))]
             waiting += [item for item in reached if item[0] not in seen]
             seen.update(item[0] for item in reached)
 

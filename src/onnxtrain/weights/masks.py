@@ -105,7 +105,7 @@ def matmul_weights(model: ir.Model, names: Sequence[str]) -> list[str]:
     Returns:
         The names of weights, in the given order.
     """
-    constant = _constants(model)
+    constant = constant_values(model)
     return [name for name in names if _is_weight(model.graph.initializers[name], model.functions, constant)]
 
 
@@ -148,7 +148,7 @@ def _behind_arithmetic(value: ir.Value, functions: Functions, constant: set[ir.V
     return found
 
 
-def _constants(model: ir.Model) -> set[ir.Value]:
+def constant_values(model: ir.Model) -> set[ir.Value]:
     """Return the values of the main graph that depend on initializers only, not on inputs of the model."""
     found = {value for value in model.graph.initializers.values() if value not in model.graph.inputs}
     for node in model.graph:
