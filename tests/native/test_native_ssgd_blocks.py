@@ -43,6 +43,7 @@ def body(R, variable, attributes):
     return session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})
 
 
+@pytest.mark.sampled("measure")
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "all"])
 @pytest.mark.parametrize("reweighting", ["l1", "l2"])
 @pytest.mark.parametrize("measure", MEASURES)
