@@ -12,8 +12,8 @@ at 68x with at most 1.92 % error, LeNet-5 at 280x with at most 0.75 % (means ove
 
 The whole run takes about two hours on two quiet cores; with --log FILE, results are saved as they come, and those
 already there are skipped. --held-out 10000 is for choosing settings: it trains on all training images except
-the last 10,000 and measures on those; no test image is read. --methods default prunes to the goal by prune without settings.
---quick runs one seed, one stage and fewer epochs, LeNet-5
+the last 10,000 and measures on those; no test image is read. --methods default prunes to the goal by
+prune without settings. --quick runs one seed, one stage and fewer epochs, LeNet-5
 on a tenth of the images. Neither measures the goal.
 """
 
