@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 from onnxtrain.cli import main
-from onnxtrain.errors import OptionError, TrainingHint
+from onnxtrain.errors import OnnxTrainError, OptionError, TrainingHint
 from onnxtrain.operators import SSGD, Adam
 from onnxtrain.pruning.thresholds import Form, magnitude_cut
 from onnxtrain.weights.layouts import Layout, product_layouts
@@ -227,6 +227,16 @@ def test_a_step_scales_the_weights_of_a_block_alike(name, rule, kernels):
         squares[start : start + 4] = squares[start : start + 4].mean(axis=0)
     wanted = (squares + 0.01) / np.mean(squares + 0.01)
     np.testing.assert_allclose(scale, wanted, rtol=2e-3)
+
+
+def test_a_checkpoint_knows_its_blocks(tmp_path):
+    model = onnxtrain.examples.mlp((4, 32, 3))
+    options = {"epochs": 1, "progress": False, "checkpoint": tmp_path / "kept"}
+    onnxtrain.Trainer(model, loss="cross_entropy", optimizer="ssgd(lr=0.05, block=(4, 1))").fit(X, Y, **options)
+    with pytest.raises(OnnxTrainError, match="block"):
+        onnxtrain.Trainer(model, loss="cross_entropy", optimizer="ssgd(lr=0.05)").fit(
+            X, Y, **{**options, "epochs": 2}, resume=True
+        )
 
 
 def test_two_of_four():
