@@ -12,7 +12,8 @@ at 68x with at most 1.92 % error, LeNet-5 at 280x with at most 0.75 % (means ove
 
 The whole run takes about two hours on two quiet cores; with --log FILE, results are saved as they come, and those
 already there are skipped. --held-out 10000 is for choosing settings: it trains on all training images except
-the last 10,000 and measures on those; no test image is read. --quick runs one seed, one stage and fewer epochs, LeNet-5
+the last 10,000 and measures on those; no test image is read. --methods default prunes to the goal by
+prune without settings. --quick runs one seed, one stage and fewer epochs, LeNet-5
 on a tenth of the images. Neither measures the goal.
 """
 
@@ -35,7 +36,7 @@ import onnx
 import onnxruntime
 from harness import ForeignLoad, load_line, machine_line, write_report
 from idx import read_digits
-from pruning_report import DENSE, METHODS, Outcome, draw, published, results, storage, verdict_of
+from pruning_report import DEFAULT, DENSE, METHODS, Outcome, draw, published, results, storage, verdict_of
 from shifted import ShiftedImages
 
 import onnxtrain
@@ -92,6 +93,8 @@ class StepSpec:
 
     def stages_of(self, method: str) -> tuple[Stage, ...]:
         """The stages of a method."""
+        if method == DEFAULT:  # prune chooses the stages up to the goal
+            return (Stage(self.goal[0], 0, 0),)
         return (Stage(1, *self.dense_epochs),) if method == DENSE else self.stages
 
     def optimizer_of(self, method: str) -> Optimizer:
@@ -226,7 +229,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fashion", type=Path, help="folder of Fashion-MNIST's files")
     parser.add_argument("--quick", action="store_true", help="one seed, one compression, few epochs")
     parser.add_argument("--models", type=lambda text: text.split(","), help="lenet_300_100, lenet5_caffe or both")
-    parser.add_argument("--methods", type=lambda text: text.split(","), default=METHODS, help=", ".join(METHODS))
+    methods = (*METHODS, DEFAULT)
+    parser.add_argument("--methods", type=lambda text: text.split(","), default=METHODS, help=", ".join(methods))
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
     parser.add_argument("--held-out", type=int, default=0, help="measure on so many of the training images instead")
     parser.add_argument("--workers", type=int, default=2, help="trainings at a time")
@@ -236,7 +240,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for name, given, known in (
         ("model", options.models, [recipe.model for recipe in RECIPES]),
-        ("method", options.methods, METHODS),
+        ("method", options.methods, methods),
     ):
         if unknown := set(given or ()) - set(known):
             parser.error(f"there is no {name} {', '.join(unknown)}; use {', '.join(known)}")
@@ -322,22 +326,26 @@ def stages_of(task: Task) -> Iterator[Outcome]:
         begin = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # at 150x a layer may become nearly empty: the error shows it
-            result = onnxtrain.prune(
-                model,
-                images,
-                loss="softmax_cross_entropy",
-                validation=tuple(array[:256] for array in test),  # prune's own output, which is not needed
-                method="ssgd" if task.method == "ssgd" else "magnitude",
-                sparsity=1 - 1 / stage.compression,
-                optimizer=recipe.optimizer_of(task.method),
-                fine_tune_optimizer=recipe.fine_tune,
-                epochs=stage.epochs,
-                fine_tune_epochs=stage.fine_tune_epochs,
-                rounds=stage.epochs,
-                schedule=f"warmup({warm_up(len(images) * stage.epochs, 400)})+constant",
-                fine_tune_schedule=f"warmup({warm_up(len(images) * stage.fine_tune_epochs, 100)})+cosine",
-                seed=task.seed,
-                threads=1,
+            result = (
+                prune_by_default(model, train, test, task)
+                if task.method == DEFAULT
+                else onnxtrain.prune(
+                    model,
+                    images,
+                    loss="softmax_cross_entropy",
+                    validation=tuple(array[:256] for array in test),  # prune's own output, which is not needed
+                    method="ssgd" if task.method == "ssgd" else "magnitude",
+                    sparsity=1 - 1 / stage.compression,
+                    optimizer=recipe.optimizer_of(task.method),
+                    fine_tune_optimizer=recipe.fine_tune,
+                    epochs=stage.epochs,
+                    fine_tune_epochs=stage.fine_tune_epochs,
+                    rounds=stage.epochs,
+                    schedule=f"warmup({warm_up(len(images) * stage.epochs, 400)})+constant",
+                    fine_tune_schedule=f"warmup({warm_up(len(images) * stage.fine_tune_epochs, 100)})+cosine",
+                    seed=task.seed,
+                    threads=1,
+                )
             )
         model = result.model()
         with tempfile.TemporaryDirectory() as folder:
@@ -358,6 +366,21 @@ def stages_of(task: Task) -> Iterator[Outcome]:
             error,
             time.perf_counter() - begin,
         )
+
+
+def prune_by_default(
+    model: onnx.ModelProto, train: tuple[np.ndarray, ...], test: tuple[np.ndarray, ...], task: Task
+) -> onnxtrain.PruneResult:
+    """Prune to the goal's compression without settings."""
+    return onnxtrain.prune(
+        model,
+        train,
+        loss="softmax_cross_entropy",
+        validation=tuple(array[:256] for array in test),
+        sparsity=1 - 1 / task.recipe.goal[0],
+        seed=task.seed,
+        threads=1,
+    )
 
 
 def warm_up(steps: int, most: int) -> int:

@@ -17,6 +17,7 @@ import onnxtrain
 
 DENSE = "dense"
 METHODS = (DENSE, "magnitude", "ssgd")
+DEFAULT = "default"  # prune without settings
 COLOURS = {"magnitude": "#64748b", "ssgd": "#2563eb"}
 
 PUBLISHED = [
@@ -35,7 +36,7 @@ class Outcome:
     Attributes:
         data: Name of the data.
         model: Name of the architecture.
-        method: One of ``METHODS``.
+        method: One of ``METHODS``, or ``DEFAULT``.
         seed: Seed of the training.
         wanted: Target compression.
         compression: Achieved compression.
@@ -72,7 +73,7 @@ def results(title: str, outcomes: Sequence[Outcome]) -> str:
             " ".join(f"{outcome.error:.2f}" for outcome in group),
             f"{np.mean([outcome.seconds for outcome in group]):.0f}",
         ]
-        for method in METHODS
+        for method in (*METHODS, DEFAULT)
         for group in stages(outcomes, method).values()
     ]
     return f"{title}\n\n{table(['method', 'weights', 'error, % (mean)', 'of each seed', 'seconds'], rows)}"

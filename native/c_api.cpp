@@ -93,6 +93,15 @@ class GivenAttributes final : public onnxtrain::AttributeSource {
     return found->text;
   }
 
+  std::vector<std::int64_t> integers(const char* name) const override {
+    const OnnxtrainAttribute* const found = find(name);
+    if (found != nullptr && (found->text == nullptr || found->text[0] != '\0')) {
+      throw std::invalid_argument(std::string(name) + " is given, but depends on shapes, which these functions lack: "
+                                  "leave it out.");
+    }
+    return {};
+  }
+
   // Rejects attributes that the optimizer did not ask for.
   void require_all_read() const {
     for (std::size_t i = 0; i < attributes_.size(); ++i) {

@@ -137,6 +137,7 @@ struct SsgdUpdate {
 template <typename T, int states, int measure>
 void update_ssgd(const ssgd::Rule::Attributes& attributes, double R, Factor factor,
                  const std::vector<Variable>& variables, Stream stream) {
+  if (attributes.block.axes > 0) throw std::invalid_argument("block has no kernel on a device: use the operator's body.");
   if constexpr (measure < kMeasures) {
     if (measure != attributes.measure) {
       return update_ssgd<T, states, measure + 1>(attributes, R, factor, variables, stream);

@@ -43,7 +43,7 @@ class Attributes final : public AttributeSource {
   std::string text(const char* name, std::optional<std::string> otherwise = std::nullopt) const override;
   std::int64_t integer(const char* name, std::optional<std::int64_t> otherwise = std::nullopt) const;
   // Empty if the attribute is missing.
-  std::vector<std::int64_t> integers(const char* name) const;
+  std::vector<std::int64_t> integers(const char* name) const override;
   std::vector<double> numbers(const char* name) const;
 
   std::size_t input_count() const;

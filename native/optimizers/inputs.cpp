@@ -170,6 +170,7 @@ Variable UpdateInputs::variable(const Call& call, std::size_t index, Tensor& par
   Variable result;
   result.type = parameter.type == ort::kTypeDouble ? kDouble : kFloat;
   result.count = parameter.count();
+  result.shape = parameter.shape;
   result.inputs[0] = parameter.data;
   std::size_t next = 1, scales = 0;
   for (std::size_t group = 1; group < grouping_.inputs.size(); ++group) {

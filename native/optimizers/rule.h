@@ -37,13 +37,22 @@ struct Description {
 
 inline constexpr int kMostVariants = 6;
 
-// One attribute: a number, or one of several words, stored as its index.
+inline constexpr int kMostAxes = 8;
+
+// One size for each axis of a variable; no axes if the attribute is missing.
+struct AxisSizes {
+  int axes = 0;
+  std::int64_t sizes[kMostAxes] = {};
+};
+
+// One attribute: a number, one of several words, stored as its index, or sizes of axes.
 template <typename Attributes>
 struct AttributeOf {
   const char* name;
   double Attributes::* number = nullptr;
   int Attributes::* word = nullptr;
   const char* words[kMostVariants] = {};
+  AxisSizes Attributes::* sizes = nullptr;
   bool required = false;
 };
 

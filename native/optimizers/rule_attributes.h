@@ -27,6 +27,21 @@ void read(const AttributeOf<Attributes>& attribute, const AttributeSource& sourc
     value = source.number(attribute.name, attribute.required ? std::nullopt : std::optional(value));
     return;
   }
+  if (attribute.sizes != nullptr) {
+    AxisSizes& sizes = values.*attribute.sizes;
+    for (const std::int64_t size : source.integers(attribute.name)) {
+      if (sizes.axes == kMostAxes) {
+        throw std::invalid_argument(std::string(attribute.name) + " has more than " + std::to_string(kMostAxes) +
+                                    " sizes: the kernels know no variables of more axes.");
+      }
+      if (size < 1) {
+        throw std::invalid_argument(std::string(attribute.name) + " has the size " + std::to_string(size) +
+                                    ": each must be 1 or more.");
+      }
+      sizes.sizes[sizes.axes++] = size;
+    }
+    return;
+  }
   int& word_index = values.*attribute.word;
   const std::string word = source.text(
       attribute.name, attribute.required ? std::nullopt : std::optional<std::string>(attribute.words[word_index]));

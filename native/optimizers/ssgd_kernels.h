@@ -20,6 +20,19 @@ void relative_h_in(MeasureScalars m, std::size_t count, const T* X, double* h) {
 }
 
 template <typename T, Measure measure>
+void h_of_blocks(const MeasureScalars& scalars, std::size_t count, const double* z, double* h) {
+  const MeasureScalars m = scalars;
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) {
+    if constexpr (is_simple(measure)) {
+      h[i] = simple_h<measure>(m, z[i]);
+    } else {
+      h[i] = relative_h<T, measure>(m, z[i]);
+    }
+  }
+}
+
+template <typename T, Measure measure>
 void relative_h_of(const MeasureScalars& m, std::size_t count, const T* X, double* h) {
   if (m.l1) {
     relative_h_in<T, measure, true>(m, count, X, h);
@@ -105,8 +118,27 @@ double simple_sum(const MeasureScalars& m, std::size_t count, const T* X) {
 }
 
 template <typename T, Measure measure>
+LayerSum layer_sum_of_blocks(const MeasureScalars& scalars, std::size_t count) {
+  MeasureScalars m = scalars;
+  if (measure == kExponential || measure == kTanh) m.largest = largest_of(true, count, m.z);
+  double h[tuning::kMeasuredElements];
+  LaneSum lanes[kSums];
+  for (std::size_t begin = 0; begin < count; begin += tuning::kMeasuredElements) {
+    const std::size_t n = count - begin < tuning::kMeasuredElements ? count - begin : tuning::kMeasuredElements;
+    h_of_blocks<T, measure>(m, n, m.z + begin, h);
+    if (m.l1) {
+      add_to<true>(lanes, pad(h, n), h);
+    } else {
+      add_to<false>(lanes, pad(h, n), h);
+    }
+  }
+  return {total_of(lanes), m.largest};
+}
+
+template <typename T, Measure measure>
 LayerSum layer_sum_of(const MeasureScalars& scalars, std::size_t count, const void* x) {
   const T* X = static_cast<const T*>(x);
+  if (scalars.z != nullptr) return layer_sum_of_blocks<T, measure>(scalars, count);
   if constexpr (is_simple(measure)) {
     return {scalars.l1 ? simple_sum<T, measure, true>(scalars, count, X)
                        : simple_sum<T, measure, false>(scalars, count, X),
@@ -134,11 +166,17 @@ void layer_sum(const void* scalars, std::size_t count, const void* x, void* resu
   *static_cast<LayerSum*>(result) = layer_sum_of<T, measure>(*static_cast<const MeasureScalars*>(scalars), count, x);
 }
 
-// The shrinkage by regularization: for l1 h * sign(X), for l2 2 X, times a factor of the layer.
+// The shrinkage by regularization: for l1 h * sign(X), in blocks h * X / z, for l2 2 X, times a factor of the layer.
 template <typename T>
-void shrinkages_of(const SsgdScalars& scalars, std::size_t count, const double* h, const T* X, T* shrinkages) {
+void shrinkages_of(const SsgdScalars& scalars, std::size_t count, const double* h, const T* X, const double* z,
+                   T* shrinkages) {
   const double shrinkage = scalars.shrinkage;
-  if (scalars.measure.l1) {
+  if (scalars.measure.l1 && z != nullptr) {
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < count; ++i) {
+      shrinkages[i] = static_cast<T>(z[i] > 0.0 ? shrinkage * h[i] / z[i] : 0.0) * X[i];
+    }
+  } else if (scalars.measure.l1) {
     ONNXTRAIN_VECTORIZE
     for (std::size_t i = 0; i < count; ++i) {
       shrinkages[i] = shrinkage_of<T>(shrinkage, h[i], X[i]);
@@ -241,16 +279,25 @@ void ssgd_update(const void* scalars, std::size_t count, const void* const* inpu
   const T* V = s.momentum ? static_cast<const T*>(inputs[2]) : nullptr;
   T* X_new = static_cast<T*>(outputs[0]);
   T* V_new = s.momentum ? static_cast<T*>(outputs[1]) : nullptr;
+  const double* const z = s.measure.z;
+  bool one_pass = false;
+  if constexpr (is_simple(measure)) one_pass = z == nullptr;
   if constexpr (is_simple(measure)) {
-    (s.measure.l1 ? descend_simply_any<T, measure, true> : descend_simply_any<T, measure, false>)(
+    if (one_pass) (s.measure.l1 ? descend_simply_any<T, measure, true> : descend_simply_any<T, measure, false>)(
         s, count, {X, G, V, X_new, V_new});
-  } else {
+  }
+  if (!one_pass) {
     double h[tuning::kMeasuredElements];
     T shrinkages[tuning::kMeasuredElements];
     for (std::size_t begin = 0; begin < count; begin += tuning::kMeasuredElements) {
       const std::size_t n = count - begin < tuning::kMeasuredElements ? count - begin : tuning::kMeasuredElements;
-      relative_h_of<T, measure>(s.measure, n, X + begin, h);
-      if (s.shrinkage != 0.0) shrinkages_of(s, n, h, X + begin, shrinkages);  // before X_new, which may be X
+      if (z != nullptr) {
+        h_of_blocks<T, measure>(s.measure, n, z + begin, h);
+      } else if constexpr (!is_simple(measure)) {
+        relative_h_of<T, measure>(s.measure, n, X + begin, h);
+      }
+      const double* const own = z == nullptr ? nullptr : z + begin;
+      if (s.shrinkage != 0.0) shrinkages_of(s, n, h, X + begin, own, shrinkages);  // before X_new, which may be X
       descend_any<T>(s, n, h, {X + begin, G + begin, s.momentum ? V + begin : nullptr, X_new + begin,
                                s.momentum ? V_new + begin : nullptr});
       if (s.shrinkage != 0.0) {

@@ -15,6 +15,7 @@ struct MeasureScalars {
   double inverse_epsilon;
   double exponent;  // p-norm: h(z) is z**exponent
   double largest;   // exponential and tanh: the z to which h is relative
+  const double* z;  // of each element's block; null: each element has its own
 };
 
 struct LayerSum {

@@ -22,6 +22,7 @@ inline constexpr std::size_t kMaxStates = 2;   // V, H
 struct Variable {
   ElementType type = kFloat;
   std::size_t count = 0;
+  std::vector<std::int64_t> shape;  // empty if the caller does not know it
   const void* inputs[kMaxInputs] = {};
   void* outputs[kMaxOutputs] = {};       // null: not requested
   std::unique_ptr<Broadcast> broadcast;  // null if the gradient has the parameter's shape

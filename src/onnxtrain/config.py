@@ -408,6 +408,7 @@ class TrainingConfig:
             'Boolean arrays by parameter name; elements stay zero where a mask is false. ``"keep"`` keeps the zeros '
             "of the tensors that were pruned. See :meth:`set_masks`.",
             Masks,
+            flag="keep: keep the zeros of a pruned model while its other weights train.",
         ),
     )
     sparsify: tuple[str, ...] | None = field(

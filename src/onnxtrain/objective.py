@@ -30,9 +30,10 @@ from onnxtrain.losses.heads import (
 )
 from onnxtrain.losses.partial_batches import FixedBatch, on_real_rows
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.training_info.recipe import LossTerms, Names, StepSpec, UpdateRule, free_names
+from onnxtrain.training_info.recipe import Block, LossTerms, Names, StepSpec, UpdateRule, free_names
 from onnxtrain.training_info.rounding import Rounding
 from onnxtrain.weights.groups import update_rules
+from onnxtrain.weights.layouts import product_layouts
 from onnxtrain.weights.masks import choose_tensors, matmul_weights
 from onnxtrain.weights.parameters import Initializer
 from onnxtrain.weights.stored import Stored
@@ -303,6 +304,19 @@ class Objective:
         """
         return choose_tensors(self.shapes, patterns, "sparsify", self.matmul_weights)
 
+    def _blocks(self, config: TrainingConfig) -> dict[str, Block]:
+        """Return the parameters whose sparsity is promoted, with the form of their blocks."""
+        names = self.sparsified(config.sparsify)
+        blocks = {rule.optimizer.promoted_block for rule in self.rules(config).values()} or {
+            config.optimizer.promoted_block
+        }
+        if blocks == {(1, 1)}:
+            return dict.fromkeys(names, ())
+        layouts = product_layouts(self.model, names)
+        rules = self.rules(config)
+        wanted = {name: (rules[name].optimizer if name in rules else config.optimizer).promoted_block for name in names}
+        return {name: layouts[name].block(*wanted[name]) if wanted[name] != (1, 1) else () for name in names}
+
     def step_spec(self, config: TrainingConfig) -> StepSpec:
         """Return the specification of a training step, on a copy of the graph, which the builder may change.
 
@@ -336,7 +350,7 @@ class Objective:
             statistics=self.statistics,
             synchronized=config.synchronized,
             masks=config.masks,
-            sparsified=self.sparsified(config.sparsify),
+            sparsified=self._blocks(config),
             names=self.names,
             options=config.gradients,
             weights=own.weights,

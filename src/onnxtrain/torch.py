@@ -27,7 +27,8 @@ with contextlib.suppress(ImportError):  # without PyTorch the module can be impo
 
 __all__ = ["SSGD"]
 
-_ATTRIBUTES = tuple(attribute.name for attribute in SCHEMA.attributes)
+_ATTRIBUTES = tuple(attribute.name for attribute in SCHEMA.attributes if attribute.name != "block")
+"""The settings of a group; the kernels over arrays have no blocks."""
 
 
 class SSGD(Optimizer):  # type: ignore[misc]

@@ -22,8 +22,8 @@ LINES: dict[str, tuple[tuple[str, ...], ...]] = {
     "fit": (("fit", "MODEL", *DATA, *LOSS, "--epochs", "2", "--threads", "1", "-o", "OUT.onnx"),),
     "prune": (
         ("prune", "MODEL", *DATA, *LOSS, "--sparsity", "0.5", "--epochs", "1", "--threads", "1", "-o", "OUT.onnx"),
-        ("prune", "MODEL", *DATA, *LOSS, "--sparsity", "0.8", "--scope", "layer", "--epochs", "1", "--threads", "1",
-         "--storage", "sparse", "-o", "OUT.onnx"),
+        ("prune", "MODEL", *DATA, *LOSS, "--sparsity", "0.8", "--allocation", "uniform", "--epochs", "1",
+         "--threads", "1", "--storage", "sparse", "-o", "OUT.onnx"),
     ),
     "evaluate": (("evaluate", "MODEL", *DATA, *LOSS),),
     "predict": (("predict", "MODEL", *DATA, "-o", "OUT.npz"),),

@@ -32,7 +32,7 @@ def test_prunes_and_says_so(files, tmp_path, capsys):
     for wanted in (
         "training: epoch 4 of 4",
         "cut 2 of 2: 75.00% zeros",
-        "fine-tuning: epoch 5 of 5",
+        "fine-tuning: epoch 3 of 3",
         "layer1.weight",
         "75.00%",
         "learning_rate=0.05",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 WIDE = np.longdouble
@@ -98,6 +100,15 @@ def inverse_derivative(measure, reweighting, epsilon, p, z):
     return epsilon * np.cosh(z / epsilon) ** 2
 
 
+def mean_squares(X, block):
+    """The mean square of the block of each element, block by block."""
+    means = np.empty_like(X)
+    for corner in itertools.product(*(range(0, size, length) for size, length in zip(X.shape, block, strict=True))):
+        part = tuple(slice(start, start + length) for start, length in zip(corner, block, strict=True))
+        means[part] = (X[part] ** 2).mean()
+    return means
+
+
 def wide_ssgd(
     R,
     X,
@@ -112,12 +123,14 @@ def wide_ssgd(
     alpha=0.0,
     norm_coefficient=0.0,
     max_scale=0.0,
+    block=(),
 ):
     """SSGD in a wide type, and the size of each result's largest term."""
     X, G = np.asarray(X, WIDE), np.asarray(G, WIDE)
     R, epsilon, p, alpha, norm_coefficient = (WIDE(a) for a in (R, *np.float32([epsilon, p, alpha, norm_coefficient])))
     regularization, max_scale = np.float32(regularization), np.float32(max_scale)
-    z = X * X if reweighting == "l2" else abs(X)
+    root = np.sqrt(mean_squares(X, block)) if block else abs(X)
+    z = (mean_squares(X, block) if block else X * X) if reweighting == "l2" else root
     h = inverse_derivative(measure, reweighting, epsilon, p, z)
     square = h if reweighting == "l2" else h * h
     mean = square.mean()
@@ -128,7 +141,8 @@ def wide_ssgd(
     d, d_size = (g, g_size) if V is None else (alpha * V + g, abs(alpha * V) + g_size)
     shrinkage = 2 * R * regularization * X / mean
     if reweighting == "l1":
-        shrinkage = R * regularization * h * np.sign(X) / mean
+        direction = np.divide(X, root, out=np.zeros_like(X), where=root > 0) if block else np.sign(X)
+        shrinkage = R * regularization * h * direction / mean
     results = [(X - R * s * d - shrinkage, abs(X) + abs(R) * s * d_size + abs(shrinkage))]
     return results if V is None else [*results, (d, d_size)]
 

@@ -95,8 +95,9 @@ def ssgd_weight(u, *, measure, reweighting, epsilon, p):
     return w * w
 
 
-def ssgd(R, xs, gs, vs, *, regularization, alpha, norm_coefficient, max_scale, **measure):
-    """A whole layer: lists of numbers in, lists of X_new and V_new out."""
+def ssgd(R, xs, gs, vs, *, regularization, alpha, norm_coefficient, max_scale, block=(), **measure):
+    """A whole layer: lists of numbers in, lists of X_new and V_new out; blocks have tests of their own."""
+    assert not block
     squares = [ssgd_weight(x, **measure) for x in xs]
     mean = sum(squares) / len(squares)
     x_new, v_new = [], []

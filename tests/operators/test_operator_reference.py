@@ -23,7 +23,7 @@ def expected(made: Problem, R: float, T: int) -> list[np.ndarray]:
     attributes = {
         a.name: made.attributes.get(a.name, a.default) for a in made.schema.attributes
     }  # not through the project's own completion
-    attributes = {k: v if isinstance(v, str) else float(np.float32(v)) for k, v in attributes.items()}
+    attributes = {k: v if isinstance(v, (str, tuple)) else float(np.float32(v)) for k, v in attributes.items()}
     results: list[list[np.ndarray]] = []
     for index in range(made.variables):
         x, *others = (t.astype(np.float64) for t in made.tensors[index :: made.variables])

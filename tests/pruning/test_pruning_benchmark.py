@@ -132,3 +132,12 @@ def test_bad_arguments(folder: Path, tmp_path: Path) -> None:
     assert "there is no method lottery" in run("--data", folder, "--methods", "lottery", expected=2)
     (tmp_path / "empty").mkdir()
     assert "has neither t10k-images" in run("--data", tmp_path / "empty", expected=2)
+
+
+def test_pruning_without_settings(folder: Path) -> None:
+    text = run(
+        "--data", folder, "--models", "lenet_300_100", "--methods", "default", "--seeds", 0, "--workers", 1, expected=0
+    )
+    (row,) = (line for line in text.splitlines() if line.startswith("| default"))
+    assert row.split("|")[2].strip() == "68.0x"
+    assert float(row.split("|")[3]) < 20

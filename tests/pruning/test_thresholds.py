@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxtrain.pruning.thresholds import cubic, magnitude_cut, random_cut, search
+from onnxtrain.pruning.thresholds import Form, cubic, magnitude_cut, random_cut, search
 
 WEIGHTS = {"a": np.array([[4.0, -3.0], [0.5, 0.0]]), "b": np.array([[2.0, 1.0, -0.1, 0.2, -0.3, 0.4]])}
 
@@ -18,7 +18,10 @@ def survivors(cut):
 
 def test_all_tensors_compete_or_each_gets_its_share():
     assert survivors(magnitude_cut(WEIGHTS, 0.6)) == {"a": [4.0, -3.0], "b": [2.0, 1.0]}
-    assert survivors(magnitude_cut(WEIGHTS, 0.5, "layer")) == {"a": [4.0, -3.0], "b": [2.0, 1.0, 0.4]}
+    assert survivors(magnitude_cut(WEIGHTS, 0.5, Form(allocation="uniform"))) == {
+        "a": [4.0, -3.0],
+        "b": [2.0, 1.0, 0.4],
+    }
     cut = magnitude_cut(WEIGHTS, 0.6)
     assert cut.thresholds == {"a": 3.0, "b": 1.0}
     assert cut.sparsity == pytest.approx(0.6)
@@ -34,11 +37,11 @@ def test_an_emptied_tensor_is_named():
 @given(
     values=st.lists(st.integers(-3, 3), min_size=1, max_size=40),
     sparsity=st.floats(0, 0.99),
-    scope=st.sampled_from(["global", "layer"]),
+    allocation=st.sampled_from(["global", "uniform"]),
 )
-def test_exact_counts_and_no_smaller_survivor(values, sparsity, scope):
+def test_exact_counts_and_no_smaller_survivor(values, sparsity, allocation):
     weights = {"w": np.array(values, dtype=np.float32)}
-    mask = magnitude_cut(weights, sparsity, scope).masks["w"]
+    mask = magnitude_cut(weights, sparsity, Form(allocation=allocation)).masks["w"]
     assert np.count_nonzero(mask) == round(len(values) * (1 - sparsity))
     kept, gone = np.abs(weights["w"][mask]), np.abs(weights["w"][~mask])
     assert kept.size == 0 or gone.size == 0 or kept.min() >= gone.max()

@@ -57,7 +57,8 @@ GOOD: dict[str, tuple[str, ...]] = {
     "--clip-norm": ("1.0",), "--clip-value": ("0.1",), "--validation": ("0.2", "train.npz"), "--history": ("rows.csv",),
     "--checkpoint": ("kept",), "--checkpoint-every": ("1",), "--keep": ("1",), "--early-stopping": ("1",),
     "--metrics": ("accuracy",), "--sparsity": ("0", "0.9"), "--rounds": ("2",), "--storage": ("sparse",),
-    "--scope": ("layer",), "--method": ("magnitude", "random"), "--training-model": ("t.onnx",),
+    "--allocation": ("uniform", "flops"), "--block": ("4,1", "1,4"), "--n-m": ("2,4",),
+    "--method": ("magnitude", "random"), "--training-model": ("t.onnx",),
     "--states": ("s.safetensors",), "--prediction": ("logits",), "--target": ("label",), "--report": ("report",),
 }  # fmt: skip
 """Valid flags, alone and mostly in combination, so that the rest of the line is reached."""

@@ -2,12 +2,14 @@
 // the layer's sum of w^2 first, so this rule runs in two passes.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <vector>
 
+#include "optimizers/block_means.h"
 #include "optimizers/rule.h"
 #include "optimizers/ssgd_scalars.h"
 #include "optimizers/variables.h"
@@ -32,6 +34,7 @@ struct Rule {
   struct Attributes {
     int measure = kLogSum, reweighting = kL2;
     double epsilon = 0.01f, p = 0.5, regularization = 0.0, alpha = 0.0, norm_coefficient = 0.0, max_scale = 0.0;
+    AxisSizes block;
   };
   static constexpr AttributeOf<Attributes> kAttributes[] = {
       {.name = "measure",
@@ -43,7 +46,8 @@ struct Rule {
       ONNXTRAIN_NUMBER(regularization),
       ONNXTRAIN_NUMBER(alpha),
       ONNXTRAIN_NUMBER(norm_coefficient),
-      ONNXTRAIN_NUMBER(max_scale)};
+      ONNXTRAIN_NUMBER(max_scale),
+      {.name = "block", .sizes = &Attributes::block}};
 
   static constexpr int kVariants = kMeasures;
   static int variant(const Attributes& attributes) { return attributes.measure; }
@@ -74,6 +78,12 @@ struct Rule {
     const std::vector<Schedule::Block>& blocks = schedule.blocks();
 
     const MeasureScalars measure = measure_scalars(attributes);
+    std::vector<BlockMeans> means;
+    if (attributes.block.axes > 0) {
+      for (const Variable& variable : variables) {
+        means.emplace_back(variable, attributes.block, attributes.reweighting == kL1, parallel_for);
+      }
+    }
     std::vector<LayerSum> sums(blocks.size());
     schedule.for_each_block(parallel_for, [&](std::size_t index) {
       const Schedule::Block& block = blocks[index];
@@ -86,7 +96,13 @@ struct Rule {
         onnxtrain::kernels()->widen_states(count, rounded + block.begin, wide.data());
         x = wide.data();
       }
-      kernels.layer[attributes.measure][variable.type](&measure, count, x, &sums[index]);
+      MeasureScalars own = measure;
+      std::vector<double> z(means.empty() ? 0 : count);
+      if (!means.empty()) {
+        means[block.variable].spread(block.begin, block.end, z.data());
+        own.z = z.data();
+      }
+      kernels.layer[attributes.measure][variable.type](&own, count, x, &sums[index]);
     });
 
     std::vector<SsgdScalars> layers(variables.size());
@@ -103,8 +119,19 @@ struct Rule {
     schedule.for_each_block(parallel_for, [&](std::size_t index) {
       const Schedule::Block& block = blocks[index];
       const Variable& variable = variables[block.variable];
-      run_kernel(kernels.update[attributes.measure][variable.type], &layers[block.variable], arity, variable,
-                 block.begin, block.end);
+      const ElementwiseKernel update = kernels.update[attributes.measure][variable.type];
+      if (means.empty()) {
+        run_kernel(update, &layers[block.variable], arity, variable, block.begin, block.end);
+        return;
+      }
+      double z[tuning::kPreparedElements];
+      SsgdScalars own = layers[block.variable];
+      own.measure.z = z;
+      for (std::size_t begin = block.begin; begin < block.end; begin += tuning::kPreparedElements) {
+        const std::size_t end = std::min(begin + tuning::kPreparedElements, block.end);
+        means[block.variable].spread(begin, end, z);
+        run_kernel(update, &own, arity, variable, begin, end);
+      }
     });
   }
 

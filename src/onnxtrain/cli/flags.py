@@ -231,6 +231,7 @@ def _training_flags() -> type[TrainingFlags]:
     special: dict[str, Any] = {
         "batch_norm": Literal["frozen", "train", "sync"],
         "groups": list[str] | None,
+        "masks": Literal["keep"] | None,
         "precision": str | None,
     }
     fields: list[tuple[str, Any, Any]] = []
@@ -549,6 +550,8 @@ def _flag(name: str) -> str:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "1,1"  # of blocks of one weight
     return value if isinstance(value, str) else f"{value:g}"
 
 
@@ -574,6 +577,18 @@ def _setting_help(name: str) -> str:
             elif field == f"1 - {name}":
                 texts.setdefault(f"1 - {_flag(attribute.name)}.", []).append(optimizer)
     return " ".join(f"{doc} [{', '.join(who)}]" for doc, who in texts.items())
+
+
+def _integers(_: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Convert ``4,1``, or an array of TOML."""
+    text = ",".join(token.value for token in tokens)
+    try:
+        return tuple(int(part) for part in text.strip("()").split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a pair of integers such as 4,1") from None
+
+
+IntegerPair = Annotated[tuple[int, ...] | None, Parameter(negative=(), n_tokens=1, converter=_integers, metavar="A,B")]
 
 
 def _pair(_: Any, tokens: Sequence[Token]) -> tuple[float, ...]:
@@ -605,11 +620,13 @@ def _optimizer_flags(default: str) -> type[OptimizerFlags]:
     kinds = {attribute.name: attribute.kind for each in optimizers.values() for attribute in each.schema.attributes}
     for settings in optimizers.values():
         for name in setting_names(settings):
-            if name in ("lr", "sparsity") or name in names:
-                continue
+            if name in ("lr", "sparsity") or name in names or (name == "block" and default == "ssgd"):
+                continue  # prune has a --block of its own
             if name == "betas":
                 pair = Parameter(negative=(), n_tokens=1, converter=_pair, metavar="A,B", help=_setting_help(name))
                 names[name] = Annotated[tuple[float, ...] | None, pair]
+            elif name == "block":
+                names[name] = Annotated[IntegerPair, Parameter(metavar="OUT,IN", help=_setting_help(name))]
             elif name == "nesterov":
                 names[name] = Annotated[bool | None, Parameter(negative=(), help=_setting_help(name))]
             else:

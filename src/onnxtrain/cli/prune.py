@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config, as_toml
-from onnxtrain.cli.flags import LOOP, RESULTS, SWITCH, PruningOptimizer, ReaderFlags, Training
+from onnxtrain.cli.flags import LOOP, RESULTS, SWITCH, IntegerPair, PruningOptimizer, ReaderFlags, Training
 from onnxtrain.cli.process import quiet_on_request, unattended
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ Examples
   As many weights as cost at most one point of accuracy; a sparse file:
     onnxtrain prune model.onnx --data train.npz --validation val.npz \\
         --loss softmax_cross_entropy --accuracy-drop 0.01 --storage sparse
+
+  Zeros in blocks of four outputs with one input:
+    onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
+        --loss softmax_cross_entropy --sparsity 0.9 --block 4,1
 
   Twenty cuts over twenty epochs, and the baseline to compare with:
     onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
@@ -64,10 +68,22 @@ class Pruning:
         Literal["ssgd", "magnitude", "random"],
         Parameter(help="ssgd trains with sparsity promotion; the baselines cut the smallest weights, or random ones."),
     ] = "ssgd"
-    scope: Annotated[
-        Literal["global", "layer"],
-        Parameter(help="Rank the weights of all tensors together, or give each the same sparsity."),
+    block: Annotated[
+        IntegerPair,
+        Parameter(metavar="OUT,IN", help="Cut blocks of so many outputs and inputs of a layer: 4,1.  [default: 1,1]"),
+    ] = None
+    n_m: Annotated[
+        IntegerPair,
+        Parameter(metavar="N,M", help="Keep n of each m successive inputs of an output: 2,4; instead of --sparsity."),
+    ] = None
+    allocation: Annotated[
+        Literal["uniform", "global", "flops"],
+        Parameter(
+            help="Give each tensor the same sparsity, rank all weights together, or remove more where a weight costs "
+            "more multiplications."
+        ),
     ] = "global"
+    scope: Annotated[Literal["global", "layer"] | None, Parameter(show=False)] = None
     tensors: Annotated[
         list[str] | None,
         Parameter(
@@ -76,7 +92,9 @@ class Pruning:
             help="Parameters to prune. May be repeated.  [default: weights and embeddings]",
         ),
     ] = None
-    rounds: Annotated[int, Parameter(help="Number of cuts, spread over the training on a cubic schedule.")] = 1
+    rounds: Annotated[
+        int | None, Parameter(help="Number of cuts, spread over the training on a cubic schedule.  [default: epochs]")
+    ] = None
     fresh: Annotated[bool, SWITCH, Parameter(help="Initialize the weights anew before the training.")] = False
 
 
@@ -85,15 +103,24 @@ class Pruning:
 class LoopFlags:
     """Settings of the training loops: arguments of :func:`onnxtrain.prune`."""
 
-    epochs: Annotated[int, Parameter(help="Epochs of the training; 0 cuts the model as it is.")] = 10
-    fine_tune_epochs: Annotated[int, Parameter(help="Epochs of fine-tuning under the last mask.")] = 5
-    batch_size: Annotated[int, Parameter(help="Examples per step.")] = 32
-    schedule: Annotated[
-        str | None, Parameter(help="Learning rates of the training, as in fit.  [default: constant]")
+    epochs: Annotated[
+        int | None,
+        Parameter(
+            help="Epochs of the training; 0 cuts the model as it is.  [default: chosen by data and sparsity, in stages]"
+        ),
     ] = None
-    fine_tune_schedule: Annotated[str | None, Parameter(help="Learning rates of the fine-tuning, as in fit.")] = (
-        "cosine"
-    )
+    fine_tune_epochs: Annotated[
+        int | None, Parameter(help="Epochs of fine-tuning under the last mask.  [default: likewise]")
+    ] = None
+    batch_size: Annotated[
+        int | None, Parameter(help="Examples per step.  [default: 64, for fewer than 10,000 examples 32]")
+    ] = None
+    schedule: Annotated[
+        str | None, Parameter(help="Learning rates of the training, as in fit.  [default: constant after a warm-up]")
+    ] = None
+    fine_tune_schedule: Annotated[
+        str | None, Parameter(help="Learning rates of the fine-tuning, as in fit.  [default: cosine after a warm-up]")
+    ] = None
 
 
 @unattended()
@@ -143,10 +170,18 @@ def command(
 ) -> None:
     """Run ``onnxtrain prune``."""
     given = dict(locals())
-    from onnxtrain.pruning.prune import DEFAULT_OPTIMIZER, prune
+    from onnxtrain.pruning.prune import prune
+    from onnxtrain.pruning.recipe import choose_optimizer
 
     console = terminal.console()
     arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(loop)
+    defaults = ("block",)
+    arguments = {name: value for name, value in arguments.items() if value is not None or name not in defaults}
+    if arguments.pop("scope") is not None:
+        from onnxtrain.renamed import warn_renamed
+
+        warn_renamed("--scope", "--allocation, where 'layer' is 'uniform'")
+        arguments["allocation"] = "uniform" if pruning.scope == "layer" else "global"
     path = paths.output_of(model, output, f"{model.stem}-pruned.onnx", in_place=in_place)
     paths.check_paths(
         {
@@ -165,7 +200,7 @@ def command(
         loss=loss_flags.of(loss),
         validation=reading.held_out(validation, loss),
         target=target,
-        optimizer=settings.build(DEFAULT_OPTIMIZER),
+        optimizer=settings.build(choose_optimizer(pruning.sparsity)),
         storage=storage,
         save=path,
         report=report,

@@ -360,11 +360,16 @@ class ModelFile:
         return tensor
 
     def value(self, name: str) -> npt.NDArray[np.generic]:
-        """Return an initializer's values as a read-only array; external data is memory-mapped.
+        """Return an initializer's values as a read-only array; external data is memory-mapped, sparse data made dense.
 
         Raises:
             ModelError: There is no such initializer, or its external data was removed.
         """
+        sparse = next((each for each in self.proto.graph.sparse_initializer if each.values.name == name), None)
+        if sparse is not None:
+            array = dense_array(sparse)
+            array.flags.writeable = False
+            return array
         tensor = self.declared(name)
         if name in self._external:
             array = self._data_files.array(tensor, self._where(name))

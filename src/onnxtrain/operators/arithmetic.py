@@ -78,6 +78,45 @@ class Tensor(NDArrayOperatorsMixin):
         padded = op.Concat(op.constant([initial], self.data.dtype), op.reshape(self.data, [-1]), axis=0)
         return type(self)(op.ReduceMax(padded, keepdims=0))
 
+    def block_means(self, block: Sequence[int]) -> Tensor:
+        """Replace each element by the mean of its block.
+
+        Args:
+            block: The size of a block along each axis; the last block along an axis may be smaller.
+
+        Raises:
+            OperatorError: The block has another number of axes, or the shape is not known.
+
+        Example:
+            >>> Tensor(np.array([1.0, 3.0, 5.0])).block_means([2]).data
+            array([2., 2., 5.])
+        """
+        data = self.data
+        shape = data.shape if isinstance(data, Value) else np.shape(data)
+        if shape is None or not all(isinstance(size, int) for size in shape):
+            raise OperatorError(f"The blocks {tuple(block)} need a variable of known shape, but it is {shape}.")
+        sizes = [size for size in shape if isinstance(size, int)]
+        if len(block) != len(sizes):
+            raise OperatorError(
+                f"The block {tuple(block)} has {len(block)} axes and the variable, of shape {shape}, has {len(sizes)}; "
+                "give one size for each axis."
+            )
+        if 0 in sizes:
+            return self
+        counts = np.ones((), dtype=self.dtype)
+        for size, length in zip(sizes, block, strict=True):
+            full, rest = divmod(size, length)
+            counts = counts[..., None] * np.array([length] * full + [rest] * (rest > 0), dtype=self.dtype)
+        if isinstance(data, Value):
+            return type(self)(_means_in_graph(data, sizes, block, counts))
+        means = np.asarray(data)
+        for axis, length in enumerate(block):
+            means = np.add.reduceat(means, np.arange(0, sizes[axis], length), axis=axis)
+        means = means / counts
+        for axis, length in enumerate(block):
+            means = np.repeat(means, length, axis=axis).take(np.arange(sizes[axis]), axis=axis)
+        return type(self)(means)
+
     def count(self) -> Wide:
         """The number of elements."""
         if not isinstance(self.data, Value):
@@ -95,6 +134,22 @@ class Wide(Tensor):
         if isinstance(self.data, Value):
             raise TypeError("The value of a graph is not known before the graph runs.")
         return float(self.data)
+
+
+def _means_in_graph(data: Value, sizes: Sequence[int], block: Sequence[int], counts: np.ndarray) -> Value:
+    """Replace each element of a graph value by the mean of its block; ``counts`` are the elements of each block."""
+    op = data.op
+    padded = [-(-size // length) * length for size, length in zip(sizes, block, strict=True)]
+    if padded != list(sizes):
+        beyond = [whole - size for whole, size in zip(padded, sizes, strict=True)]
+        data = op.Pad(data, op.ints(*[0] * len(sizes), *beyond))
+    parted = [part for whole, length in zip(padded, block, strict=True) for part in (whole // length, length)]
+    sums = op.ReduceSum(op.reshape(data, parted), op.ints(*range(1, len(parted), 2)), keepdims=1)
+    outer = [size if axis % 2 == 0 else 1 for axis, size in enumerate(parted)]
+    means = op.reshape(op.Expand(sums / op.constant(counts.reshape(outer)), op.ints(*parted)), padded)
+    if padded != list(sizes):
+        means = op.Slice(means, op.ints(*[0] * len(sizes)), op.ints(*sizes))
+    return means.with_shape(tuple(sizes))
 
 
 def wide(number: Any) -> Wide:

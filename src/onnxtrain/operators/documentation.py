@@ -94,9 +94,11 @@ def _example(entry: Entry) -> str:
 
 
 def _attribute(attribute: Attribute) -> str:
-    kind = "string" if attribute.kind is str else "float"
+    kind = "list of ints" if attribute.kind is tuple else "string" if attribute.kind is str else "float"
     if attribute.default is None:
         default = " (required)"
+    elif attribute.default == ():
+        default = " (default is empty)"
     else:
         default = f" (default is {attribute.default if kind == 'string' else f'{attribute.default:g}'})"
     choices = f" One of {', '.join(attribute.choices)}." if attribute.choices else ""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -83,8 +83,14 @@ class Measure(ABC):
         with np.errstate(all="ignore"):
             return np.asarray(self.value(self.argument(np.asarray(u, dtype=np.float64))))
 
-    def argument(self, u: Any) -> Any:
-        """Compute z from u."""
+    def argument(self, u: Any, block: Sequence[int] = ()) -> Any:
+        """Compute z from u.
+
+        With blocks, all weights of a block have one z: the mean of their squares for l2, its root for l1.
+        """
+        if block:
+            squares = (u * u).block_means(block)
+            return np.sqrt(squares) if self.reweighting == "l1" else squares
         return np.absolute(u) if self.reweighting == "l1" else u * u
 
     def squared_weight(self, u: ArrayLike) -> np.ndarray:

@@ -46,7 +46,7 @@ class Optimizer:
             )
         for attribute in self.schema.attributes:
             label, value = self._read(attribute)
-            if attribute.kind is str:
+            if attribute.kind is not float:
                 continue
             if not _is_number(value) or value not in attribute.sensible:
                 raise OptionError(f"{name}: {label} is {value!r}, but must be a finite number, {attribute.sensible}.")
@@ -55,10 +55,10 @@ class Optimizer:
         except OperatorError as error:
             raise OptionError(str(error)) from None
 
-    def node_attributes(self) -> dict[str, float | str]:
+    def node_attributes(self) -> dict[str, Any]:
         """Return all attributes of the operator's node."""
         return {
-            attribute.name: value if attribute.kind is str else float(value)
+            attribute.name: float(value) if attribute.kind is float else value
             for attribute in self.schema.attributes
             for _, value in [self._read(attribute)]
         }
@@ -94,6 +94,12 @@ class Optimizer:
     def promotes_sparsity(self) -> bool:
         """True where steps grow with the size of a weight."""
         return self.sparsity_modifier is not None
+
+    @property
+    def promoted_block(self) -> tuple[int, int]:
+        """The (outputs, inputs) of the blocks of weights whose sparsity is promoted together."""
+        found: tuple[int, int] = getattr(self.sparsity_modifier or self, "block", (1, 1))
+        return found
 
     @property
     def elementwise(self) -> bool:

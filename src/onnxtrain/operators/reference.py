@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxtrain.operators.arithmetic import Tensor, Wide, wide
+from onnxtrain.operators.arithmetic import Tensor, wide
 from onnxtrain.operators.checks import Described, check_scalars, check_variable, group
 from onnxtrain.operators.schema import Attributes, OptimizerSchema
 
@@ -45,9 +45,9 @@ def evaluate(
     return tuple(item for role in zip(*results, strict=True) for item in role)
 
 
-def arguments(attributes: Attributes) -> dict[str, Wide | str]:
+def arguments(attributes: Attributes) -> dict[str, Any]:
     """Convert attributes to arguments of a rule: numbers become float64 :class:`Wide` values."""
-    return {name: item if isinstance(item, str) else wide(item) for name, item in attributes.items()}
+    return {name: item if isinstance(item, (str, tuple)) else wide(item) for name, item in attributes.items()}
 
 
 def _describe(array: np.ndarray) -> Described:

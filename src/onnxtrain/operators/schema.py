@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from onnxtrain.errors import OperatorError
 from onnxtrain.ir.domains import TRAINING_DOMAIN
 
-Attributes = Mapping[str, float | str]
-"""Attribute values by name; numbers are float32 values (as a file stores them), held in float64."""
+Attributes = Mapping[str, Any]
+"""Attribute values by name: float32 values (as a file stores them) held in float64, texts, and tuples of integers."""
 
 
 class Interval(NamedTuple):
@@ -57,7 +57,7 @@ class Attribute(NamedTuple):
         name: Its name.
         doc: Its effect, one sentence for the reference pages.
         default: The value of an omitted attribute; ``None`` makes the attribute required.
-        kind: ``float`` or ``str``.
+        kind: ``float``, ``str``, or ``tuple`` for integers.
         choices: Accepted strings; empty if the schema's ``check`` decides.
         sensible: The values that an optimizer's settings accept; the operator itself takes every number.
         familiar: PyTorch's name of the setting, if it differs: ``eps``, ``betas[0]`` for the first of a pair,
@@ -66,8 +66,8 @@ class Attribute(NamedTuple):
 
     name: str
     doc: str
-    default: float | str | None = None
-    kind: type[float] | type[str] = float
+    default: float | str | tuple[int, ...] | None = None
+    kind: type[float] | type[str] | type[tuple[int, ...]] = float
     choices: tuple[str, ...] = ()
     sensible: Interval = NOT_NEGATIVE
     familiar: str = ""
@@ -129,7 +129,7 @@ class OptimizerSchema(NamedTuple):
         """Return the states that the operator has with these (complete) attributes."""
         return tuple(state for state in self.states if state.used(attributes))
 
-    def complete(self, given: Mapping[str, Any]) -> dict[str, float | str]:
+    def complete(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return all attributes: the given ones, checked, and the defaults of the others.
 
         Raises:
@@ -143,17 +143,22 @@ class OptimizerSchema(NamedTuple):
         self.check(values)
         return values
 
-    def _value(self, attribute: Attribute, given: Any) -> float | str:
+    def _value(self, attribute: Attribute, given: Any) -> float | str | tuple[int, ...]:
         label = f"{self.name}: the attribute {attribute.name!r}"
         value = attribute.default if given is None else given
         allowed = f"one of {', '.join(map(repr, attribute.choices))}" if attribute.choices else "a string"
-        needed = "a number" if attribute.kind is float else allowed
+        needed = {float: "a number", tuple: "a list of integers"}.get(attribute.kind, allowed)
         if value is None:
             raise OperatorError(f"{label} is required, but missing; give {needed}.")
         if attribute.kind is float:
             if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
                 raise OperatorError(f"{label} is {value!r}, but must be {needed}.")
             return float(np.float32(value))  # as a file stores it
+        if attribute.kind is tuple:
+            listed = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (None,)
+            if not all(isinstance(item, (int, np.integer)) and not isinstance(item, bool) for item in listed):
+                raise OperatorError(f"{label} is {value!r}, but must be {needed}.")
+            return tuple(map(int, listed))
         text = value.decode() if isinstance(value, bytes) else value
         if not isinstance(text, str) or (attribute.choices and text not in attribute.choices):
             raise OperatorError(f"{label} is {text!r}, but must be {needed}.")

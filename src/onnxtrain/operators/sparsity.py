@@ -7,6 +7,7 @@ gradient would cancel.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,20 +29,24 @@ class Layer(NamedTuple):
         h: One value per weight; finite even if ``factor`` overflows.
         factor: One value for the layer.
         inverse_mean: 1 / mean of h (ℓ2) or h² (ℓ1); 0 for a layer of absorbing zeros.
+        norms: With blocks under ℓ1, the root mean square of the block of each weight.
     """
 
     measure: Measure
     h: Wide
     factor: Wide | float
     inverse_mean: Wide
+    norms: Wide | None = None
 
     @classmethod
-    def of(cls, X: Tensor, measure: Measure) -> Layer:
-        """Compute the weights w of a variable in float64."""
-        h, factor = measure.inverse_derivative(measure.argument(X.wide()))
+    def of(cls, X: Tensor, measure: Measure, block: Sequence[int] = ()) -> Layer:
+        """Compute the weights w of a variable in float64; with blocks, one w for each block."""
+        z = measure.argument(X.wide(), block)
+        h, factor = measure.inverse_derivative(z)
         squares = h * h if measure.reweighting == "l1" else h
         mean = np.sum(squares) / X.count()
-        return cls(measure, h, factor, where(mean < SMALLEST_MEAN, 0.0, 1 / mean))
+        norms = z if block and measure.reweighting == "l1" else None
+        return cls(measure, h, factor, where(mean < SMALLEST_MEAN, 0.0, 1 / mean), norms)
 
     def scale(self, max_scale: float = 0.0) -> Wide:
         """Compute s = w² / mean(w²), at most ``max_scale`` if that is above 0."""
@@ -51,9 +56,18 @@ class Layer(NamedTuple):
         return capped
 
     def shrinkage(self, X: Tensor, rate: Wide) -> Tensor:
-        """Compute the step of the regularization: 2 rate X / mean(w²) for ℓ2, rate w sign(X) / mean(w²) for ℓ1."""
+        """Compute the step of the regularization.
+
+        It is 2 rate X / mean(w²) for ℓ2, and rate w sign(X) / mean(w²) for ℓ1, where X over the root mean square of
+        its block takes the place of sign(X).
+        """
         common = rate * self.inverse_mean / self.factor
-        off: Tensor = common * self.h * np.sign(X) if self.measure.reweighting == "l1" else 2 * common * X
+        if self.measure.reweighting == "l2":
+            off: Tensor = 2 * common * X
+        elif self.norms is None:
+            off = common * self.h * np.sign(X)
+        else:
+            off = where(self.norms > 0, common * self.h / self.norms, 0.0) * X
         return off
 
 
@@ -75,6 +89,7 @@ class Sparsity:
         epsilon: Parameter of all measures except "p-norm", above 0.
         p: Parameter of "p-norm", in (0, 2] for l2, (0, 1] for l1.
         max_scale: Largest s; 0 is no limit.
+        block: (outputs, inputs) of a block of a weight matrix; see :class:`onnxtrain.SSGD`.
 
     Raises:
         OptionError: The measure is unknown, or a parameter is out of its range.
@@ -91,8 +106,10 @@ class Sparsity:
     epsilon: float = 0.01
     p: float = 0.5
     max_scale: float = 0.0
+    block: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "block", block_of("Sparsity", self.block))
         try:
             self.resolve()
         except OperatorError as error:
@@ -104,7 +121,28 @@ class Sparsity:
         """Return the measure."""
         return measure(self.measure, reweighting=self.reweighting, epsilon=self.epsilon, p=self.p)
 
-    def apply(self, X: Tensor, step: Tensor) -> Tensor:
-        """Return X + s * step for one layer, on arrays or graph values."""
-        moved: Tensor = X + Layer.of(X, self.resolve()).scale(self.max_scale) * step
+    def apply(self, X: Tensor, step: Tensor, block: Sequence[int] = ()) -> Tensor:
+        """Return X + s * step for one layer, on arrays or graph values.
+
+        Args:
+            X: The layer.
+            step: The update.
+            block: The size of a block along each axis of X; by default blocks of one weight.
+        """
+        moved: Tensor = X + Layer.of(X, self.resolve(), block).scale(self.max_scale) * step
         return moved
+
+
+def block_of(label: str, block: object) -> tuple[int, int]:
+    """Return a block as (outputs, inputs).
+
+    Raises:
+        OptionError: It is no pair of integers of at least 1.
+    """
+    pair = tuple(block) if isinstance(block, (tuple, list)) else ()
+    if len(pair) != 2 or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in pair):
+        raise OptionError(
+            f"{label}: block is {block!r}; it needs two integers of at least 1, the outputs and the inputs of a block, "
+            "such as (4, 1)."
+        )
+    return pair[0], pair[1]

@@ -24,7 +24,7 @@ from onnxtrain.operators.schema import (
     OptimizerSchema,
     State,
 )
-from onnxtrain.operators.sparsity import Layer
+from onnxtrain.operators.sparsity import Layer, block_of
 
 EPSILON, P = 0.01, 0.5
 
@@ -44,10 +44,11 @@ def rule(
     alpha: Wide,
     norm_coefficient: Wide,
     max_scale: Wide,
+    block: tuple[int, ...],
 ) -> tuple[Any, ...]:
     """Update one variable (a layer); returns X_new and, with momentum, V_new."""
     chosen = find_measure(measure, reweighting=reweighting, epsilon=float(epsilon), p=float(p))
-    layer = Layer.of(X, chosen)
+    layer = Layer.of(X, chosen, block)
     G_regularized = norm_coefficient * X + G
     direction = G_regularized if V is None else alpha * V + G_regularized
     X_new = X - (R * layer.scale(float(max_scale))) * direction
@@ -67,6 +68,8 @@ def check(attributes: Attributes) -> None:
     for name in ("regularization", "alpha", "max_scale"):
         if not float(attributes[name]) >= 0:
             raise OperatorError(f"SSGD: {name} is {attributes[name]:g}, but must be 0 or more.")
+    if any(size < 1 for size in attributes["block"]):
+        raise OperatorError(f"SSGD: block is {attributes['block']}, but each size must be 1 or more.")
 
 
 DETAILS = """`Layer` holds the weights w of the variable, computed in float64. With z = X² for l2 and z = |X| for l1,
@@ -75,6 +78,10 @@ w² = 1 / f'(z) for l2 and w² = 1 / f'(z)² for l1:
 - `layer.scale(m)` is s = w² / mean(w²), at most m where m > 0; 0 where mean(w²) is 0. It is computed relative to the
   largest weight where w² itself could overflow (exponential, tanh).
 - `layer.shrinkage(X, r)` is 2 r X / mean(w²) for l2, r w sign(X) / mean(w²) for l1.
+
+With `block`, the weights of a block are reweighted together: z is the mean of X² over the block for l2 and its root
+for l1, and X over that root takes the place of sign(X). Blocks start at the first element of each axis; the last one
+along an axis may be smaller.
 
 The measures, with ε for `epsilon`:
 
@@ -132,6 +139,12 @@ SCHEMA = OptimizerSchema(
             familiar="weight_decay",
         ),
         Attribute("max_scale", "The largest s; at 0 there is no limit.", 0.0),
+        Attribute(
+            "block",
+            "The size of a block along each axis of X; empty for blocks of one weight.",
+            (),
+            kind=tuple,
+        ),
     ),
     states=(State("V", "The momentum, where alpha is above 0.", used=lambda a: float(a["alpha"]) > 0),),
     domain=ONNXTRAIN_DOMAIN,
@@ -150,7 +163,8 @@ def ssgd(R: ArrayLike, T: ArrayLike, *inputs: ArrayLike, **attributes: Any) -> t
         *inputs: All X, then all G and, where ``alpha`` is above 0, all V; float32 or float64, one type for each
             variable. A variable is one layer: the mean of w² is taken over it.
         **attributes: ``measure`` ("log-sum"), ``reweighting`` ("l2"), ``epsilon`` (0.01), ``p`` (0.5),
-            ``regularization`` (0), ``alpha`` (0), ``norm_coefficient`` (0), ``max_scale`` (0: no limit).
+            ``regularization`` (0), ``alpha`` (0), ``norm_coefficient`` (0), ``max_scale`` (0: no limit), ``block``
+            ((): blocks of one weight).
 
     Returns:
         All X_new, then all V_new where there is V, each of the type and shape of its input.
@@ -197,6 +211,9 @@ class SSGD(Optimizer):
         alpha: Momentum, in [0, 1).
         norm_coefficient: Weight decay added to the gradient (L2 regularization), 0 or more.
         max_scale: Largest s; 0 is no limit.
+        block: (outputs, inputs) of a block of a weight matrix, whose weights are reweighted together, so that whole
+            blocks vanish. In a convolution the inputs of a block are channels at one position of the kernel, if these
+            suffice. The operator's attribute has one size for each axis of the stored tensor instead.
 
     Raises:
         OptionError: A setting is outside its range, or the measure is unknown.
@@ -221,6 +238,7 @@ class SSGD(Optimizer):
     alpha: float = 0.0
     norm_coefficient: float = 0.0
     max_scale: float = 0.0
+    block: tuple[int, int] = (1, 1)
 
     if TYPE_CHECKING:  # the names that the decorator adds
 
@@ -235,11 +253,20 @@ class SSGD(Optimizer):
             alpha: float = 0.0,
             norm_coefficient: float = 0.0,
             max_scale: float = 0.0,
+            block: tuple[int, int] = (1, 1),
             *,
             lr: float = ...,
             momentum: float = ...,
             weight_decay: float = ...,
         ) -> None: ...
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "block", block_of("SSGD", self.block))
+        super().__post_init__()
+
+    def node_attributes(self) -> dict[str, Any]:
+        """Return all attributes of a node whose weights have no blocks; ``block`` depends on the stored tensor."""
+        return {**super().node_attributes(), "block": ()}
 
     @property
     def native(self) -> bool:
@@ -253,4 +280,4 @@ class SSGD(Optimizer):
 
     def plain(self) -> SSGD:
         """Return the same operator without sparsity promotion, for biases and normalization."""
-        return replace(self, measure="p-norm", reweighting="l2", p=2.0, regularization=0.0, max_scale=0.0)
+        return replace(self, measure="p-norm", reweighting="l2", p=2.0, regularization=0.0, max_scale=0.0, block=(1, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Final, Unpack
 
 import onnx
 
@@ -16,17 +16,19 @@ from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import check_writable
 from onnxtrain.model_file.rescue import save_or_rescue
 from onnxtrain.operators import SSGD, Optimizer
-from onnxtrain.operators.sparsity import Sparsity
+from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
+from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, choose_optimizer
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
-from onnxtrain.pruning.thresholds import Scope
+from onnxtrain.pruning.thresholds import Allocation
+from onnxtrain.renamed import warn_renamed
 from onnxtrain.schedules import Schedule
 from onnxtrain.trained_model import Source
 
 __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 
-DEFAULT_OPTIMIZER = SSGD(learning_rate=0.01, alpha=0.9, max_scale=5.0, regularization=1e-4)
-"""Default update rule of :func:`prune`, found by experiment: momentum, steps scaled by at most 5."""
+_ALLOCATIONS: Final[dict[str, Allocation]] = {"layer": "uniform", "global": "global"}
+"""Allocations by the values of ``scope``, their old name."""
 
 
 def prune(
@@ -38,17 +40,19 @@ def prune(
     method: Method = "ssgd",
     sparsity: float | None = None,
     accuracy_drop: float | None = None,
-    scope: Scope = "global",
+    block: tuple[int, int] = (1, 1),
+    n_m: tuple[int, int] | None = None,
+    allocation: Allocation = "global",
     optimizer: Optimizer | None = None,
     fine_tune_optimizer: Optimizer | None = None,
     tensors: str | Sequence[str] | None = None,
-    epochs: int = 10,
-    fine_tune_epochs: int = 5,
-    rounds: int = 1,
+    epochs: int | None = None,
+    fine_tune_epochs: int | None = None,
+    rounds: int | None = None,
     fresh: bool = False,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     schedule: str | Schedule | None = None,
-    fine_tune_schedule: str | Schedule | None = "cosine",
+    fine_tune_schedule: str | Schedule | None = None,
     target: str | None = None,
     storage: Storage = "dense",
     save: str | os.PathLike[str] | None = None,
@@ -62,8 +66,10 @@ def prune(
     2. Cut: set the weights of smallest magnitude to zero (``"random"``: random ones).
     3. Fine-tune the remaining weights with the plain rule under a fixed mask.
 
-    With ``rounds`` above 1 the training makes that many cuts, at sparsities that rise from the model's own by a cubic
-    schedule, and continues under each mask.
+    Training makes several cuts, at sparsities that rise from the model's own by a cubic schedule, and continues under
+    each mask. Without settings the number of examples and the sparsity decide on epochs, batches, cuts, and on stages
+    for high sparsities: from a compression of 15 on, each stage multiplies it by at most three and ends with
+    fine-tuning.
 
     Args:
         model: A path or a loaded model; never changed.
@@ -75,19 +81,26 @@ def prune(
         sparsity: The fraction of weights to remove, in [0, 1).
         accuracy_drop: The largest drop of the validation accuracy, without fine-tuning, from its value before the
             first cut; a search finds the sparsity. An alternative to ``sparsity``.
-        scope: "global" ranks the weights of all tensors together, "layer" cuts each tensor to the same sparsity.
-        optimizer: Update rule of the training; by default :data:`DEFAULT_OPTIMIZER`. An ``Adam`` or
-            ``Momentum`` gets ``sparsity=Sparsity()`` for "ssgd".
+        block: (outputs, inputs) of the blocks that are cut together, by their norm. A linear layer is a matrix
+            [outputs, inputs] whichever way round the file stores it; the inputs of a convolution are the channels at
+            each position of its kernel. (4, 1) are four outputs with one input.
+        n_m: (n, m): of each m successive inputs of an output n remain, such as (2, 4); instead of ``sparsity``.
+        allocation: "global" ranks the weights of all tensors together, "uniform" cuts each tensor to the same
+            sparsity, "flops" ranks them together and removes more where a weight costs more multiplications.
+        optimizer: Update rule of the training; by default SSGD with momentum, at a learning rate of 0.025. An
+            ``Adam`` or ``Momentum`` gets ``sparsity=Sparsity()`` for "ssgd".
         fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion.
         tensors: Glob patterns of the parameters to prune; by default the weights of linear layers, convolutions,
             recurrent layers and embeddings.
-        epochs: Epochs of the training; 0 cuts the model as given.
+        epochs: Epochs of the training; 0 cuts the model as given. With ``epochs``, ``fine_tune_epochs`` or ``rounds``
+            there is one stage.
         fine_tune_epochs: Epochs of the fine-tuning.
-        rounds: Number of cuts, spread evenly over the training; the last at its end.
+        rounds: Number of cuts, spread evenly over the training; the last at its end. By default one after each epoch,
+            with ``accuracy_drop`` one at the end.
         fresh: Initialize the parameters randomly first.
-        batch_size: Examples per step.
-        schedule: Learning rates of the training, as in ``fit``.
-        fine_tune_schedule: Learning rates of the fine-tuning.
+        batch_size: Examples per step; by default 64, and 32 for fewer than 10,000 examples.
+        schedule: Learning rates of the training, as in ``fit``; by default constant after a warm-up.
+        fine_tune_schedule: Learning rates of the fine-tuning; by default a cosine after a warm-up.
         target: Name of the target array.
         storage: "dense", with the zeros, or "sparse": ``sparse_initializer`` where that takes fewer bytes.
         save: File to write the model to; or use :meth:`~onnxtrain.pruning.report.PruneResult.save`.
@@ -118,13 +131,19 @@ def prune(
         >>> result.non_zeros, result.size, result.accuracy_after
         (28, 112, 1.0)
     """
-    rule = optimizer or DEFAULT_OPTIMIZER
+    given: dict[str, Any] = options  # type: ignore[assignment]
+    if "scope" in given:
+        warn_renamed("The argument 'scope' of prune", "'allocation', where 'layer' is 'uniform'")
+        allocation = _ALLOCATIONS.get(given.pop("scope"), allocation)
+    rule = optimizer or choose_optimizer(sparsity)
     plan = Plan(
         method=method,
         sparsity=sparsity,
         accuracy_drop=accuracy_drop,
-        scope=scope,
-        optimizer=_promoting(rule) if method == "ssgd" else rule.plain(),
+        block=block_of("prune", block),
+        n_m=_pair_of(n_m),
+        allocation=allocation,
+        optimizer=_promoting(rule, block) if method == "ssgd" else rule.plain(),
         fine_tune_optimizer=fine_tune_optimizer or rule.plain(),
         tensors=tensors,
         epochs=epochs,
@@ -157,17 +176,32 @@ def prune(
     return result
 
 
-def _promoting(optimizer: Optimizer) -> Optimizer:
-    """Add sparsity promotion to an optimizer that lacks it.
+def _promoting(optimizer: Optimizer, block: tuple[int, int]) -> Optimizer:
+    """Add sparsity promotion to an optimizer that lacks it, by the blocks of the cut.
 
     Raises:
         OptionError: The optimizer does not support it.
     """
-    if optimizer.promotes_sparsity:
-        return optimizer
+    modifier = optimizer.sparsity_modifier
+    if isinstance(optimizer, SSGD) and optimizer.promotes_sparsity:
+        return replace(optimizer, block=block)
     if hasattr(optimizer, "sparsity"):
-        return replace(optimizer, **{"sparsity": Sparsity()})  # type: ignore[arg-type]
+        return replace(optimizer, **{"sparsity": replace(modifier or Sparsity(), block=block)})  # type: ignore[arg-type]
     raise OptionError(
         f"method='ssgd' promotes sparsity, which {type(optimizer).__name__} with these settings does not; "
         "give SSGD with another measure, Adam or Momentum."
     )
+
+
+def _pair_of(n_m: object) -> tuple[int, int] | None:
+    """Return n and m.
+
+    Raises:
+        OptionError: They are not two integers.
+    """
+    if n_m is None:
+        return None
+    pair = tuple(n_m) if isinstance(n_m, (tuple, list)) else ()
+    if len(pair) != 2 or not all(isinstance(item, int) and not isinstance(item, bool) for item in pair):
+        raise OptionError(f"n_m is {n_m!r}; it needs two integers, such as (2, 4): two of four weights remain.")
+    return pair[0], pair[1]

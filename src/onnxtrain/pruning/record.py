@@ -53,7 +53,9 @@ class PruneRecord:
     Attributes:
         method: "ssgd", "magnitude" or "random".
         optimizer: Update rule of the training.
-        scope: "global" or "layer".
+        allocation: "uniform", "global" or "flops".
+        block: (outputs, inputs) of the blocks of weights.
+        n_m: (n, m) where n of each m weights remain, or ``None``.
         metric: "accuracy", or "loss" for a model that does not classify; all accuracies below are then losses.
         measured_on: "validation data" or "training data".
         accuracy_before: Accuracy of the given model.
@@ -72,7 +74,9 @@ class PruneRecord:
 
     method: str
     optimizer: str
-    scope: str
+    allocation: str
+    block: tuple[int, int]
+    n_m: tuple[int, int] | None
     metric: str
     measured_on: str
     accuracy_before: float

@@ -128,11 +128,19 @@ class PruneResult(PruneRecord):
         """Format an accuracy in percent, or a loss."""
         return f"{value:.2%}" if self.metric == "accuracy" else f"{value:.4f}"
 
+    def form(self) -> str:
+        """Return the form of the zeros in words."""
+        if self.n_m is not None:
+            return f"{self.n_m[0]} of {self.n_m[1]} weights"
+        outputs, inputs = self.block
+        blocks = "" if self.block == (1, 1) else f" of blocks of {outputs} outputs and {inputs} inputs"
+        return f"{self.allocation} cut{blocks}"
+
     def summary(self) -> str:
         """Return accuracies and sizes as lines of text."""
         show = self.show
         lines = [
-            f"method {self.method}, {self.scope} cut, {self.optimizer}",
+            f"method {self.method}, {self.form()}, {self.optimizer}",
             f"{self.metric} on {self.measured_on}: {show(self.accuracy_before)} as given, "
             f"{show(self.accuracy_trained)} before the last cut, {show(self.accuracy_after)} as saved",
             f"compression of weights: {self.compression:.1f}x",

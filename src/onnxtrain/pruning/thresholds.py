@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from onnxtrain.errors import OptionError
+from onnxtrain.weights.layouts import Layout
 
-Scope = Literal["global", "layer"]
+Allocation = Literal["uniform", "global", "flops"]
 Weights = Mapping[str, np.ndarray]
 
 _PROBES = 16
@@ -75,38 +76,134 @@ def cubic(final: float, part: int, parts: int, *, first: float = 0.0) -> float:
     return final + (first - final) * (1 - part / parts) ** 3
 
 
-def magnitude_cut(weights: Weights, sparsity: float, scope: Scope = "global") -> Cut:
-    """Keep the weights of largest magnitude, over all tensors together or in each separately.
+@dataclass(frozen=True)
+class Form:
+    """The weights that a cut keeps or removes together, and how sparse each tensor becomes.
 
-    Exactly round((1 − sparsity) · size) weights remain; of equal ones, the first.
+    Attributes:
+        block: (outputs, inputs) of a block of a weight matrix.
+        n_m: Of each m successive inputs of an output, n remain; ``None`` without such a rule.
+        allocation: "global" ranks the weights of all tensors together, "uniform" gives each tensor the same sparsity,
+            and "flops" ranks them together by magnitude over the fourth root of a weight's multiplications for an
+            example, so that more are removed where each costs more.
+        layouts: By tensor, its outputs and inputs, for blocks, n of m and "flops".
+    """
+
+    block: tuple[int, int] = (1, 1)
+    n_m: tuple[int, int] | None = None
+    allocation: Allocation = "global"
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+
+    @property
+    def needs_layouts(self) -> bool:
+        """True where the cut depends on which axes of a tensor are outputs and inputs."""
+        return self.block != (1, 1) or self.n_m is not None or self.allocation == "flops"
+
+
+SINGLE = Form()
+"""Single weights, ranked over all tensors."""
+
+
+def magnitude_cut(weights: Weights, sparsity: float, form: Form = SINGLE) -> Cut:
+    """Keep the weights of largest magnitude, or the blocks of largest norm.
+
+    Exactly round((1 − sparsity) · size) weights remain, with blocks at most as many; of equal ones, the first.
 
     Example:
         >>> magnitude_cut({"w": np.array([1.0, -3.0, 0.5, 2.0])}, 0.5).masks["w"]
         array([False,  True, False,  True])
     """
-    return _cut(weights, {name: np.abs(array) for name, array in weights.items()}, sparsity, scope)
+    return _cut(weights, {name: np.abs(array) for name, array in weights.items()}, sparsity, form)
 
 
-def random_cut(weights: Weights, sparsity: float, scope: Scope = "global", *, generator: np.random.Generator) -> Cut:
+def random_cut(weights: Weights, sparsity: float, form: Form = SINGLE, *, generator: np.random.Generator) -> Cut:
     """Keep random non-zero weights: the baseline of the other methods."""
     scores = {name: np.where(array != 0, 1 - generator.random(array.shape), 0.0) for name, array in weights.items()}
-    return _cut(weights, scores, sparsity, scope)
+    return _cut(weights, scores, sparsity, form)
 
 
-def _cut(weights: Weights, scores: Weights, sparsity: float, scope: Scope) -> Cut:
+def _cut(weights: Weights, scores: Weights, sparsity: float, form: Form) -> Cut:
     """Keep the weights with the largest scores."""
-    if scope == "layer":
-        masks = {name: _largest(score.ravel(), sparsity).reshape(score.shape) for name, score in scores.items()}
+    if form.n_m is not None:
+        masks = {name: _n_of_m(score, form.layouts[name], form.n_m, sparsity) for name, score in scores.items()}
+    elif form.block != (1, 1):
+        masks = _block_masks(scores, sparsity, form)
     else:
-        together = _largest(np.concatenate([score.ravel() for score in scores.values()]), sparsity)
-        masks, start = {}, 0
-        for name, score in scores.items():
-            masks[name] = together[start : start + score.size].reshape(score.shape)
-            start += score.size
+        masks = _single_masks(scores, sparsity, form)
     thresholds = {
         name: float(np.min(np.abs(weights[name]), where=mask, initial=np.inf)) for name, mask in masks.items()
     }
     return Cut(masks, thresholds)
+
+
+def _single_masks(scores: Weights, sparsity: float, form: Form) -> dict[str, np.ndarray]:
+    if form.allocation == "uniform":
+        return {name: _largest(score.ravel(), sparsity).reshape(score.shape) for name, score in scores.items()}
+    ranked = {name: score / _cost(name, form) for name, score in scores.items()}
+    together = _largest(np.concatenate([score.ravel() for score in ranked.values()]), sparsity)
+    masks, start = {}, 0
+    for name, score in scores.items():
+        masks[name] = together[start : start + score.size].reshape(score.shape)
+        start += score.size
+    return masks
+
+
+def _block_masks(scores: Weights, sparsity: float, form: Form) -> dict[str, np.ndarray]:
+    """Keep the blocks with the largest root mean square of scores."""
+    blocks = {name: form.layouts[name].block(*form.block) for name in scores}
+    means, sizes = {}, {}
+    for name, score in scores.items():
+        sums, counts = (_block_sums(array, blocks[name]) for array in (np.square(score), np.ones(score.shape)))
+        means[name], sizes[name] = np.sqrt(sums / counts) / _cost(name, form), counts
+    kept = {}
+    groups = [[name] for name in scores] if form.allocation == "uniform" else [list(scores)]
+    for names in groups:
+        flat = np.concatenate([means[name].ravel() for name in names])
+        size = np.concatenate([sizes[name].ravel() for name in names])
+        order = np.argsort(-flat, kind="stable")
+        # At most round((1 − sparsity) · size) weights: whole blocks only.
+        fits = np.cumsum(size[order]) <= round(size.sum() * (1 - sparsity))
+        mask = np.zeros(flat.size, dtype=bool)
+        mask[order[fits]] = True
+        start = 0
+        for name in names:
+            kept[name] = mask[start : start + means[name].size].reshape(means[name].shape)
+            start += means[name].size
+    return {name: _spread(kept[name], blocks[name], score.shape) for name, score in scores.items()}
+
+
+def _block_sums(array: np.ndarray, block: Sequence[int]) -> np.ndarray:
+    """Return the sum of each block: one value per block along each axis."""
+    for axis, length in enumerate(block):
+        if array.shape[axis]:
+            array = np.add.reduceat(array, np.arange(0, array.shape[axis], length), axis=axis)
+    return array
+
+
+def _spread(mask: np.ndarray, block: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    """Return the mask of the weights from that of their blocks."""
+    for axis, length in enumerate(block):
+        if length > 1:
+            mask = np.repeat(mask, length, axis=axis)
+    return np.ascontiguousarray(mask[tuple(map(slice, shape))])
+
+
+def _n_of_m(score: np.ndarray, layout: Layout, n_m: tuple[int, int], sparsity: float) -> np.ndarray:
+    """Keep n of each m successive inputs of an output; more where the sparsity does not yet ask for so few."""
+    n, m = n_m
+    kept = min(m, max(n, round(m * (1 - sparsity))))
+    rows = layout.rows(score)
+    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % m)), constant_values=-1.0)  # chosen last
+    parts = padded.reshape(len(rows), padded.shape[1] // m, m)
+    order = np.argsort(-parts, axis=-1, kind="stable")
+    mask = np.zeros(parts.shape, dtype=bool)
+    np.put_along_axis(mask, order[..., :kept], values=True, axis=-1)
+    return np.ascontiguousarray(layout.stored(mask.reshape(padded.shape)[:, : rows.shape[1]]))
+
+
+def _cost(name: str, form: Form) -> float:
+    """Return the divisor of the scores of a tensor."""
+    return max(form.layouts[name].uses, 1) ** 0.25 if form.allocation == "flops" else 1.0
 
 
 def _largest(scores: np.ndarray[Any, Any], sparsity: float) -> np.ndarray[Any, Any]:

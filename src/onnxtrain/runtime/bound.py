@@ -150,11 +150,18 @@ class Bound:
         rounded: dict[str, float | str] = {}
         for item, attribute in zip(attributes, schema.attributes, strict=True):
             item.name, label = attribute.name.encode(), f"{name}: {attribute.name}"
-            if attribute.kind is str:
+            if attribute.kind is tuple:
+                if values[attribute.name] != ():
+                    raise OperatorError(
+                        f"{label} is {values[attribute.name]!r}, but the kernels over arrays have no blocks; "
+                        "train with Trainer, or run the operator's reference."
+                    )
+                item.text = b""
+            elif attribute.kind is str:
                 item.text = arguments.text(label, values[attribute.name])
             else:
                 item.number = arguments.number(label, values[attribute.name])
-            rounded[attribute.name] = values[attribute.name] if attribute.kind is str else item.number
+            rounded[attribute.name] = item.number if attribute.kind is float else values[attribute.name]
         found = attributes, len(schema.used_states(rounded))
         self._last = entry, kinds, dict(given), found
         return found

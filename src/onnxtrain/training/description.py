@@ -20,6 +20,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, read_small
 from onnxtrain.objective import Objective
+from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.training_info.recipe import UpdateRule
 
 JSON = None | bool | int | float | str | list[Any] | dict[str, Any]
@@ -37,7 +38,7 @@ def describe_settings(config: TrainingConfig, objective: Objective) -> dict[str,
         "output": str(objective.prediction.name),
         "targets": [each.kind for each in form] if isinstance(form, tuple) else None if form is None else form.kind,
         "optimizer": type(optimizer).__name__,
-        "attributes": dict(optimizer.node_attributes()),
+        "attributes": _describe_attributes(optimizer),
         "sparsity": describe(optimizer.sparsity_modifier),
         "sparsify": list(sparsified) if optimizer.promotes_sparsity else None,
         "parameters": {name: list(shape) for name, shape in objective.shapes.items()},
@@ -55,9 +56,15 @@ def describe_settings(config: TrainingConfig, objective: Objective) -> dict[str,
     }
 
 
+def _describe_attributes(optimizer: Optimizer) -> dict[str, JSON]:
+    """Describe the attributes of an optimizer's node, with its blocks of weights if it has any."""
+    attributes = {name: value for name, value in optimizer.node_attributes().items() if name != "block"}
+    return attributes | ({} if optimizer.promoted_block == (1, 1) else {"block": list(optimizer.promoted_block)})
+
+
 def _describe_rule(rule: UpdateRule) -> dict[str, JSON]:
     """Describe the update rule of a parameter group."""
-    return {"learning_rate": rule.rate_scale, **rule.optimizer.node_attributes()}
+    return {"learning_rate": rule.rate_scale, **_describe_attributes(rule.optimizer)}
 
 
 def describe_masks(masks: Mapping[str, np.ndarray]) -> dict[str, JSON]:

@@ -267,7 +267,7 @@ class Algorithm:
         }
         sparsified = self._spec.sparsified
         if sparsified is None:
-            sparsified = [name for name, value in self.parameters.items() if len(_shape(value)) >= 2]
+            sparsified = {name: () for name, value in self.parameters.items() if len(_shape(value)) >= 2}
         news = optimizer_nodes(op, rules, rate, count, variables, sparsified)
         own_rounding = Rounding("bfloat16", self._spec.seed)
         for name, own in news.items():

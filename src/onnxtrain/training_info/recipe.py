@@ -88,6 +88,10 @@ class Clipping:
                 raise OptionError(f"clip_{name} is {bound}; it needs a finite number above 0.")
 
 
+Block = tuple[int, ...]
+"""Size of a block of weights along each axis of the stored tensor; empty for blocks of one weight."""
+
+
 class UpdateRule(NamedTuple):
     """The update rule of a parameter.
 
@@ -136,8 +140,9 @@ class StepSpec:
         statistics: Running statistics of batch normalization, mapped to their new values in the main graph.
         synchronized: Whether batch normalization is synchronized over all ranks.
         masks: Masks by parameter: the gradient is zero where a mask is false.
-        sparsified: Parameters whose sparsity the optimizer promotes, if it does so; by default those of rank 2 or
-            more. Others take plain steps: a bias that starts at zero would freeze under a p-norm.
+        sparsified: Parameters whose sparsity the optimizer promotes, if it does so, with the size of their blocks along
+            each axis (empty for blocks of one weight); by default those of rank 2 or more. Others take plain steps: a
+            bias that starts at zero would freeze under a p-norm.
         options: Gradient options, also recorded in the metadata of the training model.
         rounding: Low-bit representation of the states of float32 parameters; ``None`` keeps states in the parameter's
             type.
@@ -160,7 +165,7 @@ class StepSpec:
     statistics: dict[str, str] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
-    sparsified: Collection[str] | None = None
+    sparsified: Mapping[str, Block] | None = None
     options: GradientOptions = field(default_factory=GradientOptions)
     weights: ir.Value | None = None
     synchronized: bool = False

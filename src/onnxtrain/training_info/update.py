@@ -8,7 +8,8 @@ that the norm has the same bits for any number of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -16,7 +17,7 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.operators.registry import OPTIMIZERS
-from onnxtrain.training_info.recipe import Averaging, UpdateRule
+from onnxtrain.training_info.recipe import Averaging, Block, UpdateRule
 
 _LONGEST_ROW = 1 << 14
 """Largest number of elements in a row, if the shape allows it: ranks exchange rows that cross two shares."""
@@ -34,12 +35,13 @@ def optimizer_nodes(
     rate: Value,
     count: Value,
     variables: Variables,
-    sparsified: Collection[str],
+    sparsified: Mapping[str, Block],
 ) -> dict[str, tuple[Value, ...]]:
     """Emit the update of all parameters; return their new values and states by name.
 
     One node updates all parameters with equal rules, even of different groups. If its optimizer promotes sparsity, the
-    node updates those in ``sparsified``, and a second node takes plain steps for the others.
+    node updates those in ``sparsified``, one node for each form of block, and another node takes plain steps for the
+    others.
     """
     alike: list[tuple[UpdateRule, dict[str, tuple[Value, ...]]]] = []
     for name, own in variables.items():
@@ -98,16 +100,22 @@ def average_node(
 
 
 def _nodes(
-    op: Builder, optimizer: Optimizer, rate: Value, count: Value, variables: Variables, sparsified: Collection[str]
+    op: Builder, optimizer: Optimizer, rate: Value, count: Value, variables: Variables, sparsified: Mapping[str, Block]
 ) -> dict[str, tuple[Value, ...]]:
     if not optimizer.promotes_sparsity:
         return _node(op, optimizer, rate, count, variables)
-    chosen = {name: own for name, own in variables.items() if name in sparsified}
+    chosen: dict[Block, dict[str, tuple[Value, ...]]] = {}
+    for name, own in variables.items():
+        if name in sparsified:
+            chosen.setdefault(sparsified[name], {})[name] = own
     others = {name: own for name, own in variables.items() if name not in sparsified}
     news: dict[str, tuple[Value, ...]] = {}
-    if chosen:
-        promote = _node if optimizer.sparsity_modifier is None else _scaled_node
-        news |= promote(op, optimizer, rate, count, chosen)
+    for block, members in chosen.items():
+        if optimizer.sparsity_modifier is None:
+            attributes = {**optimizer.node_attributes(), "block": block}
+            news |= _node(op, optimizer, rate, count, members, attributes)
+        else:
+            news |= _scaled_node(op, optimizer, rate, count, members, block)
     if others:
         news |= _node(op, optimizer.plain(), rate, count, others)
     return news
@@ -119,10 +127,11 @@ def _node(
     rate: Value,
     count: Value,
     variables: Variables,
-    attributes: Mapping[str, float | str] | None = None,
+    attributes: Mapping[str, Any] | None = None,
 ) -> dict[str, tuple[Value, ...]]:
     """Emit one node over the variables: all X, all G, then each state of all parameters."""
     groups = list(zip(*variables.values(), strict=True))
+    given = optimizer.node_attributes() if attributes is None else attributes
     news = op.several(
         optimizer.schema.name,
         rate,
@@ -130,7 +139,7 @@ def _node(
         *(value for group in groups for value in group),
         outputs=len(variables) * (len(groups) - 1),
         domain=optimizer.schema.domain,
-        **(optimizer.node_attributes() if attributes is None else attributes),
+        **{name: value for name, value in given.items() if value != ()},
     )
     for new, old in zip(news, [value for group in (groups[0], *groups[2:]) for value in group], strict=True):
         new.ir.type, new.ir.shape = old.ir.type, old.ir.shape
@@ -138,7 +147,7 @@ def _node(
 
 
 def _scaled_node(
-    op: Builder, optimizer: Optimizer, rate: Value, count: Value, variables: Variables
+    op: Builder, optimizer: Optimizer, rate: Value, count: Value, variables: Variables, block: Block
 ) -> dict[str, tuple[Value, ...]]:
     """Emit a node with updates that are scaled element by element.
 
@@ -163,7 +172,7 @@ def _scaled_node(
     news = {}
     for name, (step, *states) in found.items():
         x = variables[name][0]
-        moved = modifier.apply(Tensor(x), Tensor(step))
+        moved = modifier.apply(Tensor(x), Tensor(step), block)
         new = moved if not shrinking else (1 - shrinking) * moved
         assert isinstance(new.data, Value)
         news[name] = (new.data.with_shape(x.shape), *states)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN
 from onnxtrain.ir.passes import RANDOM
@@ -105,7 +105,7 @@ def matmul_weights(model: ir.Model, names: Sequence[str]) -> list[str]:
     Returns:
         The names of weights, in the given order.
     """
-    constant = _constants(model)
+    constant = constant_values(model)
     return [name for name in names if _is_weight(model.graph.initializers[name], model.functions, constant)]
 
 
@@ -148,7 +148,7 @@ def _behind_arithmetic(value: ir.Value, functions: Functions, constant: set[ir.V
     return found
 
 
-def _constants(model: ir.Model) -> set[ir.Value]:
+def constant_values(model: ir.Model) -> set[ir.Value]:
     """Return the values of the main graph that depend on initializers only, not on inputs of the model."""
     found = {value for value in model.graph.initializers.values() if value not in model.graph.inputs}
     for node in model.graph:
@@ -227,10 +227,7 @@ def zero_masks(names: Iterable[str], value_of: Callable[[str], np.ndarray]) -> d
     """
     found = {}
     for name in names:
-        try:
-            array = value_of(name)
-        except ModelError:  # a sparse initializer, which the file holds in another form
-            continue
+        array = value_of(name)
         sample = array.reshape(-1)[:: max(1, array.size // _SAMPLE)]
         if sample.size - np.count_nonzero(sample) < _PRUNED * sample.size / 2:
             continue

@@ -17,7 +17,8 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
     """Return the optimizer nodes that a provider has kernels for, with their gradients expanded in place.
 
     The kernels accept only gradients of their parameter's shape: where the shape is not certain, an Expand is added.
-    Nodes in subgraphs, of other operators, and of types other than float and double are not returned.
+    Nodes in subgraphs, of other operators, with blocks of weights, and of types other than float and double are not
+    returned.
 
     Requires: a graph without Gradient nodes. Ensures: the order of the nodes.
 
@@ -28,7 +29,11 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
     Raises:
         OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
     """
-    candidates = [node for node in model.graph if node.op_type in operators and _is_optimizer(model, node)]
+    candidates = [
+        node
+        for node in model.graph
+        if node.op_type in operators and _is_optimizer(model, node) and "block" not in node.attributes
+    ]
     if not candidates:
         return frozenset()
     for node in candidates:
