@@ -36,6 +36,7 @@ from onnxtrain.weights.names import forget_traces
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies
 from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
@@ -77,6 +78,7 @@ def prepare(
     dropped = dropped_biases(model)
     forget_traces(model)
     remove_cache_inputs(model)
+    mark_token_inputs(model)
     halves = widen(model)
     model = infer_shapes(model)
     separate_head_norms(model)

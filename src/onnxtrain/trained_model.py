@@ -32,11 +32,12 @@ from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.advice.hints import Hint, warn_of
-from onnxtrain.training.data_adapter import DataAdapter
+from onnxtrain.training.data_adapter import DataAdapter, is_packed
 from onnxtrain.weights.masks import check_masks, set_to_zero, zeros_to_keep
 from onnxtrain.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
+    from onnxtrain.data.conversion import TensorSpec
     from onnxtrain.metrics.base import MetricInput
     from onnxtrain.training.inference.evaluation import Evaluator
 
@@ -73,7 +74,7 @@ class TrainedModel:
         self._rate = LearningRate(config.optimizer.learning_rate)
         names = getattr(config.lora, "adapter", None)
         self._data = data or DataAdapter(read_names(config.model, names), folder=config.model.folder)
-        self._evaluators: dict[tuple[Forms | None, bool, bool], Evaluator] = {}
+        self._evaluators: dict[tuple[Forms | None, bool, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
 
     @classmethod
@@ -227,13 +228,13 @@ class TrainedModel:
         Raises:
             DataError: It cannot be read or does not fit.
         """
-        objective = self._objective
+        objective = self._objective.packing(is_packed(source))
         dataset, form, weights = self._data.open_with_targets(
             objective, source, target=target, sample_weight=sample_weight, learning=False
         )
         self._warn_of_rows(dataset)
         weighted = weights is not None or (objective.targets is not None and dataset.weighted)
-        evaluator = self._evaluator(form, ema, weighted=weighted)
+        evaluator = self._evaluator(form, ema, weighted=weighted, packed=objective.packed)
         dataset = evaluator.objective.accept(dataset, weights)
         if objective.targets is None:
             self._data.learn(dataset.columns, (target,))
@@ -285,6 +286,24 @@ class TrainedModel:
             self._data.open(self._objective, data, target=target), batch_size
         )
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+    def _text_inputs(self, tokenizer: Any = None) -> tuple[Sequence[TensorSpec], Any]:
+        """Return the inputs of a language model, and its tokenizer: the given one, or the folder of the model.
+
+        Raises:
+            OptionError: The model is in memory, and no tokenizer is given.
+        """
+        found = self._data.folder if tokenizer is None else tokenizer
+        if found is None:
+            raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
+        return self._objective.inputs, found
+
+    def _text_scores(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the logits [batch, tokens, vocabulary] that the loss reads, with the current weights."""
+        evaluator = self._evaluator(self._objective.form, ema=False)
+        value = evaluator.objective.prediction
+        dataset = self._data.open(self._objective, dict(inputs))
+        return evaluator.predict(dataset, len(next(iter(inputs.values()))), [value])[str(value.name)]
 
     @checks_arguments
     def predict_proba(
@@ -340,9 +359,10 @@ class TrainedModel:
         }
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
 
-    def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False) -> Evaluator:
+    def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False, packed: bool = False) -> Evaluator:
         self._state.check_averages(ema)
-        key = form, ema, weighted
+        packed = packed or self.config.packed
+        key = form, ema, weighted, packed
         if key not in self._evaluators:
             from onnxtrain.training.inference.evaluation import Evaluator  # a step does not need it
 
@@ -352,7 +372,7 @@ class TrainedModel:
                 if objective.modes.training or (config.lora is not None and config.lora.drops):
                     self._in_inference = prepare(config, modes=Modes(), copies=objective.copies, table=objective.table)
             self._evaluators[key] = Evaluator(
-                self._in_inference.with_form(form).weighting(weighted),
+                self._in_inference.packing(packed).with_form(form).weighting(weighted),
                 self._states,
                 self.config.runtime,
                 self._state.averages if ema else None,
