@@ -242,7 +242,7 @@ def test_packed_rows(tmp_path):
     assert len(batch.inputs["input_ids"]) < 6
     assert (batch.targets >= 0).sum() == sum(sum(one >= 0 for one in labels) for _, labels in rows)
     with pytest.raises(
-        DataError, match="the mask 'attention_mask' has shape .* fit and evaluate take packed sequences"
+        DataError, match=r"the mask 'attention_mask' has shape .* fit and evaluate take packed sequences"
     ):
         open_dataset(ChatData(ROWS, folder, pack=64), SPECS)
 

@@ -47,8 +47,7 @@ def attention_model(embedding=LEARNED, attention=ATTENTION, mask="int64[N, T] at
 @pytest.mark.parametrize("bits", [None, 4])
 def test_models_of_the_builder(bits):
     """GroupQueryAttention reads the lengths of rows; documents get a bias and positions of their own."""
-    options = {"lora": onnxtrain.Lora(rank=2)} if bits else {}
-    check_packing(zoo.language_model(bits=bits), zoo.WORDS, **options)
+    check_packing(zoo.language_model(bits=bits), zoo.WORDS)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,7 @@ def test_models_of_the_builder(bits):
     [
         {"loss": "next_token(chunk=5)"},
         {"recompute": "layers"},
-        {"accumulate": 1, "lora": onnxtrain.Lora(rank=2, targets="all-linear")},
+        {"lora": onnxtrain.Lora(rank=2, targets="all-linear")},
     ],
     ids=str,
 )
