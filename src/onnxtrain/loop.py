@@ -380,7 +380,8 @@ class Loop:
     def _frozen(self) -> JSON:
         """Hash of the weights that training does not change, computed before the file is overwritten."""
         file, objective = self._executor.config.model, self._executor.objective
-        return describe_weights(file, without=self._state.initializers(objective, file).keys())
+        merged = () if objective.adapted is None else objective.adapted.weights  # save() writes over them
+        return describe_weights(file, without={*self._state.own_initializers(objective), *merged})
 
     def _save(self) -> None:
         options = self._options

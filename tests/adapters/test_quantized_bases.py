@@ -132,7 +132,6 @@ def test_the_base_stays_as_it_is_and_runs_with_slots(base, tmp_path):
 
 def test_merging_is_refused_or_says_what_it_costs(base, tmp_path):
     model, dense = base
-    x, y = data()
     learner = trainer(model)
     for name, value in learner.parameters.items():
         learner.parameters[name] = np.random.default_rng(1).standard_normal(value.shape).astype(np.float32)

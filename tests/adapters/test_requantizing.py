@@ -212,7 +212,9 @@ def test_the_loss_keeps_most_of_its_fall(name, own, rate, tmp_path, monkeypatch)
     layers = [layer for layer in layers if "lm_head" not in layer]
     learner = onnxtrain.Trainer(tmp_path / "int4.onnx", lora=Lora(targets=layers), **settings)
     if own is LARGE:
-        assert sum(row.inputs * row.outputs for row in onnxtrain.adapters.adaptable_layers(tmp_path / "int4.onnx")) > 17e6
+        assert (
+            sum(row.inputs * row.outputs for row in onnxtrain.adapters.adaptable_layers(tmp_path / "int4.onnx")) > 17e6
+        )
     before = learner.evaluate(x, y)["loss"]
     random = np.random.default_rng(0)
     for _ in range(steps // 2):

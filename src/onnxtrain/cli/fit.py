@@ -458,7 +458,7 @@ def _check_paths(
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             raise OptionError(f"--checkpoint is {loop.checkpoint!r}, but {str(existing)!r} is a file, no folder.")
-        check_writable(existing / "checkpoint")
+        check_writable(existing / "checkpoint-0.safetensors")
     if results.history is not None and results.history.suffix not in (".json", ".csv"):
         raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
     if loop.save_best is not None and not loop.checkpoint:
