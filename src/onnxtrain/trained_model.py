@@ -60,7 +60,7 @@ class TrainedModel:
     ) -> None:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
-            objective = prepare(config, ignoring=False, differentiable=True)
+            objective = prepare(config, ignoring=False, differentiable=True).packing(config.packed)
         if config.masks.keep:
             config = dataclasses.replace(config, masks=zeros_to_keep(objective.own_weights, config.model.value))
         check_masks(config.masks, objective.shapes, objective.optimizers(config))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import onnx
 import pytest
@@ -10,7 +13,7 @@ from onnx import numpy_helper, parser
 import onnxtrain
 from onnxtrain.data import pack
 from onnxtrain.errors import DataError
-from working_copy.packed_rows import check_packing, mixed_loss
+from working_copy.packed_rows import LENGTH, check_packing, documents, mixed_loss
 from zoo import language_model as zoo
 
 ATTENTION = """
@@ -55,7 +58,7 @@ def test_models_of_the_builder(bits):
     [
         {"loss": "next_token(chunk=5)"},
         {"recompute": "layers"},
-        {"lora": onnxtrain.Lora(rank=2, targets="all-linear")},
+        {"lora": onnxtrain.Lora(rank=2, targets="*embed_tokens")},
     ],
     ids=str,
 )
@@ -84,6 +87,18 @@ def test_the_saved_model_is_that_of_the_file(tmp_path):
     before, after = (onnx.load(tmp_path / name).graph for name in ("model.onnx", "saved.onnx"))
     assert list(before.node) == list(after.node)
     assert list(before.input) == list(after.input)
+
+
+def test_a_copy_of_a_trainer_takes_packed_rows():
+    """After the first packed rows, in a copy, and in one from another process."""
+    rows = pack(documents(zoo.WORDS), LENGTH)
+    own = onnxtrain.Trainer(zoo.language_model(), loss="next_token", output="logits")
+    own.fit(rows, epochs=1, progress=False)
+    wanted = own.evaluate(rows)["loss"]
+    copies = pickle.loads(pickle.dumps(own)), copy.deepcopy(own)
+    histories = [each.fit(rows, epochs=1, progress=False).rows[0]["loss"] for each in (own, *copies)]
+    assert histories == [histories[0]] * 3
+    assert histories[0] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_evaluate_takes_packed_rows():

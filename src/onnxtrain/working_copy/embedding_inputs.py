@@ -49,6 +49,6 @@ def _initializer(value: ir.Value | None) -> ir.Value | None:
     while value is not None and (node := value.producer()) is not None:
         if node.domain or node.op_type not in _KEEP_ROWS:
             return None
-        floating = floating or node.op_type == "DequantizeLinear"
         value = node.inputs[0]
+        floating = floating or node.op_type == "DequantizeLinear" or (value is not None and is_float(value))
     return value if floating and value is not None and value.is_initializer() else None
