@@ -237,7 +237,7 @@ class Lora(Adaptation):
         adapter, layer_parts = fit(read_adapter(self.adapter), graph, layers, str(self.adapter))
         check_base(adapter.base, file, [layer for layer, _ in layer_parts], str(self.adapter))
         ranks = {entry.rank for entry in adapter.entries.values()}
-        if self.rank not in (_RANK, *ranks):
+        if self.rank not in (_RANK, *ranks) and not adapter.folded:  # there it is the scale of the adapter
             raise OptionError(
                 f"rank of Lora is {self.rank}, but the adapter {str(self.adapter)!r} has rank "
                 f"{' and '.join(map(str, sorted(ranks)))}, which continues; leave rank out."
