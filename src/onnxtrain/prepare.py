@@ -55,6 +55,7 @@ def prepare(
     table: Sequence[Initializer] | None = None,
     ignoring: bool = True,
     differentiable: bool = False,
+    caches: bool = False,
 ) -> Objective:
     """Make the objective of a configuration: the working copy in its modes, the losses, the table of initializers.
 
@@ -65,6 +66,7 @@ def prepare(
         table: The initializers, where they have been sorted before; then their values are not read.
         ignoring: Whether labels that are ignored where present are provided for, before data tell.
         differentiable: Whether to find out that there are gradients.
+        caches: Whether KV caches stay inputs, for generating token by token.
 
     Raises:
         OptionError: An unknown loss or output, a pattern that matches nothing.
@@ -77,7 +79,8 @@ def prepare(
     model = file.training_model()
     dropped = dropped_biases(model)
     forget_traces(model)
-    remove_cache_inputs(model)
+    if not caches:
+        remove_cache_inputs(model)
     mark_token_inputs(model)
     halves = widen(model)
     model = infer_shapes(model)

@@ -37,8 +37,8 @@ from onnxtrain.weights.masks import check_masks, set_to_zero, zeros_to_keep
 from onnxtrain.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
-    from onnxtrain.data.conversion import TensorSpec
     from onnxtrain.metrics.base import MetricInput
+    from onnxtrain.text.generation import TextGenerator
     from onnxtrain.training.inference.evaluation import Evaluator
 
 Source = Any
@@ -287,23 +287,30 @@ class TrainedModel:
         )
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
-    def _text_inputs(self, tokenizer: Any = None) -> tuple[Sequence[TensorSpec], Any]:
-        """Return the inputs of a language model, and its tokenizer: the given one, or the folder of the model.
+    def _text_generator(self, tokenizer: Any, chat_template: Any) -> TextGenerator:
+        """Return what continues prompts with the current weights, with a KV cache where the file has one.
 
         Raises:
+            DataError: The model is no language model, or the tokenizer cannot be read.
             OptionError: The model is in memory, and no tokenizer is given.
         """
+        from onnxtrain.text.generation import CachedModel, TextGenerator, WholeModel
+        from onnxtrain.training.inference.evaluation import Evaluator
+        from onnxtrain.working_copy.kv_cache import cache_outputs
+
         found = self._data.folder if tokenizer is None else tokenizer
         if found is None:
             raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
-        return self._objective.inputs, found
-
-    def _text_scores(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the logits [batch, tokens, vocabulary] that the loss reads, with the current weights."""
-        evaluator = self._evaluator(self._objective.form, ema=False)
-        value = evaluator.objective.prediction
-        dataset = self._data.open(self._objective, dict(inputs))
-        return evaluator.predict(dataset, len(next(iter(inputs.values()))), [value])[str(value.name)]
+        config, own = self.config, self._objective
+        caches = cache_outputs(config.model.training_model().graph)
+        if not caches:
+            evaluator = self._evaluator(own.form, ema=False)
+            scores = str(evaluator.objective.prediction.name)
+            return TextGenerator(WholeModel(own.inputs, evaluator.runner([scores]), scores), found, chat_template)
+        objective = prepare(config, modes=Modes(), copies=own.copies, table=own.table, caches=True)
+        scores = str(objective.prediction.name)
+        run = Evaluator(objective, self._states, config.runtime).runner([scores, *caches.values()])
+        return TextGenerator(CachedModel(objective.inputs, run, scores, caches), found, chat_template)
 
     @checks_arguments
     def predict_proba(

@@ -15,6 +15,7 @@ from onnxtrain import callbacks
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.text.generation import continued
 from text.chats import CHATS, language_model, tokenizer, write_rows
+from zoo import language_model as zoo
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
@@ -100,6 +101,28 @@ def test_a_model_of_fixed_length(files, monkeypatch):
     assert len(made) == 2
     assert all(len(asked) + len(answer) <= 24 for asked, answer in made)
     assert len(made[0][0]) < 24
+
+
+@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"dtype": "float16"}], ids=str)
+def test_a_cache_gives_the_tokens_of_the_whole_sequence(settings, tmp_path):
+    """A model of onnxruntime-genai's builder reads each token once; the same tokens follow from the whole sequence."""
+    onnx.save(zoo.language_model(**settings), tmp_path / "model.onnx")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"t{i}": i for i in range(zoo.WORDS)}, unk_token="t0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    ids = np.tile(np.arange(8) + 3, (4, 1))
+    data = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": ids}
+    samples = callbacks.Samples(["t3 t4 t5", "t7"], every=20, tokens=4, tokenizer=words)
+    own = onnxtrain.Trainer(tmp_path / "model.onnx", loss="next_token", output="logits", optimizer="adam(lr=0.01)")
+    own.fit(data, epochs=20, batch_size=2, callbacks=[samples], progress=False)
+    assert [row["answer"] for row in samples.rows[-2:]] == ["t6 t7 t8 t9", "t8 t9 t10 t10"] or settings
+    for prompt, row in (([3, 4, 5], samples.rows[-2]), ([7], samples.rows[-1])):
+        known = list(prompt)
+        for _ in range(4):
+            inputs = {"input_ids": np.array([known]), "attention_mask": np.ones((1, len(known)), int)}
+            known.append(int(own.predict(inputs)["logits"][0, -1].argmax()))
+        assert row["answer"] == words.decode(known[len(prompt) :])
+    generator = own._text_generator(words, None)
+    assert type(generator._model).__name__ == "CachedModel"
 
 
 def test_generation_ends():

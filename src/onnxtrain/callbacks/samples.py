@@ -66,10 +66,7 @@ class Samples(Callback):
             DataError: It cannot be read, or the model is no language model.
             OptionError: The model has no folder, and no tokenizer is given.
         """
-        from onnxtrain.text.generation import TextGenerator  # other trainings need no tokenizer
-
-        specs, tokenizer = state.trainer._text_inputs(self._tokenizer)
-        self._generator = TextGenerator(specs, tokenizer, self._template)
+        self._generator = state.trainer._text_generator(self._tokenizer, self._template)
 
     def on_step_end(self, state: TrainingState) -> None:
         """Show samples, where it is time."""
@@ -89,7 +86,7 @@ class Samples(Callback):
     def _sample(self, state: TrainingState) -> None:
         assert self._generator is not None
         for prompt in self.prompts:
-            answer = self._generator.answer(prompt, state.trainer._text_scores, self.tokens)
+            answer = self._generator.answer(prompt, self.tokens)
             self.rows.append({"step": state.step, "prompt": prompt, "answer": answer})
             self._show(f"step {state.step}: {_line(prompt)} -> {_line(answer)}")
 

@@ -76,6 +76,22 @@ def remove_cache_inputs(model: ir.Model) -> list[str]:
     return names
 
 
+def cache_outputs(graph: ir.Graph) -> dict[str, str]:
+    """Return the KV caches of a decoder: the name of each growing cache input, and of the output that continues it.
+
+    They are those of a whole cache: ``past_key_values.0.key`` and ``present.0.key``, as onnxruntime-genai's builder and
+    optimum write them. Of other models there are none.
+    """
+    outputs = {str(value.name): value for value in graph.outputs}
+    found = {}
+    for value in graph.inputs:
+        name = str(value.name)
+        if _may_be_cache(value) and name.startswith("past_key_values."):
+            found[name] = f"present.{name.removeprefix('past_key_values.')}"
+    growing = [value for value in graph.inputs if _has_cache_name(value)]
+    return found if found and len(growing) == len(found) and outputs.keys() >= {*found.values()} else {}
+
+
 def _counted_masks(graph: ir.Graph) -> Iterator[ir.Value]:
     """Yield the masks [..., sequence] whose sums are the sequence lengths of GroupQueryAttention."""
     nodes = [node for node in graph if node.op_type == "GroupQueryAttention" and node.domain == MICROSOFT_DOMAIN]
