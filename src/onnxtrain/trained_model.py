@@ -296,21 +296,23 @@ class TrainedModel:
         """
         from onnxtrain.text.generation import CachedModel, TextGenerator, WholeModel
         from onnxtrain.training.inference.evaluation import Evaluator
-        from onnxtrain.working_copy.kv_cache import cache_outputs
+        from onnxtrain.working_copy.kv_cache import cache_outputs, head_size
 
         found = self._data.folder if tokenizer is None else tokenizer
         if found is None:
             raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
         config, own = self.config, self._objective
         caches = cache_outputs(config.model.training_model().graph)
-        if not caches:
-            evaluator = self._evaluator(own.form, ema=False)
-            scores = str(evaluator.objective.prediction.name)
-            return TextGenerator(WholeModel(own.inputs, evaluator.runner([scores]), scores), found, chat_template)
-        objective = prepare(config, modes=Modes(), copies=own.copies, table=own.table, caches=True)
-        scores = str(objective.prediction.name)
-        run = Evaluator(objective, self._states, config.runtime).runner([scores, *caches.values()])
-        return TextGenerator(CachedModel(objective.inputs, run, scores, caches), found, chat_template)
+        if caches:
+            objective = prepare(config, modes=Modes(), copies=own.copies, table=own.table, caches=True)
+            sizes = {name: size for name in caches if (size := head_size(objective.model.graph, name)) is not None}
+            if sizes.keys() == caches.keys():
+                scores = str(objective.prediction.name)
+                run = Evaluator(objective, self._states, config.runtime).runner([scores, *caches.values()])
+                return TextGenerator(CachedModel(objective.inputs, run, scores, caches, sizes), found, chat_template)
+        evaluator = self._evaluator(own.form, ema=False)
+        scores = str(evaluator.objective.prediction.name)
+        return TextGenerator(WholeModel(own.inputs, evaluator.runner([scores]), scores), found, chat_template)
 
     @checks_arguments
     def predict_proba(

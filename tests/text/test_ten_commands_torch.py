@@ -61,7 +61,7 @@ def blocks() -> tuple[list[str], str]:
     return commands.replace("\\\n", " ").strip().splitlines(), script
 
 
-def test_the_commands_lead_to_an_answer(tmp_path: Path) -> None:
+def test_the_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands, script = blocks()
     assert len(commands) == 10
     checkpoint(tmp_path / "checkpoint")
@@ -92,3 +92,11 @@ def test_the_commands_lead_to_an_answer(tmp_path: Path) -> None:
     assert "lora" in shown[6].lower()
     assert "layers.1.mlp.down_proj" in shown[9]
     assert shown[10].strip()
+    lora = onnxtrain.Lora(adapter=tmp_path / "kept" / "best.onnx_adapter")
+    trainer = onnxtrain.Trainer(tmp_path / "folder", loss="next_token", lora=lora)
+    cached = trainer._text_generator(None, None)
+    monkeypatch.setattr("onnxtrain.working_copy.kv_cache.cache_outputs", lambda graph: {})
+    whole = trainer._text_generator(None, None)
+    assert type(cached._model) is not type(whole._model)
+    for prompt in ("What is two and two?", "And a smile?"):
+        assert cached.answer(prompt, 8) == whole.answer(prompt, 8)

@@ -71,6 +71,7 @@ class CachedModel:
         run: Runs it.
         scores: Name of the logits [1, tokens, vocabulary].
         caches: The name of each cache input, and of the output that continues it.
+        sizes: The last size of each cache input.
 
     Raises:
         DataError: The inputs are not those of a language model.
@@ -78,10 +79,12 @@ class CachedModel:
 
     length: int | None = None
 
-    def __init__(self, specs: Sequence[TensorSpec], run: Run, scores: str, caches: Mapping[str, str]) -> None:
+    def __init__(
+        self, specs: Sequence[TensorSpec], run: Run, scores: str, caches: Mapping[str, str], sizes: Mapping[str, int]
+    ) -> None:
         self._specs = [spec for spec in specs if spec.name not in caches]
         self._roles, self._run, self._scores, self._caches = _roles(self._specs), run, scores, caches
-        self._empty = {spec.name: _empty_cache(spec) for spec in specs if spec.name in caches}
+        self._empty = {spec.name: _empty_cache(spec, sizes[spec.name]) for spec in specs if spec.name in caches}
         self.begin()
 
     def begin(self) -> None:
@@ -111,9 +114,10 @@ def _roles(specs: Sequence[TensorSpec]) -> dict[str, str]:
     return roles
 
 
-def _empty_cache(spec: TensorSpec) -> Array:
-    shape = spec.shape or ()
-    return np.zeros([1, shape[1], 0, shape[3]], spec.dtype)  # type: ignore[list-item]
+def _empty_cache(spec: TensorSpec, size: int) -> Array:
+    heads = (spec.shape or ())[1]
+    assert isinstance(heads, int)
+    return np.zeros([1, heads, 0, size], spec.dtype)
 
 
 class TextGenerator:
