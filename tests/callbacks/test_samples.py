@@ -103,7 +103,9 @@ def test_a_model_of_fixed_length(files, monkeypatch):
     assert len(made[0][0]) < 24
 
 
-@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"dtype": "float16"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"bits": 4}, marks=pytest.mark.thorough), {"dtype": "float16"}], ids=str
+)
 def test_a_cache_gives_the_tokens_of_the_whole_sequence(settings, tmp_path):
     """A model of onnxruntime-genai's builder reads each token once; the same tokens follow from the whole sequence."""
     onnx.save(zoo.language_model(**settings), tmp_path / "model.onnx")

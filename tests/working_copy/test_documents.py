@@ -47,7 +47,7 @@ def attention_model(embedding=LEARNED, attention=ATTENTION, mask="int64[N, T] at
     return model
 
 
-@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("bits", [None, pytest.param(4, marks=pytest.mark.thorough)])
 def test_models_of_the_builder(bits):
     """GroupQueryAttention reads the lengths of rows; documents get a bias and positions of their own."""
     check_packing(zoo.language_model(bits=bits), zoo.WORDS)
@@ -60,8 +60,9 @@ def test_models_of_the_builder(bits):
         {"recompute": "layers"},
         {"lora": onnxtrain.Lora(rank=2, targets="*embed_tokens")},
     ],
-    ids=str,
+    ids=["chunk", "recompute", "lora"],
 )
+@pytest.mark.thorough
 def test_options_beside_packing(options):
     check_packing(zoo.language_model(), zoo.WORDS, **options)
 
