@@ -157,3 +157,19 @@ def test_an_adapter_to_continue_with_has_its_own_rank(files: Path, fit: Run) -> 
     assert "adapter" in fit("--lora", "2", "--lora-targets", "*", "-o", "two.onnx_adapter")
     message = "--lora 4 begins new adapters of this rank, but --lora-adapter two.onnx_adapter continues with those of"
     assert message in fit("--lora", "4", "--lora-adapter", "two.onnx_adapter")
+
+
+def test_the_table_beside_other_packages_names_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    table = PAGE.read_text().partition("## Beside TRL, PEFT and Unsloth\n")[2].partition("\n## ")[0]
+    own = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ") and "onnxtrain" not in row[:12]]
+    assert main(["fit", "--help"]) == 0
+    known = capsys.readouterr().out
+    assert main(["adapter", "--help"]) == 0
+    actions = capsys.readouterr().out
+    flags = {flag for cell in own for flag in re.findall(r"--[a-z-]+", cell)}
+    assert len(flags) >= 10
+    assert not {flag for flag in flags if not re.search(rf"{flag}\b", known)}
+    assert all(action in actions for cell in own for action in re.findall(r"`adapter (\w+)`", cell))
+    names = {name for cell in own for name in re.findall(r"`onnxtrain\.losses\.(\w+)`", cell)}
+    assert names
+    assert not {name for name in names if not hasattr(onnxtrain.losses, name)}
