@@ -153,7 +153,7 @@ LARGE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6}
         pytest.param("bert", SMALL, id="bert", marks=pytest.mark.thorough),
         pytest.param("llama", LARGE, id="llama of 20 million", marks=pytest.mark.slow),
         pytest.param("qwen2", LARGE, id="qwen2 of 20 million", marks=pytest.mark.slow),
-        pytest.param("bert", LARGE, id="bert of 20 million", marks=pytest.mark.slow),
+        pytest.param("bert", LARGE | {"num_hidden_layers": 8}, id="bert of 20 million", marks=pytest.mark.slow),
     ],
 )
 def test_the_loss_keeps_most_of_its_fall(name, own, rate, tmp_path, monkeypatch):
@@ -211,7 +211,7 @@ def test_the_loss_keeps_most_of_its_fall(name, own, rate, tmp_path, monkeypatch)
     ]
     layers = [layer for layer in layers if "lm_head" not in layer]
     learner = onnxtrain.Trainer(tmp_path / "int4.onnx", lora=Lora(targets=layers), **settings)
-    if own is LARGE:
+    if own is not SMALL:
         assert (
             sum(row.inputs * row.outputs for row in onnxtrain.adapters.adaptable_layers(tmp_path / "int4.onnx")) > 17e6
         )
