@@ -517,6 +517,8 @@ class TrainingConfig:
     """The kind and shape of targets by loss, as the data show them; ``None`` before any data."""
     weighted: bool = False
     """True where the data have one weight per example."""
+    packed: bool = False
+    """True where the data are packed rows of documents."""
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -198,6 +199,7 @@ class Loop:
         self._position = Position()
         self._prefetch = Prefetch(threaded=options.prefetch)
         self._stopping = Stopping()
+        self._tokens = 0
 
     def run(self) -> None:
         """Resume from a checkpoint if requested, and train until the last epoch.
@@ -253,8 +255,11 @@ class Loop:
         progress = self._options.progress
         progress.epoch, progress.metrics = self._position.epoch + 1, {}
         self._options.callbacks.on_epoch_begin(progress)
+        began, self._tokens = time.perf_counter(), 0
         with contextlib.closing(self._batches()) as batches:
             if self._run_steps(batches):
+                if progress.of_tokens:
+                    progress.tokens_per_second = self._tokens / max(time.perf_counter() - began, 1e-9)
                 self._end_epoch()
 
     def _run_steps(self, batches: Iterator[Batch]) -> bool:
@@ -279,6 +284,7 @@ class Loop:
             position.last_rate = rate
             progress.note_step(step=position.step, loss=loss, learning_rate=rate, batch_size=batch.total)
             progress.batch, progress.waited = batch, self._prefetch.waited
+            self._tokens += batch.tokens if progress.of_tokens else 0
             options.callbacks.on_step_end(progress)
             if options.callbacks.decide_by_step:
                 self._decide_once()
@@ -374,7 +380,8 @@ class Loop:
     def _frozen(self) -> JSON:
         """Hash of the weights that training does not change, computed before the file is overwritten."""
         file, objective = self._executor.config.model, self._executor.objective
-        return describe_weights(file, without=self._state.initializers(objective, file).keys())
+        merged = () if objective.adapted is None else objective.adapted.weights  # save() writes over them
+        return describe_weights(file, without={*self._state.own_initializers(objective), *merged})
 
     def _save(self) -> None:
         options = self._options

@@ -16,7 +16,7 @@ from onnxtrain.data.conversion import to_numpy
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import dimensions
+from onnxtrain.ir.value import DOCUMENTS, dimensions
 from onnxtrain.losses.base import ClassLoss, Forms, JointLoss, Loss, LossByExample, examples, reduced
 from onnxtrain.losses.heads import (
     HeadMetric,
@@ -39,6 +39,7 @@ from onnxtrain.weights.parameters import Initializer
 from onnxtrain.weights.stored import Stored
 from onnxtrain.weights.ties import Copy
 from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.documents import numbers_documents, separate_documents
 from onnxtrain.working_copy.training_modes import LayerCounts, Modes
 
 
@@ -241,6 +242,23 @@ class Objective:
             return self
         forms = form if isinstance(form, tuple) else (form,)
         return self.with_heads([head.with_form(self.model, own) for head, own in zip(self.heads, forms, strict=True)])
+
+    @cached_property
+    def packed(self) -> bool:
+        """True where the mask numbers the documents of packed rows."""
+        return any(value.meta.get(DOCUMENTS) for value in self.model.graph.inputs)
+
+    def packing(self, packed: bool) -> Objective:
+        """Return the objective for packed rows of documents, which takes unpacked rows, too.
+
+        Raises:
+            DataError: The model cannot keep documents apart.
+        """
+        if not packed or self.packed or not numbers_documents(self.model.graph):
+            return self
+        own = self.copy()
+        separate_documents(own.model)
+        return own
 
     def weighting(self, weighted: bool) -> Objective:
         """Return the objective with, or without, one weight per example.

@@ -38,6 +38,7 @@ from onnxtrain.weights.names import forget_traces
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies
 from onnxtrain.working_copy.adaptation import Adapted
+from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
@@ -56,6 +57,7 @@ def prepare(
     table: Sequence[Initializer] | None = None,
     ignoring: bool = True,
     differentiable: bool = False,
+    caches: bool = False,
 ) -> Objective:
     """Make the objective of a configuration: the working copy in its modes, the losses, the table of initializers.
 
@@ -66,6 +68,7 @@ def prepare(
         table: The initializers, where they have been sorted before; then their values are not read.
         ignoring: Whether labels that are ignored where present are provided for, before data tell.
         differentiable: Whether to find out that there are gradients.
+        caches: Whether KV caches stay inputs, for generating token by token.
 
     Raises:
         OptionError: An unknown loss or output, a pattern that matches nothing.
@@ -78,7 +81,9 @@ def prepare(
     model = file.training_model()
     dropped = dropped_biases(model)
     forget_traces(model)
-    remove_cache_inputs(model)
+    if not caches:
+        remove_cache_inputs(model)
+    mark_token_inputs(model)
     halves = widen(model)
     model = infer_shapes(model)
     separate_head_norms(model)

@@ -32,13 +32,14 @@ from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.advice.hints import Hint, warn_of
-from onnxtrain.training.data_adapter import DataAdapter
+from onnxtrain.training.data_adapter import DataAdapter, is_packed
 from onnxtrain.weights.masks import check_masks, set_to_zero, zeros_to_keep
 from onnxtrain.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
     from onnxtrain.metrics.base import MetricInput
     from onnxtrain.text.comparison_data import Comparisons
+    from onnxtrain.text.generation import TextGenerator
     from onnxtrain.training.inference.evaluation import Evaluator
 
 Source = Any
@@ -64,7 +65,7 @@ class TrainedModel:
     ) -> None:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
-            objective = prepare(config, ignoring=False, differentiable=True)
+            objective = prepare(config, ignoring=False, differentiable=True).packing(config.packed)
         if config.masks.keep:
             config = dataclasses.replace(config, masks=zeros_to_keep(objective.own_weights, config.model.value))
         check_masks(config.masks, objective.shapes, objective.optimizers(config))
@@ -78,7 +79,7 @@ class TrainedModel:
         self._rate = LearningRate(config.optimizer.learning_rate)
         names = getattr(config.lora, "adapter", None)
         self._data = data or DataAdapter(read_names(config.model, names), folder=config.model.folder)
-        self._evaluators: dict[tuple[Forms | None, bool, bool], Evaluator] = {}
+        self._evaluators: dict[tuple[Forms | None, bool, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
 
     @classmethod
@@ -232,7 +233,7 @@ class TrainedModel:
         Raises:
             DataError: It cannot be read or does not fit.
         """
-        objective = self._objective
+        objective = self._objective.packing(is_packed(source))
         dataset, form, weights = self._data.open_with_targets(
             objective,
             source,
@@ -243,7 +244,7 @@ class TrainedModel:
         )
         self._warn_of_rows(dataset)
         weighted = weights is not None or (objective.targets is not None and dataset.weighted)
-        evaluator = self._evaluator(form, ema, weighted=weighted)
+        evaluator = self._evaluator(form, ema, weighted=weighted, packed=objective.packed)
         dataset = evaluator.objective.accept(dataset, weights)
         if objective.targets is None:
             self._data.learn(dataset.columns, (target,))
@@ -317,6 +318,33 @@ class TrainedModel:
         )
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
+    def _text_generator(self, tokenizer: Any, chat_template: Any) -> TextGenerator:
+        """Return what continues prompts with the current weights, with a KV cache where the file has one.
+
+        Raises:
+            DataError: The model is no language model, or the tokenizer cannot be read.
+            OptionError: The model is in memory, and no tokenizer is given.
+        """
+        from onnxtrain.text.generation import CachedModel, TextGenerator, WholeModel
+        from onnxtrain.training.inference.evaluation import Evaluator
+        from onnxtrain.working_copy.kv_cache import cache_outputs, head_size
+
+        found = self._data.folder if tokenizer is None else tokenizer
+        if found is None:
+            raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
+        config, own = self.config, self._objective
+        caches = cache_outputs(config.model.training_model().graph)
+        if caches:
+            objective = prepare(config, modes=Modes(), copies=own.copies, table=own.table, caches=True)
+            sizes = {name: size for name in caches if (size := head_size(objective.model.graph, name)) is not None}
+            if sizes.keys() == caches.keys():
+                scores = str(objective.prediction.name)
+                run = Evaluator(objective, self._states, config.runtime).runner([scores, *caches.values()])
+                return TextGenerator(CachedModel(objective.inputs, run, scores, caches, sizes), found, chat_template)
+        evaluator = self._evaluator(own.form, ema=False)
+        scores = str(evaluator.objective.prediction.name)
+        return TextGenerator(WholeModel(own.inputs, evaluator.runner([scores]), scores), found, chat_template)
+
     @checks_arguments
     def predict_proba(
         self, data: Source, *, target: str | None = None, batch_size: int = 256, ema: bool = False
@@ -371,9 +399,10 @@ class TrainedModel:
         }
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
 
-    def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False) -> Evaluator:
+    def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False, packed: bool = False) -> Evaluator:
         self._state.check_averages(ema)
-        key = form, ema, weighted
+        packed = packed or self.config.packed
+        key = form, ema, weighted, packed
         if key not in self._evaluators:
             from onnxtrain.training.inference.evaluation import Evaluator  # a step does not need it
 
@@ -383,7 +412,7 @@ class TrainedModel:
                 if objective.modes.training or (config.lora is not None and config.lora.drops):
                     self._in_inference = prepare(config, modes=Modes(), copies=objective.copies, table=objective.table)
             self._evaluators[key] = Evaluator(
-                self._in_inference.with_form(form).weighting(weighted),
+                self._in_inference.packing(packed).with_form(form).weighting(weighted),
                 self._states,
                 self.config.runtime,
                 self._state.averages if ema else None,

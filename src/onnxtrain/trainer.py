@@ -37,6 +37,7 @@ from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.trained_model import Source, TrainedModel
 from onnxtrain.training.advice.hints import Hint, warn_of
+from onnxtrain.training.data_adapter import is_packed
 from onnxtrain.weights.ema import EMA
 from onnxtrain.weights.groups import Group
 from onnxtrain.weights.masks import Masks, check_masks, set_to_zero, zeros_to_keep
@@ -190,14 +191,15 @@ class Trainer(TrainedModel):
         The model and the trainable parameters stay the same.
         """
         if config != self.config:
-            objective = self._objective.with_form(config.form).weighting(config.weighted)
+            objective = self._objective.packing(config.packed).with_form(config.form).weighting(config.weighted)
             self._executor.change(objective, config)
 
     def _use(self, objective: Objective) -> None:
         """Switch the steps to the targets and weights of an objective."""
         if objective is not self._objective:
             form = self.config.form if objective.form == self._objective.form else objective.form
-            self._change(dataclasses.replace(self.config, form=form, weighted=objective.weights is not None))
+            weighted, packed = objective.weights is not None, objective.packed
+            self._change(dataclasses.replace(self.config, form=form, weighted=weighted, packed=packed))
 
     @property
     def learning_rate(self) -> float:
@@ -342,7 +344,7 @@ class Trainer(TrainedModel):
             checkpoint_every: Steps between checkpoints; by default one per epoch.
             keep: How many checkpoints to keep.
             save_best: A metric such as ``"val_accuracy"``: the model of its best epoch is in ``best.onnx`` in
-                the folder of the checkpoints.
+                the folder of the checkpoints; with ``lora`` its adapter in ``best.onnx_adapter``.
             resume: Go on from the newest checkpoint of the folder, or from the one of this path, bit for bit as if
                 never stopped. Everything that changes numbers must be as it was: settings, schedule, the model, and the
                 data, of which hashes are compared. (Of a function only its name is, and of an iterable of batches
@@ -386,7 +388,7 @@ class Trainer(TrainedModel):
         checkpoints = Checkpoints.of(
             checkpoint, every=checkpoint_every, keep=keep, resume=resume, change=change, save_best=save_best
         )
-        best = None if save_best is None or checkpoint is None else os.path.join(checkpoint, "best.onnx")
+        best = None if save_best is None or checkpoint is None else os.path.join(checkpoint, self._best_name)
         if best is not None and os.path.isdir(os.path.dirname(best)):
             self._file.check_writable(best)
         folder = None if run is None else _run_folder(run, resume=checkpoints.resume)
@@ -439,6 +441,11 @@ class Trainer(TrainedModel):
         if folder is not None:
             folder.finish(self, ema=ema)
         return history
+
+    @property
+    def _best_name(self) -> str:
+        """Name of the file of the best epoch: the adapter where there is one, since weights may be quantized."""
+        return "best.onnx" if self.config.lora is None else "best.onnx_adapter"
 
     def _take_names(self, checkpoints: Checkpoints) -> None:
         """Read data by the names that columns and classes had when the checkpoint was written."""
@@ -503,8 +510,9 @@ class Trainer(TrainedModel):
         Raises:
             DataError: The data cannot be read or do not fit.
         """
+        objective = self._objective.packing(is_packed(source))
         dataset, form, weights = self._data.open_with_targets(
-            self._objective,
+            objective,
             source,
             target=target,
             sample_weight=sample_weight,
@@ -512,7 +520,7 @@ class Trainer(TrainedModel):
             reference=self._reference,
         )
         self._warn_of_rows(dataset)
-        self._use(self._objective.with_form(form).weighting(weights is not None))
+        self._use(objective.with_form(form).weighting(weights is not None))
         dataset = self._objective.accept(dataset, weights)
         named = weights if isinstance(weights, str) else None
         self._data.learn(dataset.columns, (target, named))

@@ -3,11 +3,12 @@
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 import onnxtrain
 from onnxtrain import Lora
-from onnxtrain.adapters import add_weighted, convert_adapter, describe_adapter, merge_adapter
+from onnxtrain.adapters import add_slots, add_weighted, convert_adapter, describe_adapter, merge_adapter
 from onnxtrain.adapters.files import element_types, read_adapter, write_adapter
 from onnxtrain.errors import ModelError, OptionError
 from zoo.decoder import decoder
@@ -202,3 +203,25 @@ def test_different_heads_have_no_sum(tmp_path, form, with_model):
     terms = [(path, 1) for path in paths]
     with pytest.raises(OptionError, match=r"different values of 'layer3\.bias', which was trained in full beside"):
         add_weighted(terms, tmp_path / f"sum{form}", model=model if with_model else None)
+
+
+def test_a_sum_is_trained_merged_and_run_like_any_adapter(pair, tmp_path):
+    model, *paths = pair
+    both = tmp_path / "both.onnx_adapter"
+    add_weighted(list(zip(paths, (0.5, -2), strict=True)), both, model=model)
+    x = np.random.default_rng(0).integers(0, 13, (2, 5))
+    learner = onnxtrain.Trainer(
+        model, loss="softmax_cross_entropy", optimizer=onnxtrain.SGD(0.1), lora=Lora(adapter=both)
+    )
+    expected = learner.predict(x)
+    merge_adapter(model, both, tmp_path / "merged.onnx")
+    np.testing.assert_allclose(onnxtrain.predict(tmp_path / "merged.onnx", x), expected, atol=1e-4)
+    add_slots(model, tmp_path / "slots.onnx", adapter=both)
+    loaded, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
+    loaded.Load(str(both))
+    options.add_active_adapter(loaded)
+    session = onnxruntime.InferenceSession(tmp_path / "slots.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: x}, options)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    losses = [learner.train_step(x, x) for _ in range(4)]
+    assert losses[-1] < losses[0]

@@ -139,7 +139,7 @@ def test_pissa_begins_as_the_model_is_with_its_principal_part_in_the_adapter(tmp
     for path in (tmp_path / "tuned.onnx_adapter", tmp_path / "tuned", convert_adapter_back):
         found = describe_adapter(path)
         assert (found["rank"], found["alpha"], found["layers"][0]["scale"]) == (8, 16, 2)
-        np.testing.assert_allclose(trainer(model, adapter=path).predict(x), expected, atol=1e-5)
+        np.testing.assert_allclose(trainer(model, rank=8, adapter=path).predict(x), expected, atol=1e-5)
     learner.save(tmp_path / "merged.onnx")
     merged = onnxtrain.Trainer(tmp_path / "merged.onnx", loss="softmax_cross_entropy").predict(x)
     np.testing.assert_allclose(merged, expected, atol=1e-5)

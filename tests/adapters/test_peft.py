@@ -137,16 +137,17 @@ def test_losses_are_those_of_peft_by_adamw(exported, data, tmp_path):
     assert max(abs(a - b) for a, b in zip(got, expected, strict=True)) < 1e-5
 
 
-@pytest.mark.parametrize("dora", [False, True])
-def test_peft_computes_what_was_trained_here(exported, data, tmp_path, dora):
+@pytest.mark.parametrize(("dora", "more"), [(False, []), (True, []), (False, ["*.embed_tokens"])])
+def test_peft_computes_what_was_trained_here(exported, data, tmp_path, dora, more):
     """The adapted model, PEFT on its folder, and the merged model within 1e-5 of one another."""
-    lora = Lora(rank=4, alpha=8, targets=["*.{q,v}_proj", "*.down_proj"], dora=dora)
+    lora = Lora(rank=4, alpha=8, targets=["*.{q,v}_proj", "*.down_proj", *more], dora=dora)
     learner = onnxtrain.Trainer(exported, loss="softmax_cross_entropy", optimizer=onnxtrain.AdamW(1e-2), lora=lora)
     for _ in range(5):
         learner.train_step(data[0].numpy(), data[1].numpy())
     learner.save(tmp_path / "tuned")
     expected = learner.predict(data[0].numpy())
     names = {name.removeprefix("inner.") for name in read(tmp_path / "tuned")}
+    assert bool(more) == any(name.endswith(".embed_tokens.lora_embedding_A") for name in names)
     assert "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight" in {
         name.replace("base_model.model.inner.", "base_model.model.") for name in names
     }

@@ -132,10 +132,9 @@ def test_the_base_stays_as_it_is_and_runs_with_slots(base, tmp_path):
 
 def test_merging_is_refused_or_says_what_it_costs(base, tmp_path):
     model, dense = base
-    x, y = data()
     learner = trainer(model)
-    for _ in range(5):
-        learner.train_step(x, y)
+    for name, value in learner.parameters.items():
+        learner.parameters[name] = np.random.default_rng(1).standard_normal(value.shape).astype(np.float32)
     with pytest.raises(OptionError, match=r"is quantized to [48] bits, which its adapter does not fit into: save the"):
         learner.save(tmp_path / "merged.onnx")
     learner.save(tmp_path / "tuned.onnx_adapter")
@@ -212,3 +211,25 @@ def test_bases_of_16_bits(tmp_path):
     np.testing.assert_allclose(got, learner.predict(x), atol=2e-2)
     learner.save(tmp_path / "merged.onnx")
     np.testing.assert_allclose(run(tmp_path / "merged.onnx", x), learner.predict(x), atol=5e-2)
+
+
+def test_a_training_beside_quantized_weights_resumes(base, tmp_path):
+    """With the same bits; the best epoch is kept as an adapter, since the weights cannot hold it."""
+    model, _ = base
+    settings = {"batch_size": 4, "progress": False, "validation": data(), "save_best": "val_loss"}
+
+    def trained(folder, *, epochs, resume=False):
+        learner = trainer(model, dropout=0.1)
+        learner.fit(*data(), epochs=epochs, checkpoint=tmp_path / folder, resume=resume, **settings)
+        return learner
+
+    whole = trained("whole", epochs=3)
+    trained("parts", epochs=1)
+    again = trainer(model, dropout=0.1)
+    again.fit(*data(), epochs=3, checkpoint=tmp_path / "parts", resume=True, change="epochs", **settings)
+    for name, value in whole.parameters.items():
+        assert np.array_equal(again.parameters[name], value)
+    best = [tmp_path / folder / "best.onnx_adapter" for folder in ("whole", "parts")]
+    assert best[0].read_bytes() == best[1].read_bytes()
+    losses = onnxtrain.Trainer(model, loss="mean_squared_error", lora=Lora(adapter=best[0])).evaluate(*data())
+    assert losses["loss"] <= whole.evaluate(*data())["loss"] * (1 + 1e-5)

@@ -241,7 +241,9 @@ def test_packed_rows(tmp_path):
     assert batch.inputs["input_ids"].shape[1] == 128
     assert len(batch.inputs["input_ids"]) < 6
     assert (batch.targets >= 0).sum() == sum(sum(one >= 0 for one in labels) for _, labels in rows)
-    with pytest.raises(DataError, match=r"the mask 'attention_mask' has shape .* export the model with a mask of four"):
+    with pytest.raises(
+        DataError, match=r"the mask 'attention_mask' has shape .* fit and evaluate take packed sequences"
+    ):
         open_dataset(ChatData(ROWS, folder, pack=64), SPECS)
 
 
@@ -310,14 +312,14 @@ WRONG = {
     '{"messages": [{"content": "a"}]}': r"message 1 of messages of line 1 of '.*' has no role",
     '{"messages": [{"role": "user"}]}': r"message 1 of messages of line 1 of '.*' has no content",
     '{"prompt": "a"}': r"line 1 of '.*' holds 'prompt'; a row needs messages, prompt and completion",
-    '{"prompt": "a", "completion": 3}': r"prompt of line 1 of '.*' is a str; it needs a list of messages",
-    '{"instruction": 1, "output": "b"}': r"instruction of line 1 of '.*' is a int; it needs a text",
-    "[1]": r"line 1 of '.*' holds a list; a row needs messages",
+    '{"prompt": "a", "completion": 3}': r"prompt of line 1 of '.*' is a text; it needs a list of messages",
+    '{"instruction": 1, "output": "b"}': r"instruction of line 1 of '.*' is a number; it needs a text",
+    "[1]": r"line 1 of '.*' is a list; a row needs messages",
     "{": r"line 1 of '.*' is not JSON",
     "": r"'.*' has nothing to learn: there are no rows",
     '{"messages": [{"role": "assistant", "content": "a"}]}': r"line 1 of '.*' cannot be rendered: the first message is",
     '{"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": 3}': r"chat_template_kwargs of line 1",
-    '{"messages": [{"role": "user", "content": 5}]}': r"content of message 1 of messages .* is a int; it needs",
+    '{"messages": [{"role": "user", "content": 5}]}': r"content of message 1 of messages .* is a number; it needs",
     '{"messages": [{"role": "user", "content": [5]}]}': r"line 1 of '.*' cannot be rendered: .*concatenate",
     '{"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}': (
         "none of the 1 rows has an answer, which is a message of the role 'assistant', a completion"
@@ -373,7 +375,7 @@ def test_wrong_options(tmp_path):
     (tmp_path / "d.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match=r"has the columns a, b; rows of texts need prompt and completion"):
         read(tmp_path / "d.csv", tokenizer=folder)
-    with pytest.raises(DataError, match=r"the data is a int; it needs a path, a dataset, or a list of rows"):
+    with pytest.raises(DataError, match=r"the data is a number; it needs a path, a dataset, or a list of rows"):
         read(3, tokenizer=folder)
 
 

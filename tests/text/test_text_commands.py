@@ -101,7 +101,7 @@ def test_tables_and_lines(files: Path, fit: Run) -> None:
 
 
 def test_packing(files: Path, fit: Run) -> None:
-    assert "refused: error: packed sequences: the mask 'attention_mask' has shape" in fit("--pack", "64")
+    assert "refused: error: packed sequences: the model has no attention with scores" in fit("--pack", "64")
     language_model(files / "folder" / "model.onnx", inputs="input_ids, int64[N, T] position_ids")
     assert "4 steps" in fit("--pack", "80", "--batch-size", "4")
 
@@ -126,7 +126,7 @@ def test_settings_for_chats_are_refused_for_arrays(files: Path, fit: Run) -> Non
 
 def test_a_tokenizer_of_another_model(files: Path, fit: Run) -> None:
     language_model(files / "folder" / "model.onnx", vocabulary=100)
-    assert re.search(r"has label \d+ .* 0 to 99 \(100 tokens in the vocabulary of the model\) or -100", fit())
+    assert re.search(r"has the value \d+ at example .* in a table of 100 rows: values must be 0 to 99", fit())
 
 
 def test_the_help_names_the_loss_of_texts(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,3 +144,32 @@ def test_a_folder_names_its_model(files: Path, fit: Run) -> None:
         json.dumps({"model": {"decoder": {"filename": "../chat.jsonl"}}})
     )
     assert "'folder' is a folder; give the model file in it" in fit()
+
+
+def test_samples_while_training(fit: Run) -> None:
+    shown = fit("--sample", "And a smile?", "--sample-every", "2", "--sample-tokens", "3", "--batch-size", "4")
+    assert re.findall(r"^step (\d+): And a smile\? -> ", shown, re.MULTILINE) == ["2", "4", "5"]
+    assert "--sample-every is for samples of text; give a prompt" in fit("--sample-every", "2")
+    assert "every of Samples is 0; it needs an integer" in fit("--sample", "a", "--sample-every", "0")
+
+
+def test_an_adapter_to_continue_with_has_its_own_rank(files: Path, fit: Run) -> None:
+    assert "adapter" in fit("--lora", "2", "--lora-targets", "*", "-o", "two.onnx_adapter")
+    message = "--lora 4 begins new adapters of this rank, but --lora-adapter two.onnx_adapter continues with those of"
+    assert message in fit("--lora", "4", "--lora-adapter", "two.onnx_adapter")
+
+
+def test_the_table_beside_other_packages_names_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    table = PAGE.read_text().partition("## Beside TRL, PEFT and Unsloth\n")[2].partition("\n## ")[0]
+    own = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ") and "onnxtrain" not in row[:12]]
+    assert main(["fit", "--help"]) == 0
+    known = capsys.readouterr().out
+    assert main(["adapter", "--help"]) == 0
+    actions = capsys.readouterr().out
+    flags = {flag for cell in own for flag in re.findall(r"--[a-z-]+", cell)}
+    assert len(flags) >= 10
+    assert not {flag for flag in flags if not re.search(rf"{flag}\b", known)}
+    assert all(action in actions for cell in own for action in re.findall(r"`adapter (\w+)`", cell))
+    names = {name for cell in own for name in re.findall(r"`onnxtrain\.losses\.(\w+)`", cell)}
+    assert names
+    assert not {name for name in names if not hasattr(onnxtrain.losses, name)}

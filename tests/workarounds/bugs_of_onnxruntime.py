@@ -62,6 +62,25 @@ def statistics_on_cuda() -> bool:
     return False
 
 
+@shows("rows of two bits")
+def rows_of_two_bits() -> bool:
+    integers = np.random.default_rng(0).integers(-2, 2, (64, 30))
+    weight = onnx.helper.make_tensor("w", TensorProto.INT2, [64, 30], integers.flatten().tolist())
+    product = model(
+        "g (float[3, 64] x) => (float[3, 30] y) <float s = {1}> { d = DequantizeLinear(w, s)  y = MatMul(x, d) }", 25
+    )
+    product.graph.initializer.append(weight)
+    x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    assert sessions.mixed_two_bits(ir.from_proto(product).graph) == ["w"]
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_quant_qdq", "1")  # as the hint says
+    told = onnxruntime.InferenceSession(product.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    avoided = session(product, disabled_optimizers=list(sessions.DISABLED_WITH_TWO_BITS))
+    for one in (told, avoided):
+        np.testing.assert_allclose(one.run(None, {"x": x})[0], x @ integers, atol=1e-4)
+    return bool(np.abs(session(product).run(None, {"x": x})[0] - x @ integers).max() > 1)
+
+
 @shows("eliminated dropout")
 def eliminated_dropout() -> bool:
     dropping = model("""g (float[100] x) => (float[100] y) <float r = {0.5}, bool t = {1}>

@@ -17,7 +17,8 @@ from onnxtrain.adapters.fitting import LayerPart, fit, gains
 from onnxtrain.adapters.full_tensors import for_peft
 from onnxtrain.adapters.layers import Layer, find_layers
 from onnxtrain.adapters.manifest import check_base, describe_base
-from onnxtrain.adapters.merging import Cost, merged_weights
+from onnxtrain.adapters.merging import MOST_LOST, Cost, is_quantized, merged_weights
+from onnxtrain.adapters.rewriting import with_adapters
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.shapes import infer_shapes
@@ -79,6 +80,9 @@ def adaptable_layers(model: Model) -> list[AdaptableLayer]:
 def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, requantize: bool = False) -> list[Cost]:
     """Merge an adapter into the weights of a model and write the model; only these weights change.
 
+    Where quantizing again would lose more than half of an adapter's change, the layer keeps its weight, and the adapter
+    becomes initializers and nodes beside it.
+
     Args:
         model: A path or a loaded model; it is not changed.
         adapter: An ``.onnx_adapter`` file or a PEFT folder.
@@ -87,7 +91,7 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
             rounds off a part of the adapter; without it quantized weights are refused.
 
     Returns:
-        The rounding error of each requantized layer.
+        The rounding error of each requantized layer, and whether its adapter stays beside it.
 
     Raises:
         ModelError: A file cannot be read or written, or the adapter belongs to another model.
@@ -95,11 +99,19 @@ def merge_adapter(model: Model, adapter: AdapterPath, output: AdapterPath, *, re
     """
     file = ModelFile.load(model)
     found, layer_parts, _ = fitted(file, adapter)
-    costs: dict[str, Cost] = {}
     adapted = [(*layer_part, entry) for layer_part, entry in zip(layer_parts, found.entries.values(), strict=True)]
-    file.save(output, merged_weights(adapted, requantize=requantize, costs=costs) | found.tensors)
+    costs: dict[str, Cost] = {}
+    made = merged_weights(adapted, requantize=requantize, costs=costs)
+    beside = set[str]()
+    if requantize:
+        for layer in {id(layer): layer for layer, _, _ in adapted if is_quantized(layer)}.values():
+            made[str(layer.weight.name)]
+        beside = {cost.layer for cost in costs.values() if cost.lost > MOST_LOST}
+        made = merged_weights([one for one in adapted if one[0].name not in beside], requantize=True)
+    target = with_adapters(file, found.entries, beside) if beside else file
+    target.save(output, made | found.tensors)
     write_names(Path(output), read_names(file, adapter))
-    return [*costs.values()]
+    return [Cost(cost.layer, 0.0, beside=True) if cost.layer in beside else cost for cost in costs.values()]
 
 
 @checks_arguments

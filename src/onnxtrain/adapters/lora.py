@@ -33,6 +33,9 @@ from onnxtrain.weights.readers import is_statistic, read_through_identity
 from onnxtrain.working_copy.adaptation import Adaptation
 from onnxtrain.working_copy.training_modes import seed_of_node
 
+_RANK = 8
+"""The default rank."""
+
 _APART = 1 << 20
 """Offset of the dropout seeds of adapters, beyond the seeds of the model's own layers."""
 
@@ -89,7 +92,7 @@ class Lora(Adaptation):
         "PiSSA", 2024. Y. Li et al., "LoftQ", 2023.
     """
 
-    rank: int = 8
+    rank: int = _RANK
     alpha: float = 16
     targets: str | Sequence[str] = AUTO
     dropout: float = 0.0
@@ -233,6 +236,12 @@ class Lora(Adaptation):
             return None
         adapter, layer_parts = fit(read_adapter(self.adapter), graph, layers, str(self.adapter))
         check_base(adapter.base, file, [layer for layer, _ in layer_parts], str(self.adapter))
+        ranks = {entry.rank for entry in adapter.entries.values()}
+        if self.rank not in (_RANK, *ranks) and not adapter.folded:  # there it is the scale of the adapter
+            raise OptionError(
+                f"rank of Lora is {self.rank}, but the adapter {str(self.adapter)!r} has rank "
+                f"{' and '.join(map(str, sorted(ranks)))}, which continues; leave rank out."
+            )
         return unfolded(adapter, self.scale), layer_parts
 
     def _first(

@@ -26,11 +26,14 @@ class Cost:
 
     Attributes:
         layer: Its name.
-        lost: ‖exact merged weight - stored merged weight‖ / ‖exact merged weight - weight before‖.
+        lost: ‖exact merged weight - stored merged weight‖ / ‖exact merged weight - weight before‖; 0 where the adapter
+            stays beside the weight.
+        beside: True where the adapter stays beside the weight, since more than half of its change would be lost.
     """
 
     layer: str
     lost: float
+    beside: bool = False
 
     @property
     def is_high(self) -> bool:
@@ -39,6 +42,9 @@ class Cost:
 
 
 _HIGH = 0.1
+
+MOST_LOST = 0.5
+"""Share of an adapter's change from which it stays beside the weight: docs/adapters.md has what the loss keeps."""
 
 
 def merged_weights(

@@ -14,14 +14,13 @@ from onnxtrain.adapters.adapter import Adapter
 from onnxtrain.adapters.emit import Emitter, Pair
 from onnxtrain.adapters.files import GAIN, A, B, read_adapter
 from onnxtrain.adapters.fitting import chosen_layers, fit, name_of
-from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
+from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, main_output, refuse_magnitudes
 from onnxtrain.adapters.manifest import check_base
+from onnxtrain.adapters.rewriting import rewritten
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.builder import Builder
-from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import Value
-from onnxtrain.model_file.external import set_folder
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
@@ -68,37 +67,33 @@ def add_slots(
         OptionError: ``targets`` matches no layer.
     """
     file = ModelFile.load(model)
-    working = ir.from_proto(file.whole())
-    graph = working.graph
-    set_folder(working, str(file.folder or ""))
-    declared = {value for value in _computed(graph) if value.shape is not None}
-    infer_shapes(working)
-    layers = find_layers(working)
-    if adapter is None:
-        chosen = choose_layers(layers, targets, main_output(graph))
-    else:
-        given, layer_parts = fit(_checked(read_adapter(adapter), graph, str(adapter)), graph, layers, str(adapter))
-        check_base(given.base, file, [layer for layer, _ in layer_parts], str(adapter))
-        chosen, dora = chosen_layers(layers, layer_parts, str(adapter)), given.dora
-        for name in given.tensors:
-            if graph.initializers[name] not in graph.inputs:
-                graph.inputs.append(graph.initializers[name])
-    if dora:
-        refuse_magnitudes(chosen)
-    emitter = Emitter(graph, graph.opset_imports[""])
-    names = []
-    for layer_index, layer in enumerate(chosen):
-        op = emitter.builder(layer)
-        pairs = []
-        for part_index, part in enumerate(layer.parts or (None,)):
-            name = name_of(layer, part)
-            pairs.append(_slot(op, layer, part, name, f"{RANK}_{layer_index}_{part_index}", dora=dora))
-            names.append(name)
-        emitter.add(op, layer, pairs)
-    for value in _computed(graph):
-        if value not in declared and not value.is_graph_output():
-            value.type = value.shape = None  # the file declares only what the model declared
-    file.changed(ir.to_proto(working)).save(output, {})
+    names: list[str] = []
+
+    def edit(working: ir.Model, layers: list[Layer]) -> None:
+        graph, magnitudes = working.graph, dora
+        if adapter is None:
+            chosen = choose_layers(layers, targets, main_output(graph))
+        else:
+            checked = _checked(read_adapter(adapter), graph, str(adapter))
+            given, layer_parts = fit(checked, graph, layers, str(adapter))
+            check_base(given.base, file, [layer for layer, _ in layer_parts], str(adapter))
+            chosen, magnitudes = chosen_layers(layers, layer_parts, str(adapter)), given.dora
+            for name in given.tensors:
+                if graph.initializers[name] not in graph.inputs:
+                    graph.inputs.append(graph.initializers[name])
+        if magnitudes:
+            refuse_magnitudes(chosen)
+        emitter = Emitter(graph, graph.opset_imports[""])
+        for layer_index, layer in enumerate(chosen):
+            op = emitter.builder(layer)
+            pairs = []
+            for part_index, part in enumerate(layer.parts or (None,)):
+                name, rank = name_of(layer, part), f"{RANK}_{layer_index}_{part_index}"
+                pairs.append(_slot(op, layer, part, name, rank, dora=magnitudes))
+                names.append(name)
+            emitter.add(op, layer, pairs)
+
+    rewritten(file, edit).save(output, {})
     write_names(Path(output), read_names(file))
     return names
 
@@ -116,10 +111,6 @@ def _checked(adapter: Adapter, graph: ir.Graph, label: str) -> Adapter:
                 "cannot become an input; merge the adapter into the model instead (merge_adapter)."
             )
     return adapter
-
-
-def _computed(graph: ir.Graph) -> list[ir.Value]:
-    return [value for node in graph for value in node.outputs]
 
 
 def _slot(op: Builder, layer: Layer, part: Part | None, name: str, rank: str, *, dora: bool) -> Pair:

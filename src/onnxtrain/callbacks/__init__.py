@@ -6,6 +6,7 @@ from onnxtrain.callbacks.base import Callback, CallbackList, TrainingState
 from onnxtrain.callbacks.history import History
 from onnxtrain.callbacks.loggers import CsvLogger, JsonLinesLogger, MLflowLogger, TensorBoardLogger, WandbLogger
 from onnxtrain.callbacks.progress import Progress
+from onnxtrain.callbacks.samples import Samples
 from onnxtrain.callbacks.watching import EarlyStopping, ReduceOnPlateau, SaveBest, Watch
 from onnxtrain.public_names import public_names
 
@@ -19,6 +20,7 @@ __all__ = [
     "MLflowLogger",
     "Progress",
     "ReduceOnPlateau",
+    "Samples",
     "SaveBest",
     "TensorBoardLogger",
     "TrainingState",

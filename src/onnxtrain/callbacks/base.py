@@ -27,6 +27,8 @@ class TrainingState:
         waited: Seconds spent waiting for data since this training, or its resumption, began.
         data: Name of the data for messages.
         of_tokens: True if examples are rows of tokens.
+        tokens_per_second: Tokens of the epoch's steps per second, at its end; None where examples are not rows of
+            tokens.
         batch: The examples of the last step, a :class:`~onnxtrain.data.Batch`; None before the first step.
         metrics: Metrics of the epoch by name, at its end; empty before.
         epochs: Number of planned epochs; None when not known.
@@ -54,6 +56,7 @@ class TrainingState:
     waited: float = 0.0
     data: str = "the data"
     of_tokens: bool = False
+    tokens_per_second: float | None = None
     batch: Any = field(default=None, repr=False, compare=False)
     weights: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     averages: MutableMapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)

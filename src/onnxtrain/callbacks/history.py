@@ -20,7 +20,7 @@ from onnxtrain.report.history_charts import measured, side_by_side
 
 
 class History(Callback):
-    """One row per epoch: epoch (from 1), step, loss, learning rate and all metrics.
+    """One row per epoch: epoch (from 1), step, loss, learning rate, all metrics, and for texts tokens per second.
 
     Attributes:
         rows: One mapping per epoch, oldest first.
@@ -72,6 +72,8 @@ class History(Callback):
 def row_of(state: TrainingState) -> dict[str, float]:
     """Return the values of an epoch by name."""
     values = {"loss": state.loss, "learning_rate": state.rate_of_last_step, **state.metrics}
+    if state.tokens_per_second is not None:
+        values["tokens_per_second"] = state.tokens_per_second
     measured = {name: float(value) for name, value in values.items()}
     return MetricValues({"epoch": state.epoch, "step": state.step, **measured})
 

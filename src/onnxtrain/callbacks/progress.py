@@ -298,6 +298,10 @@ class Progress(Callback):
         self._show(lambda: self._display.end(", ".join(parts) + stopped + "."))
         self.close()
 
+    def note(self, text: str) -> None:
+        """Show a further line."""
+        self._show(lambda: self._display.note(text))
+
     def note_waiting(self) -> None:
         """Show the time spent waiting for data."""
         self._show(lambda: self._display.note(self.waiting))

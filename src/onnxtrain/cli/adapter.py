@@ -230,7 +230,14 @@ def _run(
             "or run the model with slots"
         )
         lost = {"lost": {cost.layer: cost.lost for cost in costs}} if costs else {}
-        return lost | ({"warning": advice} if high else {})
+        beside = [cost.layer for cost in costs if cost.beside]
+        kept = {"beside": beside} if beside else {}
+        if beside:
+            kept["note"] = [
+                f"{len(beside)} of {len(costs)} layers keep their adapter beside the weight, which could not hold half "
+                "of its change"
+            ]
+        return lost | kept | ({"warning": advice} if high else {})
     convert_adapter(model, adapter, output, base_model=base_model)
     return {}
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from onnxtrain.callbacks import Callback
+    from onnxtrain.callbacks.progress import Progress as ProgressCallback
     from onnxtrain.trainer import Trainer
     from onnxtrain.training.run_folder import RunFolder
 
@@ -115,7 +116,8 @@ class LoopFlags:
         str | None,
         Parameter(
             metavar="METRIC",
-            help="Keep the best epoch's model by this metric, val_accuracy, as best.onnx there.",
+            help="Keep the best epoch's model by this metric, val_accuracy, as best.onnx there, or with --lora its "
+            "adapter as best.onnx_adapter.",
         ),
     ] = None
     resume: Annotated[
@@ -159,6 +161,44 @@ class Results:
             "not given.",
         ),
     ] = None
+
+
+@Parameter(name="*", group=RESULTS)
+@dataclass(frozen=True)
+class SampleFlags:
+    """Samples of what a language model answers while it is trained."""
+
+    sample: Annotated[
+        list[str] | None,
+        Parameter(negative=(), metavar="PROMPT", help="Show what a language model answers to this. May be repeated."),
+    ] = None
+    sample_every: Annotated[
+        int | None, Parameter(metavar="STEPS", help="Steps between these samples.  [default: an epoch]")
+    ] = None
+    sample_tokens: Annotated[int, Parameter(help="Maximum tokens of a sample.")] = 64
+
+    def build(self, reading: ReaderFlags, shown: ProgressCallback) -> list[Callback]:
+        """Return the callback that shows the samples, if any.
+
+        Raises:
+            OptionError: A setting is given without a prompt, or is not accepted.
+        """
+        if not self.sample:
+            if self.sample_every is not None:
+                raise OptionError("--sample-every is for samples of text; give a prompt: --sample 'Who are you?'.")
+            return []
+        from onnxtrain.callbacks.samples import Samples
+
+        return [
+            Samples(
+                self.sample,
+                every=self.sample_every,
+                tokens=self.sample_tokens,
+                tokenizer=reading.tokenizer,
+                chat_template=reading.chat_template,
+                show=shown.note,
+            )
+        ]
 
 
 @Parameter(name="*", group=RESULTS)
@@ -243,6 +283,7 @@ def command(
     settings: OptimizerSettings = OptimizerSettings(),  # noqa: B008 - frozen
     loop: LoopFlags = LoopFlags(),
     results: Results = Results(),
+    samples: SampleFlags = SampleFlags(),
     loggers: LoggerFlags = LoggerFlags(),
     threads: flags.Threads = None,
     provider: flags.Provider = None,
@@ -332,7 +373,7 @@ def command(
             schedule=loop.schedule,
             metrics=metrics or (),
             shuffle=loop.shuffle,
-            callbacks=[shown, *_early_stopping(loop), *logs],
+            callbacks=[shown, *_early_stopping(loop), *samples.build(reading, shown), *logs],
             checkpoint=loop.checkpoint,
             checkpoint_every=loop.checkpoint_every,
             keep=loop.keep,
@@ -418,7 +459,7 @@ def _check_paths(
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             raise OptionError(f"--checkpoint is {loop.checkpoint!r}, but {str(existing)!r} is a file, no folder.")
-        check_writable(existing / "checkpoint")
+        check_writable(existing / "checkpoint-0.safetensors")
     if results.history is not None and results.history.suffix not in (".json", ".csv"):
         raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
     if loop.save_best is not None and not loop.checkpoint:

@@ -499,6 +499,11 @@ class LoraFlags:
             return None
         from onnxtrain.adapters.lora import Lora
 
+        if self.lora is not None and self.lora_adapter is not None:
+            raise OptionError(
+                f"--lora {self.lora} begins new adapters of this rank, but --lora-adapter {self.lora_adapter} "
+                "continues with those of a file and their ranks; leave one of the two out."
+            )
         if self.lora is not None:
             settings["rank"] = self.lora
         return Lora(**settings, dora=self.dora, rslora=self.rslora)

@@ -97,7 +97,7 @@ def measured(rows: list[dict[str, float]]) -> Table:
     """Return the table of metrics in the last epoch and in the best one."""
     table = terminal.table("", "last epoch", "best", "in epoch", right=("last epoch", "best", "in epoch"))
     for name in rows[-1]:
-        if name in ("epoch", "step", "learning_rate"):
+        if name in ("epoch", "step", "learning_rate", "tokens_per_second"):  # the time says the last one
             continue
         values = [row.get(name, math.nan) for row in rows]
         known = [(value, index) for index, value in enumerate(values) if not math.isnan(value)]

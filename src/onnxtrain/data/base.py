@@ -14,6 +14,7 @@ from onnxtrain.data.conversion import (
     DeferredArray,
     TensorSpec,
     check_finite,
+    check_indices,
     check_right_padded,
     check_shape,
     check_symbols,
@@ -50,7 +51,7 @@ class Batch(NamedTuple):
     def tokens(self) -> int:
         """Tokens in all parts of a batch of rows of tokens: those of its mask [size, tokens], else all positions."""
         masks = [array for name, array in self.inputs.items() if "mask" in name.lower() and array.ndim == 2]
-        count = int(masks[0].sum()) if masks else 0 if self.targets is None else self.targets.size
+        count = int(np.count_nonzero(masks[0])) if masks else 0 if self.targets is None else self.targets.size
         return round(count * self.total / max(self.size, 1))
 
 
@@ -243,8 +244,10 @@ class Column(NamedTuple):
             return self._replace(array=self.array.reshape(1)).converted(slice(None), [0], check=check).reshape(())
         original = self.read(rows)
         values = convert(original, self.spec.dtype, self.subject, examples)
-        if self.spec.right_padded:
-            check_right_padded(values, self.subject, examples)
+        if self.spec.right_padded or self.spec.documents:
+            check_right_padded(np.minimum(values, 1) if self.spec.documents else values, self.subject, examples)
+        if self.spec.table_rows is not None:
+            check_indices(values, self.spec.table_rows, self.subject, examples)
         if check:
             check_finite(values, self.subject, examples, original)
         return values

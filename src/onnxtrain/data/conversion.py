@@ -88,6 +88,8 @@ class TensorSpec:
         left_out: Names of further columns of tables.
         kv_caches: KV-cache inputs that were removed from the model; data may contain them, with empty arrays.
         right_padded: True for a mask whose rows must be ones followed by zeros.
+        documents: True for a mask that may number the documents of a packed row, from 1; 0 is padding on the right.
+        table_rows: Rows of the embedding table that the values are looked up in; None where they are not.
     """
 
     name: str
@@ -100,6 +102,8 @@ class TensorSpec:
     left_out: tuple[str, ...] = ()
     kv_caches: tuple[str, ...] = ()
     right_padded: bool = False
+    table_rows: int | None = None
+    documents: bool = False
 
     def describe_shape(self) -> str:
         """Format the shape for an error message, for example ``(batch, 3, 32, 32)``.
@@ -246,6 +250,21 @@ def check_right_padded(array: Array, what: str, examples: Sequence[int] | Array)
             f"{what} has a row that is not ones followed by zeros, at example {examples[first_row(wrong)]}, but the "
             "model's attention (GroupQueryAttention) reads only how many tokens a row has: pad on the right "
             "(padding_side='right')."
+        )
+
+
+def check_indices(array: Array, rows: int, what: str, examples: Sequence[int] | Array) -> None:
+    """Refuse values, such as token ids, that are no row of the model's table; ONNX counts negative ones from its end.
+
+    Raises:
+        DataError: A value is below 0 or too large.
+    """
+    wrong = (array < 0) | (array >= rows)
+    if wrong.any():
+        raise DataError(
+            f"{what} has the value {array[wrong][0]} at example {examples[first_row(np.atleast_1d(wrong))]}, but the "
+            f"model looks it up in a table of {rows} rows: values must be 0 to {rows - 1} (for tokens, the vocabulary; "
+            "another tokenizer may have written them)."
         )
 
 

@@ -133,7 +133,8 @@ def pack(
     Each sequence goes into the fullest row with enough room, the longest sequences first. Sequences that are longer
     than a row are split. The names of the model's inputs select the arrays of a row: ``position``, ``segment``,
     ``mask``, else tokens. A mask has three or four axes: True or 1 where a token attends to another; floating masks
-    have 0 there and the lowest number elsewhere. A model that reads neither positions, segments nor such a mask is
+    have 0 there and the lowest number elsewhere. A mask of two axes numbers the sequences of a row in the working copy
+    of ``fit`` and ``evaluate``, which keeps them apart. A model that reads neither positions, segments nor a mask is
     refused.
 
     Args:
@@ -176,7 +177,7 @@ class PackedExamples:
         self.hints: tuple[str, ...] = ()
         self.columns: dict[str, tuple[str, ...]] = {}
         self.declared_labels: tuple[str, ...] = ()
-        self._inputs = {spec.name: _role(spec) for spec in specs}
+        self._inputs = {spec.name: "segment_ids" if spec.documents else _role(spec) for spec in specs}
         self._formed = {spec.name: _form(spec) for spec in specs if self._inputs[spec.name] == "attention_mask"}
         roles = list(self._inputs.values())
         if roles.count("input_ids") != 1:
@@ -221,14 +222,13 @@ def _form(spec: TensorSpec) -> Callable[[Array], Array]:
     """Return a function that converts a mask [rows, 1, length, length] for an input.
 
     Raises:
-        DataError: It has two axes.
+        DataError: It has two axes; a working copy that numbers documents has another role for it.
     """
     rank = None if spec.shape is None else len(spec.shape)
     if rank not in (3, 4):
         raise DataError(
             f"packed sequences: the mask '{spec.name}' has shape {spec.describe_shape()}, which marks padding only, so "
-            "that tokens would attend to other sequences; export the model with a mask of four axes, or without a mask "
-            "and with position_ids."
+            "that tokens would attend to other sequences; fit and evaluate take packed sequences for such a model."
         )
 
     def formed(mask: Array) -> Array:

@@ -69,6 +69,16 @@ class Encoder(Protocol):
             DataError: The tokenizer fails on them.
         """
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special tokens.
+
+        Raises:
+            DataError: The tokenizer fails on them.
+        """
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token; ``None`` where there is none."""
+
 
 def _size(text: Text) -> int:
     return len(text) if isinstance(text, str) else sum(map(len, text))
@@ -151,6 +161,15 @@ class _Here:
             raise
         return [_encoded(each) for each in found]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token; ``None`` where there is none."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
 
 def _encoded(found: Any) -> Encoded:
     offsets = np.asarray(found.offsets, np.int64).reshape(-1, 2)
@@ -186,3 +205,15 @@ class _Elsewhere:
         _checked(columns[0], self._label)
         parts = np.split(columns, np.cumsum(lengths)[:-1], axis=1)
         return [Encoded(*part) for part in parts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special tokens."""
+        try:
+            return str(self._process.ask({"ids": list(ids)}, len(ids))[0])
+        except DataError as error:
+            raise DataError(f"{self._label} cannot decode the tokens: {error}") from error
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token; ``None`` where there is none."""
+        found = self._process.ask({"token": token})[0]
+        return found if isinstance(found, int) else None

@@ -7,10 +7,14 @@ from tokenizers import Tokenizer
 
 
 def start(settings: Any) -> tuple[Any, Any]:
-    """Open a tokenizer; return the ids of the given names, and the function that encodes."""
+    """Open a tokenizer; return the ids of the given names, and the function that encodes, decodes and finds ids."""
     tokenizer = Tokenizer.from_str(settings["tokenizer"])
 
-    def encode(request: Any) -> tuple[Any, bytes]:
+    def respond(request: Any) -> tuple[Any, bytes]:
+        if "ids" in request:
+            return tokenizer.decode(request["ids"], skip_special_tokens=True), b""
+        if "token" in request:
+            return tokenizer.token_to_id(request["token"]), b""
         texts = [text if isinstance(text, str) else tuple(text) for text in request["texts"]]  # or pairs of texts
         found = tokenizer.encode_batch(texts, add_special_tokens=request["special"])
         arrays = [array("I") for _ in range(4)]
@@ -20,4 +24,4 @@ def start(settings: Any) -> tuple[Any, Any]:
                 values.extend(more)
         return [len(each.ids) for each in found], b"".join(values.tobytes() for values in arrays)
 
-    return [tokenizer.token_to_id(name) for name in settings["names"]], encode
+    return [tokenizer.token_to_id(name) for name in settings["names"]], respond

@@ -179,6 +179,14 @@ RIGHT_PADDED = "onnxtrain.right_padded"
 """Metadata key of an input: true for a mask that attention reduces to the number of its ones."""
 
 
+DOCUMENTS = "onnxtrain.documents"
+"""Metadata key of an input: true for a mask that numbers the documents of a packed row."""
+
+
+TABLE_ROWS = "onnxtrain.table_rows"
+"""Metadata key of an input of token ids: the rows of the embedding table that the model looks them up in."""
+
+
 def dimensions(value: ir.Value) -> tuple[Dimension, ...] | None:
     """The shape of an onnx-ir value as a tuple; ``None`` where its rank is unknown."""
     if value.shape is None:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.ir.value import Dimension, dimensions, is_float
 
 _BY_ELEMENT = frozenset({"Identity", "Tanh", "Neg"})
 """Elementwise unary operators on logits; Tanh caps them."""
@@ -97,7 +97,7 @@ def _trace_inputs(head: LogitHead, node: ir.Node, classes: int, seen: set[ir.Val
     inputs = list(node.inputs)
     first = inputs[0]
     if node.domain == MICROSOFT_DOMAIN and node.op_type == "MatMulNBits":
-        return _start(head, first)
+        return _start(head, first, node.outputs[0], node.attributes["K"].as_int())
     if node.domain or first is None:
         return False
     if node.op_type in ("MatMul", "Gemm"):
@@ -121,7 +121,8 @@ def _trace_product(head: LogitHead, node: ir.Node, x: ir.Value) -> bool:
     if "transA" in node.attributes and node.attributes["transA"].as_int():
         return False
     widening = w.producer()
-    if not _start(head, x):
+    transposed = "transB" in node.attributes and node.attributes["transB"].as_int()
+    if not _start(head, x, node.outputs[0], (dimensions(w) or ())[1 if transposed else 0]):
         return False
     if widening is not None and widening.op_type == "Cast" and widening not in head.nodes:
         # Widen a float16 weight within the chunk, not for the whole step.
@@ -129,8 +130,20 @@ def _trace_product(head: LogitHead, node: ir.Node, x: ir.Value) -> bool:
     return True
 
 
-def _start(head: LogitHead, rows: ir.Value | None) -> bool:
-    """Add rows as an input of the head; return whether they are valid."""
+def _start(head: LogitHead, rows: ir.Value | None, product: ir.Value, columns: Dimension) -> bool:
+    """Add rows as an input of the head; return whether they are valid.
+
+    Args:
+        head: The head.
+        rows: The rows [..., K].
+        product: Their product with a matrix [K, V], which tells their shape where the model does not.
+        columns: K.
+    """
+    given = dimensions(product)
+    if rows is not None and dimensions(rows) is None and given is not None:
+        rows.shape = ir.Shape((*given[:-1], columns))
+        if rows.dtype is None and product.dtype is not None:
+            rows.dtype = product.dtype
     shape = None if rows is None else dimensions(rows)
     if rows is None or not shape or len(shape) < 2 or not isinstance(shape[-1], int) or not is_float(rows):
         return False

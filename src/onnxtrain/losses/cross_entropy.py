@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension
+from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.losses.base import ClassLoss, TargetKind, classes_second, count_of, node_rank, size_of, weighted
 from onnxtrain.losses.chunks import LogitHead, as_rows, find_head, sum_in_chunks
 from onnxtrain.metrics.base import MetricInput
@@ -84,9 +85,10 @@ class SoftmaxCrossEntropy(ClassLoss):
         producer = prediction.ir.producer()
         if producer is not None and find_head(prediction.ir) is None:
             raise OptionError(
-                f"{self.name}: chunk={self.chunk} computes the matmul that yields the logits chunk by chunk, but "
-                f"{prediction.name!r} comes from {producer.op_type}; it needs a linear layer (MatMul, Gemm, "
-                "MatMulNBits), with biases, scales and caps; leave chunk out."
+                f"{self.name}: chunk={self.chunk} computes the logits {prediction.name!r} chunk by chunk, for which "
+                f"they must come from a linear layer (MatMul, Gemm, MatMulNBits) with one matrix for all rows, perhaps "
+                f"with biases, scales and caps, of known types and shapes; they come from {producer.op_type} of "
+                f"{_operands(producer)}. Leave chunk out."
             )
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
@@ -235,6 +237,15 @@ def _by_row(op: Builder, target: Value, weights: Value | None) -> tuple[Value, V
         spread = op.Expand(op.reshape(weights, [-1] + [1] * (rank - 1)), op.shape_of(target))
         weights = op.reshape(spread, [-1])
     return op.reshape(target, [-1]), weights
+
+
+def _operands(node: ir.Node) -> str:
+    """Describe the inputs of a node with their shapes."""
+    values = [value for value in node.inputs if value is not None]
+    return ", ".join(
+        f"{value.name!r} {'of unknown shape' if value.shape is None else list(dimensions(value) or ())}"
+        for value in values
+    )
 
 
 @checks_arguments

@@ -15,7 +15,7 @@ from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
 from onnxtrain.data.target_checks import none_negative_below
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import KV_CACHES, RIGHT_PADDED, Dimension, dimensions, is_float
+from onnxtrain.ir.value import DOCUMENTS, KV_CACHES, RIGHT_PADDED, TABLE_ROWS, Dimension, dimensions, is_float
 from onnxtrain.losses.base import (
     ClassLoss,
     IgnoredWherePresent,
@@ -304,8 +304,15 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
     """
     if value.dtype is None or not value.name:
         raise OptionError(f"The input {value.name!r} has no tensor type; only tensors can be fed.")
-    caches, right_padded = value.meta.get(KV_CACHES, ()), bool(value.meta.get(RIGHT_PADDED))
-    return TensorSpec(value.name, value.dtype.numpy(), dimensions(value), kv_caches=caches, right_padded=right_padded)
+    return TensorSpec(
+        value.name,
+        value.dtype.numpy(),
+        dimensions(value),
+        kv_caches=value.meta.get(KV_CACHES, ()),
+        right_padded=bool(value.meta.get(RIGHT_PADDED)),
+        table_rows=value.meta.get(TABLE_ROWS),
+        documents=bool(value.meta.get(DOCUMENTS)),
+    )
 
 
 def wrapped(value: ir.Value, opset: int = 18) -> Value:

@@ -246,6 +246,8 @@ class ModelFile:
             data = serialised(model)
             template, embedded = with_embedded(model, Template(data), data)
             return cls(model, template, None, None if folder is None else Path(folder), embedded=embedded)
+        if not isinstance(model, str | os.PathLike):
+            raise ModelError(f"The model is a {type(model).__name__}; it needs a path or an onnx.ModelProto.")
         path = find_model(model)
         mapped, stamp = read_file(path)
         proto, template, ranges = parse_file(path, mapped)

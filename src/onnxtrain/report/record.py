@@ -97,7 +97,7 @@ class RunRecord:
     settings: str = ""
 
 
-_GROWING: Final = ("acc", "precision", "recall", "f1", "iou", "auc", "auroc", "r2", "top_")
+_GROWING: Final = ("acc", "precision", "recall", "f1", "iou", "auc", "auroc", "r2", "top_", "per_second")
 """Parts of the names of metrics for which larger values are better."""
 
 

@@ -20,9 +20,11 @@ from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.workarounds.sessions import (
     DISABLED_OPTIMIZERS,
     DISABLED_WITH_DEEP_BODIES,
+    DISABLED_WITH_TWO_BITS,
     bind_foreign,
     fetched,
     is_foreign,
+    mixed_two_bits,
     refuse_crashing_nodes,
 )
 
@@ -248,6 +250,7 @@ def create_session(model: ir.Model, options: RuntimeOptions, *, kernels: bool = 
     refuse_crashing_nodes(model.graph)
     deep = has_body_in_branches(model, 2)
     disabled = [*DISABLED_OPTIMIZERS, *_WITHOUT_GAIN, *(DISABLED_WITH_DEEP_BODIES if deep else ())]
+    disabled += DISABLED_WITH_TWO_BITS if mixed_two_bits(model.graph) else ()
     settings, providers = options.session_options(kernels=kernels), options.provider_list()
     on_cpu = name_of(providers[0]) == CPU  # others have memory of their own
     frozen = FrozenTensors(model, bind=bind and on_cpu)

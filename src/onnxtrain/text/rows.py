@@ -64,9 +64,9 @@ class Row:
         columns = given if isinstance(given, Mapping) else {}
         form = next((form for form in FORMS if all(columns.get(name) is not None for name in form)), None)
         if form is None:
-            held = ", ".join(map(repr, list(columns)[:8])) or f"a {type(given).__name__}"
+            held = f"holds {', '.join(map(repr, list(columns)[:8]))}" if columns else f"is {kind_in_words(given)}"
             raise DataError(
-                f"{label} holds {held}; a row needs messages, prompt and completion, instruction and output, or text."
+                f"{label} {held}; a row needs messages, prompt and completion, instruction and output, or text."
             )
         tools, options = columns.get("tools"), columns.get("chat_template_kwargs")
         if isinstance(tools, str):
@@ -75,9 +75,7 @@ class Row:
             except RefusedFileError as error:
                 raise DataError(f"tools of {label} are not JSON: {error}.") from error
         if options is not None and not isinstance(options, Mapping):
-            raise DataError(
-                f"chat_template_kwargs of {label} is a {type(options).__name__}; it needs names and values."
-            )
+            raise DataError(f"chat_template_kwargs of {label} is {kind_in_words(options)}; it needs names and values.")
         by_template: dict[str, Any] = {"tools": tools or None, "options": options}
         if form == ("text",):
             return cls(label, _text(columns, "text", label))
@@ -95,9 +93,17 @@ class Row:
         return cls(label, messages=prompt + completion, prompt=len(prompt), **by_template)
 
 
+_KINDS: Final = {"bool": "true or false", "int": "a number", "float": "a number", "NoneType": "null", "str": "a text"}
+
+
+def kind_in_words(value: Any) -> str:
+    """Return the kind of a JSON value in words."""
+    return _KINDS.get(type(value).__name__, f"a {type(value).__name__}")
+
+
 def _text(columns: Mapping[str, Any], name: str, label: str) -> str:
     if not isinstance(columns[name], str):
-        raise DataError(f"{name} of {label} is a {type(columns[name]).__name__}; it needs a text.")
+        raise DataError(f"{name} of {label} is {kind_in_words(columns[name])}; it needs a text.")
     return str(columns[name])
 
 
@@ -106,7 +112,7 @@ def _messages(columns: Mapping[str, Any], name: str, label: str) -> list[dict[st
     if isinstance(given, np.ndarray):
         given = given.tolist()
     if not isinstance(given, list | tuple) or not given:
-        shown = "empty" if isinstance(given, list | tuple) else f"a {type(given).__name__}"
+        shown = "empty" if isinstance(given, list | tuple) else kind_in_words(given)
         raise DataError(f"{name} of {label} is {shown}; it needs a list of messages with role and content.")
     found = []
     for number, message in enumerate(given, 1):
@@ -115,9 +121,9 @@ def _messages(columns: Mapping[str, Any], name: str, label: str) -> list[dict[st
         if message.get("content") is None and not message.get("tool_calls"):
             raise DataError(f"message {number} of {name} of {label} has no content.")
         if not isinstance(message.get("content"), str | list | tuple | np.ndarray | None):
-            kind = type(message["content"]).__name__
+            kind = kind_in_words(message["content"])
             raise DataError(
-                f"content of message {number} of {name} of {label} is a {kind}; it needs a text, or a list of parts."
+                f"content of message {number} of {name} of {label} is {kind}; it needs a text, or a list of parts."
             )
         # Tables have all columns of all messages: None stands for a missing one.
         found.append({key: value for key, value in message.items() if value is not None or key == "content"})
@@ -204,7 +210,7 @@ def read_records(
             source = plain.with_format(None)
         yield from ((f"row {number}", row) for number, row in enumerate(source))
     else:
-        raise DataError(f"the data is a {type(source).__name__}; it needs a path, a dataset, or a list of rows.")
+        raise DataError(f"the data is {kind_in_words(source)}; it needs a path, a dataset, or a list of rows.")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -17,7 +17,8 @@ import jinja2.parser
 import jinja2.sandbox
 
 Chat = dict[str, Any]
-"""``messages``, ``tools`` and ``options`` of a chat, ``prompt`` (messages before the completion) and ``answers``."""
+"""``messages``, ``tools`` and ``options`` of a chat, ``prompt`` (messages before the completion) and ``answers``; or
+``ask`` for the words that ask for an answer, too."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -82,6 +83,8 @@ class Renderer:
             ValueError: The answers cannot be found.
         """
         messages, prompt = chat["messages"], chat.get("prompt")
+        if chat.get("ask"):
+            return self._render(chat, messages, add_generation_prompt=True), []
         text = self._render(chat, messages)
         if not chat["answers"]:
             return text, [(0, len(text))]

@@ -12,7 +12,7 @@ from onnxtrain.data.limited_process import LimitedProcess
 from onnxtrain.data.tokenizer import Encoded, Encoder, open_tokenizer
 from onnxtrain.errors import DataError
 from onnxtrain.model_file.small_files import RefusedFileError, read_json, read_text
-from onnxtrain.text.rows import Row
+from onnxtrain.text.rows import Row, kind_in_words
 
 _MEMORY: Final = 2 << 30
 """Bytes that the process of a template may map."""
@@ -97,6 +97,23 @@ class ChatTokenizer:
                     encoded[index] = each
         return [(each, spans) for each, (_, spans) in zip(encoded, texts, strict=True) if each is not None]
 
+    def prompt(self, text: str) -> list[int]:
+        """Return the tokens of a prompt: a message of the user with the words that ask for an answer, or plain text.
+
+        Raises:
+            DataError: The template or the tokenizer fails on it.
+        """
+        if self.template is None:
+            (found,) = self.encoder.encode([text])
+            ids = [int(one) for one in found.ids]
+            end = self.encoder.id_of(self.tokens.get("eos_token", ""))
+            return ids[:-1] if ids and ids[-1] == end else ids
+        row = Row("the prompt", messages=[{"role": "user", "content": text}])
+        chat = {"messages": row.messages, "ask": True}
+        ((rendered, _),) = self._answered([row], [chat])
+        (found,) = self.encoder.encode([rendered], special=False)
+        return [int(one) for one in found.ids]
+
     def _ended(self, row: Row, *, answers: bool) -> tuple[str, list[tuple[int, int]]]:
         """Return a plain text with the token of its end."""
         end = self.tokens.get("eos_token", "")
@@ -121,6 +138,12 @@ class ChatTokenizer:
             }
             for row in rows
         ]
+        return self._answered(rows, chats)
+
+    def _answered(
+        self, rows: Sequence[Row], chats: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[str, list[tuple[int, int]]]]:
+        """Return the answers of the process of the template."""
         process = self._started(rows[0])
         try:
             found, _ = process.ask(chats)
@@ -169,7 +192,7 @@ def _settings(path: Path) -> dict[str, Any]:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise DataError(f"'{path}' cannot be read: {reason}.") from error
     if not isinstance(found, dict):
-        raise DataError(f"'{path}' holds a {type(found).__name__}; it needs names and values.")
+        raise DataError(f"'{path}' holds {kind_in_words(found)}; it needs names and values.")
     return found
 
 
@@ -188,6 +211,13 @@ def _context(folder: Path) -> Any:
     """Return the context length that onnxruntime-genai's settings give, if there are any."""
     model = _settings(folder / "genai_config.json").get("model")
     return model.get("context_length") if isinstance(model, Mapping) else None
+
+
+def end_ids(folder: Path) -> set[int]:
+    """Return the tokens that end a text by onnxruntime-genai's settings; none without them."""
+    model = _settings((folder if folder.is_dir() else folder.parent) / "genai_config.json").get("model")
+    given = model.get("eos_token_id") if isinstance(model, Mapping) else None
+    return {one for one in (given if isinstance(given, list) else [given]) if type(one) is int}
 
 
 def _template(folder: Path, setting: Any) -> str | None:
@@ -218,5 +248,5 @@ def _chosen_template(setting: Any, label: str) -> str | None:
             )
         setting = setting["default"]
     if setting is not None and not isinstance(setting, str):
-        raise DataError(f"the chat template of {label} is a {type(setting).__name__}; it needs a text.")
+        raise DataError(f"the chat template of {label} is {kind_in_words(setting)}; it needs a text.")
     return setting

@@ -12,6 +12,7 @@ import numpy as np
 from onnxtrain.data import Dataset, TargetCheck, TensorSpec
 from onnxtrain.data.conversion import (
     check_finite,
+    check_indices,
     check_right_padded,
     is_array_like,
     kind_of,
@@ -30,10 +31,12 @@ from onnxtrain.data.naming import (
     is_frame,
     named_array,
 )
+from onnxtrain.data.packing import PackedSequences
 from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
+from onnxtrain.losses.custom_loss import CustomLoss
 from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
 from onnxtrain.objective import Objective
@@ -121,6 +124,7 @@ class DataAdapter:
                 given, columns = named_array(given, own, repr(spec.name))
                 self.learn({} if columns is None else {spec.name: columns})
             feeds[spec.name] = fit_to_spec(given, objective.for_any_rows(spec))
+        check_not_empty(feeds, objective)
         check_inputs(feeds)
         return feeds
 
@@ -265,6 +269,11 @@ class DataAdapter:
         return self.labels if new else None
 
 
+def is_packed(source: Any) -> bool:
+    """Return whether data are packed rows of documents."""
+    return isinstance(source, PackedSequences) or getattr(source, "pack", None) is not None
+
+
 def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> Any:
     """Return rows of texts with the tokenizer of the model, and other data as they are.
 
@@ -286,12 +295,15 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
             "multiple_negatives, listnet or ranknet."
         )
     found = with_texts(source, folder, rows=isinstance(loss, NextToken))
-    if isinstance(found, ChatData) and isinstance(loss, SoftmaxCrossEntropy) and not isinstance(loss, NextToken):
-        raise DataError(
-            f"{found.name} holds texts, but the loss {loss.name} compares the logits at each token with this token; "
-            "use next_token, which compares them with the next one."
-        )
-    return found
+    if not isinstance(found, ChatData) or loss is None or isinstance(loss, NextToken | CustomLoss):
+        return found
+    reads = "predictions with other targets than tokens"
+    if isinstance(loss, SoftmaxCrossEntropy):
+        reads = "the logits at each token with this token"
+    raise DataError(
+        f"{found.name} holds texts, but the loss {loss.name} compares {reads}; use next_token, which compares the "
+        "logits at a token with the next one, or a loss of your own."
+    )
 
 
 def _with_comparisons(source: Any, loss: GroupLoss, folder: Path | None) -> Any:
@@ -460,9 +472,25 @@ def fit_to_spec(value: Any, spec: TensorSpec) -> np.ndarray:
     ):
         hint = spec.size_hint if array.ndim == len(shape) else spec.hint
         raise DataError(f"{spec.name!r} needs shape {spec.describe_shape()}, but got {array.shape}.{hint}")
-    if spec.right_padded:
-        check_right_padded(array, repr(spec.name), range(len(array)))
+    if spec.right_padded or spec.documents:
+        check_right_padded(np.minimum(array, 1) if spec.documents else array, repr(spec.name), range(len(array)))
+    if spec.table_rows is not None:
+        check_indices(array, spec.table_rows, repr(spec.name), range(len(array)))
     return array
+
+
+def check_not_empty(feeds: Mapping[str, np.ndarray], objective: Objective) -> None:
+    """Check that a step has an example, and that examples of token ids have a token.
+
+    Raises:
+        DataError: There is none.
+    """
+    for spec in objective.inputs:
+        shape = feeds[spec.name].shape
+        if shape and not shape[0]:
+            raise DataError(f"The batch is empty: {spec.name!r} has shape {shape}; a step needs at least one example.")
+        if spec.table_rows is not None and 0 in shape:
+            raise DataError(f"The batch has no tokens: {spec.name!r} has shape {shape}; a row needs at least one.")
 
 
 def check_inputs(inputs: Mapping[str, np.ndarray]) -> None:

@@ -57,6 +57,16 @@ BOOK: tuple[Workaround, ...] = (
         ("workarounds/sessions.py", "runtime/step.py"),
     ),
     Workaround(
+        "rows of two bits",
+        "onnxruntime",
+        ("1.32.0", "1.32.0"),
+        "A MatMul of a DequantizeLinear of int2 or uint2 becomes MatMulNBits with its weights in the wrong order, "
+        "where the number of columns is no multiple of 4: rows then do not begin at a byte.",
+        "Sessions are opened without the optimizer, and a hint says how others open the file "
+        "(session.disable_quant_qdq).",
+        ("workarounds/sessions.py", "runtime/step.py", "training/advice/hints.py"),
+    ),
+    Workaround(
         "branches that move twice",
         "onnxruntime",
         _RUNTIME,

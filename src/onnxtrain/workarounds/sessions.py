@@ -19,6 +19,26 @@ DISABLED_OPTIMIZERS = ("EliminateDropout", "WeightBiasQuantization")
 DISABLED_WITH_DEEP_BODIES = ("ConstantFolding",)
 """Also disabled where a node with a body is in a branch of a branch ("branches that move twice")."""
 
+DISABLED_WITH_TWO_BITS = ("QDQSelectorActionTransformer",)
+"""Also disabled where a matmul would read weights of two bits in the wrong order ("rows of two bits")."""
+
+
+def mixed_two_bits(graph: ir.Graph) -> list[str]:
+    """Return the int2 and uint2 weights that ONNX Runtime reads in the wrong order ("rows of two bits")."""
+    found = []
+    for node in graph:
+        weight = node.inputs[0] if node.op_type == "DequantizeLinear" and not node.domain else None
+        if weight is None or weight.dtype not in (ir.DataType.INT2, ir.DataType.UINT2) or weight.shape is None:
+            continue
+        columns = weight.shape[-1] if len(weight.shape) == 2 else 0
+        if (
+            isinstance(columns, int)
+            and columns % 4
+            and any(use.op_type == "MatMul" for use in node.outputs[0].consumers())
+        ):
+            found.append(str(weight.name))
+    return found
+
 
 def refuse_crashing_nodes(graph: ir.Graph) -> None:
     """Refuse nodes that crash ONNX Runtime instead of raising ("ellipses of different ranks").

@@ -76,6 +76,38 @@ def remove_cache_inputs(model: ir.Model) -> list[str]:
     return names
 
 
+def cache_outputs(graph: ir.Graph) -> dict[str, str]:
+    """Return the KV caches of a decoder: the name of each growing cache input, and of the output that continues it.
+
+    They are those of a whole cache: ``past_key_values.0.key`` and ``present.0.key``, as onnxruntime-genai's builder and
+    optimum write them. Of other models there are none.
+    """
+    outputs = {str(value.name): value for value in graph.outputs}
+    found = {}
+    for value in graph.inputs:
+        name = str(value.name)
+        if _may_be_cache(value) and name.startswith("past_key_values."):
+            found[name] = f"present.{name.removeprefix('past_key_values.')}"
+    growing = [value for value in graph.inputs if _has_cache_name(value)]
+    return found if found and len(growing) == len(found) and outputs.keys() >= {*found.values()} else {}
+
+
+def head_size(graph: ir.Graph, cache: str) -> int | None:
+    """Return the last size of a KV cache input: the declared one, else that of the queries of its attention node."""
+    value = next(value for value in graph.inputs if value.name == cache)
+    declared = (dimensions(value) or (None,))[-1]
+    if isinstance(declared, int):
+        return declared
+    for node in value.consumers():
+        query = node.inputs[0]
+        width = None if query is None else (dimensions(query) or (None,))[-1]
+        if node.op_type in ("GroupQueryAttention", "MultiHeadAttention") and isinstance(width, int):
+            packed = node.op_type == "GroupQueryAttention" and node.inputs[1] is None
+            heads = node.attributes["num_heads"].as_int()
+            return width // (heads + 2 * node.attributes["kv_num_heads"].as_int() if packed else heads)
+    return None
+
+
 def _counted_masks(graph: ir.Graph) -> Iterator[ir.Value]:
     """Yield the masks [..., sequence] whose sums are the sequence lengths of GroupQueryAttention."""
     nodes = [node for node in graph if node.op_type == "GroupQueryAttention" and node.domain == MICROSOFT_DOMAIN]

@@ -27,6 +27,7 @@ from onnxtrain.weights.readers import (
     use_of,
 )
 from onnxtrain.weights.ties import Copy, has_one_value
+from onnxtrain.workarounds.sessions import mixed_two_bits
 from onnxtrain.working_copy.kv_cache import cache_hints
 from onnxtrain.working_copy.training_modes import LayerCounts
 
@@ -83,11 +84,28 @@ def find_hints(
         *_undecided(undecided),
         *_dropped(dropped),
         *(_quantized(model) if quantized else ()),
+        *_two_bits(model),
         *_shared(model, parameters),
         *_copied(copies),
         *_batch_norm(layers, batch_norm),
         *_dropout(layers, drop=dropout),
         *_random(layers.random),
+    ]
+
+
+def _two_bits(model: ir.Model) -> list[Hint]:
+    names = mixed_two_bits(model.graph)
+    if not names:
+        return []
+    return [
+        Hint(
+            f"ONNX Runtime 1.32 computes matmuls with {len(names)} weights of 2 bits wrongly ({', '.join(names[:2])}"
+            f"{', ...' if len(names) > 2 else ''}), whose columns are no multiple of 4. Sessions of onnxtrain avoid "
+            "this; "
+            'other sessions of the file need the entry "session.disable_quant_qdq" with the value "1", which '
+            "SessionOptions.add_session_config_entry sets.",
+            False,
+        )
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,6 +247,11 @@ class Evaluator:
             for name in names:
                 parts[name].append(np.array(results[name]))
         return {name: self._joined(name, part, rows) for name, part in parts.items()}
+
+    def runner(self, results: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]:
+        """Return a function that computes results for inputs by name, with the current weights."""
+        session = self._session(self.objective, with_loss=False, results=results)
+        return lambda feeds: {name: np.array(value) for name, value in session.run(dict(feeds)).items()}
 
     def _joined(self, name: str, parts: list[np.ndarray], rows: list[int]) -> np.ndarray:
         """Concatenate the results of all batches, without the padding of the last one."""

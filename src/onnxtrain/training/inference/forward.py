@@ -29,8 +29,9 @@ from onnxtrain.prepare import prepare
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.data_adapter import open_with_targets, with_tokenizer
+from onnxtrain.training.data_adapter import is_packed, open_with_targets, with_tokenizer
 from onnxtrain.training.inference.evaluation import Evaluator
+from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.working_copy.training_modes import set_inference
@@ -72,7 +73,7 @@ def evaluate(
         OptionError: An unknown loss, metric or output.
     """
     config = TrainingConfig.of(model, loss, output=output, runtime=runtime)
-    objective = prepare(config, table=())
+    objective = prepare(config, table=()).packing(is_packed(data))
     names = read_names(config.model)
     labels, inputs = names.labels, names.specs(objective.inputs)
 
@@ -142,6 +143,7 @@ def outputs(
     file = ModelFile.load(model)
     working = file.training_model()
     remove_cache_inputs(working)
+    mark_token_inputs(working)
     runtime = runtime or RuntimeOptions()
     if _needs_widening(working, runtime):
         declared = {str(value.name): value.dtype for value in working.graph.outputs if value.dtype in HALVES}
