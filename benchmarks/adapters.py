@@ -146,7 +146,7 @@ TOKENS = (512, 2048, 128)
 
 @dataclass(frozen=True)
 class Setting:
-    """What a step does.
+    """Options of a measured step.
 
     Attributes:
         tokens: Length of the sequence.
