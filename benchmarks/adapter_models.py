@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 folder, (layers, width, inner, heads, pairs, vocabulary, dtype) = sys.argv[1], json.loads(sys.argv[2])
 LlamaConfig(vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
-    num_attention_heads=heads, num_key_value_heads=pairs, max_position_embeddings=512, tie_word_embeddings=False,
+    num_attention_heads=heads, num_key_value_heads=pairs, max_position_embeddings=4096, tie_word_embeddings=False,
     use_cache=False, dtype=dtype, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
 random, dtype = torch.Generator().manual_seed(0), getattr(torch, dtype)
 tensors = {"model.norm.weight": torch.ones(width, dtype=dtype)}
@@ -50,8 +50,10 @@ class Logits(torch.nn.Module):
         self.inner = inner
     def forward(self, input_ids):
         return self.inner(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
+sizes = {0: torch.export.Dim("N"), 1: torch.export.Dim("T", max=4096)}
 torch.onnx.export(Logits(), (torch.ones(2, 64, dtype=torch.int64),), sys.argv[2] + "/model.onnx",
-    input_names=["input_ids"], output_names=["logits"], dynamo=True, opset_version=18, external_data=True)
+    dynamic_shapes=(sizes,), input_names=["input_ids"], output_names=["logits"], dynamo=True, opset_version=18,
+    external_data=True)
 """
 
 FORMS = {"float16": ("fp16", "cuda"), "bfloat16": ("bf16", "cuda"), "int4": ("int4", "cpu")}

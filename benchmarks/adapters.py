@@ -1,35 +1,44 @@
-"""Adapters of a language model: time and peak memory of a step, and time to the first, against PEFT.
+"""Adapters of a language model: time and peak memory of a step, against PEFT.
 
     python benchmarks/adapters.py
+    python benchmarks/adapters.py --tokens 512 --targets all-linear
     python benchmarks/adapters.py --environment peft=PATH_OF_A_PYTHON_WITH_PEFT
     python benchmarks/adapters.py --billion
 
 A Llama of random weights is exported by PyTorch, and written by onnxruntime-genai's builder in 16 and 4 bits.
-Each run is a fresh process, the frameworks take turns, and the figures are medians. All train the projections of
-attention, rank 8, by AdamW, with the same data. Rows in bfloat16 need a CPU with AVX512-BF16.
-With ``--billion`` an int4 model of 1.1 billion parameters takes ten steps. PEFT's environment needs PyTorch,
-transformers, peft, onnxruntime-genai, tokenizers, safetensors.
+Each run is a fresh process, the frameworks take turns, and the figures are medians. All train adapters of rank 8 by
+AdamW with the same data: one sequence of 128, 512 or 2,048 tokens, adapters on the projections of attention or on all
+seven, with and without checkpointing (``recompute="layers"``). Rows in bfloat16 need a CPU with AVX512-BF16.
+
+"Limit" is the time of the frozen matrix multiplications, of their gradients of the input and of causal attention, at
+the rate of one large multiplication on this machine; in brackets its share of the CPU time of a step. Checkpointing
+adds a forward pass. With ``--billion`` an int4 model of 1.1 billion parameters takes ten steps. PEFT's environment
+needs PyTorch, transformers, peft, onnxruntime-genai, tokenizers, safetensors.
 """
 
 from __future__ import annotations
 
 import argparse
 import compileall
+import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adapter_models import Models, Sizes
 from harness import ForeignLoad, environment, last_line, load_line, machine_line, table, write_report
+from products import product, seconds
 
 import onnxtrain
+from onnxtrain.runtime import native
 
 SIZES = {"quick": Sizes(2, 64, 160, 2, 2, 512), "full": Sizes(12, 768, 2048, 24, 24, 16000)}
 BILLION = Sizes(16, 2048, 8192, 32, 8, 32000, "bfloat16")
@@ -39,12 +48,15 @@ ONNXTRAIN = """
 import json, sys, time
 import numpy as np
 import onnxtrain
-folder, vocabulary, threads, steps, form, compute = sys.argv[1], *map(int, sys.argv[2:5]), *sys.argv[5:]
-lora = onnxtrain.Lora(rank=8, alpha=16, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
+folder, vocabulary, threads, steps, tokens, again, targets, form, compute = (
+    sys.argv[1], *map(int, sys.argv[2:7]), sys.argv[7].split(","), *sys.argv[8:])
+lora = onnxtrain.Lora(rank=8, alpha=16, targets=targets)
 trainer = onnxtrain.Trainer(folder + "/model.onnx", loss="softmax_cross_entropy", optimizer="adamw(lr=1e-3)",
-    lora=lora, threads=threads, precision=compute)
-drawn = np.random.default_rng(0).integers(0, vocabulary, (2, 65))
-inputs = {"input_ids": drawn[:, :-1]} | ({} if form == "float32" else {"attention_mask": np.ones((2, 64), np.int64)})
+    lora=lora, threads=threads, precision=compute, recompute="layers" if again else ())
+drawn = np.random.default_rng(0).integers(0, vocabulary, (1, tokens + 1))
+inputs = {"input_ids": drawn[:, :-1]}
+if form != "float32":
+    inputs["attention_mask"] = np.ones((1, tokens), np.int64)
 def train_step():
     return trainer.train_step(inputs, drawn[:, 1:])
 """
@@ -55,12 +67,17 @@ import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
-folder, vocabulary, threads, steps, dtype = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[6]
+folder, vocabulary, threads, steps, tokens, again, targets, _, dtype = (
+    sys.argv[1], *map(int, sys.argv[2:7]), sys.argv[7].split(","), *sys.argv[8:])
 torch.set_num_threads(threads)
 inner = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa")
-model = get_peft_model(inner, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
+model = get_peft_model(inner, LoraConfig(r=8, lora_alpha=16, target_modules=targets))
+model.train()
+if again:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
-drawn = torch.from_numpy(np.random.default_rng(0).integers(0, vocabulary, (2, 65)))
+drawn = torch.from_numpy(np.random.default_rng(0).integers(0, vocabulary, (1, tokens + 1)))
 def train_step():
     optimizer.zero_grad()
     logits = model(input_ids=drawn[:, :-1], use_cache=False).logits
@@ -84,11 +101,22 @@ print(json.dumps({"first": first, "steps": times, "peak": peak / 1024, "file": f
 
 @dataclass(frozen=True)
 class Case:
-    """A framework, a form of the model, and a compute type; PEFT uses one checkpoint for all types."""
+    """A framework, a form of the model, and a compute type; PEFT uses one checkpoint for all types.
+
+    Attributes:
+        program: The user code.
+        form: Type of the weights.
+        compute: Type in which matrices are multiplied.
+    """
 
     program: str
     form: str
     compute: str = "float32"
+
+    @property
+    def reference(self) -> str:
+        """The case that it is compared with."""
+        return "PEFT" if self.compute == "float32" else "PEFT, bfloat16"
 
     def folder(self, models: Models) -> Path:
         """Folder of its model."""
@@ -102,56 +130,117 @@ CASES = {
     "PEFT, bfloat16": Case(PEFT, "float32", "bfloat16"),
     "PEFT, weights of int4 in float32": Case(PEFT, "int4"),
     "onnxtrain": Case(ONNXTRAIN, "float32"),
-    "onnxtrain, float16 file": Case(ONNXTRAIN, "float16"),
-    "onnxtrain, bfloat16 file": Case(ONNXTRAIN, "bfloat16"),
     "onnxtrain, int4 file": Case(ONNXTRAIN, "int4"),
     "onnxtrain, compute in bfloat16": Case(ONNXTRAIN, "float32", "bfloat16"),
-    "onnxtrain, bfloat16 file, compute in bfloat16": Case(ONNXTRAIN, "bfloat16", "bfloat16"),
     "onnxtrain, int4 file, compute in bfloat16": Case(ONNXTRAIN, "int4", "bfloat16"),
 }
+HALVES = {
+    "onnxtrain, float16 file": Case(ONNXTRAIN, "float16"),
+    "onnxtrain, bfloat16 file": Case(ONNXTRAIN, "bfloat16"),
+    "onnxtrain, bfloat16 file, compute in bfloat16": Case(ONNXTRAIN, "bfloat16", "bfloat16"),
+}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+TARGETS = {"attention": ATTENTION, "all-linear": (*ATTENTION, "gate_proj", "up_proj", "down_proj")}
+TOKENS = (512, 2048, 128)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Options of a measured step.
+
+    Attributes:
+        tokens: Length of the sequence.
+        targets: Name of the layers with adapters.
+        again: True if activations are recomputed.
+    """
+
+    tokens: int
+    targets: str
+    again: bool
+
+    def operations(self, sizes: Sizes) -> float:
+        """Count multiplications and additions: once or twice forward, once for the gradients of the inputs."""
+        passes = 3 if self.again else 2
+        frozen = sizes.parameters - sizes.vocabulary * sizes.width
+        head = sizes.vocabulary * sizes.width
+        products = 2.0 * self.tokens * (passes * (frozen - head) + 2 * head)
+        return products + sizes.layers * sizes.width * self.tokens**2 * (2 * (passes - 1) + 5)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny model, one run each")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, one run each, one length and set of layers")
     parser.add_argument("--billion", action="store_true", help="a model of 1.1 billion parameters in 4 bits, by itself")
+    parser.add_argument("--halves", action="store_true", help="files of 16 bits, too")
+    parser.add_argument("--tokens", type=lambda text: [int(number) for number in text.split(",")], default=list(TOKENS))
+    parser.add_argument("--targets", type=lambda text: text.split(","), default=[*reversed(TARGETS)])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=3, help="processes of each framework")
-    parser.add_argument("--steps", type=int, default=8, help="measured steps of each process")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of each process")
     parser.add_argument("--folder", type=Path, default=Path("build/benchmarks/models"), help="of the models")
     parser.add_argument("--environment", action="append", default=[], metavar="peft=PYTHON", help="where PEFT is")
     parser.add_argument("--output", help="write the report here")
     options = parser.parse_args(arguments)
     python = dict(item.split("=", 1) for item in options.environment).get("peft", sys.executable)
-    runs, steps = (1, 2) if options.quick else (options.runs, options.steps)
-    sizes, cases = SIZES["quick" if options.quick else "full"], CASES
+    runs, steps = options.runs, options.steps
+    sizes, cases = SIZES["full"], CASES | (HALVES if options.halves else {})
+    settings = [Setting(*row) for row in itertools.product(options.tokens, options.targets, (False, True))]
+    if options.quick:
+        runs, steps, sizes = 1, 2, SIZES["quick"]
+        settings = [Setting(64, "all-linear", again) for again in (False, True)]
     if options.billion:
         sizes, cases = BILLION, {"onnxtrain, int4 file": CASES["onnxtrain, int4 file"]}
-        runs, steps = 1, 9
+        runs, steps, settings = 1, 9, [Setting(128, "attention", False)]
     name = "-".join(map(str, vars(sizes).values()))
     models = Models(options.folder / f"llama-{name}", sizes, python)
     compileall.compile_dir(Path(onnxtrain.__file__).parent, quiet=2)  # as pip does
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     folders = {name: case.folder(models) for name, case in cases.items()}
+    measured = []
     with ForeignLoad() as foreign:
-        for _ in range(runs):
-            for name, case in cases.items():
-                runner = sys.executable if case.program == ONNXTRAIN else python
-                result = run(runner, case, folders[name], sizes.vocabulary, options.threads, steps)
-                if result is not None:
-                    found[name].append(result)
-    title = f"{sizes}; batches of 2 x 64; threads: {options.threads}"
-    lines = [title, "", report(found), "", machine_line(), load_line(foreign)]
+        for setting in settings:
+            found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+            for _ in range(runs):
+                for name, case in cases.items():
+                    if options.quick and setting.again and name not in ("PEFT", "onnxtrain"):
+                        continue
+                    runner = sys.executable if case.program == ONNXTRAIN else python
+                    numbers = (sizes.vocabulary, options.threads, steps)
+                    result = run(runner, case, folders[name], setting, numbers)
+                    if result is not None:
+                        found[name].append(result)
+            measured.append((setting, found))
+    rates = {kind: rate((64, 64, 64) if options.quick else LARGE, kind) for kind in computable(cases)}
+    title = f"{sizes}; one sequence; threads: {options.threads}"
+    peaks = ", ".join(f"{value / 1e9:,.0f} in {kind}" for kind, value in rates.items())
+    ending = f"One large multiplication on one thread, in GFLOP/s: {peaks}."
+    lines = [title, "", report(measured, sizes, cases, rates), "", ending, "", machine_line(), load_line(foreign)]
     write_report("\n".join(lines), options.output)
 
 
-def run(python: str, case: Case, folder: Path, vocabulary: int, threads: int, steps: int) -> dict[str, Any] | None:
+LARGE = (2048, 2048, 2048)
+
+
+def computable(cases: Mapping[str, Case]) -> list[str]:
+    """Return the compute types that this machine has."""
+    kinds = dict.fromkeys(case.compute for case in cases.values())
+    return [kind for kind in kinds if kind == "float32" or native.multiplies_bfloat16()]
+
+
+def rate(sizes: tuple[int, int, int], compute: str) -> float:
+    """Return the operations per second of one multiplication on one thread, best of several."""
+    call = product(sizes, "float32", compute)
+    return 2.0 * math.prod(sizes) / min(seconds(call) for _ in range(5))
+
+
+def run(
+    python: str, case: Case, folder: Path, setting: Setting, numbers: tuple[int, int, int]
+) -> dict[str, Any] | None:
     """Run one process: wall and CPU seconds to the end of the first step and of each step, MiB, losses."""
     start = time.monotonic()  # before Python starts; all processes share the clock
-    numbers = map(str, (vocabulary, threads, steps))
-    command = [python, "-c", case.program + ENDING, str(folder), *numbers, case.form, case.compute]
-    result = subprocess.run(command, env=environment(threads), capture_output=True, text=True)
+    given = (*numbers, setting.tokens, int(setting.again), ",".join(TARGETS[setting.targets]), case.form, case.compute)
+    command = [python, "-c", case.program + ENDING, str(folder), *map(str, given)]
+    result = subprocess.run(command, env=environment(numbers[1]), capture_output=True, text=True)
     if result.returncode:
         print(last_line(result.stderr), file=sys.stderr)
         return None
@@ -160,29 +249,47 @@ def run(python: str, case: Case, folder: Path, vocabulary: int, threads: int, st
     return found | {"first": (clock - start, processor)}
 
 
-def report(found: dict[str, list[dict[str, Any]]]) -> str:
-    """Format the table; figures in brackets are relative to PEFT in float32."""
+def report(
+    measured: Sequence[tuple[Setting, Mapping[str, list[dict[str, Any]]]]],
+    sizes: Sizes,
+    cases: Mapping[str, Case],
+    rates: Mapping[str, float],
+) -> str:
+    """Format the table; figures in brackets are relative to PEFT in the same type."""
     rows = []
-    reference = figures(found["PEFT"]) if found.get("PEFT") else None
-    for name, results in found.items():
-        own = figures(results)
-        digits = (0, 0, 1, 1, 0)
-        cells = [f"{value:,.{places}f}" for value, places in zip(own, digits, strict=True)]
-        if reference is not None and name != "PEFT":
-            cells = [f"{cell} ({value / whole:.2f})" for cell, value, whole in zip(cells, own, reference, strict=True)]
-        mapped = statistics.median(result["file"] for result in results)
-        losses = " → ".join(f"{results[0]['losses'][place]:.4f}" for place in (0, -1))
-        rows.append([name, *cells, f"{mapped:,.0f}", losses])
-    head = ["framework", "step, ms", "CPU time, ms", "first step done after, s", "CPU time, s"]
-    return table([*head, "peak, MiB", "of which files, MiB", "loss"], rows)
+    for setting, found in measured:
+        for name, results in found.items():
+            own, case = figures(results), cases[name]
+            reference = figures(found[case.reference]) if found.get(case.reference) else None
+            cells = [f"{value:,.{places}f}" for value, places in zip(own, DIGITS, strict=True)]
+            if reference is not None and name != case.reference:
+                pairs = zip(cells, own, reference, strict=True)
+                cells = [f"{cell} ({value / whole:.2f})" for cell, value, whole in pairs]
+            limit = 1000 * setting.operations(sizes) / rates.get(case.compute, math.nan)
+            cells.append(f"{limit:,.0f} ({limit / own[1]:.2f})")
+            losses = " → ".join(f"{results[0]['losses'][place]:.4f}" for place in (0, -1))
+            place = [f"{setting.tokens:,}", setting.targets, "yes" if setting.again else "no"]
+            rows.append([name, *place, *cells, losses])
+    head = [
+        "framework",
+        "tokens",
+        "adapters on",
+        "checkpointing",
+        "step, ms",
+        "CPU time, ms",
+        "first step done after, s",
+    ]
+    return table([*head, "peak, MiB", "limit, ms", "loss"], rows)
+
+
+DIGITS = (0, 0, 1, 0)
 
 
 def figures(results: Sequence[dict[str, Any]]) -> tuple[float, ...]:
-    """Medians: wall and CPU milliseconds of a step, wall and CPU seconds to the end of the first, MiB."""
+    """Medians: wall and CPU milliseconds of a step, wall seconds to the end of the first, MiB."""
     steps = [[1000 * step[place] for result in results for step in result["steps"]] for place in (0, 1)]
-    firsts = [[result["first"][place] for result in results] for place in (0, 1)]
-    peaks = [result["peak"] for result in results]
-    return tuple(statistics.median(values) for values in (*steps, *firsts, peaks))
+    firsts, peaks = [result["first"][0] for result in results], [result["peak"] for result in results]
+    return tuple(statistics.median(values) for values in (*steps, firsts, peaks))
 
 
 if __name__ == "__main__":

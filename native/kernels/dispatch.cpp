@@ -2,6 +2,12 @@
 #include <cstdlib>
 #include <string>
 
+#if defined(ONNXTRAIN_HAS_AMX_BF16) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "kernels/kernel_table.h"
 #include "matmul/bfloat16_table.h"
 
@@ -17,6 +23,9 @@ extern const KernelTable kKernels_avx512;
 #if defined(ONNXTRAIN_HAS_AVX512_BF16)
 extern const Bfloat16Kernels kBfloat16_avx512_bf16;
 #endif
+#if defined(ONNXTRAIN_HAS_AMX_BF16)
+extern const Bfloat16Kernels kBfloat16_amx_bf16;
+#endif
 
 namespace {
 
@@ -29,7 +38,21 @@ struct Candidate {
 struct Choice {
   const KernelTable* table = nullptr;
   std::string error;
+  bool tiles = false;  // true if bfloat16 products use AMX
 };
+
+// Asks the CPU for AMX, and the system to save its registers, which Linux does on request only.
+bool has_tiles() {
+#if defined(ONNXTRAIN_HAS_AMX_BF16) && defined(__linux__)
+  constexpr unsigned kTile = 1u << 24, kBfloat16 = 1u << 22;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kTile) == 0 || (d & kBfloat16) == 0) return false;
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 
 Choice choose() {
 #if defined(ONNXTRAIN_HAS_AVX2)
@@ -44,13 +67,18 @@ Choice choose() {
 #else
   const Candidate avx512 = {"avx512", nullptr, false};
 #endif
-  const Candidate candidates[] = {avx512, avx2, {"baseline", &kKernels_baseline, true}};  // best first
+#if defined(ONNXTRAIN_HAS_AMX_BF16)
+  const Candidate amx = {"amx", avx512.table, avx512.supported && has_tiles()};  // AVX-512 with AMX for bfloat16
+#else
+  const Candidate amx = {"amx", nullptr, false};
+#endif
+  const Candidate candidates[] = {amx, avx512, avx2, {"baseline", &kKernels_baseline, true}};  // best first
 
   const char* wanted = std::getenv("ONNXTRAIN_INSTRUCTION_SET");
   const bool any = wanted == nullptr || *wanted == '\0';
   for (const Candidate& candidate : candidates) {
     if (!any && std::string(wanted) != candidate.name) continue;
-    if (candidate.table != nullptr && candidate.supported) return {candidate.table, {}};
+    if (candidate.table != nullptr && candidate.supported) return {candidate.table, {}, &candidate == candidates};
     if (any) continue;
     return {nullptr, "The environment variable ONNXTRAIN_INSTRUCTION_SET is " + std::string(wanted) +
                          (candidate.table == nullptr ? ", which this library was built without"
@@ -58,7 +86,7 @@ Choice choose() {
                          ": unset it or choose another."};
   }
   return {nullptr, "The environment variable ONNXTRAIN_INSTRUCTION_SET is '" + std::string(wanted) +
-                       "': it must be baseline, avx2 or avx512, or unset."};
+                       "': it must be baseline, avx2, avx512 or amx, or unset."};
 }
 
 const Choice& choice() {
@@ -71,6 +99,9 @@ const Choice& choice() {
 const KernelTable* kernels() { return choice().table; }
 
 const Bfloat16Kernels& bfloat16_kernels() {
+#if defined(ONNXTRAIN_HAS_AMX_BF16)
+  if (choice().tiles) return kBfloat16_amx_bf16;
+#endif
 #if defined(ONNXTRAIN_HAS_AVX512_BF16)
   static const bool by_processor = kernels() == &kKernels_avx512 && __builtin_cpu_supports("avx512bf16");
   if (by_processor) return kBfloat16_avx512_bf16;

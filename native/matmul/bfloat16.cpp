@@ -17,13 +17,14 @@ struct Left {
   bool transposed;
 };
 
+constexpr std::size_t kLine = 32;  // words per cache line
 constexpr std::size_t kRoundedRows = 16;  // at a time: the lanes of the widest vector
 
 // Rounds the whole left matrix, which every part of the multiplication reads.
 void round_left(const Bfloat16Kernels& kernels, const Left& left, const Bfloat16Matmul& product, std::uint16_t* words,
                 const ParallelFor& parallel_for) {
   const Rounding rounding = {left.data,     left.line,     left.transposed,    product.rows,
-                             product.depth, words,         product.left_stride};
+                             product.depth, words,         product.left_stride, rounded_up(product.depth, kLine)};
   const std::size_t rows = std::max(kRoundedRows, rounded_up(tuning::kTaskElements / std::max<std::size_t>(product.depth, 1),
                                                              kRoundedRows));
   parallel_for(divided_up(product.rows, rows), [&](std::size_t task) {
@@ -33,23 +34,24 @@ void round_left(const Bfloat16Kernels& kernels, const Left& left, const Bfloat16
 
 void multiply(const Left& left, Bfloat16Matmul whole, const ParallelFor& parallel_for) {
   if (whole.rows == 0 || whole.columns == 0) return;
-  constexpr std::size_t kUnit = 16, kRowUnit = 6, kLine = 32;  // column unit; row unit: a tile's rows; words per cache line
+  constexpr std::size_t kUnit = 16;  // of columns
   const Bfloat16Kernels& kernels = bfloat16_kernels();
   whole.left_stride = checked_product(divided_up(whole.depth, kLine) | 1, kLine);  // an odd number of cache lines
-  const Buffer words(checked_product(whole.rows, whole.left_stride, sizeof(std::uint16_t)));
+  const std::size_t unit = kernels.row_unit;
+  const Buffer words(checked_product(checked_sum(whole.rows, unit), whole.left_stride, sizeof(std::uint16_t)));
   round_left(kernels, left, whole, words.as<std::uint16_t>(), parallel_for);
   whole.left = words.as<std::uint16_t>();
   const Cut cut(whole.rows, whole.columns, whole.depth, tuning::kBfloat16Depth * sizeof(std::uint16_t), false);
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
   const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
-  whole.block = rounded_up(divided_up(depth, divided_up(depth, tuning::kBfloat16Depth)), 2);
+  whole.block = rounded_up(divided_up(depth, divided_up(depth, tuning::kBfloat16Depth)), kLine);
   BufferPool pool(checked_product(kernels.scratch(most_columns, whole.block), sizeof(std::uint16_t)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
-    const std::size_t row = begin_of(row_part, cut.rows, whole.rows, kRowUnit);
+    const std::size_t row = begin_of(row_part, cut.rows, whole.rows, unit);
     const std::size_t column = begin_of(column_part, cut.columns, whole.columns, kUnit);
     Bfloat16Matmul part = whole;
-    part.rows = begin_of(row_part + 1, cut.rows, whole.rows, kRowUnit) - row;
+    part.rows = begin_of(row_part + 1, cut.rows, whole.rows, unit) - row;
     part.columns = begin_of(column_part + 1, cut.columns, whole.columns, kUnit) - column;
     if (part.rows == 0 || part.columns == 0) return;
     part.left += row * part.left_stride;

@@ -1,5 +1,5 @@
 // The bfloat16 kernels for one instruction set: compiled once per set, like convolution/kernels.cpp, with fused
-// multiply-add, and once more for CPUs with AVX512-BF16.
+// multiply-add, and once more for CPUs with AVX512-BF16, and for those with AMX.
 #include "kernels/instruction_set.h"
 #include "matmul/bfloat16_kernels.h"
 
@@ -13,6 +13,7 @@ const Bfloat16Kernels ONNXTRAIN_OF_SET(kBfloat16_) = {
 #else
     .by_processor = false,
 #endif
+    .row_unit = kInTiles ? kRowUnit : 6,
     .scratch = bfloat16_scratch,
     .round = round_matrix,
     .multiply = multiply_bfloat16,

@@ -2,6 +2,10 @@
 // neighbours along the depth, [panel][pair][columns of the panel].
 #pragma once
 
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 
 #include "kernels/padding.h"
@@ -13,6 +17,15 @@
 
 namespace onnxtrain {
 namespace {
+
+// With AMX a tile has 16 rows of the left matrix, or 16 columns of the right one, and 16 pairs; the depth is padded.
+#if defined(__AMX_BF16__)
+inline constexpr bool kInTiles = true;
+#else
+inline constexpr bool kInTiles = false;
+#endif
+inline constexpr std::size_t kTileLines = 16;
+inline constexpr std::size_t kRowUnit = kInTiles ? 2 * kTileLines : 1, kPairUnit = kInTiles ? kTileLines : 1;
 
 using Pair = std::uint32_t;  // two neighbours along the depth, the first in the lower half
 
@@ -101,9 +114,14 @@ inline MultiplyPairs multiply_pairs_of(std::size_t rows, std::size_t vectors) {
   return vectors == 2 ? multiply_pairs_of_rows<2>(rows) : multiply_pairs_of_rows<1>(rows);
 }
 
+// Pairs of a block with its padding.
+inline std::size_t padded_pairs(std::size_t depth) {
+  return rounded_up((depth + 1) / 2, kPairUnit);
+}
+
 // Sizes in words: the panels of a block, and two of its rows, or the same amount of a vector's columns.
 inline std::size_t bfloat16_scratch(std::size_t columns, std::size_t block) {
-  return padded<float>(columns) * block + 2 * std::max(padded<float>(columns), kLanes<float> * padded<Pair>(block));
+  return padded<float>(columns) * 2 * padded_pairs(block) + 2 * std::max(padded<float>(columns), kLanes<float> * padded<Pair>(2 * padded_pairs(block)));
 }
 
 inline void fill_zero_words(std::uint16_t* to, std::size_t count) {
@@ -128,7 +146,7 @@ struct PairPanel {
   std::uint16_t* packed;
   std::uint16_t* lines;  // room for lines converted to bfloat16
 
-  std::size_t pairs() const { return (depth + 1) / 2; }
+  std::size_t pairs() const { return padded_pairs(depth); }
 };
 
 // From a matrix whose lines are rows.
@@ -137,7 +155,11 @@ inline void pack_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
   fill_zero_words(first + panel.columns, panel.width - panel.columns);
   fill_zero_words(second + panel.columns, panel.width - panel.columns);
   for (std::size_t k = 0; k < panel.pairs(); ++k) {
-    read_words(p.right, panel.begin + 2 * k, p.first_column + panel.column, panel.columns, first);
+    if (2 * k < panel.depth) {
+      read_words(p.right, panel.begin + 2 * k, p.first_column + panel.column, panel.columns, first);
+    } else {
+      fill_zero_words(first, panel.columns);
+    }
     if (2 * k + 1 < panel.depth) {
       read_words(p.right, panel.begin + 2 * k + 1, p.first_column + panel.column, panel.columns, second);
     } else {
@@ -178,6 +200,114 @@ inline Lines panel_lines(const Bfloat16Matmul& p, const PairPanel& panel) {
   return part.lines(p.right.data, 8 * bytes, p.right.line * bytes, p.right.transposed);
 }
 
+#if defined(__AMX_BF16__)
+
+struct TileShapes {
+  std::uint8_t palette = 1, start = 0, reserved[14] = {};
+  std::uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+alignas(64) inline constexpr TileShapes kTileShapes;
+
+// GCC does not know that tile instructions read memory: what is stored before must be there.
+inline void finish_stores() { __asm__ volatile("" : : : "memory"); }
+
+// The shapes of the eight tile registers, all of 16 rows of 64 bytes; released at the end.
+class Tiles {
+ public:
+  Tiles() { _tile_loadconfig(&kTileShapes); }
+  ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+};
+
+// Sums in tiles 0 to 3, rows in 4 and 5, columns in 6 and 7.
+template <std::size_t row_tiles, std::size_t column_tiles>
+void multiply_in_tiles(const PairTile& tile, std::size_t width) {
+  const std::size_t sums_bytes = tile.sums_stride * sizeof(float), left_bytes = tile.left_stride * sizeof(std::uint16_t);
+  const std::size_t right_bytes = width * sizeof(Pair);
+  float *sums = tile.sums, *below = sums + kTileLines * tile.sums_stride;
+  finish_stores();
+  if (tile.accumulate) {
+    _tile_loadd(0, sums, sums_bytes);
+    if constexpr (column_tiles == 2) _tile_loadd(1, sums + kTileLines, sums_bytes);
+    if constexpr (row_tiles == 2) _tile_loadd(2, below, sums_bytes);
+    if constexpr (row_tiles == 2 && column_tiles == 2) _tile_loadd(3, below + kTileLines, sums_bytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  const std::uint16_t *left = tile.left, *columns = tile.columns;
+  Stream ahead = tile.ahead;
+  for (std::size_t k = 0; k < tile.pairs; k += kTileLines) {
+    _tile_loadd(4, left, left_bytes);
+    _tile_loadd(6, columns, right_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (column_tiles == 2) {
+      _tile_loadd(7, columns + 2 * kTileLines, right_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (row_tiles == 2) {
+      _tile_loadd(5, left + kTileLines * tile.left_stride, left_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (column_tiles == 2) _tile_dpbf16ps(3, 5, 7);
+    }
+    if (ahead.at != nullptr) {
+      for (std::size_t i = 0; i < kTileLines; ++i) ahead.fetch();
+    }
+    left += 2 * kTileLines;
+    columns += 2 * kTileLines * width;
+  }
+  _tile_stored(0, sums, sums_bytes);
+  if constexpr (column_tiles == 2) _tile_stored(1, sums + kTileLines, sums_bytes);
+  if constexpr (row_tiles == 2) _tile_stored(2, below, sums_bytes);
+  if constexpr (row_tiles == 2 && column_tiles == 2) _tile_stored(3, below + kTileLines, sums_bytes);
+}
+
+// 32 rows at a time: the left matrix has room for as many behind its end.
+inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std::size_t begin, std::size_t end,
+                           const Lines& next) {
+  alignas(kVectorBytes) float buffer[kRowUnit * kMaxTileVectors * kLanes<float>];
+  const std::size_t width = panel.width, valid = panel.columns;
+  const bool first = panel.begin == 0, accumulate = !first || p.bias != nullptr;
+  const bool ends = p.ending != Ending::kNone && panel.begin + panel.depth >= p.depth;
+  Ahead ahead(next, (end - begin + kRowUnit - 1) / kRowUnit);
+  for (std::size_t row = begin; row < end; row += kRowUnit) {
+    const std::size_t rows = std::min(kRowUnit, end - row);
+    const bool whole = valid == width && rows % kTileLines == 0;
+    float* target = p.target + row * p.target_row + panel.column;
+    for (std::size_t r = 0; r < rows; ++r) {
+      float* line = target + r * p.target_row;
+      if (first && p.bias != nullptr) copy(p.bias + panel.column, valid, line);
+      if (!whole && accumulate) copy(line, valid, buffer + r * width);
+    }
+    PairTile tile = {p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,
+                     whole ? target : buffer, whole ? p.target_row : width, {}};
+    if (next.count != 0 && panel.depth != 0) tile.ahead = ahead.next(panel.packed, panel.pairs());
+    for (std::size_t column = 0; column < width; column += 2 * kTileLines) {
+      const bool pair = width - column > kTileLines;
+      const auto multiply = rows > kTileLines ? (pair ? multiply_in_tiles<2, 2> : multiply_in_tiles<2, 1>)
+                                              : (pair ? multiply_in_tiles<1, 2> : multiply_in_tiles<1, 1>);
+      multiply(tile, width);
+      tile.columns += 4 * kTileLines;
+      tile.sums += 2 * kTileLines;
+      tile.ahead = {};
+    }
+    for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * width, valid, target + r * p.target_row);
+    if (ends) {
+      const float* activation = p.activation == nullptr ? nullptr : p.activation + (target - p.target);
+      end_rows(p.ending, rows, valid, static_cast<std::ptrdiff_t>(p.target_row), activation, target);
+    }
+  }
+}
+
+#else
+
+struct Tiles {};
+
 // Multiplies rows [begin, end) by a panel, prefetching others.
 inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std::size_t begin, std::size_t end,
                            const Lines& next) {
@@ -207,29 +337,33 @@ inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std:
   }
 }
 
+#endif
+
 // One block of the depth after the other: strips of rows, each with all panels, which are packed for the first strip.
 inline void multiply_bfloat16(const Bfloat16Matmul& p) {
   const Panels<float> panels(p.columns);
-  const Parts strips(p.rows, tuning::kStripRows);
+  const std::size_t strips = (p.rows + tuning::kStripRows - 1) / tuning::kStripRows;
+  const std::size_t strip_rows = rounded_up((p.rows + strips - 1) / strips, kRowUnit);
+  [[maybe_unused]] const Tiles tiles;
   const auto panel_of = [&](std::size_t begin, std::size_t panel) {
     const std::size_t depth = std::min(p.depth - begin, p.block), column = panels.begin(panel);
     const std::size_t width = panels.width(panel);
-    std::uint16_t* packed = strips.count == 1 ? p.scratch : p.scratch + 2 * column * ((depth + 1) / 2);
+    std::uint16_t* packed = strips == 1 ? p.scratch : p.scratch + 2 * column * padded_pairs(depth);
     return PairPanel{begin,  depth, column, std::min(p.columns - column, width), width, packed,
-                     p.scratch + padded<float>(p.columns) * p.block};
+                     p.scratch + padded<float>(p.columns) * 2 * padded_pairs(p.block)};
   };
   std::size_t begin = 0;
   do {
     const std::size_t next = begin + std::min(p.depth - begin, p.block);
-    for (std::size_t strip = 0; strip < strips.count; ++strip) {
-      const std::size_t first = strips.begin(strip), end = first + strips.size(strip);
+    for (std::size_t first = 0; first < p.rows; first += strip_rows) {
+      const std::size_t end = std::min(p.rows, first + strip_rows);
       for (std::size_t index = 0; index < panels.count(); ++index) {
         const PairPanel panel = panel_of(begin, index);
-        if (strip == 0) (p.right.transposed ? pack_transposed_pairs : pack_pairs)(p, panel);
+        if (first == 0) (p.right.transposed ? pack_transposed_pairs : pack_pairs)(p, panel);
         Lines lines = {};
-        if (strip == 0 && index + 1 < panels.count()) {
+        if (first == 0 && index + 1 < panels.count()) {
           lines = panel_lines(p, panel_of(begin, index + 1));
-        } else if (strip + 1 == strips.count && index + 1 == panels.count() && next < p.depth) {
+        } else if (end == p.rows && index + 1 == panels.count() && next < p.depth) {
           lines = panel_lines(p, panel_of(next, 0));
         }
         multiply_panel(p, panel, first, end, lines);
@@ -243,7 +377,7 @@ inline void round_lines(const Rounding& r, std::size_t first_row, std::size_t en
   for (std::size_t row = first_row; row < end_row; ++row) {
     std::uint16_t* to = r.target + row * r.stride;
     round_to_words(r.source + row * r.line, r.depth, to);
-    if (r.depth % 2 != 0) to[r.depth] = 0;
+    fill_zero_words(to + r.depth, r.padded_depth - r.depth);
   }
 }
 
@@ -274,7 +408,9 @@ inline void round_transposed(const Rounding& r, std::size_t first_row, std::size
         round_to_words(lines + i * kWidened, depth, r.target + (row + i) * r.stride + begin);
       }
     }
-    for (std::size_t i = 0; i < rows && r.depth % 2 != 0; ++i) r.target[(row + i) * r.stride + r.depth] = 0;
+    for (std::size_t i = 0; i < rows; ++i) {
+      fill_zero_words(r.target + (row + i) * r.stride + r.depth, r.padded_depth - r.depth);
+    }
   }
 }
 

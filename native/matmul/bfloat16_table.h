@@ -3,7 +3,7 @@
 //
 // sum += left[2k + 1] * right[2k + 1]; sum += left[2k] * right[2k], both fused, for k = 0, 1, ...: the result of the
 // instruction vdpbf16ps of AVX512-BF16. Other instruction sets emulate it with the same bits, except that the
-// instruction flushes sums below 2^-126 to zero.
+// instruction flushes sums below 2^-126 to zero. AMX adds up the 16 pairs of a tile apart, and these sums: other bits.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,8 @@ struct StoredMatrix {
 // A part of a multiplication: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
 // right[depth, column].
 struct Bfloat16Matmul {
-  const std::uint16_t* left;  // rounded, rows `left_stride` apart, zero-padded to an even depth
+  const std::uint16_t* left;  // rounded, rows `left_stride` apart, zero-padded to whole cache lines, with
+                              // room for `row_unit` rows behind the last
   std::size_t left_stride;
   StoredMatrix right;
   std::size_t first_column;  // of the right matrix
@@ -35,22 +36,23 @@ struct Bfloat16Matmul {
   std::size_t target_row;
   Ending ending;
   const float* activation;  // as in `Matmul`
-  std::size_t block;       // depth at a time, even
+  std::size_t block;       // depth at a time, whole cache lines of words
   std::uint16_t* scratch;  // `scratch(columns, block)` elements
 };
 
-// Rounds a float matrix: target [rows][stride] = source [rows, depth], zero-padded to an even depth.
+// Rounds a float matrix: target [rows][stride] = source [rows, depth], zero-padded to `padded_depth`.
 struct Rounding {
   const float* source;
   std::size_t line;  // elements between lines of the source
   bool transposed;   // true if lines are columns
   std::size_t rows, depth;
   std::uint16_t* target;
-  std::size_t stride;
+  std::size_t stride, padded_depth;
 };
 
 struct Bfloat16Kernels {
   bool by_processor;  // true if the CPU has an instruction for them
+  std::size_t row_unit;  // rows that are multiplied together
   std::size_t (*scratch)(std::size_t columns, std::size_t block);
   void (*round)(const Rounding&, std::size_t first_row, std::size_t end_row);
   void (*multiply)(const Bfloat16Matmul&);

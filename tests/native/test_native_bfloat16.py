@@ -1,10 +1,11 @@
 """Matmuls of operands rounded to bfloat16: against NumPy, on all instruction sets, for any number of threads.
 
 Sums differ from float64's by at most 8 float32 ulps of the sum of the absolute values of their terms, times the root of
-the depth. They are bit-identical to float32 sums in the kernel's order, which is the same for every instruction set.
+the depth. They are bit-identical to float32 sums in the kernel's order, the same for every instruction set but AMX.
 """
 
 import re
+import shutil
 
 import bfloat16_reference as reference
 import low_bit_reference
@@ -20,7 +21,9 @@ from optimizer_sessions import element_type
 from rounding_reference import BFLOAT16
 
 from onnxtrain.autodiff.engine import Backward
+from onnxtrain.errors import OnnxTrainError
 from onnxtrain.passes.kernels.resolve_fused import resolve_fused
+from onnxtrain.runtime import native
 from onnxtrain.runtime.native import custom_ops_library
 
 PATH = str(custom_ops_library())
@@ -162,6 +165,54 @@ def test_threads_do_not_change_a_bit_of_low_bit(operator):
     one, *others = (low_bit(PATH, operator, given, attributes, threads) for threads in (1, 2, 3))
     for other in others:
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def tiles_path(tmp_path_factory):
+    """A copy of the library that multiplies in tiles of AMX."""
+    path = tmp_path_factory.mktemp("amx") / "libonnxtrain_kernels.so"
+    shutil.copy(native.custom_ops_library(), path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONNXTRAIN_INSTRUCTION_SET", "amx")
+        try:
+            native.load(path)
+        except OnnxTrainError as error:
+            pytest.skip(str(error))
+    return str(path)
+
+
+# Rows around the edges of tiles (16), of two (32), and of strips (192); the depth around those of a tile (32).
+TILES = [*SIZES, (15, 31, 16), (16, 32, 17), (33, 33, 31), (47, 64, 65), (193, 96, 130), (391, 545, 48)]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("stored", STORED)
+def test_products_in_tiles(tiles_path, stored, transposed):
+    for sizes in TILES:
+        feeds = draw(sizes, stored)
+        check(linear(tiles_path, feeds, transposed), feeds["x"], feeds["w"].astype(np.float32), feeds["b"])
+        check(weight_gradient(tiles_path, feeds, transposed)[0], feeds["x"].T, feeds["dy"])
+
+
+def test_products_in_tiles_of_low_bit(tiles_path):
+    for sizes in TILES:
+        feeds, attributes, w = draw_low_bit(sizes, 4, 32, "packed")
+        numbers = draw(sizes)
+        check(low_bit(tiles_path, "MatMulNBits", {"x": numbers["x"], **feeds}, attributes), numbers["x"], w)
+        dx = low_bit(tiles_path, "MatMulNBitsGradient", {"dy": numbers["dy"], **feeds}, attributes)
+        check(dx, numbers["dy"], w.T)
+
+
+def test_tiles_stay_apart(tiles_path):
+    """A row of NaN, and room behind the last row, do not reach other rows; the epilogue applies to every tile."""
+    feeds = draw((45, 70, 90))
+    plain = linear(tiles_path, feeds, False)
+    np.testing.assert_array_equal(linear(tiles_path, feeds, False, activation="Relu"), np.maximum(plain, 0))
+    feeds["x"][13, 5] = np.nan
+    found = linear(tiles_path, feeds, False)
+    others = np.arange(45) != 13
+    np.testing.assert_array_equal(found[others], plain[others])
+    assert np.isnan(found[13]).all()
 
 
 EDGES = np.array(

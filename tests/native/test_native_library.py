@@ -69,7 +69,7 @@ def test_an_unknown_instruction_set_is_reported():
     code = "from onnxtrain.runtime.native import kernels_available; print(kernels_available())"
     result = python(code, ONNXTRAIN_INSTRUCTION_SET="sse9")
     assert result.stdout.strip() == "False"
-    assert "ONNXTRAIN_INSTRUCTION_SET is 'sse9': it must be baseline, avx2 or avx512, or unset." in result.stderr
+    assert "ONNXTRAIN_INSTRUCTION_SET is 'sse9': it must be baseline, avx2, avx512 or amx, or unset." in result.stderr
 
 
 def test_an_unknown_instruction_set_fails_the_registration():

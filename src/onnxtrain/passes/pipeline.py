@@ -29,6 +29,7 @@ from onnxtrain.passes.kernels.split_cross_entropy import split_cross_entropy
 from onnxtrain.passes.kernels.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.passes.kernels.use_half_weights import use_half_weights
 from onnxtrain.passes.kernels.use_low_bit_kernels import use_low_bit_kernels
+from onnxtrain.passes.memory.number_layers import number_layers
 from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
 from onnxtrain.passes.memory.recompute import check_patterns, recompute
 from onnxtrain.passes.memory.rematerialize_dequantized import rematerialize_dequantized
@@ -78,7 +79,8 @@ def lower_graph(
             "The training asks for precision='bfloat16', which the native kernels compute and a graph of standard "
             "operators does not; leave compute out for a graph that any runtime runs."
         )
-    check_patterns(graph, options.recompute)
+    layers = number_layers(graph, options.recompute)  # known by names, of nodes that are there before any is fused
+    check_patterns(graph, options.recompute, layers)
     recurrent = any(node.op_type in ("GRU", "LSTM", "RNN") for node in all_nodes(graph))
     if recurrent:
         from onnxtrain.passes.fuse.fuse_recurrent import fuse_recurrent
@@ -105,7 +107,7 @@ def lower_graph(
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # operators without a kernel become their body
     clean(model)
     shield_padded_weights(model)  # which ONNX Runtime's optimizer takes for padded images
-    recompute(graph, backward, options.recompute)  # activations recomputed instead of kept
+    recompute(graph, backward, options.recompute, layers)  # activations recomputed instead of kept
     if kernels:
         reuse_activations(graph, backward)  # activations that their gradient recomputes on its way
         if recurrent:

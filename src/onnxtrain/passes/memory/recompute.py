@@ -7,11 +7,14 @@ memory of its input: nothing is copied.
 
 A value that gradients do not read any more could be fused with its reader, and a fused operator rounds differently from
 its parts. A Reshape before the reader keeps ONNX Runtime from fusing: numbers stay as they are.
+
+Of a numbered layer only its input is kept, and what other layers read, such as masks. Names say the layer of most
+nodes; those between two nodes of a layer belong to it, too. A sum of what came before ends the layer before: where an
+exporter fuses it with the norm behind it, the layer would keep both terms.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -25,6 +28,7 @@ from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.ir.passes import RANDOM
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.value import is_float
+from onnxtrain.passes.memory.number_layers import LAYERS
 from onnxtrain.patterns import matches, no_match
 
 _ONCE = RANDOM | {"Dropout", "AllReduce"}
@@ -33,20 +37,22 @@ _ONCE = RANDOM | {"Dropout", "AllReduce"}
 _FUSED_ANYWAY = frozenset({"MatMul"})
 """Operators that ONNX Runtime fuses with their producers, however many others read them."""
 
-_LAYERS = "layers"
-"""The pattern that matches all nodes of numbered layers and recomputes each layer separately."""
-
-_LAYER = r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])"
-"""A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
+_SUMS = frozenset({"Add", "Sum"})
+"""Operators that end a layer."""
 
 SHAPES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read no element of their input."""
 
 
-def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
+def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str, str]) -> None:
     """Refuse patterns that match no node name.
 
     Requires: a graph with all of its nodes, before any is fused. Ensures: it is unchanged; each pattern matches a name.
+
+    Args:
+        graph: The main graph.
+        patterns: Glob patterns of names of nodes, or "layers".
+        layers: The numbered layers (:mod:`onnxtrain.passes.memory.number_layers`).
 
     Raises:
         GradientError: A pattern matches no name.
@@ -56,16 +62,16 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str]) -> None:
     nodes = [node for node in graph if node.name and not (node.op_type == "Gradient" and node.domain)]
     names = [node.name or "" for node in nodes]
     for pattern in patterns:
-        if pattern == _LAYERS and not any(map(_layer_of, nodes)):
+        if pattern == LAYERS and not layers:
             raise GradientError(
                 "recompute='layers', but no node has a name with a numbered layer, such as 'layers.3'; name nodes by "
                 f"patterns; the model has {', '.join(map(repr, names[:8])) or 'no node with a name'}."
             )
-        if pattern != _LAYERS and not matches(pattern, *names):
+        if pattern != LAYERS and not matches(pattern, *names):
             raise GradientError(no_match("recompute", pattern, "named node", names))
 
 
-def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> None:
+def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str], layers: Mapping[str, str]) -> None:
     """Let gradient nodes read copies of the forward nodes whose names match a pattern, in place.
 
     Neighbouring matching nodes are recomputed together, from the inputs of the first of them. Values that are not
@@ -78,27 +84,69 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str]) -> N
         backward: The nodes that carry gradients; those no longer in the graph are passed over.
         patterns: Glob patterns of names of nodes, checked before. If a node that a pattern names is fused by now,
             nothing is left to recompute: the fused node keeps none of its values.
+        layers: The layers of values (:mod:`onnxtrain.passes.memory.number_layers`), for the pattern "layers".
     """
     if not patterns:
         return
     carrying = {node for node in backward.nodes if node.graph is graph}
-    chosen = _choose([node for node in graph if node not in carrying], patterns)
+    forward = [node for node in graph if node not in carrying]
+    by_layer = _by_layer(forward, layers)
+    chosen = {node: by_layer.get(node, "") for node in _choose(forward, patterns, by_layer)}
     order = {node: index for index, node in enumerate(graph)}
     late = _late(graph, carrying, backward.arriving)
-    by_layer = _LAYERS in patterns
-    for nodes in _neighbours(graph, {node: _layer_of(node) if by_layer else "" for node in chosen}):
-        segment = _Segment(graph, nodes, [node for node in graph if node in carrying], order)
+    for nodes in _neighbours(graph, chosen):
+        layer = chosen[nodes[0]]
+        kept = _read_elsewhere(nodes, layer, by_layer, carrying) if layer else set()
+        segment = _Segment(graph, nodes, [node for node in graph if node in carrying], order, kept)
         trigger = segment.trigger(late)
         if trigger is not None:
             segment.copy(trigger)
     graph.sort()
 
 
-def _choose(forward: Sequence[ir.Node], patterns: Sequence[str]) -> set[ir.Node]:
+def _by_layer(forward: Sequence[ir.Node], layers: Mapping[str, str]) -> dict[ir.Node, str]:
+    """Return the layers of the forward nodes that are in one."""
+    own = {node: layer for node in forward for value in node.outputs if (layer := layers.get(value.name or ""))}
+    order = {layer: place for place, layer in enumerate(dict.fromkeys(own.values()))}
+    leads = set[ir.Node]()  # nodes on which a node of a layer depends
+    for node in reversed(forward):
+        if any(reader in own or reader in leads for value in node.outputs for reader in value.consumers()):
+            leads.add(node)
+    found: dict[ir.Node, str] = {}
+    for node in forward:
+        before = [found[producer] for producer in _producers(node) if producer in found]
+        if node in own:
+            found[node] = own[node]
+            if before and own[node] not in before and node.op_type in _SUMS and not node.domain:
+                found[node] = max(before, key=order.__getitem__)
+        elif before and node in leads:
+            found[node] = max(before, key=order.__getitem__)
+    return found
+
+
+def _producers(node: ir.Node) -> list[ir.Node]:
+    """Return the nodes that compute the floating inputs of a node."""
+    values = (value for value in (*node.inputs, *captured_values(node)) if value is not None and is_float(value))
+    return [producer for value in values if (producer := value.producer()) is not None]
+
+
+def _read_elsewhere(
+    nodes: Sequence[ir.Node], layer: str, by_layer: Mapping[ir.Node, str], carrying: Collection[ir.Node]
+) -> set[ir.Value]:
+    """Return the results of a layer's nodes that forward nodes outside of the layer read: they are kept in any case."""
+    return {
+        value
+        for node in nodes
+        for value in node.outputs
+        if any(reader not in carrying and by_layer.get(reader) != layer for reader in value.consumers())
+    }
+
+
+def _choose(forward: Sequence[ir.Node], patterns: Sequence[str], by_layer: Mapping[ir.Node, str]) -> set[ir.Node]:
     matching = [
         node
         for node in forward
-        if any(matches(pattern, node.name or "") for pattern in patterns) or (_LAYERS in patterns and _layer_of(node))
+        if node in by_layer or any(matches(pattern, node.name or "") for pattern in patterns if pattern != LAYERS)
     ]
     return {node for node in matching if any(map(is_float, node.outputs)) and not _draws(node)}
 
@@ -154,12 +202,14 @@ class _Segment(NamedTuple):
         nodes: The nodes in order.
         backward: The gradient nodes in order.
         order: Indices of all nodes in the graph.
+        kept: Results of the segment that are kept, as others read them.
     """
 
     graph: ir.Graph
     nodes: Sequence[ir.Node]
     backward: Sequence[ir.Node]
     order: dict[ir.Node, int]
+    kept: Collection[ir.Value]
 
     def trigger(self, late: Collection[ir.Node]) -> ir.Value | None:
         """Return the gradient that starts the recomputation once it is computed; ``None`` if no gradient node needs it.
@@ -178,8 +228,11 @@ class _Segment(NamedTuple):
 
     def readers(self) -> list[ir.Node]:
         """Return the gradient nodes that read results of the segment."""
-        results = {output for node in self.nodes for output in node.outputs}
+        results = self._results()
         return [node for node in self.backward if any(value in results for value in node.inputs)]
+
+    def _results(self) -> set[ir.Value]:
+        return {output for node in self.nodes for output in node.outputs if output not in self.kept}
 
     def copy(self, trigger: ir.Value) -> None:
         """Replace the segment by copies for the gradient nodes from the first reader on."""
@@ -197,7 +250,7 @@ class _Segment(NamedTuple):
                 mapping[source] = _behind(op, source, trigger)
             copies = clone_nodes([node], mapping, rename=lambda name: f"again/{name}")
             self.graph.insert_before(first, copies)
-        own = {output for node in self.nodes for output in node.outputs}
+        own = self._results()
         copied = {old: new for old, new in mapping.items() if old in own and new is not None}
         lost: dict[ir.Value, None] = {}
         for reader in readers:
@@ -223,7 +276,7 @@ class _Segment(NamedTuple):
         needed = {value for node in readers for value in node.inputs}
         found = []
         for node in reversed(self.nodes):
-            if any(output in needed for output in node.outputs):
+            if any(output in needed and output not in self.kept for output in node.outputs):
                 found.append(node)
                 needed.update((*node.inputs, *captured_values(node)))
         return found[::-1]
@@ -244,9 +297,3 @@ def _behind(op: Builder, source: ir.Value, trigger: ir.Value) -> ir.Value:
     again = op.Reshape(value, op.Shape(value) + zero, allowzero=1)
     again.ir.type = source.type
     return again.with_shape(value.shape).ir
-
-
-def _layer_of(node: ir.Node) -> str:
-    """Return the name of a node up to the number of its layer; "" where it has none."""
-    found = re.search(_LAYER, node.name or "")
-    return "" if found is None else (node.name or "")[: found.end()]
