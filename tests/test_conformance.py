@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -70,24 +73,39 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def outcome(folder: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    status = run.main([str(folder), *arguments])
-    return status, capsys.readouterr().out
+def outcomes(folder: Path, start: Callable[[Path], run.Run]) -> dict[str, set[str]]:
+    """Run all cases in this process; the results by "kind, form"."""
+    found: dict[str, set[str]] = {}
+    for entry in run.entries(folder):
+        text = run.run_case(folder / entry["kind"] / entry["name"], start)
+        found.setdefault(f"{entry['kind']}, {entry['form']}", set()).add(text)
+    return found
 
 
-def test_onnxtrain_passes(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = outcome(written, "--runtime", "onnxtrain", capsys=capsys)
-    assert status == 0, text
-    assert "training_info, as written: 1 of 1 passed" in text
+def test_onnxtrain_passes(written: Path) -> None:
+    found = outcomes(written, run.onnxtrain)
+    assert all(texts == {"passed"} for texts in found.values()), found
+    assert "training_info, as written" in found
 
 
-def test_onnx_runtime_passes_what_is_in_standard_operators(written: Path, tmp_path: Path) -> None:
-    assert run.main([str(written), "--runtime", "onnxruntime", "--out", str(tmp_path / "r.json"), "--quiet"]) == 1
+def test_onnx_runtime_passes_what_is_in_standard_operators(written: Path) -> None:
+    found = outcomes(written, run.onnxruntime)
+    for key, texts in found.items():
+        if key.endswith("expanded"):
+            assert texts == {"passed"}, key
+        elif not key.startswith("training_info"):
+            assert all(text.startswith("refused ") for text in texts), key
+    assert all("No Op registered for Gradient" in text for text in found["gradient, as written"])
+
+
+def test_the_command_writes_results(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--runtime", "onnxruntime", "--only", "squared", "--out", str(tmp_path / "r.json")]
+    assert run.main([str(written), *arguments]) == 1  # the form as written is refused
+    assert "loss, expanded: 1 of 1 passed" in capsys.readouterr().out
     found = json.loads((tmp_path / "r.json").read_text())
-    assert found["version"] == onnxruntime.__version__
-    assert all(set(counts) == {"passed"} for key, counts in found["counts"].items() if "expanded" in key)
-    assert all(set(counts) == {"refused"} for key, counts in found["counts"].items() if "written" in key)
-    assert "No Op registered for Gradient" in next(text for key, text in found["failed"].items() if "gradient" in key)
+    assert (found["runtime"], found["version"]) == ("onnxruntime", onnxruntime.__version__)
+    assert found["counts"] == {"loss, as written": {"refused": 1}, "loss, expanded": {"passed": 1}}
+    assert list(found["failed"]) == ["loss/test_mean_squared_error_values"]
 
 
 def copy_of(written: Path, tmp_path: Path, kind: str) -> Path:
@@ -101,22 +119,19 @@ def copy_of(written: Path, tmp_path: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "training_info"])
-def test_a_wrong_expected_value_fails(
-    kind: str, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_expected_value_fails(kind: str, written: Path, tmp_path: Path) -> None:
     folder = copy_of(written, tmp_path, kind)
     path = sorted((folder / kind).glob("*_expanded/test_data_set_*/output_0.pb"))[-1]
     tensor = onnx.TensorProto.FromString(path.read_bytes())
     array = numpy_helper.to_array(tensor).copy()
     array.reshape(-1)[-1:] += 0.01
     path.write_bytes(numpy_helper.from_array(array, tensor.name).SerializeToString())
-    status, text = outcome(folder, "--runtime", "onnxruntime", capsys=capsys)
-    assert status == 1
-    assert f"wrong {tensor.name} of data set" in text
-    assert "values differ" in text
+    (text,) = outcomes(folder, run.onnxruntime)[f"{kind}, expanded"] - {"passed"}
+    assert text.startswith(f"wrong {tensor.name} of data set")
+    assert text.endswith("values differ")
 
 
-def test_states_are_fed_back(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_states_are_fed_back(written: Path, tmp_path: Path) -> None:
     """Inputs that are states are wrong in all data sets but the first: the runner does not read them."""
     folder = copy_of(written, tmp_path, "optimizer")
     for path in (folder / "optimizer").glob("*/test_data_set_[1-9]/input_*.pb"):
@@ -124,8 +139,7 @@ def test_states_are_fed_back(written: Path, tmp_path: Path, capsys: pytest.Captu
         if tensor.name.startswith(("X_", "V_", "H_")):
             array = np.full_like(numpy_helper.to_array(tensor), 7)
             path.write_bytes(numpy_helper.from_array(array, tensor.name).SerializeToString())
-    status, text = outcome(folder, "--runtime", "onnxruntime", capsys=capsys)
-    assert status == 0, text
+    assert outcomes(folder, run.onnxruntime) == {"optimizer, expanded": {"passed"}}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +170,7 @@ def test_the_runner_of_onnx_reads_it(written: Path) -> None:
     item.func(runner.test_cases["OnnxBackendConformanceTest"]())
 
 
+@pytest.mark.thorough
 def test_a_class_of_the_backend_api(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,18 +181,19 @@ def test_a_class_of_the_backend_api(
         "        if any(node.op_type == 'HardSigmoid' for node in model.graph.node):\n            os._exit(3)\n"
         "        return super().prepare(model, device, **kwargs)\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(path for path in sys.path if path)}")
-    status, text = outcome(written, "--runtime", "backend:fragile:Fragile", "--only", "d_a", capsys=capsys)
-    assert status == 1
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    assert run.main([str(written), "--runtime", "backend:fragile:Fragile"]) == 1
+    text = capsys.readouterr().out
     assert "test_hardsigmoid_alpha_0_4_beta_0_3: crashed the process ended with status 3" in text
+    assert "loss, as written: 1 of 1 passed" in text
 
 
-def test_a_program_that_hangs_is_late(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program = f"{sys.executable} -c \"print('RUNTIME slow 1', flush=True); input(); import time; time.sleep(60)\""
-    arguments = ("--command", program, "--timeout", "0.5", "--only", "squared")
-    status, text = outcome(written, *arguments, capsys=capsys)
-    assert status == 1
-    assert "late after 0.5 seconds" in text
+def test_programs_that_end_or_hang(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rest, sentence in (("time.sleep(60)", "late after 0.5 seconds"), ("sys.exit(3)", "crashed the process ended")):
+        program = f"import sys, time; print('RUNTIME bad 1', flush=True); input(); {rest}"
+        command = shlex.join([sys.executable, "-S", "-c", program])
+        assert run.main([str(written), "--command", command, "--timeout", "0.5", "--only", "squared"]) == 1
+        assert sentence in capsys.readouterr().out
 
 
 def test_bad_input_ends_in_a_sentence(written: Path, tmp_path: Path) -> None:
