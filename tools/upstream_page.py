@@ -6,6 +6,7 @@ python tools/upstream_page.py
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import math
 import re
@@ -64,43 +65,40 @@ def script(name: str) -> str:
 
 def _collect(module: ModuleType, name: str, found: dict[str, str], imports: set[str]) -> None:
     """Add the definition of a name of a module, after the definitions that it needs."""
-    source = _without_checks(inspect.getsource(module))
-    tree = ast.parse(source)
-    for statement in tree.body:
-        defines, is_import = _defined(statement)
-        if name not in defines:
-            continue
-        if is_import:
-            home = statement.module if isinstance(statement, ast.ImportFrom) else None
-            if home is not None and home.split(".")[0] in ("workarounds", "peak_memory"):
-                _collect(sys.modules[home], name, found, imports)
-            else:
-                imports.add(_one_import(statement, name))
-            return
+    lines, statements = _statements(module)
+    statement = statements.get(name)
+    if statement is None or name in found:
+        return
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        home = getattr(statement, "module", None) or ""
+        if home.split(".")[0] in ("workarounds", "peak_memory"):
+            _collect(sys.modules[home], name, found, imports)
+        else:
+            imports.add(_one_import(statement, name))
+        return
+    for used in ast.walk(statement):
+        if isinstance(used, ast.Name) and used.id != name:
+            _collect(module, used.id, found, imports)
+    found[name] = "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
+
+
+@functools.cache
+def _statements(module: ModuleType) -> tuple[list[str], dict[str, ast.stmt]]:
+    """The lines of a module, and its statements by the names that they define.
+
+    Without decorators, and without the lines that check the workaround, which need onnxtrain.
+    """
+    lines = [line for line in inspect.getsource(module).splitlines() if not line.endswith(CHECK)]
+    found: dict[str, ast.stmt] = {}
+    for statement in ast.parse("\n".join(lines)).body:
         if isinstance(statement, ast.FunctionDef):
             statement.decorator_list = []
-        for used in ast.walk(statement):
-            if isinstance(used, ast.Name) and used.id != name and used.id not in found:
-                _collect(module, used.id, found, imports)
-        start = statement.lineno
-        lines = source.splitlines()[start - 1 : statement.end_lineno]
-        found[name] = "\n".join(lines)
-        return
-
-
-def _without_checks(source: str) -> str:
-    """The source without the lines that check the workaround, which need onnxtrain."""
-    return "\n".join(line for line in source.splitlines() if not line.endswith(CHECK))
-
-
-def _defined(statement: ast.stmt) -> tuple[set[str], bool]:
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return {statement.name}, False
-    if isinstance(statement, ast.Assign):
-        return {target.id for target in statement.targets if isinstance(target, ast.Name)}, False
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {(alias.asname or alias.name).split(".")[0] for alias in statement.names}, True
-    return set(), False
+            found[statement.name] = statement
+        elif isinstance(statement, ast.Assign):
+            found |= {target.id: statement for target in statement.targets if isinstance(target, ast.Name)}
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0]: statement for alias in statement.names}
+    return lines, found
 
 
 def _one_import(statement: ast.stmt, name: str) -> str:

@@ -27,6 +27,7 @@ class Hub(ThreadingHTTPServer):
         self.requests: list[str] = []
         self.messages: list[str] = []
         self.refuse_writes = False
+        self.lose_uploads = False
         self.settings: dict[str, Any] = {}
 
     @property
@@ -145,7 +146,9 @@ class Requests(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         """Take a large file."""
         content = self._body()
+        if self.server.lose_uploads:
+            return self._send(400)
         oid = self.path.rpartition("/")[2]
         assert hashlib.sha256(content).hexdigest() == oid
         self.server.large[oid] = content
-        self._send(200)
+        return self._send(200)

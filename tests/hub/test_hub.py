@@ -17,6 +17,7 @@ from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model_file.hub import download, repository_of
 
 pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")  # of its own requests
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_data_files_come_along(hub: Hub, tmp_path: Path) -> None:
     hub.files["org/large"] = {f"part/{p.name}": p.read_bytes() for p in tmp_path.glob("m.onnx*")}
     points, _ = onnxtrain.examples.points(8)
     found = onnxtrain.predict("hf://org/large/part/m.onnx", points)
-    np.testing.assert_array_equal(found, onnxtrain.predict(model, points))
+    np.testing.assert_array_equal(found, onnxtrain.predict(tmp_path / "m.onnx", points))
     assert repository_of(download("hf://org/large/part/m.onnx")) == "org/large"
 
 
@@ -171,6 +172,9 @@ def test_what_cannot_be_published(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"finished": false}')
     with pytest.raises(OptionError, match="is not finished; train on, or push the model without run="):
         push(model, "me/x", run=tmp_path)
+    hub.lose_uploads = True
+    with pytest.raises(ModelError, match=r"cannot be uploaded to 'me/x': Error while uploading 'model\.onnx'"):
+        push(model, "me/x")
     hub.refuse_writes = True
     with pytest.raises(ModelError, match=r"The model cannot be uploaded to 'me/x' \(status 403\): "):
         push(model, "me/x")

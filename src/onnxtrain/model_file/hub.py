@@ -87,7 +87,7 @@ def explained(what: str) -> Iterator[None]:
         raise ModelError(
             f"{what}: it is not in the cache, and the Hub cannot be reached; check the network and HF_ENDPOINT."
         ) from error
-    except (HFValidationError, OSError) as error:
+    except (HFValidationError, OSError, RuntimeError) as error:  # uploads of large files end in a RuntimeError
         raise ModelError(f"{what}: {_sentence(str(error))}") from error
 
 
