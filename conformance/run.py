@@ -188,7 +188,7 @@ def work(runtime: str) -> int:
     """Speak the protocol for a runtime of Python."""
     if runtime.startswith("backend:"):
         where = runtime.removeprefix("backend:")
-        start, package, trains = backend(where), where.partition(".")[0], False
+        start, package, trains = backend(where), where.partition(":")[0].partition(".")[0], False
     else:
         start, package, trains = RUNTIMES[runtime]
     try:
@@ -313,17 +313,26 @@ def run_suite(folder: Path, program: Program, *, only: str = "") -> Iterator[Out
 
 
 def report(outcomes: Sequence[Outcome], runtime: str) -> dict[str, Any]:
-    """Results as JSON: counts by kind and form, and every case that failed with its reason."""
+    """Results as JSON: counts by kind and form, and the cases that failed with their reasons.
+
+    Where all cases of a kind and form are refused, the first stands for all.
+    """
     counts: dict[str, Counter[str]] = {}
+    failed: dict[str, str] = {}
     for outcome in outcomes:
         counts.setdefault(f"{outcome.kind}, {outcome.form}", Counter())[outcome.verdict] += 1
+    for outcome in outcomes:
+        key = f"{outcome.kind}, {outcome.form}"
+        is_first = not any(name.startswith(f"{key}/") for name in failed)
+        if outcome.verdict != "passed" and (is_first or set(counts[key]) != {"refused"}):
+            failed[f"{key}/{outcome.name}"] = f"{outcome.verdict} {outcome.reason[:160]}".rstrip()
     name, _, version = runtime.partition(" ")
     return {
         "runtime": name,
         "version": version,
         "machine": f"{platform.system()} {platform.machine()}",
         "counts": {key: dict(sorted(counter.items())) for key, counter in counts.items()},
-        "failed": {f"{o.kind}/{o.name}": f"{o.verdict} {o.reason}" for o in outcomes if o.verdict != "passed"},
+        "failed": failed,
     }
 
 

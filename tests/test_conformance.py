@@ -95,7 +95,7 @@ def test_onnx_runtime_passes_what_is_in_standard_operators(written: Path) -> Non
             assert texts == {"passed"}, key
         elif not key.startswith("training_info"):
             assert all(text.startswith("refused ") for text in texts), key
-    assert all("No Op registered for Gradient" in text for text in found["gradient, as written"])
+    assert all("Gradient" in text for text in found["gradient, as written"])
 
 
 def test_the_command_writes_results(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_the_command_writes_results(written: Path, tmp_path: Path, capsys: pytes
     found = json.loads((tmp_path / "r.json").read_text())
     assert (found["runtime"], found["version"]) == ("onnxruntime", onnxruntime.__version__)
     assert found["counts"] == {"loss, as written": {"refused": 1}, "loss, expanded": {"passed": 1}}
-    assert list(found["failed"]) == ["loss/test_mean_squared_error_values"]
+    assert list(found["failed"]) == ["loss, as written/test_mean_squared_error_values"]
 
 
 def copy_of(written: Path, tmp_path: Path, kind: str) -> Path:
@@ -158,6 +158,8 @@ def test_comparison(found: np.ndarray, expected: np.ndarray, sentence: str) -> N
     assert run.compare(found, expected, 1e-3, 1e-4) == sentence
 
 
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of ONNX's own tests, which its runner loads
 def test_the_runner_of_onnx_reads_it(written: Path) -> None:
     """With ONNX's own loader, tolerances and comparison, through the Backend API."""
     (case, *_) = [

@@ -33,7 +33,8 @@ def test_it_runs(path: Path, tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
+    where = {"metadata": {"path": str(tmp_path)}}
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", cwd=str(tmp_path)).execute()
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where).execute()
     assert any(cell.get("outputs") for cell in notebook.cells)

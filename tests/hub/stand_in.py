@@ -102,7 +102,9 @@ class Requests(BaseHTTPRequestHandler):
             repo = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
             self.server.settings = wanted
             if repo in self.server.files:
-                return self._send(409, {"error": "You already created this model repo", "url": self.server.address})
+                return self._send(
+                    409, {"error": "You already created this model repo", "url": f"{self.server.address}/{repo}"}
+                )
             self.server.files[repo] = {}
             return self._send(200, {"url": f"{self.server.address}/{repo}", "name": repo})
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
