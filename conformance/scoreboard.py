@@ -40,7 +40,7 @@ def tables(found: list[dict[str, Any]]) -> str:
     lines = []
     for key in keys:
         kind, form = key.split(", ")
-        cells = [str(one["counts"].get(key, {}).get("passed", 0)) for one in found]
+        cells = [str(one["counts"][key].get("passed", 0)) if key in one["counts"] else "not run" for one in found]
         lines.append(f"| {WORDS[kind]} | {form} | {totals[key]} | " + " | ".join(cells) + " |")
     titles = [f"{one['runtime']} {one['version']}" for one in found]
     head = "| cases | form | number | " + " | ".join(titles) + " |\n" + "| --- " * (3 + len(found)) + "|\n"

@@ -188,8 +188,11 @@ def _trajectory(name: str) -> tuple[Training, onnx.ModelProto, list[tuple[Arrays
     states = {name: [np.zeros(array.shape) for _ in letters] for name, array in values.items()}
     rate = float(np.float32(training.optimizer.learning_rate))
     steps = []
-    for T in range(STEPS):
-        x, target = normal(*training.inputs, seed=T), training.target(T)
+    counts = {tensor.name: tensor for tensor in written.training_info[0].algorithm.initializer}
+    first = int(numpy_helper.to_array(counts["T"]))
+    for number in range(STEPS):
+        T = first + number
+        x, target = normal(*training.inputs, seed=number), training.target(number)
         wide_target = target.astype(np.float64) if target.dtype.kind == "f" else target
         before = _states(values, letters, states, statistics) | {"T": np.array(T, np.int64)}
 
