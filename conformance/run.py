@@ -325,7 +325,7 @@ def report(outcomes: Sequence[Outcome], runtime: str) -> dict[str, Any]:
         key = f"{outcome.kind}, {outcome.form}"
         is_first = not any(name.startswith(f"{key}/") for name in failed)
         if outcome.verdict != "passed" and (is_first or set(counts[key]) != {"refused"}):
-            failed[f"{key}/{outcome.name}"] = f"{outcome.verdict} {outcome.reason[:160]}".rstrip()
+            failed[f"{key}/{outcome.name}"] = f"{outcome.verdict} {outcome.reason[:90]}".rstrip()
     name, _, version = runtime.partition(" ")
     return {
         "runtime": name,
