@@ -32,6 +32,7 @@ PUBLIC = {
     "backend",
     "custom_ops_library",
     "errors",
+    "hub",
     "evaluate",
     "examples",
     "dynamic_batch",
@@ -118,6 +119,10 @@ SIGNATURES = {
     "operators.adagrad": "(R, T, *inputs, **attributes)",
     "operators.momentum": "(R, T, *inputs, **attributes)",
     "operators.ssgd": "(R, T, *inputs, **attributes)",
+    "hub.push_to_hub": (
+        "(model, repo, *, run=None, file='model.onnx', private=None, license=None, "
+        "message='Upload a model trained with onnxtrain')"
+    ),
     "testing.check_gradient": (
         "(model, inputs, *, wrt=None, opset=18, shapes='static', precision='double', runtime=True, directions=2, "
         "seed=0, step=None, tolerance=None)"

@@ -92,6 +92,7 @@ ORDER = (
     "training/proximal.py",
     "training/provider_check.py",
     "training/__init__.py",
+    "hub.py",
     "adapters/",
     "pruning/",
     "reference.py",

@@ -16,7 +16,7 @@ from typing import Any
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "names.md"
 MODULES = (
     "losses", "metrics", "schedules", "callbacks", "data", "layers", "sklearn", "distributed", "pruning", "examples",
-    "adapters", "text", "testing", "operators", "kernels", "errors",
+    "adapters", "text", "hub", "testing", "operators", "kernels", "errors",
 )  # fmt: skip
 CLASSES = ("Trainer", "TrainingSession")
 HEAD = """# Names

@@ -6,6 +6,7 @@ from . import distributed as distributed
 from . import errors as errors
 from . import examples as examples
 from . import flower as flower
+from . import hub as hub
 from . import kernels as kernels
 from . import layers as layers
 from . import losses as losses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,6 @@ _OPERATORS: list[type[OpRun]] = [
 ]
 
 
-def evaluator(model: onnx.ModelProto) -> ReferenceEvaluator:
-    """Create a reference evaluator of a model."""
-    return ReferenceEvaluator(model, new_ops=_OPERATORS)
+def evaluator(model: onnx.ModelProto, more: Sequence[type[OpRun]] = ()) -> ReferenceEvaluator:
+    """Create a reference evaluator of a model, with further operators if given."""
+    return ReferenceEvaluator(model, new_ops=[*_OPERATORS, *more])

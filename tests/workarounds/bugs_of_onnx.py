@@ -24,7 +24,7 @@ def computed_bounds() -> bool:
         return [dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.HasField("dim_value")]
 
     present = bool(sizes(onnx.shape_inference.infer_shapes(sliced, data_prop=True)))
-    hide_computed_slices(sliced.graph)
+    hide_computed_slices(sliced.graph)  # the workaround works
     assert not sizes(onnx.shape_inference.infer_shapes(sliced, data_prop=True))  # the workaround works
     return present
 

@@ -301,6 +301,7 @@ def command(
     from onnxtrain.cli.progress import Progress
     from onnxtrain.config import Distributed
     from onnxtrain.model_file.file import find_model
+    from onnxtrain.model_file.hub import is_on_hub
     from onnxtrain.model_file.rescue import save_or_rescue
     from onnxtrain.trainer import Trainer
 
@@ -309,6 +310,8 @@ def command(
     logs = loggers.build(quiet=quiet)
     parallel = distributed.communicator()
     root = parallel is None or parallel.rank == 0
+    if results.in_place and is_on_hub(model):
+        raise OptionError(f"--in-place writes onto the model, but {str(model)!r} is on the Hub; give --output.")
     model = find_model(model)
     folder = results.run
     lora = adapters.build()

@@ -20,6 +20,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.model_file.checks import check_model, dense_array
 from onnxtrain.model_file.embedded_weights import EmbeddedWeight, fill, fill_tensor, lift, with_embedded
 from onnxtrain.model_file.external import DataFiles, DataTensor, ExternalData, raw_array, with_external_data
+from onnxtrain.model_file.hub import download, is_on_hub
 from onnxtrain.model_file.large_data import BackgroundRead, LargeData, SourceFile, Stamp, stamp_of
 from onnxtrain.model_file.proto import default_opset, is_large, without_data
 from onnxtrain.model_file.protobuf_wire import CutOffError, Template, TooManyFieldsError, WireError
@@ -61,8 +62,11 @@ def serialised(model: ModelProto) -> bytes:
 def find_model(path: str | os.PathLike[str]) -> Path:
     """Return the model file of a path: the path itself, or the model in a folder of onnxruntime-genai.
 
-    The model in a folder is the one that genai_config.json names, else model.onnx.
+    The model in a folder is the one that genai_config.json names, else model.onnx. An address such as
+    ``hf://org/name/model.onnx`` is downloaded from the Hugging Face Hub.
     """
+    if is_on_hub(path):
+        return download(path)
     path = Path(path)
     if not path.is_dir():
         return path

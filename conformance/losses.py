@@ -1,0 +1,288 @@
+"""Losses and their gradients: the definitions of ``docs/losses.md`` in NumPy, without onnxtrain."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import helper, parser
+
+import onnxtrain
+from conformance import oracle
+from conformance.subject import Made, Subject
+from onnxtrain.ir import Builder
+from onnxtrain.ir.domains import TRAINING_DOMAIN
+from onnxtrain.losses import LOSSES, Loss, TargetForm
+from onnxtrain.losses.base import reduced
+
+OPSET = 18
+Array = np.ndarray
+Definition = Callable[[Array, Array], float]
+
+
+def log_softmax(z: Array, axis: int = -1) -> Array:
+    """Log of softmax along an axis."""
+    z = z - z.max(axis, keepdims=True)
+    return z - np.log(np.exp(z).sum(axis, keepdims=True))
+
+
+def sigmoid(z: Array) -> Array:
+    """1 / (1 + exp(-z))."""
+    return 1 / (1 + np.exp(-z))
+
+
+def cross_entropy(
+    z: Array, t: Array, weights: Array | None = None, smoothing: float = 0.0, ignore: int = -100
+) -> float:
+    """Weighted mean over labels of -log p(label), classes last."""
+    classes = z.shape[-1]
+    w = np.ones(classes) if weights is None else np.asarray(weights)
+    total = count = 0.0
+    for index in np.ndindex(t.shape):
+        if t[index] != ignore:
+            p, label = log_softmax(z[index]), t[index]
+            total += -(1 - smoothing) * w[label] * p[label] - smoothing / classes * float(w @ p)
+            count += w[label]
+    return total / count
+
+
+def next_token(z: Array, t: Array) -> float:
+    """Cross-entropy of each position with the next token."""
+    return cross_entropy(z[:, :-1], t[:, 1:])
+
+
+def binary(z: Array, t: Array, positive: float = 1.0) -> float:
+    """Mean over elements of -(w t log p + (1 - t) log(1 - p))."""
+    return float(np.mean(-positive * t * np.log(sigmoid(z)) - (1 - t) * np.log(sigmoid(-z))))
+
+
+def huber(z: Array, t: Array, delta: float) -> float:
+    """Quadratic up to delta, linear beyond."""
+    d = np.abs(z - t)
+    return float(np.mean(np.where(d <= delta, d * d / 2, delta * (d - delta / 2))))
+
+
+def focal(z: Array, t: Array, gamma: float, weights: Array | None = None) -> float:
+    """Mean over labels of -w (1 - p)^gamma log p."""
+    w = np.ones(z.shape[-1]) if weights is None else np.asarray(weights)
+    log_p = np.array([log_softmax(z[i])[t[i]] for i in np.ndindex(t.shape)])
+    return float(np.mean(-w[t.ravel()] * (1 - np.exp(log_p)) ** gamma * log_p))
+
+
+def binary_focal(z: Array, t: Array, gamma: float, alpha: float | None) -> float:
+    """Mean over elements of -a (1 - p_t)^gamma log p_t."""
+    p = np.where(t == 1, sigmoid(z), sigmoid(-z))
+    a = 1.0 if alpha is None else np.where(t == 1, alpha, 1 - alpha)
+    return float(np.mean(-a * (1 - p) ** gamma * np.log(p)))
+
+
+def dice(z: Array, t: Array, smooth: float) -> float:
+    """1 - (2 |p t| + s) / (|p| + |t| + s), mean over examples and classes; z is [N, C, H, W], t labels."""
+    p, n = np.exp(log_softmax(z, 1)), z.shape[1]
+    there = np.moveaxis(np.eye(n)[t], -1, 1)
+    axes = tuple(range(2, z.ndim))
+    return float(np.mean(1 - (2 * (p * there).sum(axes) + smooth) / ((p + there).sum(axes) + smooth)))
+
+
+def ctc(z: Array, t: Array, blank: int = 0) -> float:
+    """Mean of -log p(labels) / their number, p summed over all paths one by one."""
+    losses = []
+    for scores, row in zip(log_softmax(z), t, strict=True):
+        labels = [int(label) for label in row if label >= 0]
+        total = 0.0
+        for path in itertools.product(range(z.shape[2]), repeat=z.shape[1]):
+            merged = [c for c, _ in itertools.groupby(path) if c != blank]
+            if merged == labels:
+                total += float(np.exp(sum(scores[step, c] for step, c in enumerate(path))))
+        losses.append(-np.log(total) / max(1, len(labels)))
+    return float(np.mean(losses))
+
+
+def triplet(z: Array, t: Array, margin: float, mining: str) -> float:
+    """Mean of max(0, |a - p| - |a - n| + margin) over all triplets, or over the hardest of each anchor."""
+    terms: list[float] = []
+    for a in range(len(t)):
+        near = [p for p in range(len(t)) if p != a and t[p] == t[a]]
+        far = [n for n in range(len(t)) if t[n] != t[a]]
+        of_anchor = [
+            max(0.0, float(np.linalg.norm(z[a] - z[p]) - np.linalg.norm(z[a] - z[n])) + margin)
+            for p, n in itertools.product(near, far)
+        ]
+        terms += of_anchor if mining == "all" else [max(of_anchor)] if of_anchor else []
+    return float(np.mean(terms))
+
+
+def info_nce(z: Array, t: Array, temperature: float) -> float:
+    """Mean over examples with partners of -log softmax of similarities, mean over partners."""
+    z = z / np.linalg.norm(z, axis=1, keepdims=True)
+    terms = []
+    for i in range(len(t)):
+        others = [j for j in range(len(t)) if j != i]
+        log_p = dict(zip(others, log_softmax(z[others] @ z[i] / temperature), strict=True))
+        partners = [log_p[j] for j in others if t[j] == t[i]]
+        terms += [-float(np.mean(partners))] if partners else []
+    return float(np.mean(terms))
+
+
+TEACHER = np.array([[0.5, -1.0, 0.25], [1.5, 0.75, -0.5], [-0.25, 1.0, 0.5]])
+"""The teacher of the distillation is this matrix times the logits."""
+
+
+def distillation(z: Array, t: Array, taught: Array, temperature: float, mix: float) -> float:
+    """mix T² K(q, p) + (1 - mix) C, with C the cross-entropy on labels."""
+    q, p = log_softmax(taught / temperature), log_softmax(z / temperature)
+    divergence = temperature**2 * float(np.mean((np.exp(q) * (q - p)).sum(-1)))
+    return mix * divergence + (1 - mix) * cross_entropy(z, t)
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Array:
+    """Seeded numbers in float32."""
+    return (scale * np.random.default_rng((seed, *shape)).normal(size=shape)).astype(np.float32)
+
+
+def labels(*shape: int, classes: int, seed: int = 0) -> Array:
+    """Seeded labels."""
+    return np.random.default_rng((seed, *shape)).integers(0, classes, shape)
+
+
+class Row(NamedTuple):
+    """A loss, its inputs, and its definition."""
+
+    label: str
+    loss: Loss
+    prediction: Array
+    target: Array
+    definition: Definition
+
+
+WEIGHTS = (0.5, 2.0, 0.25, 1.5)
+HALF = labels(4, 5, classes=2).astype(np.float32)
+IGNORING = np.array([0, 3, -100, 1, 2, -100])
+
+
+def rows() -> list[Row]:
+    """Every loss with its options; the distillation is a case of its own, since it has a teacher."""
+    losses = onnxtrain.losses
+    z, t = normal(6, 4, scale=2), labels(6, classes=4)
+    entropy = losses.SoftmaxCrossEntropy
+    return [
+        Row("labels", entropy(), z, t, cross_entropy),
+        Row("weights", entropy(WEIGHTS), z, t, lambda z, t: cross_entropy(z, t, np.array(WEIGHTS))),
+        Row("smoothing", entropy(label_smoothing=0.2), z, t, lambda z, t: cross_entropy(z, t, smoothing=0.2)),
+        Row("ignoring", entropy(ignore_index=-100), z, IGNORING, cross_entropy),
+        Row(
+            "images",
+            entropy(axis=1),
+            normal(2, 3, 2, 4),
+            labels(2, 2, 4, classes=3),
+            lambda z, t: cross_entropy(np.moveaxis(z, 1, -1), t),
+        ),
+        Row("tokens", losses.NextToken(), normal(2, 4, 5), labels(2, 4, classes=5), next_token),
+        Row("logits", losses.BinaryCrossEntropy(), normal(4, 5, scale=2), HALF, binary),
+        Row("positive", losses.BinaryCrossEntropy(3.0), normal(4, 5), HALF, lambda z, t: binary(z, t, 3.0)),
+        Row("values", losses.MeanSquaredError(), z, normal(6, 4, seed=1), lambda z, t: float(np.mean((z - t) ** 2))),
+        Row("values", losses.MeanAbsoluteError(), z, normal(6, 4, seed=1), lambda z, t: float(np.mean(np.abs(z - t)))),
+        Row("values", losses.Huber(0.7), z, normal(6, 4, seed=1), lambda z, t: huber(z, t, 0.7)),
+        Row("labels", losses.Focal(2.0), z, t, lambda z, t: focal(z, t, 2.0)),
+        Row("weights", losses.Focal(0.5, WEIGHTS), z, t, lambda z, t: focal(z, t, 0.5, np.array(WEIGHTS))),
+        Row("logits", losses.BinaryFocal(2.0, 0.25), z[:4], HALF[:, :4], lambda z, t: binary_focal(z, t, 2.0, 0.25)),
+        Row("plain", losses.BinaryFocal(0.5, None), z[:4], HALF[:, :4], lambda z, t: binary_focal(z, t, 0.5, None)),
+        Row(
+            "labels",
+            losses.Dice(0.1).with_form(TargetForm("indices")),
+            normal(2, 3, 2, 4),
+            labels(2, 2, 4, classes=3),
+            lambda z, t: dice(z, t, 0.1),
+        ),
+        Row("padded", losses.CTC(), normal(3, 5, 3), np.array([[1, 2, -1], [2, 2, -1], [1, 2, 1]]), ctc),
+        *(
+            Row(
+                mining,
+                losses.Triplet(0.5, mining),
+                normal(7, 4),
+                np.array([0, 1, 0, 2, 1, 1, 3]),
+                lambda z, t, mining=mining: triplet(z, t, 0.5, mining),  # type: ignore[misc]
+            )
+            for mining in ("hard", "all")
+        ),
+        Row(
+            "partners",
+            losses.InfoNCE(0.2),
+            normal(7, 4),
+            np.array([0, 1, 0, 2, 1, 1, 3]),
+            lambda z, t: info_nce(z, t, 0.2),
+        ),
+    ]
+
+
+def subjects() -> Iterator[Subject]:
+    """Every loss of :data:`onnxtrain.losses.LOSSES`."""
+    for row in rows():
+        made = functools.partial(_made, row)
+        yield Subject("loss", f"{row.loss.name}_{row.label}", frozenset([row.loss.name]), made)
+    yield Subject("loss", "distillation_labels", frozenset(["distillation"]), _distillation)
+
+
+NAMES = frozenset(LOSSES)
+"""The losses that need a case."""
+
+
+def _made(row: Row) -> Made:
+    return _with_gradient(_graph(row.loss, row.prediction, row.target), row.prediction, row.target, row.definition)
+
+
+def _distillation() -> Made:
+    z, t = normal(6, 3), labels(6, classes=3)
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {OPSET}]> teacher (float[N,3] x) => (float[N,3] y) {{ y = MatMul(x, w) }}'
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(TEACHER.T.astype(np.float32), "w"))
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(model, Path(folder) / "teacher.onnx")
+        loss = onnxtrain.losses.Distillation(Path(folder) / "teacher.onnx", 2.0, 0.4)
+        built = _graph(loss, z, t, through="x")
+    taught = z.astype(np.float64) @ TEACHER.T  # a constant: the teacher is not trained, and its input not either
+    return _with_gradient(built, z, t, lambda z, t: distillation(z, t, taught, 2.0, 0.4))
+
+
+def _graph(loss: Loss, prediction: Array, target: Array, *, through: str = "") -> onnx.ModelProto:
+    """A model of the prediction and the target to the loss; ``through``: an input before the prediction."""
+    values = []
+    for name, array in (("prediction", prediction), ("target", target)):
+        kind = ir.TensorType(ir.tensor(array).dtype)
+        values.append(ir.Value(name=name, type=kind, shape=ir.Shape(array.shape)))
+    inputs = [ir.Value(name=through, type=values[0].type, shape=values[0].shape)] if through else []
+    graph = ir.Graph([*inputs, *values], [], nodes=[], opset_imports={"": OPSET}, name="loss")
+    op = Builder(graph, OPSET)
+    given, aim = (op.wrap(value) for value in values)
+    terms = reduced(op, loss, loss.build(op, given, aim))
+    result = op.Identity(terms.loss)
+    result.ir.name = "loss"
+    graph.outputs.append(result.ir)
+    return ir.to_proto(ir.Model(graph, ir_version=8))
+
+
+def _with_gradient(model: onnx.ModelProto, prediction: Array, target: Array, definition: Definition) -> Made:
+    node = helper.make_node(
+        "Gradient", ["prediction"], ["prediction_grad"], domain=TRAINING_DOMAIN, xs=["prediction"], y="loss"
+    )
+    model.graph.node.append(node)
+    info = helper.make_tensor_value_info("prediction_grad", onnx.TensorProto.FLOAT, prediction.shape)
+    model.graph.output.append(info)
+    model.opset_import.append(helper.make_opsetid(TRAINING_DOMAIN, 1))
+    wide = {"prediction": prediction.astype(np.float64)}
+    aim = target.astype(np.float64) if target.dtype.kind == "f" else target
+    expected = {
+        "loss": np.array(definition(wide["prediction"], aim)),
+        "prediction_grad": oracle.gradient(lambda at: definition(at["prediction"], aim), wide, "prediction"),
+    }
+    feeds = {"prediction": prediction, "target": target}
+    feeds |= {i.name: prediction for i in model.graph.input if i.name not in feeds}
+    return Made(model, [(feeds, expected)], "the definition in NumPy in float64, and its central differences")

@@ -1,0 +1,95 @@
+"""Read models from the Hugging Face Hub by addresses such as ``hf://org/name/model.onnx``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from onnxtrain.errors import ModelError
+from onnxtrain.model_file.saving import data_files_of
+from onnxtrain.optional import import_optional
+
+_ADDRESS = re.compile(r"hf:/{1,2}(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<file>.+)")
+_CACHED = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/")
+
+
+def is_on_hub(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is an address on the Hub; a Path has one slash after ``hf:``."""
+    return os.fspath(path).startswith("hf:/")
+
+
+def repository_of(path: Path) -> str | None:
+    """Return the repository that a file of the Hub's cache comes from; ``None`` for any other file."""
+    found = _CACHED.search(path.as_posix())
+    return None if found is None else f"{found[1]}/{found[2]}"
+
+
+def download(address: str | os.PathLike[str]) -> Path:
+    """Return the local copy of a model on the Hub with its data files; files in the Hub's cache are not read again.
+
+    Args:
+        address: ``hf://ORG/NAME/FILE``, or ``hf://ORG/NAME@REVISION/FILE``.
+
+    Raises:
+        ModelError: The address has another form, or the file cannot be had.
+        OptionError: The package huggingface_hub is not installed.
+    """
+    text = os.fspath(address)
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
+        raise ModelError(
+            f"{text!r} is no address of a model on the Hub: give hf://ORG/NAME/FILE, such as "
+            "hf://org/name/model.onnx, or hf://ORG/NAME@REVISION/FILE."
+        )
+    hub = client(f"The model {text!r} is on the Hugging Face Hub, which needs huggingface_hub")
+    repo, revision, file = found["repo"], found["revision"], found["file"]
+    with explained(f"The model {text!r} cannot be had from the Hub"):
+        model = Path(hub.hf_hub_download(repo, file, revision=revision))
+        locations = sorted(data_files_of(model) or ())
+        if locations:  # the Hub's cache has links; data files must be real ones beside their model
+            commit = model.parents[file.count("/")].name
+            folder = Path(hub.constants.HF_HOME, "onnxtrain", f"models--{repo.replace('/', '--')}", "snapshots", commit)
+            for location in locations:
+                if ".." in Path(location).parts or Path(location).is_absolute():
+                    raise ModelError(f"The model {text!r} has data in {location!r}, outside its folder.")
+            for name in (file, *((Path(file).parent / location).as_posix() for location in locations)):
+                hub.hf_hub_download(repo, name, revision=commit, local_dir=folder)
+            model = folder / file
+    return model
+
+
+def client(needs: str) -> Any:
+    """Import huggingface_hub."""
+    return import_optional("huggingface_hub", needs=needs, extra="hub")
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn errors of huggingface_hub into a sentence.
+
+    Raises:
+        ModelError: Any error of the Hub, the network or its cache.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        yield
+    except HfHubHTTPError as error:
+        response = getattr(error, "response", None)
+        status = "" if response is None else f" (status {response.status_code})"
+        reason = getattr(error, "server_message", None) or str(error).split("\n")[0]
+        raise ModelError(f"{what}{status}: {_sentence(reason)}") from error
+    except LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"{what}: it is not in the cache, and the Hub cannot be reached; check the network and HF_ENDPOINT."
+        ) from error
+    except (HFValidationError, OSError, RuntimeError) as error:  # uploads of large files end in a RuntimeError
+        raise ModelError(f"{what}: {_sentence(str(error))}") from error
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split()).rstrip(".") + "."

@@ -1,0 +1,207 @@
+"""Models from and to the Hugging Face Hub: its real client against a local server that speaks its protocol."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from stand_in import COMMIT, TOKEN, Hub
+
+import onnxtrain
+from onnxtrain.cli import main
+from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.model_file.hub import download, repository_of
+
+pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")  # of its own requests
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub with one model; the client has read its environment already, so that its constants are set."""
+    from huggingface_hub import constants
+
+    server = Hub()
+    server.start()
+    monkeypatch.setattr(constants, "ENDPOINT", server.address)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.address)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    onnx.save(onnxtrain.examples.mlp((4, 8, 3)), tmp_path / "model.onnx")
+    server.files["org/points"] = {"onnx/model.onnx": (tmp_path / "model.onnx").read_bytes()}
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+ADDRESS = "hf://org/points/onnx/model.onnx"
+
+
+@pytest.mark.parametrize("address", [ADDRESS, Path(ADDRESS), "hf://org/points@v1/onnx/model.onnx"])
+def test_a_trainer_reads_a_model_from_the_hub(hub: Hub, address: str | Path, tmp_path: Path) -> None:
+    trainer = onnxtrain.Trainer(address, loss="softmax_cross_entropy", optimizer="sgd(lr=0.1)")
+    trainer.fit(*onnxtrain.examples.points(64))
+    trainer.save(tmp_path / "tuned.onnx")
+    assert hub.files["org/points"]["onnx/model.onnx"] != (tmp_path / "tuned.onnx").read_bytes()
+    assert sum(line.startswith("GET") and "/resolve/" in line for line in hub.requests) == 1
+    download(address)  # from the cache
+    assert sum(line.startswith("GET") and "/resolve/" in line for line in hub.requests) == 1
+
+
+def test_data_files_come_along(hub: Hub, tmp_path: Path) -> None:
+    model = onnxtrain.examples.mlp((4, 8, 3))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.onnx.data", size_threshold=0)
+    hub.files["org/large"] = {f"part/{p.name}": p.read_bytes() for p in tmp_path.glob("m.onnx*")}
+    points, _ = onnxtrain.examples.points(8)
+    found = onnxtrain.predict("hf://org/large/part/m.onnx", points)
+    np.testing.assert_array_equal(found, onnxtrain.predict(tmp_path / "m.onnx", points))
+    assert repository_of(download("hf://org/large/part/m.onnx")) == "org/large"
+
+
+def test_the_command_line_reads_from_the_hub(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    points, labels = onnxtrain.examples.points(32)
+    np.savez("points.npz", input=points, target=labels)
+    arguments = ["--loss", "softmax_cross_entropy", "--data", "points.npz", "--quiet"]
+    assert main(["fit", ADDRESS, *arguments, "--output", "tuned.onnx"]) == 0, capsys.readouterr().err
+    assert Path("tuned.onnx").is_file()
+    assert main(["fit", ADDRESS, *arguments, "--in-place"]) != 0
+    assert "is on the Hub; give --output." in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("hf://org/points", "is no address of a model on the Hub: give hf://ORG/NAME/FILE"),
+        ("hf://points/model.onnx", "is no address of a model on the Hub"),
+        ("hf://org/nothing/model.onnx", r"cannot be had from the Hub \(status 401\): "),
+        ("hf://org/points/other.onnx", r"cannot be had from the Hub \(status 404\): "),
+        ("hf://org/points@v9/onnx/model.onnx", r"cannot be had from the Hub \(status 404\): "),
+        ("hf://org/po..ints/model.onnx", r"cannot be had from the Hub: Cannot have -- or \.\. in repo_id"),
+    ],
+)
+def test_addresses_that_lead_nowhere(hub: Hub, address: str, sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        onnxtrain.Trainer(address, loss="mse")
+
+
+def test_without_a_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match="it is not in the cache, and the Hub cannot be reached"):
+        onnxtrain.Trainer(ADDRESS, loss="mse")
+
+
+def test_data_files_outside_are_refused(hub: Hub, tmp_path: Path) -> None:
+    onnx.save(onnxtrain.examples.mlp((4, 8, 3)), tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
+    model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        tensor.external_data[0].value = "../../secret"
+    hub.files["org/evil"] = {"m.onnx": model.SerializeToString()}
+    with pytest.raises(ModelError, match=r"has data in '\.\./\.\./secret', outside its folder"):
+        onnxtrain.Trainer("hf://org/evil/m.onnx", loss="mse")
+
+
+@pytest.fixture
+def trained(hub: Hub, tmp_path: Path) -> tuple[onnxtrain.Trainer, Path]:
+    trainer = onnxtrain.Trainer(ADDRESS, loss="softmax_cross_entropy", optimizer="adam(lr=0.01)")
+    points, labels = onnxtrain.examples.points(96)
+    trainer.fit(points, labels, validation=0.25, epochs=3, metrics=["accuracy"], run=tmp_path / "run")
+    return trainer, tmp_path / "run"
+
+
+def test_a_trained_model_is_published_with_its_card(
+    trained: tuple[onnxtrain.Trainer, Path], hub: Hub, tmp_path: Path
+) -> None:
+    trainer, run = trained
+    url = onnxtrain.hub.push_to_hub(trainer, "me/tuned", run=run, license="apache-2.0", private=True, message="First")
+    assert url == f"{hub.address}/me/tuned/commit/{COMMIT}"
+    assert (
+        hub.settings.get("visibility") == "private" or hub.settings.get("private") is True
+    )  # by version of the client
+    assert hub.messages == ["First"]
+    files = hub.files["me/tuned"]
+    assert set(files) == {"README.md", "model.onnx", "training/curves.svg", "training/metrics.csv"}
+    trainer.save(tmp_path / "same.onnx")
+    assert files["model.onnx"] == (tmp_path / "same.onnx").read_bytes()
+    card = files["README.md"].decode()
+    for part in (
+        'library_name: "onnxtrain"\n',
+        'license: "apache-2.0"\n',
+        'base_model: "org/points"\n',
+        "# tuned\n",
+        "| `input` | input | float | N x 4 |",
+        "| loss | softmax_cross_entropy |",
+        "| examples | 72 |",
+        "![Training history](training/curves.svg)",
+        "Trainer(\"hf://me/tuned/model.onnx\", loss='softmax_cross_entropy')",
+    ):
+        assert part in card
+    assert str(tmp_path) not in card
+    assert "epoch" in card
+    again = onnxtrain.Trainer("hf://me/tuned/model.onnx", loss="softmax_cross_entropy")
+    points, _ = onnxtrain.examples.points(8)
+    np.testing.assert_array_equal(again.predict(points), trainer.predict(points))
+
+
+def test_a_file_is_published_again(hub: Hub, tmp_path: Path) -> None:
+    for _ in range(2):  # the repository exists the second time
+        onnxtrain.hub.push_to_hub(tmp_path / "model.onnx", "me/plain")
+    assert set(hub.files["me/plain"]) == {"README.md", "model.onnx"}
+    assert "## Training" not in hub.files["me/plain"]["README.md"].decode()
+
+
+def test_what_cannot_be_published(hub: Hub, tmp_path: Path) -> None:
+    push = onnxtrain.hub.push_to_hub
+    model = tmp_path / "model.onnx"
+    with pytest.raises(ModelError, match=r"There is no model '.*nothing\.onnx'; check the path\."):
+        push(tmp_path / "nothing.onnx", "me/x")
+    with pytest.raises(OptionError, match=r"which is not the folder of a run: it has no readable run\.json"):
+        push(model, "me/x", run=tmp_path)
+    with pytest.raises(OptionError, match="it is the name of the model in the repository"):
+        push(model, "me/x", file="../x.onnx")
+    (tmp_path / "run.json").write_text('{"finished": false}')
+    with pytest.raises(OptionError, match="is not finished; train on, or push the model without run="):
+        push(model, "me/x", run=tmp_path)
+    hub.lose_uploads = True
+    with pytest.raises(ModelError, match=r"cannot be uploaded to 'me/x': Error while uploading 'model\.onnx'"):
+        push(model, "me/x")
+    hub.refuse_writes = True
+    with pytest.raises(ModelError, match=r"The model cannot be uploaded to 'me/x' \(status 403\): "):
+        push(model, "me/x")
+    onnx.save(onnx.load(model), tmp_path / "d.onnx", save_as_external_data=True, location="d.data", size_threshold=0)
+    with pytest.raises(OptionError, match=r"its name must stay: file='d\.onnx'"):
+        push(tmp_path / "d.onnx", "me/x")
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(OptionError, match=r"is on the Hugging Face Hub, which needs .*pip install 'onnxtrain\[hub\]'"):
+        onnxtrain.Trainer(ADDRESS, loss="mse")
+    with pytest.raises(OptionError, match=r"push_to_hub needs the package .*pip install 'onnxtrain\[hub\]'"):
+        onnxtrain.hub.push_to_hub("model.onnx", "me/x")
+
+
+def test_models_with_data_files_are_published(hub: Hub, tmp_path: Path) -> None:
+    onnx.save(
+        onnxtrain.examples.mlp((4, 8, 3)),
+        tmp_path / "d.onnx",
+        save_as_external_data=True,
+        location="d.data",
+        size_threshold=0,
+    )
+    onnxtrain.hub.push_to_hub(tmp_path / "d.onnx", "me/data", file="d.onnx")
+    assert hub.files["me/data"]["d.data"] == (tmp_path / "d.data").read_bytes()
+    shutil.rmtree(tmp_path / "home", ignore_errors=True)
+    assert onnxtrain.Trainer("hf://me/data/d.onnx", loss="softmax_cross_entropy").parameters

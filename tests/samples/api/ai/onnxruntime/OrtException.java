@@ -1,0 +1,4 @@
+package ai.onnxruntime;
+
+/** Signature of ONNX Runtime's Java API. */
+public class OrtException extends Exception {}

@@ -1,0 +1,55 @@
+"""docs/upstream.md has a report for every open entry of the registry of upstream bugs, and its programs run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import onnx
+import pytest
+
+import upstream_page
+from onnxtrain.workarounds.book import BOOK
+
+
+def test_the_page_is_up_to_date():
+    text = upstream_page.PAGE.read_text()
+    assert text == upstream_page.page(text), "run python tools/upstream_page.py"
+
+
+def test_no_open_entry_is_missing_and_no_closed_one_is_there():
+    text = upstream_page.PAGE.read_text()
+    for entry in BOOK:
+        assert (f"### {entry.package}: {entry.name}\n" in text) == (entry.gone is None), entry.name
+        assert entry.package in upstream_page.LINKS
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "evaluated Scan",
+        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("the matrix of Attention", "merged outputs")),
+    ],
+)
+def test_a_program_shows_its_bug_without_this_project(name):
+    program = upstream_page.script(name)
+    assert "onnxtrain" not in program
+    done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=True)
+    assert done.stdout == "present\n"
+
+
+def test_every_program_compiles():
+    for entry in upstream_page.open_entries():
+        if entry.package != "onnxruntime-web":
+            compile(upstream_page.script(entry.name), entry.name, "exec")
+        else:
+            compile(upstream_page.browser_model(entry.name), entry.name, "exec")
+
+
+def test_the_models_for_browsers_are_valid(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for entry in upstream_page.open_entries():
+        if entry.package == "onnxruntime-web":
+            exec(upstream_page.browser_model(entry.name), {})
+            onnx.checker.check_model("model.onnx", full_check=True)
+            assert "SIZE" not in upstream_page.browser_script(entry.name)

@@ -1,0 +1,179 @@
+"""Write docs/upstream.md: a report for every open entry of the registry of upstream bugs.
+
+python tools/upstream_page.py
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import math
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "upstream.md"
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "languages")]
+
+from onnxtrain.workarounds.book import BOOK, Workaround  # noqa: E402
+from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime, shown  # noqa: E402,F401
+
+BEGIN = "<!-- generated: python tools/upstream_page.py -->"
+
+CHECK = "# the workaround works"
+
+LINKS = {
+    "onnx": "https://github.com/onnx/onnx/issues",
+    "onnx-ir": "https://github.com/onnx/ir-py/issues",
+    "onnxruntime": "https://github.com/microsoft/onnxruntime/issues",
+    "onnxruntime-openvino": "https://github.com/intel/onnxruntime/issues",
+    "onnxruntime-web": "https://github.com/microsoft/onnxruntime/issues",
+}
+"""Where bugs of a package are reported."""
+
+IN_BROWSERS = """import * as ort from "onnxruntime-web/webgpu";
+
+for (const provider of ["wasm", "webgpu"]) {
+  const session = await ort.InferenceSession.create("model.onnx", { executionProviders: [provider] });
+  const data = Float32Array.from({ length: SIZE }, (_, index) => Math.sin(index));
+  const outputs = await session.run({ x: new ort.Tensor("float32", data, DIMS) });
+  console.log(provider, outputs[session.outputNames[0]].data);
+}
+"""
+
+
+def open_entries() -> list[Workaround]:
+    """The bugs that the newest version still has."""
+    return [entry for entry in BOOK if entry.gone is None]
+
+
+def script(name: str) -> str:
+    """The reproduction of a bug as a program of its own: what its function needs, the function, and a call."""
+    function = shown.SHOWN[name]
+    found: dict[str, str] = {}
+    imports: set[str] = set()
+    module = sys.modules[function.__module__]
+    _collect(module, function.__name__, found, imports)
+    body = "\n\n\n".join(found.values())
+    lines = sorted(imports, key=lambda line: (not line.startswith("from __future__"), line.startswith("from"), line))
+    return "\n".join([*lines, "", "", f"{body}", "", "", f'print("present" if {function.__name__}() else "gone")'])
+
+
+def _collect(module: ModuleType, name: str, found: dict[str, str], imports: set[str]) -> None:
+    """Add the definition of a name of a module, after the definitions that it needs."""
+    lines, statements = _statements(module)
+    statement = statements.get(name)
+    if statement is None or name in found:
+        return
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        home = getattr(statement, "module", None) or ""
+        if home.split(".")[0] in ("workarounds", "peak_memory"):
+            _collect(sys.modules[home], name, found, imports)
+        else:
+            imports.add(_one_import(statement, name))
+        return
+    for used in ast.walk(statement):
+        if isinstance(used, ast.Name) and used.id != name:
+            _collect(module, used.id, found, imports)
+    found[name] = "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
+
+
+@functools.cache
+def _statements(module: ModuleType) -> tuple[list[str], dict[str, ast.stmt]]:
+    """The lines of a module, and its statements by the names that they define.
+
+    Without decorators, and without the lines that check the workaround, which need onnxtrain.
+    """
+    lines = [line for line in inspect.getsource(module).splitlines() if not line.endswith(CHECK)]
+    found: dict[str, ast.stmt] = {}
+    for statement in ast.parse("\n".join(lines)).body:
+        if isinstance(statement, ast.FunctionDef):
+            statement.decorator_list = []
+            found[statement.name] = statement
+        elif isinstance(statement, ast.Assign):
+            found |= {target.id: statement for target in statement.targets if isinstance(target, ast.Name)}
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0]: statement for alias in statement.names}
+    return lines, found
+
+
+def _one_import(statement: ast.stmt, name: str) -> str:
+    assert isinstance(statement, ast.Import | ast.ImportFrom)
+    chosen = [a for a in statement.names if (a.asname or a.name).split(".")[0] == name]
+    if isinstance(statement, ast.ImportFrom):
+        return ast.unparse(ast.ImportFrom(module=statement.module, names=chosen, level=0))
+    return ast.unparse(ast.Import(names=chosen))
+
+
+def report(entry: Workaround) -> str:
+    """One report: title, versions, what happens, and a program that shows it."""
+    oldest, newest = entry.seen
+    versions = newest if oldest == newest else f"{oldest} to {newest}"
+    text = f"### {entry.package}: {entry.name}\n\nVersions: {versions} (the oldest and the newest that were tried).\n\n"
+    text += f"{entry.wrong}\n\n"
+    text += f"Until it is fixed, onnxtrain avoids it: {entry.done[0].lower()}{entry.done[1:]}\n\n"
+    if entry.package == "onnxruntime-web":
+        return text + f"```py\n{browser_model(entry.name)}\n```\n\n```js\n{browser_script(entry.name)}```\n"
+    return text + f"```py\n{script(entry.name)}\n```\n"
+
+
+def _web_model(name: str) -> tuple[str, tuple[int, ...]]:
+    """The model of a bug of the provider for browsers as text, and the shape of its filters if it has some."""
+    from test_browser import CONVOLUTIONS, LACKING
+
+    if name in LACKING:
+        return LACKING[name], ()
+    assert name == "convolutions on WebGPU", f"say here how to show {name!r}"
+    image, filters, attributes = CONVOLUTIONS["strided"]
+    dims = ",".join(map(str, image))
+    return f"(float[1,{dims}] x) => (float[1,{filters[0]},a,b] y) {{ y = Conv<{attributes}>(x, w) }}", filters
+
+
+def browser_model(name: str) -> str:
+    """A program that writes the model of a bug of the provider for browsers."""
+    text, filters = _web_model(name)
+    lines = ["import numpy as np", "import onnx", "from onnx import numpy_helper, parser", "", f'text = """g {text}"""']
+    lines.append("model = parser.parse_model('<ir_version: 8, opset_import: [\"\": 18]>' + text)")
+    if filters:
+        lines.append(f"w = np.random.default_rng(0).standard_normal({filters}).astype(np.float32)")
+        lines.append('model.graph.initializer.append(numpy_helper.from_array(w, "w"))')
+    else:
+        del lines[0]
+        lines[1] = "from onnx import parser"
+    return "\n".join([*lines, 'onnx.save(model, "model.onnx")'])
+
+
+def browser_script(name: str) -> str:
+    """The code of a page that runs it."""
+    found = re.search(r"float\[([\d,]+)\] x", _web_model(name)[0])
+    assert found is not None
+    dims = [int(size) for size in found[1].split(",")]
+    return IN_BROWSERS.replace("SIZE", str(math.prod(dims))).replace("DIMS", str(dims))
+
+
+def reports() -> str:
+    """All reports, by package."""
+    packages = sorted({entry.package for entry in open_entries()})
+    parts = []
+    for package in packages:
+        parts.append(f"## Bugs of {package}\n\nTo report at {LINKS[package]}.\n")
+        parts += [report(entry) for entry in open_entries() if entry.package == package]
+    return "\n".join(parts)
+
+
+def page(text: str) -> str:
+    """The page with the reports written again."""
+    return f"{text.split(BEGIN)[0]}{BEGIN}\n\n{reports()}"
+
+
+def main(write: Callable[[str], object] = PAGE.write_text) -> None:
+    """Write the page."""
+    write(page(PAGE.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main()
