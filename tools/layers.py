@@ -94,6 +94,7 @@ ORDER = (
     "training/__init__.py",
     "adapters/",
     "pruning/",
+    "sparse/",
     "reference.py",
     "testing.py",
     "kernels.py",
