@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LEAST_IR = 8
 """The IR version that introduced functions."""
 
-_HOPELESS = 0.55
+_HOPELESS = 0.4
 """Cost of the blocks, relative to all weights one by one, above which no layer was ever faster: not measured."""
 
 _WORTH_IT, _WHOLE = 1.1, 1.0
