@@ -1,10 +1,13 @@
 """Pruned models with onnxtrain's sparse kernels against dense float32 and dense int8 in ONNX Runtime.
 
-    python benchmarks/sparse.py [--quick] [--only NAME] [--threads 1 2] [--output FILE.md]
+    python benchmarks/sparse.py [--quick] [--only NAME] [--threads 1 2] [--deepsparse PYTHON] [--output FILE.md]
 
 Each row is one model: weights are zero at random, alone or in blocks of 4 or 16 outputs, in the shares that its name
 says. The sessions of a row take turns in one process; ratios are medians of pairs. Beside them stands the roofline: the
-multiply-adds of dense weights by those that remain, and the bytes of weights that each of them reads.
+multiply-adds of dense weights by those that remain, and the bytes of weights that the sparse model reads.
+
+DeepSparse 1.8 needs an environment of its own (`pip install --no-deps deepsparse==1.8.0`, then the packages that its
+import names); its process takes turns with this one.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -81,6 +85,12 @@ class Network:
         window = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": [size // 2] * 4}
         return self.add("Conv", x, weight, bias, **window)
 
+    def gelu(self, x: str) -> str:
+        """Add x (1 + erf(x / sqrt(2))) / 2."""
+        root, one, half = (self.put(np.array(value, np.float32)) for value in (2**0.5, 1, 0.5))
+        slope = self.add("Add", self.add("Erf", self.add("Div", x, root)), one)
+        return self.add("Mul", self.add("Mul", x, slope), half)
+
     def model(self, shape: tuple[int, ...], y: str) -> onnx.ModelProto:
         """Return the model from ``x`` to a result."""
         self._nodes[-1].output[0] = "y"
@@ -91,7 +101,7 @@ class Network:
             [helper.make_tensor_value_info("y", FLOAT, None)],
             self._weights,
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         return onnx.shape_inference.infer_shapes(model)
 
 
@@ -132,7 +142,7 @@ def bert_layer(zeros: float, block: int, tokens: int = 128, width: int = 768, he
     mixed = network.add("Reshape", network.add("Transpose", mixed, perm=[0, 2, 1, 3]), joined)
     attended = network.add("Add", network.linear(mixed, width, width), "x")
     attended = network.add("LayerNormalization", attended, ones, none, axis=-1)
-    hidden = network.add("Gelu", network.linear(attended, width, 4 * width))
+    hidden = network.gelu(network.linear(attended, width, 4 * width))
     y = network.add("Add", network.linear(hidden, 4 * width, width), attended)
     y = network.add("LayerNormalization", y, ones, none, axis=-1)
     shape = (1, tokens, width)
@@ -196,7 +206,53 @@ def seconds(one: onnxruntime.InferenceSession, x: np.ndarray, calls: int) -> flo
     return (time.perf_counter() - start) / calls
 
 
-def measure(case: Case, threads: int, rounds: int, folder: Path) -> str:
+DEEPSPARSE = """
+import sys, time
+import numpy as np
+from deepsparse import Engine
+shape = [int(size) for size in sys.argv[2].split(",")]
+engine = Engine(model=sys.argv[1], batch_size=shape[0], num_cores=int(sys.argv[3]))
+x = [np.random.default_rng(1).standard_normal(shape).astype(np.float32)]
+for _ in range(5):
+    engine.run(x)
+print("ready", flush=True)
+for line in sys.stdin:
+    start = time.perf_counter()
+    for _ in range(int(line)):
+        engine.run(x)
+    print((time.perf_counter() - start) / int(line), flush=True)
+"""
+
+
+class DeepSparse:
+    """DeepSparse in a process of its own; ``None`` for a model that it does not run."""
+
+    def __init__(self, python: str, model: Path, shape: tuple[int, ...], threads: int) -> None:
+        command = [python, "-c", DEEPSPARSE, str(model), ",".join(map(str, shape)), str(threads)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, text=True, **pipes)
+        self.runs = self._answer() == "ready"
+
+    def _answer(self) -> str:
+        for line in self._process.stdout:
+            word = line.strip()
+            if word == "ready" or word.replace(".", "").replace("e-", "").isdigit():
+                return word
+        return ""
+
+    def seconds(self, calls: int) -> float:
+        """Return the seconds of one call."""
+        self._process.stdin.write(f"{calls}\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def measure(case: Case, threads: int, rounds: int, folder: Path, deepsparse: str | None) -> str:
     """Return the row of a model."""
     x = np.random.default_rng(1).standard_normal(case.shape).astype(np.float32)
     dense, fast, small = (folder / f"{name}.onnx" for name in ("dense", "fast", "int8"))
@@ -212,14 +268,22 @@ def measure(case: Case, threads: int, rounds: int, folder: Path) -> str:
     expected, found = (sessions[index].run(None, {"x": x})[0] for index in (0, 2))
     error = float(np.abs(expected - found).max() / np.abs(expected).max())
     calls = [max(1, int(0.02 / max(1e-6, seconds(one, x, 3)))) for one in sessions]
-    times = [[seconds(one, x, count) for one, count in zip(sessions, calls, strict=True)] for _ in range(rounds)]
+    peer = DeepSparse(deepsparse, dense, case.shape, threads) if deepsparse else None
+    times, peers = [], []
+    for _ in range(rounds):
+        times.append([seconds(one, x, count) for one, count in zip(sessions, calls, strict=True)])
+        if peer is not None and peer.runs:
+            peers.append(times[-1][0] / peer.seconds(calls[2]))
+    if peer is not None:
+        peer.close()
+    other = f"{statistics.median(peers):.2f}" if peers else ""
     ratios = [statistics.median(row[0] / row[index] for row in times) for index in (1, 2, 3)]
     most, size = roofline(case.model, onnx.load(fast))
     compiled = sum(layer.compiled for layer in result.layers)
     return (
         f"| {case.name} | {threads} | {statistics.median(row[0] for row in times) * 1e3:.3f} | {ratios[0]:.2f} | "
-        f"{ratios[1]:.2f} | {ratios[2]:.2f} | {compiled} of {len(result.layers)} | {most:.1f} | {size / 1e6:.2f} | "
-        f"{fast.stat().st_size / dense.stat().st_size:.2f} | {error:.0e} |"
+        f"{ratios[1]:.2f} | {ratios[2]:.2f} | {other} | {compiled} of {len(result.layers)} | {most:.1f} | "
+        f"{size / 1e6:.2f} | {fast.stat().st_size / dense.stat().st_size:.2f} | {error:.0e} |"
     )
 
 
@@ -230,14 +294,16 @@ def main() -> None:
     parser.add_argument("--only", choices=list(CASES), help="models of this kind")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--deepsparse", metavar="PYTHON", help="the interpreter of an environment with DeepSparse 1.8")
     parser.add_argument("--output", type=Path, metavar="FILE.md")
     arguments = parser.parse_args()
     lines = [
         f"{platform.processor() or platform.machine()}, ONNX Runtime {onnxruntime.__version__}. Times dense float32:",
         "",
-        "| model | threads | dense, ms | dense int8 | sparse | the same file without the library | sparse layers | "
+        "| model | threads | dense, ms | dense int8 | sparse | the same file without the library | DeepSparse | "
+        "sparse layers | "
         "bound by multiply-adds | weights, MB | file by dense file | error |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines))
     kinds = [arguments.only] if arguments.only else list(CASES)
@@ -245,7 +311,8 @@ def main() -> None:
         for kind in ["lenet"] if arguments.quick else kinds:
             for case in CASES[kind]():
                 for threads in [1] if arguments.quick else arguments.threads:
-                    lines.append(measure(case, threads, 3 if arguments.quick else arguments.rounds, Path(folder)))
+                    rounds = 3 if arguments.quick else arguments.rounds
+                    lines.append(measure(case, threads, rounds, Path(folder), arguments.deepsparse))
                     print(lines[-1], flush=True)
     if arguments.output:
         arguments.output.write_text("\n".join(lines) + "\n")
