@@ -128,6 +128,7 @@ W = pruned(np.random.default_rng(2), (64, 64), 0.95)
         ("a = MatMul(x, w) b = Relu(a) y = Add(a, b)", [LINEAR, "Relu", "Add"]),
         ("a = MatMul(x, w) b = Add(a, scalar) y = Relu(b)", [LINEAR]),
         ("a = MatMul(x, w) b = MatMul(x, w) y = Add(a, b)", [LINEAR, LINEAR]),
+        ("a = MatMul(x, w) b = MatMul(x, w) c = Add(a, b) y = Relu(c)", [LINEAR, LINEAR]),
         ("a = MatMul(w, x) y = Add(a, x)", ["MatMul", "Add"]),
         ("a = MatMul(x, w) y = Sum(a, w)", [LINEAR, "Sum"]),
         ("y = Gemm<transA = 1>(x, w)", ["Gemm"]),

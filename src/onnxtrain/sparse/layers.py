@@ -94,7 +94,7 @@ class LayerSearch:
             if found is None:
                 continue
             self._extend(found, taken)
-            taken.update(found.y for _ in found.nodes)
+            taken.update(follower.output[0] for follower in found.nodes[1:])
             yield found
 
     def _matrix(self, name: str, rank: int) -> np.ndarray | None:
