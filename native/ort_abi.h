@@ -94,6 +94,7 @@ inline constexpr int kStatusInvalidArgument = 2;
 inline constexpr int kTypeUndefined = 0;  // as an operator's input or output type: any
 inline constexpr int kTypeFloat = 1;
 inline constexpr int kTypeUint8 = 2;
+inline constexpr int kTypeUint16 = 4;
 inline constexpr int kTypeInt32 = 6;
 inline constexpr int kTypeInt64 = 7;
 inline constexpr int kTypeBool = 9;
@@ -134,6 +135,9 @@ using KernelInfoGetAttributeArray_float =
     Function<162, OrtStatus*(const OrtKernelInfo*, const char* name, float*, std::size_t* size)>;
 using KernelInfoGetAttributeArray_int64 =
     Function<163, OrtStatus*(const OrtKernelInfo*, const char* name, std::int64_t*, std::size_t* size)>;
+// The value of an input that is an initializer, owned by the runtime; null for others.
+using KernelInfoGetConstantInput_tensor =
+    Function<249, OrtStatus*(const OrtKernelInfo*, std::size_t index, int* is_constant, const OrtValue**)>;
 using KernelInfo_GetInputCount = Function<230, OrtStatus*(const OrtKernelInfo*, std::size_t*)>;
 using KernelInfo_GetOutputCount = Function<231, OrtStatus*(const OrtKernelInfo*, std::size_t*)>;
 

@@ -85,6 +85,14 @@ inline constexpr std::size_t kFewTiles = 2;
 // multiplication with more rows than the second constant, and for others.
 inline constexpr std::size_t kProductStripRows = 96, kStripRows = 192;
 
+// Products with sparse weights. ----------------------------------------------------------------------------------------
+
+// Multiplications per task that justify a thread (they take longer than dense ones), and the most tasks of a call.
+inline constexpr std::size_t kLeastSparseProducts = std::size_t{1} << 18, kSparseTasks = 64;
+
+// Rows from which on vectors go over the rows; fewer take vectors over the outputs.
+inline constexpr std::size_t kSparseRows = 8;
+
 // Attention. ----------------------------------------------------------------------------------------------------------
 
 // A block of scores, in 1024ths of the L2 cache; and its rows: at most twelve tiles (with more, fewer blocks are fully

@@ -48,6 +48,7 @@ PUBLIC = {
     "inspect",
     "append",
     "callbacks",
+    "compile_sparse",
     "cut",
     "data",
     "kernels",
@@ -86,6 +87,7 @@ SIGNATURES = {
     "no_gradient": "(*operators, domain='', reason)",
     "register_gradient": "(*operators, domain='', since=1, until=NEWEST, broadcasts=False)",
     "unregister_gradient": "(operator, domain='')",
+    "compile_sparse": "(model, path, *, sizes=None)",
     "custom_ops_library": "()",
     "training_model": "(model, *, loss, optimizer, accumulate=False, **options)",
     "Trainer": (

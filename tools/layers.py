@@ -95,6 +95,7 @@ ORDER = (
     "hub.py",
     "adapters/",
     "pruning/",
+    "sparse/",
     "reference.py",
     "testing.py",
     "kernels.py",

@@ -104,6 +104,7 @@ struct ConvolutionTable;
 struct OptimizerKernels;
 struct MatmulTable;
 struct RecurrentTable;
+struct SparseTable;
 
 struct KernelTable {
   const char* instruction_set;
@@ -134,6 +135,7 @@ struct KernelTable {
   const MatmulTable* product;
   const Bfloat16Kernels* bfloat16;
   const RecurrentTable* recurrent;
+  const SparseTable* sparse;
 };
 
 // Returns the best table for this CPU, or the one named by the environment variable ONNXTRAIN_INSTRUCTION_SET. Returns

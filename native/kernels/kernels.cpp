@@ -26,6 +26,7 @@ extern const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_);
 extern const OptimizerKernels ONNXTRAIN_OF_SET(kOptimizers_)[];
 extern const MatmulTable ONNXTRAIN_OF_SET(kProduct_);
 extern const RecurrentTable ONNXTRAIN_OF_SET(kRecurrent_);
+extern const SparseTable ONNXTRAIN_OF_SET(kSparse_);
 extern const KernelTable ONNXTRAIN_OF_SET(kKernels_);
 
 const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
@@ -56,6 +57,7 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .product = &ONNXTRAIN_OF_SET(kProduct_),
     .bfloat16 = &ONNXTRAIN_OF_SET(kBfloat16_),
     .recurrent = &ONNXTRAIN_OF_SET(kRecurrent_),
+    .sparse = &ONNXTRAIN_OF_SET(kSparse_),
 };
 
 }  // namespace onnxtrain

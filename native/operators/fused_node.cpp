@@ -34,6 +34,12 @@ ElementType Inputs::element_type(std::size_t index) const {
   throw std::invalid_argument(label(index) + " has type " + type_name(type) + ", and must be float or double.");
 }
 
+void Inputs::require_type(std::size_t index, int type) const {
+  if (tensors_[index].type == type) return;
+  throw std::invalid_argument(label(index) + " has type " + type_name(tensors_[index].type) + ", and must be " +
+                              type_name(type) + ".");
+}
+
 void Inputs::require_same_type(std::size_t index, std::size_t other) const {
   if (tensors_[index].type == tensors_[other].type) return;
   throw std::invalid_argument(label(index) + " has type " + type_name(tensors_[index].type) + " and " + label(other) +
@@ -69,6 +75,8 @@ std::string type_name(int type) {
       return "double";
     case ort::kTypeUint8:
       return "uint8";
+    case ort::kTypeUint16:
+      return "uint16";
     case ort::kTypeInt64:
       return "int64";
     case ort::kTypeBool:

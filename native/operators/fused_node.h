@@ -51,6 +51,8 @@ class Inputs {
 
   // Element type of input `index`; rejects types other than float and double.
   ElementType element_type(std::size_t index) const;
+  // Rejects an input of another type, by ONNX's number.
+  void require_type(std::size_t index, int type) const;
   // Rejects inputs of different types, or of different shapes.
   void require_same_type(std::size_t index, std::size_t other) const;
   void require_same_shape(std::size_t index, std::size_t other) const;

@@ -20,6 +20,7 @@
 #include "matmul/node.h"
 #include "recurrent/node.h"
 #include "softmax/node.h"
+#include "sparse/node.h"
 
 namespace onnxtrain {
 namespace {
@@ -128,6 +129,11 @@ struct GradientsReady {
 };
 
 template <typename Node>
+void add_float_operator(const OrtApi* api, OrtCustomOpDomain* domain) {
+  require(api, ort::CustomOpDomain_Add::call(api, domain, new Operator(fused_operator<Node>(api, ort::kTypeFloat))));
+}
+
+template <typename Node>
 void add_operator(const OrtApi* api, OrtCustomOpDomain* domain) {
   for (const int type : {ort::kTypeFloat, ort::kTypeDouble}) {
     require(api, ort::CustomOpDomain_Add::call(api, domain, new Operator(fused_operator<Node>(api, type))));
@@ -178,6 +184,8 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<RnnNode>(api, domains.own);
   add_operator<RnnGradientNode>(api, domains.own);
   add_operator<RecurrentProductsGradientNode>(api, domains.own);
+  add_float_operator<SparseConvNode>(api, domains.own);
+  add_float_operator<SparseLinearNode>(api, domains.own);
 }
 
 }  // namespace

@@ -21,6 +21,27 @@ bool succeeded(const OrtApi* api, OrtStatus* status) {
   return false;
 }
 
+// Reads a value into `tensor`, reusing its storage.
+void read(const OrtApi* api, const OrtValue* value, Tensor& tensor) {
+  std::size_t rank = 0;
+  if (shows_shapes.load(std::memory_order_relaxed) == api) {
+    const std::int64_t* shape = nullptr;
+    require(api, ort::GetTensorElementTypeAndShapeDataReference::call(api, value, &tensor.type, &shape, &rank));
+    tensor.shape.assign(shape, shape + rank);
+  } else {
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    require(api, ort::GetTensorTypeAndShape::call(api, value, &info));
+    OrtStatus* status = ort::GetTensorElementType::call(api, info, &tensor.type);
+    if (status == nullptr) status = ort::GetDimensionsCount::call(api, info, &rank);
+    tensor.shape.resize(rank);
+    if (status == nullptr) status = ort::GetDimensions::call(api, info, tensor.shape.data(), rank);
+    ort::ReleaseTensorTypeAndShapeInfo::call(api, info);
+    require(api, status);
+  }
+  // This API version has no getter for constant data; nothing is written through this pointer.
+  require(api, ort::GetTensorMutableData::call(api, const_cast<OrtValue*>(value), &tensor.data));
+}
+
 class ArenaMemory final : public Memory {
  public:
   ArenaMemory(const OrtApi* api, OrtAllocator* allocator) : api_(api), allocator_(allocator) {}
@@ -139,6 +160,19 @@ std::size_t Attributes::output_count() const {
   return count;
 }
 
+Tensor Attributes::constant(std::size_t index, const char* name) const {
+  const OrtValue* value = nullptr;
+  int is_constant = 0;
+  require(api_, ort::KernelInfoGetConstantInput_tensor::call(api_, info_, index, &is_constant, &value));
+  if (is_constant == 0 || value == nullptr) {
+    throw std::invalid_argument("input " + std::to_string(index) + " (" + name +
+                                ") is computed: it must be an initializer of the model.");
+  }
+  Tensor tensor;
+  read(api_, value, tensor);
+  return tensor;
+}
+
 std::size_t Tensor::count() const { return product(shape, 0, shape.size()); }
 
 std::size_t Call::input_count() const {
@@ -160,23 +194,7 @@ void Call::input(std::size_t index, Tensor& tensor) const {
     throw std::invalid_argument("input " + std::to_string(index) +
                                 " is missing: no input of this operator is optional.");
   }
-  std::size_t rank = 0;
-  if (shows_shapes.load(std::memory_order_relaxed) == api_) {
-    const std::int64_t* shape = nullptr;
-    require(api_, ort::GetTensorElementTypeAndShapeDataReference::call(api_, value, &tensor.type, &shape, &rank));
-    tensor.shape.assign(shape, shape + rank);
-  } else {
-    OrtTensorTypeAndShapeInfo* info = nullptr;
-    require(api_, ort::GetTensorTypeAndShape::call(api_, value, &info));
-    OrtStatus* status = ort::GetTensorElementType::call(api_, info, &tensor.type);
-    if (status == nullptr) status = ort::GetDimensionsCount::call(api_, info, &rank);
-    tensor.shape.resize(rank);
-    if (status == nullptr) status = ort::GetDimensions::call(api_, info, tensor.shape.data(), rank);
-    ort::ReleaseTensorTypeAndShapeInfo::call(api_, info);
-    require(api_, status);
-  }
-  // This API version has no getter for constant data; nothing is written through this pointer.
-  require(api_, ort::GetTensorMutableData::call(api_, const_cast<OrtValue*>(value), &tensor.data));
+  read(api_, value, tensor);
 }
 
 void* Call::output(std::size_t index, const std::vector<std::int64_t>& shape) const {

@@ -15,6 +15,8 @@
 
 namespace onnxtrain {
 
+struct Tensor;
+
 // Calls `work` and turns exceptions into a status that the runtime reports to the user.
 template <typename Work>
 OrtStatus* status_of(const OrtApi* api, Work work) noexcept {
@@ -48,6 +50,9 @@ class Attributes final : public AttributeSource {
 
   std::size_t input_count() const;
   std::size_t output_count() const;
+
+  // Input `index`, which must be an initializer; throws std::invalid_argument for another.
+  Tensor constant(std::size_t index, const char* name) const;
 
   // The runtime's own allocator, so that scratch memory reuses the arena of the tensors. Null if not available.
   std::unique_ptr<const Memory> memory() const;

@@ -45,6 +45,7 @@ from .pruning.prune import prune as prune
 from .runtime.native import custom_ops_library as custom_ops_library
 from .runtime.options import RuntimeOptions as RuntimeOptions
 from .runtime.session import TrainingSession as TrainingSession
+from .sparse.compile import compile_sparse as compile_sparse
 from .trainer import Trainer as Trainer
 from .training.advice.inspection import inspect as inspect
 from .training.derivatives import hessian_vector_product as hessian_vector_product

@@ -37,6 +37,7 @@ LINES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("adapter", "inspect", "MODEL", "given.onnx_adapter"),
     ),
     "quantize": (("quantize", "MODEL", *DATA, "-o", "OUT.onnx"),),
+    "sparsify": (("sparsify", "MODEL", "-o", "OUT.onnx"),),
     "export": (
         ("export", "MODEL", *LOSS, "--training-model", "OUT.onnx"),
         ("export", "MODEL", *LOSS, "--step-graph", "OUT.onnx"),

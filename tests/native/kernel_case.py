@@ -27,6 +27,7 @@ class Case:
         expected: The required result, if known; an extreme attribute may still be refused.
         domain: Its domain.
         types: The element types of its outputs, if they differ from the last floating-point input's.
+        constants: The inputs that are initializers of the model.
     """
 
     operator: str
@@ -36,6 +37,7 @@ class Case:
     expected: Callable[[], list[np.ndarray]] | None = None
     domain: str = "onnxtrain"
     types: tuple[Any, ...] | None = None
+    constants: tuple[str, ...] = ()
 
 
 def pick(rng: np.random.Generator, *choices: Any) -> Any:

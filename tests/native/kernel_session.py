@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 from kernel_case import Case
-from onnx import helper
+from onnx import helper, numpy_helper
 from optimizer_sessions import element_type, session
 
 from onnxtrain.runtime.native import custom_ops_library
@@ -28,10 +28,12 @@ def run(case: Case, path: str | None = None, threads: int = 2) -> list[np.ndarra
     made = session(
         str(custom_ops_library()) if path is None else path,
         [node],
-        [(name, element_type(array), None) for name, array in feeds.items()],
+        [(name, element_type(array), None) for name, array in feeds.items() if name not in case.constants],
         [(name, kind, None) for name, kind in zip(outputs, types, strict=True)],
         threads=threads,
+        initializers=[numpy_helper.from_array(feeds[name], name) for name in case.constants],
     )
+    feeds = {name: array for name, array in feeds.items() if name not in case.constants}
     given = {name: _value(np.ascontiguousarray(array).reshape(array.shape)) for name, array in feeds.items()}
     found = made.run_with_ort_values(outputs, {name: value for name, (value, _) in given.items()})
     return [_array(value, kind) for value, kind in zip(found, map(ir.DataType, types), strict=True)]

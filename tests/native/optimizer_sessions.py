@@ -34,7 +34,17 @@ def node(name, inputs, outputs, **attributes):
     return helper.make_node(name, inputs, outputs, domain=domain, **{**REQUIRED.get(name, {}), **attributes})
 
 
-def session(path, nodes, inputs, outputs, threads=1, value_info=(), providers=("CPUExecutionProvider",), profile=None):
+def session(
+    path,
+    nodes,
+    inputs,
+    outputs,
+    threads=1,
+    value_info=(),
+    initializers=(),
+    providers=("CPUExecutionProvider",),
+    profile=None,
+):
     """A session over the nodes; `inputs` and `outputs` are (name, element type, shape)."""
     graph = helper.make_graph(
         nodes,
@@ -42,6 +52,7 @@ def session(path, nodes, inputs, outputs, threads=1, value_info=(), providers=("
         [helper.make_tensor_value_info(*value) for value in inputs],
         [helper.make_tensor_value_info(*value) for value in outputs],
         value_info=value_info,
+        initializer=initializers,
     )
     opsets = [helper.make_opsetid(domain, 1) for domain in (TRAINING, "onnxtrain")]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), *opsets], ir_version=8)

@@ -78,6 +78,7 @@ SCENARIOS = {
     "quantize": Scenario(
         ("quantize", "model.onnx", "--data", "train.npz", "--output", "out.onnx"), ("out.onnx",), external=True
     ),
+    "sparsify": Scenario(("sparsify", "model.onnx", "--output", "out.onnx"), ("out.onnx",)),
     "import states": Scenario(
         ("import-states", "model.onnx", "given.safetensors", "--output", "tuned.onnx"), ("tuned.onnx",), external=True
     ),

@@ -24,7 +24,7 @@ from onnxtrain.model_file.writing import forget_written
 from onnxtrain.report.escaping import visible
 
 COMMANDS = (
-    *("fit", "prune", "evaluate", "predict", "inspect", "doctor", "check", "adapter", "quantize", "export"),
+    *("fit", "prune", "evaluate", "predict", "inspect", "doctor", "check", "adapter", "quantize", "sparsify", "export"),
     *("import-states", "runs", "completion", "demo"),
 )
 """Each is a module of this package, with underscores for hyphens: a function ``command``, its ``HELP`` and

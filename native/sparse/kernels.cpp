@@ -1,0 +1,19 @@
+// The kernels of sparse products for one instruction set: compiled once per set, with fused multiply-add.
+#include "kernels/instruction_set.h"
+#include "sparse/kernels.h"
+
+namespace onnxtrain {
+
+extern const SparseTable ONNXTRAIN_OF_SET(kSparse_);
+
+const SparseTable ONNXTRAIN_OF_SET(kSparse_) = {
+    .lanes = kLanes<float>,
+    .most_vectors = most_sparse_vectors,
+    .rows = sparse_rows,
+    .by_lanes = multiply_lanes,
+    .transpose = transpose_rows,
+    .end = end_sums,
+    .end_transposed = end_transposed,
+};
+
+}  // namespace onnxtrain

@@ -1,0 +1,141 @@
+#include "sparse/matrix.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/kernel_table.h"
+#include "operators/fused_node.h"
+#include "sizes.h"
+#include "sparse/table.h"
+
+namespace onnxtrain {
+namespace {
+
+// Offsets are 32 bits wide.
+constexpr std::int64_t kMostElements = std::numeric_limits<std::int32_t>::max();
+
+void check_shape(const std::vector<std::int64_t>& shape) {
+  const bool sizes = shape.size() == 3 && shape[0] >= 1 && shape[1] >= 1 && shape[0] <= kMostElements / shape[1];
+  const bool block = sizes && (shape[2] == 1 || shape[2] == 4 || shape[2] == 16);
+  if (block && shape[0] * shape[1] <= kMostElements / shape[2]) return;
+  throw std::invalid_argument("attribute 'shape' is " + text_of(shape) +
+                              ": it must be [block rows, depth, block], with a block of 1, 4 or 16 and fewer than "
+                              "2147483648 elements.");
+}
+
+void check_tensors(const std::vector<std::int64_t>& shape, const Tensor& values, const Tensor& deltas) {
+  if (deltas.type != ort::kTypeUint16 || deltas.shape.size() != 1) {
+    throw std::invalid_argument("input 2 (deltas) has type " + type_name(deltas.type) + " and shape " +
+                                text_of(deltas.shape) + ": it must be uint16 with one axis.");
+  }
+  const std::vector<std::int64_t> expected = {deltas.shape[0], shape[2]};
+  if (values.type != ort::kTypeFloat || values.shape != expected) {
+    throw std::invalid_argument("input 1 (values) has type " + type_name(values.type) + " and shape " +
+                                text_of(values.shape) + ": it must be float with shape " + text_of(expected) +
+                                ", a row for each delta.");
+  }
+}
+
+}  // namespace
+
+SparseMatrix::SparseMatrix(const std::vector<std::int64_t>& shape, const Tensor& values, const Tensor& deltas) {
+  check_shape(shape);
+  check_tensors(shape, values, deltas);
+  const auto block_rows = static_cast<std::size_t>(shape[0]), stored = static_cast<std::size_t>(shape[2]);
+  depth_ = static_cast<std::size_t>(shape[1]);
+  outputs_ = block_rows * stored;
+  block_ = std::min<std::size_t>(stored, 8);
+  const std::size_t entries = deltas.count(), parts = stored / block_, total = block_rows * depth_;
+  const auto* delta = static_cast<const std::uint16_t*>(deltas.data);
+  const auto* value = static_cast<const float*>(values.data);
+
+  // Entries of zeros alone bridge gaps that exceed 16 bits.
+  std::vector<std::size_t> flat, kept;
+  std::size_t index = 0;
+  for (std::size_t e = 0; e < entries; ++e) {
+    index += delta[e];
+    if (index >= total) {
+      throw std::invalid_argument("input 2 (deltas) leads to index " + std::to_string(index) + " at element " +
+                                  std::to_string(e) + ", beyond the " + std::to_string(total) + " blocks of attribute "
+                                  "'shape' " + text_of(shape) + ".");
+    }
+    if (e > 0 && delta[e] == 0) {
+      throw std::invalid_argument("input 2 (deltas) is 0 at element " + std::to_string(e) +
+                                  ": every block after the first needs a delta of at least 1.");
+    }
+    if (std::all_of(value + e * stored, value + (e + 1) * stored, [](float v) { return v == 0.0f; })) continue;
+    flat.push_back(index);
+    kept.push_back(e);
+  }
+
+  starts_.reserve(block_rows * parts + 1);
+  starts_.push_back(0);
+  positions_.reserve(kept.size() * parts);
+  values_.reserve(kept.size() * stored);
+  std::size_t first = 0;
+  for (std::size_t row = 0; row < block_rows; ++row) {
+    std::size_t last = first;
+    while (last < flat.size() && flat[last] < (row + 1) * depth_) ++last;
+    for (std::size_t part = 0; part < parts; ++part) {
+      for (std::size_t k = first; k < last; ++k) {
+        positions_.push_back(static_cast<std::int32_t>(flat[k] - row * depth_));
+        const float* from = value + kept[k] * stored + part * block_;
+        values_.insert(values_.end(), from, from + block_);
+      }
+      starts_.push_back(static_cast<std::uint32_t>(positions_.size()));
+    }
+    first = last;
+  }
+}
+
+SparseMatrix::Offsets SparseMatrix::offsets(const std::vector<std::size_t>& key,
+                                            const std::function<std::int32_t(std::size_t)>& offset_of) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const Kept& kept : kept_) {
+    if (kept.offsets != nullptr && kept.key == key) return kept.offsets;
+  }
+  auto made = std::make_shared<std::vector<std::int32_t>>(positions_.size());
+  std::transform(positions_.begin(), positions_.end(), made->begin(),
+                 [&](std::int32_t position) { return offset_of(static_cast<std::size_t>(position)); });
+  kept_[next_] = {key, made};
+  next_ = (next_ + 1) % kept_.size();
+  return made;
+}
+
+const LanesOfOutputs& SparseMatrix::by_lanes() const {
+  std::call_once(packed_, [&] { lanes_ = pack_lanes(); });
+  return lanes_;
+}
+
+LanesOfOutputs SparseMatrix::pack_lanes() const {
+  const std::size_t lanes = kernels()->sparse->lanes;
+  const auto length = [&](std::size_t output) { return starts_[output / block_ + 1] - starts_[output / block_]; };
+  std::vector<std::size_t> order(outputs_);  // by length, so that a group has equally many entries in each lane
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return length(a) > length(b); });
+
+  LanesOfOutputs packed;
+  packed.starts.push_back(0);
+  for (std::size_t first = 0; first < outputs_; first += lanes) {
+    const std::size_t rows = length(order[first]), before = packed.starts.back();
+    packed.starts.push_back(static_cast<std::uint32_t>(before + rows));
+    packed.positions.resize((before + rows) * lanes, 0);
+    packed.values.resize((before + rows) * lanes, 0.0f);
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      const std::size_t place = first + lane;
+      packed.outputs.push_back(place < outputs_ ? static_cast<std::int32_t>(order[place]) : -1);
+      if (place >= outputs_) continue;
+      const std::size_t output = order[place], start = starts_[output / block_];
+      for (std::size_t e = 0; e < length(output); ++e) {
+        packed.positions[(before + e) * lanes + lane] = positions_[start + e];
+        packed.values[(before + e) * lanes + lane] = values_[(start + e) * block_ + output % block_];
+      }
+    }
+  }
+  return packed;
+}
+
+}  // namespace onnxtrain

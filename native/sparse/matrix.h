@@ -1,0 +1,62 @@
+// Sparse weights: what a file holds, checked, and packed for the kernels of this CPU.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "operators/runtime.h"
+
+namespace onnxtrain {
+
+// Entries by groups of outputs, one in each lane of a vector (SparseLanes).
+struct LanesOfOutputs {
+  std::vector<std::uint32_t> starts;
+  std::vector<std::int32_t> positions, outputs;
+  std::vector<float> values;
+};
+
+// A matrix [outputs, depth] in blocks of outputs that share a position in the depth.
+class SparseMatrix {
+ public:
+  // From `shape` [block rows, depth, block], and the flat indices of the blocks in [block rows, depth] as deltas, with
+  // their values [blocks, block]. Throws std::invalid_argument in a sentence if these do not fit together.
+  SparseMatrix(const std::vector<std::int64_t>& shape, const Tensor& values, const Tensor& deltas);
+
+  std::size_t outputs() const { return outputs_; }
+  std::size_t depth() const { return depth_; }
+  std::size_t block() const { return block_; }  // of the kernels: 1, 4 or 8
+  std::size_t products() const { return values_.size(); }  // multiplications per row or pixel
+  const std::uint32_t* starts() const { return starts_.data(); }
+  const float* values() const { return values_.data(); }
+
+  // The entries' positions mapped by `offset_of`, kept for the last few keys.
+  using Offsets = std::shared_ptr<const std::vector<std::int32_t>>;
+  Offsets offsets(const std::vector<std::size_t>& key, const std::function<std::int32_t(std::size_t)>& offset_of) const;
+  // Packed at the first use.
+  const LanesOfOutputs& by_lanes() const;
+
+ private:
+  LanesOfOutputs pack_lanes() const;
+
+  std::size_t outputs_, depth_, block_;
+  std::vector<std::uint32_t> starts_;
+  std::vector<std::int32_t> positions_;
+  std::vector<float> values_;
+
+  struct Kept {
+    std::vector<std::size_t> key;
+    Offsets offsets;
+  };
+  mutable std::mutex mutex_;
+  mutable std::array<Kept, 4> kept_;
+  mutable std::size_t next_ = 0;
+  mutable std::once_flag packed_;
+  mutable LanesOfOutputs lanes_;
+};
+
+}  // namespace onnxtrain

@@ -1,0 +1,130 @@
+#include "sparse/node.h"
+
+#include <limits>
+
+#include "operators/shapes.h"
+#include "sparse/products.h"
+
+namespace onnxtrain {
+namespace {
+
+const std::vector<const char*> kInputs = {"x", "values", "deltas", "bias", "residual"};
+const std::vector<int> kTypes = {ort::kTypeFloat, ort::kTypeFloat, ort::kTypeUint16, ort::kTypeFloat, ort::kTypeFloat};
+
+float limit(const Attributes& attributes, const char* name, double otherwise) {
+  return static_cast<float>(attributes.number(name, otherwise));
+}
+
+const float* floats(const Inputs& inputs, std::size_t index) { return static_cast<const float*>(inputs[index].data); }
+
+ConvolutionAttributes convolution_attributes(const Attributes& attributes) {
+  ConvolutionAttributes result;
+  result.kernel_shape = attributes.integers("kernel_shape");
+  const std::size_t rank = result.kernel_shape.size();
+  if (rank < 1 || rank > 2) {
+    throw std::invalid_argument("attribute 'kernel_shape' is " + text_of(result.kernel_shape) +
+                                ": it must have one or two sizes.");
+  }
+  result.strides = attributes.integers("strides");
+  result.dilations = attributes.integers("dilations");
+  result.pads = attributes.integers("pads");
+  if (result.strides.empty()) result.strides.assign(rank, 1);
+  if (result.dilations.empty()) result.dilations.assign(rank, 1);
+  if (result.pads.empty()) result.pads.assign(2 * rank, 0);
+  result.check();
+  return result;
+}
+
+}  // namespace
+
+SparseNode::SparseNode(const Attributes& attributes)
+    : weights_(attributes.integers("shape"), attributes.constant(1, "values"), attributes.constant(2, "deltas")),
+      lower_(limit(attributes, "lower", -std::numeric_limits<double>::infinity())),
+      upper_(limit(attributes, "upper", std::numeric_limits<double>::infinity())),
+      memory_(attributes.memory()) {}
+
+void SparseNode::require_float(const Inputs& inputs) const {
+  inputs.require_type(0, ort::kTypeFloat);
+  inputs.require_type(3, ort::kTypeFloat);
+  inputs.require_type(4, ort::kTypeFloat);
+}
+
+SparseEnding SparseNode::ending(const Inputs& inputs, const std::vector<std::int64_t>& y_shape) const {
+  SparseEnding ending = {};
+  inputs.require_shape(3, {static_cast<std::int64_t>(weights_.outputs())});
+  ending.bias = floats(inputs, 3);
+  if (inputs[4].shape.empty()) {
+    ending.shift = *floats(inputs, 4);
+  } else {
+    inputs.require_shape(4, y_shape);
+    ending.residual = floats(inputs, 4);
+  }
+  ending.lower = lower_;
+  ending.upper = upper_;
+  ending.has_limits = lower_ > -std::numeric_limits<float>::infinity() || upper_ < std::numeric_limits<float>::infinity();
+  return ending;
+}
+
+const Signature SparseLinearNode::kSignature = {"SparseLinear", kInputs, 5, 1, {-1}, {}, kTypes};
+
+void SparseLinearNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  require_float(inputs);
+  const std::vector<std::int64_t>& x = inputs[0].shape;
+  if (x.empty() || static_cast<std::size_t>(x.back()) != weights_.depth()) {
+    throw std::invalid_argument("input 0 (x) has shape " + text_of(x) + ": its last axis must have size " +
+                                std::to_string(weights_.depth()) + ", the depth of the weights.");
+  }
+  std::vector<std::int64_t> y_shape = x;
+  y_shape.back() = static_cast<std::int64_t>(weights_.outputs());
+  const SparseEnding ends = ending(inputs, y_shape);
+  auto* y = static_cast<float*>(call.output(0, y_shape));
+  sparse_linear(weights_, product(x, 0, x.size() - 1), floats(inputs, 0), ends, y, call.parallel_for(), memory_.get());
+}
+
+const Signature SparseConvNode::kSignature = {"SparseConv", kInputs, 5, 1, {-1}, {}, kTypes};
+
+SparseConvNode::SparseConvNode(const Attributes& attributes)
+    : SparseNode(attributes), attributes_(convolution_attributes(attributes)) {
+  std::int64_t taps = 1;
+  for (const std::int64_t size : attributes_.kernel_shape) taps = checked_product(taps, size);
+  if (weights_.depth() % static_cast<std::size_t>(taps) == 0) return;
+  throw std::invalid_argument("attribute 'shape' has a depth of " + std::to_string(weights_.depth()) +
+                              ": it must be a multiple of the " + std::to_string(taps) +
+                              " elements of attribute 'kernel_shape'.");
+}
+
+void SparseConvNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  require_float(inputs);
+  const std::vector<std::int64_t>& x = inputs[0].shape;
+  const std::size_t rank = attributes_.kernel_shape.size();
+  std::vector<std::int64_t> w = {static_cast<std::int64_t>(weights_.outputs()), 0};
+  w.insert(w.end(), attributes_.kernel_shape.begin(), attributes_.kernel_shape.end());
+  std::int64_t channels = static_cast<std::int64_t>(weights_.depth());
+  for (const std::int64_t size : attributes_.kernel_shape) channels /= size;
+  if (x.size() != rank + 2 || x[1] != channels) {
+    throw std::invalid_argument("input 0 (x) has shape " + text_of(x) + ": it must have " + std::to_string(rank + 2) +
+                                " axes and " + std::to_string(channels) + " channels.");
+  }
+  w[1] = channels;
+  const std::vector<std::int64_t> y_shape = attributes_.output_shape(x, w);
+  Convolution(attributes_, x, y_shape);  // checks that windows stay within the addressable range
+  SparseWindows windows = {static_cast<std::size_t>(x[0]), static_cast<std::size_t>(channels), {1, 1}, {1, 1}, {1, 1},
+                           {1, 1}, {1, 1}, {0, 0}, {1, 1}};
+  for (std::size_t axis = 0; axis < rank; ++axis) {
+    const std::size_t to = 2 - rank + axis;
+    windows.size[to] = static_cast<std::size_t>(x[2 + axis]);
+    windows.windows[to] = static_cast<std::size_t>(y_shape[2 + axis]);
+    windows.kernel[to] = static_cast<std::size_t>(attributes_.kernel_shape[axis]);
+    windows.strides[to] = static_cast<std::size_t>(attributes_.strides[axis]);
+    windows.dilations[to] = static_cast<std::size_t>(attributes_.dilations[axis]);
+    windows.begin[to] = static_cast<std::size_t>(attributes_.pads[axis]);
+    windows.padded[to] = static_cast<std::size_t>(attributes_.padded(axis, x[2 + axis]));
+  }
+  const SparseEnding ends = ending(inputs, y_shape);
+  auto* y = static_cast<float*>(call.output(0, y_shape));
+  sparse_convolution(weights_, windows, floats(inputs, 0), ends, y, call.parallel_for(), memory_.get());
+}
+
+}  // namespace onnxtrain

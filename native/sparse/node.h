@@ -1,0 +1,49 @@
+// Linear layers and convolutions with sparse constant weights as nodes. Attributes: shape [block rows, depth, block] of
+// the weights, lower and upper limits of y. Inputs: x; values [blocks, block] and uint16 deltas [blocks] of the blocks'
+// flat indices in [block rows, depth], both constant; bias [outputs]; and a residual, of the shape of y or one value,
+// that is added before the limits.
+#pragma once
+
+#include <memory>
+
+#include "convolution/convolution.h"
+#include "operators/fused_node.h"
+#include "sparse/matrix.h"
+#include "sparse/table.h"
+
+namespace onnxtrain {
+
+class SparseNode : public FusedNode {
+ protected:
+  explicit SparseNode(const Attributes& attributes);
+  SparseEnding ending(const Inputs& inputs, const std::vector<std::int64_t>& y_shape) const;
+  void require_float(const Inputs& inputs) const;
+
+  SparseMatrix weights_;
+  float lower_, upper_;
+  std::unique_ptr<const Memory> memory_;
+};
+
+// y [..., outputs] from x [..., depth].
+class SparseLinearNode final : public SparseNode {
+ public:
+  static const Signature kSignature;
+
+  explicit SparseLinearNode(const Attributes& attributes) : SparseNode(attributes) {}
+  void compute(const Call& call) const override;
+};
+
+// y [images, outputs, ...] from x [images, channels, ...]: a convolution over one or two axes with the attributes of
+// ONNX's Conv, without auto_pad and group; the depth of the weights is [channels, kernel].
+class SparseConvNode final : public SparseNode {
+ public:
+  static const Signature kSignature;
+
+  explicit SparseConvNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  ConvolutionAttributes attributes_;
+};
+
+}  // namespace onnxtrain

@@ -1,0 +1,58 @@
+// Products with sparse matrices: functions over pointers, compiled once per instruction set and called through a table.
+// Multiply-add is fused; one instruction set always gives the same bits. Strides and offsets count elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace onnxtrain {
+
+// Block rows of a sparse matrix times rows of x: sums[r * block + b] = sum over the row's entries e of
+// values[e][b] * x[offsets[e] ...].
+struct SparseRows {
+  const std::uint32_t* starts;  // of the entries of each block row, one more than there are rows
+  const std::int32_t* offsets;  // of the row of x, per entry
+  const float* values;          // [entries][block]
+  std::size_t first, last;      // block rows
+  const float* x;
+  float* sums;                  // [(last - first) * block][vectors * lanes]
+};
+
+// Groups of as many outputs as a vector has lanes, times one row of x: each lane has its own entries, padded with zeros
+// to the longest of its group.
+struct SparseLanes {
+  const std::uint32_t* starts;   // of each group's entries, in vectors
+  const std::int32_t* positions; // in x: [entries][lanes]
+  const float* values;           // [entries][lanes]
+  const std::int32_t* outputs;   // of the lanes: [groups][lanes]; those beyond the last are -1
+  std::size_t first, last;       // groups
+  const float* x;
+  float* sums;                   // by output
+};
+
+// y = min(max(sums + bias + shift + residual, lower), upper).
+struct SparseEnding {
+  const float *bias, *residual;  // null: none
+  float shift, lower, upper;
+  bool has_limits;
+};
+
+using MultiplyRows = void (*)(const SparseRows&);
+
+struct SparseTable {
+  std::size_t lanes;
+  // The most vectors of x that a kernel multiplies at a time, a power of two; and the kernel for a block of 1, 4 or 8
+  // outputs and for a power of two of vectors.
+  std::size_t (*most_vectors)(std::size_t block);
+  MultiplyRows (*rows)(std::size_t block, std::size_t vectors);
+  void (*by_lanes)(const SparseLanes&);
+  // Transposes up to `lanes` rows of x, columns [first, last), to x_t[column * stride + row]; rows beyond `rows` are zero.
+  void (*transpose)(const float* x, std::size_t rows, std::size_t row_stride, std::size_t first, std::size_t last,
+                    float* x_t, std::size_t stride);
+  void (*end)(const SparseEnding& ending, std::size_t count, const float* sums, float* y);
+  // Ends [outputs][vectors * lanes] sums as rows [row][outputs] of y; `residual` is laid out like y.
+  void (*end_transposed)(const SparseEnding& ending, std::size_t outputs, std::size_t rows, std::size_t sums_stride,
+                         const float* sums, float* y, std::size_t y_stride);
+};
+
+}  // namespace onnxtrain

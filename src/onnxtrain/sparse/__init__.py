@@ -1,0 +1,1 @@
+"""Compile pruned models for kernels that skip zeros."""

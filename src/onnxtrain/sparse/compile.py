@@ -1,0 +1,376 @@
+"""Compile a pruned model: its sparse layers become operators that skip zeros, where these are faster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.model_file.file import ModelFile, check_writable, serialised
+from onnxtrain.model_file.proto import default_opset
+from onnxtrain.model_file.upgrade import upgrade_opset
+from onnxtrain.model_file.validity import refuses_invalid
+from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.sparse.functions import CONV, LEAST_OPSET, LINEAR, function
+from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, names_in_subgraphs
+from onnxtrain.sparse.packed import COST, PackedWeight, pack
+from onnxtrain.spelling import checks_arguments
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_LEAST_IR = 8
+"""The IR version that introduced functions."""
+
+_HOPELESS = 0.4
+"""Cost of the blocks, relative to all weights one by one, above which no layer was ever faster: not measured."""
+
+_WORTH_IT, _WHOLE = 1.1, 1.0
+"""The least speed-up of a layer, measured alone, and of the whole model."""
+
+_PAIRS, _SECONDS = 11, 0.1
+"""Pairs of timings whose median decides, and the seconds that the dense ones take in all."""
+
+_ZERO = "onnxtrain.sparse.no_residual"
+
+
+@dataclass(frozen=True)
+class SparseLayer:
+    """A layer that was considered.
+
+    Attributes:
+        name: The name of its MatMul, Gemm or Conv, or of its result.
+        operator: ``"MatMul"``, ``"Gemm"`` or ``"Conv"``.
+        sparsity: The fraction of its weights that are zero.
+        block: Outputs that share an index: 1, 4 or 16.
+        speedup: Time of the dense layer by time of the sparse one, on this machine with one thread; ``None`` if there
+            are too few zeros to try.
+        compiled: Whether the layer became sparse.
+    """
+
+    name: str
+    operator: str
+    sparsity: float
+    block: int
+    speedup: float | None
+    compiled: bool
+
+
+@dataclass(frozen=True)
+class SparseModel:
+    """The result of :func:`compile_sparse`.
+
+    Attributes:
+        layers: All layers with constant weights.
+        speedup: Time of the given model by time of the written one, on this machine with one thread.
+    """
+
+    layers: tuple[SparseLayer, ...]
+    speedup: float
+
+
+@checks_arguments
+@refuses_invalid()
+def compile_sparse(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    path: str | os.PathLike[str],
+    *,
+    sizes: Mapping[str, int] | None = None,
+) -> SparseModel:
+    """Write a pruned model whose sparse layers run on kernels that skip zeros.
+
+    MatMul, Gemm and Conv nodes with mostly-zero constant weights become nodes ``SparseLinear`` and ``SparseConv`` of
+    the domain ``onnxtrain``, with the bias, batch normalization, residual sum and Relu or Clip that follow. Each layer
+    is timed both ways on this machine, and stays dense where that is as fast.
+
+    Sessions that register :func:`onnxtrain.custom_ops_library` use the kernels. Other sessions, of any runtime, run the
+    same file at dense speed, since both operators are ONNX functions. NaN and infinity in activations do not reach
+    results through weights that are zero, in sessions with the kernels.
+
+    Args:
+        model: The pruned model: a path or a loaded model.
+        path: The new file.
+        sizes: Sizes of the inputs' dynamic dimensions for the timing, by name. A batch size that is not given is 1.
+
+    Returns:
+        What became of each layer, and the speed-up of the whole model.
+
+    Raises:
+        ModelError: The model cannot be read, or the file cannot be written.
+        OptionError: A dynamic dimension has no size, or ``sizes`` names an unknown one.
+        OnnxTrainError: The native kernels are missing.
+
+    Example:
+        >>> import tempfile
+        >>> import onnxtrain
+        >>> model = onnxtrain.examples.mlp((256, 256, 3))
+        >>> weight = next(tensor for tensor in model.graph.initializer if tensor.name == "layer1.weight")
+        >>> pruned = np.where(np.arange(256 * 256) % 50 == 0, 1, 0).reshape(256, 256).astype(np.float32)
+        >>> weight.CopyFrom(numpy_helper.from_array(pruned, weight.name))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = onnxtrain.compile_sparse(model, f"{folder}/fast.onnx")
+        >>> [layer.operator for layer in result.layers]
+        ['Gemm', 'Gemm']
+    """
+    library = str(custom_ops_library())
+    check_writable(path)
+    file = ModelFile.load(model)
+    proto = upgrade_opset(file.dense().inlined(), LEAST_OPSET)
+    feeds = _feeds(proto, sizes or {})
+    shapes = _shapes(proto)
+    layers = list(LayerSearch(proto.graph, shapes).layers())
+    packed = [pack(layer.matrix) for layer in layers]
+    tried = [index for index, weight in enumerate(packed) if _relative_cost(weight) <= _HOPELESS]
+    activations = _activations(proto, feeds, {name for index in tried for name in layers[index].reads})
+    speedups: dict[int, float] = {}
+    for index in tried:
+        found = _layer_models(proto, layers[index], packed[index], activations)
+        given = {name: activations[name] for name in layers[index].reads}
+        speedups[index] = _speedup(_session(found[0]), _session(found[1], library), given)
+    chosen = [index for index in tried if speedups[index] >= _WORTH_IT]
+    made, speedup = proto, 1.0
+    if chosen:
+        made = _with_sparse(proto, [(layers[index], packed[index]) for index in chosen], shapes)
+        speedup = _speedup(_session(proto), _session(made, library), feeds)
+        if speedup < _WHOLE:
+            made, speedup, chosen = proto, 1.0, []
+    file.replace_by(path, serialised(made))
+    return SparseModel(
+        tuple(
+            SparseLayer(
+                layer.name,
+                layer.nodes[0].op_type,
+                layer.sparsity,
+                packed[index].block,
+                speedups.get(index),
+                index in chosen,
+            )
+            for index, layer in enumerate(layers)
+        ),
+        speedup,
+    )
+
+
+def _relative_cost(weight: PackedWeight) -> float:
+    return weight.values.size * COST[weight.block] / (weight.outputs * weight.depth)
+
+
+def _shapes(proto: onnx.ModelProto) -> dict[str, Shape | None]:
+    """Return the shapes of values: sizes, symbols, and ``None`` for what is unknown."""
+    inferred = onnx.shape_inference.infer_shapes(proto).graph
+    return {
+        value.name: tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in shape.dim)
+        for value in (*inferred.input, *inferred.value_info, *inferred.output)
+        if value.type.HasField("tensor_type") and (shape := value.type.tensor_type.shape) is not None
+        if value.type.tensor_type.HasField("shape")
+    }
+
+
+def _feeds(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Return random inputs.
+
+    Raises:
+        OptionError: A dynamic dimension has no size, or an unknown one has.
+    """
+    rng = np.random.default_rng(0)
+    feeds, used = {}, set()
+    initialized = {tensor.name for tensor in proto.graph.initializer}
+    for value in proto.graph.input:
+        if value.name in initialized:
+            continue
+        shape = []
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value"):
+                shape.append(dim.dim_value)
+                continue
+            used.add(dim.dim_param)
+            size = sizes.get(dim.dim_param, 1 if axis == 0 else None)
+            if size is None:
+                raise OptionError(
+                    f"Axis {axis} of the input {value.name!r} has the dynamic size {dim.dim_param!r}; give the size "
+                    f"that it has in use, for the timing: sizes={{{dim.dim_param!r}: 128}}."
+                )
+            shape.append(size)
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        if dtype.kind in "iub":
+            feeds[value.name] = np.ones(shape, dtype)
+        elif dtype.kind == "f":
+            feeds[value.name] = rng.standard_normal(shape).astype(dtype)
+        else:
+            raise OptionError(
+                f"The input {value.name!r} has the type {dtype}; the model is timed on random numbers, so that its "
+                "inputs must be numbers."
+            )
+    if unknown := set(sizes) - used:
+        known = ", ".join(sorted(filter(None, used))) or "none"
+        raise OptionError(
+            f"sizes names {min(unknown)!r}, but the inputs have no dynamic dimension of that name; they have: {known}."
+        )
+    return feeds
+
+
+def _activations(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], names: set[str]) -> dict[str, np.ndarray]:
+    """Return values of the graph on these inputs."""
+    missing = sorted(names - set(feeds))
+    shown = onnx.ModelProto()
+    shown.CopyFrom(proto)
+    del shown.graph.output[:]
+    shown.graph.output.extend(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in missing)
+    if not missing:
+        return feeds
+    return feeds | dict(zip(missing, _run(_session(shown), feeds), strict=True))
+
+
+def _run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    try:
+        found: list[np.ndarray] = session.run(None, feeds)
+    except Exception as error:
+        raise ModelError(f"ONNX Runtime cannot run the model on random inputs, to time it: {error}") from error
+    return found
+
+
+def _session(proto: onnx.ModelProto, library: str | None = None) -> onnxruntime.InferenceSession:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if library is not None:
+        options.register_custom_ops_library(library)
+    try:
+        return onnxruntime.InferenceSession(serialised(proto), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelError(f"ONNX Runtime cannot load the model: {error}") from error
+
+
+def _speedup(
+    dense: onnxruntime.InferenceSession, sparse: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]
+) -> float:
+    """Return the median ratio of pairs of timings."""
+    for session in (dense, sparse):
+        _run(session, feeds)
+    once = max(_seconds(dense, feeds, 1), 1e-6)
+    calls = max(1, int(_SECONDS / _PAIRS / once))
+    ratios = [_seconds(dense, feeds, calls) / _seconds(sparse, feeds, calls) for _ in range(_PAIRS)]
+    return float(np.median(ratios))
+
+
+def _seconds(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        session.run(None, feeds)
+    return time.perf_counter() - start
+
+
+def _layer_models(
+    proto: onnx.ModelProto, layer: Layer, weight: PackedWeight, activations: Mapping[str, np.ndarray]
+) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """Return models of one layer, dense and sparse."""
+    dense = onnx.ModelProto(ir_version=max(proto.ir_version, _LEAST_IR), opset_import=proto.opset_import)
+    graph = dense.graph
+    graph.name = "layer"
+    graph.node.extend(layer.nodes)
+    read = {name for node in layer.nodes for name in node.input}
+    graph.initializer.extend(tensor for tensor in proto.graph.initializer if tensor.name in read)
+    constants = [node for node in proto.graph.node if node.op_type == "Constant" and node.output[0] in read]
+    for node in reversed(constants):
+        graph.node.insert(0, node)
+    for name in layer.reads:
+        shape = activations[name].shape
+        graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+    graph.output.append(helper.make_tensor_value_info(layer.y, onnx.TensorProto.FLOAT, None))
+    return dense, _with_sparse(dense, [(layer, weight)], {})
+
+
+def _with_sparse(
+    proto: onnx.ModelProto,
+    layers: Sequence[tuple[Layer, PackedWeight]],
+    shapes: Mapping[str, Shape | None],
+) -> onnx.ModelProto:
+    """Return the model with sparse layers instead of their nodes."""
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    graph = made.graph
+    made.ir_version = max(made.ir_version, _LEAST_IR)
+    if all(entry.domain != ONNXTRAIN_DOMAIN for entry in made.opset_import):
+        made.opset_import.append(helper.make_opsetid(ONNXTRAIN_DOMAIN, 1))
+    opset = default_opset(made.opset_import)
+    assert opset is not None
+    defined = {entry.name for entry in made.functions if entry.domain == ONNXTRAIN_DOMAIN}
+    for operator in sorted({CONV if layer.windows else LINEAR for layer, _ in layers} - defined):
+        made.functions.append(function(operator, opset))
+
+    names = {name for node in graph.node for name in (*node.input, *node.output)}
+    names |= {value.name for value in (*graph.input, *graph.initializer)}
+    ends = {layer.y: _node(graph, layer, weight, names) for layer, weight in layers}
+    gone = {node.output[0] for layer, _ in layers for node in layer.nodes}
+    nodes = [
+        ends.get(node.output[0], node) for node in graph.node if node.output[0] not in gone or node.output[0] in ends
+    ]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    if any(layer.residual is None for layer, _ in layers) and _ZERO not in {t.name for t in graph.initializer}:
+        graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), _ZERO))
+    _declare(graph, list(ends), shapes)
+    _remove_unread(graph, {name for layer, _ in layers for node in layer.nodes for name in node.input})
+    return made
+
+
+def _node(graph: onnx.GraphProto, layer: Layer, weight: PackedWeight, names: set[str]) -> onnx.NodeProto:
+    """Add the tensors of a layer to the graph and return its node."""
+    inputs = [layer.x]
+    for label, array in (("values", weight.values), ("deltas", weight.deltas), ("bias", layer.bias)):
+        name = _unused(f"{layer.nodes[0].input[1]}.{label}", names)
+        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        inputs.append(name)
+    attributes: dict[str, Any] = {"shape": weight.shape, "lower": layer.lower, "upper": layer.upper, **layer.windows}
+    return helper.make_node(
+        CONV if layer.windows else LINEAR,
+        [*inputs, layer.residual or _ZERO],
+        [layer.y],
+        name=layer.nodes[0].name,
+        domain=ONNXTRAIN_DOMAIN,
+        **attributes,
+    )
+
+
+def _unused(name: str, names: set[str]) -> str:
+    while name in names:
+        name += "_"
+    names.add(name)
+    return name
+
+
+def _declare(graph: onnx.GraphProto, results: Sequence[str], shapes: Mapping[str, Shape | None]) -> None:
+    """Declare the shapes of results, which ONNX Runtime does not infer for operators of a library."""
+    declared = {value.name for value in (*graph.value_info, *graph.output)}
+    graph.value_info.extend(
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name in results
+        if name not in declared and (shape := shapes.get(name)) is not None
+    )
+
+
+def _remove_unread(graph: onnx.GraphProto, candidates: set[str]) -> None:
+    """Remove constants, and declarations of values, that nothing reads any more."""
+    read = {name for node in graph.node for name in (*node.input, *names_in_subgraphs(node))}
+    read |= {value.name for value in graph.output}
+    gone = candidates - read
+    kept = [tensor for tensor in graph.initializer if tensor.name not in gone]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    nodes = [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in gone]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    computed = {name for node in graph.node for name in node.output}
+    infos = [value for value in graph.value_info if value.name in computed]
+    del graph.value_info[:]
+    graph.value_info.extend(infos)

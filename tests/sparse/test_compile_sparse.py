@@ -1,0 +1,233 @@
+"""Compiling pruned models: the same results with the kernels and without them, small files, and layers left dense."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from pruned_models import mlp, model_of, pruned, residual_network, run
+
+import onnxtrain
+from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.sparse import compile as compiling
+from onnxtrain.sparse.functions import CONV, LINEAR
+
+RNG = np.random.default_rng(1)
+
+
+@pytest.fixture
+def every_layer(monkeypatch):
+    """Layers become sparse whatever the timings say, which other programs disturb."""
+    monkeypatch.setattr(compiling, "_SECONDS", 0.0)
+    monkeypatch.setattr(compiling, "_WORTH_IT", 0.0)
+    monkeypatch.setattr(compiling, "_WHOLE", 0.0)
+
+
+def operators(path):
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+@pytest.mark.usefixtures("every_layer")
+@pytest.mark.parametrize(("model", "feeds"), [(mlp, (512,)), (residual_network, (64, 28, 28))])
+def test_the_same_results_with_kernels_and_without(model, feeds, tmp_path):
+    made, path = model(), tmp_path / "fast.onnx"
+    onnxtrain.compile_sparse(made, path)
+    onnx.checker.check_model(path, full_check=True)
+    layers = {LINEAR, CONV}
+    assert set(operators(path)) <= layers  # with bias, normalization, residual sums and limits
+    for batch in (1, 9):
+        x = {"x": RNG.standard_normal((batch, *feeds), np.float32)}
+        expected = run(made, x)
+        np.testing.assert_allclose(run(path, x), expected, rtol=1e-3, atol=1e-4)
+        for threads in (1, 2):
+            np.testing.assert_allclose(run(path, x, kernels=True, threads=threads), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("every_layer")
+def test_a_file_needs_neither_our_library_nor_our_package(tmp_path):
+    path = tmp_path / "fast.onnx"
+    onnxtrain.compile_sparse(mlp(), path)
+    np.save(tmp_path / "x.npy", RNG.standard_normal((3, 512), np.float32))
+    program = (
+        "import sys, numpy, onnxruntime\n"
+        "session = onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])\n"
+        "numpy.save(sys.argv[3], session.run(None, {'x': numpy.load(sys.argv[2])})[0])\n"
+        "assert not any(name.startswith('onnxtrain') for name in sys.modules)\n"
+    )
+    names = [str(tmp_path / name) for name in ("fast.onnx", "x.npy", "y.npy")]
+    subprocess.run([sys.executable, "-c", program, *names], check=True)
+    expected = run(mlp(), {"x": np.load(tmp_path / "x.npy")})
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("every_layer")
+def test_without_the_library_one_dense_product_is_left(tmp_path):
+    import onnxruntime
+
+    path = tmp_path / "fast.onnx"
+    onnxtrain.compile_sparse(mlp(), path)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    left = operators(tmp_path / "optimized.onnx")
+    assert sum(name in ("MatMul", "Gemm", "FusedMatMul", "FusedGemm") for name in left) == 2
+    assert not {"ScatterND", "CumSum", "Cast", "Transpose", "ConstantOfShape", "Slice", "Concat"} & set(left)
+
+
+@pytest.mark.usefixtures("every_layer")
+@pytest.mark.parametrize(("zeros", "share"), [(0.9, 0.16), (0.98, 0.05)])
+def test_the_size_of_the_file(zeros, share, tmp_path):
+    made, path = mlp(zeros), tmp_path / "fast.onnx"
+    onnxtrain.compile_sparse(made, path)
+    assert path.stat().st_size < share * made.ByteSize()
+
+
+def test_layers_that_are_not_faster_stay_dense(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiling, "_SECONDS", 0.0)
+    monkeypatch.setattr(compiling, "_WORTH_IT", 1e9)
+    made, path = mlp(), tmp_path / "fast.onnx"
+    result = onnxtrain.compile_sparse(made, path)
+    assert [layer.compiled for layer in result.layers] == [False, False]
+    assert all(layer.speedup is not None for layer in result.layers)
+    assert result.speedup == 1.0
+    assert operators(path) == [node.op_type for node in made.graph.node]
+    monkeypatch.setattr(compiling, "_WORTH_IT", 0.0)
+    monkeypatch.setattr(compiling, "_WHOLE", 1e9)  # nor a model that is not
+    assert not any(layer.compiled for layer in onnxtrain.compile_sparse(made, path).layers)
+    assert operators(path) == [node.op_type for node in made.graph.node]
+
+
+def test_dense_layers_are_not_timed(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiling, "_speedup", None)
+    made = mlp(zeros=0.1)
+    result = onnxtrain.compile_sparse(made, tmp_path / "fast.onnx")
+    assert [(layer.operator, layer.speedup) for layer in result.layers] == [("MatMul", None), ("Gemm", None)]
+    assert result.layers[0].sparsity == pytest.approx(0.1, abs=0.01)
+
+
+@pytest.mark.thorough  # it takes timings
+def test_a_very_sparse_model_is_faster(tmp_path):
+    result = onnxtrain.compile_sparse(mlp(0.98, 1024), tmp_path / "fast.onnx", sizes={"N": 32})
+    assert all(layer.compiled for layer in result.layers)
+    assert result.speedup > 1.5
+
+
+W = pruned(np.random.default_rng(2), (64, 64), 0.95)
+
+
+@pytest.mark.usefixtures("every_layer")
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("a = MatMul(x, w) y = Add(a, a)", [LINEAR, "Add"]),
+        ("a = MatMul(x, w) b = Relu(a) y = Add(a, b)", [LINEAR, "Relu", "Add"]),
+        ("a = MatMul(x, w) b = Add(a, scalar) y = Relu(b)", [LINEAR]),
+        ("a = MatMul(x, w) b = MatMul(x, w) y = Add(a, b)", [LINEAR, LINEAR]),
+        ("a = MatMul(x, w) b = MatMul(x, w) c = Add(a, b) y = Relu(c)", [LINEAR, LINEAR]),
+        ("a = MatMul(w, x) y = Add(a, x)", ["MatMul", "Add"]),
+        ("a = MatMul(x, w) y = Sum(a, w)", [LINEAR, "Sum"]),
+        ("y = Gemm<transA = 1>(x, w)", ["Gemm"]),
+        ("a = MatMul(x, w) y = Add(a, wide)", [LINEAR, "Add"]),
+        ("c = Constant<value = float[1] {2.0}>() a = MatMul(x, w) y = Add(c, a)", [LINEAR]),
+    ],
+)
+def test_which_nodes_are_taken(text, left, tmp_path):
+    made = model_of(
+        f"f (float[64, 64] x) => (y) {{ {text} }}",
+        w=W, scalar=np.array([0.5], np.float32), wide=np.ones((2, 1, 64), np.float32),
+    )  # fmt: skip
+    made.graph.output[0].type.tensor_type.elem_type = 1
+    path = tmp_path / "fast.onnx"
+    onnxtrain.compile_sparse(made, path)
+    assert operators(path) == left
+    x = {"x": RNG.standard_normal((64, 64), np.float32)}
+    np.testing.assert_allclose(run(path, x, kernels=True), run(made, x), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(run(path, x), run(made, x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("every_layer")
+def test_subgraphs_and_functions_stay_as_they_are(tmp_path):
+    made = model_of(
+        """f (float[64, 64] x, bool c) => (float[64, 64] y) {
+          a = MatMul(x, w)
+          y = If (c) <then_branch = t () => (float[64, 64] p) { p = MatMul(a, w) },
+                      else_branch = e () => (float[64, 64] q) { q = Neg(a) }>
+        }""",
+        w=W,
+    )
+    path = tmp_path / "fast.onnx"
+    onnxtrain.compile_sparse(made, path)
+    assert operators(path) == [LINEAR, "If"]
+    for branch in (True, False):
+        feeds = {"x": RNG.standard_normal((64, 64), np.float32), "c": np.array(branch)}
+        np.testing.assert_allclose(run(path, feeds, kernels=True), run(made, feeds), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("every_layer")
+def test_a_compiled_model_can_be_compiled_again(tmp_path):
+    once, twice = tmp_path / "once.onnx", tmp_path / "twice.onnx"
+    onnxtrain.compile_sparse(mlp(), once)
+    result = onnxtrain.compile_sparse(once, twice)
+    assert result.layers == ()
+    assert operators(twice) == operators(once)
+    x = RNG.standard_normal((2, 512), np.float32)
+    np.testing.assert_array_equal(run(once, {"x": x}), run(twice, {"x": x}))
+
+
+@pytest.mark.usefixtures("every_layer")
+def test_weights_that_another_node_reads_stay(tmp_path):
+    made = model_of("f (float[64, 64] x) => (float[64, 64] y) { a = MatMul(x, w) b = Neg(w) y = Add(a, b) }", w=W)
+    onnxtrain.compile_sparse(made, tmp_path / "fast.onnx")
+    names = [tensor.name for tensor in onnx.load(tmp_path / "fast.onnx").graph.initializer]
+    assert names[:3] == ["w", "w.values", "w.deltas"]
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "message"),
+    [
+        (mlp(), {"M": 3}, r"sizes names 'M', but the inputs have no dynamic dimension of that name; they have: N\."),
+        (
+            model_of("f (float[N, T, 64] x) => (float[N, T, 64] y) { y = MatMul(x, w) }", w=W),
+            {},
+            r"Axis 1 of the input 'x' has the dynamic size 'T'; give the size that it has in use",
+        ),
+        (
+            model_of("f (string[N] s) => (string[N] y) { y = Identity(s) }"),
+            {},
+            r"The input 's' has the type object; .* its inputs must be numbers",
+        ),
+    ],
+)
+def test_bad_sizes(model, sizes, message, tmp_path):
+    with pytest.raises(OptionError, match=message):
+        onnxtrain.compile_sparse(model, tmp_path / "fast.onnx", sizes=sizes)
+    assert not (tmp_path / "fast.onnx").exists()
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(ModelError, match=r"missing\.onnx"):
+        onnxtrain.compile_sparse(tmp_path / "missing.onnx", tmp_path / "fast.onnx")
+    with pytest.raises(ModelError, match=r"nowhere"):
+        onnxtrain.compile_sparse(mlp(), tmp_path / "nowhere" / "fast.onnx")
+
+
+@pytest.mark.usefixtures("every_layer")
+def test_the_command(tmp_path, capsys, monkeypatch):
+    from onnxtrain.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    onnx.save(mlp(), "pruned.onnx")
+    assert main(["sparsify", "pruned.onnx", "--static", "N=8", "-o", "fast.onnx"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("sparse\n") + printed.count("sparse ") >= 2
+    assert "fast.onnx" in printed
+    assert operators("fast.onnx") == [LINEAR, LINEAR]
+    assert main(["sparsify", "pruned.onnx", "--static", "M=8", "-o", "fast.onnx"]) == 2
+    assert "sizes names 'M'" in capsys.readouterr().err.replace("--static", "sizes")
+    weight = numpy_helper.to_array(onnx.load("fast.onnx").graph.initializer[0])
+    assert weight.ndim >= 1
