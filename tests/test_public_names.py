@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.autodiff.registry import NEWEST
+from onnxtrain.ir.rule_registry import NEWEST
 from onnxtrain.operators import OPTIMIZERS
 
 PUBLIC = {

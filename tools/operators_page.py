@@ -18,7 +18,7 @@ from pathlib import Path
 from onnx import defs
 
 from onnxtrain.autodiff import registry
-from onnxtrain.autodiff.registry import NEWEST as NO_END
+from onnxtrain.ir.rule_registry import NEWEST as NO_END
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 ROOT = Path(__file__).resolve().parent.parent
