@@ -19,6 +19,7 @@ Rule = Callable[..., Gradients]
 Body = Callable[[Node], Sequence[Value | None]]
 """Emits other operators for a node: gets the node, returns its outputs (``None`` for one without readers)."""
 
+
 class Entry(NamedTuple):
     """A registered rule.
 

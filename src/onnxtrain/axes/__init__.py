@@ -1,7 +1,7 @@
 """Axes of tensors that belong together: which indices of which tensors a structure consists of.
 
-A structure is the output channel of a convolution, an attention head or a hidden unit: it owns indices of many tensors,
-which can only be removed together. Each operator has a rule that says how the axes of its inputs and outputs correspond.
+A structure is the output channel of a convolution, an attention head or a hidden unit. It owns indices of many tensors,
+which can only be removed together. Each operator has a rule that relates the axes of its inputs and outputs.
 """
 
 from __future__ import annotations

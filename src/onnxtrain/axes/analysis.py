@@ -178,14 +178,16 @@ class Structures:
     def of(self, axis: Axis) -> np.ndarray:
         """Return the structure of each index of an axis."""
         assert axis.labels is not None
-        return self.roots[axis.labels]
+        return np.asarray(self.roots[axis.labels])
 
     def tagged(self, kinds: Collection[str]) -> np.ndarray:
         """Return the structures of these kinds that can be removed."""
         heads = self._of_kind("heads")
         channels = self._of_kind("channels")
         hidden = np.setdiff1d(self._of_kind("hidden"), np.union1d(heads, channels))
-        chosen = [found for kind, found in (("heads", heads), ("channels", channels), ("hidden", hidden)) if kind in kinds]
+        chosen = [
+            found for kind, found in (("heads", heads), ("channels", channels), ("hidden", hidden)) if kind in kinds
+        ]
         found = np.unique(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
         return np.array([root for root in found.tolist() if root not in self.locked], np.int64)
 
@@ -197,11 +199,16 @@ class Structures:
         """Return for every label whether it stays when structures are removed."""
         gone = np.zeros(len(self.roots), bool)
         gone[np.asarray(list(removed), np.int64)] = True
-        return ~gone[self.roots]
+        return np.asarray(~gone[self.roots])
 
     def parts(self) -> list[np.ndarray]:
         """Return the structures of each axis of each parameter: some of each must stay."""
-        unique = {tuple(np.unique(self.of(axis)).tolist()) for _, axes in self.parameters() for axis in axes if axis.labels is not None}
+        unique = {
+            tuple(np.unique(self.of(axis)).tolist())
+            for _, axes in self.parameters()
+            for axis in axes
+            if axis.labels is not None
+        }
         return [np.array(part) for part in sorted(unique)]
 
     def multiply_adds(self, kept: np.ndarray | None = None) -> int:

@@ -48,7 +48,8 @@ def broadcast(node: Node, indices: Iterable[int], zero: Zero, *, skip: int = 0) 
         for index in inputs:
             place = position - skip
             if ranks[index] < -position or (
-                node.shape(index)[place] == 1 and any(_wide(node, other, place, ranks[other], position) for other in inputs)
+                node.shape(index)[place] == 1
+                and any(_wide(node, other, place, ranks[other], position) for other in inputs)
             ):
                 operands.append(None)
             else:

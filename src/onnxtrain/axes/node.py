@@ -28,13 +28,15 @@ class Cut:
 
     def __init__(self, graph: ir.Graph, kept: np.ndarray) -> None:
         self.graph, self._kept = graph, kept
-        self._names = set(graph.initializers) | {value.name for node in graph for value in node.outputs}
+        self._names: set[str | None] = set(graph.initializers) | {
+            value.name for node in graph for value in node.outputs
+        }
         self._names |= {value.name for value in graph.inputs}
 
     def kept(self, axis: Axis) -> np.ndarray:
         """Return for each index of an axis whether it stays."""
         assert axis.labels is not None
-        return self._kept[axis.labels]
+        return np.asarray(self._kept[axis.labels])
 
     def count(self, axis: Axis) -> int:
         """Return how many indices of an axis stay."""
@@ -222,7 +224,9 @@ class Node:
         """Join axes over which the node sums products: one factor must be zero at removed indices."""
         joined = self.join(*axes)
         if not any(axis.zero for axis in axes):
-            self.fix(joined, f"{self.describe()} sums over it, and its entries are not zero where a structure is masked")
+            self.fix(
+                joined, f"{self.describe()} sums over it, and its entries are not zero where a structure is masked"
+            )
 
     def fix(self, axis: Axis, reason: str) -> Axis:
         """Fix an axis: none of its indices can be removed."""

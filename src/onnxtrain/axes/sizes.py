@@ -44,8 +44,9 @@ def fold_sizes(model: ir.Model) -> None:
         if content is None or content.size > _LONGEST:
             continue
         known[output] = content
-        computed = node.op_type != "Constant" and output.dtype in (ir.DataType.INT64, ir.DataType.INT32)
-        if computed and not output.is_graph_output() and all(item is not None for item in content.reshape(-1)):
+        if node.op_type == "Constant" or output.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+            continue
+        if not output.is_graph_output() and all(item is not None for item in content.reshape(-1)):
             array = content.astype(np.int64 if output.dtype == ir.DataType.INT64 else np.int32)
             name = f"{output.name}/known"
             while name in graph.initializers:

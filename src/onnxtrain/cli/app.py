@@ -25,7 +25,7 @@ from onnxtrain.report.escaping import visible
 
 COMMANDS = (
     *("fit", "prune", "evaluate", "predict", "inspect", "doctor", "check", "adapter", "quantize", "export"),
-    *("import-states", "runs", "completion", "demo"),
+    *("shrink", "import-states", "runs", "completion", "demo"),
 )
 """Each is a module of this package, with underscores for hyphens: a function ``command``, its ``HELP`` and
 ``EXAMPLES`` (not its docstring: ``python -OO`` removes those)."""

@@ -88,7 +88,7 @@ def _mean_squares(structures: Structures) -> np.ndarray:
                 own = squares.sum(axis=tuple(other for other in range(squares.ndim) if other != place))
                 np.add.at(total, structures.of(axis), own)
                 np.add.at(count, structures.of(axis), squares.size / squares.shape[place])
-    return total / np.maximum(count, 1)
+    return np.asarray(total / np.maximum(count, 1))
 
 
 def _layers(candidates: np.ndarray, parts: list[np.ndarray], size: int) -> np.ndarray:
@@ -96,7 +96,7 @@ def _layers(candidates: np.ndarray, parts: list[np.ndarray], size: int) -> np.nd
     number = np.arange(size)
     for part in parts:
         number[np.isin(number, number[part])] = number[part].min()
-    return number[candidates]
+    return np.asarray(number[candidates])
 
 
 def _leaving_some(ordered: np.ndarray, parts: list[np.ndarray]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnxtrain.axes.labels import Axis
 from onnxtrain.axes.node import Node
 from onnxtrain.axes.registry import axes_of
+from onnxtrain.ir.value import Dimension
 
 
 @axes_of("Einsum")
@@ -18,7 +19,7 @@ def einsum(node: Node) -> list[Axis]:
         axes = [node.fix(axis, reason) for index in range(len(terms)) for axis in node.all_axes(index)]
         return [Axis(None, reason) for _ in node.output_shape()] or axes[:0]
     places: dict[str, list[Axis]] = {}
-    sizes: dict[str, object] = {}
+    sizes: dict[str, Dimension] = {}
     for index, term in enumerate(terms):
         for place, letter in enumerate(term):
             axis = node.axis(index, place)
@@ -41,5 +42,5 @@ def einsum(node: Node) -> list[Axis]:
             node.tag(found[letter], "heads")
         if any(letter in terms[index] for index in constant):
             node.tag(found[letter], "hidden")
-    node.multiplies(*(axis if axis.labels is not None else sizes.get(letter, 1) for letter, axis in found.items()))  # type: ignore[misc]
+    node.multiplies(*(axis if axis.labels is not None else sizes.get(letter, 1) for letter, axis in found.items()))
     return [found[letter] for letter in right]

@@ -19,18 +19,20 @@ def attention(node: Node) -> list[list[Axis]]:
         return [[fixed(f"{node.describe()} has a cache") for _ in value.shape or ()] for value in node.ir.outputs]
     if apart:
         heads = [node.axis(index, 1) for index in range(3)]
-        counts = [node.shape(index)[1] for index in range(3)]
+        counts = [size if isinstance(size, int) else 0 for size in (node.shape(index)[1] for index in range(3))]
     else:
         counts = [node.attribute("q_num_heads"), *[node.attribute("kv_num_heads")] * 2]
         heads = []
         for index, count in enumerate(counts):
             packed = node.axis(index, 2)
-            heads.append(packed if packed.labels is None else packed.taken(node.unite(packed.labels.reshape(count, -1))))
+            heads.append(
+                packed if packed.labels is None else packed.taken(node.unite(packed.labels.reshape(count, -1)))
+            )
     if node.has(3) and node.rank(3) == 4 and node.shape(3)[1] != 1:
         for axis in heads:
             node.fix(axis, f"{node.describe()} has a mask per head")
     query = heads[0]
-    if any(axis.labels is None for axis in heads) or not all(isinstance(count, int) for count in counts):
+    if any(axis.labels is None for axis in heads):
         joined = node.join(*heads) if counts[0] == counts[1] else query
         for axis in heads:
             node.fix(axis, joined.reason or reason)

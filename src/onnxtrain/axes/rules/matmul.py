@@ -26,7 +26,9 @@ def matmul(node: Node) -> list[Axis]:
         for axis in outer:
             node.tag(axis, "heads")
     shape = node.output_shape()
-    lengths = [axis if axis.labels is not None else size for axis, size in zip([*outer, *rows, *columns], shape, strict=True)]
+    lengths = [
+        axis if axis.labels is not None else size for axis, size in zip([*outer, *rows, *columns], shape, strict=True)
+    ]
     node.multiplies(*lengths, inner if inner.labels is not None else node.shape(0)[-1])
     return [*outer, *rows, *columns]
 
@@ -65,5 +67,3 @@ def with_bias(node: Node, axes: list[Axis], index: int) -> list[Axis]:
 
 
 no_rule("Det", reason="a determinant mixes both axes of its matrices")
-
-

@@ -41,4 +41,8 @@ def dynamic_quantize(node: Node) -> list[list[Axis]]:
     return [found, [], []]
 
 
-no_rule("QLinearConv", "QLinearMatMul", reason="it has quantized weights of its own; write the model with QuantizeLinear and DequantizeLinear")
+no_rule(
+    "QLinearConv",
+    "QLinearMatMul",
+    reason="it has quantized weights of its own; write the model with QuantizeLinear and DequantizeLinear",
+)

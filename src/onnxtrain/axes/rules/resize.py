@@ -31,5 +31,3 @@ def resize(node: Node) -> list[Axis]:
 
     node.on_cut(change)
     return found
-
-

@@ -95,7 +95,9 @@ def _matched(before: list[Dimension], after: list[Dimension]) -> tuple[list[_Pla
                 j += 1
             found.append((list(range(start[0], i)), list(range(start[1], j))))
             start, left, right = (i, j), _Count(), _Count()
-        grow_left = left.number <= right.number if left.symbols == right.symbols else len(left.symbols) <= len(right.symbols)
+        grow_left = (
+            left.number <= right.number if left.symbols == right.symbols else len(left.symbols) <= len(right.symbols)
+        )
         if grow_left and i < len(before) and before[i] is not None:
             left.add(before[i])
             i += 1
