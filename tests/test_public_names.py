@@ -64,6 +64,7 @@ PUBLIC = {
     "predict",
     "prune",
     "replace_head",
+    "shrink",
     "quantize",
     "register_gradient",
     "testing",

@@ -37,7 +37,8 @@ CASES = {
     "batch normalization, residual sum and flattening of an image": build(
         text(
             "a = Conv<pads = [1, 1, 1, 1]>(x, w1, b1) n = BatchNormalization(a, s, t, m, v) r = Relu(n)"
-            " c = Conv<pads = [1, 1, 1, 1]>(r, w2) d = Add(r, c) p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(d)"
+            " c = Conv<pads = [1, 1, 1, 1]>(r, w2) d = Add(r, c)"
+            " p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(d)"
             " f = Flatten(p) y = Gemm<transB = 1>(f, head, bias)"
         ),
         **{"w1": (8, 3, 3, 3), "b1": (8,), "s": (8,), "t": (8,), "m": (8,), "v": np.ones(8, np.float32)},

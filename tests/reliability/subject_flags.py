@@ -44,6 +44,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "check": ("model.onnx", "--loss", "softmax_cross_entropy", "--provider", "cpu"),
     "adapter": ("slots", "model.onnx", "--targets", "*", "--output", "out.onnx"),
     "quantize": ("model.onnx", "--data", "train.npz", "--output", "out.onnx"),
+    "shrink": ("model.onnx", "--output", "out.onnx"),
     "import-states": ("model.onnx", "given.safetensors", "--output", "out.onnx"),
     "runs": ("folder",),
     "completion": ("bash",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,9 @@ from onnxtrain.ir.value import Dimension, constant_tensor, dimensions, is_float
 
 _ROUNDS = 8
 """Passes over the graph in which reshapes and grouped convolutions choose the axis that structures lie on."""
+
+_QUANTIZED = {"DequantizeLinear": ((0, 2),), "MatMulInteger": ((0, 2), (1, 3)), "ConvInteger": ((0, 2), (1, 3))}
+"""Input slots of quantized weights and of their zero points."""
 
 
 class Analysis:
@@ -41,7 +44,7 @@ class Analysis:
         self.labels = Labels()
         self.tags: list[tuple[np.ndarray, str]] = []
         self.costs: list[tuple[Axis | Dimension, ...]] = []
-        self.changes: list[object] = []
+        self.changes: list[Callable[[Cut], None]] = []
         self.judged: dict[ir.Node, list[np.ndarray]] = {}
         self.counts: dict[ir.Node, int] = {}
         self.stops: dict[str, str] = {}
@@ -145,11 +148,13 @@ class Structures:
         roots: The structure of each label.
         locked: The structures that cannot be removed, each with the reason.
         stops: Operators at which the search ended, each with the reason.
+        zero_points: The quantized weights, and the values that hold their zero points.
     """
 
     def __init__(self, model: ir.Model, analysis: Analysis, kept_values: Collection[ir.Value]) -> None:
         self.model, self.stops = model, analysis.stops
         self.roots, self.locked = analysis.labels.resolve()
+        self.zero_points = _zero_points(model)
         self._analysis, self._kept_values = analysis, kept_values
 
     def parameters(self) -> Iterator[tuple[ir.Value, list[Axis]]]:
@@ -161,19 +166,6 @@ class Structures:
     def is_weight(self, value: ir.Value) -> bool:
         """Return whether masking a structure sets its entries of a parameter to zero."""
         return value not in self._kept_values and (is_float(value) or value in self.zero_points)
-
-    @property
-    def zero_points(self) -> dict[ir.Value, ir.Value | None]:
-        """The quantized weights, and their zero points."""
-        found: dict[ir.Value, ir.Value | None] = {}
-        for node in self.model.graph:
-            if node.op_type in ("DequantizeLinear", "MatMulInteger", "ConvInteger"):
-                slots = ((0, 2),) if node.op_type == "DequantizeLinear" else ((0, 2), (1, 3))
-                for slot, zero in slots:
-                    value = node.inputs[slot]
-                    if value is not None and value.is_initializer():
-                        found[value] = node.inputs[zero] if len(node.inputs) > zero else None
-        return found
 
     def of(self, axis: Axis) -> np.ndarray:
         """Return the structure of each index of an axis."""
@@ -224,7 +216,7 @@ class Structures:
         total = 0
         for value in self.model.graph.initializers.values():
             sizes = dimensions(value)
-            if sizes is None or not (is_float(value) or value in self._points):
+            if sizes is None or not (is_float(value) or value in self.zero_points):
                 continue
             axes = labelled.get(value)
             total += math.prod(
@@ -233,12 +225,6 @@ class Structures:
                 if isinstance(size, int)
             )
         return total
-
-    @property
-    def _points(self) -> dict[ir.Value, ir.Value | None]:
-        if not hasattr(self, "_found_points"):
-            self._found_points = self.zero_points
-        return self._found_points
 
     def masks(self, removed: Collection[int] | np.ndarray) -> dict[str, np.ndarray]:
         """Return masks of the weights, false at the entries of these structures."""
@@ -289,7 +275,7 @@ class Structures:
         computed = [(value, axes) for value, axes in self._analysis.known.items() if not value.is_initializer()]
         cut = Cut(self.model.graph, kept)
         for change in self._analysis.changes:
-            change(cut)  # type: ignore[operator]
+            change(cut)
         for value, axes in parameters:
             _shorten(value, axes, kept)
         for value, axes in computed:
@@ -359,6 +345,17 @@ def _lift_constants(model: ir.Model) -> None:
         output.replace_all_uses_with(value)
         model.graph.remove(node, safe=True)
         model.graph.register_initializer(value)
+
+
+def _zero_points(model: ir.Model) -> dict[ir.Value, ir.Value | None]:
+    """Return the quantized initializers that nodes read, and the values that hold their zero points."""
+    found: dict[ir.Value, ir.Value | None] = {}
+    for node in model.graph:
+        for slot, zero in _QUANTIZED.get(node.op_type, ()):
+            value = node.inputs[slot]
+            if value is not None and value.is_initializer():
+                found[value] = node.inputs[zero] if len(node.inputs) > zero else None
+    return found
 
 
 def _length(factor: Axis | Dimension, kept: np.ndarray | None) -> int:

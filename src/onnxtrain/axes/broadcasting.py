@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from onnxtrain.axes.labels import Axis, fixed
+from onnxtrain.axes.labels import Axis
 from onnxtrain.axes.node import Node
 
 Zero = Callable[[Sequence[Axis | None]], bool]
@@ -74,8 +74,3 @@ def same_shape(node: Node, *, keeps_zero: bool, mixed: Iterable[int] = (), reaso
         else:
             found.append(axis.with_zero(axis.zero and keeps_zero))
     return found
-
-
-def stays(axis: Axis) -> Axis:
-    """Return a fixed axis for an output whose sizes do not follow an input's."""
-    return fixed(axis.reason or "it is computed from another axis")

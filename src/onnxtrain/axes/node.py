@@ -28,10 +28,8 @@ class Cut:
 
     def __init__(self, graph: ir.Graph, kept: np.ndarray) -> None:
         self.graph, self._kept = graph, kept
-        self._names: set[str | None] = set(graph.initializers) | {
-            value.name for node in graph for value in node.outputs
-        }
-        self._names |= {value.name for value in graph.inputs}
+        self._names: set[str | None] = {value.name for node in graph for value in node.outputs}
+        self._names |= {*graph.initializers, *(value.name for value in graph.inputs)}
 
     def kept(self, axis: Axis) -> np.ndarray:
         """Return for each index of an axis whether it stays."""

@@ -26,8 +26,8 @@ def removal_order(
 ) -> list[int]:
     """Return the structures that may go, the least important first; a tenth of every layer stays.
 
-    The importance of a structure is the root mean square of its weights, divided by the mean of its layer: layers differ
-    in the scale of their weights.
+    The importance of a structure is the root mean square of its weights, divided by the mean of its layer, since the
+    weights of layers differ in scale.
 
     Args:
         structures: The structures of a model.

@@ -217,7 +217,8 @@ def _refuse_with_structure(**given: bool) -> None:
     wrong = [name for name, present in given.items() if present]
     if wrong:
         raise OptionError(
-            f"{wrong[0]}= is an option for single weights, but structure= removes whole structures; leave one of them out."
+            f"{wrong[0]}= is an option for single weights, but structure= removes whole structures; "
+            "leave out one of them."
         )
 
 

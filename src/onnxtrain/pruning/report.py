@@ -145,7 +145,7 @@ class PruneResult(PruneRecord):
             before, after = self.multiply_adds
             lines[-1:] = [
                 f"removed {self.removed_structures:,} {' and '.join(self.structure)}: {before:,} multiply-adds became "
-                f"{after:,}, and one example takes {1 / self.speedup:.0%} of the time ({self.speedup:.2f} times as fast)",
+                f"{after:,}, and the model runs {self.speedup:.2f} times as fast on this machine",
                 *(f"not followed through {operator}: {reason}" for operator, reason in self.stops.items()),
             ]
         if self.probes:

@@ -114,7 +114,7 @@ class StructurePlan:
         if best < self.speedup:
             raise OptionError(
                 f"speedup={self.speedup} cannot be reached: with all structures removed that may go (a tenth of each "
-                f"layer stays), the model runs {best:.2f} times as fast; choose a lower one, or more kinds of structures."
+                f"layer stays), the model runs {best:.2f} times as fast; lower it, or allow more kinds of structures."
             )
         low, high = 0, len(order)
         for _ in range(_TRIES):
@@ -193,11 +193,13 @@ def prune_structures(
     after = accuracy(tuner)
     say(f"result: {metric} {after:.4f}, {faster:.2f} times as fast")
     masks = structures.masks(removed)
+    values = {name: np.array(array) for name, array in tuner._initializers().items()}
     given = {
         str(value.name): np.array(value.const_value.numpy())
         for value, _ in structures.parameters()
-        if structures.is_weight(value) and value.const_value is not None
+        if structures.is_weight(value) and value.const_value is not None and value.name in values
     }
+    at_once = (Point(1 - left / size, cut_accuracy),)
     return PruneResult(
         method=plan.method,
         optimizer=repr(plan.optimizer),
@@ -208,14 +210,14 @@ def prune_structures(
         accuracy_trained=accuracy_trained,
         accuracy_after=after,
         layers=tuple(_row(name, array, masks.get(name)) for name, array in given.items() if array.ndim > 1),
-        points=(Point(1 - left / size, cut_accuracy),),
-        curve=(),
+        points=at_once,
+        curve=at_once,
         probes=(),
         masks=masks,
         given=given,
-        values={name: np.array(array) for name, array in tuner._initializers().items()},
+        values=values,
         file=tuner._file,
-        names=tuner._data.names,
+        names=trainer._data.names,
         structure=plan.structure,
         removed_structures=len(removed),
         multiply_adds=(structures.multiply_adds(), structures.multiply_adds(kept)),

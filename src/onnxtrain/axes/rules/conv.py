@@ -59,15 +59,13 @@ def _grouped(node: Node, x: Axis, groups: int, inputs: int, outputs: int) -> tup
         return node.fix(x, stays.reason), stays
     own = x.labels.reshape(groups, -1)
     own_made = weight_made.labels.reshape(groups, -1)
-    ways = 2 if min(own.shape[1], own_made.shape[1]) > 1 or max(own.shape[1], own_made.shape[1]) > 1 else 1
-    if node.choice(ways) == 0:
-        group = node.unite(np.concatenate([own, own_made], axis=1))
+    if node.choice(2 if max(own.shape[1], own_made.shape[1]) > 1 else 1) == 0:
+        node.unite(np.concatenate([own, own_made], axis=1))
         if inputs == 0:  # the groups of a transposed convolution lie on the weight's axis of inputs
             node.join(x, node.axis(1, 0))
         node.judge_by(x)
         per_group = own.shape[1]
         node.on_cut(lambda cut: cut.set_attribute(node, "group", cut.count(x) // per_group))
-        del group
         return weight_made, stays
     united = node.unite(own.T)
     summed = node.axis(1, inputs) if inputs == 1 else stays

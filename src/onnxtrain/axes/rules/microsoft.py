@@ -13,13 +13,13 @@ _FUSED = "it joins several layers in one operator; export the model without ONNX
 
 @axes_of("Gelu", "QuickGelu", domain=MICROSOFT_DOMAIN)
 def gelu(node: Node) -> list[Axis]:
-    """y = gelu(x)."""
+    """y = x times a sigmoid or a normal distribution of x."""
     return same_shape(node, keeps_zero=True)
 
 
 @axes_of("BiasGelu", "FastGelu", domain=MICROSOFT_DOMAIN)
 def bias_gelu(node: Node) -> list[Axis]:
-    """y = gelu(x + bias)."""
+    """y = the same of x + bias."""
     return broadcast(node, (0, 1), all_zero)
 
 

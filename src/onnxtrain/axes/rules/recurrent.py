@@ -41,8 +41,8 @@ def recurrent(node: Node) -> list[list[Axis]]:
     node.multiplies(shape[length], shape[batch], gates, units, node.axis(1, -1))
     node.multiplies(shape[length], shape[batch], gates, units, units)
     rest = fixed("it is an axis of steps, directions or examples")
-    taken = [node.fix(node.axis(0, axis), rest.reason) for axis in (0, 1)]
-    del taken
+    for axis in (0, 1):
+        node.fix(node.axis(0, axis), rest.reason)
     return [[rest, rest, rest, units], [rest, rest, units], [rest, rest, units]][: len(node.ir.outputs)]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.axes.broadcasting import same_shape
 from onnxtrain.axes.labels import Axis, fixed
@@ -50,8 +52,6 @@ def _change_target(cut: Cut, node: Node, axes: Sequence[Axis], after: Sequence[D
         for place, axis in enumerate(axes)
         if axis.labels is not None and cut.count(axis) != after[place] and (target is None or target[place] != -1)
     }
-    if not changes and target is not None and (target == 0).any():
-        return
     if changes:
         cut.set_elements(node, 1, changes)
 
@@ -286,7 +286,7 @@ def split(node: Node) -> list[list[Axis]]:
         held = node.fix(whole, f"{node.describe()} has computed sizes")
         return [[*others[:axis], held, *others[axis + 1 :]]] * count
     bounds = np.cumsum([0, *sizes])
-    parts = [whole.taken(whole.labels[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+    parts = [whole.taken(whole.labels[start:end]) for start, end in itertools.pairwise(bounds.tolist())]
 
     def change(cut: Cut) -> None:
         counts = np.array([cut.count(part) for part in parts], np.int64)
@@ -294,9 +294,7 @@ def split(node: Node) -> list[list[Axis]]:
             return
         node.ir.attributes.pop("num_outputs", None)
         if node.opset < 13:
-            from onnx_ir import AttrInt64s
-
-            node.ir.attributes["split"] = AttrInt64s("split", counts.tolist())
+            node.ir.attributes["split"] = ir.AttrInt64s("split", counts.tolist())
         else:
             cut.set_constant(node, 1, counts)
 

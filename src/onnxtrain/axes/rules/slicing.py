@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.axes.labels import Axis, fixed
 from onnxtrain.axes.node import Cut, Node
@@ -49,8 +50,6 @@ def slice_(node: Node) -> list[Axis]:
         if (new_starts, new_ends) == (starts, ends):
             return
         if node.opset < 10:
-            import onnx_ir as ir
-
             node.ir.attributes["starts"] = ir.AttrInt64s("starts", new_starts)
             node.ir.attributes["ends"] = ir.AttrInt64s("ends", new_ends)
         else:
