@@ -6,10 +6,10 @@
 
 Every architecture has random weights; small and constant parameters are drawn anew, since masking them would change no
 output. A row is right if at least a fifth of the parameters is gone, the smaller model equals the masked original, and
-the masked original differs from the original. Torch-Pruning removes a third of the channels of every layer by its defaults,
-in the same process; it is right if the pruned network runs, a fifth of the parameters is gone and the output has its shape:
-whether it equals a masked network is not asked of it. It needs PyTorch; torchvision, timm, transformers and
-torch-pruning as far as they are installed: the others' rows are left out.
+the masked original differs from the original. Torch-Pruning removes three tenths of the channels of every layer in the
+same process, with its defaults and the last linear layer left out. It runs if the pruned network does, its output has
+its shape, and a fifth of the parameters is gone; equality with a masked network is not asked of it. The script needs
+PyTorch, and torchvision, timm, transformers and torch-pruning as far as they are installed.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Row:
 
     @property
     def right(self) -> bool:
+        """Return whether onnxtrain's smaller model is right."""
         return self.ours == "right"
 
 
@@ -88,12 +89,16 @@ def transformer(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
         "roberta": lambda: library.RobertaForSequenceClassification(
             library.RobertaConfig(**text, **size, max_position_embeddings=64)
         ),
-        "albert": lambda: library.AlbertForSequenceClassification(library.AlbertConfig(**text, **size, embedding_size=32)),
+        "albert": lambda: library.AlbertForSequenceClassification(
+            library.AlbertConfig(**text, **size, embedding_size=32)
+        ),
         "electra": lambda: library.ElectraForSequenceClassification(
             library.ElectraConfig(**text, **size, embedding_size=32)
         ),
         "mobilebert": lambda: library.MobileBertForSequenceClassification(
-            library.MobileBertConfig(**text, **{**size, "intermediate_size": 64}, embedding_size=32, intra_bottleneck_size=32)
+            library.MobileBertConfig(
+                **text, **{**size, "intermediate_size": 64}, embedding_size=32, intra_bottleneck_size=32
+            )
         ),
         "gpt2": lambda: library.GPT2LMHeadModel(
             library.GPT2Config(**text, n_embd=64, n_layer=2, n_head=4, use_cache=False)
@@ -128,6 +133,7 @@ class Logits(torch.nn.Module):
         self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
         return self.inner(x).logits
 
 
