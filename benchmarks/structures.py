@@ -120,8 +120,8 @@ def transformer(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
             library.BitConfig(embedding_size=32, hidden_sizes=[32, 64, 64, 64], depths=[1] * 4, num_groups=8)
         ),
     }  # fmt: skip
-    pictures = name in ("vit", "segformer", "bit")
-    inputs = torch.randn(2, 3, 32, 32) if pictures else torch.randint(1, 99, (2, 12))
+    images = name in ("vit", "segformer", "bit")
+    inputs = torch.randn(2, 3, 32, 32) if images else torch.randint(1, 99, (2, 12))
     return Logits(made[name]()), inputs
 
 

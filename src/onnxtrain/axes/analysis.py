@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.axes import registry
-from onnxtrain.axes.labels import Axis, Labels, fixed
-from onnxtrain.axes.node import Cut, Node, UnknownShapeError
+from onnxtrain.axes.cut import Cut
+from onnxtrain.axes.findings import Findings
+from onnxtrain.axes.labels import Axis, fixed
+from onnxtrain.axes.node import Node, UnknownShapeError
 from onnxtrain.axes.sizes import fold_sizes
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import captured_values, subgraphs
@@ -23,8 +25,8 @@ _QUANTIZED = {"DequantizeLinear": ((0, 2),), "MatMulInteger": ((0, 2), (1, 3)), 
 """Input slots of quantized weights and of their zero points."""
 
 
-class Analysis:
-    """One pass over a graph: the axes of its values, what joins them, and what follows from a cut.
+class Analysis(Findings):
+    """One pass over a graph, which applies the rules of its operators.
 
     Args:
         model: The model; types and shapes are inferred.
@@ -41,52 +43,17 @@ class Analysis:
         *,
         change_outputs: bool,
     ) -> None:
-        self.labels = Labels()
-        self.tags: list[tuple[np.ndarray, str]] = []
-        self.costs: list[tuple[Axis | Dimension, ...]] = []
-        self.changes: list[Callable[[Cut], None]] = []
-        self.judged: dict[ir.Node, list[np.ndarray]] = {}
-        self.counts: dict[ir.Node, int] = {}
+        initializers = model.graph.initializers.values()
+        super().__init__(
+            choices, kept_values, {value for value in initializers if value not in set(model.graph.inputs)}
+        )
         self.stops: dict[str, str] = {}
-        self.known: dict[ir.Value, list[Axis]] = {}
-        self.constants: set[ir.Value] = {
-            value for value in model.graph.initializers.values() if value not in set(model.graph.inputs)
-        }
-        self._choices, self._kept_values = choices, kept_values
         for node in model.graph:
             self._visit(node, model.graph.opset_imports.get(node.domain, 1))
         for value in model.graph.outputs:
             if not change_outputs:
                 for axis in self.axes(value):
                     self._lock(axis, f"{value.name!r} is an output of the model, whose shape would change")
-
-    def axes(self, value: ir.Value) -> list[Axis]:
-        """Return the axes of a value of known rank."""
-        found = self.known.get(value)
-        if found is None:
-            sizes = dimensions(value) or ()
-            if value.is_initializer():
-                zero = is_float(value) and value not in self._kept_values
-                found = [self._initial(size, zero) for size in sizes]
-            else:
-                found = [fixed(f"{value.name!r} is an input of the model") for _ in sizes]
-            self.known[value] = found
-        return found
-
-    def _initial(self, size: Dimension, zero: bool) -> Axis:
-        if not isinstance(size, int) or size == 1:
-            return fixed("its size is 1")
-        return Axis(self.labels.new(size), zero=zero)
-
-    def keep_values(self, value: ir.Value | None) -> None:
-        """Leave a parameter as it is when structures are masked."""
-        if value is not None and value.is_initializer() and value not in self._kept_values:
-            self._kept_values.add(value)
-
-    def choice(self, node: ir.Node, count: int) -> int:
-        """Return the way to relate the axes of a node that is tried in this pass."""
-        self.counts[node] = count
-        return min(self._choices.get(node, 0), count - 1)
 
     def _lock(self, axis: Axis, reason: str) -> None:
         if axis.labels is not None:

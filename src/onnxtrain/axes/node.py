@@ -1,105 +1,20 @@
-"""The view that an axis rule has of its node, and of the model while structures are removed."""
+"""The view that an axis rule has of its node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.axes.cut import Cut
+from onnxtrain.axes.findings import Findings
 from onnxtrain.axes.labels import Axis, fixed
 from onnxtrain.ir.value import Dimension, constant_number, constant_tensor, dimensions
 
-if TYPE_CHECKING:
-    from onnxtrain.axes.analysis import Analysis
-
 Outputs = Sequence[Axis] | list[list[Axis]]
 """The axes of the first output, or a list of the axes of each output."""
-
-
-class Cut:
-    """The removal of structures from a model, as the rules see it.
-
-    Args:
-        graph: The graph that is changed.
-        kept: For each label, whether its indices stay.
-    """
-
-    def __init__(self, graph: ir.Graph, kept: np.ndarray) -> None:
-        self.graph, self._kept = graph, kept
-        self._names: set[str | None] = {value.name for node in graph for value in node.outputs}
-        self._names |= {*graph.initializers, *(value.name for value in graph.inputs)}
-
-    def kept(self, axis: Axis) -> np.ndarray:
-        """Return for each index of an axis whether it stays."""
-        assert axis.labels is not None
-        return np.asarray(self._kept[axis.labels])
-
-    def count(self, axis: Axis) -> int:
-        """Return how many indices of an axis stay."""
-        return int(self.kept(axis).sum())
-
-    def set_attribute(self, node: Node, name: str, number: int) -> None:
-        """Set an integer attribute."""
-        node.ir.attributes[name] = ir.AttrInt64(name, number)
-
-    def set_constant(self, node: Node, index: int, array: np.ndarray) -> None:
-        """Replace an input by a constant that no other node reads."""
-        if index >= len(node.ir.inputs):
-            node.ir.resize_inputs(index + 1)
-        node.ir.replace_input_with(index, self._initializer(node, array))
-
-    def set_elements(self, node: Node, index: int, changes: dict[int, int]) -> None:
-        """Change elements of a vector of sizes that a node reads, also of one that the graph computes."""
-        value = node.ir.inputs[index]
-        assert value is not None
-        tensor = constant_tensor(value)
-        if tensor is not None:
-            changed = np.array(tensor.numpy())
-            for position, number in changes.items():
-                changed[position] = number
-            if not np.array_equal(changed, tensor.numpy()):
-                self.set_constant(node, index, changed)
-            return
-        parts: list[ir.Value] = []
-        start = 0
-        for position, number in sorted(changes.items()):
-            if position > start:
-                parts.append(self._part(node, value, start, position))
-            parts.append(self._initializer(node, np.array([number], np.int64)))
-            start = position + 1
-        parts.append(self._part(node, value, start, np.iinfo(np.int64).max))
-        joined = self._insert(node, "Concat", parts, [ir.AttrInt64("axis", 0)])
-        node.ir.replace_input_with(index, joined)
-
-    def _part(self, node: Node, value: ir.Value, start: int, end: int) -> ir.Value:
-        bounds = [self._initializer(node, np.array([bound], np.int64)) for bound in (start, end, 0)]
-        return self._insert(node, "Slice", [value, *bounds], [])
-
-    def _insert(self, node: Node, operator: str, inputs: Sequence[ir.Value], attributes: Sequence[ir.Attr]) -> ir.Value:
-        made = ir.node(operator, inputs, {attribute.name: attribute.value for attribute in attributes})
-        made.outputs[0].name = self._name(node)
-        made.outputs[0].dtype = ir.DataType.INT64
-        self.graph.insert_before(node.ir, made)
-        return made.outputs[0]
-
-    def _initializer(self, node: Node, array: np.ndarray) -> ir.Value:
-        tensor = ir.tensor(array, name=self._name(node))
-        value = ir.Value(
-            name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
-        )
-        self.graph.register_initializer(value)
-        return value
-
-    def _name(self, node: Node) -> str:
-        base = f"{node.ir.outputs[0].name}/sizes"
-        name, count = base, 1
-        while name in self._names:
-            count += 1
-            name = f"{base}{count}"
-        self._names.add(name)
-        return name
 
 
 class Node:
@@ -110,10 +25,10 @@ class Node:
         opset: Version of its domain.
     """
 
-    def __init__(self, node: ir.Node, analysis: Analysis, opset: int) -> None:
-        self.ir, self.opset, self._analysis = node, opset, analysis
+    def __init__(self, node: ir.Node, findings: Findings, opset: int) -> None:
+        self.ir, self.opset, self._findings = node, opset, findings
         self._axes: list[list[Axis] | None] = [
-            None if value is None or self.shape_of(value) is None else analysis.axes(value) for value in node.inputs
+            None if value is None or self.shape_of(value) is None else findings.axes(value) for value in node.inputs
         ]
         self._taken: set[tuple[int, int]] = set()
 
@@ -176,7 +91,7 @@ class Node:
 
     def is_constant(self, index: int) -> bool:
         """Return whether an input depends on weights alone."""
-        return self.has(index) and self.ir.inputs[index] in self._analysis.constants
+        return self.has(index) and self.ir.inputs[index] in self._findings.constants
 
     def axis(self, index: int, axis: int) -> Axis:
         """Take an axis of an input: the rule says what happens to it."""
@@ -195,7 +110,7 @@ class Node:
         """Return an axis with new labels, fixed if its size is not known."""
         if not isinstance(size, int):
             return fixed("its size is not fixed")
-        return Axis(self._analysis.labels.new(size))
+        return Axis(self._findings.labels.new(size))
 
     def join(self, *axes: Axis) -> Axis:
         """Join axes of one size index by index; one that is fixed fixes all."""
@@ -210,12 +125,12 @@ class Node:
         assert first.labels is not None
         for other in labelled[1:]:
             assert other.labels is not None
-            self._analysis.labels.join(first.labels, other.labels)
+            self._findings.labels.join(first.labels, other.labels)
         return first
 
     def unite(self, labels: np.ndarray) -> np.ndarray:
         """Join the labels in each row of a matrix; return the first of each row."""
-        self._analysis.labels.join(labels, labels[:, :1])
+        self._findings.labels.join(labels, labels[:, :1])
         return np.ascontiguousarray(labels[:, 0])
 
     def sum_over(self, *axes: Axis) -> None:
@@ -229,34 +144,34 @@ class Node:
     def fix(self, axis: Axis, reason: str) -> Axis:
         """Fix an axis: none of its indices can be removed."""
         if axis.labels is not None:
-            self._analysis.labels.lock(axis.labels, reason)
+            self._findings.labels.lock(axis.labels, reason)
         return fixed(axis.reason or reason)
 
     def keep_values(self, index: int) -> None:
         """Say that masking a structure must not set this parameter to zero: it is a divisor, or a statistic."""
-        self._analysis.keep_values(self.ir.inputs[index])
+        self._findings.keep_values(self.ir.inputs[index])
 
     def tag(self, axis: Axis, structure: str) -> None:
         """Say which kind of structure the indices of an axis are."""
         if axis.labels is not None:
-            self._analysis.tags.append((axis.labels, structure))
+            self._findings.tags.append((axis.labels, structure))
 
     def choice(self, count: int) -> int:
         """Return which of several ways to relate the axes to try; the first that leaves something to remove is kept."""
-        return self._analysis.choice(self.ir, count)
+        return self._findings.choice(self.ir, count)
 
     def judge_by(self, axis: Axis) -> None:
         """Name an axis with structures to remove if this node's choice is a good one."""
         if axis.labels is not None:
-            self._analysis.judged.setdefault(self.ir, []).append(axis.labels)
+            self._findings.judged.setdefault(self.ir, []).append(axis.labels)
 
     def multiplies(self, *factors: Axis | Dimension) -> None:
         """Add multiply-adds to the cost of the model: the product of the lengths of these axes."""
-        self._analysis.costs.append(factors)
+        self._findings.costs.append(factors)
 
     def on_cut(self, change: Callable[[Cut], None]) -> None:
         """Register how the node's attributes and constants change when structures are removed."""
-        self._analysis.changes.append(change)
+        self._findings.changes.append(change)
 
     def fix_rest(self) -> None:
         """Fix all axes of inputs that the rule did not take."""

@@ -65,7 +65,7 @@ def _grouped(node: Node, x: Axis, groups: int, inputs: int, outputs: int) -> tup
             node.join(x, node.axis(1, 0))
         node.judge_by(x)
         per_group = own.shape[1]
-        node.on_cut(lambda cut: cut.set_attribute(node, "group", cut.count(x) // per_group))
+        node.on_cut(lambda cut: cut.set_attribute(node.ir, "group", cut.count(x) // per_group))
         return weight_made, stays
     united = node.unite(own.T)
     summed = node.axis(1, inputs) if inputs == 1 else stays

@@ -45,8 +45,8 @@ def attention(node: Node) -> list[list[Axis]]:
         node.join(query, Axis(np.repeat(own, repeats)), Axis(np.repeat(values, repeats)))
         node.tag(query, "heads")
         if not apart:
-            node.on_cut(lambda cut: cut.set_attribute(node, "q_num_heads", cut.count(heads[0])))
-            node.on_cut(lambda cut: cut.set_attribute(node, "kv_num_heads", cut.count(heads[1])))
+            node.on_cut(lambda cut: cut.set_attribute(node.ir, "q_num_heads", cut.count(heads[0])))
+            node.on_cut(lambda cut: cut.set_attribute(node.ir, "kv_num_heads", cut.count(heads[1])))
     batch = node.axis(0, 0)
     if apart:
         return [[batch, query.with_zero(heads[2].zero), fixed(reason), fixed(reason)]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from onnxtrain.axes.broadcasting import same_shape
+from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.labels import Axis, fixed
-from onnxtrain.axes.node import Cut, Node
+from onnxtrain.axes.node import Node
 from onnxtrain.axes.registry import axes_of, no_rule
 
 
@@ -33,7 +34,7 @@ def _renumber(cut: Cut, node: Node, data: Axis, places: np.ndarray) -> None:
     kept = cut.kept(data)
     if not kept.all():
         numbers = np.cumsum(kept) - 1
-        cut.set_constant(node, 1, numbers[places[kept[places]]].astype(np.int64))
+        cut.set_constant(node.ir, 1, numbers[places[kept[places]]].astype(np.int64))
 
 
 @axes_of("ArgMax", "ArgMin", "CumSum", "CumProd", "TopK")

@@ -31,7 +31,7 @@ no_rule(
 no_rule(
     *("MatMulNBits", "GatherBlockQuantized"),
     domain=MICROSOFT_DOMAIN,
-    reason="its weights are packed in blocks of few bits; remove structures before the model is quantized",
+    reason="its weights are packed in low-bit blocks; remove structures before the model is quantized",
 )
 no_rule("MatMulNBits", domain="onnxtrain", reason="it is a part of training graphs, not of model files")
 no_rule(

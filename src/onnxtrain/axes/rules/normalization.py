@@ -44,7 +44,7 @@ def group_normalization(node: Node) -> list[Axis]:
         else:
             node.join(channels, scale, bias)
         per_group = len(channels.labels) // groups
-        node.on_cut(lambda cut: cut.set_attribute(node, "num_groups", cut.count(channels) // per_group))
+        node.on_cut(lambda cut: cut.set_attribute(node.ir, "num_groups", cut.count(channels) // per_group))
         joined = channels.with_zero(scale.zero and bias.zero)
     image = [node.fix(node.axis(0, axis), f"{node.describe()} {_OVER}") for axis in range(2, node.rank())]
     return [node.axis(0, 0).with_zero(False), joined, *image]

@@ -35,7 +35,7 @@ def recurrent(node: Node) -> list[list[Axis]]:
         if not zero:
             node.fix(rows, f"{node.describe()}: masked units would not stay at zero")
         node.tag(units, "hidden")
-        node.on_cut(lambda cut: cut.set_attribute(node, "hidden_size", cut.count(rows)))
+        node.on_cut(lambda cut: cut.set_attribute(node.ir, "hidden_size", cut.count(rows)))
     shape = node.shape()
     length, batch = (1, 0) if by_batch else (0, 1)
     node.multiplies(shape[length], shape[batch], gates, units, node.axis(1, -1))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.labels import Axis, fixed
-from onnxtrain.axes.node import Cut, Node
+from onnxtrain.axes.node import Node
 from onnxtrain.axes.registry import axes_of
 
 
@@ -27,7 +28,7 @@ def resize(node: Node) -> list[Axis]:
             if found[place].labels is not None and cut.count(found[place]) != after[place]
         }
         if changes and node.has(3):
-            cut.set_elements(node, 3, changes)
+            cut.set_elements(node.ir, 3, changes)
 
     node.on_cut(change)
     return found

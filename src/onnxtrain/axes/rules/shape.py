@@ -9,8 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.axes.broadcasting import same_shape
+from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.labels import Axis, fixed
-from onnxtrain.axes.node import Cut, Node
+from onnxtrain.axes.node import Node
 from onnxtrain.axes.registry import axes_of
 from onnxtrain.ir.value import Dimension
 
@@ -53,7 +54,7 @@ def _change_target(cut: Cut, node: Node, axes: Sequence[Axis], after: Sequence[D
         if axis.labels is not None and cut.count(axis) != after[place] and (target is None or target[place] != -1)
     }
     if changes:
-        cut.set_elements(node, 1, changes)
+        cut.set_elements(node.ir, 1, changes)
 
 
 _Places = tuple[list[int], list[int]]
@@ -296,7 +297,7 @@ def split(node: Node) -> list[list[Axis]]:
         if node.opset < 13:
             node.ir.attributes["split"] = ir.AttrInt64s("split", counts.tolist())
         else:
-            cut.set_constant(node, 1, counts)
+            cut.set_constant(node.ir, 1, counts)
 
     node.on_cut(change)
     return [[*others[:axis], part, *others[axis + 1 :]] for part in parts]
@@ -358,7 +359,7 @@ def _change_sizes(cut: Cut, node: Node, index: int, axes: Sequence[Axis], after:
         if place >= offset and (target is None or target[place - offset] != 1)
     }
     if changes:
-        cut.set_elements(node, index, changes)
+        cut.set_elements(node.ir, index, changes)
 
 
 @axes_of("Shape")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.labels import Axis, fixed
-from onnxtrain.axes.node import Cut, Node
+from onnxtrain.axes.node import Node
 from onnxtrain.axes.registry import axes_of
 
 
@@ -55,8 +56,8 @@ def slice_(node: Node) -> list[Axis]:
         else:
             like = node.constant(1)
             dtype = np.int64 if like is None else like.dtype
-            cut.set_constant(node, 1, np.array(new_starts, dtype))
-            cut.set_constant(node, 2, np.array(new_ends, dtype))
+            cut.set_constant(node.ir, 1, np.array(new_starts, dtype))
+            cut.set_constant(node.ir, 2, np.array(new_ends, dtype))
 
     if cuts:
         node.on_cut(change)
