@@ -70,10 +70,8 @@ class Cut:
         bounds = [self._initializer(node, np.array([bound], np.int64)) for bound in (start, end, 0)]
         return self._insert(node, "Slice", [value, *bounds])
 
-    def _insert(
-        self, node: ir.Node, operator: str, inputs: Sequence[ir.Value], attributes: Sequence[ir.Attr]
-    ) -> ir.Value:
-        made = ir.node(operator, inputs, {attribute.name: attribute.value for attribute in attributes})
+    def _insert(self, node: ir.Node, operator: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
+        made = ir.node(operator, inputs, attributes)
         made.outputs[0].name = self._name(node)
         made.outputs[0].dtype = ir.DataType.INT64
         self.graph.insert_before(node, made)
