@@ -1,5 +1,7 @@
 """Both rule books, of gradients and of axes, know the same operators."""
 
+import sys
+
 import pytest
 from onnx import defs
 
@@ -43,8 +45,4 @@ def test_the_rules_lie_in_files_of_the_same_names():
 
 
 def _modules(book):
-    import importlib
-    import sys
-
-    functions = [entry.function for entry in book.entries() if entry.function is not None]
-    return {sys.modules[function.__module__] for function in functions if importlib}
+    return {sys.modules[entry.function.__module__] for entry in book.entries() if entry.function is not None}

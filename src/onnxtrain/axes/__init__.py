@@ -8,6 +8,6 @@ from __future__ import annotations
 
 import onnxtrain.workarounds.lazy_sympy  # noqa: F401 - before any module here imports onnx-ir
 from onnxtrain.axes import rules as rules  # its modules register their rules
-from onnxtrain.axes.analysis import Structures, find_structures
+from onnxtrain.axes.analysis import CHANGED_OUTPUT, Structures, find_structures
 
-__all__ = ["Structures", "find_structures"]
+__all__ = ["CHANGED_OUTPUT", "Structures", "find_structures"]

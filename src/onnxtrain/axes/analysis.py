@@ -21,6 +21,9 @@ from onnxtrain.ir.value import Dimension, constant_tensor, dimensions, is_float
 _ROUNDS = 8
 """Passes over the graph in which reshapes and grouped convolutions choose the axis that structures lie on."""
 
+CHANGED_OUTPUT = "is an output of the model, whose shape would change"
+"""End of the reason why structures on an output stay."""
+
 _QUANTIZED = {"DequantizeLinear": ((0, 2),), "MatMulInteger": ((0, 2), (1, 3)), "ConvInteger": ((0, 2), (1, 3))}
 """Input slots of quantized weights and of their zero points."""
 
@@ -53,7 +56,7 @@ class Analysis(Findings):
         for value in model.graph.outputs:
             if not change_outputs:
                 for axis in self.axes(value):
-                    self._lock(axis, f"{value.name!r} is an output of the model, whose shape would change")
+                    self._lock(axis, f"{value.name!r} {CHANGED_OUTPUT}")
 
     def _lock(self, axis: Axis, reason: str) -> None:
         if axis.labels is not None:

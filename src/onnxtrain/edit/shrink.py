@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from onnxtrain.axes import Structures, find_structures
+from onnxtrain.axes import CHANGED_OUTPUT, Structures, find_structures
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.value import constant_tensor, dimensions
@@ -66,8 +66,16 @@ def shrink(
     masked = structures.under(given)
     free = [root for root in masked.tolist() if root not in structures.locked]
     held = [root for root in masked.tolist() if root in structures.locked]
-    _report(structures, given, held, refused=masks is not None, nothing=not free)
+    stays = _staying(structures, held, refused=masks is not None)
+    if not free:
+        raise OptionError(
+            "No structure can be removed: none that may go is masked in all of its entries. Mask whole channels, heads "
+            "or hidden units, as prune(structure=...) does."
+            + (f" Masked structures that stay: {stays}." if stays else "")
+        )
     structures.remove(free)
+    if stays:
+        warnings.warn(f"Masked structures stay in the model: {stays}.", ShrinkWarning, stacklevel=4)
     return working.finish()
 
 
@@ -101,23 +109,20 @@ def _checked(working: Working, masks: Mapping[str, np.ndarray]) -> dict[str, np.
     return found
 
 
-def _report(
-    structures: Structures, masks: Mapping[str, np.ndarray], held: list[int], *, refused: bool, nothing: bool
-) -> None:
-    """Raise or warn about structures that stay."""
+def _staying(structures: Structures, held: list[int], *, refused: bool) -> str:
+    """Describe the structures that are masked and stay.
+
+    Args:
+        structures: All structures.
+        held: Those that are masked and locked.
+        refused: Raise OptionError for one that would change the shape of an output.
+    """
     reasons: dict[str, int] = {}
     for root in held:
         reason = structures.locked[root]
-        if refused and reason.endswith("is an output of the model, whose shape would change"):
+        if refused and reason.endswith(CHANGED_OUTPUT):
             raise OptionError(f"A masked structure stays: {reason}; allow it with change_outputs=True.")
         reasons[reason] = reasons.get(reason, 0) + 1
     shown = "; ".join(f"{count} because {reason}" for reason, count in list(reasons.items())[:_SHOWN])
     more = f"; and {len(reasons) - _SHOWN} further reasons" if len(reasons) > _SHOWN else ""
-    if nothing:
-        stays = f" Masked structures that stay: {shown}{more}." if shown else ""
-        raise OptionError(
-            "No structure can be removed: none that may go is masked in all of its entries. Mask whole channels, heads "
-            f"or hidden units, as prune(structure=...) does.{stays}"
-        )
-    if reasons:
-        warnings.warn(f"Masked structures stay in the model: {shown}{more}.", ShrinkWarning, stacklevel=5)
+    return shown + more
