@@ -63,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = onnxtrain.examples.mlp((4, 16, 3))
     for tensor in model.graph.initializer:  # a hidden unit that shrink removes
         array = onnx.numpy_helper.to_array(tensor).copy()
-        array[(slice(None), 0) if tensor.name == "layer1.weight" else 0] *= 0 if tensor.name != "layer2.bias" else 1
+        array[(slice(None), 0) if tensor.name == "layer2.weight" else 0] *= 0 if tensor.name != "layer2.bias" else 1
         tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     onnx.save(model, folder / "inline" / "model.onnx")
     onnx.save(

@@ -29,11 +29,11 @@ def with_zeros(indices, *, bias=True):
     for tensor in model.graph.initializer:
         array = rng.normal(size=tensor.dims).astype(np.float32)
         if tensor.name == "layer1.weight":
-            array[:, indices] = 0
+            array[indices] = 0
         if tensor.name == "layer1.bias" and bias:
             array[indices] = 0
         if tensor.name == "layer2.weight":
-            array[indices] = 0
+            array[:, indices] = 0
         tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     return model
 
@@ -41,8 +41,8 @@ def with_zeros(indices, *, bias=True):
 def test_zeros_of_the_file_go_and_the_outputs_stay():
     model = with_zeros([1, 4, 6])
     small = onnxtrain.shrink(model)
-    assert arrays(small)["layer1.weight"].shape == (4, 5)
-    assert arrays(small)["layer2.weight"].shape == (5, 3)
+    assert arrays(small)["layer1.weight"].shape == (5, 4)
+    assert arrays(small)["layer2.weight"].shape == (3, 5)
     np.testing.assert_allclose(run(small), run(model), atol=1e-6)
 
 
@@ -53,20 +53,20 @@ def test_a_unit_with_a_bias_stays():
 
 def test_masks_choose_units():
     model = with_zeros([])
-    mask = np.ones((4, 8), bool)
-    mask[:, :3] = False
+    mask = np.ones((8, 4), bool)
+    mask[:3] = False
     small = onnxtrain.shrink(model, {"layer1.weight": mask})
-    np.testing.assert_array_equal(arrays(small)["layer1.weight"], arrays(model)["layer1.weight"][:, 3:])
+    np.testing.assert_array_equal(arrays(small)["layer1.weight"], arrays(model)["layer1.weight"][3:])
     np.testing.assert_array_equal(arrays(small)["layer1.bias"], arrays(model)["layer1.bias"][3:])
-    other = {"layer1.weight": mask, "layer2.weight": np.ones((8, 3), bool)}
+    other = {"layer1.weight": mask, "layer2.weight": np.ones((3, 8), bool)}
     with pytest.raises(OptionError, match="No structure can be removed"):
         onnxtrain.shrink(model, other)
 
 
 def test_outputs_change_only_on_request():
     model = with_zeros([])
-    mask = np.ones((8, 3), bool)
-    mask[:, 1] = False
+    mask = np.ones((3, 8), bool)
+    mask[1] = False
     with pytest.raises(
         OptionError, match="is an output of the model, whose shape would change; allow it with change_outp"
     ):
@@ -77,17 +77,17 @@ def test_outputs_change_only_on_request():
 
 def test_a_whole_layer_is_refused():
     with pytest.raises(
-        OptionError, match=r"Nothing would remain of axis 1 of 'layer1.weight', and with it of its layer"
+        OptionError, match=r"Nothing would remain of axis 0 of 'layer1.weight', and with it of its layer"
     ):
-        onnxtrain.shrink(with_zeros([]), {"layer1.weight": np.zeros((4, 8), bool)})
+        onnxtrain.shrink(with_zeros([]), {"layer1.weight": np.zeros((8, 4), bool)})
 
 
 def test_masked_inputs_stay_with_a_warning():
-    mask = np.ones((4, 8), bool)
-    mask[:, 0], mask[2] = False, False
+    mask = np.ones((8, 4), bool)
+    mask[0], mask[:, 2] = False, False
     with pytest.warns(ShrinkWarning, match=r"Masked structures stay in the model: 1 because 'input' is an input"):
         small = onnxtrain.shrink(with_zeros([]), {"layer1.weight": mask})
-    assert arrays(small)["layer1.weight"].shape == (4, 7)
+    assert arrays(small)["layer1.weight"].shape == (7, 4)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     onnx.save(with_zeros([1, 4, 6]), "model.onnx")
     assert main(["shrink", "model.onnx", "-o", "small.onnx"]) == 0
-    assert arrays(onnx.load("small.onnx"))["layer1.weight"].shape == (4, 5)
+    assert arrays(onnx.load("small.onnx"))["layer1.weight"].shape == (5, 4)
     assert "written" in capsys.readouterr().out
     onnx.save(onnxtrain.examples.mlp((4, 8, 3)), "dense.onnx")
     assert main(["shrink", "dense.onnx", "-o", "none.onnx"]) == 2

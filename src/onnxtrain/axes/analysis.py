@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
 from onnxtrain.axes import registry
 from onnxtrain.axes.cut import Cut
@@ -16,6 +17,7 @@ from onnxtrain.axes.node import Node, UnknownShapeError
 from onnxtrain.axes.sizes import fold_sizes
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import captured_values, subgraphs
+from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import Dimension, constant_tensor, dimensions, is_float
 
 _ROUNDS = 8
@@ -264,6 +266,7 @@ def find_structures(model: ir.Model, *, change_outputs: bool = False) -> Structu
         model: The model; types and shapes are inferred. Sizes that it computes become constants where they are known.
         change_outputs: Also look for structures that lie on an axis of an output of the model.
     """
+    _inline(model)
     fold_sizes(model)
     _lift_constants(model)
     choices: dict[ir.Node, int] = {}
@@ -294,6 +297,21 @@ def _choose_again(analysis: Analysis, choices: dict[ir.Node, int]) -> bool:
             choices[node] = choices.get(node, 0) + 1
             changed = True
     return changed
+
+
+def _inline(model: ir.Model) -> None:
+    """Replace calls of functions by their bodies, and give group norms the shapes that ONNX does not infer."""
+    changed = bool(model.functions)
+    if changed:
+        InlinePass()(model)
+    for node in model.graph:
+        source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if node.op_type == "GroupNormalization" and source is not None and source.shape is not None:
+            if output.shape is None:
+                output.shape, output.type = source.shape.copy(), source.type
+                infer_shapes(model)
+    if changed:
+        infer_shapes(model)
 
 
 def _lift_constants(model: ir.Model) -> None:

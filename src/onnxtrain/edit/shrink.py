@@ -54,11 +54,11 @@ def shrink(
 
     Example:
         >>> model = onnxtrain.examples.mlp((4, 16, 3))
-        >>> mask = np.ones((4, 16), bool)
-        >>> mask[:, 5:] = False
+        >>> mask = np.ones((16, 4), bool)
+        >>> mask[5:] = False
         >>> small = shrink(model, {"layer1.weight": mask})
         >>> {tensor.name: tuple(tensor.dims) for tensor in small.graph.initializer if len(tensor.dims) == 2}
-        {'layer1.weight': (4, 5), 'layer2.weight': (5, 3)}
+        {'layer1.weight': (5, 4), 'layer2.weight': (3, 5)}
     """
     working = Working(model)
     structures = find_structures(working.model, change_outputs=change_outputs)
