@@ -301,17 +301,15 @@ def _choose_again(analysis: Analysis, choices: dict[ir.Node, int]) -> bool:
 
 def _inline(model: ir.Model) -> None:
     """Replace calls of functions by their bodies, and give group norms the shapes that ONNX does not infer."""
-    changed = bool(model.functions)
-    if changed:
+    if model.functions:
         InlinePass()(model)
+        infer_shapes(model)
     for node in model.graph:
         source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
-        if node.op_type == "GroupNormalization" and source is not None and source.shape is not None:
-            if output.shape is None:
-                output.shape, output.type = source.shape.copy(), source.type
-                infer_shapes(model)
-    if changed:
-        infer_shapes(model)
+        unknown = node.op_type == "GroupNormalization" and output.shape is None
+        if unknown and source is not None and source.shape is not None:
+            output.shape, output.type = source.shape.copy(), source.type
+            infer_shapes(model)
 
 
 def _lift_constants(model: ir.Model) -> None:
