@@ -292,7 +292,7 @@ def test_packed_queries_keys_and_values():
 
 
 def test_sizes_that_the_graph_computes():
-    """An exporter's Shape, Gather and Concat, with a free batch and a free length."""
+    """An exporter's Shape, Gather and Concat, with a dynamic batch and length."""
     nodes = (
         "sx = Shape(x) b = Gather(sx, i0) l = Gather(sx, i1) b1 = Unsqueeze(b, zero) l1 = Unsqueeze(l, zero)"
         " apart = Concat<axis = 0>(b1, l1, four, size)"
