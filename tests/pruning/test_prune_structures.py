@@ -69,7 +69,7 @@ def test_a_speedup_is_measured():
     model = mlp((4, 4000, 1000, 3))
     result = onnxtrain.prune(model, points(), **LOSS, **how, structure="hidden", speedup=1.5)
     assert result.speedup > 1.2
-    assert result.sparsity > 0.2
+    assert result.removed_structures > 0
 
 
 @pytest.mark.parametrize(
