@@ -77,6 +77,10 @@ onnxtrain.predict(model, x)
 onnxtrain.evaluate(model, (x, y), loss="cross_entropy")
 onnxtrain.prune(model, (x, y), loss="cross_entropy", sparsity=0.5)
 onnxtrain.prune(model, (x, y), loss="cross_entropy", sparsity="half")  # WRONG
+onnxtrain.prune(model, (x, y), loss="cross_entropy", structure=("channels", "heads"), speedup=2.0)
+onnxtrain.prune(model, (x, y), loss="cross_entropy", structure="rows", flops=0.5)  # WRONG
+onnxtrain.shrink(model, {"layer1.weight": np.ones((4, 8), bool)}, change_outputs=True)
+onnxtrain.shrink(model, masks=3)  # WRONG
 onnxtrain.operators.adam(0.1, 1, x, x, x, x)
 losses.Huber(delta="1")  # WRONG
 callbacks.EarlyStopping(patience=3)

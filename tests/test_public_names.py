@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.autodiff.registry import NEWEST
+from onnxtrain.ir.rule_registry import NEWEST
 from onnxtrain.operators import OPTIMIZERS
 
 PUBLIC = {
@@ -66,6 +66,7 @@ PUBLIC = {
     "predict",
     "prune",
     "replace_head",
+    "shrink",
     "quantize",
     "register_gradient",
     "testing",

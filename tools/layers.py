@@ -48,6 +48,7 @@ ORDER = (
     "ir/",
     "operators/",
     "autodiff/",
+    "axes/",
     "model_file/",
     "training_info/",
     "passes/",

@@ -18,8 +18,8 @@ from pathlib import Path
 from onnx import defs
 
 from onnxtrain.autodiff import registry
-from onnxtrain.autodiff.registry import NEWEST as NO_END
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.rule_registry import NEWEST as NO_END
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

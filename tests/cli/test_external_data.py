@@ -38,6 +38,7 @@ LINES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "quantize": (("quantize", "MODEL", *DATA, "-o", "OUT.onnx"),),
     "sparsify": (("sparsify", "MODEL", "-o", "OUT.onnx"),),
+    "shrink": (("shrink", "MODEL", "-o", "OUT.onnx"),),
     "export": (
         ("export", "MODEL", *LOSS, "--training-model", "OUT.onnx"),
         ("export", "MODEL", *LOSS, "--step-graph", "OUT.onnx"),
@@ -61,6 +62,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("inline", "external"):
         (folder / name).mkdir()
     model = onnxtrain.examples.mlp((4, 16, 3))
+    for tensor in model.graph.initializer:  # a hidden unit that shrink removes
+        array = onnx.numpy_helper.to_array(tensor).copy()
+        array[(slice(None), 0) if tensor.name == "layer2.weight" else 0] *= 0 if tensor.name != "layer2.bias" else 1
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     onnx.save(model, folder / "inline" / "model.onnx")
     onnx.save(
         model,
@@ -126,6 +131,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "dynamic_batch": onnxtrain.dynamic_batch,
     "replace_head": lambda model: onnxtrain.replace_head(model, 5),
     "quantize": lambda model: onnxtrain.quantize(model, X),
+    "shrink": onnxtrain.shrink,
     "training_model": lambda model: onnxtrain.training_model(model, loss="softmax_cross_entropy",
                                                              optimizer=onnxtrain.SGD(0.1)),
     "evaluate": lambda model: onnxtrain.evaluate(model, (X, Y), loss="softmax_cross_entropy"),

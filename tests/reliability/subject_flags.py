@@ -45,6 +45,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "adapter": ("slots", "model.onnx", "--targets", "*", "--output", "out.onnx"),
     "quantize": ("model.onnx", "--data", "train.npz", "--output", "out.onnx"),
     "sparsify": ("model.onnx", "--output", "out.onnx"),
+    "shrink": ("model.onnx", "--output", "out.onnx"),
     "import-states": ("model.onnx", "given.safetensors", "--output", "out.onnx"),
     "runs": ("folder",),
     "completion": ("bash",),

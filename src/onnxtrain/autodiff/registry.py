@@ -8,7 +8,7 @@ from typing import NamedTuple
 from onnxtrain.autodiff.node import Node
 from onnxtrain.errors import GradientError
 from onnxtrain.ir import Value
-from onnxtrain.ir.domains import is_default_domain
+from onnxtrain.ir.rule_registry import NEWEST, RuleRegistry, canonical
 from onnxtrain.spelling import checks_arguments
 
 Gradients = Sequence[Value | None] | Value | None
@@ -18,9 +18,6 @@ Rule = Callable[..., Gradients]
 
 Body = Callable[[Node], Sequence[Value | None]]
 """Emits other operators for a node: gets the node, returns its outputs (``None`` for one without readers)."""
-
-NEWEST = 10_000
-"""An upper end of an opset range that no operator set reaches."""
 
 
 class Entry(NamedTuple):
@@ -51,33 +48,13 @@ class Entry(NamedTuple):
     quantized: tuple[int, ...] = ()
 
 
-class _Registered:
-    """All registrations of one operator.
+_rules: RuleRegistry[Entry] = RuleRegistry("A gradient", GradientError)
 
-    Attributes:
-        entries: Its rules, for opset ranges that do not overlap.
-        straight_through: The rule that replaces them with the straight-through option.
-        body: Emits standard operators for it.
-    """
+_straight_through: dict[tuple[str, str], Entry] = {}
+"""The rules that replace others with the straight-through option, by domain and operator."""
 
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.straight_through: Entry | None = None
-        self.body: Body | None = None
-
-
-_registry: dict[tuple[str, str], _Registered] = {}
-"""The registrations by domain and operator."""
-
-_NOTHING = _Registered()
-
-
-def _registered(domain: str, operator: str) -> _Registered:
-    return _registry.get((_canonical(domain), operator), _NOTHING)
-
-
-def _slot(domain: str, operator: str) -> _Registered:
-    return _registry.setdefault((_canonical(domain), operator), _Registered())
+_bodies: dict[tuple[str, str], Body] = {}
+"""The functions that emit standard operators for an operator, by domain and operator."""
 
 
 @checks_arguments
@@ -108,7 +85,7 @@ def register_gradient(
 
     def decorate(function: Rule) -> Rule:
         for operator in operators:
-            _add(Entry(operator, _canonical(domain), since, until, broadcasts, function))
+            _rules.add(Entry(operator, canonical(domain), since, until, broadcasts, function))
         return function
 
     return decorate
@@ -119,8 +96,8 @@ def straight_through(*operators: str, domain: str = "") -> Callable[[Rule], Rule
 
     def decorate(function: Rule) -> Rule:
         for operator in operators:
-            entry = Entry(operator, _canonical(domain), 1, NEWEST, False, function, through_integers=True)
-            _slot(domain, operator).straight_through = entry
+            entry = Entry(operator, canonical(domain), 1, NEWEST, False, function, through_integers=True)
+            _straight_through[canonical(domain), operator] = entry
         return function
 
     return decorate
@@ -134,7 +111,7 @@ def register_body(*operators: str, domain: str) -> Callable[[Body], Body]:
 
     def decorate(function: Body) -> Body:
         for operator in operators:
-            _slot(domain, operator).body = function
+            _bodies[canonical(domain), operator] = function
         return function
 
     return decorate
@@ -147,7 +124,7 @@ def no_gradient(*operators: str, domain: str = "", reason: str) -> None:
     Their output does not vary with their inputs, or in steps only.
     """
     for operator in operators:
-        _add(Entry(operator, _canonical(domain), 1, NEWEST, False, None, reason))
+        _rules.add(Entry(operator, canonical(domain), 1, NEWEST, False, None, reason))
 
 
 def only_straight_through(operator: str, *, domain: str = "", quantized: tuple[int, ...], reason: str) -> None:
@@ -159,63 +136,39 @@ def only_straight_through(operator: str, *, domain: str = "", quantized: tuple[i
         quantized: The inputs that hold the values.
         reason: Why there is no gradient.
     """
-    _add(Entry(operator, _canonical(domain), 1, NEWEST, False, None, reason, quantized=quantized))
-
-
-def _add(entry: Entry) -> None:
-    found = _slot(entry.domain, entry.operator)
-    for other in found.entries:
-        if entry.since <= other.until and other.since <= entry.until:
-            raise GradientError(
-                f"A gradient of {entry.domain or 'ai.onnx'}::{entry.operator} is registered for versions "
-                f"{other.since} to {_last(other.until)} already; the new one says {entry.since} to "
-                f"{_last(entry.until)}. "
-                "Give them ranges that do not overlap (since=, until=), or unregister the first."
-            )
-    found.entries.append(entry)
+    _rules.add(Entry(operator, canonical(domain), 1, NEWEST, False, None, reason, quantized=quantized))
 
 
 @checks_arguments
 def unregister_gradient(operator: str, domain: str = "") -> None:
     """Forget every rule of an operator, so that another can take its place."""
-    _slot(domain, operator).entries.clear()
+    _rules.remove(operator, domain)
 
 
 def find(operator: str, domain: str, version: int, *, straight_through: bool = False) -> Entry | None:
     """The entry for an operator at a version of its domain, or ``None``: then it may have a body."""
-    found = _registered(domain, operator)
-    if straight_through and found.straight_through is not None:
-        return found.straight_through
-    for entry in found.entries:
-        if entry.since <= version <= entry.until:
-            return None if straight_through and entry.quantized and found.body is not None else entry
-    return None
+    if straight_through and (replacing := _straight_through.get((canonical(domain), operator))) is not None:
+        return replacing
+    entry = _rules.find(operator, domain, version)
+    has_body = straight_through and entry is not None and entry.quantized and find_registered_body(operator, domain)
+    return None if has_body else entry
 
 
 def find_registered_body(operator: str, domain: str) -> Body | None:
     """The registered body of an operator, or ``None``."""
-    return _registered(domain, operator).body
+    return _bodies.get((canonical(domain), operator))
 
 
 def entries() -> Iterator[Entry]:
     """All registered entries."""
-    for found in _registry.values():
-        yield from found.entries
+    yield from _rules
 
 
 def straight_through_entries() -> list[Entry]:
     """All entries that replace others with the straight-through option."""
-    return [found.straight_through for found in _registry.values() if found.straight_through is not None]
+    return list(_straight_through.values())
 
 
 def registered_bodies() -> list[tuple[str, str]]:
     """(domain, operator) of all operators with a registered body."""
-    return [key for key, found in _registry.items() if found.body is not None]
-
-
-def _canonical(domain: str) -> str:
-    return "" if is_default_domain(domain) else domain
-
-
-def _last(version: int) -> str:
-    return "the newest" if version == NEWEST else str(version)
+    return list(_bodies)

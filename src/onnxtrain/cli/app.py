@@ -24,8 +24,8 @@ from onnxtrain.model_file.writing import forget_written
 from onnxtrain.report.escaping import visible
 
 COMMANDS = (
-    *("fit", "prune", "evaluate", "predict", "inspect", "doctor", "check", "adapter", "quantize", "sparsify", "export"),
-    *("import-states", "runs", "completion", "demo"),
+    *("fit", "prune", "evaluate", "predict", "inspect", "doctor", "check", "adapter", "quantize", "sparsify"),
+    *("shrink", "export", "import-states", "runs", "completion", "demo"),
 )
 """Each is a module of this package, with underscores for hyphens: a function ``command``, its ``HELP`` and
 ``EXAMPLES`` (not its docstring: ``python -OO`` removes those)."""

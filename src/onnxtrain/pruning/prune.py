@@ -17,9 +17,11 @@ from onnxtrain.model_file.file import check_writable
 from onnxtrain.model_file.rescue import save_or_rescue
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
+from onnxtrain.pruning.choose_structures import Structure
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
 from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, choose_optimizer
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
+from onnxtrain.pruning.structures import StructurePlan, prune_structures
 from onnxtrain.pruning.thresholds import Allocation
 from onnxtrain.renamed import warn_renamed
 from onnxtrain.schedules import Schedule
@@ -39,6 +41,9 @@ def prune(
     validation: Source | float | None = None,
     method: Method = "ssgd",
     sparsity: float | None = None,
+    structure: Structure | Sequence[Structure] | None = None,
+    flops: float | None = None,
+    speedup: float | None = None,
     accuracy_drop: float | None = None,
     block: tuple[int, int] = (1, 1),
     n_m: tuple[int, int] | None = None,
@@ -79,6 +84,11 @@ def prune(
             training data, which is optimistic.
         method: "ssgd", or the baselines "magnitude" and "random", which train without sparsity promotion.
         sparsity: The fraction of weights to remove, in [0, 1).
+        structure: Remove whole "channels" of convolutions, "heads" of attention or "hidden" units, or several kinds:
+            the result is a smaller dense model that runs faster wherever it ran.
+        flops: With ``structure``, instead of ``sparsity``: the fraction of multiply-adds to remove.
+        speedup: With ``structure``, instead of ``sparsity``: how many times as fast the model shall run, measured on
+            this machine with one example.
         accuracy_drop: The largest drop of the validation accuracy, without fine-tuning, from its value before the
             first cut; a search finds the sparsity. An alternative to ``sparsity``.
         block: (outputs, inputs) of the blocks that are cut together, by their norm. A linear layer is a matrix
@@ -136,14 +146,47 @@ def prune(
         warn_renamed("The argument 'scope' of prune", "'allocation', where 'layer' is 'uniform'")
         allocation = _ALLOCATIONS.get(given.pop("scope"), allocation)
     rule = optimizer or choose_optimizer(sparsity)
-    plan = Plan(
+    promoting = _promoting(rule, block) if method == "ssgd" else rule.plain()
+    structured = None
+    if structure is not None:
+        _refuse_with_structure(
+            tensors=tensors is not None,
+            accuracy_drop=accuracy_drop is not None,
+            rounds=rounds is not None,
+            block=block != (1, 1),
+            n_m=n_m is not None,
+            fresh=fresh,
+            storage=storage != "dense",
+        )
+        structured = StructurePlan(
+            structure=(structure,) if isinstance(structure, str) else tuple(structure),
+            sparsity=sparsity,
+            flops=flops,
+            speedup=speedup,
+            method=_known(method),
+            allocation=allocation,
+            optimizer=promoting,
+            fine_tune_optimizer=fine_tune_optimizer or rule.plain(),
+            epochs=10 if epochs is None else epochs,
+            fine_tune_epochs=5 if fine_tune_epochs is None else fine_tune_epochs,
+            batch_size=batch_size or 32,
+            schedule=schedule,
+            fine_tune_schedule=fine_tune_schedule or "cosine",
+            seed=options.get("seed", 0),
+        )
+    elif flops is not None or speedup is not None:
+        name = "flops" if flops is not None else "speedup"
+        raise OptionError(
+            f"{name}= is a target for whole structures, since single zeros save no time; give structure=."
+        )
+    plan = structured or Plan(
         method=method,
         sparsity=sparsity,
         accuracy_drop=accuracy_drop,
         block=block_of("prune", block),
         n_m=_pair_of(n_m),
         allocation=allocation,
-        optimizer=_promoting(rule, block) if method == "ssgd" else rule.plain(),
+        optimizer=promoting,
         fine_tune_optimizer=fine_tune_optimizer or rule.plain(),
         tensors=tensors,
         epochs=epochs,
@@ -165,15 +208,45 @@ def prune(
         check_report_folder(report)
     display = progress if isinstance(progress, Display) else Display()
     say = display.note if isinstance(progress, Display) else progress or (lambda line: None)
+    if isinstance(plan, StructurePlan):
+        result = prune_structures(
+            plan, model, data, validation, loss=loss, target=target, options=options, say=say, display=display
+        )
+        return _finished(result, save, report, storage)
     job = Job(plan, model, loss, target, options, say, display)
     if save is not None and storage == "dense":
         job.trainer._file.check_writable(save)
-    result = job.run(data, validation)
+    return _finished(job.run(data, validation), save, report, storage)
+
+
+def _finished(
+    result: PruneResult,
+    save: str | os.PathLike[str] | None,
+    report: str | os.PathLike[str] | None,
+    storage: Storage,
+) -> PruneResult:
+    """Write the model and the report."""
     if save is not None:
         save_or_rescue(lambda path: result.save(path, storage=storage), save)
     if report is not None:
         result.save_report(report)
     return result
+
+
+def _refuse_with_structure(**given: bool) -> None:
+    """Raise OptionError for options of single weights that come with structures."""
+    wrong = [name for name, present in given.items() if present]
+    if wrong:
+        raise OptionError(
+            f"{wrong[0]}= is an option for single weights, but structure= removes whole structures; "
+            "leave out one of them."
+        )
+
+
+def _known(method: Method) -> Method:
+    if method not in ("ssgd", "magnitude", "random"):
+        raise OptionError(f"method is {method!r}; it needs to be one of 'ssgd', 'magnitude', 'random'.")
+    return method
 
 
 def _promoting(optimizer: Optimizer, block: tuple[int, int]) -> Optimizer:

@@ -1,0 +1,116 @@
+"""Choose the structures to remove: the least important ones, until a target is reached."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Literal
+
+import numpy as np
+
+from onnxtrain.axes import Structures
+from onnxtrain.errors import OptionError
+
+Structure = Literal["channels", "heads", "hidden"]
+STRUCTURES: tuple[Structure, ...] = ("channels", "heads", "hidden")
+
+_LEAST = 0.1
+"""Fraction of every layer that stays."""
+
+Cost = Callable[[np.ndarray], float]
+"""The cost of a model, from whether each label stays."""
+
+
+def removal_order(
+    structures: Structures, kinds: Collection[Structure], *, by_layer: bool = False, seed: int | None = None
+) -> list[int]:
+    """Return the structures that may go, the least important first; a tenth of every layer stays.
+
+    The importance of a structure is the root mean square of its weights, divided by the mean of its layer, since the
+    weights of layers differ in scale.
+
+    Args:
+        structures: The structures of a model.
+        kinds: Which kinds may go.
+        by_layer: Compare structures within their layer only, so that every layer loses the same fraction.
+        seed: Order them randomly instead.
+    """
+    candidates = structures.tagged(kinds)
+    if not candidates.size:
+        return []
+    parts = structures.parts()
+    layers = _layers(candidates, parts, len(structures.roots))
+    scores = _mean_squares(structures)[candidates] ** 0.5
+    if seed is not None:
+        scores = np.random.default_rng(seed).random(len(candidates))
+    for layer in np.unique(layers):
+        own = layers == layer
+        if by_layer:
+            scores[own] = np.argsort(np.argsort(scores[own])) / own.sum()
+        else:
+            scores[own] /= max(float(scores[own].mean()), 1e-12)
+    ordered = candidates[np.argsort(scores, kind="stable")]
+    return _leaving_some(ordered, parts)
+
+
+def first_reaching(order: list[int], kept: Callable[[list[int]], np.ndarray], cost: Cost, most: float) -> list[int]:
+    """Return the shortest beginning of an order whose removal brings the cost to a value or below.
+
+    Raises:
+        OptionError: All of them together do not reach it.
+    """
+    low, high = 0, len(order)
+    reached = cost(kept(order))
+    if reached > most:
+        raise OptionError(
+            f"The target cannot be reached: with all structures removed that may go (a tenth of each layer stays), "
+            f"{reached / max(cost(kept([])), 1e-12):.0%} of the cost remains; choose a lower target, or more kinds of "
+            "structures."
+        )
+    while low < high:
+        middle = (low + high) // 2
+        if cost(kept(order[:middle])) <= most:
+            high = middle
+        else:
+            low = middle + 1
+    return order[:high]
+
+
+def _mean_squares(structures: Structures) -> np.ndarray:
+    """Return the mean square of the weights of each structure."""
+    total, count = np.zeros(len(structures.roots)), np.zeros(len(structures.roots))
+    for value, axes in structures.parameters():
+        if not structures.is_weight(value) or value.const_value is None:
+            continue
+        squares = np.square(np.asarray(value.const_value.numpy()).astype(np.float64))
+        for place, axis in enumerate(axes):
+            if axis.labels is not None:
+                own = squares.sum(axis=tuple(other for other in range(squares.ndim) if other != place))
+                np.add.at(total, structures.of(axis), own)
+                np.add.at(count, structures.of(axis), squares.size / squares.shape[place])
+    return np.asarray(total / np.maximum(count, 1))
+
+
+def _layers(candidates: np.ndarray, parts: list[np.ndarray], size: int) -> np.ndarray:
+    """Return a number for each structure that those have in common which lie on the same axes."""
+    number = np.arange(size)
+    for part in parts:
+        number[np.isin(number, number[part])] = number[part].min()
+    return np.asarray(number[candidates])
+
+
+def _leaving_some(ordered: np.ndarray, parts: list[np.ndarray]) -> list[int]:
+    """Leave structures out of an order without which too little of an axis would remain."""
+    allowance = [len(part) - max(1, math.ceil(_LEAST * len(part))) for part in parts]
+    of: dict[int, list[int]] = {}
+    for number, part in enumerate(parts):
+        for root in part.tolist():
+            of.setdefault(root, []).append(number)
+    found = []
+    for root in ordered.tolist():
+        numbers = of.get(root, [])
+        if all(allowance[number] > 0 for number in numbers):
+            found.append(root)
+            for number in numbers:
+                allowance[number] -= 1
+    return found

@@ -1,0 +1,48 @@
+"""Both rule books, of gradients and of axes, know the same operators."""
+
+import sys
+
+import pytest
+from onnx import defs
+
+from onnxtrain.autodiff import registry as gradients
+from onnxtrain.axes import registry as axes
+from onnxtrain.errors import OptionError
+
+
+def _names(entries):
+    return {(entry.domain, entry.operator) for entry in entries}
+
+
+def test_every_operator_with_a_gradient_has_an_axis_rule_or_a_reason():
+    assert _names(gradients.entries()) - _names(axes.entries()) == set()
+
+
+def test_every_operator_with_an_axis_rule_is_known_to_gradients():
+    """As a rule, as a body in standard operators, or as a function of ONNX."""
+    extra = _names(axes.entries()) - _names(gradients.entries()) - set(gradients.registered_bodies())
+    assert {name for name in extra if name[0] or not _is_function(name[1])} == set()
+
+
+def _is_function(operator):
+    schema = defs.get_schema(operator)
+    return schema.has_function or schema.has_context_dependent_function
+
+
+def test_every_operator_without_a_rule_says_why():
+    for entry in axes.entries():
+        assert (entry.function is None) == bool(entry.reason), entry.operator
+
+
+def test_rules_that_overlap_are_refused():
+    with pytest.raises(OptionError, match=r"An axis rule of ai.onnx::Relu is registered for versions 1 to the newest"):
+        axes.axes_of("Relu", since=13)(lambda node: [])
+
+
+def test_the_rules_lie_in_files_of_the_same_names():
+    own, other = ({rule.__name__.rpartition(".")[2] for rule in _modules(book)} for book in (axes, gradients))
+    assert own - other == set()
+
+
+def _modules(book):
+    return {sys.modules[entry.function.__module__] for entry in book.entries() if entry.function is not None}

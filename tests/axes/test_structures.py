@@ -1,0 +1,430 @@
+"""Structures of hard cases are removed, and the result equals the masked original."""
+
+import numpy as np
+import onnx
+import pytest
+from masked_models import build, compare, masked, run, shapes, shrink_by, structures_of, without
+
+HEAD = '<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> f ({inputs}) => ({outputs}) {{ {nodes} }}'
+
+IMAGE = "float[2, 3, 6, 6] x"
+X = {"x": np.random.default_rng(1).normal(size=(2, 3, 6, 6)).astype(np.float32)}
+
+
+def text(nodes, inputs=IMAGE, outputs="float[2, 5] y", opset=18):
+    return HEAD.format(opset=opset, inputs=inputs, outputs=outputs, nodes=nodes)
+
+
+def ints(*numbers):
+    return np.array(numbers, np.int64)
+
+
+TAIL = "g = GlobalAveragePool(h) v = Flatten(g) y = Gemm<transB = 1>(v, head, bias)"
+
+
+def image(nodes, width, outputs="float[2, 5] y", **weights):
+    return build(text(f"{nodes} {TAIL}", outputs=outputs), head=(5, width), bias=(5,), **weights)
+
+
+def sequence(nodes, width=8, length=5, opset=18, **weights):
+    model = build(
+        text(nodes, f"float[2, {length}, {width}] x", f"float[2, {length}, {width}] y", opset=opset), **weights
+    )
+    return model, {"x": np.random.default_rng(2).normal(size=(2, length, width)).astype(np.float32)}
+
+
+CASES = {
+    "batch normalization, residual sum and flattening of an image": build(
+        text(
+            "a = Conv<pads = [1, 1, 1, 1]>(x, w1, b1) n = BatchNormalization(a, s, t, m, v) r = Relu(n)"
+            " c = Conv<pads = [1, 1, 1, 1]>(r, w2) d = Add(r, c)"
+            " p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(d)"
+            " f = Flatten(p) y = Gemm<transB = 1>(f, head, bias)"
+        ),
+        **{"w1": (8, 3, 3, 3), "b1": (8,), "s": (8,), "t": (8,), "m": (8,), "v": np.ones(8, np.float32)},
+        **{"w2": (8, 8, 3, 3), "head": (5, 72), "bias": (5,)},
+    ),
+    "depthwise convolution": image(
+        "a = Conv(x, w1) r = Relu(a) b = Conv<group = 8>(r, w2, b2) h = Conv(b, w3)",
+        6,
+        w1=(8, 3, 1, 1),
+        w2=(8, 1, 3, 3),
+        b2=(8,),
+        w3=(6, 8, 1, 1),
+    ),
+    "grouped convolution": image(
+        "a = Conv(x, w1) b = Conv<group = 4>(a, w2, b2) h = Conv(b, w3)",
+        6,
+        w1=(16, 3, 1, 1),
+        w2=(16, 4, 3, 3),
+        b2=(16,),
+        w3=(6, 16, 1, 1),
+    ),
+    "channel shuffle between grouped convolutions": image(
+        "a = Conv(x, w1) b = Conv<group = 2>(a, w2) c = Reshape(b, apart) d = Transpose<perm = [0, 2, 1, 3, 4]>(c)"
+        " e = Reshape(d, merged) h = Conv<group = 2>(e, w3)",
+        12,
+        w1=(12, 3, 1, 1),
+        w2=(12, 6, 1, 1),
+        w3=(12, 6, 1, 1),
+        apart=ints(2, 2, 6, 6, 6),
+        merged=ints(2, 12, 6, 6),
+    ),
+    "concatenation and splits": image(
+        "a = Conv(x, w1) b = Conv(x, w2) c = Concat<axis = 1>(a, b) p, q = Split<axis = 1>(c, sizes)"
+        " e = Relu(p) f = Concat<axis = 1>(q, e, a) h = Conv(f, w3)",
+        6,
+        w1=(6, 3, 1, 1),
+        w2=(4, 3, 1, 1),
+        sizes=ints(3, 7),
+        w3=(6, 16, 1, 1),
+    ),
+    "slices and lookups of channels": image(
+        "a = Conv(x, w1) b = Slice(a, start, end, axis) c = Gather<axis = 1>(a, places) d = Concat<axis = 1>(b, c)"
+        " h = Conv(d, w2)",
+        6,
+        w1=(8, 3, 1, 1),
+        start=ints(2),
+        end=ints(7),
+        axis=ints(1),
+        places=ints(7, 0, 5, -2),
+        w2=(6, 9, 1, 1),
+    ),
+    "padding and resizing": image(
+        'a = Conv(x, w1) b = Pad(a, pads) c = Resize<mode = "nearest">(b, , , sizes) h = Conv(c, w2)',
+        6,
+        w1=(8, 3, 1, 1),
+        pads=ints(0, 1, 1, 1, 0, 2, 1, 1),
+        sizes=ints(2, 11, 16, 16),
+        w2=(6, 11, 1, 1),
+    ),
+    "transposed convolution": image(
+        "a = Conv(x, w1) b = ConvTranspose<strides = [2, 2]>(a, w2, b2) c = Relu(b) h = Conv(c, w3)",
+        6,
+        w1=(8, 3, 1, 1),
+        w2=(8, 7, 2, 2),
+        b2=(7,),
+        w3=(6, 7, 1, 1),
+    ),
+    "grouped transposed convolution": image(
+        "a = Conv(x, w1) h = ConvTranspose<group = 4>(a, w2, b2)",
+        12,
+        w1=(8, 3, 1, 1),
+        w2=(8, 3, 2, 2),
+        b2=(12,),
+    ),
+    "depth to space": image(
+        "a = Conv(x, w1) b = DepthToSpace<blocksize = 2>(a) c = SpaceToDepth<blocksize = 3>(b) h = Conv(c, w2)",
+        6,
+        w1=(16, 3, 1, 1),
+        w2=(6, 36, 1, 1),
+    ),
+    "squeeze and excitation": image(
+        "a = Conv(x, w1) g1 = GlobalAveragePool(a) g2 = Conv(g1, w2, b2) g3 = Relu(g2) g4 = Conv(g3, w3, b3)"
+        " g5 = Sigmoid(g4) h = Mul(a, g5)",
+        8,
+        w1=(8, 3, 1, 1),
+        w2=(4, 8, 1, 1),
+        b2=(4,),
+        w3=(8, 4, 1, 1),
+        b3=(8,),
+    ),
+    "group norm of opset 21": build(
+        text(
+            "a = Conv(x, w1, b1) n = GroupNormalization<num_groups = 4>(a, s, t) r = Relu(n) h = Conv(r, w2) " + TAIL,
+            opset=21,
+        ),
+        **{"w1": (8, 3, 1, 1), "b1": (8,), "s": (8,), "t": (8,), "w2": (6, 8, 1, 1), "head": (5, 6), "bias": (5,)},
+    ),
+    "group norm as a reshape and an instance norm": image(
+        "a = Conv(x, w1, b1) c = Reshape(a, groups) n = InstanceNormalization(c, ones, zeros) d = Reshape(n, back)"
+        " e = Mul(d, s) f = Add(e, t) r = Relu(f) h = Conv(r, w2)",
+        6,
+        w1=(8, 3, 1, 1),
+        b1=(8,),
+        groups=ints(0, 4, -1),
+        ones=np.ones(4, np.float32),
+        zeros=np.zeros(4, np.float32),
+        back=ints(2, 8, 6, 6),
+        s=(8, 1, 1),
+        t=(8, 1, 1),
+        w2=(6, 8, 1, 1),
+    ),
+    "quantized weights, per channel": image(
+        "w = DequantizeLinear<axis = 0>(q1, s1, z1) a = Conv(x, w, b1) r = Relu(a) aq = QuantizeLinear(r, s, z)"
+        " ad = DequantizeLinear(aq, s, z) u = DequantizeLinear(q2, s2, z2) h = Conv(ad, u)",
+        6,
+        q1=np.random.default_rng(3).integers(-90, 90, (8, 3, 1, 1)).astype(np.int8),
+        s1=np.linspace(0.01, 0.02, 8).astype(np.float32),
+        z1=np.zeros(8, np.int8),
+        b1=(8,),
+        s=np.array(0.05, np.float32),
+        z=np.array(3, np.uint8),
+        q2=np.random.default_rng(4).integers(40, 220, (6, 8, 1, 1)).astype(np.uint8),
+        s2=np.array(0.02, np.float32),
+        z2=np.array(128, np.uint8),
+    ),
+    "dynamically quantized": build(
+        text(
+            "a = MatMul(x, w1) r = Relu(a) q, s, z = DynamicQuantizeLinear(r) m = MatMulInteger(q, w2, z, z2)"
+            " c = Cast<to = 1>(m) y = Mul(c, s)",
+            "float[2, 4] x",
+        ),
+        w1=(4, 16),
+        w2=np.random.default_rng(5).integers(-90, 90, (16, 5)).astype(np.int8),
+        z2=np.array(0, np.int8),
+    ),
+    "tied weights": build(
+        text(
+            "a = MatMul(x, w) r = Relu(a) b = MatMul(r, u) s = Relu(b) t = Transpose<perm = [1, 0]>(u) c = MatMul(s, t)"
+            " d = Add(c, shift) y = MatMul(d, head)",
+            "float[2, 4] x",
+        ),
+        w=(4, 12),
+        u=(12, 10),
+        shift=(12,),
+        head=(12, 5),
+    ),
+    "einsum": build(
+        text(
+            'q = Einsum<equation = "blc,chd->blhd">(x, wq) k = Einsum<equation = "blc,chd->blhd">(x, wk)'
+            ' s = Einsum<equation = "blhd,bmhd->bhlm">(q, k) p = Softmax<axis = -1>(s)'
+            ' v = Einsum<equation = "blc,chd->blhd">(x, wv) o = Einsum<equation = "bhlm,bmhd->blhd">(p, v)'
+            ' y = Einsum<equation = "blhd,hdc->blc">(o, wo)',
+            "float[2, 5, 8] x",
+            "float[2, 5, 8] y",
+        ),
+        **{"wq": (8, 4, 3), "wk": (8, 4, 3), "wv": (8, 4, 3), "wo": (4, 3, 8)},
+    ),
+}
+
+FEEDS = {
+    "dynamically quantized": {"x": X["x"].reshape(-1)[:8].reshape(2, 4)},
+    "tied weights": {"x": X["x"].reshape(-1)[:8].reshape(2, 4)},
+    "einsum": {"x": X["x"].reshape(-1)[:80].reshape(2, 5, 8)},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("fraction", [0.15, 0.4])
+def test_equals_the_masked_original(name, fraction):
+    shrink_by(CASES[name], FEEDS.get(name, X), fraction)
+
+
+@pytest.mark.parametrize("batch", ["2", "n"])
+@pytest.mark.parametrize("operator", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_units_of_recurrent_layers(operator, directions, batch):
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[operator]
+    way = "bidirectional" if directions == 2 else "forward"
+    model = build(
+        text(
+            f'i = MatMul(x, w0) s, t = {operator}<hidden_size = 6, direction = "{way}">(i, w, r, b)'
+            f" p = Transpose<perm = [0, 2, 1, 3]>(s) m = Reshape(p, merged) y = MatMul(m, head)",
+            f"float[4, {batch}, 3] x",
+            f"float[4, {batch}, 5] y",
+        ),
+        **{"w0": (3, 7), "w": (directions, gates * 6, 7), "r": (directions, gates * 6, 6)},
+        **{"b": (directions, 2 * gates * 6), "merged": ints(4, -1, 6 * directions), "head": (6 * directions, 5)},
+    )
+    feeds = {"x": np.random.default_rng(6).normal(size=(4, 2, 3)).astype(np.float32)}
+    small = shrink_by(model, feeds, 0.4)
+    units = shapes(small)["r"][2]
+    assert units < 6
+    assert shapes(small)["head"] == (units * directions, 5)
+
+
+ATTENTION = (
+    "q0 = MatMul(x, wq) q1 = Add(q0, bq) q2 = Reshape(q1, apart) q = Transpose<perm = [0, 2, 1, 3]>(q2)"
+    " k0 = MatMul(x, wk) k1 = Add(k0, bk) k2 = Reshape(k1, apart) k = Transpose<perm = [0, 2, 3, 1]>(k2)"
+    " v0 = MatMul(x, wv) v1 = Add(v0, bv) v2 = Reshape(v1, apart) v = Transpose<perm = [0, 2, 1, 3]>(v2)"
+    " s0 = MatMul(q, k) s = Mul(s0, scale) p = Softmax<axis = -1>(s) o = MatMul(p, v)"
+    " o1 = Transpose<perm = [0, 2, 1, 3]>(o) o2 = Reshape(o1, merged) o3 = MatMul(o2, wo) h = Add(x, o3)"
+    " n = LayerNormalization(h, g, e) f = MatMul(n, w1) f1 = Add(f, b1) a = Relu(f1) u = MatMul(a, w2) y = Add(n, u)"
+)
+
+
+def attention(apart=(2, 5, 4, 4), merged=(2, 5, 16)):
+    return sequence(
+        ATTENTION,
+        **{"wq": (8, 16), "wk": (8, 16), "wv": (8, 16), "bq": (16,), "bk": (16,), "bv": (16,), "wo": (16, 8)},
+        **{"apart": ints(*apart), "merged": ints(*merged), "scale": np.array(0.5, np.float32)},
+        **{"g": (8,), "e": (8,), "w1": (8, 20), "b1": (20,), "w2": (20, 8)},
+    )
+
+
+@pytest.mark.parametrize(
+    "sizes", [((2, 5, 4, 4), (2, 5, 16)), ((0, 0, -1, 4), (0, 0, -1)), ((0, -1, 4, 4), (0, -1, 16))]
+)
+def test_heads_and_hidden_units_of_attention(sizes):
+    model, feeds = attention(*sizes)
+    heads = shapes(shrink_by(model, feeds, 0.25, ["heads"]))
+    assert heads["wq"][1] % 4 == 0
+    assert heads["wq"] == heads["wk"] == heads["wv"]
+    assert heads["w1"] == (8, 20)
+    hidden = shapes(shrink_by(model, feeds, 0.25, ["hidden"]))
+    assert hidden["wq"] == (8, 16)
+    assert hidden["w1"][1] < 20
+
+
+def test_the_width_of_a_layer_norm_stays_with_its_reason():
+    model, _ = sequence(
+        "a = MatMul(x, w0) n = LayerNormalization(a, g, e) y = MatMul(n, w1)",
+        **{"w0": (8, 12), "g": (12,), "e": (12,), "w1": (12, 8)},
+    )
+    structures = structures_of(model)
+    width = next(axes[0] for value, axes in structures.parameters() if value.name == "w1")
+    reasons = {structures.locked[root] for root in structures.of(width).tolist()}
+    assert any("LayerNormalization (output 'n') normalizes over it" in reason for reason in reasons)
+
+
+def test_packed_queries_keys_and_values():
+    model, feeds = sequence(
+        "z = MatMul(x, w) z1 = Reshape(z, apart) z2 = Transpose<perm = [2, 0, 3, 1, 4]>(z1)"
+        " q = Gather<axis = 0>(z2, i0) k = Gather<axis = 0>(z2, i1) v = Gather<axis = 0>(z2, i2)"
+        " kt = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, kt) p = Softmax<axis = -1>(s) o = MatMul(p, v)"
+        " o1 = Transpose<perm = [0, 2, 1, 3]>(o) o2 = Reshape(o1, merged) y = MatMul(o2, wo)",
+        **{"w": (8, 48), "apart": ints(2, 5, 3, 4, 4), "merged": ints(2, 5, 16), "wo": (16, 8)},
+        **{f"i{number}": np.array(number, np.int64) for number in range(3)},
+    )
+    small = shapes(shrink_by(model, feeds, 0.25, ["heads"]))
+    assert small["w"][1] == 3 * small["wo"][0]
+
+
+def test_sizes_that_the_graph_computes():
+    """An exporter's Shape, Gather and Concat, with a dynamic batch and length."""
+    nodes = (
+        "sx = Shape(x) b = Gather(sx, i0) l = Gather(sx, i1) b1 = Unsqueeze(b, zero) l1 = Unsqueeze(l, zero)"
+        " apart = Concat<axis = 0>(b1, l1, four, size)"
+        " q0 = MatMul(x, wq) sq = Shape(q0) width = Gather(sq, i2) w1 = Unsqueeze(width, zero)"
+        " q2 = Reshape(q0, apart) q = Transpose<perm = [0, 2, 1, 3]>(q2)"
+        " k0 = MatMul(x, wk) k2 = Reshape(k0, apart) k = Transpose<perm = [0, 2, 3, 1]>(k2)"
+        " s = MatMul(q, k) p = Softmax<axis = -1>(s) o = MatMul(p, q) o1 = Transpose<perm = [0, 2, 1, 3]>(o)"
+        " merged = Concat<axis = 0>(b1, l1, w1) o2 = Reshape(o1, merged) y = MatMul(o2, wo)"
+    )
+    model = build(
+        text(nodes, "float[batch, length, 8] x", "float[batch, length, 8] y"),
+        **{"wq": (8, 16), "wk": (8, 16), "wo": (16, 8), "zero": ints(0), "four": ints(4), "size": ints(4)},
+        **{f"i{number}": np.array(number, np.int64) for number in range(3)},
+    )
+    _, feeds = attention()
+    small = shrink_by(model, feeds, 0.25)
+    other = {"x": np.random.default_rng(7).normal(size=(3, 9, 8)).astype(np.float32)}
+    assert run(small, other)[0].shape == (3, 9, 8)
+
+
+def test_attention_of_opset_23():
+    model = build(
+        text(
+            "q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv)"
+            " o = Attention<q_num_heads = 4, kv_num_heads = 2>(q, k, v) y = MatMul(o, wo)",
+            "float[2, 5, 8] x",
+            "float[2, 5, 8] y",
+            opset=23,
+        ),
+        **{"wq": (8, 16), "wk": (8, 8), "wv": (8, 8), "wo": (16, 8)},
+    )
+    _, feeds = attention()
+    small = shapes(shrink_by(model, feeds, 0.3))
+    assert (small["wq"], small["wk"]) == ((8, 8), (8, 4))
+
+
+def test_fused_operators_stop_the_search_and_the_rest_shrinks():
+    model, feeds = sequence(
+        "a = MatMul(x, w1) b = Relu(a) c = MatMul(b, w2) y = com.microsoft.Attention<num_heads = 2>(c, wa, ba)",
+        **{"wa": (8, 24), "ba": (24,), "w1": (8, 12), "w2": (12, 8)},
+    )
+    small = shrink_by(model, feeds, 0.1)
+    assert shapes(small)["wa"] == (8, 24)
+    assert "joins several layers in one operator" in structures_of(model).stops["com.microsoft::Attention"]
+
+
+def test_an_operator_that_nobody_knows_stops_the_search():
+    model = build(
+        HEAD.format(opset=18, inputs="float[2, 4] x", outputs="float[2, 5] y", nodes="")
+        .replace('"com.microsoft": 1', '"other": 1')
+        .replace("{  }", "{ a = MatMul(x, w1) b = other.Strange(a) y = MatMul(b, w2) }"),
+        w1=(4, 6),
+        w2=(6, 5),
+    )
+    structures = structures_of(model)
+    assert structures.stops == {"other::Strange": "no axis rule is known for this operator"}
+    assert not structures.tagged(["hidden"]).size
+
+
+def test_bodies_stop_the_search():
+    branch = "g () => (float[2, 6] z) { z = Mul(a, a) }"
+    model = build(
+        text(
+            f"a = MatMul(x, w1) b = If<then_branch = {branch}, else_branch = {branch}>(flag) y = MatMul(b, w2)",
+            "float[2, 4] x, bool flag",
+        ),
+        w1=(4, 6),
+        w2=(6, 5),
+    )
+    structures = structures_of(model)
+    assert "not followed into bodies" in structures.stops["::If"]
+    assert not structures.tagged(["hidden"]).size
+
+
+def test_functions_are_inlined():
+    model = build(
+        '<ir_version: 8, opset_import: ["": 18, "own": 1]> f (float[2, 4] x) => (float[2, 5] y)'
+        " { a = MatMul(x, w1) b = own.square(a) y = MatMul(b, w2) }"
+        ' <domain: "own", opset_import: ["": 18]> square (p) => (q) { q = Mul(p, p) }',
+        w1=(4, 6),
+        w2=(6, 5),
+    )
+    shrink_by(model, {"x": X["x"].reshape(-1)[:8].reshape(2, 4)}, 0.4)
+
+
+def test_a_mean_over_a_structure_locks_it():
+    model = build(
+        text("a = MatMul(x, w1) m = ReduceMean(a, last) b = Sub(a, m) y = MatMul(b, w2)", "float[2, 4] x"),
+        **{"w1": (4, 6), "w2": (6, 5), "last": ints(-1)},
+    )
+    structures = structures_of(model)
+    assert not structures.tagged(["hidden"]).size
+    assert any("fewer entries give another result" in reason for reason in structures.locked.values())
+
+
+def test_a_wrong_removal_is_noticed():
+    """The comparison fails for a model that lacks another structure than the masked one."""
+    model = CASES["tied weights"]
+    structures = structures_of(model)
+    one, other = structures.tagged(["hidden"]).tolist()[:2]
+    feeds = FEEDS["tied weights"]
+    right = run(masked(model, structures, [one]), feeds)[0]
+    np.testing.assert_allclose(run(without(model, [one]), feeds)[0], right, rtol=1e-4)
+    assert np.abs(run(without(model, [other]), feeds)[0] - right).max() > 0.1
+
+
+def test_masks_that_change_nothing_are_noticed():
+    model = build(
+        text("a = MatMul(x, w1) b = Relu(a) y = MatMul(b, w2)", "float[2, 4] x"),
+        w1=(4, 6),
+        w2=np.zeros((6, 5), np.float32),
+    )
+    removed = structures_of(model).tagged(["hidden"]).tolist()[:2]
+    with pytest.raises(AssertionError, match="masking changes no output"):
+        compare(model, {"x": X["x"].reshape(-1)[:8].reshape(2, 4)}, removed)
+
+
+def test_old_operator_sets():
+    """Attributes instead of inputs: Slice, Squeeze, Split and Pad of opset 9."""
+    model = build(
+        text(
+            "a = Conv(x, w1) b = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1]>(a) p, q = Split<axis = 1, split = [3, 5]>(b)"
+            " r = Slice<axes = [1], starts = [1], ends = [4]>(q) c = Concat<axis = 1>(p, r) g = GlobalAveragePool(c)"
+            " s = Squeeze<axes = [2, 3]>(g) y = MatMul(s, head)",
+            opset=9,
+        ),
+        w1=(8, 3, 1, 1),
+        head=(6, 5),
+    )
+    shrink_by(model, X, 0.3)
+
+
+def test_the_checker_accepts_the_result():
+    small = shrink_by(CASES["channel shuffle between grouped convolutions"], X, 0.2)
+    onnx.checker.check_model(small, full_check=True)

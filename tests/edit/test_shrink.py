@@ -1,0 +1,117 @@
+"""shrink removes what masks, or the zeros of a file, cover entirely."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onnxtrain
+from onnxtrain.cli import main
+from onnxtrain.edit.shrink import ShrinkWarning
+from onnxtrain.errors import OptionError
+
+X = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+
+
+def arrays(model):
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def run(model):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: X})[0]
+
+
+def with_zeros(indices, *, bias=True):
+    """A network of which some hidden units are zero."""
+    model = onnxtrain.examples.mlp((4, 8, 3))
+    rng = np.random.default_rng(1)
+    for tensor in model.graph.initializer:
+        array = rng.normal(size=tensor.dims).astype(np.float32)
+        if tensor.name == "layer1.weight":
+            array[indices] = 0
+        if tensor.name == "layer1.bias" and bias:
+            array[indices] = 0
+        if tensor.name == "layer2.weight":
+            array[:, indices] = 0
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    return model
+
+
+def test_zeros_of_the_file_go_and_the_outputs_stay():
+    model = with_zeros([1, 4, 6])
+    small = onnxtrain.shrink(model)
+    assert arrays(small)["layer1.weight"].shape == (5, 4)
+    assert arrays(small)["layer2.weight"].shape == (3, 5)
+    np.testing.assert_allclose(run(small), run(model), atol=1e-6)
+
+
+def test_a_unit_with_a_bias_stays():
+    with pytest.raises(OptionError, match="No structure can be removed: none that may go is masked in all"):
+        onnxtrain.shrink(with_zeros([1, 4], bias=False))
+
+
+def test_masks_choose_units():
+    model = with_zeros([])
+    mask = np.ones((8, 4), bool)
+    mask[:3] = False
+    small = onnxtrain.shrink(model, {"layer1.weight": mask})
+    np.testing.assert_array_equal(arrays(small)["layer1.weight"], arrays(model)["layer1.weight"][3:])
+    np.testing.assert_array_equal(arrays(small)["layer1.bias"], arrays(model)["layer1.bias"][3:])
+    other = {"layer1.weight": mask, "layer2.weight": np.ones((3, 8), bool)}
+    with pytest.raises(OptionError, match="No structure can be removed"):
+        onnxtrain.shrink(model, other)
+
+
+def test_outputs_change_only_on_request():
+    model = with_zeros([])
+    mask = np.ones((3, 8), bool)
+    mask[1] = False
+    with pytest.raises(
+        OptionError, match="is an output of the model, whose shape would change; allow it with change_outp"
+    ):
+        onnxtrain.shrink(model, {"layer2.weight": mask})
+    small = onnxtrain.shrink(model, {"layer2.weight": mask}, change_outputs=True)
+    np.testing.assert_allclose(run(small), run(model)[:, [0, 2]], atol=1e-6)
+
+
+def test_a_whole_layer_is_refused():
+    with pytest.raises(
+        OptionError, match=r"Nothing would remain of axis 0 of 'layer1.weight', and with it of its layer"
+    ):
+        onnxtrain.shrink(with_zeros([]), {"layer1.weight": np.zeros((8, 4), bool)})
+
+
+def test_masked_inputs_stay_with_a_warning():
+    mask = np.ones((8, 4), bool)
+    mask[0], mask[:, 2] = False, False
+    with pytest.warns(ShrinkWarning, match=r"Masked structures stay in the model: 1 because 'input' is an input"):
+        small = onnxtrain.shrink(with_zeros([]), {"layer1.weight": mask})
+    assert arrays(small)["layer1.weight"].shape == (7, 4)
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ({"nothing": np.ones(3, bool)}, "There is a mask for 'nothing', which is not an initializer of the model"),
+        (
+            {"layer1.bias": np.ones(3, bool)},
+            r"The mask of 'layer1.bias' is bool of shape \(3,\); it needs to be bool of",
+        ),
+        ({"layer1.bias": np.ones(8)}, r"The mask of 'layer1.bias' is float64 of shape \(8,\)"),
+    ],
+)
+def test_masks_that_fit_nothing(masks, message):
+    with pytest.raises(OptionError, match=message):
+        onnxtrain.shrink(with_zeros([]), masks)
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(with_zeros([1, 4, 6]), "model.onnx")
+    assert main(["shrink", "model.onnx", "-o", "small.onnx"]) == 0
+    assert arrays(onnx.load("small.onnx"))["layer1.weight"].shape == (5, 4)
+    assert "written" in capsys.readouterr().out
+    onnx.save(onnxtrain.examples.mlp((4, 8, 3)), "dense.onnx")
+    assert main(["shrink", "dense.onnx", "-o", "none.onnx"]) == 2
+    assert "No structure can be removed" in capsys.readouterr().err
