@@ -155,6 +155,7 @@ FIT = {
     "prefetch": True,
     "augment": None,
     "ema": None,
+    "cache_features": False,
 }
 
 RETURNS = {

@@ -73,6 +73,7 @@ ORDER = (
     "training/quantize.py",
     "config.py",
     "objective.py",
+    "features.py",
     "prepare.py",
     "training/description.py",
     "training/data_adapter.py",

@@ -13,6 +13,7 @@ import onnx
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.errors import DataError, NumericalError, OptionError
+from onnxtrain.features import divide
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.model_file.validity import invalid_refused
 from onnxtrain.objective import Objective
@@ -43,6 +44,7 @@ class Executor:
 
     Attributes:
         states: The buffers.
+        on_features: Whether steps run the trained part alone, on batches of the features that it reads.
         parts: Losses of the last step by name, if the loss is a sum of several.
 
     Raises:
@@ -55,8 +57,9 @@ class Executor:
     ) -> None:
         _check_options(config)
         refuse_crashing_nodes(objective.model.graph)
-        self.objective = objective
+        self.objective = self._stepped = objective
         self.config = config
+        self.on_features = False
         self.fixed = objective.fixed_batch
         built = self._build(objective, config)
         first_values = built[1]
@@ -74,15 +77,26 @@ class Executor:
         self._session: TrainingSession | None = None
         self._padded: TrainingSession | None = None
         self.parts: dict[str, float] = {}
-        self._inputs = [str(value.name) for value in objective.model.graph.inputs]
         self._part_names = objective.part_names
         self._scaled = _scaled(objective, config)
 
     def change(self, objective: Objective, config: TrainingConfig) -> None:
         """Run another configuration of the same model from the next step on, on the same buffers."""
-        built = self._build(objective, config)  # may fail, and then nothing has changed
+        stepped = divide(objective).trained if self.on_features else objective
+        built = self._build(stepped, config)  # may fail, and then nothing has changed
         self.objective, self.config, self._scaled = objective, config, _scaled(objective, config)
-        self._built, self._session, self._padded = built, None, None
+        self._stepped, self._built, self._session, self._padded = stepped, built, None, None
+
+    def use_features(self, *, wanted: bool) -> None:
+        """Run the trained part alone from the next step on, on batches of the features that it reads, or all again.
+
+        Raises:
+            OptionError: The objective cannot be divided.
+        """
+        if wanted != self.on_features:
+            self._stepped = divide(self.objective).trained if wanted else self.objective
+            self.on_features, self.fixed = wanted, self._stepped.fixed_batch
+            self._built = self._session = self._padded = None
 
     @gc_paused()
     def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
@@ -93,7 +107,7 @@ class Executor:
         """Session for whole batches."""
         if self._session is None:
             # The session consumes the entries; they are built again after a session that could not be opened.
-            built, self._built = self._built or self._build(self.objective, self.config), None
+            built, self._built = self._built or self._build(self._stepped, self.config), None
             self._session = self._open(*built)
         return self._session
 
@@ -113,7 +127,7 @@ class Executor:
 
     def _writer(self) -> Callable[[], onnx.ModelProto]:
         """Return a function that writes the training model, and that keeps no reference to this executor."""
-        return functools.partial(_written, self.objective, self.config)
+        return functools.partial(_written, self._stepped, self.config)
 
     def padded_session(self, rows: int) -> TrainingSession:
         """Return the session for padded batches: the same states, and a loss on the real examples alone.
@@ -125,7 +139,7 @@ class Executor:
             DataError: Padding cannot be left out of this loss.
         """
         if self._padded is None:
-            self._padded = self._open(*self._build(self.objective.on_real_rows(rows), self.config))
+            self._padded = self._open(*self._build(self._stepped.on_real_rows(rows), self.config))
         return self._padded
 
     def step(self, feeds: Arrays, learning_rate: float) -> float:
@@ -226,7 +240,8 @@ class Executor:
         """Return the number of examples."""
         if self.fixed is not None:
             return self.fixed.rows(feeds)
-        return next((len(feeds[name]) for name in self._inputs if feeds[name].ndim), 1)
+        inputs = [str(value.name) for value in self._stepped.model.graph.inputs]
+        return next((len(feeds[name]) for name in inputs if feeds[name].ndim), 1)
 
     def _add_up(self, feeds: Arrays, rate: Arrays) -> dict[str, float]:
         """Add up the gradients of all micro-batches; return the losses by name if the loss is a sum of several."""
@@ -292,7 +307,7 @@ class Executor:
                 f"{fixed.input!r} has {rows} examples, but the model takes batches of {fixed.size}; "
                 f"give at {'most ' + str(most) if rows else 'least one'}."
             )
-        for name in self.objective.batched:
+        for name in self._stepped.batched:
             if len(feeds[name]) != rows:
                 raise DataError(f"{name!r} has {len(feeds[name])} examples, but {fixed.input!r} has {rows}.")
         if rows % fixed.size:

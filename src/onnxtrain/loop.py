@@ -128,6 +128,7 @@ class LoopOptions:
         state: The values that the steps change.
         rate: The learning rate of the trainer.
         dataset: The training data of all ranks.
+        features: The same examples as the steps read them, where these start at the outputs of frozen layers.
         validation: The validation data, and the evaluator for them.
         metrics: The validation metrics.
         schedule: The learning-rate schedule as given.
@@ -148,6 +149,7 @@ class LoopOptions:
     state: State
     rate: LearningRate
     dataset: Dataset
+    features: Dataset | None
     validation: tuple[Dataset, Evaluator] | None
     metrics: list[HeadMetric]
     schedule: str | Schedule | None
@@ -191,7 +193,7 @@ class Loop:
         self._executor, self._state = options.executor, options.state
         communicator = options.executor.config.parallel
         self._communicator: Communicator = communicator or Single()
-        self._shared = options.executor.share(options.dataset)
+        self._shared = options.executor.share(options.features or options.dataset)
         # rank 0 alone reads and writes checkpoints
         self._store = None if self._communicator.rank else options.checkpoints.store
         several = self._communicator.size > 1

@@ -303,6 +303,7 @@ class Trainer(TrainedModel):
         prefetch: bool = True,
         augment: Augment | None = None,
         ema: bool | None = None,
+        cache_features: bool = False,
     ) -> History:
         """Train for some epochs.
 
@@ -363,6 +364,10 @@ class Trainer(TrainedModel):
             ema: Whether validation measures the moving averages of the weights (``Trainer(ema=...)``), which
                 ``save_best`` then writes; by default where the trainer keeps them. Early stopping puts averages and
                 weights back.
+            cache_features: Whether to compute what the frozen layers before the first trained one give once, for all
+                examples, and to run only the layers behind them in every step
+                ([transfer learning](docs/transfer_learning.md)). Losses are the same to rounding; memory has to hold
+                the features of all examples, of which :attr:`hints` says the size.
 
         Returns:
             One row per epoch: loss, learning rate, the loss of each output where several have one, validation loss and
@@ -400,6 +405,7 @@ class Trainer(TrainedModel):
         rates = self._schedule(schedule, epochs, per_epoch)
         measured = self._objective.resolve_metrics(metrics)
         check_numbers(measured)
+        features = self._features(dataset, size, augment) if cache_features else None
         history = History()
         if best is not None and save_best is not None:
             callbacks = [*callbacks, SaveBest(best, save_best)]
@@ -409,13 +415,14 @@ class Trainer(TrainedModel):
             folder.describe(history, self, dataset, validated and validated[0], size, schedule)
         listeners = CallbackList([history, *callbacks, *([] if rank else shown_progress(progress, callbacks))])
         listeners.silent = rank > 0
-        Loop(
+        loop = Loop(
             LoopOptions(
                 executor=self._executor,
                 state=self._state,
                 rate=self._rate,
                 names=self._data.names,
                 dataset=dataset,
+                features=features,
                 validation=validated,
                 metrics=measured,
                 schedule=schedule,
@@ -436,11 +443,38 @@ class Trainer(TrainedModel):
                 ema=ema,
                 checkpoints=checkpoints,
             )
-        ).run()
+        )
+        self._executor.use_features(wanted=cache_features)
+        try:
+            loop.run()
+        finally:
+            self._executor.use_features(wanted=False)
         self._data.learn(dataset.columns)  # an iterable knows them only now
         if folder is not None:
             folder.finish(self, ema=ema)
         return history
+
+    def _features(self, dataset: Dataset, batch_size: int, augment: Augment | None) -> Dataset:
+        """Return the training data with the outputs of the frozen layers in place of the model's inputs.
+
+        Raises:
+            OptionError: They cannot be computed once for all epochs.
+        """
+        from onnxtrain.training.inference.cached_features import compute_features
+
+        if augment is not None:
+            raise OptionError(
+                "cache_features computes the frozen layers once, but augment changes their inputs in every epoch; leave "
+                "one of them out."
+            )
+        if self._communicator.size > 1:
+            raise OptionError(
+                f"cache_features keeps the features in one process, but {self._communicator.size} train together; "
+                "leave cache_features or distributed out."
+            )
+        found, text = compute_features(self._objective, self._states, self.config.runtime, dataset, batch_size)
+        self._hints.append(Hint(text, surprising=False))
+        return found
 
     @property
     def _best_name(self) -> str:

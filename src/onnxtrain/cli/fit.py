@@ -101,6 +101,11 @@ class LoopFlags:
         ),
     ] = None
     shuffle: Annotated[bool, Parameter(help="Shuffle the examples every epoch.")] = True
+    cache_features: Annotated[
+        bool,
+        SWITCH,
+        Parameter(help="Compute the frozen layers before the first trained one once, not in every epoch."),
+    ] = False
     early_stopping: Annotated[
         int | None,
         Parameter(
@@ -384,6 +389,7 @@ def command(
             resume=loop.resume,
             change=",".join(loop.change or ()),
             run=run,
+            cache_features=loop.cache_features,
         )
     if not root:
         return 0

@@ -257,6 +257,7 @@ class GradientNorms:
     def __init__(self, trainer: Any) -> None:
         plain = Momentum(learning_rate=1e-3, alpha=0.0, beta=1.0, norm_coefficient=0.0)
         self._learner = trainer._rebuilt(optimizer=plain, sparsify=None, clip_value=None, clip_norm=None, groups=())
+        self._learner._executor.use_features(wanted=trainer._executor.on_features)  # as in the batches of the training
 
     def measure(self, weights: Mapping[str, np.ndarray], batch: Batch) -> dict[str, float]:
         """Return the gradient norm of each parameter, for these weights on this batch."""

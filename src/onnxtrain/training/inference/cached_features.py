@@ -1,0 +1,142 @@
+"""Compute the outputs of frozen layers once for all examples, as the data that their trained part is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from onnxtrain.data import Batch, Dataset
+from onnxtrain.data.array_dataset import ArrayDataset
+from onnxtrain.data.base import share
+from onnxtrain.data.conversion import Array
+from onnxtrain.errors import DataError, OptionError
+from onnxtrain.features import divide
+from onnxtrain.objective import Objective
+from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.training.inference.evaluation import Evaluator
+
+_TOLERANCE = 1e-3
+"""Relative difference of features that rounding explains."""
+
+
+def compute_features(
+    objective: Objective, states: StateBuffers, options: RuntimeOptions, dataset: Dataset, batch_size: int
+) -> tuple[Dataset, str]:
+    """Compute the features of all examples, batch by batch.
+
+    Args:
+        objective: The whole model in the modes of the training.
+        states: State buffers of the training.
+        options: Threads and providers.
+        dataset: The data for the model.
+        batch_size: Examples per batch.
+
+    Returns:
+        The same examples in the same order with features for inputs, and a sentence about their size.
+
+    Raises:
+        OptionError: The model cannot be divided, the examples or their features differ between epochs, or the features
+            are larger than the free memory.
+        DataError: The data does not fit the model.
+    """
+    if dataset.size is None:
+        raise OptionError(
+            f"cache_features needs data of known length, but {dataset.name} does not say how many examples it has; "
+            "give arrays or a data set with a length, or leave cache_features out."
+        )
+    names, _ = divide(objective)
+    fixed = objective.fixed_batch
+    inputs = {spec.name for spec in objective.inputs}
+    computed = [name for name in names if name not in inputs]
+    run = Evaluator(objective, states, options).runner(computed)
+
+    def features(batch: Batch) -> dict[str, Array]:
+        given = {name: array for name, array in batch.inputs.items() if name in inputs}
+        results = run(given if fixed is None else fixed.filled(given))
+        return {name: given[name] if name in inputs else results[name][: batch.size] for name in names}
+
+    size = batch_size if fixed is None else fixed.size
+    kept: dict[str, Array] = {}
+    targets: Array | None = None
+    end = 0
+    for batch in dataset.batches(size):
+        found = features(batch) | {name: array for name, array in batch.inputs.items() if name not in inputs}
+        if not end:
+            _check_first(dataset, batch, found, features, size)
+            _check_memory({name: found[name] for name in names}, batch.size, dataset)
+            kept = {name: np.empty((dataset.size, *array.shape[1:]), array.dtype) for name, array in found.items()}
+            if batch.targets is not None:
+                targets = np.empty((dataset.size, *batch.targets.shape[1:]), batch.targets.dtype)
+        for name, array in found.items():
+            if array.shape[1:] != kept[name].shape[1:]:
+                raise OptionError(
+                    f"cache_features keeps the features of all examples in one array, but {name!r} has the shape "
+                    f"{kept[name].shape[1:]} for the first examples and {array.shape[1:]} for those from {end} on; "
+                    "bring the examples to one size, or leave cache_features out."
+                )
+            kept[name][end : end + batch.size] = array
+        if targets is not None and batch.targets is not None:
+            targets[end : end + batch.size] = batch.targets
+        end += batch.size
+    if end != dataset.size:
+        raise DataError(f"{dataset.name} has {dataset.size} examples by its length, but gave {end}.")
+    bytes_kept = sum(kept[name].nbytes for name in names)
+    text = f"The features of {end:,} examples ({', '.join(names)}) take {_shown(bytes_kept)} of memory."
+    return ArrayDataset(kept, targets, name=dataset.name), text
+
+
+def _check_first(
+    dataset: Dataset, batch: Batch, found: Mapping[str, Array], features: Callable[[Batch], dict[str, Array]], batch_size: int
+) -> None:
+    """Check that the first examples are the same when they are read again, and their features without the others.
+
+    Raises:
+        OptionError: They are not.
+    """
+    again = next(iter(dataset.batches(batch_size)))
+    for name, array in batch.inputs.items():
+        if not np.array_equal(array, again.inputs[name]):
+            raise OptionError(
+                f"cache_features reads every example once, but {dataset.name} gives other values of {name!r} when it is "
+                "read again, as with random transforms; leave them or cache_features out."
+            )
+    if batch.size == 1:
+        return
+    alone = features(share(batch, slice(0, batch.size // 2)))
+    for name, array in alone.items():
+        expected = found[name][: len(array)]
+        scale = np.abs(expected.astype(np.float64)).max(initial=0.0)
+        if array.shape != expected.shape or not np.allclose(array, expected, _TOLERANCE, _TOLERANCE * scale):
+            raise OptionError(
+                f"cache_features needs features that depend on one example each, but {name!r} depends on the other "
+                "examples of a batch, too; leave cache_features out."
+            )
+
+
+def _check_memory(features: Mapping[str, Array], rows: int, dataset: Dataset) -> None:
+    """Refuse features that are larger than the free memory, where the system says how much is free."""
+    assert dataset.size is not None
+    needed = sum(array.nbytes for array in features.values()) // rows * dataset.size
+    free = free_memory()
+    if free is not None and needed > free:
+        raise OptionError(
+            f"cache_features keeps {', '.join(features)} of {dataset.size:,} examples, which takes {_shown(needed)}, but "
+            f"{_shown(free)} of memory are free; freeze more layers, or leave cache_features out."
+        )
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that are free for new data; ``None`` where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:  # not Linux
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
+
+
+def _shown(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
