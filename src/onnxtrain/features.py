@@ -14,6 +14,7 @@ from onnxtrain.ir.passes import RANDOM
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.losses.heads import LossHead
 from onnxtrain.objective import Objective, graph_values
+from onnxtrain.training_info.recipe import free_names
 from onnxtrain.working_copy.training_modes import is_batch_norm, is_dropout
 
 
@@ -21,11 +22,12 @@ class Divided(NamedTuple):
     """An objective divided at the features.
 
     Attributes:
-        names: Names of the features: the values that the trained part reads. Inputs of the model may be among them.
+        sources: The inputs of the trained part, the features, to the values of the model that they are; inputs of the
+            model may be among these.
         trained: The objective on the trained part, whose inputs are the features.
     """
 
-    names: tuple[str, ...]
+    sources: dict[str, str]
     trained: Objective
 
 
@@ -73,14 +75,15 @@ def divide(objective: Objective) -> Divided:
                 f"({node.op_type}) among them gives other values in every step; train without dropout, batch norm in "
                 "training mode and random numbers there, or leave cache_features out."
             )
-    return Divided(tuple(str(value.name) for value in features), _cut(own, features, before))
+    return _cut(own, features, ends)
 
 
 def _ends(objective: Objective, values: Mapping[str, ir.Value]) -> list[ir.Value]:
     """Return the values of the graph that a step needs."""
     read = [value for head in objective.heads for value in (head.prediction, head.output)]
     statistics = [values[name] for name in objective.statistics.values()]
-    return list(dict.fromkeys([*(read or [objective.prediction]), *statistics, *map(values.get, objective.wide.values())]))
+    wide = [values[name] for name in objective.wide.values()]
+    return list(dict.fromkeys([*(read or [objective.prediction]), *statistics, *wide]))
 
 
 def _read(node: ir.Node) -> list[ir.Value]:
@@ -118,8 +121,8 @@ def _features(
         shape, producer = dimensions(value), value.producer()
         if producer is None and not (shape and shape[0] in symbols):
             raise OptionError(
-                f"cache_features keeps one row of every feature for each example, but the trained layers read the input "
-                f"{value.name!r}, which has no axis of examples; leave cache_features out."
+                f"cache_features keeps one row of every feature for each example, but the trained layers read the "
+                f"input {value.name!r}, which has no axis of examples; leave cache_features out."
             )
         if producer is None or (shape and shape[0] in symbols and isinstance(value.type, ir.TensorType)):
             found[value] = None
@@ -129,31 +132,38 @@ def _features(
     return sorted(found, key=lambda value: str(value.name))
 
 
-def _cut(own: Objective, features: list[ir.Value], before: set[ir.Node]) -> Objective:
+def _cut(own: Objective, features: list[ir.Value], ends: list[ir.Value]) -> Divided:
     """Return the objective whose graph starts at the features, by changing a copy in place."""
     graph = own.model.graph
-    fresh: dict[str, ir.Value] = {}
-    for value in features:
-        if value.producer() is None:
-            continue
-        name, value.name = str(value.name), f"{value.name}/computed"
-        fresh[name] = ir.Value(name=name, type=value.type, shape=value.shape)
-        value.replace_all_uses_with(fresh[name], replace_graph_outputs=True)
-    inputs = [fresh.get(str(value.name).removesuffix("/computed"), value) for value in features]
-    given = graph_values(graph) | fresh
-    ends = [given[str(value.name).removesuffix("/computed")] for value in _ends(own, given)]
+    computed = [value for value in features if value.producer() is not None]
+    names = free_names(graph, [f"{value.name}/features" for value in computed])
+    inputs = {str(value.name): value for value in features if value.producer() is None}
+    sources = {name: name for name in inputs}
+    instead: dict[ir.Value, ir.Value] = {}
+    for value, name in zip(computed, names, strict=True):
+        given = inputs[name] = ir.Value(name=name, type=value.type, shape=value.shape)
+        sources[name] = str(value.name)
+        value.replace_all_uses_with(given, replace_graph_outputs=True)
+        if value in ends:  # the prediction of another head, which keeps its name
+            same = ir.Node("", "Identity", [given], num_outputs=1)
+            same.outputs[0].name, value.name = value.name, None
+            same.outputs[0].type, same.outputs[0].shape = value.type, value.shape
+            instead[value] = same.outputs[0]
+            graph.append(same)
+    ends = [instead.get(value, value) for value in ends]
     kept = ancestors(producer for value in ends if (producer := value.producer()) is not None)
-    graph.outputs[:] = [value for value in dict.fromkeys(ends) if value.producer() is not None]
-    graph.remove([node for node in reversed(list(graph)) if node not in kept], safe=True)
-    graph.inputs[:] = inputs
-
-    def renamed(value: ir.Value) -> ir.Value:
-        return fresh.get(str(value.name).removesuffix("/computed"), value)
+    graph.outputs[:] = ends
+    graph.remove([node for node in graph if node not in kept], safe=True)
+    graph.inputs[:] = inputs.values()
+    graph.sort()
 
     def head_of(head: LossHead) -> LossHead:
-        targets = replace(head.targets, prediction=renamed(head.targets.prediction), inputs=tuple(inputs))
-        return LossHead(renamed(head.output), renamed(head.prediction), targets)
+        targets = head.targets
+        prediction = instead.get(targets.prediction, targets.prediction)
+        return LossHead(
+            instead.get(head.output, head.output),
+            instead.get(head.prediction, head.prediction),
+            replace(targets, prediction=prediction, inputs=tuple(inputs.values())),
+        )
 
-    if own.targets is None:
-        return replace(own, prediction=renamed(own.prediction), output=renamed(own.output))
-    return own.with_heads([head_of(head) for head in own.heads])
+    return Divided(sources, own.with_heads([head_of(head) for head in own.heads]) if own.heads else own)

@@ -464,8 +464,8 @@ class Trainer(TrainedModel):
 
         if augment is not None:
             raise OptionError(
-                "cache_features computes the frozen layers once, but augment changes their inputs in every epoch; leave "
-                "one of them out."
+                "cache_features computes the frozen layers once, but augment changes their inputs in every epoch; "
+                "leave one of them out."
             )
         if self._communicator.size > 1:
             raise OptionError(

@@ -89,6 +89,14 @@ def test_train_and_freeze(files, success, flags, trained):
     assert changed(files) == trained
 
 
+def test_features_of_frozen_layers_are_computed_once(files, success):
+    for name, flags in (("plain", []), ("cached", ["--cache-features"])):
+        success(*FIT, "--train", "layer2.*", "--epochs", "3", *flags, "--output", f"{name}.onnx")
+    assert changed(files, "cached.onnx") == {"layer2.weight", "layer2.bias"}
+    for name, array in weights(files / "cached.onnx").items():
+        np.testing.assert_allclose(array, weights(files / "plain.onnx")[name], rtol=1e-3, atol=1e-5)
+
+
 def test_default_output(files, success):
     result = success(*FIT)
     assert (files / "model-trained.onnx").is_file()

@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.data import Batch
 from onnxtrain.errors import OptionError
 from onnxtrain.executor import Executor
 from onnxtrain.features import divide
@@ -115,11 +114,38 @@ def test_a_fixed_batch_size_is_padded() -> None:
     assert_same(trainers, x, y, epochs=2)
 
 
+def test_a_head_whose_prediction_is_a_feature_keeps_its_loss_and_its_name() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 2] x, float s) => (float[n, 2] z, float[n, 2] u)
+        <float[2, 2] a = {1.0, 2.0, 3.0, 4.0}, float[2, 2] b = {1.0, 2.0, 3.0, 5.0}> {
+            h = MatMul(x, a)
+            u = Mul(h, s)
+            z = MatMul(u, b)
+        }""")
+    x, y = RNG.normal(size=(10, 2)).astype(np.float32), np.arange(10) % 2
+    losses = {"z": "cross_entropy", "u": "mean_squared_error"}
+    trainers = [onnxtrain.Trainer(model, loss=losses, train="b") for _ in range(2)]
+    rows = assert_same(trainers, ({"x": x, "s": np.float32(0.5)}, {"z": y, "u": x}), epochs=2, batch_size=4)
+    assert rows[0]["u_loss"] > 0
+
+
+def test_the_trained_layers_may_read_an_input_of_the_model_beside_features() -> None:
+    """The attention mask, and the sum over a mask that is no feature since it has no axis of examples."""
+    model = onnxtrain.examples.small_transformer()
+    tokens, labels = RNG.integers(1, 20, (10, 6)), np.arange(10) % 4
+    data = {"input_ids": tokens, "attention_mask": (np.arange(6) < RNG.integers(2, 7, (10, 1))).astype(np.int64)}
+    trainers = [onnxtrain.Trainer(model, loss="cross_entropy", train="*layer1*") for _ in range(2)]
+    sources = divide(trainers[0]._objective).sources
+    assert len(sources) > 1
+    assert_same(trainers, data, labels, epochs=2, batch_size=4)
+
+
 def test_the_steps_run_no_frozen_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = head_trainer()
     divided = divide(trainer._objective)
     assert not {"Conv", "BatchNormalization"} & {node.op_type for node in divided.trained.model.graph}
-    assert {str(value.name) for value in divided.trained.model.graph.inputs} == set(divided.names)
+    assert {str(value.name) for value in divided.trained.model.graph.inputs} == set(divided.sources)
     fed: list[set[str]] = []
     step = Executor.step
 
@@ -138,7 +164,7 @@ def test_the_steps_run_no_frozen_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepSession, "run", counted)
     assert trainer._objective.inputs[0].name == "image"
     trainer.fit(IMAGES, LABELS, epochs=4, batch_size=10, progress=False, cache_features=True)
-    assert fed == [{*divided.names, trainer._objective.names.target}] * 12
+    assert fed == [{*divided.sources, trainer._objective.names.target}] * 12
     assert runs == [10, 5, 10, 10]  # each example once, and half of the first batch again, alone
 
 
@@ -151,7 +177,14 @@ def test_a_checkpoint_goes_on_with_features_and_without(tmp_path: Any) -> None:
         head_trainer().fit(IMAGES, LABELS, epochs=1, checkpoint=folder, cache_features=True, **options)
         trainer = head_trainer()
         trainer.fit(
-            IMAGES, LABELS, epochs=3, checkpoint=folder, resume=True, cache_features=wanted, run=folder / "run", **options
+            IMAGES,
+            LABELS,
+            epochs=3,
+            checkpoint=folder,
+            resume=True,
+            cache_features=wanted,
+            run=folder / "run",
+            **options,
         )
         for name, array in whole.parameters.items():
             np.testing.assert_allclose(trainer.parameters[name], array, rtol=1e-3, atol=1e-4)
@@ -161,7 +194,7 @@ def test_a_checkpoint_goes_on_with_features_and_without(tmp_path: Any) -> None:
 def test_hints_say_the_memory_of_the_features() -> None:
     trainer = head_trainer()
     trainer.fit(IMAGES, LABELS, progress=False, cache_features=True)
-    (name,) = divide(trainer._objective).names
+    (name,) = divide(trainer._objective).sources.values()
     assert trainer.hints[-1] == f"The features of 30 examples ({name}) take 0.0 MiB of memory."
 
 
@@ -177,10 +210,21 @@ def test_what_changes_the_features_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(OptionError, match="augment changes their inputs in every epoch"):
         fit(head_trainer(), augment=lambda inputs, rng: inputs)
     batches = [(IMAGES[:8], LABELS[:8])]
+    scaled = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 2] x, float s) => (float[n, 2] z)
+        <float[2, 2] a = {1.0, 2.0, 3.0, 4.0}, float[2, 2] b = {1.0, 2.0, 3.0, 5.0}> {
+            h = MatMul(x, a)
+            v = MatMul(h, b)
+            z = Mul(v, s)
+        }""")
+    data = {"x": np.ones((10, 2), np.float32), "s": np.float32(2)}, np.arange(10) % 2
+    with pytest.raises(OptionError, match="read the input 's', which has no axis of examples"):
+        fit(onnxtrain.Trainer(scaled, loss="cross_entropy", train="b"), data)
     with pytest.raises(OptionError, match="does not say how many examples it has"):
         fit(head_trainer(), batches)
     monkeypatch.setattr(cached_features, "free_memory", lambda: 100)
-    with pytest.raises(OptionError, match="MiB, but 0.0 MiB of memory are free; freeze more layers"):
+    with pytest.raises(OptionError, match=r"MiB, but 0\.0 MiB of memory are free; freeze more layers"):
         fit(head_trainer())
 
 
@@ -188,7 +232,8 @@ def test_active_dropout_is_refused_before_the_trained_part_and_fine_behind() -> 
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["": 18]>
         f (float[n, 2] x) => (float[n, 2] z)
-        <float[2, 2] a = {1.0, 2.0, 3.0, 4.0}, float[2, 2] b = {1.0, 2.0, 3.0, 5.0}, float[2, 2] c = {1.0, 0.0, 2.0, 5.0}> {
+        <float[2, 2] a = {1.0, 2.0, 3.0, 4.0}, float[2, 2] b = {1.0, 2.0, 3.0, 5.0},
+         float[2, 2] c = {1.0, 0.0, 2.0, 5.0}> {
             h = MatMul(x, a)
             r = MatMul(h, b)
             d = Dropout(r)
@@ -235,7 +280,7 @@ def test_batches_of_features_are_those_of_the_data() -> None:
     features = trainer._features(dataset, 8, None)
 
     def targets(batches: Any) -> list[list[int]]:
-        return [batch.targets.tolist() for batch in batches if isinstance(batch, Batch)]
+        return [batch.targets.tolist() for batch in batches]
 
     for epoch in range(2):
         own, given = (data.batches(8, shuffle=True, seed=3, epoch=epoch) for data in (features, dataset))

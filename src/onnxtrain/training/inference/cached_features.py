@@ -47,16 +47,19 @@ def compute_features(
             f"cache_features needs data of known length, but {dataset.name} does not say how many examples it has; "
             "give arrays or a data set with a length, or leave cache_features out."
         )
-    names, _ = divide(objective)
+    sources = divide(objective).sources
     fixed = objective.fixed_batch
     inputs = {spec.name for spec in objective.inputs}
-    computed = [name for name in names if name not in inputs]
+    computed = [source for source in sources.values() if source not in inputs]
     run = Evaluator(objective, states, options).runner(computed)
 
     def features(batch: Batch) -> dict[str, Array]:
         given = {name: array for name, array in batch.inputs.items() if name in inputs}
         results = run(given if fixed is None else fixed.filled(given))
-        return {name: given[name] if name in inputs else results[name][: batch.size] for name in names}
+        return {
+            name: given[source] if source in inputs else results[source][: batch.size]
+            for name, source in sources.items()
+        }
 
     size = batch_size if fixed is None else fixed.size
     kept: dict[str, Array] = {}
@@ -66,7 +69,7 @@ def compute_features(
         found = features(batch) | {name: array for name, array in batch.inputs.items() if name not in inputs}
         if not end:
             _check_first(dataset, batch, found, features, size)
-            _check_memory({name: found[name] for name in names}, batch.size, dataset)
+            _check_memory({sources[name]: found[name] for name in sources}, batch.size, dataset)
             kept = {name: np.empty((dataset.size, *array.shape[1:]), array.dtype) for name, array in found.items()}
             if batch.targets is not None:
                 targets = np.empty((dataset.size, *batch.targets.shape[1:]), batch.targets.dtype)
@@ -83,13 +86,17 @@ def compute_features(
         end += batch.size
     if end != dataset.size:
         raise DataError(f"{dataset.name} has {dataset.size} examples by its length, but gave {end}.")
-    bytes_kept = sum(kept[name].nbytes for name in names)
-    text = f"The features of {end:,} examples ({', '.join(names)}) take {_shown(bytes_kept)} of memory."
+    bytes_kept = sum(kept[name].nbytes for name in sources)
+    text = f"The features of {end:,} examples ({', '.join(sources.values())}) take {_shown(bytes_kept)} of memory."
     return ArrayDataset(kept, targets, name=dataset.name), text
 
 
 def _check_first(
-    dataset: Dataset, batch: Batch, found: Mapping[str, Array], features: Callable[[Batch], dict[str, Array]], batch_size: int
+    dataset: Dataset,
+    batch: Batch,
+    found: Mapping[str, Array],
+    features: Callable[[Batch], dict[str, Array]],
+    batch_size: int,
 ) -> None:
     """Check that the first examples are the same when they are read again, and their features without the others.
 
@@ -100,8 +107,8 @@ def _check_first(
     for name, array in batch.inputs.items():
         if not np.array_equal(array, again.inputs[name]):
             raise OptionError(
-                f"cache_features reads every example once, but {dataset.name} gives other values of {name!r} when it is "
-                "read again, as with random transforms; leave them or cache_features out."
+                f"cache_features reads every example once, but {dataset.name} gives other values of {name!r} when it "
+                "is read again, as with random transforms; leave them or cache_features out."
             )
     if batch.size == 1:
         return
@@ -123,8 +130,8 @@ def _check_memory(features: Mapping[str, Array], rows: int, dataset: Dataset) ->
     free = free_memory()
     if free is not None and needed > free:
         raise OptionError(
-            f"cache_features keeps {', '.join(features)} of {dataset.size:,} examples, which takes {_shown(needed)}, but "
-            f"{_shown(free)} of memory are free; freeze more layers, or leave cache_features out."
+            f"cache_features keeps {', '.join(features)} of {dataset.size:,} examples, which takes {_shown(needed)}, "
+            f"but {_shown(free)} of memory are free; freeze more layers, or leave cache_features out."
         )
 
 
