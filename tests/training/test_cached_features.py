@@ -130,8 +130,8 @@ def test_a_head_whose_prediction_is_a_feature_keeps_its_loss_and_its_name() -> N
     assert rows[0]["u_loss"] > 0
 
 
-def test_the_trained_layers_may_read_an_input_of_the_model_beside_features() -> None:
-    """The attention mask, and the sum over a mask that is no feature since it has no axis of examples."""
+def test_the_trained_layers_may_read_several_features() -> None:
+    """Two features: the hidden states, and the mask of the attention [n, 1, 1, tokens]."""
     model = onnxtrain.examples.small_transformer()
     tokens, labels = RNG.integers(1, 20, (10, 6)), np.arange(10) % 4
     data = {"input_ids": tokens, "attention_mask": (np.arange(6) < RNG.integers(2, 7, (10, 1))).astype(np.int64)}
