@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -285,3 +286,24 @@ def test_batches_of_features_are_those_of_the_data() -> None:
     for epoch in range(2):
         own, given = (data.batches(8, shuffle=True, seed=3, epoch=epoch) for data in (features, dataset))
         assert targets(own) == targets(given)
+
+
+def test_features_of_different_lengths_and_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lengths:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            tokens = np.ones(3 if index < 36 else 5, np.int64)
+            return {"input_ids": tokens, "attention_mask": tokens, "label": index % 4}
+
+    trainer = onnxtrain.Trainer(onnxtrain.examples.small_transformer(), loss="cross_entropy", train="*layer1*")
+    with pytest.raises(
+        OptionError, match=r"has the shape \(.*\) for the first examples and \(.*\) for those from 36 on"
+    ):
+        trainer.fit(Lengths(), batch_size=4, shuffle=False, progress=False, cache_features=True)
+    trainer = head_trainer()
+    dataset = trainer._open((IMAGES, LABELS))
+    monkeypatch.setattr(onnxtrain.Trainer, "_communicator", SimpleNamespace(size=2, rank=0))
+    with pytest.raises(OptionError, match="in one process, but 2 train together"):
+        trainer._features(dataset, 8, None)
