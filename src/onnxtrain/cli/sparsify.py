@@ -16,7 +16,9 @@ HELP = "Compile a pruned model, so that its sparse layers run faster in ONNX Run
 EXAMPLES = """\
 Examples
 
-    onnxtrain prune model.onnx --data d.npz --loss cross_entropy --sparsity 0.9 -o pruned.onnx
+  Prune, then skip the zeros:
+    onnxtrain prune model.onnx --data train.npz --loss softmax_cross_entropy \\
+        --sparsity 0.9 -o pruned.onnx
     onnxtrain sparsify pruned.onnx -o fast.onnx
 
   For batches of 32 with 128 tokens each:
