@@ -131,6 +131,70 @@ def info_nce(z: Array, t: Array, temperature: float) -> float:
     return float(np.mean(terms))
 
 
+def log_sigmoid(z: Array) -> Array:
+    """Log of 1 / (1 + exp(-z))."""
+    return -np.log1p(np.exp(-z))
+
+
+def dpo(z: Array, t: Array, beta: float) -> float:
+    """Mean over pairs of -log sigmoid(beta d), d the difference of the log ratios of model and reference."""
+    ratio = z - t
+    return float(np.mean(-log_sigmoid(beta * (ratio[:, 0] - ratio[:, 1]))))
+
+
+def orpo(z: Array, t: Array, beta: float) -> float:
+    """Negative log-likelihood by token of the chosen rows - beta times the mean log sigmoid of log odds ratios."""
+    a, b = z[:, 0] / t[:, 0], z[:, 1] / t[:, 1]
+    odds = (a - b) - (np.log1p(-np.exp(a)) - np.log1p(-np.exp(b)))
+    return float(-z[:, 2].sum() / t[:, 2].sum() - beta * np.mean(log_sigmoid(odds)))
+
+
+def kto(z: Array, t: Array, fixed: Array, beta: float, weights: tuple[float, float]) -> float:
+    """Mean of w (1 - sigmoid(s beta (r - k))), k the mean log ratio of other answers, 0 or more, without gradient."""
+    k = max(0.0, float(np.mean(fixed[:, 1] - t[:, 1])))
+    terms = []
+    for answer, told in zip(z, t, strict=True):
+        sign, w = (1, weights[0]) if told[2] == 1 else (-1, weights[1])
+        terms.append(w * (1 - sigmoid(sign * beta * (answer[0] - told[0] - k))))
+    return float(np.mean(terms))
+
+
+def reward(z: Array, t: Array, center: float) -> float:
+    """Mean over pairs of -log sigmoid(c - r - margin) + center (c + r)^2."""
+    c, r = z[:, 0], z[:, 1]
+    return float(np.mean(-log_sigmoid(c - r - t) + center * (c + r) ** 2))
+
+
+def multiple_negatives(z: Array, t: Array, scale: float) -> float:
+    """Mean over queries of -log softmax of similarities at their own document, without those of equal queries."""
+    terms = []
+    for i in range(len(z)):
+        others = [j for j in range(len(z)) if j == i or t[j] != t[i]]
+        documents = np.concatenate([z[i, 1:2], *(z[j, (2 if j == i else 1) :] for j in others)])
+        terms.append(-log_softmax(scale * documents @ z[i, 0])[0])
+    return float(np.mean(terms))
+
+
+def listnet(z: Array, t: Array) -> float:
+    """Mean over queries of the cross-entropy between the softmaxes of relevances and of scores."""
+    terms = []
+    for scores, relevances in zip(z, t, strict=True):
+        there = relevances >= 0
+        terms.append(-float(np.exp(log_softmax(relevances[there])) @ log_softmax(scores[there])))
+    return float(np.mean(terms))
+
+
+def ranknet(z: Array, t: Array) -> float:
+    """Mean of log(1 + exp(s_b - s_a)) over pairs of documents of a query with t_a > t_b."""
+    terms = [
+        np.log1p(np.exp(s[b] - s[a]))
+        for s, relevances in zip(z, t, strict=True)
+        for a, b in itertools.permutations(range(len(s)), 2)
+        if relevances[a] > relevances[b] >= 0
+    ]
+    return float(np.mean(terms))
+
+
 TEACHER = np.array([[0.5, -1.0, 0.25], [1.5, 0.75, -0.5], [-0.25, 1.0, 0.5]])
 """The teacher of the distillation is this matrix times the logits."""
 
@@ -165,6 +229,14 @@ class Row(NamedTuple):
 WEIGHTS = (0.5, 2.0, 0.25, 1.5)
 HALF = labels(4, 5, classes=2).astype(np.float32)
 IGNORING = np.array([0, 3, -100, 1, 2, -100])
+ANSWERS = normal(5, 2, seed=2) - 4
+"""Log-probabilities of two answers."""
+JUDGED = np.concatenate([normal(5, 2, seed=3) - 5, np.float32([[1], [0], [0], [1], [0]])], 1)
+TOKENS = np.float32([[3, 2, 7], [4, 4, 9], [2, 5, 6], [1, 3, 4]])
+LIKELIHOODS = -np.abs(normal(4, 3)) * TOKENS - np.float32(0.2)
+EMBEDDINGS = normal(4, 3, 5)
+UNIT = EMBEDDINGS / np.linalg.norm(EMBEDDINGS, axis=-1, keepdims=True)
+RELEVANCE = np.float32([[1, 0, 0], [0, 2, 1], [0, 1, -1], [3, 3, 0]])
 
 
 def rows() -> list[Row]:
@@ -219,6 +291,19 @@ def rows() -> list[Row]:
             np.array([0, 1, 0, 2, 1, 1, 3]),
             lambda z, t: info_nce(z, t, 0.2),
         ),
+        Row("pairs", losses.DPO(0.3), ANSWERS, normal(5, 2, seed=4) - 4, lambda z, t: dpo(z, t, 0.3)),
+        Row("pairs", losses.ORPO(0.3), LIKELIHOODS, TOKENS, lambda z, t: orpo(z, t, 0.3)),
+        Row("judged", losses.KTO(0.3, 1.0, 0.5), ANSWERS, JUDGED, lambda z, t: kto(z, t, ANSWERS, 0.3, (1.0, 0.5))),
+        Row("margins", losses.Reward(0.1), normal(4, 2), np.abs(normal(4)), lambda z, t: reward(z, t, 0.1)),
+        Row(
+            "equal_queries",
+            losses.MultipleNegatives(5.0),
+            UNIT,
+            np.array([0, 1, 2, 1]),
+            lambda z, t: multiple_negatives(z, t, 5.0),
+        ),
+        Row("absent", losses.ListNet(), normal(4, 3), RELEVANCE, listnet),
+        Row("absent", losses.RankNet(), normal(4, 3), RELEVANCE, ranknet),
     ]
 
 

@@ -249,9 +249,12 @@ class Program:
         return verdict, reason
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        try:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError as error:
+            raise SystemExit(f"{shlex.join(self.command)} cannot be started: {error.strerror}.") from None
         self._rest = b""
         try:
             line = self._line("RUNTIME ", "ERROR ")
@@ -307,6 +310,7 @@ def run_suite(folder: Path, program: Program, *, only: str = "") -> Iterator[Out
         for entry in entries(folder):
             if only in entry["name"]:
                 verdict, reason = program.run(folder / entry["kind"] / entry["name"])
+                reason = reason.replace(f"{folder.resolve()}{os.sep}", "")
                 yield Outcome(entry["kind"], entry["name"], entry["form"], verdict, reason)
     finally:
         program.stop()

@@ -106,6 +106,7 @@ def test_the_command_writes_results(written: Path, tmp_path: Path, capsys: pytes
     assert (found["runtime"], found["version"]) == ("onnxruntime", onnxruntime.__version__)
     assert found["counts"] == {"loss, as written": {"refused": 1}, "loss, expanded": {"passed": 1}}
     assert list(found["failed"]) == ["loss, as written/test_mean_squared_error_values"]
+    assert str(tmp_path.parent) not in (tmp_path / "r.json").read_text()  # results name no folder of a machine
 
 
 def copy_of(written: Path, tmp_path: Path, kind: str) -> Path:
@@ -205,6 +206,8 @@ def test_bad_input_ends_in_a_sentence(written: Path, tmp_path: Path) -> None:
         run.main([str(written), "--runtime", "onnxruntime", "--only", "nothing"])
     with pytest.raises(SystemExit, match=r"not_there is not installed in "):
         run.main([str(written), "--runtime", "backend:not_there", "--only", "squared"])
+    with pytest.raises(SystemExit, match=r"no_such_program x cannot be started: No such file or directory\."):
+        run.main([str(written), "--command", "no_such_program x"])
     with pytest.raises(SystemExit, match="did not name its runtime"):
         run.main([str(written), "--command", "true"])
     with pytest.raises(SystemExit, match="is not empty: give a new folder, or remove it"):

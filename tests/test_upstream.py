@@ -28,7 +28,10 @@ def test_no_open_entry_is_missing_and_no_closed_one_is_there():
     "name",
     [
         "evaluated Scan",
-        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("the matrix of Attention", "merged outputs")),
+        *(
+            pytest.param(n, marks=pytest.mark.thorough)
+            for n in ("the matrix of Attention", "merged outputs", "eliminated dropout")
+        ),
     ],
 )
 def test_a_program_shows_its_bug_without_this_project(name):
@@ -36,6 +39,15 @@ def test_a_program_shows_its_bug_without_this_project(name):
     assert "onnxtrain" not in program
     done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, check=True)
     assert done.stdout == "present\n"
+
+
+def test_programs_need_neither_this_project_nor_pytest():
+    for entry in upstream_page.open_entries():
+        if entry.package != "onnxruntime-web":
+            program = upstream_page.script(entry.name)
+            assert "import pytest" not in program, entry.name
+            assert "import onnxtrain" not in program or entry.name == "quantized biases"  # a kernel of another domain
+            assert "from onnxtrain" not in program, entry.name
 
 
 def test_every_program_compiles():

@@ -24,12 +24,14 @@ from workarounds import bugs_of_evaluation, bugs_of_onnx, bugs_of_onnxruntime, s
 
 BEGIN = "<!-- generated: python tools/upstream_page.py -->"
 
-CHECK = "# the workaround works"
+OF_THE_TEST = ("# the workaround works", "# in the test only")
+"""Ends of lines that a report leaves out, since they need onnxtrain or pytest."""
 
 LINKS = {
     "onnx": "https://github.com/onnx/onnx/issues",
     "onnx-ir": "https://github.com/onnx/ir-py/issues",
     "onnxruntime": "https://github.com/microsoft/onnxruntime/issues",
+    "onnxruntime-gpu": "https://github.com/microsoft/onnxruntime/issues",
     "onnxruntime-openvino": "https://github.com/intel/onnxruntime/issues",
     "onnxruntime-web": "https://github.com/microsoft/onnxruntime/issues",
 }
@@ -86,9 +88,9 @@ def _collect(module: ModuleType, name: str, found: dict[str, str], imports: set[
 def _statements(module: ModuleType) -> tuple[list[str], dict[str, ast.stmt]]:
     """The lines of a module, and its statements by the names that they define.
 
-    Without decorators, and without the lines that check the workaround, which need onnxtrain.
+    Without decorators, and without the lines of :data:`OF_THE_TEST`.
     """
-    lines = [line for line in inspect.getsource(module).splitlines() if not line.endswith(CHECK)]
+    lines = [line for line in inspect.getsource(module).splitlines() if not line.endswith(OF_THE_TEST)]
     found: dict[str, ast.stmt] = {}
     for statement in ast.parse("\n".join(lines)).body:
         if isinstance(statement, ast.FunctionDef):
@@ -118,7 +120,10 @@ def report(entry: Workaround) -> str:
     text += f"Until it is fixed, onnxtrain avoids it: {entry.done[0].lower()}{entry.done[1:]}\n\n"
     if entry.package == "onnxruntime-web":
         return text + f"```py\n{browser_model(entry.name)}\n```\n\n```js\n{browser_script(entry.name)}```\n"
-    return text + f"```py\n{script(entry.name)}\n```\n"
+    program = script(entry.name)
+    if "import onnxtrain" in program:
+        text += "The program takes an operator of another domain from `pip install onnxtrain`.\n\n"
+    return text + f"```py\n{program}\n```\n"
 
 
 def _web_model(name: str) -> tuple[str, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from typing import Any
 import onnx
 
 from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.losses.loss_choice import resolve_loss
 from onnxtrain.model_file.hub import client, explained, repository_of
 from onnxtrain.model_file.saving import data_files_of
 from onnxtrain.model_file.small_files import RefusedFileError, read_json
@@ -192,7 +193,13 @@ def _record(run: Path) -> Mapping[str, Any]:
 
 
 def _loss(record: Mapping[str, Any]) -> str:
-    return str(record.get("facts", {}).get("loss", "softmax_cross_entropy"))
+    """The loss of the example: that of the training where its name is enough to take it."""
+    name = str(record.get("facts", {}).get("loss"))
+    try:
+        resolve_loss(name)
+    except OptionError:  # it has a teacher, or is the user's own
+        return "softmax_cross_entropy"
+    return name
 
 
 def _front_matter(header: Mapping[str, Any]) -> str:

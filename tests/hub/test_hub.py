@@ -155,6 +155,18 @@ def test_a_trained_model_is_published_with_its_card(
     np.testing.assert_array_equal(again.predict(points), trainer.predict(points))
 
 
+def test_the_example_of_a_card_has_a_loss_that_needs_nothing_more(tmp_path: Path) -> None:
+    for name in ("student", "teacher"):
+        onnx.save(onnxtrain.examples.mlp((4, 8, 3)), tmp_path / f"{name}.onnx")
+    loss = onnxtrain.losses.Distillation(tmp_path / "teacher.onnx")
+    points, labels = onnxtrain.examples.points(32)
+    onnxtrain.Trainer(tmp_path / "student.onnx", loss=loss).fit(points, labels, run=tmp_path / "run")
+    card = onnxtrain.hub.model_card(tmp_path / "student.onnx", run=tmp_path / "run")
+    assert "| loss | distillation |" in card
+    assert "loss='softmax_cross_entropy')" in card
+    assert str(tmp_path) not in card
+
+
 def test_a_file_is_published_again(hub: Hub, tmp_path: Path) -> None:
     for _ in range(2):  # the repository exists the second time
         onnxtrain.hub.push_to_hub(tmp_path / "model.onnx", "me/plain")

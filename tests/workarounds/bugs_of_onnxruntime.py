@@ -53,8 +53,8 @@ def quantized_biases() -> bool:
 def statistics_on_cuda() -> bool:
     training = model("""g (float[4,3,5,5] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[4,3,5,5] y)
         { y, mean, variance = BatchNormalization <training_mode = 1> (x, s, b, m, v) }""")
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        pytest.skip("needs a GPU")
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():  # in the test only
+        pytest.skip("needs a GPU")  # in the test only
     try:
         onnxruntime.InferenceSession(training.SerializeToString(), providers=["CUDAExecutionProvider"])
     except Exception as error:
@@ -71,14 +71,18 @@ def rows_of_two_bits() -> bool:
     )
     product.graph.initializer.append(weight)
     x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float32)
+    _check_rows_of_two_bits(product, x, x @ integers)  # the workaround works
+    return bool(np.abs(session(product).run(None, {"x": x})[0] - x @ integers).max() > 1)
+
+
+def _check_rows_of_two_bits(product: ModelProto, x: np.ndarray, expected: np.ndarray) -> None:
     assert sessions.mixed_two_bits(ir.from_proto(product).graph) == ["w"]
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")  # as the hint says
     told = onnxruntime.InferenceSession(product.SerializeToString(), options, providers=["CPUExecutionProvider"])
     avoided = session(product, disabled_optimizers=list(sessions.DISABLED_WITH_TWO_BITS))
     for one in (told, avoided):
-        np.testing.assert_allclose(one.run(None, {"x": x})[0], x @ integers, atol=1e-4)
-    return bool(np.abs(session(product).run(None, {"x": x})[0] - x @ integers).max() > 1)
+        np.testing.assert_allclose(one.run(None, {"x": x})[0], expected, atol=1e-4)
 
 
 @shows("eliminated dropout")
@@ -86,8 +90,8 @@ def eliminated_dropout() -> bool:
     dropping = model("""g (float[100] x) => (float[100] y) <float r = {0.5}, bool t = {1}>
         { a = Abs(x)  b = Dropout(a, r, t)  y = Neg(b) }""")
     feeds = {"x": np.ones(100, np.float32)}
-    kept = session(dropping, disabled_optimizers=list(sessions.DISABLED_OPTIMIZERS)).run(None, feeds)[0]
-    assert (kept == 0).any()  # the workaround works
+    avoided = session(dropping, disabled_optimizers=list(sessions.DISABLED_OPTIMIZERS))  # the workaround works
+    assert (avoided.run(None, feeds)[0] == 0).any()  # the workaround works
     return bool((session(dropping).run(None, feeds)[0] == -1).all())
 
 
@@ -151,8 +155,8 @@ def padded_weights() -> bool:
 
 @shows("races of ScatterND")
 def races_of_scatter() -> bool:
-    if os.cpu_count() == 1:
-        pytest.skip("threads do not meet on one processor")
+    if os.cpu_count() == 1:  # in the test only
+        pytest.skip("threads do not meet on one processor")  # in the test only
     adding = model("""g (float[4] x, int64[N,1] i, float[N] u) => (float[4] y)
         { y = ScatterND<reduction = "add">(x, i, u) }""")
     count = 2_000_000
@@ -229,8 +233,8 @@ import re, sys
 from pathlib import Path
 import numpy as np, onnxruntime
 from onnx import TensorProto, parser
-from onnxtrain.workarounds.sessions import share_initializers
-import onnx_ir
+import onnx_ir  # in the test only
+from onnxtrain.workarounds.sessions import share_initializers  # in the test only
 
 def anonymous():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -245,8 +249,8 @@ options = onnxruntime.SessionOptions()
 value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(table, TensorProto.FLOAT)
 if sys.argv[1] == "bare":
     options.add_external_initializers(["table"], [value])
-else:
-    kept = share_initializers(options, {"table": table}, {"table": onnx_ir.DataType.FLOAT})
+else:  # in the test only
+    kept = share_initializers(options, {"table": table}, {"table": onnx_ir.DataType.FLOAT})  # in the test only
 before = anonymous()
 session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 print((anonymous() - before) / table.nbytes)
@@ -255,14 +259,15 @@ print((anonymous() - before) / table.nbytes)
 
 @shows("copies of external initializers")
 def copies_of_external_initializers() -> bool:
-    if not sys.platform.startswith("linux"):
-        pytest.skip("reads resident memory from /proc")
-    grown = {}
-    for way in ("bare", "handed over"):
-        done = subprocess.run([sys.executable, "-c", COPIES, way], capture_output=True, text=True, check=True)
-        grown[way] = float(done.stdout)
-    assert grown["handed over"] < 0.5  # the workaround works
-    return grown["bare"] > 0.5
+    if not sys.platform.startswith("linux"):  # in the test only
+        pytest.skip("reads resident memory from /proc")  # in the test only
+    assert grown("handed over") < 0.5  # the workaround works
+    return grown("bare") > 0.5
+
+
+def grown(way: str) -> float:
+    done = subprocess.run([sys.executable, "-c", COPIES, way], capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 @shows("packed elements")

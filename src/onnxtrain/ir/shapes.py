@@ -18,10 +18,11 @@ from onnxtrain.ir.declared_shapes import (
     forget_undefined_types,
 )
 from onnxtrain.ir.limits import check_depth, check_shapes
+from onnxtrain.ir.microsoft_shapes import infer_microsoft_types
 from onnxtrain.ir.symbols import needs_inference, resolve_symbols
 from onnxtrain.ir.value import Dimension, dimensions
 
-_INFERENCES: list[Callable[[ir.Node], bool]] = []
+_INFERENCES: list[Callable[[ir.Node], bool]] = [infer_microsoft_types]
 _NAMERS: list[Callable[[ir.Node], list[ir.Value]]] = []
 
 
@@ -42,7 +43,8 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     """Infer types and shapes of all values of a model, in place, as far as they can be inferred.
 
     Large tensors are not given to ONNX's inference, so that models beyond protobuf's limit of 2 GiB work. Functions
-    registered with :func:`register_inference` infer the operators of the domain ``onnxtrain``.
+    registered with :func:`register_inference` infer the operators of the domain ``onnxtrain``, and
+    :func:`infer_microsoft_types` those of Microsoft in language models.
     """
     forget_anonymous_axes(model.graph)
     forget_undefined_types(model.graph)
