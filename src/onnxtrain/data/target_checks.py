@@ -71,7 +71,7 @@ class RelevanceCheck(NamedTuple):
                 f"{what} has the relevance {float(targets[wrong][0]):.6g} at example {_example(wrong, examples)}, but "
                 f"{self.loss} needs numbers of at least 0, or -1 where a query has no more documents."
             )
-        none = (targets < 0).all(1)
+        none = np.asarray((targets < 0).all(1))
         if none.any():
             raise DataError(f"{what} has no document at example {_example(none, examples)}: all relevances are -1.")
 
