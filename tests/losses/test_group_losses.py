@@ -302,6 +302,7 @@ def test_the_saved_model_takes_single_rows(tmp_path):
     [
         (lambda: DPO(beta=0), OptionError, "beta is 0; dpo needs a finite number above 0"),
         (lambda: Reward(center=-1.0), OptionError, "center is -1.0; reward needs a finite number of at least 0"),
+        (lambda: Reward(center="x"), OptionError, "center is 'x'; reward needs a finite number of at least 0"),
         (lambda: MultipleNegatives(pooling="max"), OptionError, "pooling is 'max'; multiple_negatives takes 'mean'"),
         (
             lambda: onnxtrain.Trainer(scorer(), loss="dpo"),

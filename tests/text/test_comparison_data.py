@@ -276,13 +276,15 @@ def test_flags(folder: Path, capsys: pytest.CaptureFixture[str]):
         ("pairs", {"chosen": "a", "rejected": "b"}, "has no prompt, and chosen and rejected begin differently"),
         ("pairs", {"prompt": "a", "chosen": 3, "rejected": "b"}, "chosen of row 0 of .* is a number, but its"),
         ("rewards", {"chosen": "a", "rejected": "b", "margin": "x"}, "margin of row 0 of the dataset is 'x'"),
+        ("pairs", {"prompt": CHATS[0], "chosen": [], "rejected": []}, "chosen of row 0 of the dataset is empty"),
+        ("pairs", {"prompt": 1, "chosen": 2, "rejected": 3}, "prompt of row 0 .* is a number; it needs a list of"),
         ("judged", {"prompt": "a", "completion": "b", "label": 2}, "label of row 0 .* is 2; it needs true"),
         ("judged", {"prompt": "a", "completion": "b", "label": 1}, "has one row, but kto compares each with another"),
         ("embeddings", {"query": 1, "positive": "b"}, "query of row 0 of the dataset is a number; it needs a text"),
         ("ranking", {"query": "a", "documents": ["b"], "labels": [1, 2]}, "must be 1 numbers of at least 0, one for"),
         ("ranking", {"query": "a", "documents": [], "labels": []}, "documents of row 0 .* needs a text, or a list"),
         ("ranking", {"query": "a", "documents": ["b"], "labels": [1]}, "one document in each row; listnet and"),
-        ("embeddings", {"query": "a", "positive": "b"}, "has one row, but multiple_negatives compares a"),
+        ("embeddings", {"query": "a", "positive": "b"}, "has one query, but multiple_negatives compares"),
     ],
 )  # fmt: skip
 def test_rows_that_do_not_fit(folder: Path, kind: str, row: dict[str, Any], message: str):

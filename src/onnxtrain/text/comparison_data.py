@@ -130,6 +130,8 @@ def _answers(row: Mapping[str, Any], label: str, names: Sequence[str]) -> list[R
                 f"{name} of {label} is {kind_in_words(row[name])}, but its prompt is {kind_in_words(row['prompt'])}; "
                 "both must be texts, or both lists of messages."
             )
+        if isinstance(row[name], list | tuple | np.ndarray) and not len(row[name]):
+            raise DataError(f"{name} of {label} is empty; it needs a list of messages with role and content.")
     more = {name: row[name] for name in ("tools", "chat_template_kwargs") if row.get(name) is not None}
     return [Row.of({"prompt": row["prompt"], "completion": row[name], **more}, f"{label} ({name})") for name in names]
 
@@ -336,12 +338,12 @@ class GroupTokens:
         """Refuse rows that a loss cannot compare with anything; they can be predicted only.
 
         Raises:
-            DataError: A single query has one document, or every query has.
+            DataError: The only query has one document in each row, or every query has one.
         """
-        if self.kind == "embeddings" and len(self) == 1 and self._counts[0] == 2:
+        if self.kind == "embeddings" and self._counts[0] == 2 and not self.numbers.any():
             raise DataError(
-                f"{name} has one row, but multiple_negatives compares a query with the documents of other rows; it "
-                "needs two rows at least, or a negative."
+                f"{name} has one query, but multiple_negatives compares a query with the documents of others; it needs "
+                "two queries at least, or a negative."
             )
         if self.kind == "ranking" and self._counts.max() == 1:
             raise DataError(f"{name} has one document in each row; listnet and ranknet rank two at least.")
