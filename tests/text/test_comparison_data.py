@@ -178,12 +178,14 @@ def test_the_reference_is_the_model_of_the_file(folder: Path, adapters: bool):
     assert found == pytest.approx((margins[:, 0] - margins[:, 1]).mean(), abs=1e-4)
 
 
-def test_margins_may_be_empty(folder: Path):
-    """Tables have a column for all rows: a cell without a margin is null, or empty."""
+def test_cells_may_be_empty(folder: Path):
+    """Tables have a column for all rows: a cell without a margin, or a negative, is null or empty."""
     rows = [{"prompt": "a", "chosen": "b", "rejected": "c", "margin": margin} for margin in (None, "", "0.5")]
     batch, _ = opened(rows, "rewards", folder, names=("last",))
     assert batch.targets.tolist() == [0, 0, 0.5]
     assert opened(rows, "pairs", folder)[0].size == 3
+    queries = [{"query": text, "positive": "b", "negative": ""} for text in "ac"]
+    assert opened(queries, "embeddings", folder, names=())[0].inputs["input_ids"].shape[:2] == (2, 2)
 
 
 def test_rows_with_one_document_can_be_predicted(folder: Path):
@@ -281,7 +283,7 @@ def test_flags(folder: Path, capsys: pytest.CaptureFixture[str]):
         ("judged", {"prompt": "a", "completion": "b", "label": 2}, "label of row 0 .* is 2; it needs true"),
         ("judged", {"prompt": "a", "completion": "b", "label": 1}, "has one row, but kto compares each with another"),
         ("embeddings", {"query": 1, "positive": "b"}, "query of row 0 of the dataset is a number; it needs a text"),
-        ("ranking", {"query": "a", "documents": ["b"], "labels": [1, 2]}, "must be 1 numbers of at least 0, one for"),
+        ("ranking", {"query": "a", "documents": ["b"], "labels": [1, 2]}, "must be a list of 1 number of at least 0"),
         ("ranking", {"query": "a", "documents": [], "labels": []}, "documents of row 0 .* needs a text, or a list"),
         ("ranking", {"query": "a", "documents": ["b"], "labels": [1]}, "one document in each row; listnet and"),
         ("embeddings", {"query": "a", "positive": "b"}, "has one query, but multiple_negatives compares"),

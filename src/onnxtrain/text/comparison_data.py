@@ -21,6 +21,7 @@ from onnxtrain.data.parquet_file import ParquetFile
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.data.tokenizer import Encoded, Text
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.report.formatting import plural
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.text.chat_data import IGNORED, learned_tokens
 from onnxtrain.text.rows import TEXT_SUFFIXES, Row, forms_in_words, kind_in_words, name_of, read_records
@@ -148,7 +149,7 @@ def _pair(row: Mapping[str, Any], label: str) -> Group:
 
 def _whole_pair(row: Mapping[str, Any], label: str) -> Group:
     margin = row.get("margin")
-    numbers = [0.0 if margin in (None, "") else _number(margin, "margin", label)]  # tables have empty cells
+    numbers = [0.0 if _is_empty(margin) else _number(margin, "margin", label)]
     if row.get("prompt") is not None:
         return Group(label, _answers(row, label, ("chosen", "rejected")), numbers)
     more = {name: row[name] for name in ("tools", "chat_template_kwargs") if row.get(name) is not None}
@@ -183,7 +184,7 @@ def _judged(row: Mapping[str, Any], label: str) -> Group:
 
 def _query(row: Mapping[str, Any], label: str) -> Group:
     query = "query" if row.get("query") is not None else "anchor"
-    negatives = _texts(row["negative"], "negative", label) if row.get("negative") is not None else []
+    negatives = [] if _is_empty(row.get("negative")) else _texts(row["negative"], "negative", label)
     return Group(label, [_text(row, query, label), _text(row, "positive", label), *negatives], [0.0])
 
 
@@ -199,8 +200,8 @@ def _ranked(row: Mapping[str, Any], label: str) -> Group:
     ]
     if len(labels) != len(documents) or min(labels) < 0:
         raise DataError(
-            f"labels of {label} must be {len(documents)} numbers of at least 0, one for each document, but they are "
-            f"{str(given)[:80]}."
+            f"labels of {label} must be a list of {plural(len(documents), 'number')} of at least 0, one for each "
+            f"document, but got {given!r:.80}."
         )
     return Group(label, [(query, each) for each in documents], labels)
 
@@ -212,6 +213,11 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], str], Group]]] = {
     "embeddings": _query,
     "ranking": _ranked,
 }
+
+
+def _is_empty(given: Any) -> bool:
+    """Return whether an optional value is missing; a table has an empty cell then."""
+    return given is None or (isinstance(given, str) and not given)
 
 
 def _text(row: Mapping[str, Any], name: str, label: str) -> str:
