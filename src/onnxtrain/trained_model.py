@@ -20,6 +20,8 @@ from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.executor import Executor
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.losses.base import Forms
+from onnxtrain.losses.cross_entropy import NextToken
+from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.losses.heads import Metrics
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
@@ -323,7 +325,7 @@ class TrainedModel:
 
         Raises:
             DataError: The model is no language model, or the tokenizer cannot be read.
-            OptionError: The model is in memory, and no tokenizer is given.
+            OptionError: The loss trains scores or embeddings, or the model is in memory, and no tokenizer is given.
         """
         from onnxtrain.text.generation import CachedModel, TextGenerator, WholeModel
         from onnxtrain.training.inference.evaluation import Evaluator
@@ -333,6 +335,15 @@ class TrainedModel:
         if found is None:
             raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
         config, own = self.config, self._objective
+        grouped = isinstance(own.loss, GroupLoss)
+        if isinstance(own.loss, GroupLoss):  # an example is several rows, a sample is one
+            if own.loss.texts not in ("pairs", "judged"):
+                raise OptionError(
+                    f"Samples of text need a model that predicts tokens, but the loss {own.loss.name} trains scores or "
+                    "embeddings; leave samples out."
+                )
+            config = dataclasses.replace(config, loss=NextToken())
+            own = prepare(config, modes=Modes(), copies=own.copies, table=own.table)
         caches = cache_outputs(config.model.training_model().graph)
         if caches:
             objective = prepare(config, modes=Modes(), copies=own.copies, table=own.table, caches=True)
@@ -341,7 +352,7 @@ class TrainedModel:
                 scores = str(objective.prediction.name)
                 run = Evaluator(objective, self._states, config.runtime).runner([scores, *caches.values()])
                 return TextGenerator(CachedModel(objective.inputs, run, scores, caches, sizes), found, chat_template)
-        evaluator = self._evaluator(own.form, ema=False)
+        evaluator = Evaluator(own, self._states, config.runtime) if grouped else self._evaluator(own.form, ema=False)
         scores = str(evaluator.objective.prediction.name)
         return TextGenerator(WholeModel(own.inputs, evaluator.runner([scores]), scores), found, chat_template)
 

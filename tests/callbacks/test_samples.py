@@ -61,6 +61,29 @@ def test_samples_are_the_most_probable_tokens(files):
     assert len(lines[-1].splitlines()) == 1
 
 
+def test_losses_that_compare_answers_have_samples_too(files):
+    """The rows of an example are joined for the loss; a sample is one row, by the weights that are trained."""
+    pairs = [
+        {"prompt": chat[:-1], "chosen": chat[-1:], "rejected": [{"role": "assistant", "content": "No."}]}
+        for chat in CHATS
+    ]
+    samples = callbacks.Samples("And a smile?", tokens=6)
+    own = trainer(files, loss="dpo", lora=onnxtrain.Lora(rank=4, targets="all-linear"))
+    own.fit(pairs * 3, callbacks=[samples], **FIT)
+    own.save(files / "tuned.onnx")
+    (files / "folder" / "model.onnx").write_bytes((files / "tuned.onnx").read_bytes())
+    same = callbacks.Samples("And a smile?", tokens=6, every=1)
+    trainer(files, optimizer="sgd(lr=1e-30)").fit(files / "chat.jsonl", callbacks=[same], **FIT)
+    assert samples.rows[-1]["answer"] == same.rows[0]["answer"] != samples.rows[0]["answer"]
+
+
+def test_losses_on_scores_have_no_samples(files):
+    with pytest.raises(OptionError, match="need a model that predicts tokens, but the loss multiple_negatives trains"):
+        trainer(files, loss="multiple_negatives").fit(
+            [{"query": each, "positive": "b"} for each in "acde"], callbacks=[callbacks.Samples("a")], **FIT
+        )
+
+
 def test_a_tokenizer_without_template_continues_the_text(files):
     samples = callbacks.Samples("Say hello", tokens=3)
     (files / "folder" / "tokenizer_config.json").write_text("{}")

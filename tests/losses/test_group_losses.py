@@ -302,6 +302,7 @@ def test_the_saved_model_takes_single_rows(tmp_path):
     [
         (lambda: DPO(beta=0), OptionError, "beta is 0; dpo needs a finite number above 0"),
         (lambda: Reward(center=-1.0), OptionError, "center is -1.0; reward needs a finite number of at least 0"),
+        (lambda: Reward(center="x"), OptionError, "center is 'x'; reward needs a finite number of at least 0"),
         (lambda: MultipleNegatives(pooling="max"), OptionError, "pooling is 'max'; multiple_negatives takes 'mean'"),
         (
             lambda: onnxtrain.Trainer(scorer(), loss="dpo"),
@@ -341,6 +342,19 @@ def test_the_saved_model_takes_single_rows(tmp_path):
             ),
             OptionError,
             "compares the answers of a pair, but the loss kto has single ones",
+        ),
+        *(
+            (lambda y=y: onnxtrain.Trainer(scorer(), loss="ranknet").fit(FEATURES, y), DataError, message)
+            for y, message in [
+                (RELEVANCE[:, :1], "needs a relevance for each document, but an example has 3 documents and 1 target"),
+                (RELEVANCE - 0.5, "the relevance -0.5 at example 0, but ranknet needs numbers"),
+                (RELEVANCE * 0 - 1, "has no document at example 0: all relevances are -1"),
+            ]
+        ),
+        (
+            lambda: onnxtrain.Trainer(scorer(2), loss="multiple_negatives").train_step(FEATURES[:, :1], np.arange(N)),
+            DataError,
+            "needs a query and at least one document per example, but there is one row",
         ),
     ],
 )  # fmt: skip

@@ -40,7 +40,7 @@ def test_scopes_of_pytorch_say_the_layer():
     assert number_layers(chain(["node_linear_4"], [scope]), ["layers"]) == {"v0": "inner.model.layers.0"}
 
 
-@pytest.mark.parametrize("scope", ["['layers.0'", "layers.0", "7", "[7]"])
+@pytest.mark.parametrize("scope", ["['layers.0'", "layers.0", "7", "[7]", "{[]: 1}", "[" * 9999, "-" * 99999 + "1"])
 def test_other_text_in_the_scopes_is_passed_over(scope):
     assert number_layers(chain(["node"], [scope]), ["layers"]) == {}
 

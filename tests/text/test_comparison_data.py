@@ -178,6 +178,23 @@ def test_the_reference_is_the_model_of_the_file(folder: Path, adapters: bool):
     assert found == pytest.approx((margins[:, 0] - margins[:, 1]).mean(), abs=1e-4)
 
 
+def test_cells_may_be_empty(folder: Path):
+    """Tables have a column for all rows: a cell without a margin, or a negative, is null or empty."""
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c", "margin": margin} for margin in (None, "", "0.5")]
+    batch, _ = opened(rows, "rewards", folder, names=("last",))
+    assert batch.targets.tolist() == [0, 0, 0.5]
+    assert opened(rows, "pairs", folder)[0].size == 3
+    queries = [{"query": text, "positive": "b", "negative": ""} for text in "ac"]
+    assert opened(queries, "embeddings", folder, names=())[0].inputs["input_ids"].shape[:2] == (2, 2)
+
+
+def test_rows_with_one_document_can_be_predicted(folder: Path):
+    trainer = onnxtrain.Trainer(scorer(folder / "model.onnx", types=True).parent, loss="listnet")
+    assert trainer.predict([{"query": "a", "documents": ["b"], "labels": [1]}]).shape == (1, 1)
+    _, hints = opened([*QUERIES, {"query": "a", "documents": ["b"], "labels": [1]}], "ranking", folder, names=())
+    assert hints == ("the dataset: 1 of 7 rows have one document, so that nothing is ranked.",)
+
+
 @pytest.mark.thorough
 def test_a_resumed_training_has_the_same_reference(folder: Path, tmp_path: Path):
     def trained(epochs: int, checkpoint: str, **options: Any) -> Any:
@@ -244,7 +261,10 @@ def test_flags(folder: Path, capsys: pytest.CaptureFixture[str]):
     shown = run(capsys, "folder", "--data", "prefs.jsonl", "--loss", "dpo", "--pack", "8")
     assert "--pack is '8', but 'prefs.jsonl' is read as texts to compare; leave it out." in shown
     shown = run(capsys, "folder", "--data", "prefs.jsonl", "--loss", "kto")
-    assert "line 1 of 'prefs.jsonl' holds 'prompt', 'chosen', 'rejected'; a row needs prompt and completion" in shown
+    assert (
+        "line 1 of 'prefs.jsonl' holds 'prompt', 'chosen', 'rejected'; a row needs prompt, completion and label."
+        in shown
+    )
     shown = run(capsys, "folder", "--data", "prefs.jsonl", "--loss", "reward", "--new-head", "1", "--output", "r.onnx")
     assert "r.onnx" in shown
 
@@ -252,16 +272,21 @@ def test_flags(folder: Path, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("kind", "row", "message"),
     [
-        ("pairs", {"chosen": "a"}, "holds 'chosen'; a row needs prompt and chosen and rejected, or chosen and"),
+        ("pairs", {"chosen": "a"}, "holds 'chosen'; a row needs prompt, chosen and rejected, or chosen and rejected."),
+        ("pairs", ["a", "b"], "row 0 of the dataset is a list; a row needs prompt, chosen and rejected"),
         ("pairs", {"chosen": "a", "rejected": ["b"]}, "must both be texts, or both lists of messages"),
         ("pairs", {"chosen": "a", "rejected": "b"}, "has no prompt, and chosen and rejected begin differently"),
-        ("pairs", {"prompt": "a", "chosen": 3, "rejected": "b"}, "chosen of row 0 of .* is a int, but its prompt is a"),
+        ("pairs", {"prompt": "a", "chosen": 3, "rejected": "b"}, "chosen of row 0 of .* is a number, but its"),
         ("rewards", {"chosen": "a", "rejected": "b", "margin": "x"}, "margin of row 0 of the dataset is 'x'"),
+        ("pairs", {"prompt": CHATS[0], "chosen": [], "rejected": []}, "chosen of row 0 of the dataset is empty"),
+        ("pairs", {"prompt": 1, "chosen": 2, "rejected": 3}, "prompt of row 0 .* is a number; it needs a list of"),
         ("judged", {"prompt": "a", "completion": "b", "label": 2}, "label of row 0 .* is 2; it needs true"),
         ("judged", {"prompt": "a", "completion": "b", "label": 1}, "has one row, but kto compares each with another"),
-        ("embeddings", {"query": 1, "positive": "b"}, "query of row 0 of the dataset is a int; it needs a text"),
-        ("ranking", {"query": "a", "documents": ["b"], "labels": [1, 2]}, "must be 1 numbers of at least 0, one for"),
+        ("embeddings", {"query": 1, "positive": "b"}, "query of row 0 of the dataset is a number; it needs a text"),
+        ("ranking", {"query": "a", "documents": ["b"], "labels": [1, 2]}, "must be a list of 1 number of at least 0"),
         ("ranking", {"query": "a", "documents": [], "labels": []}, "documents of row 0 .* needs a text, or a list"),
+        ("ranking", {"query": "a", "documents": ["b"], "labels": [1]}, "one document in each row; listnet and"),
+        ("embeddings", {"query": "a", "positive": "b"}, "has one query, but multiple_negatives compares"),
     ],
 )  # fmt: skip
 def test_rows_that_do_not_fit(folder: Path, kind: str, row: dict[str, Any], message: str):
@@ -286,12 +311,12 @@ def test_rows_that_do_not_fit(folder: Path, kind: str, row: dict[str, Any], mess
         (
             lambda: onnxtrain.Trainer("folder", loss="dpo").fit([{"text": "a"}]),
             DataError,
-            "row 0 of the dataset holds 'text'; a row needs prompt and chosen and rejected",
+            "row 0 of the dataset holds 'text'; a row needs prompt, chosen and rejected",
         ),
         (
             lambda: onnxtrain.evaluate("folder", "prefs.jsonl", loss="dpo"),
             DataError,
-            "the loss compares with a reference, the model before its training; evaluate it with the trainer",
+            "a reference, the model before its training, and a file has none; measure it while training",
         ),
         (
             lambda: onnxtrain.Trainer(onnx.load("folder/model.onnx"), loss="dpo").fit(PAIRS),

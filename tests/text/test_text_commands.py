@@ -150,6 +150,7 @@ def test_samples_while_training(fit: Run) -> None:
     shown = fit("--sample", "And a smile?", "--sample-every", "2", "--sample-tokens", "3", "--batch-size", "4")
     assert re.findall(r"^step (\d+): And a smile\? -> ", shown, re.MULTILINE) == ["2", "4", "5"]
     assert "--sample-every is for samples of text; give a prompt" in fit("--sample-every", "2")
+    assert "--sample-tokens is for samples of text; give a prompt" in fit("--sample-tokens", "2")
     assert "every of Samples is 0; it needs an integer" in fit("--sample", "a", "--sample-every", "0")
 
 

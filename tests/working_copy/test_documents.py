@@ -67,6 +67,15 @@ def test_options_beside_packing(options):
     check_packing(zoo.language_model(), zoo.WORDS, **options)
 
 
+def test_tables_of_distances_stay():
+    """As in T5: a bias of the scores by the distance of two tokens, which is the same within a document."""
+    biased = "a = Sub(r, rows)  d = Abs(a)  heads = Gather(places, d)  near = ReduceMean<keepdims = 0>(heads, two)"
+    masked = "masked = Where(seen, near_scores, low)"
+    added = f"{biased}  near_scores = Add(scores, near)  {masked}"
+    attention = ATTENTION.replace("masked = Where(seen, scores, low)", added)
+    check_packing(attention_model("two = Constant<value_ints = [2]>()  x = Gather(words, i)", attention), 40)
+
+
 def test_attention_in_standard_operators():
     """Learned positions begin again with each document, at the row where the model's begin."""
     check_packing(attention_model(), 40)

@@ -180,7 +180,7 @@ class SampleFlags:
     sample_every: Annotated[
         int | None, Parameter(metavar="STEPS", help="Steps between these samples.  [default: an epoch]")
     ] = None
-    sample_tokens: Annotated[int, Parameter(help="Maximum tokens of a sample.")] = 64
+    sample_tokens: Annotated[int | None, Parameter(help="Maximum tokens of a sample.  [default: 64]")] = None
 
     def build(self, reading: ReaderFlags, shown: ProgressCallback) -> list[Callback]:
         """Return the callback that shows the samples, if any.
@@ -189,8 +189,9 @@ class SampleFlags:
             OptionError: A setting is given without a prompt, or is not accepted.
         """
         if not self.sample:
-            if self.sample_every is not None:
-                raise OptionError("--sample-every is for samples of text; give a prompt: --sample 'Who are you?'.")
+            for flag, value in (("--sample-every", self.sample_every), ("--sample-tokens", self.sample_tokens)):
+                if value is not None:
+                    raise OptionError(f"{flag} is for samples of text; give a prompt: --sample 'Who are you?'.")
             return []
         from onnxtrain.callbacks.samples import Samples
 
@@ -198,7 +199,7 @@ class SampleFlags:
             Samples(
                 self.sample,
                 every=self.sample_every,
-                tokens=self.sample_tokens,
+                tokens=64 if self.sample_tokens is None else self.sample_tokens,
                 tokenizer=reading.tokenizer,
                 chat_template=reading.chat_template,
                 show=shown.note,

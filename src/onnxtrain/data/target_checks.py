@@ -58,6 +58,24 @@ class BinaryCheck(NamedTuple):
         _check_between_0_and_1(targets, what, examples, self.loss)
 
 
+class RelevanceCheck(NamedTuple):
+    """Relevances [N, k] are at least 0, or -1 for no document, and every query has one; messages name the ``loss``."""
+
+    loss: str
+
+    def __call__(self, targets: Array, what: str, examples: Examples) -> None:
+        """See `TargetCheck`."""
+        wrong = (targets < 0) & (targets != -1)
+        if wrong.any():
+            raise DataError(
+                f"{what} has the relevance {float(targets[wrong][0]):.6g} at example {_example(wrong, examples)}, but "
+                f"{self.loss} needs numbers of at least 0, or -1 where a query has no more documents."
+            )
+        none = np.asarray((targets < 0).all(1))
+        if none.any():
+            raise DataError(f"{what} has no document at example {_example(none, examples)}: all relevances are -1.")
+
+
 class DistributionCheck(NamedTuple):
     """Values are from 0 to 1 and sum to 1 along the class axis; messages name the ``loss``."""
 

@@ -301,8 +301,9 @@ class Reward(PreferenceLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (np.isfinite(self.center) and self.center >= 0):
-            raise OptionError(f"center is {self.center}; reward needs a finite number of at least 0.")
+        center = self.center
+        if not (isinstance(center, int | float) and np.isfinite(center) and center >= 0):
+            raise OptionError(f"center is {center!r}; reward needs a finite number of at least 0.")
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return [N]."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.data.target_checks import LabelCheck, TargetCheck
-from onnxtrain.errors import OptionError
+from onnxtrain.data.target_checks import LabelCheck, RelevanceCheck, TargetCheck
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
-from onnxtrain.losses.base import TargetKind, node_rank
+from onnxtrain.losses.base import TargetForm, TargetKind, node_rank
 from onnxtrain.losses.groups import GroupLoss, Rows, check_above_zero
 from onnxtrain.losses.preference_losses import mean_of_examples, named, scores, softplus
+from onnxtrain.report.formatting import plural
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -42,7 +44,7 @@ class MultipleNegatives(GroupLoss):
     """
 
     name: ClassVar[str] = "multiple_negatives"
-    rows: ClassVar[int | str] = "rows"
+    rows: ClassVar[str] = "rows"
     texts: ClassVar[str] = "embeddings"
     compares_examples: ClassVar[bool] = True
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices",)
@@ -63,6 +65,18 @@ class MultipleNegatives(GroupLoss):
     def target_dtype(self, prediction: Value, kind: TargetKind) -> ir.DataType:
         """Return int64."""
         return ir.DataType.INT64
+
+    def form_of(
+        self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
+    ) -> TargetForm:
+        """Return the form so far, where a query has a document.
+
+        Raises:
+            DataError: It has none.
+        """
+        if sizes.get(self.rows, 2) < 2:
+            raise DataError(f"{self.name} needs a query and at least one document per example, but there is one row.")
+        return now
 
     def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
         """Check that labels are at least 0."""
@@ -123,8 +137,28 @@ class MultipleNegatives(GroupLoss):
 class RankingLoss(GroupLoss):
     """Base of losses on the scores of the documents of a query [N, k] with relevances [N, k], -1 for no document."""
 
-    rows: ClassVar[int | str] = "documents"
+    rows: ClassVar[str] = "documents"
     texts: ClassVar[str] = "ranking"
+
+    def form_of(
+        self, prediction: Value, dtype: np.dtype[Any], shape: tuple[int, ...], sizes: Mapping[str, int], now: TargetForm
+    ) -> TargetForm:
+        """Return the form so far, where there is a relevance for each document.
+
+        Raises:
+            DataError: There are more, or fewer.
+        """
+        count = sizes.get(self.rows)
+        if count is not None and len(shape) == 2 and shape[1] != count:
+            raise DataError(
+                f"{self.name} needs a relevance for each document, but an example has {count} documents and "
+                f"{plural(shape[1], 'target')}."
+            )
+        return now
+
+    def target_check(self, prediction: Value, kind: TargetKind) -> TargetCheck | None:
+        """Check that relevances are at least 0, or -1."""
+        return RelevanceCheck(self.name)
 
     def read(self, rows: Rows) -> Value:
         """Emit the scores [N, k]."""

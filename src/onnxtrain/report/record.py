@@ -97,7 +97,10 @@ class RunRecord:
     settings: str = ""
 
 
-_GROWING: Final = ("acc", "precision", "recall", "f1", "iou", "auc", "auroc", "r2", "top_", "per_second")
+_GROWING: Final = (
+    *("acc", "precision", "recall", "f1", "iou", "auc", "auroc", "r2", "top_", "per_second"),
+    *("rewards/chosen", "rewards/margins"),
+)
 """Parts of the names of metrics for which larger values are better."""
 
 

@@ -21,9 +21,10 @@ from onnxtrain.data.parquet_file import ParquetFile
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.data.tokenizer import Encoded, Text
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.report.formatting import plural
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.text.chat_data import IGNORED, learned_tokens
-from onnxtrain.text.rows import TEXT_SUFFIXES, Row, name_of, read_records
+from onnxtrain.text.rows import TEXT_SUFFIXES, Row, forms_in_words, kind_in_words, name_of, read_records
 from onnxtrain.text.tokenizer_files import ChatTokenizer
 
 FORMS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
@@ -116,9 +117,9 @@ def read_groups(source: Any, kind: str) -> Iterator[Group]:
         held = row if isinstance(row, Mapping) else {}
         form = next((form for form in forms if all(held.get(column) is not None for column in form)), None)
         if form is None:
-            shown = ", ".join(map(repr, list(held)[:8])) or f"a {type(row).__name__}"
-            wanted = ", or ".join(" and ".join(form) for form in forms)
-            raise DataError(f"{label} holds {shown}; a row needs {wanted}.")
+            shown = ", ".join(repr(name) for name in list(held)[:8] if held[name] is not None)
+            shown = f"holds {shown or 'nothing'}" if isinstance(row, Mapping) else f"is {kind_in_words(row)}"
+            raise DataError(f"{label} {shown}; a row needs {forms_in_words(forms)}.")
         yield _READERS[kind](held, label)
 
 
@@ -127,9 +128,11 @@ def _answers(row: Mapping[str, Any], label: str, names: Sequence[str]) -> list[R
     for name in names:
         if isinstance(row["prompt"], str) != isinstance(row[name], str):
             raise DataError(
-                f"{name} of {label} is a {type(row[name]).__name__}, but its prompt is a "
-                f"{type(row['prompt']).__name__}; both must be texts, or both lists of messages."
+                f"{name} of {label} is {kind_in_words(row[name])}, but its prompt is {kind_in_words(row['prompt'])}; "
+                "both must be texts, or both lists of messages."
             )
+        if isinstance(row[name], list | tuple | np.ndarray) and not len(row[name]):
+            raise DataError(f"{name} of {label} is empty; it needs a list of messages with role and content.")
     more = {name: row[name] for name in ("tools", "chat_template_kwargs") if row.get(name) is not None}
     return [Row.of({"prompt": row["prompt"], "completion": row[name], **more}, f"{label} ({name})") for name in names]
 
@@ -141,12 +144,12 @@ def _pair(row: Mapping[str, Any], label: str) -> Group:
         size = _shared(row["chosen"], row["rejected"], label)
         row = {**row, "prompt": row["chosen"][:size]}
         row |= {name: row[name][size:] for name in ("chosen", "rejected")}
-    return Group(label, _answers(row, label, ("chosen", "rejected")), [_number(row.get("margin", 0), "margin", label)])
+    return Group(label, _answers(row, label, ("chosen", "rejected")), [0.0])
 
 
 def _whole_pair(row: Mapping[str, Any], label: str) -> Group:
     margin = row.get("margin")
-    numbers = [0.0 if margin is None else _number(margin, "margin", label)]
+    numbers = [0.0 if _is_empty(margin) else _number(margin, "margin", label)]
     if row.get("prompt") is not None:
         return Group(label, _answers(row, label, ("chosen", "rejected")), numbers)
     more = {name: row[name] for name in ("tools", "chat_template_kwargs") if row.get(name) is not None}
@@ -181,7 +184,7 @@ def _judged(row: Mapping[str, Any], label: str) -> Group:
 
 def _query(row: Mapping[str, Any], label: str) -> Group:
     query = "query" if row.get("query") is not None else "anchor"
-    negatives = _texts(row["negative"], "negative", label) if row.get("negative") is not None else []
+    negatives = [] if _is_empty(row.get("negative")) else _texts(row["negative"], "negative", label)
     return Group(label, [_text(row, query, label), _text(row, "positive", label), *negatives], [0.0])
 
 
@@ -197,8 +200,8 @@ def _ranked(row: Mapping[str, Any], label: str) -> Group:
     ]
     if len(labels) != len(documents) or min(labels) < 0:
         raise DataError(
-            f"labels of {label} must be {len(documents)} numbers of at least 0, one for each document, but they are "
-            f"{str(given)[:80]}."
+            f"labels of {label} must be a list of {plural(len(documents), 'number')} of at least 0, one for each "
+            f"document, but got {given!r:.80}."
         )
     return Group(label, [(query, each) for each in documents], labels)
 
@@ -212,9 +215,14 @@ _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], str], Group]]] = {
 }
 
 
+def _is_empty(given: Any) -> bool:
+    """Return whether an optional value is missing; a table has an empty cell then."""
+    return given is None or (isinstance(given, str) and not given)
+
+
 def _text(row: Mapping[str, Any], name: str, label: str) -> str:
     if not isinstance(row[name], str):
-        raise DataError(f"{name} of {label} is a {type(row[name]).__name__}; it needs a text.")
+        raise DataError(f"{name} of {label} is {kind_in_words(row[name])}; it needs a text.")
     return str(row[name])
 
 
@@ -231,7 +239,7 @@ def _number(given: Any, name: str, label: str) -> float:
     except (TypeError, ValueError, OverflowError):
         found = float("nan")
     if not abs(found) <= np.finfo(np.float32).max:
-        raise DataError(f"{name} of {label} is {str(given)[:80]!r}; it needs a number.")
+        raise DataError(f"{name} of {label} is {given!r:.80}; it needs a number.")
     return found
 
 
@@ -298,6 +306,8 @@ class GroupTokens:
         self._ends, self._lasts = np.cumsum(self._sizes), np.cumsum(self._counts)
         self.numbers: Array = np.asarray(numbers, np.float32)
         self.hints = tuple(_hints(data.name, kind, read, cut, read - len(counts), limit))
+        if kind == "ranking" and (single := counts.count(1)):
+            self.hints += (f"{data.name}: {single:,} of {read:,} rows have one document, so that nothing is ranked.",)
 
     def _encoded(self, tokenizer: ChatTokenizer, rows: Sequence[Row | Text]) -> list[tuple[Array, Array, Array]]:
         """Return the tokens of rows, whether each is learned, and their types."""
@@ -329,6 +339,20 @@ class GroupTokens:
         if self.kind in ("pairs", "judged"):
             return all(learned[1:].any() for _, learned, _ in rows)  # no earlier token predicts the first
         return all(len(ids) for ids, _, _ in rows)
+
+    def check_comparable(self, name: str) -> None:
+        """Refuse rows that a loss cannot compare with anything; they can be predicted only.
+
+        Raises:
+            DataError: The only query has one document in each row, or every query has one.
+        """
+        if self.kind == "embeddings" and self._counts[0] == 2 and not self.numbers.any():
+            raise DataError(
+                f"{name} has one query, but multiple_negatives compares a query with the documents of others; it needs "
+                "two queries at least, or a negative."
+            )
+        if self.kind == "ranking" and self._counts.max() == 1:
+            raise DataError(f"{name} has one document in each row; listnet and ranknet rank two at least.")
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -411,8 +435,8 @@ class Comparisons(ExampleSource):
             )
         if need_target and self.has_reference and self.reference is None:
             raise DataError(
-                f"{self.name}: the loss compares with a reference, the model before its training; evaluate it with the "
-                "trainer: trainer.evaluate(data)."
+                f"{self.name}: the loss compares with a reference, the model before its training, and a file has none; "
+                "measure it while training, with validation data, or by trainer.evaluate(data)."
             )
         lengths = [spec.shape[2] for spec in specs if spec.shape is not None and len(spec.shape) == 3]
         fixed = next((size for size in lengths if isinstance(size, int)), None)
@@ -423,6 +447,8 @@ class Comparisons(ExampleSource):
             limit = data.max_length or fixed or min(_LONGEST, tokenizer.longest or _LONGEST)
             self._tokens = GroupTokens(data, self.kind, tokenizer, limit)
             self._padding = tokenizer.encoder.padding
+        if need_target:
+            self._tokens.check_comparable(self.name)
         return GroupExamples(self._tokens, specs, fixed, self._padding, self.reference, need_target=need_target)
 
 

@@ -101,6 +101,16 @@ def kind_in_words(value: Any) -> str:
     return _KINDS.get(type(value).__name__, f"a {type(value).__name__}")
 
 
+def forms_in_words(forms: Sequence[Sequence[str]]) -> str:
+    """Return the columns of each form of a row in words.
+
+    >>> forms_in_words([("prompt", "chosen", "rejected"), ("chosen", "rejected")])
+    'prompt, chosen and rejected, or chosen and rejected'
+    """
+    shown = (" and ".join(filter(None, (", ".join(form[:-1]), form[-1]))) for form in forms)
+    return ", or ".join(shown)
+
+
 def _text(columns: Mapping[str, Any], name: str, label: str) -> str:
     if not isinstance(columns[name], str):
         raise DataError(f"{name} of {label} is {kind_in_words(columns[name])}; it needs a text.")
@@ -248,7 +258,7 @@ def _of_csv(file: CsvFile, forms: Sequence[tuple[str, ...]], columns: Sequence[s
     held = file.column_names()
     known = [name for name in columns if name in held]
     if not any(set(known).issuperset(form) for form in forms):
-        wanted = ", or ".join(" and ".join(form) for form in forms if form != ("messages",))
+        wanted = forms_in_words([form for form in forms if form != ("messages",)])
         raise DataError(f"{file.name} has the columns {', '.join(held[:8])}; rows of texts need {wanted}.")
     specs = [TensorSpec(name, np.dtype(object), (None,)) for name in known]
     inputs = file.read(specs, need_target=False)[0]

@@ -203,8 +203,10 @@ def _look_up(node: ir.Node, op: Builder, positions: Value) -> None:
                 "not begin again in a row; export the model with position_ids, or train it without pack."
             )
         return
-    own = op.before(node)
     size = dimensions(index) or ()
+    if len(size) == 2 and size[0] == size[1] is not None:
+        return  # distances [tokens, tokens] between two positions, which are those within a document
+    own = op.before(node)
     given = own.cast(own.wrap(index), ir.DataType.INT64)
     row = own.Unsqueeze(given, own.ints(0)) if len(size) == 1 else given
     every = own.Expand(row, own.Shape(positions))

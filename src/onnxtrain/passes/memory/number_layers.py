@@ -49,7 +49,13 @@ def _scopes(node: ir.Node) -> Iterator[str]:
     text = node.metadata_props.get(_SCOPES, "")
     try:
         scopes = ast.literal_eval(text) if text else ()
-    except (ValueError, SyntaxError):  # another tool's text
+    except (
+        ValueError,
+        SyntaxError,
+        TypeError,
+        RecursionError,
+        MemoryError,
+    ):  # another tool's text, perhaps nested deeply
         return
     if isinstance(scopes, (list, tuple)):
         yield from (scope for scope in scopes if isinstance(scope, str))
