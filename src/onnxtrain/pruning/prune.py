@@ -85,7 +85,7 @@ def prune(
         method: "ssgd", or the baselines "magnitude" and "random", which train without sparsity promotion.
         sparsity: The fraction of weights to remove, in [0, 1).
         structure: Remove whole "channels" of convolutions, "heads" of attention or "hidden" units, or several kinds:
-            the result is a smaller dense model that runs faster wherever it ran.
+            the result is a smaller dense model that runs wherever it ran. ``speedup`` makes sure that it is faster.
         flops: With ``structure``, instead of ``sparsity``: the fraction of multiply-adds to remove.
         speedup: With ``structure``, instead of ``sparsity``: how many times as fast the model shall run, measured on
             this machine with one example and one thread.
