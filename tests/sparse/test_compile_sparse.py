@@ -235,6 +235,10 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert printed.count("sparse\n") + printed.count("sparse ") >= 2
     assert "fast.onnx" in printed
     assert operators("fast.onnx") == [LINEAR, LINEAR]
+    onnx.save(onnxtrain.examples.mlp((4, 8, 3)), "dense.onnx")
+    assert main(["sparsify", "dense.onnx", "-o", "still.onnx"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("No layer has enough zeros to be faster" in printed) == (LINEAR not in operators("still.onnx"))
     assert main(["sparsify", "pruned.onnx", "--static", "M=8", "-o", "fast.onnx"]) == 2
     assert "sizes names 'M'" in capsys.readouterr().err.replace("--static", "sizes")
     weight = numpy_helper.to_array(onnx.load("fast.onnx").graph.initializer[0])

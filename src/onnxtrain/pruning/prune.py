@@ -248,7 +248,7 @@ def _refuse_with_structure(**given: bool) -> None:
 
 
 def _kinds_of(structure: Structure | Sequence[Structure]) -> tuple[Structure, ...]:
-    return tuple(structure) if isinstance(structure, (list, tuple)) else (structure,)  # type: ignore[arg-type]
+    return tuple(structure) if isinstance(structure, (list, tuple)) else (structure,)  # type: ignore[return-value]
 
 
 def _known(method: Method) -> Method:
