@@ -344,3 +344,13 @@ def test_products_are_measured_in_both_types() -> None:
     assert header[1:3] == ["float32", "bfloat16"]
     assert row[0] == "8 x 64 x 64"
     assert all(float(rate) > 0 for rate in row[1:])
+
+
+@pytest.mark.torch
+def test_structures_of_an_exported_network_go() -> None:
+    pytest.importorskip("transformers")
+    text = run("structures.py", "--only", "bert")
+    (_, (name, _, verdict, gone, *_)) = rows(text)
+    assert (name, verdict) == ("bert", "right")
+    assert 25 <= int(gone.rstrip("%")) <= 40
+    assert "onnxtrain: 1 of 1 right" in text

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxtrain import operators
+from onnxtrain import SSGD, Trainer, operators
 from onnxtrain.errors import OperatorError
+from onnxtrain.examples import mlp, points
 from onnxtrain.ir import Builder
 from onnxtrain.operators import measures
 from onnxtrain.operators.arithmetic import wide
 from onnxtrain.operators.measures import BUILT_IN, measure, register_measure, unregister_measure
+from onnxtrain.runtime.options import RuntimeOptions
 
 # The square must be a normal number: a measure of a weight is one of its square.
 WEIGHTS = st.floats(-2, 2).filter(lambda u: u == 0 or abs(u) > 1e-150)
@@ -228,3 +230,19 @@ def test_functions_without_an_onnx_operator_are_named():
     z = wide(Builder(graph, 18).constant(1.0, np.float64))
     with pytest.raises(TypeError, match=r"numpy\.log1p has no ONNX operator here; use numpy\.add"):
         np.log1p(z)
+
+
+@pytest.mark.parametrize("block", [(1, 1), (4, 1)])
+def test_a_registered_measure_trains_where_native_kernels_lack_it(registered, block):
+    registered("own", lambda z: 1 / (0.01 + z))  # that of log-sum
+
+    def trained(measure, **options):
+        optimizer = SSGD(0.05, alpha=0.9, measure=measure, block=block)
+        trainer = Trainer(mlp((4, 16, 3)), loss="softmax_cross_entropy", optimizer=optimizer, **options)
+        trainer.fit(points(), epochs=1, batch_size=50)
+        return dict(trainer.parameters)
+
+    want = trained("log-sum")
+    for options in ({}, {"clip_norm": 1e6}, {"runtime": RuntimeOptions(kernels=False)}):
+        for name, values in trained("own", **options).items():
+            np.testing.assert_allclose(values, want[name], rtol=2e-4, atol=2e-5)

@@ -1,5 +1,7 @@
 """prune(structure=...) returns a smaller dense model that is fine-tuned."""
 
+import contextlib
+
 import numpy as np
 import onnx
 import pytest
@@ -29,9 +31,9 @@ def test_hidden_units_go_and_the_accuracy_stays():
     assert "save bytes, not time" not in result.text()
 
 
-@pytest.mark.parametrize("scope", ["global", "layer"])
+@pytest.mark.parametrize("allocation", ["global", "uniform"])
 @pytest.mark.parametrize("method", ["magnitude", "random", "ssgd"])
-def test_methods_and_scopes(method, scope):
+def test_methods_and_allocations(method, allocation):
     result = onnxtrain.prune(
         mlp((4, 16, 12, 3)),
         points(),
@@ -40,11 +42,11 @@ def test_methods_and_scopes(method, scope):
         structure=("hidden", "heads"),
         flops=0.5,
         method=method,
-        scope=scope,
+        allocation=allocation,
     )
     before, after = result.multiply_adds
     assert 0.35 * before < after <= 0.5 * before
-    if scope == "layer":
+    if allocation == "uniform":
         sizes = {tensor.name: tuple(tensor.dims) for tensor in result.model().graph.initializer}
         assert 8 <= sizes["layer1.weight"][0] <= 13
         assert 6 <= sizes["layer2.weight"][0] <= 10
@@ -94,12 +96,24 @@ def test_a_speedup_is_measured():
         ({"structure": "hidden", "flops": 0.5, "epochs": -1}, "epochs is -1; it needs a number of at least 0"),
         ({"structure": "hidden", "flops": 0.5, "method": "best"}, "method is 'best'; it needs to be one of"),
         ({"structure": "hidden", "flops": 0.5, "masks": "keep"}, "masks= holds single weights at zero"),
-        ({"flops": 0.5}, "flops= is a target for whole structures, since single zeros save no time; give structure="),
+        ({"structure": "hidden", "flops": 0.5, "block": (4, 1)}, "block= is an option for single weights"),
+        ({"structure": "hidden", "flops": 0.5, "n_m": (2, 4)}, "n_m= is an option for single weights"),
+        (
+            {"structure": "hidden", "flops": 0.5, "allocation": "flops"},
+            "structure= needs 'global' or 'uniform'; flops=",
+        ),
+        ({"structure": "hidden", "flops": 0.5, "scope": "tensor"}, "scope is 'tensor'; it needs to be 'global' or"),
+        ({"structure": "hidden", "flops": "0.5"}, "flops is '0.5'; it needs a fraction above 0 and below 1"),
+        ({"structure": "hidden", "sparsity": "0.5"}, "sparsity is '0.5'; it needs a fraction above 0 and below 1"),
+        ({"structure": "hidden", "speedup": "2"}, "speedup is '2'; it needs a factor above 1"),
+        ({"structure": 3, "flops": 0.5}, "structure is 3; it needs to be one or several of 'channels'"),
+        ({"flops": 0.5}, "flops= is a target for whole structures; give structure=, or sparsity= for single weights"),
         ({"speedup": 2.0}, "speedup= is a target for whole structures"),
     ],
 )
 def test_options_that_contradict_each_other(options, message):
-    with pytest.raises(OptionError, match=message):
+    renamed = pytest.warns(DeprecationWarning, match="scope") if "scope" in options else contextlib.nullcontext()
+    with renamed, pytest.raises(OptionError, match=message):
         onnxtrain.prune(mlp((4, 16, 3)), points(), **LOSS, **{"epochs": 0, "fine_tune_epochs": 0, **options})
 
 

@@ -197,6 +197,14 @@ def test_weights_that_another_node_reads_stay(tmp_path):
             r"Axis 1 of the input 'x' has the dynamic size 'T'; give the size that it has in use",
         ),
         (
+            model_of("f (float[N, ?, 64] x) => (float[N, ?, 64] y) { y = MatMul(x, w) }", w=W),
+            {},
+            r"Axis 1 of the input 'x' has a dynamic size without a name",
+        ),
+        (mlp(), {"N": 0}, r"The size of 'N' is 0; it needs an integer of at least 1"),
+        (mlp(), {"N": -2}, r"The size of 'N' is -2; it needs an integer"),
+        (mlp(), {"N": "8"}, r"The size of 'N' is '8'; it needs an integer"),
+        (
             model_of("f (string[N] s) => (string[N] y) { y = Identity(s) }"),
             {},
             r"The input 's' has the type object; .* its inputs must be numbers",
@@ -227,6 +235,10 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert printed.count("sparse\n") + printed.count("sparse ") >= 2
     assert "fast.onnx" in printed
     assert operators("fast.onnx") == [LINEAR, LINEAR]
+    onnx.save(onnxtrain.examples.mlp((4, 8, 3)), "dense.onnx")
+    assert main(["sparsify", "dense.onnx", "-o", "still.onnx"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("No layer has enough zeros to be faster" in printed) == (LINEAR not in operators("still.onnx"))
     assert main(["sparsify", "pruned.onnx", "--static", "M=8", "-o", "fast.onnx"]) == 2
     assert "sizes names 'M'" in capsys.readouterr().err.replace("--static", "sizes")
     weight = numpy_helper.to_array(onnx.load("fast.onnx").graph.initializer[0])

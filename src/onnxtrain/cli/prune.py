@@ -39,7 +39,7 @@ Examples
     onnxtrain prune model.onnx --data train.npz --validation 0.1 \\
         --loss softmax_cross_entropy --sparsity 0.9 --block 4,1
 
-  A smaller dense model that runs twice as fast on any runtime:
+  A smaller dense model that runs twice as fast, measured on this machine:
     onnxtrain prune model.onnx --data train.npz --validation val.npz \\
         --loss softmax_cross_entropy --structure channels --speedup 2
 
@@ -68,7 +68,7 @@ class Pruning:
         list[Literal["channels", "heads", "hidden"]] | None,
         Parameter(
             negative=(),
-            help="Remove whole channels, attention heads or hidden units: a smaller, faster model. May be repeated.",
+            help="Remove whole channels, attention heads or hidden units: a smaller dense model. May be repeated.",
         ),
     ] = None
     flops: Annotated[
@@ -77,7 +77,9 @@ class Pruning:
     ] = None
     speedup: Annotated[
         float | None,
-        Parameter(help="With --structure, instead of --sparsity: times as fast as before, measured on this machine."),
+        Parameter(
+            help="With --structure, instead of --sparsity: times as fast as before, measured here with one thread."
+        ),
     ] = None
     accuracy_drop: Annotated[
         float | None,

@@ -59,6 +59,8 @@ def command(
         runs = "sparse" if layer.compiled else "dense"
         table.add_row(layer.name, layer.operator, f"{layer.sparsity:.1%}", block, speedup, runs)
     console.print(table)
+    if not any(layer.compiled for layer in result.layers):
+        terminal.lines(console, "No layer has enough zeros to be faster on this machine; all stay dense.")
     console.print(
         terminal.facts(
             {

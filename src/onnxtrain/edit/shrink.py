@@ -69,8 +69,9 @@ def shrink(
     stays = _staying(structures, held, refused=masks is not None)
     if not free:
         raise OptionError(
-            "No structure can be removed: none that may go is masked in all of its entries. Mask whole channels, heads "
-            "or hidden units, as prune(structure=...) does."
+            "No structure can be removed: none that may go is "
+            + ("zero" if masks is None else "masked")
+            + " in all of its entries. Prune whole channels, heads or hidden units."
             + (f" Masked structures that stay: {stays}." if stays else "")
         )
     structures.remove(free)
@@ -94,6 +95,8 @@ def _zeros(structures: Structures) -> dict[str, np.ndarray]:
 
 
 def _checked(working: Working, masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if not isinstance(masks, Mapping):
+        raise OptionError(f"masks is a {type(masks).__name__}; it needs a mapping of parameters' names to arrays.")
     found: dict[str, np.ndarray] = {}
     for name, mask in masks.items():
         value = working.graph.initializers.get(name)

@@ -9,6 +9,7 @@ from onnxtrain.ir import Builder
 from onnxtrain.ir.shapes import register_inference
 from onnxtrain.operators.body import describe
 from onnxtrain.operators.checks import check_output_count, check_scalars, check_variable, group
+from onnxtrain.operators.measures import BUILT_IN
 from onnxtrain.operators.registry import find
 
 
@@ -72,6 +73,12 @@ def name_skipped_outputs(node: ir.Node) -> list[ir.Value]:
     for index, output in enumerate(skipped):
         output.name = f"skipped output {index} of {node.name or node.op_type} {id(node)}"
     return skipped
+
+
+def has_kernel(node: ir.Node) -> bool:
+    """Return whether native kernels implement an optimizer node; they lack registered measures."""
+    measure = node.attributes.get("measure")
+    return measure is None or measure.as_string() in BUILT_IN
 
 
 def attributes_of(node: ir.Node) -> dict[str, object]:

@@ -34,6 +34,7 @@ from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
 from onnxtrain.passes.memory.recompute import check_patterns, recompute
 from onnxtrain.passes.memory.rematerialize_dequantized import rematerialize_dequantized
 from onnxtrain.passes.memory.reuse_activations import reuse_activations
+from onnxtrain.passes.portable.lower_optimizers import lower_without_kernel
 from onnxtrain.passes.portable.provider_bodies import Portable
 from onnxtrain.passes.portable.shield_padded_weights import shield_padded_weights
 from onnxtrain.passes.round_states import check_states, round_states
@@ -109,6 +110,7 @@ def lower_graph(
     shield_padded_weights(model)  # which ONNX Runtime's optimizer takes for padded images
     recompute(graph, backward, options.recompute, layers)  # activations recomputed instead of kept
     if kernels:
+        lower_without_kernel(model)  # optimizers with a registered measure become their bodies
         reuse_activations(graph, backward)  # activations that their gradient recomputes on its way
         if recurrent:
             split_recurrent_gradients(model)  # values that their matmuls do not read are released before them

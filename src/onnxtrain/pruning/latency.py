@@ -21,18 +21,19 @@ _PAIRS = 7
 """Pairs that are measured at least."""
 
 
-def speedup(before: onnx.ModelProto, after: onnx.ModelProto, *, threads: int | None = None) -> float:
+def speedup(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
     """Return the time of the first model over that of the second: the median over pairs of runs, for one example.
+
+    Each runs in one thread: with several, those of the session that waits disturb the other one.
 
     Args:
         before: The original model.
         after: The model to compare it with; it has the same inputs.
-        threads: Threads of ONNX Runtime; by default its own choice.
 
     Raises:
         OptionError: The model does not run on random inputs.
     """
-    sessions = [_session(before, threads), _session(after, threads)]
+    sessions = [_session(before), _session(after)]
     feeds = _feeds(before, sessions[0])
     for session in sessions:
         session.run(None, feeds)
@@ -56,11 +57,10 @@ def _time(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray], r
     return time.perf_counter() - start
 
 
-def _session(model: onnx.ModelProto, threads: int | None) -> onnxruntime.InferenceSession:
+def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    if threads:
-        options.intra_op_num_threads = threads
+    options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 

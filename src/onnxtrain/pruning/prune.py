@@ -85,10 +85,10 @@ def prune(
         method: "ssgd", or the baselines "magnitude" and "random", which train without sparsity promotion.
         sparsity: The fraction of weights to remove, in [0, 1).
         structure: Remove whole "channels" of convolutions, "heads" of attention or "hidden" units, or several kinds:
-            the result is a smaller dense model that runs faster wherever it ran.
+            the result is a smaller dense model that runs wherever it ran. ``speedup`` makes sure that it is faster.
         flops: With ``structure``, instead of ``sparsity``: the fraction of multiply-adds to remove.
         speedup: With ``structure``, instead of ``sparsity``: how many times as fast the model shall run, measured on
-            this machine with one example.
+            this machine with one example and one thread.
         accuracy_drop: The largest drop of the validation accuracy, without fine-tuning, from its value before the
             first cut; a search finds the sparsity. An alternative to ``sparsity``.
         block: (outputs, inputs) of the blocks that are cut together, by their norm. A linear layer is a matrix
@@ -144,7 +144,11 @@ def prune(
     given: dict[str, Any] = options  # type: ignore[assignment]
     if "scope" in given:
         warn_renamed("The argument 'scope' of prune", "'allocation', where 'layer' is 'uniform'")
-        allocation = _ALLOCATIONS.get(given.pop("scope"), allocation)
+        scope = given.pop("scope")
+        if scope not in _ALLOCATIONS:
+            raise OptionError(f"scope is {scope!r}; it needs to be 'global' or 'layer'.")
+        allocation = _ALLOCATIONS[scope]
+    block = block_of("prune", block)
     rule = optimizer or choose_optimizer(sparsity)
     promoting = _promoting(rule, block) if method == "ssgd" else rule.plain()
     structured = None
@@ -159,7 +163,7 @@ def prune(
             storage=storage != "dense",
         )
         structured = StructurePlan(
-            structure=(structure,) if isinstance(structure, str) else tuple(structure),
+            structure=_kinds_of(structure),
             sparsity=sparsity,
             flops=flops,
             speedup=speedup,
@@ -177,13 +181,13 @@ def prune(
     elif flops is not None or speedup is not None:
         name = "flops" if flops is not None else "speedup"
         raise OptionError(
-            f"{name}= is a target for whole structures, since single zeros save no time; give structure=."
+            f"{name}= is a target for whole structures; give structure=, or sparsity= for single weights."
         )
     plan = structured or Plan(
         method=method,
         sparsity=sparsity,
         accuracy_drop=accuracy_drop,
-        block=block_of("prune", block),
+        block=block,
         n_m=_pair_of(n_m),
         allocation=allocation,
         optimizer=promoting,
@@ -241,6 +245,10 @@ def _refuse_with_structure(**given: bool) -> None:
             f"{wrong[0]}= is an option for single weights, but structure= removes whole structures; "
             "leave out one of them."
         )
+
+
+def _kinds_of(structure: Structure | Sequence[Structure]) -> tuple[Structure, ...]:
+    return tuple(structure) if isinstance(structure, (list, tuple)) else (structure,)  # type: ignore[return-value]
 
 
 def _known(method: Method) -> Method:

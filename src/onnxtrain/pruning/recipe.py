@@ -122,6 +122,6 @@ def choose_optimizer(sparsity: float | None) -> SSGD:
         >>> round(choose_optimizer(1 - 1 / 280).regularization, 5)
         0.00028
     """
-    valid = sparsity is not None and 0 <= sparsity < 1  # prune refuses others
+    valid = isinstance(sparsity, (int, float)) and 0 <= sparsity < 1  # prune refuses others
     strength = min(3.0, max(1.0, 0.01 / (1 - sparsity))) if valid and sparsity is not None else 1.0
     return replace(DEFAULT_OPTIMIZER, regularization=strength * DEFAULT_OPTIMIZER.regularization)

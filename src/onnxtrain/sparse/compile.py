@@ -105,7 +105,7 @@ def compile_sparse(
 
     Raises:
         ModelError: The model cannot be read, or the file cannot be written.
-        OptionError: A dynamic dimension has no size, or ``sizes`` names an unknown one.
+        OptionError: A dynamic dimension has no size, or ``sizes`` names an unknown one or gives no positive integer.
         OnnxTrainError: The native kernels are missing.
 
     Example:
@@ -178,8 +178,11 @@ def _feeds(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, np.nda
     """Return random inputs.
 
     Raises:
-        OptionError: A dynamic dimension has no size, or an unknown one has.
+        OptionError: A dynamic dimension has no size, or an unknown one has; a size is not positive.
     """
+    for name, given in sizes.items():
+        if not isinstance(given, (int, np.integer)) or isinstance(given, bool) or given < 1:
+            raise OptionError(f"The size of {name!r} is {given!r}; it needs an integer of at least 1.")
     rng = np.random.default_rng(0)
     feeds, used = {}, set()
     initialized = {tensor.name for tensor in proto.graph.initializer}
@@ -193,6 +196,11 @@ def _feeds(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, np.nda
                 continue
             used.add(dim.dim_param)
             size = sizes.get(dim.dim_param, 1 if axis == 0 else None)
+            if size is None and not dim.dim_param:
+                raise OptionError(
+                    f"Axis {axis} of the input {value.name!r} has a dynamic size without a name, so that sizes= cannot "
+                    "give it; name the axis or fix its size in the model, for the timing."
+                )
             if size is None:
                 raise OptionError(
                     f"Axis {axis} of the input {value.name!r} has the dynamic size {dim.dim_param!r}; give the size "

@@ -63,7 +63,7 @@ class Layer:
     @property
     def sparsity(self) -> float:
         """The fraction of zeros."""
-        return 1 - np.count_nonzero(self.matrix) / self.matrix.size
+        return float(1 - np.count_nonzero(self.matrix) / self.matrix.size)
 
 
 class LayerSearch:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir import Builder
 from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.operators.nodes import check_node
+from onnxtrain.operators.nodes import check_node, has_kernel
 from onnxtrain.operators.registry import find
 from onnxtrain.passes.updates import variables_of
 
@@ -17,8 +17,8 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
     """Return the optimizer nodes that a provider has kernels for, with their gradients expanded in place.
 
     The kernels accept only gradients of their parameter's shape: where the shape is not certain, an Expand is added.
-    Nodes in subgraphs, of other operators, with blocks of weights, and of types other than float and double are not
-    returned.
+    Nodes in subgraphs, of other operators, with blocks of weights or a registered measure, and of types other than
+    float and double are not returned.
 
     Requires: a graph without Gradient nodes. Ensures: the order of the nodes.
 
@@ -32,7 +32,10 @@ def keep_provider_optimizers(model: ir.Model, operators: Collection[str]) -> fro
     candidates = [
         node
         for node in model.graph
-        if node.op_type in operators and _is_optimizer(model, node) and "block" not in node.attributes
+        if node.op_type in operators
+        and _is_optimizer(model, node)
+        and has_kernel(node)
+        and "block" not in node.attributes
     ]
     if not candidates:
         return frozenset()
