@@ -15,6 +15,7 @@ TESTED_ELSEWHERE = {
     "custom_ops_plain.py": "tests/native/test_native_library.py",
     "step_in_place.py": "tests/passes/test_in_place_runs.py",
     "train.cpp": "tests/languages/test_cpp.py",
+    "run_sparse.cpp": "tests/languages/test_cpp_sparse.py",
 }
 
 

@@ -18,7 +18,7 @@ import recipes_page
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "recipes"))
 
-import run as runner  # noqa: E402
+from recipes import run as runner  # noqa: E402
 from zoo.mnist_files import write_digits  # noqa: E402
 
 FOLDERS = sorted(path.parent for path in (ROOT / "recipes").glob("*/train.py"))

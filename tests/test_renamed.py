@@ -241,7 +241,7 @@ def test_an_old_attribute_of_a_trainer_still_works(old):
 SHOWN_ABOVE = {"validation_loss", "validation_accuracy", "minimum_delta", "minimum_rate", "parallel"}
 SHOWN_ABOVE |= {"onnxtrain.free_batch", "trainer.trained", "trainer.weights", "onnxtrain.parallel"}
 SHOWN_ABOVE |= {"Communicator.behind", "abandon"}  # in tests/distributed/test_overlap.py
-SHOWN_ABOVE |= {"scope", "--scope"}  # in tests/pruning/test_forms.py
+SHOWN_ABOVE |= {"scope", "--scope"}  # in tests/pruning/test_sparse_forms.py
 
 
 def test_every_old_name_of_the_page_is_shown_to_work():

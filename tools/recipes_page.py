@@ -11,9 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "recipes.md"
-sys.path.append(str(ROOT / "recipes"))
+sys.path += [str(ROOT), str(ROOT / "recipes")]
 
-from run import RECIPES, Recipe  # noqa: E402
+from recipes.run import RECIPES, Recipe  # noqa: E402
 
 HEAD = """# Recipes
 

@@ -23,10 +23,10 @@ X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]])
 @pytest.fixture(autouse=True)
 def _same_rules_afterwards() -> Iterator[None]:
     list(registry.entries())
-    saved = copy.deepcopy(registry._registry)
+    saved = copy.deepcopy(registry._rules._entries)
     yield
-    registry._registry.clear()
-    registry._registry.update(saved)
+    registry._rules._entries.clear()
+    registry._rules._entries.update(saved)
 
 
 def model(body: str, inputs: str = "double[2, 3] x", functions: str = "") -> onnx.ModelProto:

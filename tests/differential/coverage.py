@@ -11,6 +11,7 @@ OPTIMIZER_SETTINGS = {
     "SSGD.p": "of other measures",
     "SSGD.regularization": "of other measures",
     "SSGD.max_scale": "of other measures",
+    "SSGD.block": "of other measures",
 }
 LOSSES = {
     "distillation": "a teacher is a second model; tests/training compares it with PyTorch's formula",

@@ -79,6 +79,7 @@ SCENARIOS = {
         ("quantize", "model.onnx", "--data", "train.npz", "--output", "out.onnx"), ("out.onnx",), external=True
     ),
     "sparsify": Scenario(("sparsify", "model.onnx", "--output", "out.onnx"), ("out.onnx",)),
+    "shrink": Scenario(("shrink", "pruned.onnx", "--output", "out.onnx"), ("out.onnx",)),
     "import states": Scenario(
         ("import-states", "model.onnx", "given.safetensors", "--output", "tuned.onnx"), ("tuned.onnx",), external=True
     ),
@@ -210,6 +211,12 @@ def _write_files(folder: Path, *, external: bool) -> None:
                 tensor.ClearField("raw_data")
                 file.write(data)
     (folder / "model.onnx").write_bytes(model.SerializeToString())
+    pruned = onnxtrain.examples.mlp((4, 5, 3))
+    for tensor, unit in zip(pruned.graph.initializer, ((0,), (0,), (slice(None), 0)), strict=False):
+        values = onnx.numpy_helper.to_array(tensor).copy()
+        values[unit] = 0.0  # a hidden unit
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    (folder / "pruned.onnx").write_bytes(pruned.SerializeToString())
     points = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     np.savez(folder / "train.npz", input=points, label=points[:, :3].argmax(1))
     np.savez(folder / "other.npz", input=-points)

@@ -71,7 +71,7 @@ def test_others_pass_the_options_on():
 
 def test_the_command_line_has_the_options_and_their_defaults():
     given = flags.Training().arguments()
-    elsewhere = {"accumulate", "threads", "masks", "sparsify", "runtime", "lora", "ema", "distributed"}
+    elsewhere = {"accumulate", "threads", "sparsify", "runtime", "lora", "ema", "distributed"}
     assert set(given) == OPTIONS - elsewhere
     assert given == {name: value for name, value in defaults().items() if name in given}
 

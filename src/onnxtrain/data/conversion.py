@@ -260,6 +260,11 @@ def check_indices(array: Array, rows: int, what: str, examples: Sequence[int] | 
         DataError: A value is below 0 or too large.
     """
     wrong = (array < 0) | (array >= rows)
+    if wrong.any() and "position" in what:
+        raise DataError(
+            f"{what} has the position {array[wrong][0]} at example {examples[first_row(np.atleast_1d(wrong))]}, but "
+            f"the model has {rows} positions: they must be 0 to {rows - 1}."
+        )
     if wrong.any():
         raise DataError(
             f"{what} has the value {array[wrong][0]} at example {examples[first_row(np.atleast_1d(wrong))]}, but the "

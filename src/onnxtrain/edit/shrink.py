@@ -53,6 +53,7 @@ def shrink(
         ShrinkWarning: Masked structures stay.
 
     Example:
+        >>> import onnxtrain
         >>> model = onnxtrain.examples.mlp((4, 16, 3))
         >>> mask = np.ones((16, 4), bool)
         >>> mask[5:] = False
