@@ -57,6 +57,7 @@ FIT = {
     "run": "changes no number",
     "augment": "changes inputs by a function of the user's",
     "ema": "says what validation measures",
+    "cache_features": "computes the same values; tests/training compares it with a training without",
 }
 SCHEDULES = {
     "Schedule": "the type",
