@@ -61,8 +61,8 @@ def test_a_token_beyond_the_vocabulary(kernels):
     for use in uses(language_model(), *tokens(7, WORDS), kernels):
         with pytest.raises(
             DataError,
-            match=r"^(?:input )?'input_ids' has the value 40 at example \d(?: of the batch)?, but the model looks it up "
-            r"in a table of 40 rows: values must be 0 to 39 \(for tokens, the vocabulary; ",
+            match=r"^(?:input )?'input_ids'.* has the value 40 at example \d.*, but the model looks it up in a table of "
+            r"40 rows: values must be 0 to 39 \(for tokens, the vocabulary; ",
         ):
             use()
 
@@ -101,7 +101,7 @@ def test_positions_given_beyond_the_table():
     for use in uses(model, feeds, labels, None):
         with pytest.raises(
             DataError,
-            match=r"^(?:input )?'position_ids' has the position [67].*, but the model has 6 positions: they must",
+            match=r"^(?:input )?'position_ids'.* has the position [67].*, but the model has 6 positions: they must",
         ):
             use()
 
