@@ -61,8 +61,8 @@ def test_a_token_beyond_the_vocabulary(kernels):
     for use in uses(language_model(), *tokens(7, WORDS), kernels):
         with pytest.raises(
             DataError,
-            match=r"^(?:input )?'input_ids'.* has the value 40 at example \d.*, but the model looks it up in a table of "
-            r"40 rows: values must be 0 to 39 \(for tokens, the vocabulary; ",
+            match=r"^(?:input )?'input_ids'.* has the value 40 at example \d.*, but the model looks it up in a "
+            r"table of 40 rows: values must be 0 to 39 \(for tokens, the vocabulary; ",
         ):
             use()
 
