@@ -169,8 +169,8 @@ def test_the_runner_of_onnx_reads_it(written: Path) -> None:
     assert (case.rtol, case.atol) == (1e-3, json.loads((Path(case.model_dir) / "data.json").read_text())["atol"])
     runner = Runner(backend, __name__)
     runner._add_model_test(case, "Conformance")
-    (item,) = [item for name, item in runner._test_items["Conformance"].items() if name.endswith("_cpu")]
-    item.func(runner.test_cases["OnnxBackendConformanceTest"]())
+    (item,) = [item for name, item in runner._test_items["ConformanceModel"].items() if name.endswith("_cpu")]
+    item.func(runner.test_cases["OnnxBackendConformanceModelTest"]())
 
 
 @pytest.mark.thorough
