@@ -22,6 +22,7 @@ from onnxtrain.passes.fuse.fuse_relu import fuse_relu
 from onnxtrain.passes.fuse.fuse_rotary import fuse_rotary
 from onnxtrain.passes.fuse.fuse_updates import fuse_updates
 from onnxtrain.passes.join_scans import join_scans
+from onnxtrain.passes.kernels.lower_without_kernel import lower_without_kernel
 from onnxtrain.passes.kernels.multiply_in_bfloat16 import multiply_in_bfloat16
 from onnxtrain.passes.kernels.read_last_state import read_last_state
 from onnxtrain.passes.kernels.resolve_fused import resolve_fused
@@ -34,7 +35,6 @@ from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
 from onnxtrain.passes.memory.recompute import check_patterns, recompute
 from onnxtrain.passes.memory.rematerialize_dequantized import rematerialize_dequantized
 from onnxtrain.passes.memory.reuse_activations import reuse_activations
-from onnxtrain.passes.portable.lower_optimizers import lower_without_kernel
 from onnxtrain.passes.portable.provider_bodies import Portable
 from onnxtrain.passes.portable.shield_padded_weights import shield_padded_weights
 from onnxtrain.passes.round_states import check_states, round_states

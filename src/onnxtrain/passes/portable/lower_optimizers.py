@@ -14,7 +14,7 @@ from onnxtrain.ir.replace import remove_nodes, replace_values
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.operators.body import emit
 from onnxtrain.operators.checks import group
-from onnxtrain.operators.nodes import attributes_of, check_node, has_kernel
+from onnxtrain.operators.nodes import attributes_of, check_node
 from onnxtrain.operators.registry import OPTIMIZERS, find
 from onnxtrain.operators.schema import OptimizerSchema
 
@@ -57,22 +57,6 @@ def lower_optimizers(model: ir.Model, kept: Collection[ir.Node] = ()) -> ir.Mode
     clean(model)
     _drop_unused_domains(model)
     return infer_shapes(model)
-
-
-def lower_without_kernel(model: ir.Model) -> ir.Model:
-    """Replace the optimizer nodes that native kernels lack by their bodies, in place.
-
-    Requires: a graph without Gradient nodes. Ensures: a sorted graph; without such nodes nothing changes.
-
-    Args:
-        model: A working copy.
-
-    Raises:
-        OperatorError: A node has inputs, outputs or attributes that its operator does not accept.
-    """
-    nodes = list(_optimizer_nodes(model, model.graph))
-    kept = frozenset(node for node in nodes if has_kernel(node))
-    return model if len(kept) == len(nodes) else lower_optimizers(model, kept)
 
 
 def _check_optimizers(model: ir.Model) -> None:
