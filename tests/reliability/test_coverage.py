@@ -49,7 +49,6 @@ SERVERS = {"pages": ("federated_pages/page_server.py",)}
 OWN = (
     "pruning/report.py", "cli/export.py", "cli/process.py", "passes/description.py",
     "hub.py",
-    "training/inference/cached_features.py",
     "data/limited_process.py", "data/limited_worker.py", "data/tokenizing_worker.py", "text/template_worker.py",
 )  # fmt: skip
 """Readers of trusted data only: files of packages, files just written, messages of worker processes."""

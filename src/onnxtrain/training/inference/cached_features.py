@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -138,7 +137,8 @@ def _check_memory(features: Mapping[str, Array], rows: int, dataset: Dataset) ->
 def free_memory() -> int | None:
     """Return the bytes of memory that are free for new data; ``None`` where the system does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = file.readlines()
     except OSError:  # not Linux
         return None
     found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
