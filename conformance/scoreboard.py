@@ -49,7 +49,7 @@ def tables(found: list[dict[str, Any]]) -> str:
 
 
 def failures(one: dict[str, Any]) -> str:
-    """What a runtime failed, by verdict and operator, apart from training operators that it lacks altogether."""
+    """Cases that a runtime failed, by verdict and operator, apart from training operators that it lacks altogether."""
     verdicts: dict[str, Counter[str]] = {}
     for case, text in one["failed"].items():
         key, name = case.split("/")

@@ -25,7 +25,7 @@ ATOL = 1e-4
 
 @dataclass
 class Made:
-    """What the oracle found for a case.
+    """Result of the oracle for a case.
 
     Attributes:
         model: The model, with operators of ``ai.onnx.preview.training``.

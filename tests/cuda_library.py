@@ -13,6 +13,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+TRAINED_WITH = [
+    "adam(lr=0.05)",
+    "adagrad",
+    "adamw",
+    "lamb",
+    "lion",
+    "momentum(lr=0.1)",
+    "rmsprop",
+    "sgd(lr=0.1, momentum=0.9)",
+    "ssgd(lr=0.1)",
+]
+"""An optimizer of each kind, for trainings that are compared with the CPU's."""
+
 
 @functools.cache
 def built(how: str, architectures: str = "") -> Path:

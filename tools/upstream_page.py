@@ -35,7 +35,7 @@ LINKS = {
     "onnxruntime-openvino": "https://github.com/intel/onnxruntime/issues",
     "onnxruntime-web": "https://github.com/microsoft/onnxruntime/issues",
 }
-"""Where bugs of a package are reported."""
+"""Addresses at which bugs of each package are reported."""
 
 IN_BROWSERS = """import * as ort from "onnxruntime-web/webgpu";
 

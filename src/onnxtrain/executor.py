@@ -240,8 +240,8 @@ class Executor:
         """Return the number of examples."""
         if self.fixed is not None:
             return self.fixed.rows(feeds)
-        inputs = [str(value.name) for value in self._stepped.model.graph.inputs]
-        return next((len(feeds[name]) for name in inputs if feeds[name].ndim), 1)
+        arrays = (feeds[str(value.name)] for value in self._stepped.model.graph.inputs)
+        return next((len(array) for array in arrays if array.ndim), 1)
 
     def _add_up(self, feeds: Arrays, rate: Arrays) -> dict[str, float]:
         """Add up the gradients of all micro-batches; return the losses by name if the loss is a sum of several."""

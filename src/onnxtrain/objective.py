@@ -324,14 +324,11 @@ class Objective:
 
     def _blocks(self, config: TrainingConfig) -> dict[str, Block]:
         """Return the parameters whose sparsity is promoted, with the form of their blocks."""
-        names = self.sparsified(config.sparsify)
-        blocks = {rule.optimizer.promoted_block for rule in self.rules(config).values()} or {
-            config.optimizer.promoted_block
-        }
+        names, rules = self.sparsified(config.sparsify), self.rules(config)
+        blocks = {rule.optimizer.promoted_block for rule in rules.values()} or {config.optimizer.promoted_block}
         if blocks == {(1, 1)}:
             return dict.fromkeys(names, ())
         layouts = product_layouts(self.model, names)
-        rules = self.rules(config)
         wanted = {name: (rules[name].optimizer if name in rules else config.optimizer).promoted_block for name in names}
         return {name: layouts[name].block(*wanted[name]) if wanted[name] != (1, 1) else () for name in names}
 

@@ -18,7 +18,7 @@ import pytest
 from test_device_states import FORBIDDING
 
 import onnxtrain
-from cuda_library import built
+from cuda_library import TRAINED_WITH, built
 from onnxtrain.errors import OptionError
 from onnxtrain.operators.registry import OPTIMIZERS
 from onnxtrain.runtime import cuda_updates
@@ -146,20 +146,7 @@ def trainer(providers, optimizer, model=None, masked=(), **options):
     ],
     ids=["plain", "clip", "accumulate", "masks", "groups"],
 )
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        "adam(lr=0.05)",
-        "adagrad",
-        "adamw",
-        "lamb",
-        "lion",
-        "momentum(lr=0.1)",
-        "rmsprop",
-        "sgd(lr=0.1, momentum=0.9)",
-        "ssgd(lr=0.1)",
-    ],
-)
+@pytest.mark.parametrize("optimizer", TRAINED_WITH)
 def test_training_is_that_of_standard_operators(stand_in, optimizer, options, masked, fused):
     there = trainer(["cuda"], optimizer, masked=masked, **options)
     losses = [there.train_step(X, Y) for _ in range(4)]

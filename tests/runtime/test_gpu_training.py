@@ -7,20 +7,10 @@ import onnxruntime
 import pytest
 
 import onnxtrain
+from cuda_library import TRAINED_WITH
 from onnxtrain.errors import OptionError
 from onnxtrain.runtime.options import CUDA, RuntimeOptions
 
-OPTIMIZERS = [
-    "adam(lr=0.05)",
-    "adagrad",
-    "adamw",
-    "lamb",
-    "lion",
-    "momentum(lr=0.1)",
-    "rmsprop",
-    "sgd(lr=0.1, momentum=0.9)",
-    "ssgd(lr=0.1)",
-]
 OPTIONS = [
     {},
     {"clip_norm": 0.1},
@@ -48,7 +38,7 @@ def trainer(provider, optimizer, model=None, *, kernels=None, **options):
 @needs_gpu
 @kernels
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "clip", "accumulate", "groups"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", TRAINED_WITH)
 def test_training_is_that_of_the_cpu(optimizer, options, kernels):
     there, here = (trainer(name, optimizer, kernels=kernels, **options) for name in ("cuda", "cpu"))
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Axes of tensors that belong together: which indices of which tensors a structure consists of.
+"""Find structures (channels, heads, hidden units): the entries of all tensors that can be removed together.
 
 A structure is the output channel of a convolution, an attention head or a hidden unit. It owns indices of many tensors,
 which can only be removed together. Each operator has a rule that relates the axes of its inputs and outputs.

@@ -15,7 +15,7 @@ _LAYER = r"(?:^|[/._])(?:layers?|blocks?|h)[/._]?\d+(?=$|[/._])"
 """A numbered layer in the name of a node, as exporters write it: ``/model/layers.3/mlp``, ``layer0.norm1``."""
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
-"""Where PyTorch's exporter puts the modules around a node, whose name is that of an operator: ``node_linear_4``."""
+"""Metadata in which PyTorch's exporter lists the modules around a node, which it names ``node_linear_4``."""
 
 
 def number_layers(graph: ir.Graph, patterns: Sequence[str]) -> dict[str, str]:
