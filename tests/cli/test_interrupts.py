@@ -60,6 +60,25 @@ def test_renames_are_finished(
     assert not list(folder.glob(".*"))
 
 
+def test_every_output_is_named_and_folders_are_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C at the last rename, after a folder with many reports: the model is named all the same."""
+    replace = os.replace
+
+    def interrupting(source: str, target: str) -> None:
+        replace(source, target)
+        if Path(target).name == "rows.csv":
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(os, "replace", interrupting)
+    assert main((*FIT, "--run", "run", "--history", "rows.csv")) == 130
+    count = len(list((folder / "run").iterdir()))
+    said = capsys.readouterr().err
+    assert count >= 3
+    assert said == f"error: Interrupted; written and whole: 'out.onnx', 'rows.csv', {count} files in 'run'.\n"
+
+
 def test_an_unfinished_file_is_not_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

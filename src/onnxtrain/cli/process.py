@@ -18,7 +18,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -45,10 +47,18 @@ def interruption_sentence(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt) and str(error):
         return str(error)
     writing = sys.modules.get("onnxtrain.model_file.writing")
-    found = [] if writing is None else [repr(str(path)) for path in writing.written()]
+    found = [] if writing is None else writing.written()
     if not found:
         return "Interrupted; nothing was written."
-    return f"Interrupted; written and whole: {', '.join(found[:5])}{', ...' if len(found) > 5 else ''}."
+    return f"Interrupted; written and whole: {', '.join(_files_and_folders(found))}."
+
+
+def _files_and_folders(paths: Sequence[Path]) -> list[str]:
+    """Return the names of files in order; three and more files of one folder are counted: ``6 files in 'run'``."""
+    inside = Counter(path.parent for path in paths)
+    counted = [folder for folder, count in inside.items() if count >= 3 and folder != Path()]
+    names = [repr(str(path)) for path in paths if path.parent not in counted]
+    return names + [f"{inside[folder]} files in {str(folder)!r}" for folder in counted]
 
 
 @contextlib.contextmanager
