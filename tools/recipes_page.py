@@ -35,7 +35,7 @@ or memory is missing, the run ends before it starts, with one sentence. `--quick
 "Published" figures are quoted from the papers and pages that each section names, and were not measured again; models,
 data and settings differ from theirs where the section says so. "Ours" is the mean over the seeds and the standard
 deviation between them (with one seed, its value), "accepted" the range in which that mean must be. Seconds are CPU time
-of a seed, on one thread of a Xeon with AVX-512 that had other work; two seeds run at a time.
+of a seed, on one thread of a Xeon with AVX-512 that had other work.
 
 `python recipes/run.py NAME --record` measures a recipe's figures again and writes them to its `expected.toml`, from
 which `python tools/recipes_page.py` writes this page.

@@ -93,6 +93,15 @@ def test_nothing_is_omitted_without_optimizing(tmp_path):
     assert not [hint for hint in onnxtrain.inspect(model).hints if "left out" in hint]
 
 
+@pytest.mark.parametrize("optimize", [True, False])
+def test_tensors_in_the_code_of_an_inner_module_stay(optimize, tmp_path):
+    """The exporter names them by the module's path (`0.1.lifted_tensor_0`), or by the operator that it folded."""
+    case = MODULES["literals of an inner module"]
+    parameters, model = export(torch, case, tmp_path / "m.onnx", "dynamo", free=True, fresh=False, optimize=optimize)
+    assert differences(parameters, model) == []
+    assert set(onnxtrain.Trainer(model, loss="mse").parameters) == set(parameters)
+
+
 def test_a_constant_initial_state_stays(tmp_path):
     """Each example is predicted alike, whatever its position in the batch."""
     _, model = export(torch, MODULES["lstm"], tmp_path / "m.onnx", "dynamo", free=False, fresh=True)

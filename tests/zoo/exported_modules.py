@@ -715,7 +715,20 @@ MODULES: dict[str, Exported] = {
         SEQUENCE,
     ),
     "CLIP": Exported(lambda torch: _clip(torch), ((2, 6), (2, 3, 16, 16)), ids=30, free=()),
+    "literals of an inner module": Exported(_after(LINEAR, lambda torch: _literals(torch))),
 }
+
+
+def _literals(torch: Any) -> Any:
+    """A module whose code has tensors, besides a scale and a shift that are parameters."""
+
+    def forward(self: Any, x: Any) -> Any:
+        y = self.fc(x) * self.scale * torch.tensor(0.3337) + torch.tensor([1.5, 2.5, 3.5, 4.5, 5.5, 6.5])
+        y = y * torch.hann_window(6) + torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]] * 3).sum(0) + self.shift
+        return y * torch.full((6,), 0.26) + torch.linspace(0.0, 1.3, 6)
+
+    scale, shift = torch.nn.Parameter(torch.tensor(0.7)), torch.nn.Parameter(torch.rand(6))
+    return module_class(torch, forward, fc=torch.nn.Linear(6, 6), scale=scale, shift=shift)
 
 
 def _clip(torch: Any) -> Any:

@@ -31,8 +31,9 @@ _VARIABLE = r"/(ReadVariableOp|read)(_\d+)?$"  # of TensorFlow
 _MADE = (
     r"^/"  # the TorchScript exporter's paths, and those of onnxruntime-genai
     r"|^onnx::|^\d+$"  # its folded tensors, and its numbers of old
-    # torch.fx
-    r"|^(c_)?_?(val|tensor|scalar_tensor(_default)?|lifted_tensor|tensor_constant|clone|full|arange)(_\d+)*$"
+    # torch.fx; torch.export puts the path of the module whose code has a literal before its name
+    r"|^(c_)?_?(val|tensor|scalar_tensor(_default)?|clone|full|arange)(_\d+)*$"
+    r"|(^|\.)(c_)?_?(lifted_tensor|tensor_constant)_?\d*$"
     r"|(^|[/._])const(ant)?([._]?\d+)*$|const_fold_opt|^constantfolding/|__\d+$|/[xy]$"  # TensorFlow, Paddle
     r"|(^|/)constants?/"
     r"|(^|/)(zeros|ones|fill|full)(_like)?(_\d+)*$"
@@ -42,10 +43,19 @@ _MADE = (
 )
 
 _RESULT = (
-    r"^_?(abs|add|addmm|arange|bmm|cat|clone|contiguous|cos|cumsum|div|embedding|exp|expand|eye|flatten|full_like|getitem"
-    r"|index|index_select|layer_norm|linear|linspace|log|masked_fill|matmul|mean|mm|mul|neg|ones|ones_like|permute|pow"
-    r"|reciprocal|repeat|reshape|rsqrt|scalar_tensor|select|sigmoid|sin|slice|softplus|split|sqrt|squeeze|stack|std|sub"
-    r"|t|tanh|transpose|tril|triu|type_as|unsafe_view|unsqueeze|view|where|zeros|zeros_like)(_\d+)?$"
+    r"^_?(abs|add|addmm|alias|amax|amin|arange|argmax|argmin|argsort|asin|atan|atan2|bartlett_window"
+    r"|blackman_window|bmm|broadcast_to|cat|ceil|chunk|clamp|clamp_max|clamp_min|clone|constant_pad_nd"
+    r"|contiguous|copy|cos|cosh|cumprod|cumsum|detach|detach_|diag|diag_embed|diagonal|diff|div|einsum"
+    r"|embedding|empty_like|eq|erf|exp|exp2|expand|expand_as|expm1|eye|fill|flatten|flip|floor|floor_divide"
+    r"|fmod|full_like|ge|getitem|gt|hamming_window|hann_window|hstack|index|index_put|index_select"
+    r"|kaiser_window|layer_norm|le|lift_fresh_copy|linalg_norm|linalg_vector_norm|linear|linspace|log|log10"
+    r"|log1p|log2|logical_and|logical_not|logical_or|logspace|lt|masked_fill|matmul|max|maximum|mean|meshgrid"
+    r"|min|minimum|mm|movedim|mul|ne|neg|ones|ones_like|outer|permute|pow|prod|reciprocal|relu|remainder|repeat"
+    r"|repeat_interleave|reshape|roll|rot90|round|rsqrt|rsub|scalar_tensor|scatter|select|sigmoid|sign|sin|sinc"
+    r"|sinh|slice|slice_scatter|softmax|softplus|sort|split|sqrt|square|squeeze|stack|std|sub|sum|t|tan|tanh"
+    r"|tile|to|topk|transpose|tril|triu|trunc|type_as|unbind|unflatten|unfold|unsafe_view|unsqueeze|view|vstack"
+    r"|where|zeros|zeros_like"
+    r"|(fft|special)_\w+)(_\d+)?$"
 )
 """Names of operation results in torch.fx: the exporter computed an initializer with such a name."""
 
@@ -53,7 +63,9 @@ _MODULE = r"^\w+(\.\w+)+$"
 
 _LITERAL = (
     r"^/.*Constant(_\d+)?_output_\d+$"
-    r"|^(c_)?_?(lifted_)?tensor(_constant)?_?\d+$"
+    r"|^(c_)?_?tensor_?\d+$"
+    r"|(^|\.)(c_)?_?(lifted_tensor|tensor_constant)_?\d+$"
+    r"|^(arange|eye|full|(lin|log)space|(bartlett|blackman|hamming|hann|kaiser)_window)(_\d+)?$"  # folded, of numbers
     r"|(^|/)constants/"
     r"|/([xy]|Const(_\d+)?)(:0)?$"  # TensorFlow
 )
