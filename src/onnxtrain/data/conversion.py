@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxtrain.errors import DataError
+from onnxtrain.runtime.failures import outside_of_table
 
 Array = npt.NDArray[Any]
 
@@ -260,17 +261,9 @@ def check_indices(array: Array, rows: int, what: str, examples: Sequence[int] | 
         DataError: A value is below 0 or too large.
     """
     wrong = (array < 0) | (array >= rows)
-    if wrong.any() and "position" in what:
-        raise DataError(
-            f"{what} has the position {array[wrong][0]} at example {examples[first_row(np.atleast_1d(wrong))]}, but "
-            f"the model has {rows} positions: they must be 0 to {rows - 1}."
-        )
     if wrong.any():
-        raise DataError(
-            f"{what} has the value {array[wrong][0]} at example {examples[first_row(np.atleast_1d(wrong))]}, but the "
-            f"model looks it up in a table of {rows} rows: values must be 0 to {rows - 1} (for tokens, the vocabulary; "
-            "another tokenizer may have written them)."
-        )
+        example = examples[first_row(np.atleast_1d(wrong))]
+        raise DataError(outside_of_table(what, array[wrong][0], f"example {example}", rows))
 
 
 def check_symbols(shapes: Iterable[tuple[TensorSpec, tuple[int, ...], str]]) -> None:

@@ -100,10 +100,26 @@ def _beyond_a_table(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray]
     if name not in arrays or "position" in name:
         return _too_long(arrays, rows)
     example = int(np.argwhere(arrays[name] == value)[0][0])
+    return outside_of_table(repr(name), value, f"example {example} of the batch", rows)
+
+
+def outside_of_table(subject: str, value: int, where: str, rows: int) -> str:
+    """Return the sentence about a token id or position that is no row of its table.
+
+    Args:
+        subject: The input that has it, as messages name it.
+        value: The id or position.
+        where: The example with it.
+        rows: Number of rows of the table.
+    """
+    if "position" in subject:
+        return (
+            f"{subject} has the position {value} at {where}, but the model has {rows} positions: they must be 0 to "
+            f"{rows - 1}."
+        )
     return (
-        f"{name!r} has the value {value} at example {example} of the batch, but the model looks it up in a table of "
-        f"{rows} rows: values must be 0 to {rows - 1} (for tokens, the vocabulary; another tokenizer may have written "
-        "them)."
+        f"{subject} has the value {value} at {where}, but the model looks it up in a table of {rows} rows: values must "
+        f"be 0 to {rows - 1} (for tokens, the vocabulary; another tokenizer may have written them)."
     )
 
 
@@ -113,10 +129,8 @@ def _too_long(arrays: Mapping[str, np.ndarray], limit: int | None) -> str | None
         return None
     for name, array in arrays.items():
         if "position" in name and array.size and array.dtype.kind in "iu" and array.max() >= limit:
-            return (
-                f"{name!r} has the position {array.max()}, but the model has {limit} positions: they must be 0 to "
-                f"{limit - 1}."
-            )
+            example = int(np.argwhere(array == array.max())[0][0]) if array.ndim else 0
+            return outside_of_table(repr(name), int(array.max()), f"example {example} of the batch", limit)
     for name, array in arrays.items():
         if array.ndim > 1 and array.shape[1] > limit:
             return (
