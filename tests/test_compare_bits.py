@@ -4,12 +4,14 @@ import sys
 
 import numpy as np
 import onnx
+import pytest
 
 import compare_bits
 import compare_bits_driver
 import onnxtrain
 
 
+@pytest.mark.thorough
 def test_other_batches_give_other_bits_and_the_same_batches_the_same(tmp_path):
     random = np.random.default_rng(0)
     onnx.save(onnxtrain.examples.mlp((4, 8, 3)), tmp_path / "small.onnx")

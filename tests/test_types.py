@@ -56,6 +56,7 @@ def test_pyright_tells_right_from_wrong(tmp_path):
     assert found == WRONG, [f"{row['range']['start']['line'] + 1}: {row['message']}" for row in errors]
 
 
+@pytest.mark.thorough
 def test_jedi_completes_the_arguments_of_fit():
     jedi = pytest.importorskip("jedi")
     text = "import onnxtrain\ntrainer = onnxtrain.Trainer('model.onnx', loss='mse')\ntrainer.fit("

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +55,19 @@ def success(run: Run) -> Run:
         return result
 
     return call
+
+
+@pytest.fixture
+def full_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A device on which no space is left, in a folder of its own."""
+    path = tmp_path_factory.mktemp("device") / "full"
+    try:
+        os.mknod(path, 0o020600, os.makedev(1, 7))
+        with path.open("wb"):
+            pass
+    except (AttributeError, OSError):
+        pytest.skip("needs the rights to make a device, on Linux")
+    return path
 
 
 @pytest.fixture

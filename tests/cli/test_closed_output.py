@@ -78,6 +78,7 @@ def test_streams_that_are_closed_from_the_start(files, closed: tuple[int, ...]) 
     check_finished(files)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [("inspect", "model.onnx"), ("fit", "nothing.onnx")])
 def test_other_commands_with_closed_streams(files, arguments: tuple[str, ...]) -> None:
     def close() -> None:
@@ -89,8 +90,9 @@ def test_other_commands_with_closed_streams(files, arguments: tuple[str, ...]) -
     assert process.returncode == (2 if arguments[0] == "fit" else 0)
 
 
-def test_a_full_disk_under_the_messages(files) -> None:
-    with open("/dev/full", "wb") as full:
+@pytest.mark.thorough
+def test_a_full_disk_under_the_messages(files, full_device) -> None:
+    with full_device.open("wb") as full:
         process = start(files, FIT, stdout=full, stderr=subprocess.PIPE)
         error = process.communicate()[1]
     assert process.returncode == 2
@@ -182,6 +184,7 @@ def test_a_defect_while_writing_is_not_a_closed_stream() -> None:
         QuietStream(Failing(ZeroDivisionError())).write("text")
 
 
+@pytest.mark.thorough
 def test_the_weights_are_those_of_a_training_that_somebody_watched(files, success) -> None:
     success(*FIT[: FIT.index("--output")], "--output", "watched.onnx")
     with start(files, FIT, stdout=subprocess.PIPE) as process:

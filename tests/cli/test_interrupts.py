@@ -106,6 +106,7 @@ def test_after_the_last_step(folder: Path) -> None:
         trainer.fit(folder / "train.npz", epochs=1, callbacks=[Last()], progress=False)
 
 
+@pytest.mark.thorough
 def test_an_import_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C modules clear exceptions that come while they are imported."""
     (tmp_path / "swallowing.py").write_text(
@@ -125,6 +126,7 @@ def test_an_import_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 @pytest.mark.parametrize("moment", [0.0, 0.03, 0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.6])
 def test_from_the_start_of_the_process(folder: Path, moment: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_a_reader_that_exits_is_not_an_error(start):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 def test_nothing_is_written_into_files_when_all_streams_are_closed(start, files):
     assert start(*EXPORT).returncode == 0
     expected = (files / "written.onnx").read_bytes()
@@ -62,13 +64,15 @@ def test_nothing_is_written_into_files_when_all_streams_are_closed(start, files)
 def test_without_an_error_stream_the_exit_code_tells(start):
     result = start("inspect", "missing.onnx", shell="2>&-")
     assert (result.returncode, result.stdout) == (2, "")
-    assert start("inspect", "missing.onnx", shell="2>/dev/full").returncode == 2
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_on_a_full_error_stream_the_exit_code_tells(start, full_device):
+    assert start("inspect", "missing.onnx", shell=f"2>{shlex.quote(str(full_device))}").returncode == 2
+
+
 @pytest.mark.parametrize("command", ["inspect", "json"])
-def test_a_full_device_is_reported(command, start):
-    result = start(*COMMANDS[command], shell="> /dev/full")
+def test_a_full_device_is_reported(command, start, full_device):
+    result = start(*COMMANDS[command], shell=f"> {shlex.quote(str(full_device))}")
     assert result.returncode == 2
     assert result.stderr == (
         "error: What was printed is incomplete, since the standard output could not be written: "
@@ -76,6 +80,7 @@ def test_a_full_device_is_reported(command, start):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}], ids=str)
 def test_characters_that_the_encoding_lacks_become_escapes(environment, start):
     result = start("prune", "--help", PYTHONCOERCECLOCALE="0", **environment)
@@ -84,6 +89,7 @@ def test_characters_that_the_encoding_lacks_become_escapes(environment, start):
     assert result.stdout.isascii()
 
 
+@pytest.mark.thorough
 def test_names_that_are_not_text_are_shown(start, files):
     name = os.fsdecode(b"caf\xe9.onnx")
     (files / "model.onnx").rename(files / name)

@@ -72,6 +72,7 @@ def in_terminal(folder, arguments):
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", found.decode()).replace("\r\n", "\n")
 
 
+@pytest.mark.thorough
 def test_everything_fits_a_terminal(folder):
     for arguments in COMMANDS:
         shown = in_terminal(folder, arguments)

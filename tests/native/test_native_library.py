@@ -132,6 +132,7 @@ print(sums.hexdigest())
 """
 
 
+@pytest.mark.thorough
 def test_results_do_not_depend_on_the_cache_of_the_machine():
     code = NODES.format(folder=str(Path(__file__).parent))
     results = [python(code, ONNXTRAIN_SECOND_CACHE=size) for size in ("", "131072", "8388608")]

@@ -135,6 +135,7 @@ print(peak() - before)
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
 def test_memory_falls() -> None:
     """Keep one of the seven values of each of eight blocks; an activation has 2 MiB."""

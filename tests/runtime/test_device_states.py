@@ -264,6 +264,7 @@ print(*losses)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="protects pages by Linux's mprotect")
 def test_the_processor_does_not_touch_the_memory_of_states():
     """Memory protection between two runs of a session kills the process on any access to states."""

@@ -66,6 +66,7 @@ def long_training(checkpoints: str, *, resume: bool) -> Trainer:
     return subject
 
 
+@pytest.mark.thorough
 def test_killed_at_any_moment_it_resumes_to_the_same_weights(tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoints")
     expected = trainer()

@@ -99,6 +99,7 @@ print((anonymous("RssAnon") - before) / sum(array.nbytes for array in trainer.pa
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads resident memory from /proc")
 def test_a_training_with_adam_takes_four_times_its_weights(tmp_path: Path) -> None:
     """Weights, two states and gradients take four times the memory; the file's weights would make it five."""

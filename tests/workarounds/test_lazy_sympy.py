@@ -47,6 +47,7 @@ with ThreadPoolExecutor(8) as threads:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "program",
     [
