@@ -1,10 +1,10 @@
-"""Time and peak memory of a training step of the forty models of ``zoo_models.py`` against PyTorch, eager and compiled.
+"""Time and peak memory of a training step of the forty models of ``zoo_models.py``, against PyTorch.
 
     python benchmarks/zoo.py --output build/benchmarks/zoo.md
     python benchmarks/zoo.py --models messages_1,vgg_2 --peers onnxtrain,torch --quick
 
-Everything is as in ``step.py``, except that each model has a batch of its own. The last sentence compares with the faster
-of the other peers at each model.
+Everything is as in ``step.py``, except that each model has a batch of its own. The last sentence compares with the
+faster of the other peers at each model: PyTorch eager and compiled.
 """
 
 from __future__ import annotations

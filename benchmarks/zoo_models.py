@@ -42,6 +42,7 @@ class ZooModel(BenchmarkModel):
     integers: Mapping[str, int] = field(default_factory=dict)
 
     def batch(self, size: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Random inputs by name, and class indices."""
         generator = np.random.default_rng(seed)
         inputs: dict[str, np.ndarray] = {}
         for name, shape in self.inputs.items():

@@ -46,6 +46,9 @@ inline constexpr std::size_t kPreparedElements = 1024, kMeasuredElements = 512;
 
 // Normalization, softmax, pooling. ------------------------------------------------------------------------------------
 
+// Channels of a batch normalization without further axes that are processed together.
+inline constexpr std::size_t kNormalizedColumns = 32;
+
 // Elements of short channels that are gathered; columns of a softmax over an inner axis, and windows of a row, that are
 // processed together; 2 x 2 windows whose slopes are found together.
 inline constexpr std::size_t kGatheredElements = 256;

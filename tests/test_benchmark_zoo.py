@@ -11,7 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
-import zoo_models  # noqa: E402
+import zoo_models
 
 
 def test_the_draw_is_the_committed_one() -> None:

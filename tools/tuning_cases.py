@@ -178,6 +178,12 @@ NORMS = {
         batch_norm="train",
         threads=THREADS,
     ),
+    "step of BatchNormalization, 1024 rows of 256": step(
+        "(float[1024, 256] x) => (y) { h = Mul(x, t) y = BatchNormalization (h, s, b, m, v) }",
+        weights={"t": (1,), **dict.fromkeys("sbmv", (256,))},
+        batch_norm="train",
+        threads=THREADS,
+    ),
 }
 SOFTMAX = {
     "step of Softmax over the channels, 21 of 56": step(
@@ -281,7 +287,7 @@ CASES: dict[str, dict[str, Case]] = {
     "kPreparedElements": _update(onnxtrain.Adam(0.001), clip_norm=1.0),
     "kMeasuredElements": _update(onnxtrain.SSGD(0.001)) | _update(onnxtrain.LAMB(0.001)),
     "kLoopElements": ADAM | _update(onnxtrain.SSGD(0.001)),
-    "kGatheredElements": NORMS,
+    **dict.fromkeys(("kGatheredElements", "kNormalizedColumns"), NORMS),
     "kSoftmaxColumns": SOFTMAX,
     **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
     "kGatherColumns": GATHER,

@@ -20,6 +20,7 @@ from onnxtrain.passes.fuse.fuse_linear import fuse_linear
 from onnxtrain.passes.fuse.fuse_norms import fuse_norms
 from onnxtrain.passes.fuse.fuse_relu import fuse_relu
 from onnxtrain.passes.fuse.fuse_rotary import fuse_rotary
+from onnxtrain.passes.fuse.fuse_scatter import fuse_scatter
 from onnxtrain.passes.fuse.fuse_updates import fuse_updates
 from onnxtrain.passes.join_scans import join_scans
 from onnxtrain.passes.kernels.lower_without_kernel import lower_without_kernel
@@ -94,6 +95,7 @@ def lower_graph(
         fuse_activations(model)  # Gelu: one node for five
         fuse_norms(model)  # RMS norm: one node for seven
         fuse_rotary(model)  # rotary embedding: one node for seven
+        fuse_scatter(model)  # rows added at indices: one node that sorts them
         fuse_attention(model)  # scores, mask, softmax and matmul: one node
         fuse_linear(model, frozen=rounds)  # matmul, transposition, bias and Relu: one node
         if recurrent:
