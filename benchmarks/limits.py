@@ -19,7 +19,6 @@ import math
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from arithmetic import fastest_rate
+from arithmetic import clock, fastest_rate
 from harness import ForeignLoad, Interpreters, load_line, machine_line, milliseconds, prepare, table, write_report
 from models import MODELS
 from onnx import TensorProto, helper
@@ -169,8 +168,8 @@ def measure_step(task: Task, steps: int) -> tuple[float, list[Node]]:
     """The least seconds of a step without a profile, and its nodes with the least seconds of each."""
     batch = batches(task)
     trainer = onnxtrain_trainer(task)
-    clock = time.process_time if task.threads == 1 else time.perf_counter
-    taken = [_timed(partial(trainer.train_step, *batch(step)), clock) for step in range(WARM_UP + 2 * steps)]
+    now = clock(task.threads)
+    taken = [_timed(partial(trainer.train_step, *batch(step)), now) for step in range(WARM_UP + 2 * steps)]
     with tempfile.TemporaryDirectory() as folder:
         profiled = onnxtrain_trainer(task, profile=str(Path(folder) / "profile"))
         for step in range(WARM_UP + steps):
@@ -216,10 +215,10 @@ def _array(item: Mapping[str, Shape]) -> tuple[int, Shape]:
     return np.dtype(names.get(kind, kind)).itemsize, shape
 
 
-def _timed(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    begin = clock()
+def _timed(call: Callable[[], object], now: Callable[[], float]) -> float:
+    begin = now()
     call()
-    return clock() - begin
+    return now() - begin
 
 
 # Multiplications of a node, from the shapes of its inputs and outputs
@@ -293,14 +292,14 @@ def measure_peaks(threads: int) -> Peaks:
 
 
 def stream_rate(threads: int, size: int, repeats: int = 30) -> float:
-    """Bytes per second of an elementwise node, in a chain of four; ``size`` is that of its input and output together."""
+    """Bytes per second of an elementwise node in a chain of four, whose input and output have ``size`` bytes."""
     nodes = [helper.make_node("Relu", [f"x{index}"], [f"x{index + 1}"]) for index in range(4)]
     count = size // 8
     session, feeds = _session(nodes, "x0", "x4", count, threads)
     bound = session.io_binding()
     bound.bind_cpu_input("x0", feeds)
     bound.bind_output("x4")
-    seconds = min(_timed(lambda: session.run_with_iobinding(bound)) for _ in range(repeats))
+    seconds = min(_timed(lambda: session.run_with_iobinding(bound), clock(threads)) for _ in range(repeats))
     return 4 * size / seconds
 
 
@@ -310,7 +309,7 @@ def call_seconds(threads: int) -> float:
     def chain(length: int) -> float:
         nodes = [helper.make_node("Relu", [f"x{index}"], [f"x{index + 1}"]) for index in range(length)]
         session, feeds = _session(nodes, "x0", f"x{length}", 1, threads)
-        return min(_timed(lambda: session.run(None, {"x0": feeds})) for _ in range(200))
+        return min(_timed(lambda: session.run(None, {"x0": feeds}), clock(threads)) for _ in range(200))
 
     return max(1e-9, statistics.median((chain(2 * CALLS) - chain(CALLS)) / CALLS for _ in range(3)))
 

@@ -56,6 +56,9 @@ inline constexpr std::size_t kSoftmaxColumns = 64;
 inline constexpr std::int64_t kPooledWindows = 128;
 inline constexpr std::size_t kPooledTogether = 8;
 
+// Elements of a block of a chain of element-wise operators: some steps of it fit an L1 cache of 32 KiB.
+inline constexpr std::size_t kChainElements = 256;
+
 // Columns of rows that are added up together (the gradient of Gather).
 inline constexpr std::size_t kGatherColumns = 32;
 

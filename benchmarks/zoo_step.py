@@ -1,7 +1,7 @@
 """Time and peak memory of a training step of the forty models of ``zoo_models.py``, against PyTorch.
 
-    python benchmarks/zoo.py --output build/benchmarks/zoo.md
-    python benchmarks/zoo.py --models messages_1,vgg_2 --peers onnxtrain,torch --quick
+    python benchmarks/zoo_step.py --output build/benchmarks/zoo.md
+    python benchmarks/zoo_step.py --models messages_1,vgg_2 --peers onnxtrain,torch --quick
 
 Everything is as in ``step.py``, except that each model has a batch of its own. The last sentence compares with the
 faster of the other peers at each model: PyTorch eager and compiled.
