@@ -7,7 +7,6 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import KERNEL_TYPES
 from onnxtrain.ir import Builder
 from onnxtrain.ir.replace import remove_nodes, take_over
 from onnxtrain.ir.value import constant_tensor
@@ -64,7 +63,7 @@ def _convolution(norm: ir.Node, named: Collection[str]) -> ir.Node | None:
     if (
         norm.attributes.get_int("training_mode", 0)
         or len(norm.outputs) > 1
-        or norm.outputs[0].dtype not in KERNEL_TYPES
+        or norm.outputs[0].dtype != ir.DataType.FLOAT
     ):
         return None
     source = norm.inputs[0]
