@@ -50,7 +50,7 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the machine reaches: operations per second, bytes per second by working set, seconds of a call."""
+    """Peaks of the machine: operations per second, bytes per second by working set, seconds of a call."""
 
     operations: float
     streams: Mapping[int, float]

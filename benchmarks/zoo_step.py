@@ -47,7 +47,7 @@ def against_fastest(measured: Sequence[dict[str, Measurement]], options: argpars
     """One sentence on onnxtrain's time against the faster of the others, or "" if there is nothing to compare."""
     ratios = []
     for found in measured:
-        results = {peer: result for peer, result in found.items() if not result.problem}
+        results = {peer: found[peer] for peer in PEERS if peer in found and not found[peer].problem}
         if mine := results.pop("onnxtrain", None):
             ratios += [max(mine.ratio_to(other) for other in results.values())] if results else []
     if len(options.peers) < 3 or not ratios:

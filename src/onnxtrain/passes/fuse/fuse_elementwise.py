@@ -20,7 +20,7 @@ STEPS = frozenset(
 """Operators that a chain may have; a Sum is several additions."""
 
 _COPIED = "Sigmoid"
-"""Computed again in each chain that reads it, if only chains do: it is then not kept for the gradient."""
+"""Recomputed in each chain that reads it, if only chains do: it is then not kept for the gradient."""
 
 MOST_INPUTS, MOST_STEPS = 8, 16
 
