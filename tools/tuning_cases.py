@@ -278,9 +278,18 @@ SPARSE = {
 
 ADAM = _update(onnxtrain.Adam(0.001))
 
+CHAINS = {
+    "step of SiLU, 512 rows of 3072": step(
+        "(float[512, 3072] x) => (y) { h = Mul(x, t) s = Sigmoid(h) y = Mul(h, s) }",
+        weights={"t": (1,)},
+        threads=THREADS,
+    ),
+}
+
 CASES: dict[str, dict[str, Case]] = {
     "kTaskElements": SHARED | NORMS,
     "kPatience": SHARED,
+    "kChainElements": CHAINS,
     "kNormalizationBlocks": NORMS,
     "kAheadBytes": ADAM,
     **dict.fromkeys(("kClearedElements", "kAddedElements"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
