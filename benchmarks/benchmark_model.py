@@ -97,7 +97,7 @@ class BenchmarkModel:
 
         module = self.module(seed)
         inputs, _ = self.batch(2)
-        batch_norm = any(isinstance(part, torch.nn.BatchNorm2d) for part in module.modules())
+        batch_norm = any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in module.modules())
         mode = torch.onnx.TrainingMode
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")  # deprecated, but the only exporter of training-mode batch norm

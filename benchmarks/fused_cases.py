@@ -70,6 +70,13 @@ def cases() -> list[Case]:
         name = f"{text(wide)}, {'erf' if approximate == 'none' else approximate}"
         found.append(Case("GeluGradient", name, [normal(*wide)] * 2, [0], gelu, {"approximate": approximate}))
 
+    def silu(dy: Any, x: Any, one: Any) -> Run:
+        return lambda: aten.silu_backward(dy, x)
+
+    program = "Sigmoid x1;Sub x2 s0;Mul x1 s1;Add s2 x2;Mul s0 s3;Mul x0 s4"
+    given = [normal(*wide), normal(*wide), np.float32(1)]
+    found.append(Case("Elementwise", f"{text(wide)}, SiLU", given, [0], silu, {"program": program}, constants=[2]))
+
     def dropout(x: Any, ratio: Any, count: Any) -> Run:
         return lambda: functional.dropout(x, 0.1)
 

@@ -177,8 +177,12 @@ def measure(
     rounds: int,
     round_seconds: float,
     first_steps: int = 3,
+    clock: str = "seconds",
 ) -> dict[str, Measurement]:
-    """Measure peers at one task in turns; a failed peer has a ``problem`` instead of figures."""
+    """Measure peers at one task in turns; a failed peer has a ``problem`` instead of figures.
+
+    ``clock`` is ``"seconds"``, or ``"processor"`` for processor time: a fair one only with one thread.
+    """
     results = {task.peer: Measurement() for task in tasks}
     with contextlib.ExitStack() as stack:
         workers: dict[str, Worker] = {}
@@ -199,7 +203,7 @@ def measure(
         for _ in range(rounds):
             for peer in order:
                 time.sleep(SETTLE_SECONDS)
-                results[peer].rounds.append(statistics.median(workers[peer].steps(counts[peer])["seconds"]))
+                results[peer].rounds.append(statistics.median(workers[peer].steps(counts[peer])[clock]))
             order.reverse()  # vary the order
         for peer, worker in workers.items():
             results[peer].peak = worker.memory()["peak"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from benchmark_model import TEXT, VOCABULARY, BenchmarkModel, architecture
 from real_models import REAL
 from recurrent_models import RECURRENT
+from zoo_models import ZOO
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ MODELS: dict[str, BenchmarkModel] = {
 
 
 def find_model(name: str) -> BenchmarkModel:
-    """A model of ``MODELS``, of ``real_models.py`` or of ``recurrent_models.py``."""
+    """A model of ``MODELS``, ``real_models.py``, ``recurrent_models.py`` or ``zoo_models.py``."""
     if name in MODELS:
         return MODELS[name]
-    return (REAL | RECURRENT)[name]
+    return (REAL | RECURRENT | ZOO)[name]

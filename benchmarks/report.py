@@ -58,6 +58,8 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
     models = "mlp,lenet5,conv6,resnet18,mobilenet_v2,unet,bert_mini,distilbert,gpt2,vit_tiny"
     commands = {
         "step": ["step.py", "--peers", ",".join(peers), *places],
+        "zoo": ["zoo_step.py"],
+        "zoo-limits": ["limits.py"],
         "recurrent": ["recurrent.py"],
         "startup": ["startup.py", "--imports"],
         "reading": ["reading.py"],
@@ -79,7 +81,9 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
 
 def page_of(name: str, pages: Path = PAGES) -> Path:
     """The page of a section."""
-    return pages / f"{name.removesuffix('-billion').removesuffix('-large').replace('-', '_')}.md"
+    for suffix in ("-billion", "-large", "-limits"):
+        name = name.removesuffix(suffix)
+    return pages / f"{name.replace('-', '_')}.md"
 
 
 def run(command: Sequence[str], *, quick: bool) -> str | None:

@@ -59,7 +59,9 @@ def main(
         for model in options.models:
             for batch in options.batch or batches[: 1 if options.quick else None]:
                 tasks = [Task(peer, model, batch, options.threads, options.folder) for peer in options.peers]
-                measured = compare(tasks, interpreters, options.rounds, options.round_seconds, options.reference)
+                measured = compare(
+                    tasks, interpreters, options.rounds, options.round_seconds, options.reference, options.clock
+                )
                 reports.append((model, batch, measured))
                 print_progress(model, batch, measured)
     write_report(report(reports, options, foreign), options.output)
@@ -89,7 +91,11 @@ def parse(
         help="onnxruntime-training=, onnxsim=, earlier=",
     )
     parser.add_argument("--output", help="also write the report to this Markdown file")
+    parser.add_argument("--processor", action="store_true", help="processor time, for busy machines; one thread")
     options = parser.parse_args(arguments)
+    options.clock = "processor" if options.processor else "seconds"
+    if options.processor:
+        options.threads = 1
     options.rounds = options.rounds or (3 if options.quick else 11)
     options.round_seconds = options.round_seconds or (0.05 if options.quick else 0.5)
     return options
@@ -109,7 +115,12 @@ def listed(known: Mapping[str, object]) -> Callable[[str], list[str]]:
 
 
 def compare(
-    tasks: Sequence[Task], interpreters: Interpreters, rounds: int, round_seconds: float, against: str = REFERENCE
+    tasks: Sequence[Task],
+    interpreters: Interpreters,
+    rounds: int,
+    round_seconds: float,
+    against: str = REFERENCE,
+    clock: str = "seconds",
 ) -> dict[str, Measurement]:
     """Measure all peers at one task; unavailable or disagreeing ones have a ``problem``."""
     by_peer = {task.peer: task for task in tasks}
@@ -117,7 +128,7 @@ def compare(
     first = Task("onnxtrain", tasks[0].model, tasks[0].batch, tasks[0].threads, tasks[0].folder)
     missing = prepare([first, *(task for task in tasks if task.peer != "onnxtrain")], interpreters)
     present = [task for task in tasks if task.peer not in missing]
-    measured = measure(present, interpreters, rounds=rounds, round_seconds=round_seconds)
+    measured = measure(present, interpreters, rounds=rounds, round_seconds=round_seconds, clock=clock)
     measured |= {peer: Measurement(problem=problem) for peer, problem in missing.items() if peer in by_peer}
     reference = measured.get(against)
     if reference is not None and not reference.problem:
@@ -173,8 +184,8 @@ def report(
         lines += ["", "Not measured:", "", *dict.fromkeys(problems)]
     lines += [
         "",
-        f"{machine_line()} {options.threads} threads; medians of {options.rounds} rounds of about "
-        f"{options.round_seconds:g} s. {load_line(foreign)}",
+        f"{machine_line()} {options.threads} threads{', processor time' * options.processor}; medians of "
+        f"{options.rounds} rounds of about {options.round_seconds:g} s. {load_line(foreign)}",
     ]
     return "\n".join(lines)
 

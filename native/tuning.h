@@ -46,12 +46,18 @@ inline constexpr std::size_t kPreparedElements = 1024, kMeasuredElements = 512;
 
 // Normalization, softmax, pooling. ------------------------------------------------------------------------------------
 
+// Channels of a batch normalization without further axes that are processed together.
+inline constexpr std::size_t kNormalizedColumns = 32;
+
 // Elements of short channels that are gathered; columns of a softmax over an inner axis, and windows of a row, that are
 // processed together; 2 x 2 windows whose slopes are found together.
 inline constexpr std::size_t kGatheredElements = 256;
 inline constexpr std::size_t kSoftmaxColumns = 64;
 inline constexpr std::int64_t kPooledWindows = 128;
 inline constexpr std::size_t kPooledTogether = 8;
+
+// Elements of a block of a chain of element-wise operators: some steps of it fit an L1 cache of 32 KiB.
+inline constexpr std::size_t kChainElements = 256;
 
 // Columns of rows that are added up together (the gradient of Gather).
 inline constexpr std::size_t kGatherColumns = 32;

@@ -100,6 +100,29 @@ def test_step_compares_with_pytorch(models: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_the_zoo_is_compared_with_pytorch(models: str) -> None:
+    arguments = ("--quick", "--models", "tabular_1", "--processor", "--rounds", "2", "--folder", models)
+    text = run("zoo_step.py", *arguments, "--peers", "onnxtrain,torch")
+    header, measured = rows(text)
+    assert header[:2] == ["model", "batch"]
+    assert measured[0].startswith("tabular with batch normalization: features 100")
+    assert measured[1] == "1024"
+    assert min(map(float, measured[2:7])) > 0
+    assert "1 threads, processor time" in text
+
+
+@pytest.mark.torch
+def test_limits_give_the_share_by_model_and_operator(models: str) -> None:
+    header, model, *operators = rows(run("limits.py", "--quick", "--models", "tabular_1", "--folder", models))
+    assert header[6] == "share"
+    seconds, products, stream, calls, limit, share = map(float, model[1:7])
+    assert max(products, stream) < limit
+    assert limit < products + stream + calls + 0.01
+    assert share == pytest.approx(limit / seconds, rel=0.1)
+    assert {"Linear", "BatchNormalizationGradient", "Adam"} <= {row[0] for row in operators}
+
+
+@pytest.mark.torch
 def test_gpu_says_that_there_is_none_and_its_script_runs_on_the_processor(models: str) -> None:
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         assert re.fullmatch(r"Nothing is measured: this onnxruntime has no provider for CUDA .*\.\n", run("gpu.py"))

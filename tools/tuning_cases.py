@@ -178,6 +178,12 @@ NORMS = {
         batch_norm="train",
         threads=THREADS,
     ),
+    "step of BatchNormalization, 1024 rows of 256": step(
+        "(float[1024, 256] x) => (y) { h = Mul(x, t) y = BatchNormalization (h, s, b, m, v) }",
+        weights={"t": (1,), **dict.fromkeys("sbmv", (256,))},
+        batch_norm="train",
+        threads=THREADS,
+    ),
 }
 SOFTMAX = {
     "step of Softmax over the channels, 21 of 56": step(
@@ -272,16 +278,25 @@ SPARSE = {
 
 ADAM = _update(onnxtrain.Adam(0.001))
 
+CHAINS = {
+    "step of SiLU, 512 rows of 3072": step(
+        "(float[512, 3072] x) => (y) { h = Mul(x, t) s = Sigmoid(h) y = Mul(h, s) }",
+        weights={"t": (1,)},
+        threads=THREADS,
+    ),
+}
+
 CASES: dict[str, dict[str, Case]] = {
     "kTaskElements": SHARED | NORMS,
     "kPatience": SHARED,
+    "kChainElements": CHAINS,
     "kNormalizationBlocks": NORMS,
     "kAheadBytes": ADAM,
     **dict.fromkeys(("kClearedElements", "kAddedElements"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
     "kPreparedElements": _update(onnxtrain.Adam(0.001), clip_norm=1.0),
     "kMeasuredElements": _update(onnxtrain.SSGD(0.001)) | _update(onnxtrain.LAMB(0.001)),
     "kLoopElements": ADAM | _update(onnxtrain.SSGD(0.001)),
-    "kGatheredElements": NORMS,
+    **dict.fromkeys(("kGatheredElements", "kNormalizedColumns"), NORMS),
     "kSoftmaxColumns": SOFTMAX,
     **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
     "kGatherColumns": GATHER,

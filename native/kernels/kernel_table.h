@@ -72,6 +72,26 @@ struct RowSumsCall {
   void* table;
 };
 
+inline constexpr std::size_t kMostChainInputs = 8, kMostChainSteps = 16;
+
+// One step of a chain of element-wise operators: operands are inputs, then earlier steps.
+struct ElementwiseStep {
+  enum Operator { kAbs, kAdd, kCast, kDiv, kGreater, kLess, kMul, kNeg, kRelu, kSigmoid, kSub, kWhere };
+  Operator what;
+  std::size_t operands[3];
+};
+
+// A chain; an input with one element counts for all.
+struct ElementwiseCall {
+  std::size_t inputs, steps;
+  const void* data[kMostChainInputs];
+  bool is_number[kMostChainInputs];
+  ElementwiseStep program[kMostChainSteps];
+  void* y;
+};
+
+using ChainKernel = void (*)(const ElementwiseCall& call, std::size_t first, std::size_t last, void* scratch);
+
 using ElementwiseKernel = void (*)(const void* scalars, std::size_t count, const void* const* inputs,
                                    void* const* outputs);
 // (mask ? gradient : 0) * factor; a null mask is all true.
@@ -115,6 +135,7 @@ struct KernelTable {
   RoundingKernel round_states;
   DecodingKernel decode_states;
   EncodingKernel encode_states;
+  ChainKernel elementwise[kElementTypes];
   // Inputs dy and y, output dx.
   ElementwiseKernel relu_gradient[kElementTypes];
   // Inputs dy and x, output dx; the second of each pair also gives y.

@@ -6,6 +6,7 @@
 #include "activations/gelu_kernels.h"
 #include "activations/kernels.h"
 #include "attention/table.h"
+#include "elementwise/kernels.h"
 #include "gather/kernels.h"
 #include "kernels/instruction_set.h"
 #include "kernels/kernel_table.h"
@@ -37,6 +38,7 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .round_states = round_states,
     .decode_states = decode_states,
     .encode_states = encode_states,
+    .elementwise = {elementwise<float>, elementwise<double>},
     .relu_gradient = {relu_gradient<float>, relu_gradient<double>},
     .clip_gradient = {{clip_gradient<float, false>, clip_gradient<double, false>},
      {clip_gradient<float, true>, clip_gradient<double, true>}},

@@ -56,10 +56,13 @@ struct Moments {
   double mean, variance, g, gd;  // sums of g and of g (x - mean)
 };
 
+inline Moments moments_of(double d, double dd, double g, double gd, double near, double count) {
+  const double shift = d / count, variance = dd / count - shift * shift;
+  return {near + shift, variance < 0.0 ? 0.0 : variance, g, gd - shift * g};
+}
+
 inline Moments moments_of(const MomentSums& sums, double near, double count) {
-  const double shift = sums.d.total() / count, g = sums.g.total();
-  const double variance = sums.dd.total() / count - shift * shift;
-  return {near + shift, variance < 0.0 ? 0.0 : variance, g, sums.gd.total() - shift * g};
+  return moments_of(sums.d.total(), sums.dd.total(), sums.g.total(), sums.gd.total(), near, count);
 }
 
 template <typename T>
@@ -157,8 +160,116 @@ void batch_normalization_channel(const BatchNormalizationCall& call, std::size_t
   if (call.dbias != nullptr) static_cast<T*>(call.dbias)[channel] = static_cast<T>(moments.g);
 }
 
+// Sums of columns, each in the order of the rows: the same bits for any number of columns.
+struct ColumnSums {
+  double d[tuning::kNormalizedColumns] = {}, dd[tuning::kNormalizedColumns] = {};
+  double g[tuning::kNormalizedColumns] = {}, gd[tuning::kNormalizedColumns] = {};
+};
+
+// Of columns [at, at + kWideLanes * vectors) of a block, whose rows are `step` apart.
+template <std::size_t vectors, typename T>
+void add_column_vectors(ColumnSums& sums, const T* near, const T* x, const T* g, std::size_t rows, std::size_t step,
+                        std::size_t at) {
+  WideVector d_sum[vectors] = {}, dd_sum[vectors] = {}, g_sum[vectors] = {}, gd_sum[vectors] = {}, origin[vectors];
+  for (std::size_t v = 0; v < vectors; ++v) load(near + at + v * kWideLanes, origin[v]);
+  for (std::size_t n = 0; n < rows; ++n) {
+    for (std::size_t v = 0; v < vectors; ++v) {
+      WideVector d, slope;
+      load(x + n * step + at + v * kWideLanes, d);
+      load(g + n * step + at + v * kWideLanes, slope);
+      d -= origin[v];
+      d_sum[v] += d;
+      dd_sum[v] += d * d;
+      g_sum[v] += slope;
+      gd_sum[v] += slope * d;
+    }
+  }
+  for (std::size_t i = 0; i < vectors * kWideLanes; ++i) {
+    const std::size_t v = i / kWideLanes, lane = i % kWideLanes;
+    sums.d[at + i] = d_sum[v][lane];
+    sums.dd[at + i] = dd_sum[v][lane];
+    sums.g[at + i] = g_sum[v][lane];
+    sums.gd[at + i] = gd_sum[v][lane];
+  }
+}
+
+template <typename T>
+void add_column(ColumnSums& sums, const T* near, const T* x, const T* g, std::size_t rows, std::size_t step,
+                std::size_t at) {
+  double d_sum = 0.0, dd_sum = 0.0, g_sum = 0.0, gd_sum = 0.0;
+  for (std::size_t n = 0; n < rows; ++n) {
+    const double d = static_cast<double>(x[n * step + at]) - static_cast<double>(near[at]);
+    const double slope = static_cast<double>(g[n * step + at]);
+    d_sum += d;
+    dd_sum += d * d;
+    g_sum += slope;
+    gd_sum += slope * d;
+  }
+  sums.d[at] = d_sum;
+  sums.dd[at] = dd_sum;
+  sums.g[at] = g_sum;
+  sums.gd[at] = gd_sum;
+}
+
+// Channels [first, first + count) of rows without further axes: whole rows are read, not one element of each.
+template <typename T>
+void batch_normalization_columns(const BatchNormalizationCall& call, std::size_t first, std::size_t count) {
+  constexpr std::size_t kMost = tuning::kNormalizedColumns, kVectors = 2;
+  const T *x = static_cast<const T*>(call.x) + first, *dy = static_cast<const T*>(call.dy) + first;
+  const T* near = call.mean == nullptr ? x : static_cast<const T*>(call.mean) + first;
+  const std::size_t rows = call.batch, step = call.channels;
+  ColumnSums sums;
+  std::size_t at = 0;
+  for (; at + kVectors * kWideLanes <= count; at += kVectors * kWideLanes) {
+    add_column_vectors<kVectors>(sums, near, x, dy, rows, step, at);
+  }
+  for (; at < count; ++at) add_column(sums, near, x, dy, rows, step, at);
+
+  T high[kMost], low[kMost], less[kMost], times[kMost], scale[kMost];
+  const auto total = static_cast<double>(rows);
+  for (std::size_t i = 0; i < count; ++i) {
+    Moments moments = {0.0, 0.0, sums.g[i], sums.gd[i]};
+    if (call.mean == nullptr) {
+      moments = moments_of(sums.d[i], sums.dd[i], sums.g[i], sums.gd[i], static_cast<double>(near[i]), total);
+    } else {
+      moments.variance = static_cast<double>(static_cast<const T*>(call.variance)[first + i]);
+    }
+    const double inverse = reciprocal_root(moments.variance + call.epsilon);
+    const Split<T> centre(moments.mean);
+    high[i] = centre.high;
+    low[i] = centre.low;
+    less[i] = static_cast<T>(moments.g / total);
+    times[i] = static_cast<T>(moments.gd * inverse * inverse / total);
+    scale[i] = static_cast<T>(static_cast<double>(static_cast<const T*>(call.scale)[first + i]) * inverse);
+    if (call.dscale != nullptr) static_cast<T*>(call.dscale)[first + i] = static_cast<T>(moments.gd * inverse);
+    if (call.dbias != nullptr) static_cast<T*>(call.dbias)[first + i] = static_cast<T>(moments.g);
+  }
+  if (call.dx == nullptr) return;
+  T* dx = static_cast<T*>(call.dx) + first;
+  for (std::size_t n = 0; n < rows; ++n) {
+    const T *row = x + n * step, *slopes = dy + n * step;
+    T* out = dx + n * step;
+    if (call.mean == nullptr) {
+      ONNXTRAIN_VECTORIZE
+      for (std::size_t i = 0; i < count; ++i) {
+        out[i] = ((slopes[i] - less[i]) - ((row[i] - high[i]) - low[i]) * times[i]) * scale[i];
+      }
+    } else {
+      ONNXTRAIN_VECTORIZE
+      for (std::size_t i = 0; i < count; ++i) out[i] = slopes[i] * scale[i];
+    }
+  }
+}
+
 template <typename T>
 void batch_normalization_gradient(const BatchNormalizationCall& call, std::size_t first, std::size_t last) {
+  if (call.size == 1 && call.batch > 0) {
+    for (; first < last; first += tuning::kNormalizedColumns) {
+      const std::size_t left = last - first;
+      batch_normalization_columns<T>(call, first, left < tuning::kNormalizedColumns ? left : tuning::kNormalizedColumns);
+    }
+    return;
+  }
   for (std::size_t channel = first; channel < last; ++channel) batch_normalization_channel<T>(call, channel);
 }
 

@@ -110,7 +110,9 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
   channels.dbias = call.output(2, inputs[2].shape);
   channels.dx = call.output(0, shape);
   const auto kernel = kernels()->batch_normalization_gradient[type];
-  for_each_range(call.parallel_for(), channels.channels, items_per_task(saturating_product(channels.batch, channels.size)),
+  std::size_t items = items_per_task(saturating_product(channels.batch, channels.size));
+  if (channels.size == 1) items = std::max(items, tuning::kNormalizedColumns);  // whole cache lines of every row
+  for_each_range(call.parallel_for(), channels.channels, items,
                  [&](std::size_t first, std::size_t last) { kernel(channels, first, last); });
 }
 

@@ -6,6 +6,7 @@
 #include "communication/node.h"
 #include "convolution/node.h"
 #include "dropout/node.h"
+#include "elementwise/node.h"
 #include "exported.h"
 #include "gather/node.h"
 #include "normalization/node.h"
@@ -163,6 +164,7 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<ConvInputGradientNode>(api, domains.own);
   add_operator<ConvWeightGradientNode>(api, domains.own);
   add_operator<CountedDropoutNode>(api, domains.own);
+  add_operator<ElementwiseNode>(api, domains.own);
   add_operator<GatherGradientNode>(api, domains.own);
   add_operator<GeluGradientNode>(api, domains.own);
   add_operator<LayerNormalizationGradientNode>(api, domains.own);

@@ -117,3 +117,20 @@ def batch_normalization(rng: np.random.Generator) -> Case:
         return list(gradient_reference.batch_normalization(*feeds.values()))
 
     return Case("BatchNormalizationGradient", feeds, {}, 3, expected if legal else None)
+
+
+def chain(rng: np.random.Generator) -> Case:
+    shape, dtype = any_shape(rng), element_type(rng)
+    steps: list[str] = []
+    for place in range(int(rng.integers(1, 17))):
+        names = [f"x{i}" for i in range(3)] + [f"s{i}" for i in range(place)]
+        operator = pick(rng, "Abs", "Add", "Greater", "Less", "Mul", "Neg", "Relu", "Sigmoid", "Sub", "Where")
+        count = {"Where": 3, "Abs": 1, "Neg": 1, "Relu": 1, "Sigmoid": 1}.get(operator, 2)
+        steps.append(" ".join([operator, *(pick(rng, *names) for _ in range(count))]))
+    if rng.random() < 0.3:
+        steps.append(
+            pick(rng, "Erf x0", "Add x0", "Neg s99", "Neg x9", "Neg", "", "Neg y0", "Neg x-1", "Neg x99999999999999")
+        )
+    feeds = {"x0": floating(rng, shape, dtype), "x1": floating(rng, shape, dtype), "x2": floating(rng, (), dtype)}
+    # Without a reference: comparisons of nearly equal numbers go either way.
+    return Case("Elementwise", feeds, {"program": ";".join(steps)})

@@ -15,6 +15,7 @@ INPUTS = {
     "BatchNormalizationGradient": ("dy", "x", "scale", "mean", "variance"),
     "ClipGradient": ("dy", "x", "min", "max"),
     "CountedDropout": ("x", "ratio", "count"),
+    "Elementwise": ("x0", "x1", "x2"),
     "GatherGradient": ("dy", "indices", "shape"),
     "GeluGradient": ("dy", "x"),
     "LayerNormalizationGradient": ("dy", "x", "scale"),
@@ -58,6 +59,31 @@ def run(path, operator, *inputs, threads=1, wanted=None, **attributes):
 
 def wide(*arrays):
     return [None if array is None else np.asarray(array, np.float64) for array in arrays]
+
+
+STEPS = {
+    "Abs": np.abs,
+    "Add": np.add,
+    "Cast": np.positive,
+    "Div": np.divide,
+    "Greater": np.greater,
+    "Less": np.less,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Relu": lambda x: np.maximum(x, 0),
+    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "Sub": np.subtract,
+    "Where": lambda condition, a, b: np.where(condition != 0, a, b),
+}
+
+
+def elementwise(*inputs, program):
+    """y: the last step of a chain."""
+    values = {f"x{place}": array for place, array in enumerate(wide(*inputs))}
+    for place, step in enumerate(program.split(";")):
+        name, *operands = step.split()
+        values[f"s{place}"] = np.asarray(STEPS[name](*(values[each] for each in operands)), np.float64)
+    return [values[f"s{place}"]]
 
 
 def normalized_gradient(dy, x, scale, axes, epsilon, centred=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from gradient_cases import batch_normalization, cross_entropy, elementwise, gather, normalization, softmax
+from gradient_cases import batch_normalization, chain, cross_entropy, elementwise, gather, normalization, softmax
 from kernel_case import Case, pick
 from layer_cases import attention, attention_gradient, linear, linear_gradient, low_bit, recurrent, wide_attention
 from sparse_cases import sparse_convolution, sparse_linear
@@ -15,7 +15,7 @@ from window_cases import sweep as sweep
 
 DRAWS: tuple[Callable[[np.random.Generator], Case], ...] = (
     convolution, convolution, convolution, max_pool, max_pool_same, gather, softmax, cross_entropy, elementwise,
-    normalization, batch_normalization, attention, attention_gradient, wide_attention, linear, linear_gradient,
+    chain, normalization, batch_normalization, attention, attention_gradient, wide_attention, linear, linear_gradient,
     low_bit, optimizer, recurrent, recurrent, after, sparse_linear, sparse_convolution,
 )  # fmt: skip
 

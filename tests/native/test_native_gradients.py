@@ -137,6 +137,10 @@ def test_gelu_over_its_range(instruction_set, library_path, approximate, dtype):
     )
 
 
+SILU = "Sigmoid x1;Sub x2 s0;Mul x1 s1;Add s2 x2;Mul s0 s3;Mul x0 s4"
+OTHERS = "Abs x0;Less s0 x2;Neg x1;Relu s2;Greater x1 x0;Cast s4;Where s1 s3 s5;Div s6 x2"
+
+
 def examples(dtype):
     """(operator, inputs, attributes) of sizes with full vectors and tails, several tasks each."""
     statistics = batch_inputs((4, 33, 21, 19), dtype, 1, True)
@@ -152,6 +156,8 @@ def examples(dtype):
         ("BatchNormalizationGradient", batch_inputs((50, 700), dtype, 1, False), {}),
         ("ClipGradient", (rows, rows, np.asarray(dtype(-1)), np.asarray(dtype(1))), {}),
         ("CountedDropout", (rows, np.asarray(dtype(0.25)), np.asarray(2**40 + 3)), {"seed": 2**61 + 5}),
+        ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(1))), {"program": SILU}),
+        ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(0.5))), {"program": OTHERS}),
         ("GatherGradient", (draw((30, 31, 45), dtype, 7), indices, np.array([50, 45])), {"axis": 0}),
         ("GatherGradient", (draw((3, 30, 31, 5), dtype, 7), indices, np.array([3, 50, 5])), {"axis": 1}),
         ("GeluGradient", (rows, rows), {"approximate": "none"}),
@@ -179,6 +185,7 @@ FUNCTIONS = {
     "BatchNormalizationGradient": reference.batch_normalization,
     "ClipGradient": reference.clip,
     "CountedDropout": reference.counted_dropout,
+    "Elementwise": reference.elementwise,
     "GatherGradient": reference.gather,
     "GeluGradient": reference.gelu,
     "LayerNormalizationGradient": reference.layer_normalization,
@@ -237,6 +244,7 @@ SHARED = {
     "BatchNormalizationGradient": {0: 0, 1: 0},
     "ClipGradient": {0: 0, 1: 0},
     "CountedDropout": {0: 0},
+    "Elementwise": {0: 0},
     "GeluGradient": {0: 0, 1: 0},
     "LayerNormalizationGradient": {0: 0, 1: 0},
     "LogSoftmaxGradient": {0: 0, 1: 0},

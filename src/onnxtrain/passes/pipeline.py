@@ -14,12 +14,16 @@ from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN, TRAINING_DOMAIN
 from onnxtrain.ir.passes import clean, remove_unused
 from onnxtrain.passes.build_gradients import Derivative, build_gradients
 from onnxtrain.passes.counter_based_dropout import counter_based_dropout
+from onnxtrain.passes.fuse.fold_batch_norm import fold_batch_norm
 from onnxtrain.passes.fuse.fuse_activations import fuse_activations
 from onnxtrain.passes.fuse.fuse_attention import fuse_attention
+from onnxtrain.passes.fuse.fuse_elementwise import fuse_elementwise
 from onnxtrain.passes.fuse.fuse_linear import fuse_linear
 from onnxtrain.passes.fuse.fuse_norms import fuse_norms
 from onnxtrain.passes.fuse.fuse_relu import fuse_relu
 from onnxtrain.passes.fuse.fuse_rotary import fuse_rotary
+from onnxtrain.passes.fuse.fuse_scatter import fuse_scatter
+from onnxtrain.passes.fuse.fuse_slices import fuse_slices
 from onnxtrain.passes.fuse.fuse_updates import fuse_updates
 from onnxtrain.passes.join_scans import join_scans
 from onnxtrain.passes.kernels.lower_without_kernel import lower_without_kernel
@@ -91,9 +95,12 @@ def lower_graph(
         write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
     counter_based_dropout(model)  # masks from counters that are states: a repeated step draws the same
     if kernels:
+        fold_batch_norm(model)  # of frozen layers, into their convolutions
         fuse_activations(model)  # Gelu: one node for five
         fuse_norms(model)  # RMS norm: one node for seven
         fuse_rotary(model)  # rotary embedding: one node for seven
+        fuse_slices(model)  # consecutive slices: one Split, whose gradient is one Concat
+        fuse_scatter(model)  # rows added at indices: one node that sorts them
         fuse_attention(model)  # scores, mask, softmax and matmul: one node
         fuse_linear(model, frozen=rounds)  # matmul, transposition, bias and Relu: one node
         if recurrent:
@@ -121,6 +128,7 @@ def lower_graph(
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for
         remove_unused(model)
         fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
+        fuse_elementwise(graph)  # chains of elementwise operators: one node
         rematerialize_dequantized(graph)  # frozen low-bit weights are in float only while they are read
         optimizer_in_backward(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update

@@ -24,6 +24,7 @@ from onnxtrain.autodiff.rules.placement import (
     size_of,
 )
 from onnxtrain.ir import Value
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.value import Dimension
 
 
@@ -76,6 +77,12 @@ def gather_gradient(node: Node) -> Sequence[Value]:
     count = size if isinstance(size, int) else op.Gather(shape, op.ints(axis))
     rows = scatter_rows(shaped(dy, [before, size_of(flat, 0), after]), flat, count)
     return [op.reshape(rows, shape, known)]
+
+
+@register_gradient("GatherGradient", domain=ONNXTRAIN_DOMAIN)
+def gather_gradient_gradient(node: Node, d: Value) -> Gradients:
+    """y = zeros with x added at the indices along an axis: dx = dy at the indices."""
+    return node.op.Gather(d, node.input_required(1), axis=node.attribute("axis")).with_shape(node.x.shape), None, None
 
 
 def _product_of(shape: Value, known: tuple[Dimension, ...] | None, start: int, end: int | None) -> Size:

@@ -1,0 +1,140 @@
+"""Chains of elementwise operators become one node with the same results; what others read stays."""
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import parser
+from ways import operators, operators_of_step, passed, trained_both_ways
+
+import onnxtrain
+from onnxtrain.passes.fuse.fuse_elementwise import MOST_STEPS, STEPS, fuse_elementwise
+
+CONSTANTS = "float half = {0.5}, float three = {3}, float[1] one = {1}, float[4] g = {1, -2, 0.5, 3}"
+CHAINS = {
+    "a product of a sum": "a = Add(x, u) y = Mul(a, x)",
+    "numbers": "a = Mul(x, half) b = Sub(one, a) y = Div(b, three)",
+    "the slope of HardSwish": "a = Abs(x) in = Less(a, three) b = Mul(x, half) c = Add(b, one) p = Greater(x, half) "
+    "f = Cast <to = 1> (p) w = Where(in, c, f) y = Mul(u, w)",
+    "a sum of many": "a = Sum(x, u, x) b = Neg(a) y = Relu(b)",
+    "the slope of SiLU": "s = Sigmoid(x) r = Sub(one, s) a = Mul(x, r) b = Add(a, one) c = Mul(s, b) y = Mul(u, c)",
+}
+RANDOM = np.random.default_rng(0)
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 3.0, -3.0, 88.0, -104.0, 1e-40], np.float32)
+
+
+def model(nodes, more="", kind="float"):
+    constants, nodes = (
+        CONSTANTS.replace("float", kind),
+        nodes.replace("to = 1>", "to = 11>" if kind == "double" else "to = 1>"),
+    )
+    return parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> f ({kind}[n, 4] x, {kind}[n, 4] u) => ({kind}[n, 4] y{more}) '
+        f"<{constants}> {{ {nodes} }}"
+    )
+
+
+def fuse(model):
+    fuse_elementwise(model.graph)
+
+
+def results(proto, feeds):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.register_custom_ops_library(str(onnxtrain.custom_ops_library()))
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)[0]
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize("nodes", CHAINS.values(), ids=CHAINS)
+def test_a_chain_is_one_node_with_the_same_results(nodes, kind):
+    given = model(nodes, kind=kind)
+    found = passed(given, fuse)
+    assert operators(found) == ["Elementwise"]
+    dtype = np.float32 if kind == "float" else np.float64
+    x, u = (RANDOM.normal(0, 3, (9001, 4)).astype(dtype) for _ in range(2))  # several tasks, and a tail
+    x.flat[: SPECIAL.size] = SPECIAL
+    x.flat[-SPECIAL.size :] = SPECIAL
+    before, after = (results(proto, {"x": x, "u": u}) for proto in (given, found))
+    if "Sigmoid" in nodes:
+        np.testing.assert_allclose(after, before, rtol=3e-6, atol=3e-6)
+    else:
+        np.testing.assert_array_equal(after, before)
+
+
+def test_every_operator_of_a_chain_is_tested():
+    assert {word for chain in CHAINS.values() for word in STEPS if f"{word}(" in chain or f"{word} <" in chain} == STEPS
+
+
+@pytest.mark.parametrize(
+    ("nodes", "left"),
+    [
+        ("y = Mul(x, u)", ["Mul"]),  # one operator is no chain
+        ("a = Add(x, u) b = Exp(a) y = Mul(b, x)", ["Add", "Exp", "Mul"]),  # an operator that chains do not have
+        ("a = Add(x, u) b = Mul(a, x) e = Exp(a) y = Mul(b, e)", ["Add", "Exp", "Elementwise"]),  # a is read by Exp
+        ("a = Add(x, g) y = Mul(a, u)", ["Add", "Mul"]),  # a row for all rows
+        ("s = Sigmoid(x) e = Exp(s) y = Mul(s, e)", ["Sigmoid", "Exp", "Mul"]),  # s is kept anyway
+        (
+            "s = Sigmoid(x) y0 = Mul(s, x) e = Exp(y0) a = Mul(s, e) y = Add(a, x)",
+            ["Elementwise", "Exp", "Elementwise"],
+        ),
+    ],
+)
+def test_what_others_read_stays(nodes, left):
+    assert operators(passed(model(nodes), fuse)) == left
+
+
+def test_outputs_stay():
+    given = model("a = Add(x, u) b = Mul(a, x) y = Neg(b)", more=", float[n, 4] a")
+    assert operators(passed(given, fuse)) == ["Add", "Elementwise"]
+
+
+def test_long_chains_are_cut():
+    nodes = " ".join(f"v{i + 1} = Mul({'x' if i == 0 else f'v{i}'}, half)" for i in range(40))
+    found = operators(passed(model(f"{nodes} y = Neg(v40)"), fuse))
+    assert found == ["Elementwise"] * -(-41 // MOST_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("Erf x0", "the operator 'Erf', which chains do not have"),
+        ("Mul x0", "1 operands for Mul, which has 2"),
+        ("Neg s0", "the operand 's0' in step 0"),
+        ("Neg x8", "the operand 'x8' in step 0"),
+        ("Neg x99999999999999999999", "the operand 'x9+' in step 0"),
+        ("", "0 steps: a chain has 1 to 16"),
+        (";".join(["Neg x0"] * 17), "17 steps: a chain has 1 to 16"),
+        ("Mul x0 x2", "the program reads x2, and there are 2 inputs"),
+        ("Mul x0 x1", r"\(x1\) has shape \[3\] and .*: they must have one shape"),
+    ],
+)
+def test_messages(program, message):
+    proto = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21, "onnxtrain": 1]> f (float[2, 3] a, float[b] b) => (float[2, 3] y) '
+        f'{{ y = onnxtrain.Elementwise <program = "{program}"> (a, b) }}'
+    )
+    with pytest.raises(Exception, match=message):
+        results(proto, {"a": np.ones((2, 3), np.float32), "b": np.ones(1 if "x2" in program else 3, np.float32)})
+
+
+NETWORKS = {
+    "SiLU": "h = Mul(x, g) s = Sigmoid(h) y = Mul(h, s)",
+    "HardSwish": "h = Mul(x, g) y = HardSwish(h)",
+    "a gate": "h = Mul(x, g) p = Tanh(h) s = Sigmoid(h) y = Mul(p, s)",
+}
+
+
+@pytest.mark.parametrize("nodes", NETWORKS.values(), ids=NETWORKS)
+def test_training_is_as_without_kernels(nodes):
+    proto = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> f (float[n, 4] x) => (float[n, 4] y) <{CONSTANTS}> {{ {nodes} }}'
+    )
+    x = RANDOM.normal(0, 2, (50, 4)).astype(np.float32)
+    (plain_losses, plain), (losses, trainer) = trained_both_ways(proto, "g", x, np.ones_like(x))
+    np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)
+    assert losses[-1] < losses[0]
+    assert "Elementwise" in operators_of_step(trainer)
+    assert "Elementwise" not in operators_of_step(plain)
+    assert "Where" not in operators_of_step(trainer)
