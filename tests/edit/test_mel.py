@@ -141,9 +141,9 @@ def detector(frames=22):
     """A wake word model on spectrograms [N, 1, 40, frames]."""
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
         f (float[n, 1, 40, {frames}] mel) => (float[n, 2] y)
-        {{ c = Conv<strides = [2, 2]>(mel, conv.weight) r = Relu(c) g = GlobalAveragePool(r) h = Flatten(g)
-          y = Gemm<transB = 1>(h, out.weight, out.bias) }}""")
-    for name, shape in (("conv.weight", (8, 1, 5, 5)), ("out.weight", (2, 8)), ("out.bias", (2,))):
+        {{ c = Conv<strides = [2, 2]>(mel, conv_weight) r = Relu(c) g = GlobalAveragePool(r) h = Flatten(g)
+          y = Gemm<transB = 1>(h, out_weight, out_bias) }}""")
+    for name, shape in (("conv_weight", (8, 1, 5, 5)), ("out_weight", (2, 8)), ("out_bias", (2,))):
         values = np.random.default_rng(0).normal(0, 0.2, shape).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(values, name))
     return model
@@ -154,11 +154,11 @@ def test_the_constants_are_no_weights_and_no_training_changes_them(tmp_path):
     model = onnxtrain.prepend_mel(inner)
     assert [t.name for t in model.graph.initializer] == [t.name for t in inner.graph.initializer]
     table = onnxtrain.inspect(model).initializers
-    assert {row.name for row in table if row.trainable} == {"conv.weight", "out.weight", "out.bias"}
+    assert {row.name for row in table if row.trainable} == {"conv_weight", "out_weight", "out_bias"}
     x, y = RNG.normal(size=(8, 3872)).astype(np.float32), np.arange(8) % 2
     trainer = onnxtrain.Trainer(model, loss="cross_entropy", optimizer="adam(lr=0.01)")
     assert not trainer.hints
-    assert set(trainer.parameters) == {"conv.weight", "out.weight", "out.bias"}
+    assert set(trainer.parameters) == {"conv_weight", "out_weight", "out_bias"}
     # The steps are those of the model without the front end on spectrograms.
     plain = onnxtrain.Trainer(inner, loss="cross_entropy", optimizer="adam(lr=0.01)")
     spectrogram = run(onnxtrain.cut(model, at="mel"), x)
@@ -172,6 +172,31 @@ def test_the_constants_are_no_weights_and_no_training_changes_them(tmp_path):
 
     assert constants(saved) == constants(model)
     np.testing.assert_allclose(run(saved, x), trainer.predict(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [("stft.wsin", False), ("spec.mel_basis", False), ("mel_filterbank_1", False), ("dft_kernel", False),
+     ("mel_proj.weight", True), ("draft", True)],
+)  # fmt: skip
+def test_matrices_that_exporters_write_are_told_by_their_names(name, trained):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 4] x) => (float[n, 3] y) { h = MatMul(x, w) y = MatMul(h, v) }""")
+    model.graph.node[0].input[1] = name
+    for weight, shape in ((name, (4, 3)), ("v", (3, 3))):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), weight))
+    rows = {row.name: row.trainable for row in onnxtrain.inspect(model).initializers}
+    assert rows == {name: trained, "v": True}
+
+
+@pytest.mark.parametrize("opset", [11, 13, 21])
+def test_training_an_old_model_leaves_the_constants(opset):
+    inner = detector()
+    inner.opset_import[0].version = opset
+    model = onnxtrain.prepend_mel(inner, power=1)
+    assert model.opset_import[0].version == opset
+    trainer = onnxtrain.Trainer(model, loss="cross_entropy")
+    assert set(trainer.parameters) == {"conv_weight", "out_weight", "out_bias"}
 
 
 @pytest.mark.parametrize(

@@ -157,11 +157,11 @@ def network():
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
         f (float[n, t, 6] frames, int64[n, u] labels) => (float[n, t, u1, 4] y)
         <int64[1] one = {1}, int64[1] two = {2}, int64[4] pads = {0, 1, 0, 0}, int64 start = {0}>
-        { e = MatMul(frames, encoder.weight)  s0 = Pad(labels, pads, start)
-          p = Gather(embedding.weight, s0)
+        { e = MatMul(frames, encoder_weight)  s0 = Pad(labels, pads, start)
+          p = Gather(embedding_weight, s0)
           e4 = Unsqueeze(e, two)  p4 = Unsqueeze(p, one)  s = Add(e4, p4)  h = Tanh(s)
-          y = MatMul(h, joint.weight) }""")
-    for name, shape in (("encoder.weight", (6, 16)), ("embedding.weight", (4, 16)), ("joint.weight", (16, 4))):
+          y = MatMul(h, joint_weight) }""")
+    for name, shape in (("encoder_weight", (6, 16)), ("embedding_weight", (4, 16)), ("joint_weight", (16, 4))):
         values = np.random.default_rng(0).normal(0, 0.5, shape).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     return model

@@ -108,20 +108,20 @@ def prepend_mel(
     audio = ir.Value(name=working.free_name(name), type=ir.TensorType(dtype), shape=ir.Shape((batch, samples)))
 
     op = Builder(working.graph, working.opset, before=working.graph[0])
-    op.scope = working.free_name("mel")
+    op.scope = working.free_name("mel_spectrogram")
     made = _Nodes(op, dtype)
     signal = made.unsqueeze(op.wrap(audio))
     pads = [fft // 2, fft // 2] if center else [0, 0]
-    kernel = _dft(fft, window)[:, used].reshape(-1, 1, fft)
-    parts = op.Conv(signal, made.constant(kernel), strides=[hop], pads=pads, kernel_shape=[fft])  # real, imaginary
+    kernel = made.matrix("dft", _dft(fft, window)[:, used].reshape(-1, 1, fft))
+    parts = op.Conv(signal, kernel, strides=[hop], pads=pads, kernel_shape=[fft])  # real, imaginary
     squares = op.Mul(parts, parts)
     weights = filters[:, used]
     if power == 2:
-        found = op.MatMul(made.constant(np.concatenate([weights, weights], axis=1)), squares)
+        found = op.MatMul(made.matrix("mel_filters", np.concatenate([weights, weights], axis=1)), squares)
     else:
         pairs = np.concatenate([np.eye(int(used.sum()))] * 2, axis=1)
-        energies = op.Add(op.MatMul(made.constant(pairs), squares), made.constant(np.float64(_TINY)))
-        found = op.MatMul(made.constant(weights), op.Sqrt(energies))  # [N, mels, frames]
+        energies = op.Add(op.MatMul(made.matrix("dft_pairs", pairs), squares), made.constant(np.float64(_TINY)))
+        found = op.MatMul(made.matrix("mel_filters", weights), op.Sqrt(energies))  # [N, mels, frames]
     found = made.compressed(found, compression, floor, sample_rate / hop)
     if last:
         found = op.Transpose(found, perm=[0, 2, 1])
@@ -153,6 +153,12 @@ class _Nodes:
         """Emit a constant, of the type of the spectrogram by default."""
         made = np.asarray(array).astype((dtype or self._dtype).numpy())
         return self._op.several("Constant", outputs=1, value=ir.tensor(made))[0]
+
+    def matrix(self, name: str, array: npt.NDArray[np.float64]) -> Value:
+        """Emit a matrix whose name says that it is not trained (``weights/names.py``)."""
+        made = self.constant(array)
+        made.ir.name = f"{self._op.scope}/{name}"
+        return made
 
     def unsqueeze(self, value: Value) -> Value:
         """Emit a new axis 1."""
@@ -271,9 +277,9 @@ def _check(
             f"low is {low!r} and high {high!r}; they must be frequencies in rising order from 0 to half the sample "
             f"rate, {sample_rate / 2:g} Hz."
         )
-    for argument, value, known in (("scale", scale, Scale), ("compression", compression, Compression)):
-        if value not in get_args(known):
-            raise OptionError(f"{argument} is {value!r}; it is one of {', '.join(get_args(known))}.")
+    for argument, chosen, known in (("scale", scale, Scale), ("compression", compression, Compression)):
+        if chosen not in get_args(known):
+            raise OptionError(f"{argument} is {chosen!r}; it is one of {', '.join(get_args(known))}.")
     if power not in (1, 2):
         raise OptionError(f"power is {power!r}; it is 1 for magnitudes or 2 for power.")
     if not (np.isfinite(floor) and floor > 0):
