@@ -188,7 +188,7 @@ CENTRES = onnxtrain.append(encoder(), Cosine(5))
         (
             lambda: onnxtrain.Trainer(encoder(), loss="arcface"),
             OptionError,
-            r"arcface needs the cosines \[batch, classes\] .* append\(model, onnxtrain.layers.Cosine\(classes\)\)",
+            r"arcface needs the cosines \[batch, classes\] .*append\(model, onnxtrain.layers.Cosine\(classes\)\)",
         ),
         (
             lambda: onnxtrain.Trainer(CENTRES, loss="cosface").train_step(faces(2, 0)[0], np.array([0, 5])),

@@ -50,8 +50,8 @@ def prepend_mel(
     ``librosa.feature.melspectrogram``, with ``compression`` those of its logarithm, of ``librosa.power_to_db`` (with
     ``top_db=None``) or of ``librosa.pcen``.
 
-    The matrices are Constant nodes, so that no training changes them. The value with the name of the former input is
-    the spectrogram.
+    The audio is float32, whatever the type of the spectrogram. The matrices are Constant nodes whose names say what
+    they are, so that no training changes them. The value with the name of the former input is the spectrogram.
 
     Args:
         model: A path or a loaded model with an input [N, 1, mels, frames], [N, mels, frames], or with the last two axes
@@ -102,14 +102,14 @@ def prepend_mel(
     samples: Dimension = "samples"
     if isinstance(frames, int):
         samples = (frames - 1) * hop + (0 if center else fft)
-    dtype = spectrogram.dtype
+    dtype, given = spectrogram.dtype, str(spectrogram.name)
     assert dtype is not None
-    given = str(spectrogram.name)
-    audio = ir.Value(name=working.free_name(name), type=ir.TensorType(dtype), shape=ir.Shape((batch, samples)))
+    kind = ir.TensorType(ir.DataType.FLOAT)  # ONNX Runtime has no Conv of doubles
+    audio = ir.Value(name=working.free_name(name), type=kind, shape=ir.Shape((batch, samples)))
 
     op = Builder(working.graph, working.opset, before=working.graph[0])
     op.scope = working.free_name("mel_spectrogram")
-    made = _Nodes(op, dtype)
+    made = _Nodes(op)
     signal = made.unsqueeze(op.wrap(audio))
     pads = [fft // 2, fft // 2] if center else [0, 0]
     kernel = made.matrix("dft", _dft(fft, window)[:, used].reshape(-1, 1, fft))
@@ -127,6 +127,7 @@ def prepend_mel(
         found = op.Transpose(found, perm=[0, 2, 1])
     if spectrogram.shape is not None and len(spectrogram.shape) == 4:
         found = made.unsqueeze(found)
+    found = op.cast(found, dtype)
     inputs = working.graph.inputs
     inputs[list(inputs).index(spectrogram)] = audio
     ir.convenience.replace_all_uses_with(spectrogram, found.ir)
@@ -144,14 +145,14 @@ _TINY = 1e-20
 
 
 class _Nodes:
-    """Emit nodes of any opset, with constants as Constant nodes."""
+    """Emit nodes of any opset in float32, with constants as Constant nodes."""
 
-    def __init__(self, op: Builder, dtype: ir.DataType) -> None:
-        self._op, self._dtype = op, dtype
+    def __init__(self, op: Builder) -> None:
+        self._op = op
 
-    def constant(self, array: npt.NDArray[Any] | np.generic, dtype: ir.DataType | None = None) -> Value:
-        """Emit a constant, of the type of the spectrogram by default."""
-        made = np.asarray(array).astype((dtype or self._dtype).numpy())
+    def constant(self, array: npt.NDArray[Any] | np.generic, dtype: ir.DataType = ir.DataType.FLOAT) -> Value:
+        """Emit a constant."""
+        made = np.asarray(array).astype(dtype.numpy())
         return self._op.several("Constant", outputs=1, value=ir.tensor(made))[0]
 
     def matrix(self, name: str, array: npt.NDArray[np.float64]) -> Value:
@@ -184,12 +185,12 @@ class _Nodes:
         whole = ir.DataType.INT64
         count = op.Squeeze(op.Slice(op.Shape(energy), *(self.constant(np.array([at]), whole) for at in (2, 3))))
         zero, one = (self.constant(np.int64(number), whole) for number in (0, 1))
-        steps = op.Cast(op.Range(zero, count, one), to=int(self._dtype))
+        steps = op.Cast(op.Range(zero, count, one), to=int(ir.DataType.FLOAT))
         column = op.Reshape(steps, self.constant(np.array([-1, 1]), whole))
         row = op.Reshape(steps, self.constant(np.array([1, -1]), whole))
         decay = self.constant(np.float64(np.log(1 - smoothing)))
         ago = op.Sub(row, column)  # [s, t]: steps from s to t
-        past = op.Cast(op.Not(op.Less(ago, self.constant(np.float64(0)))), to=int(self._dtype))
+        past = op.Cast(op.Not(op.Less(ago, self.constant(np.float64(0)))), to=int(ir.DataType.FLOAT))
         weights = op.Mul(op.Mul(op.Exp(op.Mul(op.Mul(ago, past), decay)), past), self.constant(np.float64(smoothing)))
         first = op.Exp(op.Mul(op.Add(row, self.constant(np.float64(1))), decay))
         smooth = op.Add(op.MatMul(energy, weights), first)
