@@ -75,10 +75,8 @@ def main(folder: Path) -> dict[str, float]:
 
 def draw(folder: Path, audio: np.ndarray, is_word: np.ndarray, course: list[float]) -> None:
     """Draw the spectrograms of a word and another sound, as the saved detector computes them, and the accuracy."""
-    import matplotlib
     from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
     path = folder / "wake_word_audio.onnx"
     spectrogram = onnxruntime.InferenceSession(onnxtrain.cut(path, at="mel").SerializeToString())
     chosen = [int(np.flatnonzero(is_word == kind)[0]) for kind in (1, 0)]

@@ -154,6 +154,7 @@ def detector(frames=22):
 def test_the_constants_are_no_weights_and_no_training_changes_them(tmp_path):
     inner = detector()
     model = onnxtrain.prepend_mel(inner)
+    assert 1.0e6 < model.ByteSize() - inner.ByteSize() < 1.2e6
     assert [t.name for t in model.graph.initializer] == [t.name for t in inner.graph.initializer]
     table = onnxtrain.inspect(model).initializers
     assert {row.name for row in table if row.trainable} == {"conv_weight", "out_weight", "out_bias"}

@@ -34,8 +34,9 @@ class Transducer(ReducedLoss):
         alpha(t, u) = log(exp(alpha(t-1, u) + blank(t-1, u)) + exp(alpha(t, u-1) + label(t, u-1)))
 
     Targets are labels [N, U] in order, one row per example, padded at its end with -1 (or any negative number, or the
-    blank). As ``torchaudio.functional.rnnt_loss(blank, reduction)``, whose target lengths are the numbers of labels
-    before the padding, and whose blank is the last class by default.
+    blank); where the number of histories is dynamic, the padding may be of any width. As
+    ``torchaudio.functional.rnnt_loss(blank, reduction)``, whose target lengths are the numbers of labels before the
+    padding, and whose blank is the last class by default.
 
     Args:
         blank: The blank class.
@@ -107,7 +108,10 @@ class Transducer(ReducedLoss):
         last = op.Expand(last, op.Shape(count)) if given is None else op.Unsqueeze(last, op.ints(1))  # [N, 1]
 
         blanks = op.Gather(log_p, blank, axis=3)  # [N, T, U + 1]
-        labels = op.Unsqueeze(op.Where(real, target, blank), op.ints(1, 3))  # [N, 1, U, 1]
+        # Columns of padding may be more or fewer than the model's histories; GatherElements refuses too many labels.
+        missing = op.dimension(prediction, 2) - 1 - op.dimension(target, 1)
+        fitted = op.Pad(op.Where(real, target, blank), op.Concat(op.ints(0, 0, 0), missing, axis=0), blank)
+        labels = op.Unsqueeze(fitted, op.ints(1, 3))  # [N, 1, U, 1]
         before = op.Slice(log_p, op.ints(0), op.ints(-1), op.ints(2))
         sizes = op.Concat(op.Shape(before, start=0, end=3), op.ints(1), axis=0)
         emitted = op.Squeeze(op.GatherElements(before, op.Expand(labels, sizes), axis=3), op.ints(3))  # [N, T, U]
