@@ -1,9 +1,9 @@
 """Face recognition: ArcFace teaches a network embeddings that tell apart people who were not in the training.
 
-The faces are made up: each person is a smooth random image, and a photo of it is shifted, brighter or darker, and noisy.
-The centres of the people in the training are a layer that is cut off at the end. The program writes the network,
-`face_embeddings.onnx`, and a figure, `face_embeddings.png`: the cosines between two photos of one unseen person and of
-two, before and after.
+The faces are made up: each person is a smooth random image, and a photo of it is shifted, brighter or darker, and
+noisy. The centres of the people in the training are a layer that is cut off at the end. The program writes the
+network, `face_embeddings.onnx`, and a figure, `face_embeddings.png`: the cosines between two photos of one unseen
+person and of two, before and after.
 """
 
 from pathlib import Path
