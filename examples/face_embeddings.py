@@ -50,13 +50,13 @@ def accuracy(same: np.ndarray, different: np.ndarray) -> float:
 
 
 def main(folder: Path) -> dict[str, float]:
-    """Train on 60 people; return how well pairs of photos of 30 others are told apart, before and after."""
+    """Train on 150 people; return how well pairs of photos of 30 others are told apart, before and after."""
     network = onnxtrain.examples.mlp((SIZE * SIZE, 128, FEATURES))
     embedding = network.graph.output[0].name
-    images, people = photos(60, 20, seed=0)
+    images, people = photos(150, 20, seed=0)
     unseen = photos(30, 6, seed=1)
 
-    model = onnxtrain.append(network, Cosine(60))
+    model = onnxtrain.append(network, Cosine(150))
     trainer = onnxtrain.Trainer(model, loss="arcface(scale=16, margin=0.3)", optimizer="adamw(lr=2e-3)")
     trainer.fit(images, people, epochs=15, batch_size=40, progress=False)
     tuned = onnxtrain.cut(trainer.model(), at=embedding)
