@@ -105,6 +105,31 @@ def ctc(z: Array, t: Array, blank: int = 0) -> float:
     return float(np.mean(losses))
 
 
+def transducer(z: Array, t: Array, blank: int = 0) -> float:
+    """Mean of -log p(labels), p summed over all paths one by one; every frame ends with a blank."""
+    losses = []
+    for scores, row in zip(log_softmax(z), t, strict=True):
+        labels = [int(label) for label in row if label >= 0]
+        frames, total = scores.shape[0], 0.0
+        # The frame of each label; a path is a sequence of frames that never falls.
+        for path in itertools.combinations_with_replacement(range(frames), len(labels)):
+            log_p = sum(scores[frame, u, labels[u]] for u, frame in enumerate(path))
+            log_p += sum(scores[frame, sum(at <= frame for at in path), blank] for frame in range(frames))
+            total += float(np.exp(log_p))
+        losses.append(-np.log(total))
+    return float(np.mean(losses))
+
+
+def angular(z: Array, t: Array, scale: float, margin: float) -> float:
+    """Cross-entropy of scaled cosines, whose label's angle is larger by a margin."""
+    z = z.copy()
+    for row, label in enumerate(t):
+        angle = np.arccos(z[row, label])
+        inside = angle + margin < np.pi
+        z[row, label] = np.cos(angle + margin) if inside else z[row, label] - margin * np.sin(margin)
+    return cross_entropy(scale * z, t)
+
+
 def triplet(z: Array, t: Array, margin: float, mining: str) -> float:
     """Mean of max(0, |a - p| - |a - n| + margin) over all triplets, or over the hardest of each anchor."""
     terms: list[float] = []
@@ -234,6 +259,7 @@ ANSWERS = normal(5, 2, seed=2) - 4
 JUDGED = np.concatenate([normal(5, 2, seed=3) - 5, np.float32([[1], [0], [0], [1], [0]])], 1)
 TOKENS = np.float32([[3, 2, 7], [4, 4, 9], [2, 5, 6], [1, 3, 4]])
 LIKELIHOODS = -np.abs(normal(4, 3)) * TOKENS - np.float32(0.2)
+COSINES = np.tanh(normal(6, 4, seed=5)) * np.float32(0.95)
 EMBEDDINGS = normal(4, 3, 5)
 UNIT = EMBEDDINGS / np.linalg.norm(EMBEDDINGS, axis=-1, keepdims=True)
 RELEVANCE = np.float32([[1, 0, 0], [0, 2, 1], [0, 1, -1], [3, 3, 0]])
@@ -274,6 +300,21 @@ def rows() -> list[Row]:
             lambda z, t: dice(z, t, 0.1),
         ),
         Row("padded", losses.CTC(), normal(3, 5, 3), np.array([[1, 2, -1], [2, 2, -1], [1, 2, 1]]), ctc),
+        Row(
+            "padded",
+            losses.Transducer(),
+            normal(3, 4, 3, 3),
+            np.array([[1, 2], [2, -1], [-1, -1]]),
+            transducer,
+        ),
+        Row("cosines", losses.ArcFace(8.0, 0.5), COSINES, t, lambda z, t: angular(z, t, 8.0, 0.5)),
+        Row(
+            "cosines",
+            losses.CosFace(8.0, 0.35),
+            COSINES,
+            t,
+            lambda z, t: cross_entropy(8.0 * (z - 0.35 * np.eye(4)[t]), t),
+        ),
         *(
             Row(
                 mining,

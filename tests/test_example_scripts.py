@@ -47,6 +47,12 @@ PROGRAMS = {
     "distillation.py": (None, "student.onnx", distillation),
     "two_outputs.py": (None, "detector.onnx", two_outputs),
     "continue_sklearn.py": ("skl2onnx", "tuned.onnx", continue_sklearn),
+    "face_embeddings.py": (
+        "matplotlib",
+        "face_embeddings.onnx",
+        lambda found: found["after"] > 0.91 and found["after"] > found["before"] + 0.05,
+    ),
+    "wake_word_audio.py": ("matplotlib", "wake_word_audio.onnx", lambda found: found["after"] > 0.95 > found["before"]),
     "wake_word.py": (None, "wake_word.onnx", lambda found: found["recall"] > 0.9 and found["precision"] > 0.8),
 }
 QUICK = {"tabular.py", "wake_word.py"}

@@ -64,6 +64,7 @@ PUBLIC = {
     "distributed",
     "parallel",
     "predict",
+    "prepend_mel",
     "prune",
     "replace_head",
     "shrink",

@@ -19,6 +19,7 @@ ALIASES: Final = {
     "sigmoid_focal_loss": "binary_focal",
     "dice_loss": "dice",
     "ctc_loss": "ctc",
+    "rnnt_loss": "transducer",
     "triplet_margin_loss": "triplet",
     "supervised_contrastive": "info_nce",
     "contrastive": "info_nce",

@@ -16,7 +16,7 @@ from onnxtrain.ir.value import Value
 from onnxtrain.public_names import public_names
 from onnxtrain.spelling import checks_arguments
 
-__all__ = ["Activation", "Dropout", "Flatten", "GlobalAveragePool", "Layer", "Linear", "Softmax"]
+__all__ = ["Activation", "Cosine", "Dropout", "Flatten", "GlobalAveragePool", "Layer", "Linear", "Softmax"]
 
 __dir__ = public_names(__name__)
 
@@ -86,6 +86,39 @@ class Linear(Layer):
             return op.Gemm(*inputs, transB=1)
         y = op.MatMul(x, weights("weight", np.ascontiguousarray(values.T)))
         return y if offset is None else op.Add(y, weights("bias", offset))
+
+
+@checks_arguments
+@dataclass(frozen=True)
+class Cosine(Layer):
+    """Cosines [N, classes] between embeddings [N, D] and the centre of each class, for the losses ArcFace and CosFace.
+
+    y_ij = x_i · w_j / (|x_i| |w_j|); a vector of length 0 has the cosine 0. After the training, :func:`onnxtrain.cut`
+    at the embeddings takes the layer off. The centres are initialized with normal values.
+
+    Attributes:
+        classes: The number of classes, at least 1.
+        name: Prefix of the centres: ``{name}.weight``.
+    """
+
+    classes: int
+    name: str = "head"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.classes, bool) or not isinstance(self.classes, int | np.integer) or self.classes < 1:
+            raise OptionError(f"classes of Cosine is {self.classes!r}; it must be an integer of at least 1.")
+
+    def build(self, op: Builder, x: Value, weights: Weights, random: np.random.Generator) -> Value:
+        """Emit two normalizations and a MatMul."""
+        features = None if x.shape is None or x.rank != 2 else x.shape[1]
+        if not isinstance(features, int):
+            raise OptionError(
+                f"Cosine reads {x.name!r} of shape {x.shape}, but needs embeddings [batch, features] with a fixed "
+                "number of features; append Flatten() or GlobalAveragePool() before it."
+            )
+        centres = weights("weight", random.normal(size=(int(self.classes), features)))
+        unit = op.LpNormalization(centres, axis=1, p=2)
+        return op.MatMul(op.LpNormalization(x, axis=1, p=2), op.Transpose(unit, perm=[1, 0]))
 
 
 @checks_arguments

@@ -15,6 +15,11 @@ OPTIMIZER_SETTINGS = {
 }
 LOSSES = {
     "distillation": "a teacher is a second model; tests/training compares it with PyTorch's formula",
+    "transducer": "scores have four axes; tests/losses compares it with the forward-backward algorithm",
+    **dict.fromkeys(
+        ("arcface", "cosface"),
+        "the model ends in cosines with centres; tests/losses compares ten steps with PyTorch",
+    ),
     **dict.fromkeys(
         ("dpo", "orpo", "kto", "reward", "multiple_negatives", "listnet", "ranknet"),
         "the model takes groups of rows; tests/losses compares them with formulas, tests/text with TRL",

@@ -36,8 +36,23 @@ def by_step():
         <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}> { y = MatMul(x, w) }""")
 
 
+def cosines():
+    """A model whose outputs are as small as cosines: those of a head of zeros have no direction."""
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 3] x) => (float[n, 4] y)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}, float ten = {10}>
+        { h = MatMul(x, w) y = Div(h, ten) }""")
+
+
+def by_history():
+    return onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 5, 3, 3] x) => (float[n, 5, 3, 4] y)
+        <float[3, 4] w = {0.5, -1, 0.3, 1, 0.2, 0.4, -0.6, 0.1, 1, -0.3, 0.2, 0.9}> { y = MatMul(x, w) }""")
+
+
 X = RANDOM.normal(size=(ROWS, 3)).astype(np.float32)
 SEQUENCES = RANDOM.normal(size=(ROWS, STEPS, 3)).astype(np.float32)
+PAIRS = np.random.default_rng(1).normal(size=(ROWS, STEPS, 3, 3)).astype(np.float32)
 WORDS = RANDOM.integers(0, CLASSES, (ROWS, STEPS))
 WORDS_IGNORED = np.where(RANDOM.random((ROWS, STEPS)) < 0.4, -100, WORDS)
 WORDS_IGNORED[2:4] = -100
@@ -53,6 +68,9 @@ DATA = {
     "next_token": (by_step, SEQUENCES, (WORDS, WORDS_IGNORED)),
     "dice": (by_step, SEQUENCES, (WORDS, WORDS_IGNORED)),
     "ctc": (by_step, SEQUENCES, (TEXTS,)),
+    "transducer": (by_history, PAIRS, (TEXTS,)),
+    "arcface": (cosines, X, (LABELS,)),
+    "cosface": (cosines, X, (LABELS,)),
     "binary_cross_entropy": (dense, X, (ANSWERS,)),
     "binary_focal": (dense, X, (ANSWERS,)),
     **dict.fromkeys(("mean_squared_error", "mean_absolute_error", "huber"), (dense, X, (NUMBERS,))),
@@ -75,6 +93,8 @@ OPTIONS = {
     "activation": ["softmax"],
     "background": [False],
     "blank": [0],
+    "scale": [4.0],
+    "margin": [0.2],
     "zero_infinity": [True],
 }
 ELSEWHERE = (EmbeddingLoss, GroupLoss)
@@ -94,7 +114,7 @@ def fits(name, options, targets):
     """Return whether targets fit options: ignored labels need an ignore_index, distributions have no labels."""
     if targets.dtype.kind == "f":
         return not {"chunk", "ignore_index"} & options.keys()
-    if name == "ctc":
+    if name in ("ctc", "transducer"):
         return True
     ignores = name == "next_token" or "ignore_index" in options
     return ignores or not (targets == -100).any()

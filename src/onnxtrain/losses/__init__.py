@@ -14,8 +14,10 @@ from onnxtrain.losses.dice_loss import Dice
 from onnxtrain.losses.distillation import Distillation
 from onnxtrain.losses.elementwise import BinaryCrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
 from onnxtrain.losses.focal_losses import BinaryFocal, Focal
+from onnxtrain.losses.margin_losses import ArcFace, CosFace
 from onnxtrain.losses.preference_losses import DPO, KTO, ORPO, Reward
 from onnxtrain.losses.ranking_losses import ListNet, MultipleNegatives, RankNet
+from onnxtrain.losses.transducer_loss import Transducer
 from onnxtrain.public_names import public_names
 
 __all__ = [
@@ -24,8 +26,10 @@ __all__ = [
     "KTO",
     "LOSSES",
     "ORPO",
+    "ArcFace",
     "BinaryCrossEntropy",
     "BinaryFocal",
+    "CosFace",
     "CustomLoss",
     "Dice",
     "Distillation",
@@ -43,6 +47,7 @@ __all__ = [
     "SoftmaxCrossEntropy",
     "TargetForm",
     "TargetKind",
+    "Transducer",
     "Triplet",
     "examples",
     "node_rank",
@@ -61,8 +66,11 @@ LOSSES: Final[Mapping[str, type[Loss]]] = {
     "binary_focal": BinaryFocal,
     "dice": Dice,
     "ctc": CTC,
+    "transducer": Transducer,
     "triplet": Triplet,
     "info_nce": InfoNCE,
+    "arcface": ArcFace,
+    "cosface": CosFace,
     "distillation": Distillation,
     "dpo": DPO,
     "orpo": ORPO,

@@ -134,18 +134,9 @@ class CTC(ReducedLoss):
 
     def _active(self, op: Builder, log_p: Value, target: Value) -> Value | None:
         """Emit the mask [T, N, 1] of valid steps; ``None`` where all are valid."""
-        if self.input_lengths is None:
+        rows = valid_steps(op, self.input_lengths, target)
+        if rows is None:
             return None
-        named = {value.name: value for value in op.graph.inputs}
-        named |= {output.name: output for node in op.graph for output in node.outputs}
-        if self.input_lengths not in named:
-            inputs = ", ".join(str(value.name) for value in op.graph.inputs)
-            raise OptionError(
-                f"input_lengths is {self.input_lengths!r}, but the model has no value of that name; its inputs are "
-                f"{inputs}."
-            )
-        lengths = op.cast(op.wrap(named[self.input_lengths]), ir.DataType.INT64)
-        rows = op.Slice(op.Reshape(lengths, op.ints(-1)), op.ints(0), op.dimension(target, 0), op.ints(0))
         steps = op.Range(op.constant(0), op.reshape(op.dimension(log_p, 0), []), op.constant(1))
         return op.Less(op.Unsqueeze(steps, op.ints(1, 2)), op.Unsqueeze(rows, op.ints(0, 2)))
 
@@ -189,6 +180,25 @@ class CTC(ReducedLoss):
         body.output(new.with_shape((None, None)))
         taken: Sequence[Value] = [scores] if active is None else [scores, active]
         return op.Scan(start.with_shape((None, None)), *taken, body=body.graph, num_scan_inputs=len(taken))
+
+
+def valid_steps(op: Builder, name: str | None, target: Value) -> Value | None:
+    """Emit the number of valid time steps [N] that a value of the model holds; ``None`` without a name.
+
+    Raises:
+        OptionError: The model has no value of this name.
+    """
+    if name is None:
+        return None
+    named = {value.name: value for value in op.graph.inputs}
+    named |= {output.name: output for node in op.graph for output in node.outputs}
+    if name not in named:
+        inputs = ", ".join(str(value.name) for value in op.graph.inputs)
+        raise OptionError(
+            f"input_lengths is {name!r}, but the model has no value of that name; its inputs are {inputs}."
+        )
+    lengths = op.cast(op.wrap(named[name]), ir.DataType.INT64)
+    return op.Slice(op.Reshape(lengths, op.ints(-1)), op.ints(0), op.dimension(target, 0), op.ints(0))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.weights.names import is_literal, is_mask, is_table
+from onnxtrain.weights.names import is_literal, is_mask, is_table, is_transform
 from onnxtrain.weights.readers import (
     LINEAR,
     REARRANGING,
@@ -49,7 +49,7 @@ _LOOKED_AT = 1 << 20
 
 
 def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -> str:
-    """Return why a tensor is a position table by its name or readers; "" where it is not.
+    """Return why a tensor is a table by its name or readers, such as of positions; "" where it is not.
 
     Args:
         value: An initializer of a model before functions are expanded.
@@ -59,6 +59,8 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
     name = value.name or ""
     if is_table(name):
         return "a position table, by its name"
+    if is_transform(name):
+        return "a matrix of a spectrogram, by its name"
     if _only_angles(value, functions, readers):
         return "a position table: only its sines and cosines are used"
     weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]

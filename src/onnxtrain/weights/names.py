@@ -78,6 +78,11 @@ _TABLE = (
     r"|^(\w+_)?(alibi(_slopes|_bias)?|coords_table)$"
 )
 
+_TRANSFORM = (
+    r"^((\w+_)?dft(_(kernel|basis|matrix|pairs))?|(\w+_)?mel_?(basis|filters?|filter_?banks?|matrix)"
+    r"|wcos|wsin)(_\d+)?$"  # nnAudio
+)
+
 _MASK = r"^(\w+_)?masks?(_\d+)?$"
 
 _BUFFERS = (
@@ -133,6 +138,11 @@ def is_computed_parameter(name: str) -> bool:
 def is_table(name: str) -> bool:
     """Return whether a tensor has the name of a position table: cosines, sines, inverse frequencies."""
     return re.match(_TABLE, last_word(name)) is not None
+
+
+def is_transform(name: str) -> bool:
+    """Return whether a tensor has the name of a spectrogram's matrix: a Fourier transform, mel filters."""
+    return re.match(_TRANSFORM, last_word(name)) is not None
 
 
 def is_mask(name: str) -> bool:
