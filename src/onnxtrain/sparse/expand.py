@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx
@@ -33,7 +34,7 @@ def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
     names = {name for node in graph.node for name in (*node.input, *node.output)} | set(constants)
     names |= {value.name for value in graph.input}
     results = {node.output[0] for node in layers}
-    nodes = []
+    nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         nodes.extend(_dense(graph, node, constants, names) if node.output[:1] and node.output[0] in results else [node])
     del graph.node[:]
@@ -89,7 +90,7 @@ def _dense(
         graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
-    steps: list[tuple[str, list[str], dict[str, object]]] = []
+    steps: list[tuple[str, list[str], dict[str, Any]]] = []
     if node.op_type == CONV:
         weight = put("weight", matrix.reshape(given["weight_shape"]))
         steps.append(("Conv", [x, weight, bias], {name: given[name] for name in _WINDOWS}))
@@ -103,7 +104,7 @@ def _dense(
     if lower == 0 and upper == np.inf:
         steps.append(("Relu", [], {}))
     elif lower > -np.inf or upper < np.inf:
-        limits = [put(label, np.float32(limit)) for label, limit in (("lower", lower), ("upper", upper))]
+        limits = [put(label, np.array(limit, np.float32)) for label, limit in (("lower", lower), ("upper", upper))]
         steps.append(("Clip", limits, {}))
     before: list[str] = []
     for index, (operator, inputs, settings) in enumerate(steps):
