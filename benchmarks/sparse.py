@@ -4,7 +4,7 @@
 
 Each row is one model: weights are zero at random, alone or in blocks of 4 or 16 outputs, in the shares that its name
 says. The sessions of a row take turns in one process; ratios are medians of pairs. Beside them stands the roofline: the
-multiply-adds of dense weights by those that remain, and the bytes of weights that the sparse model reads.
+multiply-adds with dense weights by those that remain, these, and the bytes of weights that the sparse model reads.
 
 DeepSparse 1.8 needs an environment of its own (`pip install --no-deps deepsparse==1.8.0`, then the packages that its
 import names); its process takes turns with this one.
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import harness
 import numpy as np
 import onnx
 import onnxruntime
@@ -78,11 +79,24 @@ class Network:
         product = self.add("MatMul", x, self.put(self.weight(outputs, inputs, zeros=zeros).T))
         return self.add("Add", product, self.put(self._rng.standard_normal(outputs).astype(np.float32) * 0.1))
 
-    def convolution(self, x: str, inputs: int, outputs: int, size: int, stride: int, zeros: float | None = None) -> str:
-        """Add a convolution with a bias."""
+    def convolution(
+        self,
+        x: str,
+        inputs: int,
+        outputs: int,
+        size: int,
+        stride: int,
+        zeros: float | None = None,
+        pad: int | None = None,
+    ) -> str:
+        """Add a convolution with a bias, padded by half its size unless told."""
         weight = self.put(self.weight(outputs, inputs, size, size, zeros=zeros))
         bias = self.put(self._rng.standard_normal(outputs).astype(np.float32) * 0.1)
-        window = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": [size // 2] * 4}
+        window = {
+            "kernel_shape": [size, size],
+            "strides": [stride, stride],
+            "pads": [size // 2 if pad is None else pad] * 4,
+        }
         return self.add("Conv", x, weight, bias, **window)
 
     def gelu(self, x: str) -> str:
@@ -128,6 +142,19 @@ def lenet(rows: int) -> Case:
     return Case(f"LeNet-300-100, 68x, batch {rows}", network.model((rows, 784), x), (rows, 784))
 
 
+def lenet5(rows: int) -> Case:
+    """LeNet-5 (Caffe's) with one weight in 280 left, spread like those of LeNet-300-100."""
+    network = Network(0, 1)
+    sizes = np.array([20 * 25, 50 * 20 * 25, 500 * 800, 10 * 500])
+    zeros = 1 - np.sqrt(sizes) / np.sqrt(sizes).sum() * 430_500 / 280 / sizes
+    pool = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    x = network.add("MaxPool", network.convolution("x", 1, 20, 5, 1, zeros[0], pad=0), **pool)
+    x = network.add("MaxPool", network.convolution(x, 20, 50, 5, 1, zeros[1], pad=0), **pool)
+    x = network.add("Relu", network.linear(network.add("Flatten", x), 800, 500, zeros[2]))
+    shape = (rows, 1, 28, 28)
+    return Case(f"LeNet-5, 280x, batch {rows}", network.model(shape, network.linear(x, 500, 10, zeros[3])), shape)
+
+
 def bert_layer(zeros: float, block: int, tokens: int = 128, width: int = 768, heads: int = 12) -> Case:
     """One layer of a BERT-base: attention and feed-forward, with residual sums and layer normalization."""
     network = Network(zeros, block)
@@ -171,21 +198,30 @@ def resnet18(zeros: float, block: int) -> Case:
 
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "product": lambda: (product(32, 768, 0.9, block) for block in (1, 4, 16)),
-    "lenet": lambda: (lenet(rows) for rows in (1, 8, 32)),
+    "lenet": lambda: (make(rows) for make in (lenet, lenet5) for rows in (1, 8, 32)),
     "bert": lambda: (bert_layer(zeros, block) for block in (1, 4) for zeros in (0.8, 0.9)),
     "resnet": lambda: (resnet18(zeros, block) for block in (1, 4) for zeros in (0.9, 0.95)),
 }
 
 
-def roofline(dense: onnx.ModelProto, sparse: onnx.ModelProto) -> tuple[float, float]:
-    """Return dense weights by remaining ones, and the bytes of the compiled model's weights."""
-
-    def size(model: onnx.ModelProto) -> int:
-        return sum(numpy_helper.to_array(tensor).nbytes for tensor in model.graph.initializer)
-
-    weights = [numpy_helper.to_array(tensor) for tensor in dense.graph.initializer if len(tensor.dims) >= 2]
-    remaining = sum(np.count_nonzero(weight) for weight in weights)
-    return sum(weight.size for weight in weights) / max(1, remaining), size(sparse)
+def roofline(dense: onnx.ModelProto, sparse: onnx.ModelProto) -> tuple[float, float, float]:
+    """Return the multiply-adds with constant weights, those that remain, and the bytes of the compiled weights."""
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in dense.graph.initializer}
+    graph = onnx.shape_inference.infer_shapes(dense).graph
+    shapes = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.value_info, *graph.output)
+    }
+    all_of_them = remaining = 0
+    for node in dense.graph.node:
+        if node.op_type not in ("Conv", "MatMul") or node.input[1] not in weights:
+            continue
+        weight, y = weights[node.input[1]], shapes[node.output[0]]
+        outputs = weight.shape[0] if node.op_type == "Conv" else weight.shape[1]
+        rows = int(np.prod(y)) // outputs
+        all_of_them += weight.size * rows
+        remaining += np.count_nonzero(weight) * rows
+    return all_of_them, remaining, sum(numpy_helper.to_array(tensor).nbytes for tensor in sparse.graph.initializer)
 
 
 def session(path: Path, threads: int, *, kernels: bool = False) -> onnxruntime.InferenceSession:
@@ -252,39 +288,55 @@ class DeepSparse:
         self._process.wait()
 
 
-def measure(case: Case, threads: int, rounds: int, folder: Path, deepsparse: str | None) -> str:
-    """Return the row of a model."""
+def measure(case: Case, thread_counts: list[int], rounds: int, folder: Path, deepsparse: str | None) -> Iterator[str]:
+    """Yield the row of a model for each number of threads."""
     x = np.random.default_rng(1).standard_normal(case.shape).astype(np.float32)
     dense, fast, small = (folder / f"{name}.onnx" for name in ("dense", "fast", "int8"))
     onnx.save(case.model, dense)
     result = onnxtrain.compile_sparse(dense, fast)
     onnx.save(onnxtrain.quantize(case.model, x), small)
-    sessions = [
-        session(dense, threads),
-        session(small, threads),
-        session(fast, threads, kernels=True),
-        session(fast, threads),
-    ]
-    expected, found = (sessions[index].run(None, {"x": x})[0] for index in (0, 2))
-    error = float(np.abs(expected - found).max() / np.abs(expected).max())
-    calls = [max(1, int(0.02 / max(1e-6, seconds(one, x, 3)))) for one in sessions]
-    peer = DeepSparse(deepsparse, dense, case.shape, threads) if deepsparse else None
-    times, peers = [], []
-    for _ in range(rounds):
-        times.append([seconds(one, x, count) for one, count in zip(sessions, calls, strict=True)])
-        if peer is not None and peer.runs:
-            peers.append(times[-1][0] / peer.seconds(calls[2]))
-    if peer is not None:
-        peer.close()
-    other = f"{statistics.median(peers):.2f}" if peers else ""
-    ratios = [statistics.median(row[0] / row[index] for row in times) for index in (1, 2, 3)]
-    most, size = roofline(case.model, onnx.load(fast))
+    every, left, size = roofline(case.model, onnx.load(fast))
     compiled = sum(layer.compiled for layer in result.layers)
-    return (
-        f"| {case.name} | {threads} | {statistics.median(row[0] for row in times) * 1e3:.3f} | {ratios[0]:.2f} | "
-        f"{ratios[1]:.2f} | {ratios[2]:.2f} | {other} | {compiled} of {len(result.layers)} | {most:.1f} | "
-        f"{size / 1e6:.2f} | {fast.stat().st_size / dense.stat().st_size:.2f} | {error:.0e} |"
-    )
+    for threads in thread_counts:
+        sessions = [
+            session(dense, threads),
+            session(small, threads),
+            session(fast, threads, kernels=True),
+            session(fast, threads),
+        ]
+        expected, found = (sessions[index].run(None, {"x": x})[0] for index in (0, 2))
+        error = float(np.abs(expected - found).max() / np.abs(expected).max())
+        calls = [max(1, int(0.02 / max(1e-6, seconds(one, x, 3)))) for one in sessions]
+        peer = DeepSparse(deepsparse, dense, case.shape, threads) if deepsparse else None
+        times, peers = [], []
+        for _ in range(rounds):
+            times.append([seconds(one, x, count) for one, count in zip(sessions, calls, strict=True)])
+            if peer is not None and peer.runs:
+                peers.append(times[-1][0] / peer.seconds(calls[2]))
+        if peer is not None:
+            peer.close()
+        other = f"{statistics.median(peers):.2f}" if peers else ""
+        ratios = [statistics.median(row[0] / row[index] for row in times) for index in (1, 2, 3)]
+        yield (
+            f"| {case.name} | {threads} | {statistics.median(row[0] for row in times) * 1e3:.3f} | {ratios[0]:.2f} | "
+            f"{ratios[1]:.2f} | {ratios[2]:.2f} | {other} | {compiled} of {len(result.layers)} | {every / left:.1f} | "
+            f"{left / 1e6:.3g} | {size / 1e6:.3g} | {fast.stat().st_size / dense.stat().st_size:.2f} | {error:.0e} |"
+        )
+
+
+HEADER = (
+    "| model | threads | dense, ms | dense int8 | sparse | the same file without the library | DeepSparse | "
+    "sparse layers | bound by multiply-adds | multiply-adds, millions | weights, MB | file by dense file | error |",
+    "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def instruction_sets() -> str:
+    """Return those of the processor that matter here."""
+    flags = Path("/proc/cpuinfo")
+    words = set(flags.read_text().split()) if flags.exists() else set()
+    names = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "amx_int8": "AMX", "asimd": "NEON"}
+    return ", ".join(name for flag, name in names.items() if flag in words) or platform.machine()
 
 
 def main() -> None:
@@ -298,22 +350,19 @@ def main() -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.md")
     arguments = parser.parse_args()
     lines = [
-        f"{platform.processor() or platform.machine()}, ONNX Runtime {onnxruntime.__version__}. Times dense float32:",
+        f"{harness.machine_line()} Instruction sets: {instruction_sets()}. Times dense float32:",
         "",
-        "| model | threads | dense, ms | dense int8 | sparse | the same file without the library | DeepSparse | "
-        "sparse layers | "
-        "bound by multiply-adds | weights, MB | file by dense file | error |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        *HEADER,
     ]
     print("\n".join(lines))
     kinds = [arguments.only] if arguments.only else list(CASES)
     with tempfile.TemporaryDirectory() as folder:
         for kind in ["lenet"] if arguments.quick else kinds:
             for case in CASES[kind]():
-                for threads in [1] if arguments.quick else arguments.threads:
-                    rounds = 3 if arguments.quick else arguments.rounds
-                    lines.append(measure(case, threads, rounds, Path(folder), arguments.deepsparse))
-                    print(lines[-1], flush=True)
+                threads, rounds = ([1], 3) if arguments.quick else (arguments.threads, arguments.rounds)
+                for row in measure(case, threads, rounds, Path(folder), arguments.deepsparse):
+                    lines.append(row)
+                    print(row, flush=True)
     if arguments.output:
         arguments.output.write_text("\n".join(lines) + "\n")
 

@@ -29,5 +29,5 @@ env PYTHONPATH="$scratch/package" LD_PRELOAD="$preload" \
   ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1:max_allocation_size_mb=4096 \
   UBSAN_OPTIONS=print_stacktrace=1 \
   python -m pytest -q -p no:cacheprovider -m "not slow" \
-  -k "not needs_nothing_but_libc and not torch and not worker_that_dies and not test_native_cuda" "$@" \
+  -k "not needs_nothing_but_libc and not torch and not dead_worker and not test_native_cuda" "$@" \
   . ../reliability/test_kernel_fuzz.py

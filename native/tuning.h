@@ -99,6 +99,9 @@ inline constexpr std::size_t kLeastSparseProducts = std::size_t{1} << 18, kSpars
 // Rows from which on vectors go over the rows; fewer take vectors over the outputs.
 inline constexpr std::size_t kSparseRows = 8;
 
+// Transposed rows of x that are multiplied at a time, in 1024ths of the L2 cache; at least one panel.
+inline constexpr std::size_t kSparsePanelShare = 256;
+
 // Attention. ----------------------------------------------------------------------------------------------------------
 
 // A block of scores, in 1024ths of the L2 cache; and its rows: at most twelve tiles (with more, fewer blocks are fully

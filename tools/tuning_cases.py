@@ -248,23 +248,23 @@ BFLOAT16 = {
 """Of processors with AVX512-BF16."""
 
 
-def sparse(rows: int, threads: int) -> Case:
-    """A product with 90 % single zeros in a weight of 768 x 768."""
+def sparse(rows: int, threads: int, depth: int = 768) -> Case:
+    """A product with 90 % single zeros in a weight of 768 outputs."""
 
     def make() -> Work:
         random = np.random.default_rng(0)
-        weight = pack(random.standard_normal((768, 768), np.float32) * (random.random((768, 768)) < 0.1))
+        weight = pack(random.standard_normal((768, depth), np.float32) * (random.random((768, depth)) < 0.1))
         constants = {"values": weight.values, "deltas": weight.deltas, "bias": np.zeros(768, np.float32)}
         constants["residual"] = np.zeros((), np.float32)
         graph = helper.make_graph(
             [helper.make_node("SparseLinear", ["x", *constants], ["y"], domain=ONNXTRAIN_DOMAIN, shape=weight.shape)],
             "node",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, (rows, 768))],
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, (rows, depth))],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
             [numpy_helper.from_array(array, name) for name, array in constants.items()],
         )
         opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
-        feeds = {"x": random.standard_normal((rows, 768), np.float32)}
+        feeds = {"x": random.standard_normal((rows, depth), np.float32)}
         return Work(helper.make_model(graph, opset_imports=opsets, ir_version=8), feeds, threads)
 
     return make
@@ -274,7 +274,7 @@ SPARSE = {
     f"product with 90 % zeros, {rows} rows, {threads} threads": sparse(rows, threads)
     for rows in (1, 8, 128)
     for threads in (1, 2)
-}
+} | {"product with 90 % zeros, 128 rows, depth 3,072, one thread": sparse(128, 1, 3072)}
 
 ADAM = _update(onnxtrain.Adam(0.001))
 
@@ -318,7 +318,7 @@ CASES: dict[str, dict[str, Case]] = {
     "kPlaneTasks": PLANE_STEPS,
     **dict.fromkeys(("kBlockBytes", "kLargeWeights", "kLeastPositions", "kPackedElements"), CONVOLUTIONS),
     **dict.fromkeys(("kChunkDepth", "kTileCost", "kRunCost", "kClassesWorthIt", "kCostedRows"), CONVOLUTIONS),
-    **dict.fromkeys(("kLeastSparseProducts", "kSparseTasks", "kSparseRows"), SPARSE),
+    **dict.fromkeys(("kLeastSparseProducts", "kSparseTasks", "kSparseRows", "kSparsePanelShare"), SPARSE),
     "kLeastPositionsOfLarge": CONVOLUTIONS,
     **dict.fromkeys(("kLineAdditions", "kTileStart", "kSpreadingWorthIt"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
     **dict.fromkeys(("kWinogradWeight", "kWinogradTile", "kWinogradWorthIt"), WINOGRAD),

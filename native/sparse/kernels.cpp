@@ -12,7 +12,9 @@ const SparseTable ONNXTRAIN_OF_SET(kSparse_) = {
     .rows = sparse_rows,
     .by_lanes = multiply_lanes,
     .transpose = transpose_rows,
+    .pad = pad_row,
     .end = end_sums,
+    .end_windows = end_windows,
     .end_transposed = end_transposed,
 };
 

@@ -137,10 +137,17 @@ void transpose_rows(const float* x, std::size_t rows, std::size_t row_stride, st
   }
 }
 
-inline float limited(const SparseEnding& ending, float y) {
-  if (!ending.has_limits) return y;
-  y = y < ending.lower ? ending.lower : y;  // NaN stays
-  return y > ending.upper ? ending.upper : y;
+void pad_row(const PaddedRow& row, const float* from, float* to) {
+  if (from == nullptr) return fill_zero(to, row.columns);
+  fill_zero(to, row.before);
+  to += row.before;
+  from += row.first;
+  if (row.stride == 1) {
+    copy(from, row.count, to);
+  } else {
+    for (std::size_t i = 0; i < row.count; ++i) to[i] = from[i * row.stride];
+  }
+  fill_zero(to + row.count, row.columns - row.before - row.count);
 }
 
 inline Vector<float> limited(const SparseEnding& ending, Vector<float> y) {
@@ -150,7 +157,28 @@ inline Vector<float> limited(const SparseEnding& ending, Vector<float> y) {
   return y > upper ? upper : y;
 }
 
-void end_sums(const SparseEnding& ending, std::size_t count, const float* sums, float* y) {
+// The first `count` elements, less than a vector; the others are zero, and are not read or written.
+inline Vector<float> load_first(const float* from, std::size_t count) {
+#if defined(__AVX512F__)
+  return (Vector<float>)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
+#else
+  float elements[kLanes<float>] = {};
+  copy(from, count, elements);
+  return load(elements);
+#endif
+}
+
+inline void store_first(float* to, std::size_t count, Vector<float> value) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)value);
+#else
+  float elements[kLanes<float>];
+  store(elements, value);
+  copy(elements, count, to);
+#endif
+}
+
+inline void end_sums(const SparseEnding& ending, std::size_t count, const float* sums, float* y) {
   constexpr std::size_t lanes = kLanes<float>;
   const Vector<float> shift = broadcast(ending.shift);
   std::size_t i = 0;
@@ -160,11 +188,30 @@ void end_sums(const SparseEnding& ending, std::size_t count, const float* sums, 
     if (ending.residual != nullptr) sum += load(ending.residual + i);
     store(y + i, limited(ending, sum));
   }
-  for (; i < count; ++i) {
-    float sum = sums[i] + ending.shift;
-    if (ending.bias != nullptr) sum += ending.bias[i];
-    if (ending.residual != nullptr) sum += ending.residual[i];
-    y[i] = limited(ending, sum);
+  if (const std::size_t left = count - i; left > 0) {
+    Vector<float> sum = load_first(sums + i, left) + shift;
+    if (ending.bias != nullptr) sum += load_first(ending.bias + i, left);
+    if (ending.residual != nullptr) sum += load_first(ending.residual + i, left);
+    store_first(y + i, left, limited(ending, sum));
+  }
+}
+
+void end_windows(const SparseEnding& ending, const SparseSpan& span, std::size_t outputs, const float* sums, float* y) {
+  for (std::size_t position = span.begin; position < span.end;) {
+    const std::size_t row = position / span.columns, column = position % span.columns;
+    const std::size_t next = span.end < (row + 1) * span.columns ? span.end : (row + 1) * span.columns;
+    if (column < span.windows) {
+      const std::size_t last = next < row * span.columns + span.windows ? next : row * span.columns + span.windows;
+      for (std::size_t o = 0; o < outputs; ++o) {
+        const std::size_t place = o * span.y_stride + row * span.windows + column;
+        SparseEnding at = ending;
+        at.bias = nullptr;
+        if (ending.bias != nullptr) at.shift += ending.bias[o];
+        if (ending.residual != nullptr) at.residual += place;
+        end_sums(at, last - position, sums + o * span.sums_stride + position - span.begin, y + place);
+      }
+    }
+    position = next;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "cache.h"
 #include "kernels/kernel_table.h"
 #include "ranges.h"
 #include "sizes.h"
@@ -85,37 +86,48 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
   }
   const auto offsets = weights.offsets(
       {stride}, [&](std::size_t position) { return static_cast<std::int32_t>(position * stride); });
-  const Buffer transposed(checked_product(panels, depth, stride, sizeof(float)), memory);
-  float* const panel_data = transposed.as<float>();
-  const std::size_t tasks = most_tasks(weights, rows);
-  for_each_part(parallel_for, all_vectors, tasks, [&](std::size_t first, std::size_t last) {
-    for (std::size_t v = first; v < last; ++v) {
-      table().transpose(x + v * lanes * depth, std::min(lanes, rows - v * lanes), depth, 0, depth,
-                        panel_data + v / most * depth * stride + v % most * lanes, stride);
-    }
-  });
-
-  const std::size_t chunks = divided_up(outputs, kOutputs), ranges = std::min(chunks, divided_up(tasks, panels));
-  const auto work = [&](std::size_t task) {
-    const std::size_t panel = task / ranges, range = task % ranges;
-    const std::size_t first_row = panel * stride, last_chunk = (range + 1) * chunks / ranges;
-    alignas(64) float sums[kMostSums];
-    for_each_power(std::min(most, all_vectors - panel * most), most, [&](std::size_t first, std::size_t vectors) {
-      const std::size_t row = first_row + first * lanes, count = std::min(vectors * lanes, rows - row);
-      for (std::size_t chunk = range * chunks / ranges; chunk < last_chunk; ++chunk) {
-        const std::size_t output = chunk * kOutputs, some = std::min(kOutputs, outputs - output);
-        multiply(weights, offsets->data(), chunk, some, vectors, panel_data + panel * depth * stride + first * lanes, sums);
-        SparseEnding at = ending;
-        if (at.bias != nullptr) at.bias += output;
-        if (at.residual != nullptr) at.residual += row * outputs + output;
-        table().end_transposed(at, some, count, vectors * lanes, sums, y + row * outputs + output, outputs);
+  // A few panels at a time, which stay in the cache.
+  const std::size_t panel_size = checked_product(depth, stride);
+  const std::size_t share = share_of_second_cache(tuning::kSparsePanelShare) / sizeof(float);
+  const std::size_t together = std::clamp<std::size_t>(share / panel_size, 1, panels);
+  const Buffer transposed(checked_product(together, panel_size, sizeof(float)), memory);
+  const std::size_t chunks = divided_up(outputs, kOutputs);
+  const std::size_t tasks = most_tasks(weights, std::min(rows, together * stride));
+  for (std::size_t before = 0; before < panels; before += together) {
+    const std::size_t some_panels = std::min(together, panels - before);
+    const std::size_t first_vector = before * most;
+    const std::size_t some_vectors = std::min(all_vectors - first_vector, some_panels * most);
+    for_each_part(parallel_for, some_vectors, tasks, [&](std::size_t first, std::size_t last) {
+      for (std::size_t v = first; v < last; ++v) {
+        const std::size_t row = (first_vector + v) * lanes;
+        table().transpose(x + row * depth, std::min(lanes, rows - row), depth, 0, depth,
+                          transposed.as<float>() + v / most * panel_size + v % most * lanes, stride);
       }
     });
-  };
-  if (panels * ranges == 1 || tasks == 1) {
-    for (std::size_t task = 0; task < panels * ranges; ++task) work(task);
-  } else {
-    parallel_for(panels * ranges, work);
+
+    const std::size_t ranges = std::min(chunks, divided_up(tasks, some_panels));
+    const auto work = [&](std::size_t task) {
+      const std::size_t panel = task / ranges, range = task % ranges, last_chunk = (range + 1) * chunks / ranges;
+      const float* const from = transposed.as<float>() + panel * panel_size;
+      alignas(64) float sums[kMostSums];
+      for_each_power(std::min(most, some_vectors - panel * most), most, [&](std::size_t first, std::size_t vectors) {
+        const std::size_t row = (first_vector + panel * most + first) * lanes;
+        const std::size_t count = std::min(vectors * lanes, rows - row);
+        for (std::size_t chunk = range * chunks / ranges; chunk < last_chunk; ++chunk) {
+          const std::size_t output = chunk * kOutputs, some = std::min(kOutputs, outputs - output);
+          multiply(weights, offsets->data(), chunk, some, vectors, from + first * lanes, sums);
+          SparseEnding at = ending;
+          if (at.bias != nullptr) at.bias += output;
+          if (at.residual != nullptr) at.residual += row * outputs + output;
+          table().end_transposed(at, some, count, vectors * lanes, sums, y + row * outputs + output, outputs);
+        }
+      });
+    };
+    if (tasks == 1) {
+      for (std::size_t task = 0; task < some_panels * ranges; ++task) work(task);
+    } else {
+      parallel_for(some_panels * ranges, work);
+    }
   }
 }
 
@@ -150,34 +162,25 @@ struct Planes {
   void fill(const SparseWindows& w, const float* x, float* to) const {
     for (std::size_t row_phase = 0; row_phase < phases(w, 0); ++row_phase) {
       for (std::size_t column_phase = 0; column_phase < phases(w, 1); ++column_phase) {
+        const PaddedRow padded = row_of(w, column_phase);
         for (std::size_t row = 0; row < rows; ++row, to += columns) {
           const std::size_t above = row * w.strides[0] + row_phase;  // in padded rows
           const bool inside = above >= w.begin[0] && above - w.begin[0] < w.size[0];
-          const float* from = inside ? x + (above - w.begin[0]) * w.size[1] : nullptr;
-          fill_row(w, from, column_phase, to);
+          table().pad(padded, inside ? x + (above - w.begin[0]) * w.size[1] : nullptr, to);
         }
       }
     }
   }
 
  private:
-  void fill_row(const SparseWindows& w, const float* from, std::size_t phase, float* to) const {
-    if (from == nullptr) {
-      std::fill_n(to, columns, 0.0f);
-      return;
-    }
+  // Copies every stride-th element of the rows of an image, between zeros.
+  PaddedRow row_of(const SparseWindows& w, std::size_t phase) const {
     const std::size_t stride = w.strides[1];
     const std::size_t left = w.begin[1] > phase ? divided_up(w.begin[1] - phase, stride) : 0;
     const std::size_t first = left * stride + phase - w.begin[1];  // in x
     const std::size_t inside = first < w.size[1] ? divided_up(w.size[1] - first, stride) : 0;
-    const std::size_t before = std::min(left, columns), count = std::min(inside, columns - before);
-    std::fill_n(to, before, 0.0f);
-    if (stride == 1) {
-      std::copy_n(from + first, count, to + before);
-    } else {
-      for (std::size_t i = 0; i < count; ++i) to[before + i] = from[first + i * stride];
-    }
-    std::fill_n(to + before + count, columns - before - count, 0.0f);
+    const std::size_t before = std::min(left, columns);
+    return {first, stride, before, std::min(inside, columns - before), columns};
   }
 };
 
@@ -225,30 +228,18 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
   const auto work = [&](std::size_t item) {
     const std::size_t image = item / (tiles * ranges), tile = item / ranges % tiles, range = item % ranges;
     const float* const from = source + image * image_stride;
-    float* const to = y + image * outputs * y_size;
     alignas(64) float sums[kMostSums];
     for_each_power(std::min(most, all_vectors - tile * most), most, [&](std::size_t first, std::size_t vectors) {
       const std::size_t begin = (tile * most + first) * lanes, end = std::min(begin + vectors * lanes, positions);
       for (std::size_t chunk = range * chunks / ranges; chunk < (range + 1) * chunks / ranges; ++chunk) {
         const std::size_t some = std::min(kOutputs, outputs - chunk * kOutputs);
         multiply(weights, offsets->data(), chunk, some, vectors, from + begin, sums);
-        for (std::size_t o = 0; o < some; ++o) {
-          const std::size_t output = chunk * kOutputs + o;
-          SparseEnding at = ending;
-          at.bias = nullptr;
-          if (ending.bias != nullptr) at.shift += ending.bias[output];
-          for (std::size_t position = begin; position < end;) {
-            const std::size_t row = position / planes.columns, column = position % planes.columns;
-            const std::size_t next = std::min(end, (row + 1) * planes.columns);
-            if (column < w.windows[1]) {
-              const std::size_t place = output * y_size + row * w.windows[1] + column;
-              at.residual = ending.residual == nullptr ? nullptr : ending.residual + image * outputs * y_size + place;
-              table().end(at, std::min(next, row * planes.columns + w.windows[1]) - position,
-                          sums + o * vectors * lanes + position - begin, to + place);
-            }
-            position = next;
-          }
-        }
+        const std::size_t output = chunk * kOutputs, before = (image * outputs + output) * y_size;
+        SparseEnding at = ending;
+        if (at.bias != nullptr) at.bias += output;
+        if (at.residual != nullptr) at.residual += before;
+        const SparseSpan span = {begin, end, planes.columns, w.windows[1], vectors * lanes, y_size};
+        table().end_windows(at, span, some, sums, y + before);
       }
     });
   };

@@ -37,6 +37,18 @@ struct SparseEnding {
   bool has_limits;
 };
 
+// Positions [begin, end) of windows in rows of `columns`; the first `windows` of a row belong to y [outputs, rows,
+// windows].
+struct SparseSpan {
+  std::size_t begin, end, columns, windows;
+  std::size_t sums_stride, y_stride;  // between outputs
+};
+
+// A row of `columns` elements: `count` of every `stride`-th from `first` on, after `before` zeros and before others.
+struct PaddedRow {
+  std::size_t first, stride, before, count, columns;
+};
+
 using MultiplyRows = void (*)(const SparseRows&);
 
 struct SparseTable {
@@ -49,7 +61,11 @@ struct SparseTable {
   // Transposes up to `lanes` rows of x, columns [first, last), to x_t[column * stride + row]; rows beyond `rows` are zero.
   void (*transpose)(const float* x, std::size_t rows, std::size_t row_stride, std::size_t first, std::size_t last,
                     float* x_t, std::size_t stride);
+  void (*pad)(const PaddedRow& row, const float* from, float* to);  // null: zeros alone
   void (*end)(const SparseEnding& ending, std::size_t count, const float* sums, float* y);
+  // Ends [outputs][positions] sums; `bias` is by output, `residual` is laid out like y.
+  void (*end_windows)(const SparseEnding& ending, const SparseSpan& span, std::size_t outputs, const float* sums,
+                      float* y);
   // Ends [outputs][vectors * lanes] sums as rows [row][outputs] of y; `residual` is laid out like y.
   void (*end_transposed)(const SparseEnding& ending, std::size_t outputs, std::size_t rows, std::size_t sums_stride,
                          const float* sums, float* y, std::size_t y_stride);

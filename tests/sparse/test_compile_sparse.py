@@ -169,14 +169,34 @@ def test_subgraphs_and_functions_stay_as_they_are(tmp_path):
 
 
 @pytest.mark.usefixtures("every_layer")
-def test_a_compiled_model_can_be_compiled_again(tmp_path):
-    once, twice = tmp_path / "once.onnx", tmp_path / "twice.onnx"
-    onnxtrain.compile_sparse(mlp(), once)
-    result = onnxtrain.compile_sparse(once, twice)
-    assert result.layers == ()
+@pytest.mark.parametrize(("model", "feeds"), [(mlp, (512,)), (residual_network, (64, 28, 28))])
+def test_a_compiled_model_is_decided_anew(model, feeds, tmp_path, monkeypatch):
+    once, twice, dense = (tmp_path / f"{name}.onnx" for name in ("once", "twice", "dense"))
+    first = onnxtrain.compile_sparse(model(), once)
+    second = onnxtrain.compile_sparse(once, twice)
+    assert [layer.block for layer in first.layers] == [layer.block for layer in second.layers]
     assert operators(twice) == operators(once)
-    x = RNG.standard_normal((2, 512), np.float32)
-    np.testing.assert_array_equal(run(once, {"x": x}), run(twice, {"x": x}))
+    x = {"x": RNG.standard_normal((2, *feeds), np.float32)}
+    np.testing.assert_array_equal(run(once, x, kernels=True), run(twice, x, kernels=True))
+    monkeypatch.setattr(compiling, "_WORTH_IT", 1e9)  # a machine on which dense layers are faster
+    result = onnxtrain.compile_sparse(once, dense)
+    assert not any(layer.compiled for layer in result.layers)
+    assert not {LINEAR, CONV} & set(operators(dense))
+    assert not onnx.load(dense).functions
+    onnx.checker.check_model(dense, full_check=True)
+    np.testing.assert_allclose(run(dense, x), run(model(), x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("every_layer")
+def test_damaged_packed_weights_are_refused_when_decided_anew(tmp_path):
+    path = tmp_path / "fast.onnx"
+    onnxtrain.compile_sparse(mlp(), path)
+    made = onnx.load(path)
+    deltas = next(tensor for tensor in made.graph.initializer if tensor.name == "w1.deltas")
+    deltas.CopyFrom(numpy_helper.from_array(np.full(deltas.dims, 65535, np.uint16), "w1.deltas"))
+    message = r"packed weights 'w1.values' and 'w1.deltas' of the sparse layer 'c' do not fit together .* is damaged"
+    with pytest.raises(ModelError, match=message):
+        onnxtrain.compile_sparse(made, tmp_path / "again.onnx")
 
 
 @pytest.mark.usefixtures("every_layer")

@@ -19,8 +19,9 @@ from onnxtrain.model_file.proto import default_opset
 from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.sparse.expand import with_dense_layers
 from onnxtrain.sparse.functions import CONV, LEAST_OPSET, LINEAR, function
-from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, names_in_subgraphs
+from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, remove_unread, unused
 from onnxtrain.sparse.packed import COST, PackedWeight, pack
 from onnxtrain.spelling import checks_arguments
 
@@ -89,7 +90,8 @@ def compile_sparse(
 
     MatMul, Gemm and Conv nodes with mostly-zero constant weights become nodes ``SparseLinear`` and ``SparseConv`` of
     the domain ``onnxtrain``, with the bias, batch normalization, residual sum and Relu or Clip that follow. Each layer
-    is timed both ways on this machine, and stays dense where that is as fast.
+    is timed both ways on this machine, and stays dense where that is as fast. A compiled model can be given, too: its
+    layers are decided anew, for this machine and these ``sizes``.
 
     Sessions that register :func:`onnxtrain.custom_ops_library` use the kernels. Other sessions, of any runtime, run the
     same file at dense speed, since both operators are ONNX functions. NaN and infinity in activations do not reach
@@ -123,7 +125,7 @@ def compile_sparse(
     library = str(custom_ops_library())
     check_writable(path)
     file = ModelFile.load(model)
-    proto = upgrade_opset(file.dense().inlined(), LEAST_OPSET)
+    proto = upgrade_opset(with_dense_layers(file.dense().inlined()), LEAST_OPSET)
     feeds = _feeds(proto, sizes or {})
     shapes = _shapes(proto)
     layers = list(LayerSearch(proto.graph, shapes).layers())
@@ -328,7 +330,7 @@ def _with_sparse(
     if any(layer.residual is None for layer, _ in layers) and _ZERO not in {t.name for t in graph.initializer}:
         graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), _ZERO))
     _declare(graph, list(ends), shapes)
-    _remove_unread(graph, {name for layer, _ in layers for node in layer.nodes for name in node.input})
+    remove_unread(graph, {name for layer, _ in layers for node in layer.nodes for name in node.input})
     return made
 
 
@@ -336,7 +338,7 @@ def _node(graph: onnx.GraphProto, layer: Layer, weight: PackedWeight, names: set
     """Add the tensors of a layer to the graph and return its node."""
     inputs = [layer.x]
     for label, array in (("values", weight.values), ("deltas", weight.deltas), ("bias", layer.bias)):
-        name = _unused(f"{layer.nodes[0].input[1]}.{label}", names)
+        name = unused(f"{layer.nodes[0].input[1]}.{label}", names)
         graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         inputs.append(name)
     attributes: dict[str, Any] = {"shape": weight.shape, "lower": layer.lower, "upper": layer.upper, **layer.windows}
@@ -350,13 +352,6 @@ def _node(graph: onnx.GraphProto, layer: Layer, weight: PackedWeight, names: set
     )
 
 
-def _unused(name: str, names: set[str]) -> str:
-    while name in names:
-        name += "_"
-    names.add(name)
-    return name
-
-
 def _declare(graph: onnx.GraphProto, results: Sequence[str], shapes: Mapping[str, Shape | None]) -> None:
     """Declare the shapes of results, which ONNX Runtime does not infer for operators of a library."""
     declared = {value.name for value in (*graph.value_info, *graph.output)}
@@ -365,20 +360,3 @@ def _declare(graph: onnx.GraphProto, results: Sequence[str], shapes: Mapping[str
         for name in results
         if name not in declared and (shape := shapes.get(name)) is not None
     )
-
-
-def _remove_unread(graph: onnx.GraphProto, candidates: set[str]) -> None:
-    """Remove constants, and declarations of values, that nothing reads any more."""
-    read = {name for node in graph.node for name in (*node.input, *names_in_subgraphs(node))}
-    read |= {value.name for value in graph.output}
-    gone = candidates - read
-    kept = [tensor for tensor in graph.initializer if tensor.name not in gone]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    nodes = [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in gone]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    computed = {name for node in graph.node for name in node.output}
-    infos = [value for value in graph.value_info if value.name in computed]
-    del graph.value_info[:]
-    graph.value_info.extend(infos)

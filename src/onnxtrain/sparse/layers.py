@@ -237,3 +237,28 @@ def names_in_subgraphs(node: onnx.NodeProto) -> Iterator[str]:
                 yield from inner.input
                 yield from names_in_subgraphs(inner)
             yield from (value.name for value in graph.output)
+
+
+def unused(name: str, names: set[str]) -> str:
+    """Return a name that is not among the names, and add it to them."""
+    while name in names:
+        name += "_"
+    names.add(name)
+    return name
+
+
+def remove_unread(graph: onnx.GraphProto, candidates: set[str]) -> None:
+    """Remove constants, and declarations of values, that nothing reads any more."""
+    read = {name for node in graph.node for name in (*node.input, *names_in_subgraphs(node))}
+    read |= {value.name for value in graph.output}
+    gone = candidates - read
+    kept = [tensor for tensor in graph.initializer if tensor.name not in gone]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    nodes = [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in gone]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    computed = {name for node in graph.node for name in node.output}
+    infos = [value for value in graph.value_info if value.name in computed]
+    del graph.value_info[:]
+    graph.value_info.extend(infos)

@@ -1,0 +1,114 @@
+"""Turn the sparse layers of a compiled model back into dense ones, so that they can be decided anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxtrain.errors import ModelError
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.sparse.functions import CONV, LINEAR
+from onnxtrain.sparse.layers import attributes, remove_unread, unused
+
+_WINDOWS = ("kernel_shape", "strides", "pads", "dilations")
+
+
+def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with standard operators for its sparse layers, or the model itself if it has none.
+
+    Raises:
+        ModelError: Packed weights do not fit together.
+    """
+    layers = [node for node in proto.graph.node if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (LINEAR, CONV)]
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    layers = [node for node in layers if all(name in constants for name in node.input[1:4])]
+    if not layers:
+        return proto
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    graph = made.graph
+    names = {name for node in graph.node for name in (*node.input, *node.output)} | set(constants)
+    names |= {value.name for value in graph.input}
+    results = {node.output[0] for node in layers}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes.extend(_dense(graph, node, constants, names) if node.output[:1] and node.output[0] in results else [node])
+    del graph.node[:]
+    graph.node.extend(nodes)
+    remove_unread(graph, {name for node in layers for name in node.input[1:]})
+    left = {(node.domain, node.op_type) for node in graph.node}
+    kept = [entry for entry in made.functions if (entry.domain, entry.name) in left or entry.domain != ONNXTRAIN_DOMAIN]
+    del made.functions[:]
+    made.functions.extend(kept)
+    return made
+
+
+def dense_matrix(values: np.ndarray, deltas: np.ndarray, shape: list[int]) -> np.ndarray:
+    """Return the matrix [outputs, depth] of packed weights.
+
+    Raises:
+        ValueError: The shape is no [block rows, depth, block], or the values do not fit it.
+        IndexError: A delta leads beyond the shape.
+
+    Example:
+        >>> packed = np.array([[2], [3]], np.float32), np.array([1, 4], np.uint16)
+        >>> dense_matrix(*packed, [2, 3, 1]).tolist()
+        [[0.0, 2.0, 0.0], [0.0, 0.0, 3.0]]
+    """
+    rows, depth, block = shape
+    if min(shape) < 1 or rows * depth * block > np.iinfo(np.int32).max:
+        raise ValueError(f"a shape of {shape}")
+    blocks = np.zeros((rows * depth, block), np.float32)
+    blocks[np.cumsum(deltas, dtype=np.int64)] = values
+    return blocks.reshape(rows, depth, block).transpose(0, 2, 1).reshape(rows * block, depth)
+
+
+def _dense(
+    graph: onnx.GraphProto, node: onnx.NodeProto, constants: dict[str, np.ndarray], names: set[str]
+) -> Iterator[onnx.NodeProto]:
+    """Yield the standard operators of a sparse layer; its weight becomes an initializer.
+
+    Raises:
+        ModelError: Packed weights do not fit together.
+    """
+    given = attributes(node)
+    x, values, deltas, bias, residual = node.input
+    try:
+        matrix = dense_matrix(constants[values], constants[deltas], given["shape"])
+    except (IndexError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"The packed weights {values!r} and {deltas!r} of the sparse layer {node.output[0]!r} do not fit together "
+            f"({error}); the file is damaged: compile the pruned model again."
+        ) from error
+
+    def put(label: str, array: np.ndarray) -> str:
+        name = unused(f"{node.output[0]}.{label}", names)
+        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    steps: list[tuple[str, list[str], dict[str, Any]]] = []
+    if node.op_type == CONV:
+        weight = put("weight", matrix.reshape(given["weight_shape"]))
+        steps.append(("Conv", [x, weight, bias], {name: given[name] for name in _WINDOWS}))
+    else:
+        steps.append(("MatMul", [x, put("weight", matrix.T)], {}))
+        if constants[bias].any():
+            steps.append(("Add", [bias], {}))
+    if residual not in constants or constants[residual].any():
+        steps.append(("Add", [residual], {}))
+    lower, upper = given["lower"], given["upper"]
+    if lower == 0 and upper == np.inf:
+        steps.append(("Relu", [], {}))
+    elif lower > -np.inf or upper < np.inf:
+        limits = [put(label, np.array(limit, np.float32)) for label, limit in (("lower", lower), ("upper", upper))]
+        steps.append(("Clip", limits, {}))
+    before: list[str] = []
+    for index, (operator, inputs, settings) in enumerate(steps):
+        last = index == len(steps) - 1
+        y = node.output[0] if last else unused(f"{node.output[0]}.{operator}", names)
+        yield helper.make_node(operator, [*before, *inputs], [y], name="" if index else node.name, **settings)
+        before = [y]
