@@ -49,7 +49,7 @@ void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
     part.first_column = column;
     if (part.is_as_given()) part.right.data += static_cast<std::ptrdiff_t>(column) * part.right.column;
     part.target += static_cast<std::ptrdiff_t>(row) * part.target_row + static_cast<std::ptrdiff_t>(column);
-    if (part.bias != nullptr) part.bias += column;
+    if (part.bias != nullptr) part.bias += static_cast<std::ptrdiff_t>(row) * part.bias_row + static_cast<std::ptrdiff_t>(column);
     if (part.activation != nullptr) part.activation += part.target - whole.target;
     part.left_sums = column_part == 0 && whole.left_sums != nullptr ? whole.left_sums + row : nullptr;
     part.right_sums = row_part == 0 && whole.right_sums != nullptr ? whole.right_sums + column : nullptr;
@@ -61,7 +61,7 @@ void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
 }
 
 template <typename T>
-void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias, void* y,
+void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w, const LinearBias& bias, void* y,
                const ParallelFor& parallel_for, const LinearEnding& ending) {
   const auto inputs = static_cast<std::ptrdiff_t>(sizes.inputs), outputs = static_cast<std::ptrdiff_t>(sizes.outputs);
   const HalfWeights half_weights = {stored, static_cast<const std::uint16_t*>(w), sizes.transposed ? sizes.inputs : sizes.outputs,
@@ -78,7 +78,8 @@ void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w,
   product.rows = sizes.rows;
   product.columns = sizes.outputs;
   product.depth = sizes.inputs;
-  product.bias = static_cast<const T*>(bias);
+  product.bias = static_cast<const T*>(bias.data);
+  product.bias_row = bias.by_row ? outputs : 0;
   product.target = static_cast<T*>(y);
   product.target_row = outputs;
   product.ending = ending.ending;
@@ -155,7 +156,7 @@ void multiply_low_bit(ElementType type, std::size_t rows, const void* x, const P
                                                                                  parallel_for);
 }
 
-void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias,
+void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const LinearBias& bias,
             void* y, const ParallelFor& parallel_for, const LinearEnding& ending) {
   (type == kFloat ? linear_as<float> : linear_as<double>)(sizes, x, stored, w, bias, y, parallel_for, ending);
 }

@@ -151,6 +151,14 @@ def test_rerankers_read_pairs_of_texts(folder: Path):
     assert batch.inputs["input_ids"][0, 0, : len(ids)].tolist() == ids
 
 
+@pytest.mark.parametrize(("kind", "names"), [("pairs", ("labels",)), ("rewards", ("last",))])
+def test_equal_answers_are_told(folder: Path, kind: str, names: tuple[str, ...]):
+    rows = [PAIRS[0], {**PAIRS[1], "rejected": PAIRS[1]["chosen"]}]
+    _, hints = opened(rows, kind, folder, names=names)
+    text = "1 of 2 rows have chosen and rejected answers of the same tokens; they teach nothing."
+    assert hints == (f"the dataset: {text}",)
+
+
 def test_long_rows(folder: Path):
     batch, hints = opened(PAIRS[:4], "pairs", folder, max_length=30)
     assert batch.inputs["input_ids"].shape[2] <= 30

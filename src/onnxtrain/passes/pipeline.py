@@ -15,6 +15,7 @@ from onnxtrain.ir.passes import clean, remove_unused
 from onnxtrain.passes.build_gradients import Derivative, build_gradients
 from onnxtrain.passes.counter_based_dropout import counter_based_dropout
 from onnxtrain.passes.fuse.fuse_activations import fuse_activations
+from onnxtrain.passes.fuse.fuse_additions import fuse_additions
 from onnxtrain.passes.fuse.fuse_attention import fuse_attention
 from onnxtrain.passes.fuse.fuse_linear import fuse_linear
 from onnxtrain.passes.fuse.fuse_norms import fuse_norms
@@ -121,6 +122,7 @@ def lower_graph(
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for
         remove_unused(model)
         fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
+        fuse_additions(graph)  # an adapter's output is added by its matmul
         rematerialize_dequantized(graph)  # frozen low-bit weights are in float only while they are read
         optimizer_in_backward(graph)  # an update for every few layers, in the backward pass
         fuse_updates(model)  # clipping and masks inside the update
