@@ -66,6 +66,8 @@ def run(made: ir.Model) -> list[np.ndarray]:
         ('a = Gelu<approximate = "tanh">(m)',),
         ("a = com.microsoft.Gelu(m)",),
         ("a = com.microsoft.FastGelu(m)",),
+        ("g = Sigmoid(m) a = Mul(m, g)",),
+        ("g = Sigmoid(m) a = Mul(g, m)",),
         ("b = Clip(m, low, high) a = Reshape(b, flat)",),
         ("b = Clip(m, low, high) c = Reshape(b, deep) a = Flatten<axis = 2>(c)",),
         ("c = Clip(m, low) d = Mul(c, c) b = Clip(m, low, high) a = Add(b, d)", "p = MatMul(b, w) s = Mul(p, p)"),

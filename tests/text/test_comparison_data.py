@@ -230,6 +230,7 @@ def test_every_loss_trains_from_texts(folder: Path, tmp_path: Path, loss: str):
     trainer = onnxtrain.Trainer(model, loss=loss, optimizer="adamw(lr=0.02)", lora=lora)
     history = trainer.fit(rows, epochs=4, batch_size=3, progress=False)
     assert history.rows[-1]["loss"] < history.rows[0]["loss"]
+    assert trainer.evaluate(tuple(rows))["loss"] == pytest.approx(trainer.evaluate(rows)["loss"])
     path = "adapter" if lora else "m.onnx"
     trainer.save(path)
     assert (tmp_path / path).exists()

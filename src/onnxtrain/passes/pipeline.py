@@ -21,6 +21,7 @@ from onnxtrain.passes.fuse.fuse_linear import fuse_linear
 from onnxtrain.passes.fuse.fuse_norms import fuse_norms
 from onnxtrain.passes.fuse.fuse_relu import fuse_relu
 from onnxtrain.passes.fuse.fuse_rotary import fuse_rotary
+from onnxtrain.passes.fuse.fuse_silu import fuse_silu
 from onnxtrain.passes.fuse.fuse_updates import fuse_updates
 from onnxtrain.passes.join_scans import join_scans
 from onnxtrain.passes.kernels.lower_without_kernel import lower_without_kernel
@@ -108,6 +109,8 @@ def lower_graph(
         synchronize_batch_norm(model, backward)  # statistics of all processes
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # operators without a kernel become their body
     clean(model)
+    if kernels:
+        fuse_silu(model, backward)  # the gradient of SiLU: one node for six
     shield_padded_weights(model)  # which ONNX Runtime's optimizer takes for padded images
     recompute(graph, backward, options.recompute, layers)  # activations recomputed instead of kept
     if kernels:
