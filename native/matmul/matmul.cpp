@@ -112,7 +112,11 @@ void linear_weight_gradient_as(const Linear& sizes, const void* dy, const void* 
   };
   const Matrix of_x = {static_cast<const T*>(x), sizes.inputs, nullptr};
   const Matrix of_dy = {static_cast<const T*>(dy), sizes.outputs, static_cast<T*>(dbias)};
-  const Matrix &left = sizes.transposed ? of_dy : of_x, &right = sizes.transposed ? of_x : of_dy;
+  const Matrix &rows = sizes.transposed ? of_dy : of_x, &columns = sizes.transposed ? of_x : of_dy;
+  // A narrow right matrix, as of an adapter, becomes the left one: the other is then read in place, in whole vectors.
+  const bool swapped = columns.columns <= tuning::kFewTiles * 8 && columns.columns < rows.columns;
+  const Matrix &left = swapped ? columns : rows, &right = swapped ? rows : columns;
+  const Buffer turned(swapped ? checked_product(left.columns, right.columns, sizeof(T)) : 0);
   Matmul<T> product = {};
   product.left = {left.data, 1, static_cast<std::ptrdiff_t>(left.columns)};
   product.right = {right.data, static_cast<std::ptrdiff_t>(right.columns), 1};
@@ -120,11 +124,16 @@ void linear_weight_gradient_as(const Linear& sizes, const void* dy, const void* 
   product.rows = left.columns;
   product.columns = right.columns;
   product.depth = sizes.rows;
-  product.target = static_cast<T*>(dw);
+  product.target = swapped ? turned.as<T>() : static_cast<T*>(dw);
   product.target_row = static_cast<std::ptrdiff_t>(right.columns);
   product.left_sums = left.sums;
   product.right_sums = right.sums;
   multiply(product, parallel_for);
+  if (!swapped) return;
+  for (std::size_t row = 0; row < right.columns; ++row) {
+    T* to = static_cast<T*>(dw) + row * left.columns;
+    for (std::size_t column = 0; column < left.columns; ++column) to[column] = product.target[column * right.columns + row];
+  }
 }
 
 template <typename T>
