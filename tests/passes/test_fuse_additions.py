@@ -70,9 +70,7 @@ def test_an_adapter_is_added_to_its_layer(kind: str, order: str) -> None:
     assert sums(working) == []
     assert biases(working) in ([("y", "p")], [("y", "t")])
     (found,), (right,) = run(working, kind), run(ir.from_proto(proto), kind)
-    np.testing.assert_allclose(
-        found, right, rtol=1e-5 if kind == "float" else 1e-13, atol=1e-4 if kind == "float" else 0
-    )
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-4 if kind == "float" else 1e-12)
 
 
 def test_a_sum_of_layers_and_others_is_a_chain() -> None:

@@ -31,7 +31,10 @@ def lowered(nodes: str = GATED, kind: str = "float", rows: str = "n", **options:
         f"{square} w) => ({kind}[] loss, {square} dv, {square} dw) {{ {nodes} q = Mul(y, y) "
         f'loss = ReduceSum<keepdims = 0>(q) dv, dw = {TRAINING_DOMAIN}.Gradient<xs = ["v", "w"], y = "loss">(v, w) }}'
     )
-    working = infer_shapes(ir.from_proto(parser.parse_model(text)))
+    proto = parser.parse_model(text)
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    working = infer_shapes(ir.from_proto(proto))
     working.metadata_props.update(GradientOptions(**options).entries())
     found = lower_graph(working, kernels=True)
     onnx.checker.check_model(ir.to_proto(infer_shapes(found)))
