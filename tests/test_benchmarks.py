@@ -361,6 +361,14 @@ def test_products_are_measured_in_both_types() -> None:
 
 
 @pytest.mark.torch
+def test_products_are_measured_beside_those_of_torch() -> None:
+    pytest.importorskip("torch")
+    header, row = rows(run("products.py", "--quick", "--against-torch"))
+    assert header[-2:] == ["PyTorch, float32", "PyTorch, bfloat16"]
+    assert float(row[-1]) > 0
+
+
+@pytest.mark.torch
 def test_structures_of_an_exported_network_go() -> None:
     pytest.importorskip("transformers")
     text = run("structures.py", "--only", "bert")

@@ -17,7 +17,7 @@ from onnxtrain.ir.clone import Values, clone_nodes
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.value import constant_number
-from onnxtrain.passes.memory.recompute import SHAPES_ONLY
+from onnxtrain.passes.memory.recompute import COPY, SHAPES_ONLY
 
 _VIEWS = frozenset({"Flatten", "Reshape"})
 
@@ -25,7 +25,8 @@ _VIEWS = frozenset({"Flatten", "Reshape"})
 def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
     """Let gradients that read a Clip, Gelu or SiLU read the second output of its gradient's node, in place.
 
-    Left alone is an activation read by a gradient that the gradient of the activation depends on.
+    Left alone are an activation read by a gradient that the gradient of the activation depends on, and one that is
+    recomputed: it is not kept, and waiting for the gradient would keep others.
 
     Requires: a sorted graph whose fused operators are those that kernels run. Ensures: a sorted graph.
 
@@ -52,7 +53,7 @@ def _activation(node: ir.Node, carrying: Collection[ir.Node]) -> ir.Value | None
     if node.op_type not in ("ClipGradient", "GeluGradient") or node.inputs[1] is None:
         return None
     for forward, slot in node.inputs[1].uses():
-        if slot and forward.op_type != "Mul":
+        if (slot and forward.op_type != "Mul") or str(forward.outputs[0].name).startswith(COPY):
             continue
         if forward not in carrying and forward.graph is node.graph and _is_function_of(forward, node):
             return forward.outputs[0]
