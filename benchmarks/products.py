@@ -23,7 +23,10 @@ from onnx import TensorProto, helper
 import onnxtrain
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
-SIZES = ((128, 768, 2048), (128, 768, 16000), (512, 768, 2048), (512, 2048, 768), (2048, 2048, 2048))
+SIZES = (
+    *((128, 768, 2048), (128, 768, 16000), (512, 768, 768), (512, 768, 2048), (512, 2048, 768), (512, 768, 16000)),
+    (2048, 2048, 2048),
+)
 QUICK = ((8, 64, 64),)
 BLOCK = 32
 WAYS = {

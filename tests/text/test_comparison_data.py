@@ -152,7 +152,7 @@ def test_rerankers_read_pairs_of_texts(folder: Path):
 
 
 @pytest.mark.parametrize(("kind", "names"), [("pairs", ("labels",)), ("rewards", ("last",))])
-def test_equal_answers_are_told(folder: Path, kind: str, names: tuple[str, ...]):
+def test_equal_answers_give_a_hint(folder: Path, kind: str, names: tuple[str, ...]):
     rows = [PAIRS[0], {**PAIRS[1], "rejected": PAIRS[1]["chosen"]}]
     _, hints = opened(rows, kind, folder, names=names)
     text = "1 of 2 rows have chosen and rejected answers of the same tokens; they teach nothing."
