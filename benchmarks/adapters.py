@@ -1,12 +1,14 @@
 """Adapters of a language model: time and peak memory of a step, against PEFT.
 
     python benchmarks/adapters.py
-    python benchmarks/adapters.py --tokens 512 --targets all-linear
+    python benchmarks/adapters.py --tokens 512 --targets all-linear --checkpointing no --cases 'onnxtrain*'
     python benchmarks/adapters.py --environment peft=PATH_OF_A_PYTHON_WITH_PEFT
     python benchmarks/adapters.py --billion
 
 A Llama of random weights is exported by PyTorch, and written by onnxruntime-genai's builder in 16 and 4 bits.
-Each run is a fresh process, the frameworks take turns, and the figures are medians. All train adapters of rank 8 by
+Each run is a fresh process, the frameworks take turns, and the figures are medians; ratios are medians over the turns.
+A row is printed on standard error as soon as its runs are done. ``--cases`` selects rows by name; those that they are
+compared with run, too. All train adapters of rank 8 by
 AdamW with the same data: one sequence of 128, 512 or 2,048 tokens, adapters on the projections of attention or on all
 seven, with and without checkpointing (``recompute="layers"``). Rows in bfloat16 need a CPU with AVX512-BF16.
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import fnmatch
 import itertools
 import json
 import math
@@ -175,6 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--halves", action="store_true", help="files of 16 bits, too")
     parser.add_argument("--tokens", type=lambda text: [int(number) for number in text.split(",")], default=list(TOKENS))
     parser.add_argument("--targets", type=lambda text: text.split(","), default=[*reversed(TARGETS)])
+    parser.add_argument("--checkpointing", choices=("no", "yes"), help="only without, or only with it")
+    parser.add_argument("--cases", default="*", help="patterns of the frameworks' names, separated by semicolons")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=3, help="processes of each framework")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each process")
@@ -184,8 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     python = dict(item.split("=", 1) for item in options.environment).get("peft", sys.executable)
     runs, steps = options.runs, options.steps
-    sizes, cases = SIZES["full"], CASES | (HALVES if options.halves else {})
-    settings = [Setting(*row) for row in itertools.product(options.tokens, options.targets, (False, True))]
+    sizes, cases = SIZES["full"], selected(CASES | (HALVES if options.halves else {}), options.cases.split(";"))
+    again = {"no": [False], "yes": [True]}.get(options.checkpointing, [False, True])
+    settings = [Setting(*row) for row in itertools.product(options.tokens, options.targets, again)]
     if options.quick:
         runs, steps, sizes = 1, 2, SIZES["quick"]
         settings = [Setting(64, "all-linear", again) for again in (False, True)]
@@ -200,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ForeignLoad() as foreign:
         for setting in settings:
             found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-            for _ in range(runs):
+            for turn in range(runs):
                 for name, case in cases.items():
                     if options.quick and setting.again and name not in ("PEFT", "onnxtrain"):
                         continue
@@ -209,6 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     result = run(runner, case, folders[name], setting, numbers)
                     if result is not None:
                         found[name].append(result)
+                    if found[name] and turn + 1 == runs:
+                        print(" | ".join(row_of(setting, name, found, sizes, cases, None)), file=sys.stderr, flush=True)
             measured.append((setting, found))
     rates = {kind: rate((64, 64, 64) if options.quick else LARGE, kind) for kind in computable(cases)}
     title = f"{sizes}; one sequence; threads: {options.threads}"
@@ -219,6 +227,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 LARGE = (2048, 2048, 2048)
+
+
+def selected(cases: Mapping[str, Case], patterns: Sequence[str]) -> dict[str, Case]:
+    """Return the cases whose names match, and those that they are compared with."""
+    names = {name for name in cases if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+    if not names:
+        raise SystemExit(f"No case is named {' or '.join(patterns)}; there are {'; '.join(cases)}.")
+    names |= {cases[name].reference for name in names}
+    return {name: case for name, case in cases.items() if name in names}
 
 
 def computable(cases: Mapping[str, Case]) -> list[str]:
@@ -256,20 +273,12 @@ def report(
     rates: Mapping[str, float],
 ) -> str:
     """Format the table; figures in brackets are relative to PEFT in the same type."""
-    rows = []
-    for setting, found in measured:
-        for name, results in found.items():
-            own, case = figures(results), cases[name]
-            reference = figures(found[case.reference]) if found.get(case.reference) else None
-            cells = [f"{value:,.{places}f}" for value, places in zip(own, DIGITS, strict=True)]
-            if reference is not None and name != case.reference:
-                pairs = zip(cells, own, reference, strict=True)
-                cells = [f"{cell} ({value / whole:.2f})" for cell, value, whole in pairs]
-            limit = 1000 * setting.operations(sizes) / rates.get(case.compute, math.nan)
-            cells.append(f"{limit:,.0f} ({limit / own[1]:.2f})")
-            losses = " → ".join(f"{results[0]['losses'][place]:.4f}" for place in (0, -1))
-            place = [f"{setting.tokens:,}", setting.targets, "yes" if setting.again else "no"]
-            rows.append([name, *place, *cells, losses])
+    rows = [
+        row_of(setting, name, found, sizes, cases, rates)
+        for setting, found in measured
+        for name, results in found.items()
+        if results
+    ]
     head = [
         "framework",
         "tokens",
@@ -280,6 +289,33 @@ def report(
         "first step done after, s",
     ]
     return table([*head, "peak, MiB", "limit, ms", "loss"], rows)
+
+
+def row_of(
+    setting: Setting,
+    name: str,
+    found: Mapping[str, list[dict[str, Any]]],
+    sizes: Sizes,
+    cases: Mapping[str, Case],
+    rates: Mapping[str, float] | None,
+) -> list[str]:
+    """Format one row; without rates, before they are measured, it has no limit."""
+    results, case = found[name], cases[name]
+    own = figures(results)
+    cells = [f"{value:,.{places}f}" for value, places in zip(own, DIGITS, strict=True)]
+    references = found.get(case.reference)
+    if references and name != case.reference:
+        turns = [
+            [one / other for one, other in zip(figures([mine]), figures([theirs]), strict=True)]
+            for mine, theirs in zip(results, references, strict=False)
+        ]
+        ratios = [statistics.median(ratio) for ratio in zip(*turns, strict=True)]
+        cells = [f"{cell} ({ratio:.2f})" for cell, ratio in zip(cells, ratios, strict=True)]
+    if rates is not None:
+        limit = 1000 * setting.operations(sizes) / rates.get(case.compute, math.nan)
+        cells.append(f"{limit:,.0f} ({limit / own[1]:.2f})")
+    losses = " → ".join(f"{results[0]['losses'][place]:.4f}" for place in (0, -1))
+    return [name, f"{setting.tokens:,}", setting.targets, "yes" if setting.again else "no", *cells, losses]
 
 
 DIGITS = (0, 0, 1, 0)

@@ -1,6 +1,7 @@
 """Linear layers in float32 and bfloat16: operations per CPU second.
 
     python benchmarks/products.py
+    python benchmarks/products.py --against-torch
 
 y = x w of the native kernels on one thread, with weights stored in float32, bfloat16 and int4, at 2 operations per
 multiplication. The variants alternate; a figure is that of the fastest call in CPU time, so that other programs matter
@@ -22,7 +23,10 @@ from onnx import TensorProto, helper
 import onnxtrain
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
-SIZES = ((128, 768, 2048), (128, 768, 16000), (2048, 2048, 2048))
+SIZES = (
+    *((128, 768, 2048), (128, 768, 16000), (512, 768, 768), (512, 768, 2048), (512, 2048, 768), (512, 768, 16000)),
+    (2048, 2048, 2048),
+)
 QUICK = ((8, 64, 64),)
 BLOCK = 32
 WAYS = {
@@ -40,20 +44,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one small product, one round")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--against-torch", action="store_true", help="also multiply by PyTorch")
     parser.add_argument("--output", help="write the report here")
     options = parser.parse_args(arguments)
     rows = []
     with ForeignLoad() as foreign:
         for sizes in QUICK if options.quick else SIZES:
             calls = {name: product(sizes, *way) for name, way in WAYS.items()}
+            if options.against_torch:
+                calls |= {f"PyTorch, {kind}": product_of_torch(sizes, kind) for kind in ("float32", "bfloat16")}
             best = dict.fromkeys(calls, float("inf"))
             for _ in range(1 if options.quick else options.rounds):
                 for name, call in calls.items():
                     best[name] = min(best[name], seconds(call))
             operations = 2 * sizes[0] * sizes[1] * sizes[2]
-            rates = [f"{operations / best[name] / 1e9:.1f}" for name in WAYS]
+            rates = [f"{operations / best[name] / 1e9:.1f}" for name in best]
             rows.append([" x ".join(f"{size:,}" for size in sizes), *rates])
-    head = ["rows x depth x columns", *WAYS]
+    head = ["rows x depth x columns", *best]
     title = "GFLOP/s of one thread, by processor time"
     write_report("\n".join([title, "", table(head, rows), "", machine_line(), load_line(foreign)]), options.output)
 
@@ -63,6 +70,16 @@ def seconds(call: Callable[[], object]) -> float:
     start = time.process_time()
     call()
     return max(time.process_time() - start, 1e-9)
+
+
+def product_of_torch(sizes: tuple[int, int, int], kind: str) -> Callable[[], object]:
+    """A call of PyTorch's y = x w, with both in one type."""
+    import torch
+
+    torch.set_num_threads(1)
+    rows, depth, columns = sizes
+    x, w = (torch.randn(shape).to(getattr(torch, kind)) for shape in ((rows, depth), (depth, columns)))
+    return lambda: x @ w
 
 
 def product(sizes: tuple[int, int, int], stored: str, compute: str) -> Callable[[], object]:

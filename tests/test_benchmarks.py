@@ -362,11 +362,33 @@ def test_adapters_are_measured_beside_peft(tmp_path: Path) -> None:
         assert all(float(cell.split()[0].replace(",", "")) > 0 for cell in figures)
 
 
+def test_cases_of_adapters_are_selected_with_those_that_they_are_compared_with() -> None:
+    command = "import adapters; print([*adapters.selected(adapters.CASES, PATTERNS)])"
+    for patterns, expected in (
+        (["onnxtrain, int4 file, compute*"], ["PEFT, bfloat16", "onnxtrain, int4 file, compute in bfloat16"]),
+        (["PEFT", "onnxtrain"], ["PEFT", "onnxtrain"]),
+    ):
+        program = [sys.executable, "-c", command.replace("PATTERNS", repr(patterns))]
+        result = subprocess.run(program, capture_output=True, text=True, cwd=BENCHMARKS, check=True)
+        assert result.stdout.strip() == repr(expected)
+    program = [sys.executable, str(BENCHMARKS / "adapters.py"), "--cases", "torchtune"]
+    refused = subprocess.run(program, capture_output=True, text=True, cwd=REPOSITORY)
+    assert "No case is named torchtune; there are PEFT; PEFT, bfloat16;" in refused.stderr
+
+
 def test_products_are_measured_in_both_types() -> None:
     header, row = rows(run("products.py", "--quick"))
     assert header[1:3] == ["float32", "bfloat16"]
     assert row[0] == "8 x 64 x 64"
     assert all(float(rate) > 0 for rate in row[1:])
+
+
+@pytest.mark.torch
+def test_products_are_measured_beside_those_of_torch() -> None:
+    pytest.importorskip("torch")
+    header, row = rows(run("products.py", "--quick", "--against-torch"))
+    assert header[-2:] == ["PyTorch, float32", "PyTorch, bfloat16"]
+    assert float(row[-1]) > 0
 
 
 @pytest.mark.torch

@@ -1,6 +1,7 @@
 // The gradient of Gelu from dy and x, element-wise, optionally with Gelu itself recomputed.
 //
-// Included by kernels.cpp only. y = x P(x), P the normal distribution function or its tanh approximation.
+// Included by kernels.cpp only. y = x P(x), P the normal distribution function, its tanh
+// approximation, or the logistic function of alpha x (SiLU where alpha is 1).
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -67,15 +68,30 @@ inline Gelu<T> gelu_tanh(T x) {
   return {probability, probability * (T(1) + bounded * rest * (kFactor * (T(1) + T(3) * kCubic * square)))};
 }
 
+// The slope is P (1 + v (1 - P)) with P = 1 / (1 + exp(-v)), v = alpha x.
+template <typename T>
+inline Gelu<T> gelu_logistic(T x, T alpha) {
+  const T v = within(alpha * x, static_cast<T>(sizeof(T) == sizeof(float) ? 200 : 2000));
+  const T e = exponential(v < T(0) ? v : -v);
+  const T smaller = e / (T(1) + e), larger = T(1) / (T(1) + e);  // the smaller and the larger of P and 1 - P
+  const T probability = v < T(0) ? smaller : larger, rest = v < T(0) ? larger : smaller;
+  return {probability, probability * (T(1) + v * rest)};
+}
+
+enum class GeluKind { kExact, kTanh, kLogistic };
+
 // dx = dy (P(x) + x P'(x)), and y = x P(x).
-template <typename T, bool by_tanh, bool with_result>
-void gelu_gradient(const void*, std::size_t count, const void* const* inputs, void* const* outputs) {
+template <typename T, GeluKind kind, bool with_result>
+void gelu_gradient(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
   const T *dy = static_cast<const T*>(inputs[0]), *x = static_cast<const T*>(inputs[1]);
   T *dx = static_cast<T*>(outputs[0]), *y = static_cast<T*>(outputs[with_result ? 1 : 0]);
+  const T alpha = kind == GeluKind::kLogistic ? static_cast<T>(*static_cast<const double*>(scalars)) : T(1);
   ONNXTRAIN_VECTORIZE
   for (std::size_t i = 0; i < count; ++i) {
     const T value = x[i];
-    const Gelu<T> found = by_tanh ? gelu_tanh(value) : gelu(value);
+    const Gelu<T> found = kind == GeluKind::kExact  ? gelu(value)
+                          : kind == GeluKind::kTanh ? gelu_tanh(value)
+                                                    : gelu_logistic(value, alpha);
     dx[i] = dy[i] * found.slope;
     if (with_result) y[i] = value * found.probability;
   }

@@ -76,12 +76,12 @@ void ClipGradientNode::compute(const Call& call) const {
 const Signature GeluGradientNode::kSignature = {
     "GeluGradient", {"dy", "x"}, 2, 2, {0, 1}, {{0, 0}, {1, 0}, {1, 1}}};
 
-GeluGradientNode::GeluGradientNode(const Attributes& attributes) {
-  const std::string approximate = attributes.text("approximate", "none");
-  if (approximate != "none" && approximate != "tanh") {
-    throw std::invalid_argument("attribute 'approximate' is '" + approximate + "': it must be 'none' or 'tanh'.");
+GeluGradientNode::GeluGradientNode(const Attributes& attributes)
+    : approximate_(attributes.text("approximate", "none")), alpha_(attributes.number("alpha", 1.0f)) {
+  if (approximate_ != "none" && approximate_ != "tanh" && approximate_ != "sigmoid") {
+    throw std::invalid_argument("attribute 'approximate' is '" + approximate_ +
+                                "': it must be 'none', 'tanh' or 'sigmoid'.");
   }
-  by_tanh_ = approximate == "tanh";
 }
 
 void GeluGradientNode::compute(const Call& call) const {
@@ -90,7 +90,10 @@ void GeluGradientNode::compute(const Call& call) const {
   inputs.require_same_type(1, 0);
   inputs.require_same_shape(1, 0);
   const KernelTable& table = *kernels();
-  run_with_result(by_tanh_ ? table.gelu_tanh_gradient : table.gelu_gradient, nullptr, type, inputs, call);
+  const auto& kernels = approximate_ == "none"   ? table.gelu_gradient
+                        : approximate_ == "tanh" ? table.gelu_tanh_gradient
+                                                 : table.gelu_logistic_gradient;
+  run_with_result(kernels, &alpha_, type, inputs, call);
 }
 
 }  // namespace onnxtrain

@@ -1,6 +1,8 @@
 // Gradients of activations as nodes: inputs dy and the forward input or output; output dx.
 #pragma once
 
+#include <string>
+
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
@@ -23,7 +25,7 @@ class ClipGradientNode final : public FusedNode {
   void compute(const Call& call) const override;
 };
 
-// dx = dy (P(x) + x P'(x)), with Gelu's P exact or approximated by tanh.
+// dx = dy (P(x) + x P'(x)), with Gelu's P exact, or approximated by tanh or by the logistic function of alpha x.
 class GeluGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -32,7 +34,8 @@ class GeluGradientNode final : public FusedNode {
   void compute(const Call& call) const override;
 
  private:
-  bool by_tanh_;
+  std::string approximate_;
+  double alpha_;
 };
 
 // Runs an element-wise kernel over whole tensors of one type, in blocks shared among threads.

@@ -1,6 +1,7 @@
 #include "attention/attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -35,8 +36,10 @@ struct Planned {
   AttentionCall call;
   const AttentionKernels& kernel;
   std::vector<std::ptrdiff_t> ones, rows, value_rows, score_rows;
+  std::vector<KeyRange> ranges;
 
-  Planned(ElementType type, const AttentionCall& call_) : call(call_), kernel(kernels()->attention[type]) {
+  Planned(ElementType type, const AttentionCall& call_, const ParallelFor& parallel_for)
+      : call(call_), kernel(kernels()->attention[type]) {
     const AttentionShape& s = call.shape;
     require_addressable(s);
     const std::size_t stride = kernel.score_stride(s.keys);
@@ -52,6 +55,29 @@ struct Planned {
     call.rows = rows.data();
     call.value_rows = value_rows.data();
     call.score_rows = score_rows.data();
+    find_ranges(type, parallel_for);
+  }
+
+ private:
+  // Reads a mask once, so that the heads need not: all of its rows, unless it is more than a mask.
+  void find_ranges(ElementType type, const ParallelFor& parallel_for) {
+    const AttentionShape& s = call.shape;
+    if (call.bias == nullptr || call.bias_stride[3] != 1) return;
+    const std::size_t sizes[3] = {s.batch, s.heads, s.queries};
+    std::size_t count = 1;
+    for (std::size_t axis = 3; axis-- > 0;) {
+      call.range_stride[axis] = call.bias_stride[axis] == 0 ? 0 : static_cast<std::ptrdiff_t>(count);
+      if (call.bias_stride[axis] != 0) count = checked_product(count, sizes[axis]);
+    }
+    ranges.resize(count);
+    std::atomic<bool> all = true;
+    const auto* bias = static_cast<const char*>(call.bias);
+    for_each_range(parallel_for, count, items_per_task(s.keys), [&](std::size_t first, std::size_t last) {
+      if (!all) return;
+      const std::size_t bytes = s.keys * size_of(type);
+      if (!kernel.find_ranges(bias + first * bytes, last - first, s.keys, ranges.data() + first)) all = false;
+    });
+    if (all) call.ranges = ranges.data();
   }
 };
 
@@ -87,7 +113,7 @@ void attend(ElementType type, AttentionCall call, const ParallelFor& parallel_fo
     fill(type, call.log_sum, checked_product(heads, s.queries), -std::numeric_limits<double>::infinity());
     return;
   }
-  const Planned planned(type, call);
+  const Planned planned(type, call, parallel_for);
   BufferPool pool(planned.kernel.scratch(planned.call, false));
   const std::size_t wanted = heads >= tuning::kAttentionTasks ? 1 : divided_up(tuning::kAttentionTasks, heads);
   const std::size_t parts = std::clamp<std::size_t>(s.queries / tuning::kLeastQueries, 1, wanted);
@@ -113,7 +139,7 @@ void attention_gradient(ElementType type, AttentionCall call, const ParallelFor&
     fill(type, call.dv, checked_product(heads, s.keys, s.value_size), 0.0);
     return;
   }
-  const Planned planned(type, call);
+  const Planned planned(type, call, parallel_for);
   BufferPool pool(planned.kernel.scratch(planned.call, true));
   for_each_range(parallel_for, heads, items_per_task(saturating_product(s.queries, s.keys)), [&](std::size_t first, std::size_t last) {
     pool.lend([&](const Buffer& buffer) {

@@ -40,6 +40,13 @@ struct ForwardLayout : ScratchLayout<T> {
   }
 };
 
+// Sets the scores of a block's other keys to zero.
+template <typename T>
+void clear_others(T* row, KeyRange own, KeyRange block) {
+  fill_zero(row + block.begin, own.begin - block.begin);
+  fill_zero(row + own.end, padded<T>(block.end) - own.end);
+}
+
 template <typename T>
 void attend(const AttentionCall& call, std::size_t number, std::size_t first, std::size_t last, void* buffer) {
   const ForwardLayout<T> layout(call);
@@ -56,17 +63,20 @@ void attend(const AttentionCall& call, std::size_t number, std::size_t first, st
            scratch + layout.keys);
   pack_all(v, static_cast<const T*>(call.v) + all_keys * s.value_size, 1, call.value_rows, s.value_size, s.keys,
            scratch + layout.values);
-  const BiasRows<T> bias(call, head, scratch + layout.bias);
+  BiasRows<T> bias(call, head, scratch + layout.bias);
 
   const Parts blocks(last - first, call.block);
   for (std::size_t block = 0; block < blocks.count; ++block) {
     const std::size_t query = first + blocks.begin(block), rows = blocks.size(block);
-    const std::size_t reach = bias.reach(query, query + rows);
+    const KeyRange keys = bias.seen(query, query + rows);
+    const std::size_t seen = keys.end - keys.begin;
     multiply_panels(Matmul<T>{head.at(call.q, s.queries, query, s.size), head.stride, call.ones, rows, s.size,
-                               scratch + layout.keys, s.size, s.keys, reach, false, scores, stride});
+                               scratch + layout.keys, s.size, 0, s.keys, keys.begin, keys.end, false, scores, stride});
     for (std::size_t row = 0; row < rows; ++row) {
-      const RowSum<T> sum =
-          exponentials(scores + row * stride, bias[query + row], padded<T>(reach), scale, call.zero_empty_rows);
+      const KeyRange own = bias.seen_by(query + row, keys);
+      clear_others(scores + row * stride, own, keys);
+      const RowSum<T> sum = exponentials(scores + row * stride + own.begin, bias[query + row] + own.begin,
+                                         own.end - own.begin, scale, call.zero_empty_rows);
       largest[row] = sum.largest;
       sums[row] = sum.sum;
     }
@@ -78,8 +88,9 @@ void attend(const AttentionCall& call, std::size_t number, std::size_t first, st
       }
     }
     if (call.y == nullptr) continue;
-    multiply_panels(Matmul<T>{scores, static_cast<std::ptrdiff_t>(stride), call.ones, rows, reach,
-                               scratch + layout.values, s.keys, s.value_size, s.value_size, false, results, width});
+    multiply_panels(Matmul<T>{scores + keys.begin, static_cast<std::ptrdiff_t>(stride), call.ones, rows, seen,
+                               scratch + layout.values, s.keys, keys.begin, s.value_size, 0, s.value_size, false,
+                               results, width});
     for (std::size_t row = 0; row < rows; ++row) {
       T *y = head.at(call.y, s.queries, query + row, s.value_size), *from = results + row * width;
       const T inverse = T(1) / sums[row];
@@ -139,40 +150,45 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
   pack_all(k, k_end, 1, call.rows, s.size, s.keys, scratch + layout.key_rows);
   fill_zero(dk, s.keys * width);
   fill_zero(dv, s.keys * value_width);
-  const BiasRows<T> bias(call, head, scratch + layout.bias);
+  BiasRows<T> bias(call, head, scratch + layout.bias);
 
   const Parts blocks(s.queries, call.block);
   for (std::size_t block = 0; block < blocks.count; ++block) {
     const std::size_t query = blocks.begin(block), rows = blocks.size(block);
-    const std::size_t reach = bias.reach(query, query + rows);
+    const KeyRange keys = bias.seen(query, query + rows);
+    const std::size_t seen = keys.end - keys.begin;
     const T* q = head.at(call.q, s.queries, query, s.size);
     const T* dy = head.at(call.dy, s.queries, query, s.value_size);
     const T* y = head.at(static_cast<const void*>(call.y), s.queries, query, s.value_size);
     const T* log_sum = static_cast<const T*>(call.log_sum) + number * s.queries + query;
-    multiply_panels(Matmul<T>{q, head.stride, call.ones, rows, s.size, scratch + layout.keys, s.size, s.keys, reach,
-                               false, scores, stride});
+    multiply_panels(Matmul<T>{q, head.stride, call.ones, rows, s.size, scratch + layout.keys, s.size, 0, s.keys,
+                               keys.begin, keys.end, false, scores, stride});
     multiply_panels(Matmul<T>{dy, head.value_stride, call.ones, rows, s.value_size, scratch + layout.values,
-                               s.value_size, s.keys, reach, false, slopes, stride});
+                               s.value_size, 0, s.keys, keys.begin, keys.end, false, slopes, stride});
     for (std::size_t row = 0; row < rows; ++row) {
       const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head.value_stride;
-      score_gradient(scores + row * stride, slopes + row * stride, bias[query + row], padded<T>(reach), scale,
-                     log_sum[row], dot(dy + at, y + at, s.value_size), call.zero_empty_rows);
+      const KeyRange own = bias.seen_by(query + row, keys);
+      clear_others(scores + row * stride, own, keys);
+      clear_others(slopes + row * stride, own, keys);
+      score_gradient(scores + row * stride + own.begin, slopes + row * stride + own.begin,
+                     bias[query + row] + own.begin, own.end - own.begin, scale, log_sum[row],
+                     dot(dy + at, y + at, s.value_size), call.zero_empty_rows);
     }
     if (call.dv != nullptr) {
       pack_all(dy, static_cast<const T*>(call.dy) + all_queries * s.value_size, 1, call.value_rows, s.value_size, rows,
                scratch + layout.dy);
-      multiply_panels(Matmul<T>{scores, 1, call.score_rows, reach, rows, scratch + layout.dy, rows, s.value_size,
-                                 s.value_size, true, dv, value_width});
+      multiply_panels(Matmul<T>{scores + keys.begin, 1, call.score_rows, seen, rows, scratch + layout.dy, rows, 0,
+                                 s.value_size, 0, s.value_size, true, dv + keys.begin * value_width, value_width});
     }
     if (call.dk != nullptr) {
       pack_all(q, static_cast<const T*>(call.q) + all_queries * s.size, 1, call.rows, s.size, rows,
                scratch + layout.q);
-      multiply_panels(Matmul<T>{slopes, 1, call.score_rows, reach, rows, scratch + layout.q, rows, s.size, s.size,
-                                 true, dk, width});
+      multiply_panels(Matmul<T>{slopes + keys.begin, 1, call.score_rows, seen, rows, scratch + layout.q, rows, 0,
+                                 s.size, 0, s.size, true, dk + keys.begin * width, width});
     }
     if (call.dq != nullptr) {
-      multiply_panels(Matmul<T>{slopes, row_stride, call.ones, rows, reach, scratch + layout.key_rows, s.keys, s.size,
-                                 s.size, false, dq, width});
+      multiply_panels(Matmul<T>{slopes + keys.begin, row_stride, call.ones, rows, seen, scratch + layout.key_rows,
+                                 s.keys, keys.begin, s.size, 0, s.size, false, dq, width});
       copy_rows(dq, width, rows, s.size, head.at(call.dq, s.queries, query, s.size), head.stride);
     }
   }

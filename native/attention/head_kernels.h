@@ -5,6 +5,7 @@
 
 #include "attention/rows.h"
 #include "attention/table.h"
+#include "kernels/elementwise.h"
 
 namespace onnxtrain {
 namespace {
@@ -32,20 +33,62 @@ struct Head {
   }
 };
 
+// A bias from here on hides a key: added to any score of a network that still computes, it has an exponential of zero.
+// Masks have -inf, or the lowest finite number (PyTorch's finfo.min).
+template <typename T>
+constexpr T kHidden = sizeof(T) == sizeof(float) ? static_cast<T>(-0x1p127f) : static_cast<T>(-0x1p1023);
+
+template <typename T>
+bool find_ranges(const void* bias, std::size_t count, std::size_t keys, KeyRange* ranges) {
+  const T* row = static_cast<const T*>(bias);
+  for (std::size_t i = 0; i < count; ++i, row += keys) {
+    // Integers, since the compiler does not vectorize a loop over bool.
+    const auto hides = [&](std::size_t from, std::size_t to) {
+      int seen = 0;
+      ONNXTRAIN_VECTORIZE
+      for (std::size_t key = from; key < to; ++key) seen |= row[key] <= kHidden<T> ? 0 : 1;
+      return seen == 0;
+    };
+    std::size_t begin = 0, end = keys;
+    constexpr std::size_t kStep = 64;
+    while (begin + kStep <= end && hides(begin, begin + kStep)) begin += kStep;
+    while (end >= begin + kStep && hides(end - kStep, end)) end -= kStep;
+    while (begin < end && row[begin] <= kHidden<T>) ++begin;
+    while (begin < end && row[end - 1] <= kHidden<T>) --end;
+    int other = begin == end ? 1 : 0;
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t key = begin; key < end; ++key) other |= row[key] == T(0) ? 0 : 1;
+    if (other != 0) return false;
+    ranges[i] = {static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end)};
+  }
+  return true;
+}
+
+// Keys of a row of scores, in whole vectors.
+template <typename T>
+KeyRange in_vectors(KeyRange keys) {
+  return {static_cast<std::uint32_t>(keys.begin / kLanes<T> * kLanes<T>), static_cast<std::uint32_t>(padded<T>(keys.end))};
+}
+
 // The bias of a query, padded with -inf behind the last key to the length of a row of scores.
 template <typename T>
 class BiasRows {
  public:
   BiasRows(const AttentionCall& call, const Head<T>& head, T* row)
       : data_(static_cast<const T*>(call.bias)),
+        ranges_(call.ranges),
         query_(call.bias_stride[2]),
         key_(call.bias_stride[3]),
+        range_(call.range_stride[2]),
         keys_(call.shape.keys),
         row_(row) {
-    if (data_ != nullptr) {
-      data_ += static_cast<std::ptrdiff_t>(head.batch) * call.bias_stride[0] +
-               static_cast<std::ptrdiff_t>(head.head) * call.bias_stride[1];
+    const auto batch = static_cast<std::ptrdiff_t>(head.batch), number = static_cast<std::ptrdiff_t>(head.head);
+    if (ranges_ != nullptr) {
+      ranges_ += batch * call.range_stride[0] + number * call.range_stride[1];
+      for (std::size_t i = 0; i < padded<T>(keys_); ++i) row_[i] = kMinusInfinity<T>;
+      return;
     }
+    if (data_ != nullptr) data_ += batch * call.bias_stride[0] + number * call.bias_stride[1];
     for (std::size_t i = keys_; i < padded<T>(keys_); ++i) row_[i] = kMinusInfinity<T>;
     if (data_ == nullptr) {
       fill_zero(row_, keys_);
@@ -54,12 +97,46 @@ class BiasRows {
     }
   }
 
-  // Valid until the next call.
-  const T* operator[](std::size_t query) const {
+  // Valid until the next call, for the query's keys in whole vectors.
+  const T* operator[](std::size_t query) {
+    if (ranges_ != nullptr) return show(range_of(query));
     if (data_ == nullptr || query_ == 0) return row_;
     const T* from = data_ + static_cast<std::ptrdiff_t>(query) * query_;
     if (key_ == 1 && keys_ % kLanes<T> == 0) return from;
     write(from);
+    return row_;
+  }
+
+  // The keys that any query in [first, last) sees, from the beginning of a vector on; at least one.
+  KeyRange seen(std::size_t first, std::size_t last) const {
+    if (ranges_ == nullptr) return {0, static_cast<std::uint32_t>(reach(first, last))};
+    KeyRange all = range_of(first);
+    for (std::size_t query = first + 1; query < last; ++query) {
+      const KeyRange range = range_of(query);
+      if (range.begin < all.begin) all.begin = range.begin;
+      if (range.end > all.end) all.end = range.end;
+    }
+    return {in_vectors<T>(all).begin, all.end};
+  }
+
+  // The keys that a query sees, out of those of its block, in whole vectors.
+  KeyRange seen_by(std::size_t query, KeyRange block) const {
+    return in_vectors<T>(ranges_ == nullptr ? block : range_of(query));
+  }
+
+ private:
+  KeyRange range_of(std::size_t query) const { return ranges_[static_cast<std::ptrdiff_t>(query) * range_]; }
+
+  // Moves the zeros in a row of -inf to other keys.
+  const T* show(KeyRange to) {
+    const auto move = [&](std::uint32_t from, std::uint32_t until) {
+      for (std::uint32_t i = from < until ? from : until; i < (from < until ? until : from); ++i) {
+        row_[i] = i >= to.begin && i < to.end ? T(0) : kMinusInfinity<T>;
+      }
+    };
+    move(shown_.begin, to.begin);
+    move(shown_.end, to.end);
+    shown_ = to;
     return row_;
   }
 
@@ -77,7 +154,6 @@ class BiasRows {
     return seen;
   }
 
- private:
   void write(const T* from) const {
     if (key_ == 1) {
       copy(from, keys_, row_);
@@ -87,7 +163,9 @@ class BiasRows {
   }
 
   const T* data_;
-  std::ptrdiff_t query_, key_;
+  const KeyRange* ranges_;
+  KeyRange shown_ = {0, 0};
+  std::ptrdiff_t query_, key_, range_;
   std::size_t keys_;
   T* row_;
 };

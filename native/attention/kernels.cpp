@@ -14,6 +14,7 @@ template <typename T>
 constexpr AttentionKernels kKernels = {
     .score_stride = score_stride<T>,
     .scratch = attention_scratch<T>,
+    .find_ranges = find_ranges<T>,
     .attend = attend<T>,
     .gradient = attention_gradient<T>,
 };

@@ -12,7 +12,7 @@ namespace onnxtrain {
 namespace {
 
 // sums[row, column] (+)= sum over the depth of source[row * row_stride + depth_offsets[depth]] * panels[depth, column],
-// for the panels that contain columns below `wanted`.
+// for the panels that contain columns of [first_wanted, wanted).
 template <typename T>
 struct Matmul {
   const T* source;
@@ -20,7 +20,8 @@ struct Matmul {
   const std::ptrdiff_t* depth_offsets;
   std::size_t rows, depth;
   const T* panels;
-  std::size_t panel_depth, columns, wanted;
+  std::size_t panel_depth, panel_begin;  // depth of the panels in memory, and the first row of it that is read
+  std::size_t columns, first_wanted, wanted;
   bool accumulate;
   T* sums;
   std::size_t sums_stride;
@@ -37,8 +38,9 @@ void multiply_panels(const Matmul<T>& product) {
   }
   for (std::size_t part = 0; part < depths.count; ++part) {
     for (std::size_t panel = 0; panel < panels.count() && panels.begin(panel) < product.wanted; ++panel) {
-      const std::size_t first = panels.begin(panel), vectors = panels.vectors(panel);
-      const T* columns = product.panels + first * product.panel_depth + depths.begin(part) * panels.width(panel);
+      const std::size_t first = panels.begin(panel), vectors = panels.vectors(panel), width = panels.width(panel);
+      if (first + width <= product.first_wanted) continue;
+      const T* columns = product.panels + first * product.panel_depth + (product.panel_begin + depths.begin(part)) * width;
       const Multiply<T> full = multiply_of<T>(tile_rows(vectors), vectors);
       const Parts tiles(product.rows, tile_rows(vectors));
       for (std::size_t t = 0; t < tiles.count; ++t) {

@@ -4,12 +4,18 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace onnxtrain {
 
 // q is [batch, queries, heads, size], k [batch, keys, heads, size], v [batch, keys, heads, value_size].
 struct AttentionShape {
   std::size_t batch, queries, keys, heads, size, value_size;
+};
+
+// Keys [begin, end).
+struct KeyRange {
+  std::uint32_t begin, end;
 };
 
 struct AttentionCall {
@@ -19,6 +25,10 @@ struct AttentionCall {
   const void *q, *k, *v;
   const void* bias;               // null if absent
   std::ptrdiff_t bias_stride[4];  // by batch, head, query and key; 0 where broadcast
+  // The keys that each query sees, where the bias only hides the others; null if it does more. Strides by batch, head
+  // and query.
+  const KeyRange* ranges;
+  std::ptrdiff_t range_stride[3];
   void* y;                        // [batch, queries, heads, value_size]
   void* log_sum;                  // [batch, heads, queries]; both are null if not requested
   const void* dy;
@@ -34,6 +44,8 @@ struct AttentionKernels {
   std::size_t (*score_stride)(std::size_t keys);
   // Scratch bytes per head.
   std::size_t (*scratch)(const AttentionCall& call, bool gradient);
+  // Reads `count` rows of a bias. Returns false if one is not zero for a range of keys and as good as -inf for the rest.
+  bool (*find_ranges)(const void* bias, std::size_t count, std::size_t keys, KeyRange* ranges);
   // Computes y and log_sum of queries [first, last) of a head, numbered across the batch.
   void (*attend)(const AttentionCall& call, std::size_t head, std::size_t first, std::size_t last, void* scratch);
   // Computes dq, dk and dv of a head from dy, y and log_sum.

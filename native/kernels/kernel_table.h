@@ -142,6 +142,7 @@ struct KernelTable {
   ElementwiseKernel clip_gradient[2][kElementTypes];
   ElementwiseKernel gelu_gradient[2][kElementTypes];
   ElementwiseKernel gelu_tanh_gradient[2][kElementTypes];
+  ElementwiseKernel gelu_logistic_gradient[2][kElementTypes];  // its scalar: alpha, a double
   RangeKernel<BatchNormalizationCall> batch_normalization_gradient[kElementTypes];
   LayerNormalizationKernel layer_normalization_gradient[kElementTypes];
   RangeKernel<MaxPoolCall> max_pool_gradient[kElementTypes];

@@ -57,7 +57,7 @@ void multiply(const Left& left, Bfloat16Matmul whole, const ParallelFor& paralle
     part.left += row * part.left_stride;
     part.first_column = column;
     part.target += row * part.target_row + column;
-    if (part.bias != nullptr) part.bias += column;
+    if (part.bias != nullptr) part.bias += row * part.bias_row + column;
     if (part.activation != nullptr) part.activation += part.target - whole.target;
     pool.lend([&](const Buffer& buffer) {
       part.scratch = buffer.as<std::uint16_t>();
@@ -68,14 +68,15 @@ void multiply(const Left& left, Bfloat16Matmul whole, const ParallelFor& paralle
 
 }  // namespace
 
-void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, const void* w, const float* bias, float* y,
-                        const ParallelFor& parallel_for, const LinearEnding& ending) {
+void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, const void* w, const LinearBias& bias,
+                        float* y, const ParallelFor& parallel_for, const LinearEnding& ending) {
   Bfloat16Matmul product = {};
   product.right = {stored, w, sizes.transposed ? sizes.inputs : sizes.outputs, sizes.transposed, nullptr};
   product.rows = sizes.rows;
   product.columns = sizes.outputs;
   product.depth = sizes.inputs;
-  product.bias = bias;
+  product.bias = static_cast<const float*>(bias.data);
+  product.bias_row = bias.by_row ? sizes.outputs : 0;
   product.target = y;
   product.target_row = sizes.outputs;
   product.ending = ending.ending;

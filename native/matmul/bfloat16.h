@@ -10,9 +10,9 @@
 
 namespace onnxtrain {
 
-// y = x w + bias (may be null), then the epilogue, with weights of any type.
-void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, const void* w, const float* bias, float* y,
-                        const ParallelFor& parallel_for, const LinearEnding& ending = {});
+// y = x w + bias, then the epilogue, with weights of any type.
+void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, const void* w, const LinearBias& bias,
+                        float* y, const ParallelFor& parallel_for, const LinearEnding& ending = {});
 
 // y = x w or, if transposed, x wᵀ, with `rows` rows; scales and zero points are float.
 void multiply_low_bit_in_bfloat16(std::size_t rows, const float* x, const PackedWeights& w, bool transposed, float* y,

@@ -281,7 +281,7 @@ inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std:
     float* target = p.target + row * p.target_row + panel.column;
     for (std::size_t r = 0; r < rows; ++r) {
       float* line = target + r * p.target_row;
-      if (first && p.bias != nullptr) copy(p.bias + panel.column, valid, line);
+      if (first && p.bias != nullptr) begin_row(p.bias + (row + r) * p.bias_row + panel.column, valid, line);
       if (!whole && accumulate) copy(line, valid, buffer + r * width);
     }
     PairTile tile = {p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,
@@ -322,7 +322,7 @@ inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std:
     float* target = p.target + row * p.target_row + panel.column;
     for (std::size_t r = 0; r < rows; ++r) {
       float* line = target + r * p.target_row;
-      if (first && p.bias != nullptr) copy(p.bias + panel.column, valid, line);
+      if (first && p.bias != nullptr) begin_row(p.bias + (row + r) * p.bias_row + panel.column, valid, line);
       if (!whole && accumulate) copy(line, valid, buffer + r * width);
     }
     PairTile tile = {p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,

@@ -22,7 +22,7 @@ struct StoredMatrix {
   const LowBit<float>* low_bit;  // null otherwise
 };
 
-// A part of a multiplication: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
+// A part of a multiplication: target[row, column] = bias[row, column] + sum over the depth of left[row, depth] *
 // right[depth, column].
 struct Bfloat16Matmul {
   const std::uint16_t* left;  // rounded, rows `left_stride` apart, zero-padded to whole cache lines, with
@@ -31,7 +31,8 @@ struct Bfloat16Matmul {
   StoredMatrix right;
   std::size_t first_column;  // of the right matrix
   std::size_t rows, columns, depth;
-  const float* bias;  // null: zero
+  const float* bias;     // null: zero; may be the target
+  std::size_t bias_row;  // 0: the same for all rows
   float* target;
   std::size_t target_row;
   Ending ending;

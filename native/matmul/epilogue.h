@@ -1,4 +1,4 @@
-// Epilogues: applied to the sums of a tile once they are complete, while in the L1 cache.
+// Around the sums of a tile: what they begin with, and epilogues, applied once they are complete, while in the L1 cache.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,12 @@
 
 namespace onnxtrain {
 namespace {
+
+// Starts the sums of a row with its bias, which may be there already.
+template <typename T>
+inline void begin_row(const T* bias, std::size_t count, T* sums) {
+  if (bias != sums) copy(bias, count, sums);
+}
 
 // relu(sum). Zeros keep their sign and NaN propagates, as in ONNX Runtime's Relu.
 template <typename T>

@@ -49,7 +49,7 @@ void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
     part.first_column = column;
     if (part.is_as_given()) part.right.data += static_cast<std::ptrdiff_t>(column) * part.right.column;
     part.target += static_cast<std::ptrdiff_t>(row) * part.target_row + static_cast<std::ptrdiff_t>(column);
-    if (part.bias != nullptr) part.bias += column;
+    if (part.bias != nullptr) part.bias += static_cast<std::ptrdiff_t>(row) * part.bias_row + static_cast<std::ptrdiff_t>(column);
     if (part.activation != nullptr) part.activation += part.target - whole.target;
     part.left_sums = column_part == 0 && whole.left_sums != nullptr ? whole.left_sums + row : nullptr;
     part.right_sums = row_part == 0 && whole.right_sums != nullptr ? whole.right_sums + column : nullptr;
@@ -61,7 +61,7 @@ void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
 }
 
 template <typename T>
-void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias, void* y,
+void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w, const LinearBias& bias, void* y,
                const ParallelFor& parallel_for, const LinearEnding& ending) {
   const auto inputs = static_cast<std::ptrdiff_t>(sizes.inputs), outputs = static_cast<std::ptrdiff_t>(sizes.outputs);
   const HalfWeights half_weights = {stored, static_cast<const std::uint16_t*>(w), sizes.transposed ? sizes.inputs : sizes.outputs,
@@ -78,7 +78,8 @@ void linear_as(const Linear& sizes, const void* x, Stored stored, const void* w,
   product.rows = sizes.rows;
   product.columns = sizes.outputs;
   product.depth = sizes.inputs;
-  product.bias = static_cast<const T*>(bias);
+  product.bias = static_cast<const T*>(bias.data);
+  product.bias_row = bias.by_row ? outputs : 0;
   product.target = static_cast<T*>(y);
   product.target_row = outputs;
   product.ending = ending.ending;
@@ -111,7 +112,11 @@ void linear_weight_gradient_as(const Linear& sizes, const void* dy, const void* 
   };
   const Matrix of_x = {static_cast<const T*>(x), sizes.inputs, nullptr};
   const Matrix of_dy = {static_cast<const T*>(dy), sizes.outputs, static_cast<T*>(dbias)};
-  const Matrix &left = sizes.transposed ? of_dy : of_x, &right = sizes.transposed ? of_x : of_dy;
+  const Matrix &rows = sizes.transposed ? of_dy : of_x, &columns = sizes.transposed ? of_x : of_dy;
+  // A narrow right matrix, as of an adapter, becomes the left one: the other is then read in place, in whole vectors.
+  const bool swapped = columns.columns <= tuning::kFewTiles * 8 && columns.columns < rows.columns;
+  const Matrix &left = swapped ? columns : rows, &right = swapped ? rows : columns;
+  const Buffer turned(swapped ? checked_product(left.columns, right.columns, sizeof(T)) : 0);
   Matmul<T> product = {};
   product.left = {left.data, 1, static_cast<std::ptrdiff_t>(left.columns)};
   product.right = {right.data, static_cast<std::ptrdiff_t>(right.columns), 1};
@@ -119,11 +124,16 @@ void linear_weight_gradient_as(const Linear& sizes, const void* dy, const void* 
   product.rows = left.columns;
   product.columns = right.columns;
   product.depth = sizes.rows;
-  product.target = static_cast<T*>(dw);
+  product.target = swapped ? turned.as<T>() : static_cast<T*>(dw);
   product.target_row = static_cast<std::ptrdiff_t>(right.columns);
   product.left_sums = left.sums;
   product.right_sums = right.sums;
   multiply(product, parallel_for);
+  if (!swapped) return;
+  for (std::size_t row = 0; row < right.columns; ++row) {
+    T* to = static_cast<T*>(dw) + row * left.columns;
+    for (std::size_t column = 0; column < left.columns; ++column) to[column] = product.target[column * right.columns + row];
+  }
 }
 
 template <typename T>
@@ -155,7 +165,7 @@ void multiply_low_bit(ElementType type, std::size_t rows, const void* x, const P
                                                                                  parallel_for);
 }
 
-void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias,
+void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const LinearBias& bias,
             void* y, const ParallelFor& parallel_for, const LinearEnding& ending) {
   (type == kFloat ? linear_as<float> : linear_as<double>)(sizes, x, stored, w, bias, y, parallel_for, ending);
 }

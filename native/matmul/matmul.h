@@ -17,15 +17,21 @@ struct Linear {
   bool transposed;
 };
 
+// Begins the sums: null, [outputs] or, if by row, [rows, outputs], which may be the memory of y.
+struct LinearBias {
+  const void* data = nullptr;
+  bool by_row = false;
+};
+
 // The epilogue and, for kReluGradient, the result of Relu [rows, outputs].
 struct LinearEnding {
   Ending ending = Ending::kNone;
   const void* activation = nullptr;
 };
 
-// y = x w + bias (may be null), then the epilogue. kFloat stands for weights of the operands' type; 16-bit weights are
+// y = x w + bias, then the epilogue. kFloat stands for weights of the operands' type; 16-bit weights are
 // widened tile by tile.
-void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const void* bias,
+void linear(ElementType type, const Linear& sizes, const void* x, Stored stored, const void* w, const LinearBias& bias,
             void* y, const ParallelFor& parallel_for, const LinearEnding& ending = {});
 
 // Low-bit weights, as described by `LowBit`, dequantized to the operands' type.

@@ -107,7 +107,9 @@ void multiply_panel(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
     for (std::size_t r = 0; r < rows; ++r) {
       starts[r] = block.left + static_cast<std::ptrdiff_t>(row - block.left_first + r) * block.left_row;
       T* line = target + static_cast<std::ptrdiff_t>(r) * p.target_row;
-      if (first && p.bias != nullptr) copy(p.bias + column, valid, line);
+      if (first && p.bias != nullptr) {
+        begin_row(p.bias + static_cast<std::ptrdiff_t>(row + r) * p.bias_row + column, valid, line);
+      }
       if (valid != width && accumulate) copy(line, valid, buffer + r * width);
     }
     const bool whole = valid == width;

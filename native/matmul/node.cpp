@@ -54,12 +54,12 @@ Stored stored_as(int type) {
 const float* numbers(const Inputs& inputs, std::size_t index) { return static_cast<const float*>(inputs[index].data); }
 
 // y = epilogue(x w + bias), with operands optionally rounded to bfloat16.
-void multiply(bool rounded, ElementType type, const Linear& sizes, const void* x, const Tensor& w, const void* bias,
+void multiply(bool rounded, ElementType type, const Linear& sizes, const void* x, const Tensor& w, const LinearBias& bias,
               void* y, const ParallelFor& parallel_for, const LinearEnding& ending) {
   const Stored stored = stored_as(w.type);
   if (rounded) {
-    linear_in_bfloat16(sizes, static_cast<const float*>(x), stored, w.data, static_cast<const float*>(bias),
-                       static_cast<float*>(y), parallel_for, ending);
+    linear_in_bfloat16(sizes, static_cast<const float*>(x), stored, w.data, bias, static_cast<float*>(y), parallel_for,
+                       ending);
   } else {
     linear(type, sizes, x, stored, w.data, bias, y, parallel_for, ending);
   }
@@ -108,7 +108,7 @@ LinearWeightGradientNode::LinearWeightGradientNode(const Attributes& attributes)
       transposed_(attributes.integer("transB", 0) != 0),
       with_bias_(attributes.output_count() > 1) {}
 
-const Signature LinearNode::kSignature = {"Linear", {"x", "w", "b"}, 2, 1, {-1}, {}};
+const Signature LinearNode::kSignature = {"Linear", {"x", "w", "b"}, 2, 1, {-1}, {{2, 0}}};
 
 void LinearNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -119,14 +119,14 @@ void LinearNode::compute(const Call& call) const {
   const std::size_t over_outputs = transposed_ ? 0 : 1;
   require_weight(inputs, 1 - over_outputs, x, "outputs", "x");
   const std::vector<std::int64_t>& w = inputs[1].shape;
-  const void* bias = nullptr;
-  if (inputs.has(2)) {
-    inputs.require_same_type(2, 0);
-    inputs.require_shape(2, {w[over_outputs]});
-    bias = inputs[2].data;
-  }
   std::vector<std::int64_t> y_shape = inputs[0].shape;
   y_shape.back() = w[over_outputs];
+  LinearBias bias = {};
+  if (inputs.has(2)) {
+    inputs.require_same_type(2, 0);
+    bias = {inputs[2].data, inputs[2].shape == y_shape};
+    if (!bias.by_row) inputs.require_shape(2, {w[over_outputs]});
+  }
   void* y = call.output(0, y_shape);
   const Linear sizes = {x.count, x.size, static_cast<std::size_t>(w[over_outputs]), transposed_};
   multiply(rounded, type, sizes, inputs[0].data, inputs[1], bias, y, call.parallel_for(),
@@ -156,7 +156,7 @@ void LinearGradientNode::compute(const Call& call) const {
   if (dw == nullptr && db != nullptr) dw = unwanted.as<void>();
   const ParallelFor parallel_for = call.parallel_for();
   if (dz != nullptr) {
-    multiply(rounded, type, {dy.count, dy.size, x.size, !transposed_}, inputs[0].data, inputs[1], nullptr, dz,
+    multiply(rounded, type, {dy.count, dy.size, x.size, !transposed_}, inputs[0].data, inputs[1], {}, dz,
              parallel_for, {relu_ ? Ending::kReluGradient : Ending::kNone, inputs[2].data});
   }
   if (dw != nullptr) {

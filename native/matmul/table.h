@@ -61,7 +61,7 @@ struct HalfWeights {
 // the same position, s where r > 0, else 0 s.
 enum class Ending { kNone, kRelu, kReluGradient };
 
-// A part of a multiplication: target[row, column] = bias[column] + sum over the depth of left[row, depth] *
+// A part of a multiplication: target[row, column] = bias[row, column] + sum over the depth of left[row, depth] *
 // right[depth, column].
 template <typename T>
 struct Matmul {
@@ -72,7 +72,8 @@ struct Matmul {
   std::size_t first_column;
   const T* right_end;  // one past the last element of the whole matrix
   std::size_t rows, columns, depth;
-  const T* bias;  // null: zero
+  const T* bias;            // null: zero; may be the target
+  std::ptrdiff_t bias_row;  // 0: the same for all rows
   T* target;
   std::ptrdiff_t target_row;
   Ending ending;

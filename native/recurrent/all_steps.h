@@ -31,7 +31,7 @@ class AllSteps {
       }
     }
     linear(kType, {checked_product(call_.steps, call_.batch), call_.inputs, outputs, true}, call_.x, Stored::kFloat, call_.w,
-           call_.b == nullptr ? nullptr : biases.as<T>(), call_.gates, parallel_for_);
+           {call_.b == nullptr ? nullptr : biases.as<T>()}, call_.gates, parallel_for_);
   }
 
   // The states before all steps, [D, steps, batch, hidden]: y itself for one direction that starts from zeros.
@@ -69,7 +69,7 @@ class AllSteps {
     const std::size_t D = call_.directions, columns = D * size;
     const auto* da = static_cast<const T*>(call_.dgates);
     if (call_.dx != nullptr) {
-      linear(kType, {rows, columns, call_.inputs, false}, da, Stored::kFloat, call_.w, nullptr, call_.dx, parallel_for_);
+      linear(kType, {rows, columns, call_.inputs, false}, da, Stored::kFloat, call_.w, {}, call_.dx, parallel_for_);
     }
     const Buffer sums(call_.db == nullptr ? 0 : bytes_of<T>(D, 2, size));
     T *of_x = call_.db == nullptr ? nullptr : sums.as<T>(), *of_states = of_x == nullptr ? nullptr : of_x + columns;

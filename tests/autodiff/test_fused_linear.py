@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
@@ -14,6 +15,7 @@ from onnxtrain.autodiff.engine import Backward
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.passes.kernels.resolve_fused import resolve_fused
+from onnxtrain.runtime.native import custom_ops_library
 from onnxtrain.testing import check_gradient, projected_gradient
 
 LEADING, FEW, MANY = (2, 3), 4, 5
@@ -174,3 +176,19 @@ def test_the_bodies(transposed):
     path = "abn,abk->nk" if transposed else "abn,abk->kn"
     np.testing.assert_allclose(dw, np.einsum(path, dy, np.maximum(x, 0)), atol=1e-14)
     np.testing.assert_allclose(db, dy.sum((0, 1)), atol=1e-14)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize(("inputs", "outputs"), [(70, 8), (8, 70), (130, 1), (37, 16), (37, 17)])
+def test_gradients_of_narrow_weights(inputs, outputs, transposed):
+    """The kernel swaps the matrices where the second is narrow, as in an adapter."""
+    feeds = {"dy": normal(3, 211, outputs), "x": normal(3, 211, inputs, seed=1)}
+    shape = (outputs, inputs) if transposed else (inputs, outputs)
+    given = one_node("LinearWeightGradient", feeds, {"dw": shape, "db": (outputs,)}, transB=transposed)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    session = onnxruntime.InferenceSession(given.SerializeToString(), options)
+    dw, db = session.run(None, feeds)
+    path = "abn,abk->nk" if transposed else "abn,abk->kn"
+    np.testing.assert_allclose(dw, np.einsum(path, feeds["dy"], feeds["x"]), rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(db, feeds["dy"].sum((0, 1)), rtol=1e-11, atol=1e-11)

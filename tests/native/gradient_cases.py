@@ -71,7 +71,7 @@ def elementwise(rng: np.random.Generator) -> Case:
     if operator == "ReluGradient":
         return Case(operator, {"dy": dy, "y": x}, {}, expected=lambda: gradient_reference.relu(dy, x))
     if operator == "GeluGradient":
-        approximate = pick(rng, "none", "tanh")
+        approximate = pick(rng, "none", "tanh", "sigmoid")
         return Case(
             operator,
             {"dy": dy, "x": x},

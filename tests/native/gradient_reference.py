@@ -170,8 +170,12 @@ def relu(dy, y):
     return [dy * (y > 0)]
 
 
-def gelu(dy, x, approximate="none"):
+def gelu(dy, x, approximate="none", alpha=1.0):
     dy, x = wide(dy, x)
+    if approximate == "sigmoid":
+        alpha = float(np.float32(alpha))
+        probability = np.exp(-np.logaddexp(0, -alpha * x))
+        return [dy * (probability + alpha * x * probability * np.exp(-np.logaddexp(0, alpha * x))), x * probability]
     if approximate == "tanh":
         factor, cubic = np.sqrt(2 / np.pi), 0.044715
         t = np.tanh(factor * (x + cubic * x**3))

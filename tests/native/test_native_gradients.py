@@ -128,7 +128,7 @@ def test_clipping_with_any_bounds(count, dtype, low, high):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("approximate", ["none", "tanh", "sigmoid"])
 def test_gelu_over_its_range(instruction_set, library_path, approximate, dtype):
     x = np.linspace(-16, 16, 20_001, dtype=dtype)
     inputs = np.ones_like(x), x
@@ -162,6 +162,8 @@ def examples(dtype):
         ("GatherGradient", (draw((3, 30, 31, 5), dtype, 7), indices, np.array([3, 50, 5])), {"axis": 1}),
         ("GeluGradient", (rows, rows), {"approximate": "none"}),
         ("GeluGradient", (rows, rows), {"approximate": "tanh"}),
+        ("GeluGradient", (rows, rows), {"approximate": "sigmoid"}),
+        ("GeluGradient", (rows, rows), {"approximate": "sigmoid", "alpha": 1.7}),
         ("LayerNormalizationGradient", (rows, draw((700, 83), dtype, 8, 2), draw((83,), dtype, 9)), {}),
         ("RMSNormalizationGradient", (rows, draw((700, 83), dtype, 8, 2), draw((83,), dtype, 9)), {}),
         ("LogSoftmaxGradient", (draw((500, 77), dtype, 1), np.log(probabilities)), {}),

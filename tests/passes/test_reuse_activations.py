@@ -66,6 +66,8 @@ def run(made: ir.Model) -> list[np.ndarray]:
         ('a = Gelu<approximate = "tanh">(m)',),
         ("a = com.microsoft.Gelu(m)",),
         ("a = com.microsoft.FastGelu(m)",),
+        ("g = Sigmoid(m) a = Mul(m, g)",),
+        ("g = Sigmoid(m) a = Mul(g, m)",),
         ("b = Clip(m, low, high) a = Reshape(b, flat)",),
         ("b = Clip(m, low, high) c = Reshape(b, deep) a = Flatten<axis = 2>(c)",),
         ("c = Clip(m, low) d = Mul(c, c) b = Clip(m, low, high) a = Add(b, d)", "p = MatMul(b, w) s = Mul(p, p)"),
@@ -75,7 +77,9 @@ def test_gradients_read_what_the_gradient_gives_again(text):
     found = lowered(text, kernels=True)
     (giver,) = givers(found)
     assert giver.outputs[1].uses()
-    activation = next(n for n in found.graph if n.op_type in ("Clip", "Gelu", "FastGelu") and n.outputs[0].name in "ab")
+    activation = next(
+        n for n in found.graph if n.op_type in ("Clip", "Gelu", "FastGelu", "Mul") and n.outputs[0].name in "ab"
+    )
     readers = {node for node, _ in activation.outputs[0].uses()}
     order = list(found.graph)
     assert all(order.index(node) < order.index(giver) for node in readers)

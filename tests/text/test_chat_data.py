@@ -272,6 +272,15 @@ def test_a_trainer_takes_a_file_beside_a_tokenizer(tmp_path):
     assert any("longer than 30 tokens" in hint for hint in trainer.hints)
 
 
+def test_a_tuple_of_rows_is_as_a_list(tmp_path):
+    language_model(tokenizer(tmp_path) / "model.onnx")
+    losses = []
+    for rows in (ROWS, tuple(ROWS)):
+        trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="next_token", optimizer="sgd(lr=0.1)")
+        losses.append(trainer.fit(rows, epochs=1, progress=False).rows[0]["loss"])
+    assert losses[0] == losses[1]
+
+
 def test_a_resumed_training_takes_the_same_batches(tmp_path):
     language_model(tokenizer(tmp_path / "model") / "model.onnx")
     rows = write_rows(tmp_path / "chat.jsonl", [*ROWS * 8, {"text": "a b c d"}])

@@ -151,6 +151,14 @@ def test_rerankers_read_pairs_of_texts(folder: Path):
     assert batch.inputs["input_ids"][0, 0, : len(ids)].tolist() == ids
 
 
+@pytest.mark.parametrize(("kind", "names"), [("pairs", ("labels",)), ("rewards", ("last",))])
+def test_equal_answers_give_a_hint(folder: Path, kind: str, names: tuple[str, ...]):
+    rows = [PAIRS[0], {**PAIRS[1], "rejected": PAIRS[1]["chosen"]}]
+    _, hints = opened(rows, kind, folder, names=names)
+    text = "1 of 2 rows have chosen and rejected answers of the same tokens; they teach nothing."
+    assert hints == (f"the dataset: {text}",)
+
+
 def test_long_rows(folder: Path):
     batch, hints = opened(PAIRS[:4], "pairs", folder, max_length=30)
     assert batch.inputs["input_ids"].shape[2] <= 30
@@ -222,6 +230,7 @@ def test_every_loss_trains_from_texts(folder: Path, tmp_path: Path, loss: str):
     trainer = onnxtrain.Trainer(model, loss=loss, optimizer="adamw(lr=0.02)", lora=lora)
     history = trainer.fit(rows, epochs=4, batch_size=3, progress=False)
     assert history.rows[-1]["loss"] < history.rows[0]["loss"]
+    assert trainer.evaluate(tuple(rows))["loss"] == pytest.approx(trainer.evaluate(rows)["loss"])
     path = "adapter" if lora else "m.onnx"
     trainer.save(path)
     assert (tmp_path / path).exists()

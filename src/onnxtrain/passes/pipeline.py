@@ -16,6 +16,7 @@ from onnxtrain.passes.build_gradients import Derivative, build_gradients
 from onnxtrain.passes.counter_based_dropout import counter_based_dropout
 from onnxtrain.passes.fuse.fold_batch_norm import fold_batch_norm
 from onnxtrain.passes.fuse.fuse_activations import fuse_activations
+from onnxtrain.passes.fuse.fuse_additions import fuse_additions
 from onnxtrain.passes.fuse.fuse_attention import fuse_attention
 from onnxtrain.passes.fuse.fuse_elementwise import fuse_elementwise
 from onnxtrain.passes.fuse.fuse_linear import fuse_linear
@@ -23,6 +24,7 @@ from onnxtrain.passes.fuse.fuse_norms import fuse_norms
 from onnxtrain.passes.fuse.fuse_relu import fuse_relu
 from onnxtrain.passes.fuse.fuse_rotary import fuse_rotary
 from onnxtrain.passes.fuse.fuse_scatter import fuse_scatter
+from onnxtrain.passes.fuse.fuse_silu import fuse_silu
 from onnxtrain.passes.fuse.fuse_slices import fuse_slices
 from onnxtrain.passes.fuse.fuse_updates import fuse_updates
 from onnxtrain.passes.join_scans import join_scans
@@ -114,6 +116,8 @@ def lower_graph(
         synchronize_batch_norm(model, backward)  # statistics of all processes
     resolve_fused(model, backward, kernels=kernels, portable=portable)  # operators without a kernel become their body
     clean(model)
+    if kernels:
+        fuse_silu(model, backward)  # the gradient of SiLU: one node for six
     shield_padded_weights(model)  # which ONNX Runtime's optimizer takes for padded images
     recompute(graph, backward, options.recompute, layers)  # activations recomputed instead of kept
     if kernels:
@@ -128,6 +132,7 @@ def lower_graph(
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for
         remove_unused(model)
         fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
+        fuse_additions(graph)  # an adapter's output is added by its matmul
         fuse_elementwise(graph)  # chains of elementwise operators: one node
         rematerialize_dequantized(graph)  # frozen low-bit weights are in float only while they are read
         optimizer_in_backward(graph)  # an update for every few layers, in the backward pass

@@ -270,7 +270,7 @@ class GroupTokens:
         counts: list[int] = []
         numbers: list[float] = []
         queries: dict[str, int] = {}
-        read = cut = 0
+        read = cut = same = 0
         groups = read_groups(data.source, kind)
         while block := list(itertools.islice(groups, _BLOCK)):
             encoded = iter(self._encoded(tokenizer, [row for group in block for row in group.rows]))
@@ -287,6 +287,7 @@ class GroupTokens:
                         f"{group.label} has {len(rows) - 2} negatives, but the first row has {counts[0] - 2}; all rows "
                         "need the same number."
                     )
+                same += kind in ("pairs", "rewards") and np.array_equal(rows[0][0], rows[1][0])
                 for row in rows:
                     for array, values in zip(found.values(), row, strict=True):
                         array.append(values)
@@ -306,6 +307,9 @@ class GroupTokens:
         self._ends, self._lasts = np.cumsum(self._sizes), np.cumsum(self._counts)
         self.numbers: Array = np.asarray(numbers, np.float32)
         self.hints = tuple(_hints(data.name, kind, read, cut, read - len(counts), limit))
+        if same:
+            text = f"{same:,} of {read:,} rows have chosen and rejected answers of the same tokens; they teach nothing."
+            self.hints += (f"{data.name}: {text}",)
         if kind == "ranking" and (single := counts.count(1)):
             self.hints += (f"{data.name}: {single:,} of {read:,} rows have one document, so that nothing is ranked.",)
 

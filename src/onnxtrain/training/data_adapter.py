@@ -280,12 +280,14 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
     Raises:
         DataError: The labels of texts do not fit the loss.
     """
+    loss = None if objective.targets is None else objective.targets.loss
+    if isinstance(source, tuple) and source and all(isinstance(row, Mapping) for row in source):
+        source = _with_listed_rows(source, loss)
     if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
         return source
     from onnxtrain.text.chat_data import ChatData, with_texts  # a single step does not need file readers
     from onnxtrain.text.comparison_data import ComparisonData
 
-    loss = None if objective.targets is None else objective.targets.loss
     if isinstance(loss, GroupLoss):
         return _with_comparisons(source, loss, folder)
     if isinstance(source, ComparisonData):
@@ -304,6 +306,18 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
         f"{found.name} holds texts, but the loss {loss.name} compares {reads}; use next_token, which compares the "
         "logits at a token with the next one, or a loss of your own."
     )
+
+
+def _with_listed_rows(source: tuple[Any, ...], loss: Any) -> Any:
+    """Return a tuple of rows of texts as a list, and another tuple, such as inputs and targets, as it is."""
+    from onnxtrain.text.comparison_data import FORMS
+    from onnxtrain.text.rows import holds_texts
+
+    if isinstance(loss, GroupLoss):
+        rows = any(set(source[0]).issuperset(form) for form in FORMS[loss.texts])
+    else:
+        rows = isinstance(loss, NextToken) and holds_texts([*source])
+    return [*source] if rows else source
 
 
 def _with_comparisons(source: Any, loss: GroupLoss, folder: Path | None) -> Any:

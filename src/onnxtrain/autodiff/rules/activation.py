@@ -187,8 +187,13 @@ def gelu(node: Node, dy: Value) -> Gradients:
 
 @register_fused("GeluGradient")
 def gelu_gradient(node: Node) -> Sequence[Value]:
-    """From dy and x: dx = dy (P(x) + x p(x)), exact or approximated by tanh; and y = x P(x)."""
+    """From dy and x: dx = dy (P(x) + x p(x)), exact or approximated by tanh or sigmoid; and y = x P(x)."""
     op, dy, x = node.op, node.x, node.input_required(1)
+    if node.attribute("approximate") == "sigmoid":
+        alpha = float(node.attribute("alpha", 1.0))
+        probability = op.Sigmoid(x if alpha == 1 else x * alpha)
+        y = x * probability
+        return [dy * (probability + y * (1 - probability) * alpha), y]
     if node.attribute("approximate") == "tanh":
         factor = 2 * math.sqrt(2 / math.pi)
         square = x * x

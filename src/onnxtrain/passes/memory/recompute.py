@@ -40,6 +40,9 @@ _FUSED_ANYWAY = frozenset({"MatMul"})
 _SUMS = frozenset({"Add", "Sum"})
 """Operators that end a layer."""
 
+COPY = "again/"
+"""Prefix of the names of recomputed values."""
+
 SHAPES_ONLY = frozenset({"Shape", "Size"})
 """Operators that read no element of their input."""
 
@@ -248,7 +251,7 @@ class _Segment(NamedTuple):
                 if source is None:
                     continue  # computed from constants: runtimes fold it
                 mapping[source] = _behind(op, source, trigger)
-            copies = clone_nodes([node], mapping, rename=lambda name: f"again/{name}")
+            copies = clone_nodes([node], mapping, rename=lambda name: COPY + name)
             self.graph.insert_before(first, copies)
         own = self._results()
         copied = {old: new for old, new in mapping.items() if old in own and new is not None}

@@ -17,15 +17,16 @@ from onnxtrain.ir.clone import Values, clone_nodes
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.value import constant_number
-from onnxtrain.passes.memory.recompute import SHAPES_ONLY
+from onnxtrain.passes.memory.recompute import COPY, SHAPES_ONLY
 
 _VIEWS = frozenset({"Flatten", "Reshape"})
 
 
 def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
-    """Let gradients that read a Clip or Gelu read the second output of its gradient's node, in place.
+    """Let gradients that read a Clip, Gelu or SiLU read the second output of its gradient's node, in place.
 
-    Left alone is an activation read by a gradient that the gradient of the activation depends on.
+    Left alone are an activation read by a gradient that the gradient of the activation depends on, and one that is
+    recomputed: it is not kept, and waiting for the gradient would keep others.
 
     Requires: a sorted graph whose fused operators are those that kernels run. Ensures: a sorted graph.
 
@@ -52,7 +53,9 @@ def _activation(node: ir.Node, carrying: Collection[ir.Node]) -> ir.Value | None
     if node.op_type not in ("ClipGradient", "GeluGradient") or node.inputs[1] is None:
         return None
     for forward, slot in node.inputs[1].uses():
-        if slot == 0 and forward not in carrying and forward.graph is node.graph and _is_function_of(forward, node):
+        if (slot and forward.op_type != "Mul") or str(forward.outputs[0].name).startswith(COPY):
+            continue
+        if forward not in carrying and forward.graph is node.graph and _is_function_of(forward, node):
             return forward.outputs[0]
     return None
 
@@ -64,11 +67,27 @@ def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
             gradient.inputs[2:]
         )
     approximate = gradient.attributes["approximate"].as_string()
+    if approximate == "sigmoid":
+        return gradient.attributes["alpha"].as_float() == 1 and _is_silu(forward)
     if forward.domain:
         name = {"none": "Gelu", "tanh": "FastGelu"}[approximate]
         return forward.op_identifier() == (MICROSOFT_DOMAIN, name, "") and not _given(forward.inputs[1:])
     own = forward.attributes.get("approximate")
     return forward.op_type == "Gelu" and approximate == ("none" if own is None else own.as_string())
+
+
+def _is_silu(node: ir.Node) -> bool:
+    """Return whether a node computes x sigmoid(x)."""
+    if node.op_identifier() != ("", "Mul", ""):
+        return False
+    one, other = node.inputs
+    sources = [(value, value.producer()) for value in (one, other) if value is not None]
+    return any(
+        source is not None
+        and source.op_identifier() == ("", "Sigmoid", "")
+        and source.inputs[0] in {one, other} - {value}
+        for value, source in sources
+    )
 
 
 def _given(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:

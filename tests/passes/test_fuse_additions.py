@@ -1,0 +1,143 @@
+"""Adapters' outputs are added by their matrix multiplications, with the values of separate additions."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import parser
+
+import onnxtrain
+from onnxtrain import examples
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.passes import pipeline
+from onnxtrain.passes.fuse.fuse_additions import fuse_additions
+from onnxtrain.runtime.native import custom_ops_library
+
+ROWS, WIDE, RANK = 7, 90, 4
+WEIGHTS = {"w": (WIDE, WIDE), "v": (WIDE, WIDE), "a": (WIDE, RANK), "b": (RANK, WIDE), "c": (RANK, WIDE)}
+KINDS = {"float": np.float32, "double": np.float64}
+
+
+def model(nodes: str, kind: str = "float", outputs: str = "") -> onnx.ModelProto:
+    weights = ", ".join(f"{kind}{list(shape)} {name}" for name, shape in WEIGHTS.items())
+    sizes = f"{kind}[m, {WIDE}]"
+    values = ", ".join(f"{sizes} {name}" for name in ("p", "t", "s", "r"))
+    text = (
+        f'<ir_version: 10, opset_import: ["": 18, "{ONNXTRAIN_DOMAIN}": 1]> f ({sizes} x, {weights}) => '
+        f"({sizes} y{outputs}) <{values}, {kind}[m, {RANK}] u> {{ {nodes} }}"
+    )
+    return parser.parse_model(text.replace("onnxtrain.", f"{ONNXTRAIN_DOMAIN}."))
+
+
+LAYER = "p = onnxtrain.Linear(x, w) u = onnxtrain.Linear(x, a) t = onnxtrain.Linear(u, b)"
+
+
+def fused(proto: onnx.ModelProto) -> ir.Model:
+    working = ir.from_proto(proto)
+    fuse_additions(working.graph)
+    onnx.checker.check_model(ir.to_proto(working))
+    return working
+
+
+def run(working: ir.Model, kind: str = "float") -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.normal(size=(ROWS, WIDE))} | {name: rng.normal(size=shape) for name, shape in WEIGHTS.items()}
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    session = onnxruntime.InferenceSession(ir.to_proto(working).SerializeToString(), options)
+    return session.run(None, {name: array.astype(KINDS[kind]) for name, array in feeds.items()})
+
+
+def sums(working: ir.Model) -> list[str]:
+    return [node.op_type for node in working.graph if node.op_type in ("Add", "Sum")]
+
+
+def biases(working: ir.Model) -> list[tuple[str, str]]:
+    """Return the results and biases of layers that have a bias."""
+    nodes = [node for node in working.graph if node.op_type == "Linear" and len(node.inputs) == 3]
+    return [(str(node.outputs[0].name), str(node.inputs[2].name)) for node in nodes]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ["p, t", "t, p"])
+def test_an_adapter_is_added_to_its_layer(kind: str, order: str) -> None:
+    proto = model(f"{LAYER} y = Add({order})", kind)
+    working = fused(proto)
+    assert sums(working) == []
+    assert biases(working) in ([("y", "p")], [("y", "t")])
+    (found,), (right,) = run(working, kind), run(ir.from_proto(proto), kind)
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-4 if kind == "float" else 1e-12)
+
+
+def test_a_sum_of_layers_and_others_is_a_chain() -> None:
+    proto = model(f"{LAYER} s = onnxtrain.Linear(u, c) r = Tanh(x) y = Sum(s, r, p, x, t)")
+    working = fused(proto)
+    assert sums(working) == ["Sum"]
+    assert biases(working) == [("p", "y/others"), ("t", "p"), ("y", "t")]
+    np.testing.assert_allclose(run(working)[0], run(ir.from_proto(proto))[0], rtol=1e-5, atol=1e-4)
+
+
+def test_a_term_that_others_read_keeps_its_value() -> None:
+    proto = model(f"{LAYER} y = Add(p, t)", outputs=f", float[m, {WIDE}] p")
+    working = fused(proto)
+    assert biases(working) == [("y", "p")]
+    for found, right in zip(run(working), run(ir.from_proto(proto)), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        (f"{LAYER} y = Add(p, t)", f", float[m, {WIDE}] t"),
+        (f"{LAYER} s = Mul(t, t) r = Add(p, t) y = Add(s, r)", ""),
+        ("p = onnxtrain.Linear(x, w) t = onnxtrain.Linear(x, v) y = Add(p, t)", ""),
+        ('u = onnxtrain.Linear(x, a) t = onnxtrain.Linear<activation="Relu">(u, b) y = Add(x, t)', ""),
+    ],
+    ids=["an output", "read twice", "no adapter", "an activation"],
+)
+def test_other_sums_stay(nodes: str, outputs: str) -> None:
+    working = fused(model(nodes, outputs=outputs))
+    assert sums(working)
+    assert biases(working) == []
+
+
+def test_a_term_of_another_shape_stays() -> None:
+    proto = model("u = onnxtrain.Linear(x, a) t = onnxtrain.Linear(u, b) y = Add(t, bias)")
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("bias", onnx.TensorProto.FLOAT, [WIDE]))
+    assert sums(fused(proto)) == ["Add"]
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_a_training_has_fewer_additions_and_the_same_losses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path, compute: str
+) -> None:
+    onnx.save(examples.mlp((100, 96, 80, 5)), tmp_path / "model.onnx")
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((24, 100)).astype(np.float32), np.arange(24) % 5
+
+    def losses() -> list[float]:
+        lora = onnxtrain.Lora(rank=4, targets="*")
+        options = {"loss": "softmax_cross_entropy", "optimizer": "adamw(lr=1e-2)", "precision": compute}
+        trainer = onnxtrain.Trainer(tmp_path / "model.onnx", lora=lora, **options)
+        found = [trainer.train_step(x, y) for _ in range(8)]
+        graph = trainer._session._steps[0].step.model.graph
+        counts.append(sum(node.op_type in ("Add", "Sum") for node in graph))
+        return found
+
+    counts: list[int] = []
+    with_pass = losses()
+    monkeypatch.setattr(pipeline, "fuse_additions", lambda graph: None)
+    without = losses()
+    assert counts[0] <= counts[1] - 3
+    np.testing.assert_allclose(with_pass, without, rtol=1e-5)
+
+
+def test_a_bias_of_another_shape_is_refused() -> None:
+    proto = model("u = onnxtrain.Linear(x, a) y = onnxtrain.Linear(x, w, u)")
+    infer_shapes(ir.from_proto(proto))
+    with pytest.raises(Exception, match=r"input 2 \(b\) has shape \[7, 4\]"):
+        run(ir.from_proto(proto))
