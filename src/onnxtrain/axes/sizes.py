@@ -29,8 +29,12 @@ _ARITHMETIC: dict[str, Callable[..., object]] = {
 }
 
 
-def fold_sizes(model: ir.Model) -> None:
-    """Replace small integer tensors that follow from known shapes by constants, in place."""
+def fold_sizes(model: ir.Model) -> dict[ir.Value, Content]:
+    """Replace small integer tensors that follow from known shapes by constants, in place.
+
+    Returns:
+        The elements of the others, as far as they are known.
+    """
     graph = model.graph
     known: dict[ir.Value, Content] = {}
     for node in list(graph):
@@ -60,6 +64,7 @@ def fold_sizes(model: ir.Model) -> None:
             graph.register_initializer(value)
             output.replace_all_uses_with(value)
             known[value] = content
+    return known
 
 
 def _content(node: ir.Node, known: dict[ir.Value, Content]) -> Content | None:

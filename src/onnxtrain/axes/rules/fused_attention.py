@@ -24,7 +24,7 @@ def attention(node: Node) -> list[list[Axis]]:
         counts = [node.attribute("q_num_heads"), *[node.attribute("kv_num_heads")] * 2]
         heads = []
         for index, count in enumerate(counts):
-            packed = node.axis(index, 2)
+            packed = node.positions(index, 2)
             heads.append(
                 packed if packed.labels is None else packed.taken(node.unite(packed.labels.reshape(count, -1)))
             )
