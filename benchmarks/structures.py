@@ -316,12 +316,12 @@ def channels() -> str:
     return "\n".join(lines) + "\n"
 
 
-def accuracy(folder: Path, examples: int, seeds: int, speedup: float) -> str:
+def accuracy(folder: Path, examples: int, seeds: int) -> str:
     """Accuracy at equal latency, as a Markdown table."""
     import structures_accuracy
 
     rows = []
-    for row in structures_accuracy.pairs(folder, examples, seeds, speedup):
+    for row in structures_accuracy.pairs(folder, examples, seeds):
         rows.append(row)
         print(row, flush=True)
     return structures_accuracy.table(rows)
@@ -337,13 +337,12 @@ def main() -> None:
     parser.add_argument("--accuracy", type=Path, metavar="FOLDER", help="compare accuracy on Fashion-MNIST instead")
     parser.add_argument("--examples", type=int, default=10_000, help="images for --accuracy, of each part")
     parser.add_argument("--seeds", type=int, default=5, help="seeds for --accuracy")
-    parser.add_argument("--speedup", type=float, default=2.0, help="speed-up for --accuracy")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the table to this file")
     arguments = parser.parse_args()
     if arguments.channels:
         text = channels()
     elif arguments.accuracy:
-        text = accuracy(arguments.accuracy, arguments.examples, arguments.seeds, arguments.speedup)
+        text = accuracy(arguments.accuracy, arguments.examples, arguments.seeds)
     else:
         rows = []
         for entry in names(set(QUICK) if arguments.quick else set(arguments.only)):

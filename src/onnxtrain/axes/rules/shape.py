@@ -16,6 +16,7 @@ from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.labels import Axis, fixed
 from onnxtrain.axes.node import Node
 from onnxtrain.axes.registry import axes_of
+from onnxtrain.axes.sizes import factors
 from onnxtrain.ir.value import Dimension
 
 
@@ -57,7 +58,8 @@ def _change_target(cut: Cut, node: Node, axes: Sequence[Axis], after: Sequence[D
             continue
         if axis.repeats:  # a computed element is a multiple of the number of labels
             content = node.content(1)
-            if target is None and (content is None or content[place] is None) and not cut.kept(axis).all():
+            computed = content is None or not isinstance(content[place], int)
+            if target is None and computed and not cut.kept(axis).all():
                 changes[place] = Fraction(cut.count(axis), len(axis.labels))
         elif cut.count(axis) != after[place]:
             changes[place] = cut.count(axis)
@@ -130,10 +132,9 @@ class _Count:
         self.number, self.symbols = 1, []  # type: ignore[var-annotated]
 
     def add(self, size: Dimension) -> None:
-        if isinstance(size, int):
-            self.number *= size
-        else:
-            self.symbols = sorted([*self.symbols, size])
+        number, symbols = factors(size) or (1, [])
+        self.number *= number
+        self.symbols = sorted([*self.symbols, *symbols])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Count) and (self.number, self.symbols) == (other.number, other.symbols)
