@@ -449,6 +449,37 @@ def test_bodies_stop_the_search():
     assert not structures.tagged(["hidden"]).size
 
 
+def test_the_rest_shrinks_beside_a_body():
+    """A body that reads a value of the outer graph keeps its axes."""
+    model = build(
+        text(
+            "a = MatMul(x, w1) r = Relu(a) b = If<then_branch = g () => (float[2, 6] z) { z = Mul(c, c) },"
+            " else_branch = g () => (float[2, 6] z) { z = Add(c, c) }>(flag) y = MatMul(b, w3)",
+            "float[2, 4] x, bool flag",
+        ).replace("r = Relu(a)", "r = Relu(a) c = MatMul(r, w2)"),
+        **{"w1": (4, 8), "w2": (8, 6), "w3": (6, 5)},
+    )
+    feeds = {"x": np.random.default_rng(3).normal(size=(2, 4)).astype(np.float32), "flag": np.array(True)}
+    small = shapes(shrink_by(model, feeds, 0.2))
+    assert small["w1"][1] < 8
+    assert small["w3"] == (6, 5)
+
+
+def test_images_of_any_size():
+    model = build(
+        text(
+            "a = Conv<pads = [1, 1, 1, 1]>(x, w1, b1) r = Relu(a) p = MaxPool<kernel_shape = [2, 2]>(r) h = Conv(p, w2)"
+            f" {TAIL}",
+            "float[batch, 3, height, width] x",
+            "float[batch, 5] y",
+        ),
+        **{"w1": (8, 3, 3, 3), "b1": (8,), "w2": (6, 8, 1, 1), "head": (5, 6), "bias": (5,)},
+    )
+    for size in (6, 9):
+        feeds = {"x": np.random.default_rng(size).normal(size=(2, 3, size, size + 1)).astype(np.float32)}
+        assert shapes(shrink_by(model, feeds, 0.3))["w1"][0] < 8
+
+
 def test_functions_are_inlined():
     model = build(
         '<ir_version: 8, opset_import: ["": 18, "own": 1]> f (float[2, 4] x) => (float[2, 5] y)'
