@@ -249,7 +249,7 @@ def limited(library: str, name: str, limit: float) -> Row:
     process = context.Process(target=measure, args=(library, name, sending), daemon=True)
     process.start()
     sending.close()
-    late = f"not done after {limit:.0f} s"
+    late = f"not done after {limit:g} s"
     found: list[Any] = [(late, 0.0), late]
     for place in range(2):
         if not receiving.poll(limit):
@@ -281,7 +281,7 @@ def table(rows: list[Row]) -> str:
 CHANNELS = (16, 20, 24, 30, 31, 32, 33, 36, 40, 44, 47, 48, 52, 56, 60, 62, 63)
 
 
-def channels() -> str:
+def channels(widths: tuple[int, ...], repeats: int) -> str:
     """Times of three convolutions by their channels, as parts of the time with 64, as a Markdown table."""
 
     def stack(width: int, kernel: int) -> onnx.ModelProto:
@@ -307,9 +307,9 @@ def channels() -> str:
         return onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
 
     lines = ["| channels | 3 x 3 | 1 x 1 |", "|---:|---:|---:|"]
-    for width in CHANNELS:
+    for width in widths:
         parts = [
-            statistics.median(1 / measured_speedup(stack(64, kernel), stack(width, kernel)) for _ in range(3))
+            statistics.median(1 / measured_speedup(stack(64, kernel), stack(width, kernel)) for _ in range(repeats))
             for kernel in (3, 1)
         ]
         lines.append(f"| {width} | {parts[0]:.2f} | {parts[1]:.2f} |")
@@ -330,7 +330,7 @@ def accuracy(folder: Path, examples: int, seeds: int) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two small networks")
+    parser.add_argument("--quick", action="store_true", help="two small networks, or two numbers of channels")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="architectures to try")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="time for each tool on each")
     parser.add_argument("--channels", action="store_true", help="time convolutions by their channels instead")
@@ -340,7 +340,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the table to this file")
     arguments = parser.parse_args()
     if arguments.channels:
-        text = channels()
+        text = channels((32, 63), 1) if arguments.quick else channels(CHANNELS, 3)
     elif arguments.accuracy:
         text = accuracy(arguments.accuracy, arguments.examples, arguments.seeds)
     else:

@@ -132,7 +132,7 @@ def theirs(module: nn.Module) -> onnx.ModelProto:
 
 
 def timed(dense: onnx.ModelProto, model: onnx.ModelProto) -> float:
-    """How many times as fast as the dense model another one is: the median of three measurements."""
+    """Speed-up of a model over the dense one: the median of three measurements."""
     return statistics.median(measured_speedup(dense, model) for _ in range(3))
 
 
