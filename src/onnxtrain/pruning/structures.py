@@ -114,14 +114,18 @@ class StructurePlan:
 
     def _timed(self, trained: onnx.ModelProto, order: list[int], structures: Structures) -> list[int]:
         assert self.speedup is not None
+        whole_vectors = True
 
         def removed(count: int) -> list[int]:
-            return in_vectors(structures, order[:count])
+            return in_vectors(structures, order[:count]) if whole_vectors else order[:count]
 
         def factor(count: int) -> float:
             return measured_speedup(trained, without(trained, removed(count)))
 
         best = factor(len(order))
+        if best < self.speedup and len(removed(len(order))) < len(order):
+            whole_vectors = False
+            best = factor(len(order))
         if best < self.speedup:
             raise OptionError(
                 f"speedup={self.speedup} cannot be reached: with all structures removed that may go (a tenth of each "
