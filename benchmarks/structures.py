@@ -306,7 +306,7 @@ def channels(widths: tuple[int, ...], repeats: int) -> str:
         )
         return onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
 
-    lines = ["| channels | 3 x 3 | 1 x 1 |", "|---:|---:|---:|"]
+    lines = ["| channels | 3 x 3 | 1 x 1 |", "|---|---:|---:|"]
     for width in widths:
         parts = [
             statistics.median(1 / measured_speedup(stack(64, kernel), stack(width, kernel)) for _ in range(repeats))
