@@ -3,13 +3,16 @@
     python benchmarks/structures.py --output structures.md       # all; tens of minutes
     python benchmarks/structures.py --quick                      # two small networks
     python benchmarks/structures.py --only resnet18 swin_t
+    python benchmarks/structures.py --channels                   # which numbers of channels are fast
+    python benchmarks/structures.py --accuracy FASHION --seeds 5 # accuracy at equal latency
 
-Every architecture has random weights; small and constant parameters are drawn anew, since masking them would change no
-output. A row is right if at least a fifth of the parameters is gone, the smaller model equals the masked original, and
-the masked original differs from the original. Torch-Pruning removes three tenths of the channels of every layer in the
-same process, with its defaults and the last linear layer left out. It runs if the pruned network does, its output has
-its shape, and a fifth of the parameters is gone; equality with a masked network is not asked of it. The script needs
-PyTorch, and torchvision, timm, transformers and torch-pruning as far as they are installed.
+Every architecture runs in a process of its own, with a time limit for each tool. It has random weights; small and
+constant parameters are drawn anew, since masking them would change no output. A row is right if at least a fifth of the
+parameters is gone, the smaller model equals the masked original, and the masked original differs from the original.
+Torch-Pruning removes three tenths of the channels of every layer in the same process, with its defaults and the last
+linear layer left out. It runs if the pruned network does, its output has its shape, and a fifth of the parameters is
+gone; equality with a masked network is not asked of it. The script needs PyTorch, and torchvision, timm, transformers
+and torch-pruning as far as they are installed.
 """
 
 from __future__ import annotations
@@ -17,14 +20,17 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import multiprocessing
+import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 
@@ -33,6 +39,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "axes"))
 import masked_models
 
 from onnxtrain.pruning.choose_structures import STRUCTURES, first_reaching, removal_order
+from onnxtrain.pruning.latency import speedup as measured_speedup
 
 LEAST = 0.2
 """Fraction of the parameters that must go."""
@@ -67,7 +74,6 @@ class Row:
     ours: str
     gone: float
     theirs: str
-    seconds: float
 
     @property
     def right(self) -> bool:
@@ -137,28 +143,28 @@ class Logits(torch.nn.Module):
         return self.inner(x).logits
 
 
-def networks(wanted: set[str]) -> Iterator[tuple[str, str, torch.nn.Module, torch.Tensor]]:
-    """The architectures of the libraries that are installed."""
-    for library, names in (("torchvision", TORCHVISION), ("timm", TIMM), ("transformers", TRANSFORMERS)):
-        if importlib.util.find_spec(library) is None:
-            continue
-        for name in names:
-            if wanted and name not in wanted:
-                continue
-            torch.manual_seed(0)
-            pixels = 224 if name in LARGE else 64
-            image = torch.randn(1, 3, pixels, pixels)
-            if library == "torchvision":
-                import torchvision
+def names(wanted: set[str]) -> Iterator[tuple[str, str]]:
+    """The libraries that are installed, and their architectures."""
+    for library, own in (("torchvision", TORCHVISION), ("timm", TIMM), ("transformers", TRANSFORMERS)):
+        if importlib.util.find_spec(library) is not None:
+            yield from ((library, name) for name in own if not wanted or name in wanted)
 
-                extra = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
-                yield library, name, torchvision.models.get_model(name, weights=None, **extra), image
-            elif library == "timm":
-                import timm
 
-                yield library, name, timm.create_model(name, pretrained=False), image
-            else:
-                yield library, name, *transformer(name)
+def network(library: str, name: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """An architecture with random weights, and an input."""
+    torch.manual_seed(0)
+    pixels = 224 if name in LARGE else 64
+    image = torch.randn(1, 3, pixels, pixels)
+    if library == "torchvision":
+        import torchvision
+
+        extra = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        return torchvision.models.get_model(name, weights=None, **extra), image
+    if library == "timm":
+        import timm
+
+        return timm.create_model(name, pretrained=False), image
+    return transformer(name)
 
 
 def draw_anew(module: torch.nn.Module) -> None:
@@ -188,7 +194,7 @@ def ours(model: onnx.ModelProto, x: torch.Tensor) -> tuple[str, float]:
         return "nothing to remove: " + next(iter(structures.locked.values()), "no structures"), 0.0
     before = structures.size()
     try:
-        removed = first_reaching(order, structures.kept, structures.size, before * (1 - ASKED))
+        removed = first_reaching(order, structures, structures.size, before * (1 - ASKED))
     except ValueError:
         removed = order
     gone = 1 - structures.size(structures.kept(removed)) / before
@@ -222,48 +228,127 @@ def torch_pruning(module: torch.nn.Module, x: torch.Tensor) -> str:
     return "runs" if gone >= LEAST else f"only {gone:.0%} is gone"
 
 
-def measure(library: str, name: str, module: torch.nn.Module, x: torch.Tensor) -> Row:
-    """Both tools on one architecture."""
-    start = time.perf_counter()
+def measure(library: str, name: str, results: Connection) -> None:
+    """Send the result of onnxtrain on one architecture, then that of Torch-Pruning."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    module, x = network(library, name)
     module.eval()
     draw_anew(module)
     try:
-        verdict, gone = ours(export(module, x), x)
+        results.send(ours(export(module, x), x))
     except Exception as error:  # the exporter's errors are results, too
-        verdict, gone = f"{type(error).__name__}: {' '.join(str(error).split())[:60]}", 0.0
-    seconds = time.perf_counter() - start
-    return Row(name, library, verdict, gone, torch_pruning(module, x), seconds)
+        results.send((f"{type(error).__name__}: {' '.join(str(error).split())[:60]}", 0.0))
+    results.send(torch_pruning(module, x))
+
+
+def limited(library: str, name: str, limit: float) -> Row:
+    """Both tools on one architecture, in a process that ends at the time limit of either."""
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=measure, args=(library, name, sending), daemon=True)
+    process.start()
+    sending.close()
+    late = f"not done after {limit:g} s"
+    found: list[Any] = [(late, 0.0), late]
+    for place in range(2):
+        if not receiving.poll(limit):
+            break
+        try:
+            found[place] = receiving.recv()
+        except EOFError:
+            process.join()
+            lost = f"the process ended with code {process.exitcode}"
+            found[place] = (lost, 0.0) if place == 0 else lost
+            break
+    process.kill()
+    process.join()
+    return Row(name, library, *found[0], found[1])
 
 
 def table(rows: list[Row]) -> str:
     """The rows as a Markdown table, with a line of counts."""
     lines = [
-        "| architecture | library | onnxtrain | parameters gone | Torch-Pruning | export, search and comparison, s |",
-        "|---|---|---|---:|---|---:|",
+        "| architecture | library | onnxtrain | parameters gone | Torch-Pruning |",
+        "|---|---|---|---:|---|",
     ]
-    lines += [
-        f"| {row.name} | {row.library} | {row.ours} | {row.gone:.0%} | {row.theirs} | {row.seconds:.0f} |"
-        for row in rows
-    ]
+    lines += [f"| {row.name} | {row.library} | {row.ours} | {row.gone:.0%} | {row.theirs} |" for row in rows]
     right, runs = sum(row.right for row in rows), sum(row.theirs == "runs" for row in rows)
     lines += ["", f"onnxtrain: {right} of {len(rows)} right; Torch-Pruning with its defaults: {runs} run."]
     return "\n".join(lines) + "\n"
 
 
+CHANNELS = (16, 20, 24, 30, 31, 32, 33, 36, 40, 44, 47, 48, 52, 56, 60, 62, 63)
+
+
+def channels(widths: tuple[int, ...], repeats: int) -> str:
+    """Times of three convolutions by their channels, as parts of the time with 64, as a Markdown table."""
+
+    def stack(width: int, kernel: int) -> onnx.ModelProto:
+        rng = np.random.default_rng(0)
+        pads, shapes = [kernel // 2] * 4, [(width, 3, kernel, kernel), *[(width, width, kernel, kernel)] * 3]
+        weights = [
+            onnx.numpy_helper.from_array(0.05 * rng.normal(size=shape).astype(np.float32), f"w{number}")
+            for number, shape in enumerate(shapes)
+        ]
+        nodes = []
+        for number in range(len(shapes)):
+            nodes += [
+                onnx.helper.make_node("Conv", [f"x{number}", f"w{number}"], [f"c{number}"], pads=pads),
+                onnx.helper.make_node("Relu", [f"c{number}"], [f"x{number + 1}"]),
+            ]
+        graph = onnx.helper.make_graph(
+            nodes,
+            "stack",
+            [onnx.helper.make_tensor_value_info("x0", 1, [1, 3, 56, 56])],
+            [onnx.helper.make_tensor_value_info(f"x{len(shapes)}", 1, [1, width, 56, 56])],
+            weights,
+        )
+        return onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+
+    lines = ["| channels | 3 x 3 | 1 x 1 |", "|---|---:|---:|"]
+    for width in widths:
+        parts = [
+            statistics.median(1 / measured_speedup(stack(64, kernel), stack(width, kernel)) for _ in range(repeats))
+            for kernel in (3, 1)
+        ]
+        lines.append(f"| {width} | {parts[0]:.2f} | {parts[1]:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def accuracy(folder: Path, examples: int, seeds: int) -> str:
+    """Accuracy at equal latency, as a Markdown table."""
+    import structures_accuracy
+
+    rows = []
+    for row in structures_accuracy.pairs(folder, examples, seeds):
+        rows.append(row)
+        print(row, flush=True)
+    return structures_accuracy.table(rows)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two small networks")
+    parser.add_argument("--quick", action="store_true", help="two small networks, or two numbers of channels")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="architectures to try")
+    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="time for each tool on each")
+    parser.add_argument("--channels", action="store_true", help="time convolutions by their channels instead")
+    parser.add_argument("--accuracy", type=Path, metavar="FOLDER", help="compare accuracy on Fashion-MNIST instead")
+    parser.add_argument("--examples", type=int, default=10_000, help="images for --accuracy, of each part")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds for --accuracy")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the table to this file")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    wanted = set(QUICK) if arguments.quick else set(arguments.only)
-    rows = []
-    for entry in networks(wanted):
-        rows.append(measure(*entry))
-        print(f"{rows[-1].name}: {rows[-1].ours}, {rows[-1].gone:.0%} gone; {rows[-1].theirs}", flush=True)
-    text = table(rows)
+    if arguments.channels:
+        text = channels((32, 63), 1) if arguments.quick else channels(CHANNELS, 3)
+    elif arguments.accuracy:
+        text = accuracy(arguments.accuracy, arguments.examples, arguments.seeds)
+    else:
+        rows = []
+        for entry in names(set(QUICK) if arguments.quick else set(arguments.only)):
+            rows.append(limited(*entry, arguments.limit))
+            print(f"{rows[-1].name}: {rows[-1].ours}, {rows[-1].gone:.0%} gone; {rows[-1].theirs}", flush=True)
+        text = table(rows)
     print(text)
     if arguments.output:
         arguments.output.write_text(text)

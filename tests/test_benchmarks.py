@@ -399,3 +399,26 @@ def test_structures_of_an_exported_network_go() -> None:
     assert (name, verdict) == ("bert", "right")
     assert 25 <= int(gone.rstrip("%")) <= 40
     assert "onnxtrain: 1 of 1 right" in text
+
+
+@pytest.mark.torch
+def test_a_time_limit_ends_an_architecture() -> None:
+    pytest.importorskip("transformers")
+    (_, row) = rows(run("structures.py", "--only", "bert", "--limit", "0.01"))
+    assert row == ["bert", "transformers", "not done after 0.01 s", "0%", "not done after 0.01 s"]
+
+
+@pytest.mark.torch
+def test_numbers_of_channels_are_timed() -> None:
+    pytest.importorskip("torch")
+    (_, *found) = rows(run("structures.py", "--channels", "--quick"))
+    assert [row[0] for row in found] == ["32", "63"]
+    assert all(0 < float(part) < 20 for row in found for part in row[1:])
+
+
+@pytest.mark.torch
+def test_accuracy_at_equal_latency_is_compared(tmp_path: Path) -> None:
+    pytest.importorskip("torch_pruning")
+    write_digits(tmp_path, 128, 128)
+    (_, *found) = rows(run("structures.py", "--accuracy", str(tmp_path), "--examples", "128", "--seeds", "1"))
+    assert [row[:2] for row in found] == [["ResNet", "1"], ["VGG", "1"]]

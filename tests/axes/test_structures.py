@@ -313,6 +313,88 @@ def test_sizes_that_the_graph_computes():
     assert run(small, other)[0].shape == (3, 9, 8)
 
 
+DYNAMIC = ("float[batch, length, 8] x", "float[batch, length, 8] y")
+SIZES = (
+    "sx = Shape(x) b = Slice(sx, zero, one) l = Slice(sx, one, two) d = Identity(four)"
+    " apart = Concat<axis = 0>(b, l, minus, d)"
+    " q0 = MatMul(x, wq) q1 = Reshape(q0, apart) q = Transpose<perm = [0, 2, 1, 3]>(q1)"
+    " k0 = MatMul(x, wk) k1 = Reshape(k0, apart) k = Transpose<perm = [0, 2, 1, 3]>(k1)"
+    " v0 = MatMul(x, wv) v1 = Reshape(v0, apart) v = Transpose<perm = [0, 2, 1, 3]>(v1)"
+)
+MERGED = (
+    " c1 = Transpose<perm = [0, 2, 1, 3]>(c) back = Concat<axis = 0>(b, l, minus) c2 = Reshape(c1, back)"
+    " y = MatMul(c2, wo)"
+)
+BATCHED_HEADS = {
+    "keys are flattened and transposed": (
+        " flat = Concat<axis = 0>(minus, l, d) kf = Reshape(k, flat) kt = Transpose<perm = [0, 2, 1]>(kf)"
+        " sk = Shape(k) front = Slice(sk, zero, two) unflat = Concat<axis = 0>(front, d, l) ku = Reshape(kt, unflat)"
+        " s = MatMul(q, ku) p = Softmax<axis = -1>(s) c = MatMul(p, v)"
+    ),
+    "attention with a computed number of matrices": (
+        " n = Mul(b, four) flat = Concat<axis = 0>(n, minus, d) qf = Reshape(q, flat) kf = Reshape(k, flat)"
+        " vf = Reshape(v, flat) kt = Transpose<perm = [0, 2, 1]>(kf) s = MatMul(qf, kt)"
+        " wide = Concat<axis = 0>(b, four, l, l) s4 = Reshape(s, wide) p4 = Softmax<axis = -1>(s4)"
+        " tall = Concat<axis = 0>(n, l, l) p = Reshape(p4, tall) cf = MatMul(p, vf)"
+        " unflat = Concat<axis = 0>(b, four, l, d) c = Reshape(cf, unflat)"
+    ),
+    "batch and heads as one axis throughout": (
+        " flat = Concat<axis = 0>(minus, l, d) qf = Reshape(q, flat) kf = Reshape(k, flat) vf = Reshape(v, flat)"
+        " kt = Transpose<perm = [0, 2, 1]>(kf) s = MatMul(qf, kt) p = Softmax<axis = -1>(s) cf = MatMul(p, vf)"
+        " unflat = Concat<axis = 0>(b, minus, l, d) c = Reshape(cf, unflat)"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED_HEADS)
+def test_heads_in_one_axis_with_a_dynamic_batch(name):
+    model = build(
+        text(SIZES + BATCHED_HEADS[name] + MERGED, *DYNAMIC),
+        **{"wq": (8, 16), "wk": (8, 16), "wv": (8, 16), "wo": (16, 8)},
+        **{"zero": ints(0), "one": ints(1), "two": ints(2), "four": ints(4), "minus": ints(-1)},
+    )
+    structures = structures_of(model)
+    heads = structures.tagged(["heads"]).tolist()
+    assert len(heads) == 4
+    for batch, length in ((2, 5), (3, 7)):
+        feeds = {"x": np.random.default_rng(batch).normal(size=(batch, length, 8)).astype(np.float32)}
+        small = compare(model, feeds, [heads[0], heads[2]])
+        assert shapes(small)["wq"] == (8, 8)
+        assert shapes(small)["wo"] == (8, 8)
+    onnx.checker.check_model(small, full_check=True)
+
+
+def test_a_slice_of_batches_and_heads_keeps_the_heads():
+    """Fewer heads would move its bounds, so that only the entries of heads can go."""
+    model = build(
+        text(
+            SIZES + " flat = Concat<axis = 0>(minus, l, d) kf = Reshape(k, flat) kc = Slice(kf, zero, two, zero)"
+            " r = ReduceSum(kc) c = Mul(q, r)" + MERGED,
+            *DYNAMIC,
+        ),
+        **{"wq": (8, 16), "wk": (8, 16), "wv": (8, 16), "wo": (16, 8)},
+        **{"zero": ints(0), "one": ints(1), "two": ints(2), "four": ints(4), "minus": ints(-1)},
+    )
+    structures = structures_of(model)
+    keys = next(axes[1] for value, axes in structures.parameters() if value.name == "wk")
+    assert len(np.unique(structures.of(keys))) == 4
+    feeds = {"x": np.random.default_rng(2).normal(size=(2, 5, 8)).astype(np.float32)}
+    compare(model, feeds, structures.of(keys)[[1, 2]].tolist())
+    assert structures.of(keys)[0] != structures.of(keys)[1]
+
+
+def test_layers_that_share_a_stored_vector():
+    """Exporters store equal vectors once; the width of the layer norm stays, the hidden units go, sharing returns."""
+    model, feeds = sequence(
+        "bias = Identity(b) n = LayerNormalization(x, g, bias) a = MatMul(n, w1) h = Add(a, b) r = Tanh(h)"
+        " u = MatMul(r, w2) y = Add(u, b)",
+        **{"g": (8,), "b": (8,), "w1": (8, 8), "w2": (8, 8)},
+    )
+    small = shapes(shrink_by(model, feeds, 0.3))
+    assert small["w1"] == (8, small["w2"][0])
+    assert sorted(shape for name, shape in small.items() if name.startswith("b")) == [(small["w2"][0],), (8,)]
+
+
 def test_attention_of_opset_23():
     model = build(
         text(
@@ -365,6 +447,37 @@ def test_bodies_stop_the_search():
     structures = structures_of(model)
     assert "not followed into bodies" in structures.stops["::If"]
     assert not structures.tagged(["hidden"]).size
+
+
+def test_the_rest_shrinks_beside_a_body():
+    """A body that reads a value of the outer graph keeps its axes."""
+    model = build(
+        text(
+            "a = MatMul(x, w1) r = Relu(a) b = If<then_branch = g () => (float[2, 6] z) { z = Mul(c, c) },"
+            " else_branch = g () => (float[2, 6] z) { z = Add(c, c) }>(flag) y = MatMul(b, w3)",
+            "float[2, 4] x, bool flag",
+        ).replace("r = Relu(a)", "r = Relu(a) c = MatMul(r, w2)"),
+        **{"w1": (4, 8), "w2": (8, 6), "w3": (6, 5)},
+    )
+    feeds = {"x": np.random.default_rng(3).normal(size=(2, 4)).astype(np.float32), "flag": np.array(True)}
+    small = shapes(shrink_by(model, feeds, 0.2))
+    assert small["w1"][1] < 8
+    assert small["w3"] == (6, 5)
+
+
+def test_images_of_any_size():
+    model = build(
+        text(
+            "a = Conv<pads = [1, 1, 1, 1]>(x, w1, b1) r = Relu(a) p = MaxPool<kernel_shape = [2, 2]>(r) h = Conv(p, w2)"
+            f" {TAIL}",
+            "float[batch, 3, height, width] x",
+            "float[batch, 5] y",
+        ),
+        **{"w1": (8, 3, 3, 3), "b1": (8,), "w2": (6, 8, 1, 1), "head": (5, 6), "bias": (5,)},
+    )
+    for size in (6, 9):
+        feeds = {"x": np.random.default_rng(size).normal(size=(2, 3, size, size + 1)).astype(np.float32)}
+        assert shapes(shrink_by(model, feeds, 0.3))["w1"][0] < 8
 
 
 def test_functions_are_inlined():

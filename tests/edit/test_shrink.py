@@ -75,6 +75,29 @@ def test_outputs_change_only_on_request():
     np.testing.assert_allclose(run(small), run(model)[:, [0, 2]], atol=1e-6)
 
 
+def test_zeros_of_a_vector_that_two_layers_share():
+    """The mask of the stored vector counts for both, and the file shares it again."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[n, 4] x) => (float[n, 3] y)'
+        " { a = MatMul(x, w1) b = Add(a, v) c = Relu(b) d = MatMul(c, w2) e = Add(d, v) f = Relu(e) y = MatMul(f, w3) }"
+    )
+    rng = np.random.default_rng(2)
+    given = {name: rng.normal(size=shape) for name, shape in {"w1": (4, 8), "w2": (8, 8), "w3": (8, 3), "v": 8}.items()}
+    gone = [1, 4]
+    given["w1"][:, gone] = given["w2"][gone] = given["v"][gone] = 0
+    given["w2"][:, gone] = given["w3"][gone] = 0
+    for name, array in given.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
+    small = onnxtrain.shrink(model)
+    assert {name: array.shape for name, array in arrays(small).items()} == {
+        "w1": (4, 6),
+        "w2": (6, 6),
+        "w3": (6, 3),
+        "v": (6,),
+    }
+    np.testing.assert_allclose(run(small), run(model), atol=1e-6)
+
+
 def test_a_whole_layer_is_refused():
     with pytest.raises(
         OptionError, match=r"Nothing would remain of axis 0 of 'layer1.weight', and with it of its layer"

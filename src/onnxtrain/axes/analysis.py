@@ -14,6 +14,7 @@ from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.findings import Findings
 from onnxtrain.axes.labels import Axis, fixed
 from onnxtrain.axes.node import Node, UnknownShapeError
+from onnxtrain.axes.shared import merge_shared, split_shared
 from onnxtrain.axes.sizes import fold_sizes
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import captured_values, subgraphs
@@ -37,6 +38,7 @@ class Analysis(Findings):
         model: The model; types and shapes are inferred.
         choices: For nodes with several ways to relate their axes, which to take.
         kept_values: Parameters that masking a structure leaves as they are.
+        contents: The elements of tensors of sizes, as far as they are known.
         change_outputs: Leave the axes of the model's outputs free.
     """
 
@@ -45,13 +47,12 @@ class Analysis(Findings):
         model: ir.Model,
         choices: dict[ir.Node, int],
         kept_values: set[ir.Value],
+        contents: Mapping[ir.Value, np.ndarray],
         *,
         change_outputs: bool,
     ) -> None:
-        initializers = model.graph.initializers.values()
-        super().__init__(
-            choices, kept_values, {value for value in initializers if value not in set(model.graph.inputs)}
-        )
+        constants = set(model.graph.initializers.values()) - set(model.graph.inputs)
+        super().__init__(choices, kept_values, constants, contents)
         self.stops: dict[str, str] = {}
         for node in model.graph:
             self._visit(node, model.graph.opset_imports.get(node.domain, 1))
@@ -123,11 +124,17 @@ class Structures:
         zero_points: The quantized weights, and the values that hold their zero points.
     """
 
-    def __init__(self, model: ir.Model, analysis: Analysis, kept_values: Collection[ir.Value]) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        analysis: Analysis,
+        kept_values: Collection[ir.Value],
+        originals: dict[ir.Value, ir.Value],
+    ) -> None:
         self.model, self.stops = model, analysis.stops
         self.roots, self.locked = analysis.labels.resolve()
         self.zero_points = _zero_points(model)
-        self._analysis, self._kept_values = analysis, kept_values
+        self._analysis, self._kept_values, self._originals = analysis, kept_values, originals
 
     def parameters(self) -> Iterator[tuple[ir.Value, list[Axis]]]:
         """Initializers with labelled axes, and their axes."""
@@ -155,8 +162,12 @@ class Structures:
         found = np.unique(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
         return np.array([root for root in found.tolist() if root not in self.locked], np.int64)
 
+    def made(self, kind: str) -> list[np.ndarray]:
+        """Return the structures along each axis whose indices are structures of this kind."""
+        return [self.roots[labels] for labels, tag in self._analysis.tags if tag == kind]
+
     def _of_kind(self, kind: str) -> np.ndarray:
-        found = [self.roots[labels] for labels, tag in self._analysis.tags if tag == kind]
+        found = self.made(kind)
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
     def kept(self, removed: Collection[int] | np.ndarray) -> np.ndarray:
@@ -219,7 +230,7 @@ class Structures:
         dead = np.zeros(len(self.roots), bool)
         alive = np.zeros(len(self.roots), bool)
         for value, axes in self.parameters():
-            mask = masks.get(str(value.name))
+            mask = masks.get(str(self._originals.get(value, value).name))
             if mask is None:
                 continue
             for position, axis in enumerate(axes):
@@ -253,10 +264,11 @@ class Structures:
         for value, axes in computed:
             if any(axis.labels is not None and not kept[axis.labels].all() for axis in axes):
                 sizes = [
-                    size if axis.labels is None else _length(axis, kept)
+                    size if axis.labels is None else None if axis.repeats else _length(axis, kept)
                     for size, axis in zip(value.shape or (), axes, strict=True)
                 ]
                 value.shape = ir.Shape(sizes)
+        merge_shared(self.model, self._originals)
 
 
 def find_structures(model: ir.Model, *, change_outputs: bool = False) -> Structures:
@@ -267,18 +279,19 @@ def find_structures(model: ir.Model, *, change_outputs: bool = False) -> Structu
         change_outputs: Also look for structures that lie on an axis of an output of the model.
     """
     _inline(model)
-    fold_sizes(model)
+    contents = fold_sizes(model)
     _lift_constants(model)
+    originals = split_shared(model)
     choices: dict[ir.Node, int] = {}
     kept_values: set[ir.Value] = set()
     analysis = None
     for _ in range(_ROUNDS):
         before = len(kept_values)
-        analysis = Analysis(model, choices, kept_values, change_outputs=change_outputs)
+        analysis = Analysis(model, choices, kept_values, contents, change_outputs=change_outputs)
         if not _choose_again(analysis, choices) and len(kept_values) == before:
             break
     assert analysis is not None
-    return Structures(model, analysis, kept_values)
+    return Structures(model, analysis, kept_values, originals)
 
 
 def _choose_again(analysis: Analysis, choices: dict[ir.Node, int]) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 import onnx_ir as ir
@@ -43,8 +44,14 @@ class Cut:
             node.resize_inputs(index + 1)
         node.replace_input_with(index, self._initializer(node, array))
 
-    def set_elements(self, node: ir.Node, index: int, changes: dict[int, int]) -> None:
-        """Change elements of a vector of sizes that a node reads, also of one that the graph computes."""
+    def set_elements(self, node: ir.Node, index: int, changes: Mapping[int, int | Fraction]) -> None:
+        """Change elements of a vector of sizes that a node reads, also of one that the graph computes.
+
+        Args:
+            node: The node.
+            index: The input that holds the sizes.
+            changes: By position the new size, or the fraction of a computed one that stays.
+        """
         value = node.inputs[index]
         assert value is not None
         tensor = constant_tensor(value)
@@ -60,11 +67,19 @@ class Cut:
         for position, number in sorted(changes.items()):
             if position > start:
                 parts.append(self._part(node, value, start, position))
-            parts.append(self._initializer(node, np.array([number], np.int64)))
+            parts.append(self._size(node, value, position, number))
             start = position + 1
         parts.append(self._part(node, value, start, np.iinfo(np.int64).max))
         joined = self._insert(node, "Concat", parts, axis=0)
         node.replace_input_with(index, joined)
+
+    def _size(self, node: ir.Node, value: ir.Value, position: int, number: int | Fraction) -> ir.Value:
+        if isinstance(number, int):
+            return self._initializer(node, np.array([number], np.int64))
+        size = self._part(node, value, position, position + 1)
+        for operator, factor in (("Div", number.denominator), ("Mul", number.numerator)):
+            size = self._insert(node, operator, [size, self._initializer(node, np.array([factor], np.int64))])
+        return size
 
     def _part(self, node: ir.Node, value: ir.Value, start: int, end: int) -> ir.Value:
         bounds = [self._initializer(node, np.array([bound], np.int64)) for bound in (start, end, 0)]

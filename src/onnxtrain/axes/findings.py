@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +19,7 @@ class Findings:
         choices: For nodes with several ways to relate their axes, which to take.
         kept_values: Parameters that masking a structure leaves as they are.
         constants: Values that depend on weights alone.
+        contents: The elements of small integer tensors, as far as they are known.
 
     Attributes:
         labels: The labels of all indices.
@@ -30,7 +31,13 @@ class Findings:
         known: The axes of values.
     """
 
-    def __init__(self, choices: dict[ir.Node, int], kept_values: set[ir.Value], constants: set[ir.Value]) -> None:
+    def __init__(
+        self,
+        choices: dict[ir.Node, int],
+        kept_values: set[ir.Value],
+        constants: set[ir.Value],
+        contents: Mapping[ir.Value, np.ndarray],
+    ) -> None:
         self.labels = Labels()
         self.tags: list[tuple[np.ndarray, str]] = []
         self.costs: list[tuple[Axis | Dimension, ...]] = []
@@ -38,7 +45,7 @@ class Findings:
         self.judged: dict[ir.Node, list[np.ndarray]] = {}
         self.counts: dict[ir.Node, int] = {}
         self.known: dict[ir.Value, list[Axis]] = {}
-        self.constants = constants
+        self.constants, self.contents = constants, contents
         self._choices, self._kept_values = choices, kept_values
 
     def axes(self, value: ir.Value) -> list[Axis]:
@@ -55,8 +62,8 @@ class Findings:
         return found
 
     def _initial(self, size: Dimension, zero: bool) -> Axis:
-        if not isinstance(size, int) or size == 1:
-            return fixed("its size is 1")
+        if not isinstance(size, int) or size < 2:
+            return fixed("its size is below 2")
         return Axis(self.labels.new(size), zero=zero)
 
     def keep_values(self, value: ir.Value | None) -> None:

@@ -16,11 +16,14 @@ class Axis:
         reason: Why the axis is fixed.
         zero: True if entries at removed indices are zero once the structure's parameters are, so that sums over the
             axis do not change.
+        repeats: True for an axis of unknown size, such as a batch merged with heads: its index i has the label of i
+            modulo their number.
     """
 
     labels: np.ndarray | None
     reason: str = ""
     zero: bool = False
+    repeats: bool = False
 
     def with_zero(self, zero: bool) -> Axis:
         """Return the axis with other knowledge about removed entries."""

@@ -71,6 +71,11 @@ class Node:
         tensor = None if value is None else constant_tensor(value)
         return None if tensor is None else np.asarray(tensor.numpy())
 
+    def content(self, index: int) -> np.ndarray | None:
+        """The elements of an input that holds sizes, as far as they are known: integers, or ``None``."""
+        value = self.ir.inputs[index] if self.has(index) else None
+        return None if value is None else self._findings.contents.get(value)
+
     def number(self, index: int) -> float | None:
         """The number of an input that is a constant with one element."""
         return constant_number(self.ir.inputs[index]) if self.has(index) else None
@@ -102,6 +107,11 @@ class Node:
         assert axes is not None
         return axes[position]
 
+    def positions(self, index: int, axis: int) -> Axis:
+        """Take an axis whose indices the rule selects or counts; one of unknown size is fixed."""
+        found = self.axis(index, axis)
+        return self.fix(found, f"{self.describe()} needs its size, which is not fixed") if found.repeats else found
+
     def all_axes(self, index: int = 0) -> list[Axis]:
         """Take all axes of an input."""
         return [self.axis(index, axis) for axis in range(self.rank(index))]
@@ -116,7 +126,7 @@ class Node:
         """Join axes of one size index by index; one that is fixed fixes all."""
         labelled = [axis for axis in axes if axis.labels is not None]
         held = next((axis for axis in axes if axis.labels is None), None)
-        if held is not None or len({len(axis.labels) for axis in labelled}) > 1:  # type: ignore[arg-type]
+        if held is not None or len({(len(axis.labels), axis.repeats) for axis in labelled}) > 1:  # type: ignore[arg-type]
             reason = "its size is not fixed" if held is None else held.reason
             for axis in labelled:
                 self.fix(axis, reason)

@@ -17,6 +17,13 @@ STRUCTURES: tuple[Structure, ...] = ("channels", "heads", "hidden")
 _LEAST = 0.1
 """Fraction of every layer that stays."""
 
+_VECTOR, _NARROW = 16, 4
+"""Convolutions keep multiples of these numbers of channels, the second below twice the first.
+
+ONNX Runtime pads channels to 16 where they are a multiple of 4, and has slower kernels where they are not. Measured on
+an Intel Xeon with AVX-512 by ``python benchmarks/structures.py --channels``.
+"""
+
 Cost = Callable[[np.ndarray], float]
 """The cost of a model, from whether each label stays."""
 
@@ -53,27 +60,67 @@ def removal_order(
     return _leaving_some(ordered, parts)
 
 
-def first_reaching(order: list[int], kept: Callable[[list[int]], np.ndarray], cost: Cost, most: float) -> list[int]:
-    """Return the shortest beginning of an order whose removal brings the cost to a value or below.
+def in_vectors(structures: Structures, removed: list[int]) -> list[int]:
+    """Return the removed structures without the channels that would be padded anyway, so that they can stay.
+
+    Args:
+        structures: The structures of a model.
+        removed: Those to remove, the least important first. The most important ones stay.
+    """
+    rank = np.full(len(structures.roots), -1)
+    rank[removed] = np.arange(len(removed))
+    axes = [axis for axis in structures.made("channels") if (rank[axis] >= 0).any()]
+    changed = True
+    while changed:
+        changed = False
+        for axis in axes:
+            ranks = rank[axis]
+            left, multiple = int((ranks < 0).sum()), _VECTOR if len(axis) >= 2 * _VECTOR else _NARROW
+            if left % multiple == 0:
+                continue
+            back, entries = np.unique(ranks[ranks >= 0], return_counts=True)
+            fitting = np.flatnonzero((left + np.cumsum(entries[::-1])) % multiple == 0)
+            if fitting.size:
+                rank[np.array(removed)[back[::-1][: fitting[0] + 1]]] = -1
+                changed = True
+    return [root for root in removed if rank[root] >= 0]
+
+
+def first_reaching(order: list[int], structures: Structures, cost: Cost, most: float) -> list[int]:
+    """Return the beginning of an order whose removal brings the cost to a value or below.
+
+    Convolutions keep channels in whole vectors where that reaches the value.
 
     Raises:
         OptionError: All of them together do not reach it.
     """
+
+    def left(removed: list[int]) -> float:
+        return cost(structures.kept(removed))
+
+    whole = in_vectors(structures, order)
+    if left(whole) <= most:
+        return _shortest(order, lambda removed: in_vectors(structures, removed), left, most)
+    if left(order) <= most:
+        return _shortest(order, list, left, most)
+    raise OptionError(
+        f"The target cannot be reached: with all structures removed that may go (a tenth of each layer stays), "
+        f"{left(order) / max(left([]), 1e-12):.0%} of the cost remains; choose a lower target, or more kinds of "
+        "structures."
+    )
+
+
+def _shortest(
+    order: list[int], chosen: Callable[[list[int]], list[int]], left: Callable[[list[int]], float], most: float
+) -> list[int]:
     low, high = 0, len(order)
-    reached = cost(kept(order))
-    if reached > most:
-        raise OptionError(
-            f"The target cannot be reached: with all structures removed that may go (a tenth of each layer stays), "
-            f"{reached / max(cost(kept([])), 1e-12):.0%} of the cost remains; choose a lower target, or more kinds of "
-            "structures."
-        )
     while low < high:
         middle = (low + high) // 2
-        if cost(kept(order[:middle])) <= most:
+        if left(chosen(order[:middle])) <= most:
             high = middle
         else:
             low = middle + 1
-    return order[:high]
+    return chosen(order[:high])
 
 
 def _mean_squares(structures: Structures) -> np.ndarray:

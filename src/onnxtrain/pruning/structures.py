@@ -19,7 +19,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators import Optimizer
-from onnxtrain.pruning.choose_structures import STRUCTURES, Structure, first_reaching, removal_order
+from onnxtrain.pruning.choose_structures import STRUCTURES, Structure, first_reaching, in_vectors, removal_order
 from onnxtrain.pruning.latency import speedup as measured_speedup
 from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
@@ -106,15 +106,26 @@ class StructurePlan:
         order = self.order(structures)
         if self.sparsity is not None:
             most = structures.size() * (1 - self.sparsity)
-            return first_reaching(order, structures.kept, structures.size, most), structures
+            return first_reaching(order, structures, structures.size, most), structures
         if self.flops is not None:
             most = structures.multiply_adds() * (1 - self.flops)
-            return first_reaching(order, structures.kept, structures.multiply_adds, most), structures
-        return self._timed(trained, order), structures
+            return first_reaching(order, structures, structures.multiply_adds, most), structures
+        return self._timed(trained, order, structures), structures
 
-    def _timed(self, trained: onnx.ModelProto, order: list[int]) -> list[int]:
+    def _timed(self, trained: onnx.ModelProto, order: list[int], structures: Structures) -> list[int]:
         assert self.speedup is not None
-        best = measured_speedup(trained, without(trained, order))
+        whole_vectors = True
+
+        def removed(count: int) -> list[int]:
+            return in_vectors(structures, order[:count]) if whole_vectors else order[:count]
+
+        def factor(count: int) -> float:
+            return measured_speedup(trained, without(trained, removed(count)))
+
+        best = factor(len(order))
+        if best < self.speedup and len(removed(len(order))) < len(order):
+            whole_vectors = False
+            best = factor(len(order))
         if best < self.speedup:
             raise OptionError(
                 f"speedup={self.speedup} cannot be reached: with all structures removed that may go (a tenth of each "
@@ -125,14 +136,14 @@ class StructurePlan:
             middle = (low + high) // 2
             if middle in (low, high):
                 break
-            if measured_speedup(trained, without(trained, order[:middle])) >= self.speedup:
+            if factor(middle) >= self.speedup:
                 high = middle
             else:
                 low = middle
         # One lucky measurement must not decide on a busy machine.
-        while high < len(order) and measured_speedup(trained, without(trained, order[:high])) < self.speedup:
+        while high < len(order) and factor(high) < self.speedup:
             high = (high + len(order) + 1) // 2
-        return order[:high]
+        return removed(high)
 
 
 def without(model: onnx.ModelProto, removed: Sequence[int]) -> onnx.ModelProto:
@@ -199,8 +210,8 @@ def prune_structures(
     fit(tuner, "fine-tuning", plan.fine_tune_epochs, plan.fine_tune_schedule)
     after = accuracy(tuner)
     say(f"result: {metric} {after:.4f}, {faster:.2f} times as fast")
-    masks = structures.masks(removed)
     values = {name: np.array(array) for name, array in tuner._initializers().items()}
+    masks = {name: mask for name, mask in structures.masks(removed).items() if name in values}
     given = {
         str(value.name): np.array(value.const_value.numpy())
         for value, _ in structures.parameters()

@@ -23,7 +23,7 @@ def conv_transpose(node: Node) -> list[Axis]:
 
 def _convolution(node: Node, *, inputs: int, outputs: int, has_bias: bool) -> list[Axis]:
     groups = node.attribute("group", 1)
-    x, shape = node.axis(0, 1), node.output_shape()
+    x, shape = node.positions(0, 1), node.output_shape()
     if groups == 1:
         made = node.axis(1, outputs)
         summed = node.axis(1, inputs)

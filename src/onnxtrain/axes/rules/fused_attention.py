@@ -18,13 +18,13 @@ def attention(node: Node) -> list[list[Axis]]:
     if len([value for value in node.ir.outputs if value.name]) > 1 or node.has(4) or node.has(5):
         return [[fixed(f"{node.describe()} has a cache") for _ in value.shape or ()] for value in node.ir.outputs]
     if apart:
-        heads = [node.axis(index, 1) for index in range(3)]
+        heads = [node.positions(index, 1) for index in range(3)]
         counts = [size if isinstance(size, int) else 0 for size in (node.shape(index)[1] for index in range(3))]
     else:
         counts = [node.attribute("q_num_heads"), *[node.attribute("kv_num_heads")] * 2]
         heads = []
         for index, count in enumerate(counts):
-            packed = node.axis(index, 2)
+            packed = node.positions(index, 2)
             heads.append(
                 packed if packed.labels is None else packed.taken(node.unite(packed.labels.reshape(count, -1)))
             )

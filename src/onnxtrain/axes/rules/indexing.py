@@ -15,7 +15,7 @@ from onnxtrain.axes.registry import axes_of, no_rule
 def gather(node: Node) -> list[Axis]:
     """y = the entries of x at positions along an axis; constant positions follow the structures."""
     axis = node.attribute("axis", 0) % node.rank()
-    data, positions = node.axis(0, axis), node.constant(1)
+    data, positions = node.positions(0, axis), node.constant(1)
     found = [fixed("it lists positions") for _ in range(node.rank(1))]
     if data.labels is not None:
         if positions is None or positions.ndim != 1:

@@ -34,7 +34,7 @@ def instance_normalization(node: Node) -> list[Axis]:
 @axes_of("GroupNormalization")
 def group_normalization(node: Node) -> list[Axis]:
     """y [n, c, ...] = x normalized in groups of channels, which are removed as a whole."""
-    groups, channels = node.attribute("num_groups"), node.axis(0, 1)
+    groups, channels = node.attribute("num_groups"), node.positions(0, 1)
     scale, bias = node.axis(1, 0), node.axis(2, 0)
     joined = channels
     if channels.labels is not None:

@@ -16,7 +16,7 @@ def resize(node: Node) -> list[Axis]:
     places = range(node.rank()) if axes is None else [axis % node.rank() for axis in axes]
     found = []
     for place in range(node.rank()):
-        axis = node.axis(0, place)
+        axis = node.positions(0, place)
         if axis.labels is not None and before[place] != after[place]:
             axis = node.fix(axis, f"{node.describe()} resizes it")
         found.append(axis if axis.labels is not None else fixed(axis.reason))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +16,7 @@ from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.labels import Axis, fixed
 from onnxtrain.axes.node import Node
 from onnxtrain.axes.registry import axes_of
+from onnxtrain.axes.sizes import factors
 from onnxtrain.ir.value import Dimension
 
 
@@ -23,8 +27,8 @@ def reshape(node: Node) -> list[Axis]:
     taken = node.all_axes()
     found: list[Axis | None] = [None] * len(after)
     blocks = _blocks(before, after)
-    merging = [block for block in blocks if not _continues(block, before, after)]
-    ways = _ways([_Block(taken, before, after, *block) for block in merging])
+    merging = [_Block(taken, before, after, *block) for block in blocks if not _continues(block, before, after)]
+    ways = max((len(block.pairs) for block in merging), default=1)
     chosen = node.choice(ways) if ways > 1 else 0
     for own, made in blocks:
         if _continues((own, made), before, after):
@@ -35,8 +39,8 @@ def reshape(node: Node) -> list[Axis]:
             if wide and target:
                 found[target[0]] = taken[wide[0]]
             continue
-        block = _Block(taken, before, after, own, made)
-        for place, axis in zip(made, block.relate(node, chosen), strict=True):
+    for block in merging:
+        for place, axis in zip(block.made, block.relate(node, chosen), strict=True):
             found[place] = axis
             if ways > 1:
                 node.judge_by(axis)
@@ -48,11 +52,17 @@ def reshape(node: Node) -> list[Axis]:
 
 def _change_target(cut: Cut, node: Node, axes: Sequence[Axis], after: Sequence[Dimension]) -> None:
     target = node.constant(1)
-    changes = {
-        place: cut.count(axis)
-        for place, axis in enumerate(axes)
-        if axis.labels is not None and cut.count(axis) != after[place] and (target is None or target[place] != -1)
-    }
+    changes: dict[int, int | Fraction] = {}
+    for place, axis in enumerate(axes):
+        if axis.labels is None or (target is not None and target[place] == -1):
+            continue
+        if axis.repeats:  # a computed element is a multiple of the number of labels
+            content = node.content(1)
+            computed = content is None or not isinstance(content[place], int)
+            if target is None and computed and not cut.kept(axis).all():
+                changes[place] = Fraction(cut.count(axis), len(axis.labels))
+        elif cut.count(axis) != after[place]:
+            changes[place] = cut.count(axis)
     if changes:
         cut.set_elements(node.ir, 1, changes)
 
@@ -122,19 +132,14 @@ class _Count:
         self.number, self.symbols = 1, []  # type: ignore[var-annotated]
 
     def add(self, size: Dimension) -> None:
-        if isinstance(size, int):
-            self.number *= size
-        else:
-            self.symbols = sorted([*self.symbols, size])
+        number, symbols = factors(size) or (1, [])
+        self.number *= number
+        self.symbols = sorted([*self.symbols, *symbols])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Count) and (self.number, self.symbols) == (other.number, other.symbols)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _ways(blocks: Sequence[_Block]) -> int:
-    return max((block.ways for block in blocks), default=1)
 
 
 class _Block:
@@ -156,55 +161,76 @@ class _Block:
         own: list[int],
         made: list[int],
     ) -> None:
-        self.axes = [taken[place] for place in own]
+        self.axes, self.made = [taken[place] for place in own], made
         self.before, self.after = [before[place] for place in own], [after[place] for place in made]
         self.labelled = [index for index, axis in enumerate(self.axes) if axis.labels is not None]
-        self.wide = [index for index, size in enumerate(self.after) if size != 1]
-
-    @property
-    def ways(self) -> int:
-        """The number of pairs of an axis that has structures and an axis that gets them."""
-        return max(len(self.labelled) * len(self.wide), 1)
+        self._sizes = {source: self._aligned(source) for source in self.labelled}
+        self.pairs = [
+            (source, target)
+            for source, sizes in self._sizes.items()
+            if sizes is not None
+            for target, size in enumerate(sizes[1])
+            if size > 1
+        ]
+        """Each axis that has structures, and each that may get them."""
 
     def relate(self, node: Node, choice: int) -> list[Axis]:
         """Return the axes of the output; one of them gets the structures of one of the input."""
         found = [fixed(f"{node.describe()} keeps it") for _ in self.after]
-        if not self.labelled or not self.wide:
-            return found
-        choice = min(choice, self.ways - 1)
-        source, target = self.labelled[choice // len(self.wide)], self.wide[choice % len(self.wide)]
-        axis = self.axes[source]
-        sizes = self._sizes(source)
+        source, target = self.pairs[min(choice, len(self.pairs) - 1)] if self.pairs else (-1, -1)
         for index in self.labelled:
-            if index != source or sizes is None:
+            if index != source:
                 node.fix(self.axes[index], f"{node.describe()} merges it with another axis")
-        if sizes is None or axis.labels is None:
+        sizes = self._sizes.get(source)
+        if sizes is None:
             return found
-        own, made = sizes
+        axis, (own, made) = self.axes[source], sizes
+        assert axis.labels is not None
         flat = np.broadcast_to(axis.labels.reshape([-1 if i == source else 1 for i in range(len(own))]), own)
         rows = np.moveaxis(flat.reshape(made), target, 0).reshape(made[target], -1)
-        found[target] = axis.taken(node.unite(rows))
+        repeats = not isinstance(self.after[target], int) and self._is_open()
+        found[target] = replace(axis, labels=node.unite(rows), repeats=repeats)
         return found
 
-    def _sizes(self, source: int) -> tuple[list[int], list[int]] | None:
-        """Return the sizes on both sides with 1 for unknown ones; ``None`` if structures might not be aligned then."""
-        own = [size if isinstance(size, int) else 1 for size in self.before]
-        open_own = [index for index, size in enumerate(self.before) if not isinstance(size, int)]
-        open_made = [index for index, size in enumerate(self.after) if not isinstance(size, int)]
+    def _is_open(self) -> bool:
+        return any(
+            axis.repeats or (axis.labels is None and not isinstance(size, int))
+            for axis, size in zip(self.axes, self.before, strict=True)
+        )
+
+    def _aligned(self, source: int) -> tuple[list[int], list[int]] | None:
+        """Return sizes on both sides in which an axis lies in equal places; ``None`` if there are none.
+
+        Axes of unknown size before the source, and what lies before them, count once on both sides: structures repeat
+        along them. So do those behind the source.
+        """
+        own = [
+            len(axis.labels) if axis.labels is not None else size if isinstance(size, int) else 1
+            for axis, size in zip(self.axes, self.before, strict=True)
+        ]
         made = [size if isinstance(size, int) else 1 for size in self.after]
-        if open_own or open_made:
-            if len(open_made) != 1:
+        open_made = [index for index, size in enumerate(self.after) if not isinstance(size, int)]
+        open_own = [
+            index
+            for index, (axis, size) in enumerate(zip(self.axes, self.before, strict=True))
+            if axis.repeats or (axis.labels is None and not isinstance(size, int))
+        ]
+        if not open_own and len(open_made) == 1:
+            made[open_made[0]] = max(math.prod(own) // math.prod(made), 1)
+        elif open_own and open_made:
+            if open_own[-1] < source or open_own == [source]:
+                own[: open_own[-1]] = [1] * open_own[-1]
+                last = open_made[-1]
+                made[:last] = [1] * last
+                made[last] = max(math.prod(own) // math.prod(made), 1)
+                if last and made[last] > 1:
+                    return None
+            elif open_own[0] > source:
+                own[open_own[0] :] = [1] * (len(own) - open_own[0])
+                made[open_made[0] :] = [1] * (len(made) - open_made[0])
+            else:
                 return None
-            place = open_made[0]
-            total, rest = int(np.prod(own)), int(np.prod(made))
-            if total % rest:
-                return None
-            made[place] = total // rest
-            behind = all(index > source for index in open_own) and place == len(made) - 1
-            before = all(index < source for index in open_own) and place == 0
-            if not (behind or before):
-                return None
-        return (own, made) if np.prod(own) == np.prod(made) else None
+        return (own, made) if math.prod(own) == math.prod(made) else None
 
 
 @axes_of("Transpose")
@@ -243,7 +269,8 @@ def concat(node: Node) -> list[Axis]:
     axis, inputs = node.attribute("axis") % node.rank(), range(len(node.ir.inputs))
     found = []
     for place in range(node.rank()):
-        axes = [node.axis(index, place) for index in inputs]
+        take = node.positions if place == axis else node.axis
+        axes = [take(index, place) for index in inputs]
         if place != axis:
             joined = node.join(*axes)
             found.append(joined.with_zero(all(part.zero for part in axes)))
@@ -276,7 +303,7 @@ def _concatenated(node: Node, axes: Sequence[Axis], sizes: Sequence[Dimension]) 
 def split(node: Node) -> list[list[Axis]]:
     """y_1, y_2, ... = consecutive parts of x along an axis."""
     axis, count = node.attribute("axis", 0) % node.rank(), len(node.ir.outputs)
-    whole = node.axis(0, axis)
+    whole = node.positions(0, axis)
     sizes = node.integers("split", 1)
     length = node.shape()[axis]
     if sizes is None and not node.has(1) and isinstance(length, int):
@@ -309,7 +336,7 @@ def tile(node: Node) -> list[Axis]:
     repeats = node.constant(1)
     found = []
     for place in range(node.rank()):
-        axis, count = node.axis(0, place), None if repeats is None else int(repeats[place])
+        axis, count = node.positions(0, place), None if repeats is None else int(repeats[place])
         if axis.labels is None or count == 1:
             found.append(axis if count == 1 else fixed("it is repeated"))
         elif count is None:
@@ -328,7 +355,7 @@ def expand(node: Node) -> list[Axis]:
     for place, size in enumerate(after):
         own = place - (len(after) - node.rank())
         if own >= 0 and before[place] != 1:
-            found.append(node.axis(0, own))
+            found.append(node.positions(0, own))
         else:
             if own >= 0:
                 node.axis(0, own)
@@ -365,14 +392,15 @@ def _change_sizes(cut: Cut, node: Node, index: int, axes: Sequence[Axis], after:
 @axes_of("Shape")
 def shape(node: Node) -> list[Axis]:
     """y = the sizes of x, which follow x; sizes that are known are constants already."""
-    node.all_axes()
+    for place in range(node.rank()):
+        node.positions(0, place)
     return [fixed("it lists sizes") for _ in node.ir.outputs[0].shape or ()]
 
 
 @axes_of("DepthToSpace")
 def depth_to_space(node: Node) -> list[Axis]:
     """y [n, c, h b, w b] = blocks of the channels of x: the b² channels of one stay together."""
-    channels, block = node.axis(0, 1), node.attribute("blocksize")
+    channels, block = node.positions(0, 1), node.attribute("blocksize")
     if channels.labels is not None:
         by_place = node.attribute("mode", "DCR") == "DCR"
         rows = channels.labels.reshape((block**2, -1) if by_place else (-1, block**2))
@@ -383,7 +411,7 @@ def depth_to_space(node: Node) -> list[Axis]:
 @axes_of("SpaceToDepth")
 def space_to_depth(node: Node) -> list[Axis]:
     """y [n, b² c, h / b, w / b] = blocks of x as channels."""
-    channels, block = node.axis(0, 1), node.attribute("blocksize")
+    channels, block = node.positions(0, 1), node.attribute("blocksize")
     if channels.labels is not None:
         channels = channels.taken(np.tile(channels.labels, block**2))
     return [node.axis(0, 0), channels, fixed("it is an image axis"), fixed("it is an image axis")]

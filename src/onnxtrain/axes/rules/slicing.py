@@ -21,7 +21,7 @@ def slice_(node: Node) -> list[Axis]:
         return [node.fix(axis, f"{node.describe()} slices computed axes") for axis in node.all_axes()]
     count = len(starts or ends or [])
     places = [axis % node.rank() for axis in (list(range(count)) if axes is None else axes)]
-    found = node.all_axes()
+    found = [node.positions(0, place) if place in places else node.axis(0, place) for place in range(node.rank())]
     cuts: dict[int, tuple[Axis, slice]] = {}
     for number, place in enumerate(places):
         axis = found[place]
@@ -73,7 +73,7 @@ def pad(node: Node) -> list[Axis]:
     """y = x with more entries around it, which stay."""
     pads, axes = node.integers("pads", 1), node.integers("axes", 3)
     places = [axis % node.rank() for axis in (range(node.rank()) if axes is None else axes)]
-    found = node.all_axes()
+    found = [node.axis(0, place) for place in range(node.rank())]
     plain = node.attribute("mode", "constant") == "constant"
     for number, place in enumerate(places):
         axis = found[place]
@@ -83,7 +83,7 @@ def pad(node: Node) -> list[Axis]:
         added = None if pads is None else (pads[number], pads[number + len(places)])
         if added == (0, 0):
             continue
-        if added is None or not plain or min(added) < 0:
+        if added is None or not plain or min(added) < 0 or axis.repeats:
             found[place] = node.fix(axis, f"{node.describe()} pads it")
             continue
         parts = [node.new(added[0]), axis, node.new(added[1])]
