@@ -16,6 +16,10 @@ OPTIMIZER_SETTINGS = {
 LOSSES = {
     "distillation": "a teacher is a second model; tests/training compares it with PyTorch's formula",
     **dict.fromkeys(
+        ("yolo", "detr"),
+        "the model is a detector; tests/losses compares them with NumPy and PyTorch",
+    ),
+    **dict.fromkeys(
         ("dpo", "orpo", "kto", "reward", "multiple_negatives", "listnet", "ranknet"),
         "the model takes groups of rows; tests/losses compares them with formulas, tests/text with TRL",
     ),
