@@ -49,7 +49,7 @@ class Boxes(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """What two boxes share: intersection over union, and the area and the size of the box around both."""
+    """Overlap of two boxes: intersection over union, the area of the union, and the box around both."""
 
     iou: Value
     union: Value
