@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx import helper, parser
 
 import onnxtrain
-from conformance import oracle
+from conformance import detection, oracle
 from conformance.subject import Made, Subject
 from onnxtrain.ir import Builder
 from onnxtrain.ir.domains import TRAINING_DOMAIN
@@ -265,6 +265,23 @@ UNIT = EMBEDDINGS / np.linalg.norm(EMBEDDINGS, axis=-1, keepdims=True)
 RELEVANCE = np.float32([[1, 0, 0], [0, 2, 1], [0, 1, -1], [3, 3, 0]])
 
 
+REG_MAX = 4
+CELLS = np.array(
+    [[(x + 0.5) / w, (y + 0.5) / h, 1 / w, 1 / h] for h, w in ((3, 4), (2, 2)) for y in range(h) for x in range(w)]
+)
+"""Two grids of anchors."""
+HEAD = np.concatenate([normal(3, 16, 4 * REG_MAX + 2), np.tile(CELLS.astype(np.float32), (3, 1, 1))], 2)
+NO_BOX = (-1, 0, 0, 0, 0)
+DETECTED = np.float32(
+    [
+        [(0, 0.4, 0.45, 0.6, 0.7), (1, 0.6, 0.5, 0.55, 0.8), (1, 0.5, 0.5, 0.01, 0.01)],  # the last contains no centre
+        [(1, 0.3, 0.7, 0.5, 0.5), NO_BOX, NO_BOX],
+        [NO_BOX, NO_BOX, NO_BOX],
+    ]
+)
+SLOTS = np.concatenate([normal(3, 4, 3), 0.3 + 0.4 * np.random.default_rng(5).random((3, 4, 4), np.float32)], 2)
+
+
 def rows() -> list[Row]:
     """Every loss with its options; the distillation is a case of its own, since it has a teacher."""
     losses = onnxtrain.losses
@@ -345,6 +362,14 @@ def rows() -> list[Row]:
         ),
         Row("absent", losses.ListNet(), normal(4, 3), RELEVANCE, listnet),
         Row("absent", losses.RankNet(), normal(4, 3), RELEVANCE, ranknet),
+        Row(
+            "boxes",
+            losses.YOLO(reg_max=REG_MAX, topk=5, beta=1.0),
+            HEAD,
+            DETECTED,
+            lambda z, t: detection.yolo(z, t, REG_MAX, HEAD.astype(np.float64), topk=5, beta=1.0),
+        ),
+        Row("boxes", losses.DETR(), SLOTS, DETECTED, lambda z, t: detection.detr(z, t, SLOTS.astype(np.float64))),
     ]
 
 

@@ -46,6 +46,7 @@ PROGRAMS = {
     "language_model.py": (None, "letters.onnx", lambda text: text.startswith("twinkle little star\nhow i wonder")),
     "distillation.py": (None, "student.onnx", distillation),
     "two_outputs.py": (None, "detector.onnx", two_outputs),
+    "detection.py": ("PIL", "detector.onnx", lambda found: min(found.values()) > 0.5),
     "continue_sklearn.py": ("skl2onnx", "tuned.onnx", continue_sklearn),
     "face_embeddings.py": (
         "matplotlib",

@@ -21,6 +21,10 @@ LOSSES = {
         "the model ends in cosines with centres; tests/losses compares ten steps with PyTorch",
     ),
     **dict.fromkeys(
+        ("yolo", "detr"),
+        "the model is a detector; tests/losses compares them with NumPy and PyTorch",
+    ),
+    **dict.fromkeys(
         ("dpo", "orpo", "kto", "reward", "multiple_negatives", "listnet", "ranknet"),
         "the model takes groups of rows; tests/losses compares them with formulas, tests/text with TRL",
     ),

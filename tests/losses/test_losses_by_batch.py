@@ -11,6 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain.losses import LOSSES
 from onnxtrain.losses.contrastive_losses import EmbeddingLoss
+from onnxtrain.losses.detection_losses import DetectionLoss
 from onnxtrain.losses.groups import GroupLoss
 
 RANDOM = np.random.default_rng(0)
@@ -97,7 +98,7 @@ OPTIONS = {
     "margin": [0.2],
     "zero_infinity": [True],
 }
-ELSEWHERE = (EmbeddingLoss, GroupLoss)
+ELSEWHERE = (DetectionLoss, EmbeddingLoss, GroupLoss)
 """Losses that compare the examples of a batch with each other, and those of test_group_losses.py."""
 
 NOT_TRIED = {

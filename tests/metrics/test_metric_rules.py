@@ -15,6 +15,7 @@ from onnxtrain.errors import DataError, OnnxTrainError, OptionError
 from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.metrics.choice import metric_for_loss
 from onnxtrain.metrics.dataset_metrics import AVERAGES, DATASET_METRIC_NAMES, DATASET_METRICS
+from onnxtrain.metrics.detections import DETECTION_METRICS
 from onnxtrain.metrics.error_rates import CharacterErrorRate
 from onnxtrain.metrics.means import BUILT_IN
 from onnxtrain.metrics.rewards import REWARD_METRICS
@@ -577,7 +578,17 @@ def test_several_outputs_have_labels_and_probabilities_by_name():
 def test_save_best_knows_the_direction_of_every_metric():
     small = {"perplexity", "calibration_error", "ece", "expected_calibration_error", "confusion_matrix"}
     small |= BUILT_IN.keys() - {"accuracy"} | {"rewards/rejected"}
-    for name in [*DATASET_METRIC_NAMES, *BUILT_IN, *REWARD_METRICS, "acc", "mape", "cer", "wer", "top_5"]:
+    for name in [
+        *DATASET_METRIC_NAMES,
+        *BUILT_IN,
+        *REWARD_METRICS,
+        *DETECTION_METRICS,
+        "acc",
+        "mape",
+        "cer",
+        "wer",
+        "top_5",
+    ]:
         assert large_is_good(f"val_{name}") == (name not in small | {"mape", "cer", "wer"}), name
 
 

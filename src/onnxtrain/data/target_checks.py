@@ -76,6 +76,52 @@ class RelevanceCheck(NamedTuple):
             raise DataError(f"{what} has no document at example {_example(none, examples)}: all relevances are -1.")
 
 
+class BoxCheck(NamedTuple):
+    """Boxes [N, M, 5] have a class, a size, and a centre in the image; negative classes are padding.
+
+    Attributes:
+        loss: Name of the loss, for messages.
+        classes: The number of classes; None where it is unknown.
+    """
+
+    loss: str
+    classes: int | None
+
+    def __call__(self, targets: Array, what: str, examples: Examples) -> None:
+        """See `TargetCheck`."""
+        kind, sides = targets[..., 0], targets[..., 1:]
+        real = kind >= 0
+        end = np.inf if self.classes is None else self.classes
+        wrong = real & ((kind >= end) | (kind != np.floor(kind)))
+        if wrong.any():
+            raise DataError(
+                f"{what} has a box of class {float(kind[wrong][0]):.6g} at example {_example(wrong, examples)}, but "
+                f"{self.loss} needs {_classes(self.classes)}, or -1 for padding."
+            )
+        outside = (sides < -_NUMBER_TOLERANCE) | (sides > 1 + _NUMBER_TOLERANCE)
+        wrong = real & outside.any(-1)
+        if wrong.any():
+            raise DataError(
+                f"{what} has the box {_box(sides[wrong][0])} at example {_example(wrong, examples)}, but {self.loss} "
+                "needs x and y of the centre, width and height in fractions of the image, from 0 to 1: divide by its "
+                "size."
+            )
+        wrong = real & (sides[..., 2:] <= 0).any(-1)
+        if wrong.any():
+            raise DataError(
+                f"{what} has the box {_box(sides[wrong][0])} of no size at example {_example(wrong, examples)}; leave "
+                "it out, with class -1."
+            )
+
+
+def _classes(classes: int | None) -> str:
+    return "integers of at least 0" if classes is None else f"classes 0 to {classes - 1}"
+
+
+def _box(sides: Array) -> str:
+    return "(" + ", ".join(f"{float(side):.4g}" for side in sides) + ")"
+
+
 class DistributionCheck(NamedTuple):
     """Values are from 0 to 1 and sum to 1 along the class axis; messages name the ``loss``."""
 

@@ -10,6 +10,7 @@ from onnxtrain.losses.contrastive_losses import InfoNCE, Triplet
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.ctc_loss import CTC
 from onnxtrain.losses.custom_loss import CustomLoss
+from onnxtrain.losses.detection_losses import DETR, YOLO
 from onnxtrain.losses.dice_loss import Dice
 from onnxtrain.losses.distillation import Distillation
 from onnxtrain.losses.elementwise import BinaryCrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError
@@ -22,10 +23,12 @@ from onnxtrain.public_names import public_names
 
 __all__ = [
     "CTC",
+    "DETR",
     "DPO",
     "KTO",
     "LOSSES",
     "ORPO",
+    "YOLO",
     "ArcFace",
     "BinaryCrossEntropy",
     "BinaryFocal",
@@ -67,6 +70,8 @@ LOSSES: Final[Mapping[str, type[Loss]]] = {
     "dice": Dice,
     "ctc": CTC,
     "transducer": Transducer,
+    "yolo": YOLO,
+    "detr": DETR,
     "triplet": Triplet,
     "info_nce": InfoNCE,
     "arcface": ArcFace,

@@ -68,12 +68,18 @@ class Loss:
     """``"mean"`` of the terms of a batch, as :meth:`build` returns it, or their ``"sum"``."""
     own_metrics: ClassVar[tuple[str, ...]] = ()
     """Metrics that evaluations report where none are requested."""
+    gathers: ClassVar[bool] = False
+    """True where :meth:`gather` emits the prediction."""
     shape_hint: str = ""
     """Advice for errors about the shape or type of targets, where the loss accepts others."""
 
     def build(self, op: Builder, prediction: Value, target: Value) -> LossTerms:
         """Emit the loss."""
         raise OptionError(f"{type(self).__name__} does not define build().")
+
+    def gather(self, model: ir.Model, output: ir.Value) -> ir.Value:
+        """Emit the prediction behind a working copy, from several of its values; the output itself by default."""
+        return output
 
     def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
         """Return the shape of the targets for a prediction."""

@@ -352,7 +352,10 @@ class LossHead(NamedTuple):
         """Return the head for targets of another form."""
         if form == self.targets.form:
             return self
-        return head_of(model, self.output, self.targets.declared, form, self.targets.name)
+        declared = self.targets.declared
+        return head_of(
+            model, self.output, declared, form, self.targets.name, self.prediction if declared.gathers else None
+        )
 
     def build(self, op: Builder, weights: Value | None) -> LossTerms:
         """Emit the loss, with weights of examples if given."""
@@ -366,10 +369,29 @@ class LossHead(NamedTuple):
         return loss.build(op, prediction, target, op.cast(weights, prediction.dtype))
 
 
-def head_of(model: ir.Model, output: ir.Value, declared: Loss, form: TargetForm, name: str) -> LossHead:
-    """Build the head of an output for targets of a form; ``name`` is the step graph's input for them."""
+def head_of(
+    model: ir.Model,
+    output: ir.Value,
+    declared: Loss,
+    form: TargetForm,
+    name: str,
+    gathered: ir.Value | None = None,
+) -> LossHead:
+    """Build the head of an output for targets of a form.
+
+    Args:
+        model: The working copy.
+        output: The output.
+        declared: The loss.
+        form: The form of its targets.
+        name: The step graph's input for them.
+        gathered: The prediction, where the loss gathers one and has done so.
+    """
     graph = model.graph
-    inner, axis = before_activation(output, declared.with_form(form))
+    if declared.gathers:
+        inner, axis = gathered or declared.gather(model, output), None
+    else:
+        inner, axis = before_activation(output, declared.with_form(form))
     if axis is None and form.kind == "indices" and isinstance(declared, ClassLoss):
         axis = declared.only_class_axis(wrapped(inner))
     if axis is not None and form.axis is None:

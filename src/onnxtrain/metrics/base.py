@@ -242,6 +242,20 @@ def is_metric(value: object) -> TypeGuard[Metric]:
     )
 
 
+class Detections(NamedTuple):
+    """Predicted boxes of images.
+
+    Attributes:
+        boxes: Edges [N, K, 4] (left, top, right, bottom), in fractions of the image.
+        scores: Scores [N, K, C] of the classes.
+        overlapping: True if an object may have several boxes, of which non-maximum suppression keeps one.
+    """
+
+    boxes: Array
+    scores: Array
+    overlapping: bool = False
+
+
 class MetricInput(NamedTuple):
     """Meaning of the predictions and targets of a loss.
 
@@ -255,6 +269,7 @@ class MetricInput(NamedTuple):
         sequence: Decoder of label sequences, for losses on sequences.
         rewards: Returns the rewards of chosen and of rejected answers, from targets and predictions.
         pairs: True if every chosen answer has a rejected one.
+        detections: Returns the boxes of predictions, for losses of detectors.
     """
 
     loss: str
@@ -266,6 +281,7 @@ class MetricInput(NamedTuple):
     sequence: CharacterErrorRate | None = None
     rewards: Callable[[Array, Array], tuple[Array, Array]] | None = None
     pairs: bool = True
+    detections: Callable[[Array], Detections] | None = None
 
     @property
     def counted(self) -> CountedPredictions:

@@ -21,6 +21,7 @@ from onnxtrain.metrics.dataset_metrics import (
     Predictions,
     find_dataset_metric,
 )
+from onnxtrain.metrics.detections import DETECTION_METRICS, detection_metric
 from onnxtrain.metrics.error_rates import CharacterErrorRate, WordErrorRate
 from onnxtrain.metrics.means import BUILT_IN, checked_options
 from onnxtrain.metrics.rewards import REWARD_METRICS, reward_metric
@@ -113,7 +114,7 @@ def listed(metrics: Any) -> list[Any]:
 def unknown(name: str) -> OptionError:
     """Return the error for an unknown metric, with the nearest name."""
     aliases = [*_METRIC_ALIASES, *_METRIC_ALIASES.values(), *_loss_aliases()]
-    names = [*BUILT_IN, *DATASET_METRIC_NAMES, *REWARD_METRICS, *aliases]
+    names = [*BUILT_IN, *DATASET_METRIC_NAMES, *REWARD_METRICS, *DETECTION_METRICS, *aliases]
     near = suggestion(name_of(name), names)
     shown = ", ".join([*BUILT_IN, *SHOWN, "f1_micro", "top_k(5)", CharacterErrorRate.name])
     return OptionError(f"There is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}")
@@ -226,6 +227,8 @@ def metric_for_loss(metric_input: MetricInput, metric: str | Metric | MetricFunc
         return from_object(_error_rate(metric_input, str(name)))
     if name in REWARD_METRICS:
         return reward_metric(metric_input, str(name))
+    if name in DETECTION_METRICS:
+        return detection_metric(metric_input, str(name))
     whole = find_dataset_metric(name)
     if whole is not None:
         return whole.named(reader(metric_input, whole.name, whole.reads), metric_input.counted)

@@ -103,6 +103,9 @@ _GROWING: Final = (
 )
 """Parts of the names of metrics for which larger values are better."""
 
+_GROWING_ENDS: Final = ("_map", "_map_50")
+"""Ends of such names that are parts of others: "mape" is better if small."""
+
 
 def words(name: str) -> str:
     """Return the name of a metric or column for people to read.
@@ -119,7 +122,7 @@ def large_is_good(name: str) -> bool:
     >>> large_is_good("val_accuracy"), large_is_good("loss")
     (True, False)
     """
-    return any(part in name for part in _GROWING)
+    return any(part in name for part in _GROWING) or f"_{name}".endswith(_GROWING_ENDS)
 
 
 def best_epoch(values: Sequence[float], name: str) -> int | None:
