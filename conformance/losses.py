@@ -274,7 +274,7 @@ HEAD = np.concatenate([normal(3, 16, 4 * REG_MAX + 2), np.tile(CELLS.astype(np.f
 NO_BOX = (-1, 0, 0, 0, 0)
 DETECTED = np.float32(
     [
-        [(0, 0.4, 0.45, 0.6, 0.7), (1, 0.6, 0.5, 0.55, 0.8), (1, 0.5, 0.5, 0.01, 0.01)],  # the last contains no centre
+        [(0, 0.4, 0.45, 0.6, 0.7), (1, 0.6, 0.5, 0.57, 0.8), (1, 0.5, 0.5, 0.01, 0.01)],  # the last contains no centre
         [(1, 0.3, 0.7, 0.5, 0.5), NO_BOX, NO_BOX],
         [NO_BOX, NO_BOX, NO_BOX],
     ]

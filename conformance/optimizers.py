@@ -86,9 +86,8 @@ def _made(name: str, attributes: dict[str, Any]) -> Made:
 def _model(
     schema: OptimizerSchema, attributes: dict[str, Any], feeds: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 ) -> onnx.ModelProto:
-    node = helper.make_node(
-        schema.name, list(feeds), list(expected), domain=schema.domain, **schema.complete(attributes)
-    )
+    given = {key: value for key, value in schema.complete(attributes).items() if value != ()}  # empty by default
+    node = helper.make_node(schema.name, list(feeds), list(expected), domain=schema.domain, **given)
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for name, array in feeds.items()

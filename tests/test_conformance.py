@@ -73,6 +73,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("kind", ["optimizer", pytest.param("loss", marks=pytest.mark.thorough)])
+def test_every_case_has_a_file_that_is_right(kind: str, tmp_path: Path) -> None:
+    assert write_suite(tmp_path / "suite", kinds=[kind]) == []
+    found = outcomes(tmp_path / "suite", run.onnxtrain)
+    assert all(texts == {"passed"} for texts in found.values()), found
+
+
 def outcomes(folder: Path, start: Callable[[Path], run.Run]) -> dict[str, set[str]]:
     """Run all cases in this process; the results by "kind, form"."""
     found: dict[str, set[str]] = {}
