@@ -7,7 +7,14 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
+from pruned_models import run
+
+import onnxtrain
+from onnxtrain.cli import main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -39,7 +46,7 @@ def times(column: str) -> dict[str, float]:
 
 
 def test_the_first_screen_says_what_to_do_with_the_figures_of_the_table():
-    screen = (DOCS / "pruning.md").read_text().split("```")[0]
+    screen = (DOCS / "pruning.md").read_text().split("\n\n```")[0]
     steps = re.findall(r"^- (.+?)$(?!\n  )", screen, re.MULTILINE | re.DOTALL)
     assert [step[2:].split("**")[0] for step in steps] == [
         "Faster with our library",
@@ -54,6 +61,29 @@ def test_the_first_screen_says_what_to_do_with_the_figures_of_the_table():
             assert f"{times('sparse')[f'{model}, 90%, {form}']:.2f}" in steps[0]
     int8 = times("dense int8").values()
     assert f"{min(int8):.2f} to {max(int8):.2f}" in steps[2]
+
+
+@pytest.mark.thorough  # it trains and takes timings
+def test_the_commands_of_the_first_screen_prune_each_layer_in_blocks_and_compile(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = onnxtrain.examples.mlp((64, 256, 8))
+    onnx.save(model, "model.onnx")
+    y = np.arange(160) % 8
+    x = np.random.default_rng(0).normal(size=(160, 64)).astype(np.float32)
+    x[np.arange(160), y] += 4
+    np.savez("train.npz", **{model.graph.input[0].name: x, "label": y})
+    block = (DOCS / "pruning.md").read_text().split("```sh\n")[1].split("```")[0]
+    for command in block.replace("\\\n", " ").splitlines():
+        assert main(command.split()[1:]) == 0
+    for tensor in onnx.load("pruned.onnx").graph.initializer:
+        weight = numpy_helper.to_array(tensor)
+        if weight.ndim == 2:
+            assert np.mean(weight == 0) == pytest.approx(0.9, abs=0.01)
+            kept = (weight != 0).reshape(-1, 4, weight.shape[1])
+            assert (kept.any(axis=1) == kept.all(axis=1)).all()
+    name = model.graph.input[0].name
+    dense, fast = run("pruned.onnx", {name: x}), run("fast.onnx", {name: x}, kernels=True)
+    np.testing.assert_allclose(fast, dense, rtol=1e-4, atol=1e-4)
 
 
 def test_the_comparisons_of_the_page_hold_in_the_table():
