@@ -1,6 +1,7 @@
 """Pruned models with onnxtrain's sparse kernels against dense float32 and dense int8 in ONNX Runtime.
 
     python benchmarks/sparse.py [--quick] [--only NAME] [--threads 1 2] [--deepsparse PYTHON] [--output FILE.md]
+    python benchmarks/sparse.py --model PRUNED.onnx                   # a pruned file at batches 1, 8 and 32
 
 Each row is one model: weights are zero at random, alone or in blocks of 4 or 16 outputs, in the shares that its name
 says. The sessions of a row take turns in one process; ratios are medians of pairs. Beside them stands the roofline: the
@@ -196,6 +197,17 @@ def resnet18(zeros: float, block: int) -> Case:
     )
 
 
+def pruned_file(path: Path, rows: int) -> Case:
+    """A pruned model with its own weights, at this size of its first axis."""
+    model = onnx.load(path)
+    sizes = model.graph.input[0].type.tensor_type.shape.dim
+    sizes[0].dim_value = rows
+    weights = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer if len(tensor.dims) > 1]
+    compression = sum(weight.size for weight in weights) / sum(np.count_nonzero(weight) for weight in weights)
+    shape = tuple(size.dim_value for size in sizes)
+    return Case(f"{path.stem}, {compression:.0f}x, own weights, batch {rows}", model, shape)
+
+
 CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "product": lambda: (product(32, 768, 0.9, block) for block in (1, 4, 16)),
     "lenet": lambda: (make(rows) for make in (lenet, lenet5) for rows in (1, 8, 32)),
@@ -214,10 +226,11 @@ def roofline(dense: onnx.ModelProto, sparse: onnx.ModelProto) -> tuple[float, fl
     }
     all_of_them = remaining = 0
     for node in dense.graph.node:
-        if node.op_type not in ("Conv", "MatMul") or node.input[1] not in weights:
+        if node.op_type not in ("Conv", "Gemm", "MatMul") or node.input[1] not in weights:
             continue
         weight, y = weights[node.input[1]], shapes[node.output[0]]
-        outputs = weight.shape[0] if node.op_type == "Conv" else weight.shape[1]
+        turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+        outputs = weight.shape[0] if node.op_type == "Conv" or turned else weight.shape[1]
         rows = int(np.prod(y)) // outputs
         all_of_them += weight.size * rows
         remaining += np.count_nonzero(weight) * rows
@@ -236,9 +249,10 @@ def session(path: Path, threads: int, *, kernels: bool = False) -> onnxruntime.I
 
 def seconds(one: onnxruntime.InferenceSession, x: np.ndarray, calls: int) -> float:
     """Return the seconds of one call."""
+    feeds = {one.get_inputs()[0].name: x}
     start = time.perf_counter()
     for _ in range(calls):
-        one.run(None, {"x": x})
+        one.run(None, feeds)
     return (time.perf_counter() - start) / calls
 
 
@@ -304,7 +318,7 @@ def measure(case: Case, thread_counts: list[int], rounds: int, folder: Path, dee
             session(fast, threads, kernels=True),
             session(fast, threads),
         ]
-        expected, found = (sessions[index].run(None, {"x": x})[0] for index in (0, 2))
+        expected, found = (one.run(None, {one.get_inputs()[0].name: x})[0] for one in (sessions[0], sessions[2]))
         error = float(np.abs(expected - found).max() / np.abs(expected).max())
         calls = [max(1, int(0.02 / max(1e-6, seconds(one, x, 3)))) for one in sessions]
         peer = DeepSparse(deepsparse, dense, case.shape, threads) if deepsparse else None
@@ -344,6 +358,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one small model and three rounds")
     parser.add_argument("--only", choices=list(CASES), help="models of this kind")
+    parser.add_argument("--model", type=Path, metavar="PRUNED.onnx", help="measure this file instead")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--deepsparse", metavar="PYTHON", help="the interpreter of an environment with DeepSparse 1.8")
@@ -355,14 +370,16 @@ def main() -> None:
         *HEADER,
     ]
     print("\n".join(lines))
-    kinds = [arguments.only] if arguments.only else list(CASES)
+    kinds = ["lenet"] if arguments.quick else [arguments.only] if arguments.only else list(CASES)
+    cases = (case for kind in kinds for case in CASES[kind]())
+    if arguments.model:
+        cases = (pruned_file(arguments.model, rows) for rows in (1, 8, 32))
+    threads, rounds = ([1], 3) if arguments.quick else (arguments.threads, arguments.rounds)
     with tempfile.TemporaryDirectory() as folder:
-        for kind in ["lenet"] if arguments.quick else kinds:
-            for case in CASES[kind]():
-                threads, rounds = ([1], 3) if arguments.quick else (arguments.threads, arguments.rounds)
-                for row in measure(case, threads, rounds, Path(folder), arguments.deepsparse):
-                    lines.append(row)
-                    print(row, flush=True)
+        for case in cases:
+            for row in measure(case, threads, rounds, Path(folder), arguments.deepsparse):
+                lines.append(row)
+                print(row, flush=True)
     if arguments.output:
         arguments.output.write_text("\n".join(lines) + "\n")
 

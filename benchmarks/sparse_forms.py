@@ -19,6 +19,7 @@ are measured on the test images.
 
 Results are appended to the CSV file as they come; runs that are in it are skipped, so a call continues where the last
 one ended. --minutes starts no run after that time. --table writes the tables of the CSV file without running anything.
+--int8 instead trains the dense models of the finals with one seed and prints the errors of dense int8.
 """
 
 from __future__ import annotations
@@ -145,6 +146,9 @@ class Row:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    if options.int8:
+        print("\n".join(int8_table(options.data, options.models, options.images)))
+        return 0
     if not options.table:
         run_all(options)
     text = tables(read(options.csv))
@@ -157,7 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of Fashion-MNIST's files")
-    parser.add_argument("--csv", type=Path, required=True, help="file of results, made or continued")
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--csv", type=Path, help="file of results, made or continued")
+    task.add_argument("--int8", action="store_true", help="print the table of dense int8")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no run after so many minutes")
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(NETWORKS))
@@ -406,6 +412,20 @@ def error_of(model: onnx.ModelProto, images: np.ndarray, labels: np.ndarray) -> 
     name = session.get_inputs()[0].name
     parts = [session.run(None, {name: images[i : i + 500]})[0].argmax(axis=1) for i in range(0, len(images), 500)]
     return 100 * float(np.mean(np.concatenate(parts) != labels))
+
+
+def int8_table(data: Path, models: Iterable[str], limit: int | None) -> list[str]:
+    """Quantize the dense models of the finals (seed 0), and return the table of errors on test images."""
+    lines = ["| model | dense float32, error, % | dense int8, error, % |", "| --- | ---: | ---: |"]
+    for name in models:
+        train, measured = parts_of(data, "final", name, limit)
+        with tempfile.TemporaryDirectory() as folder:
+            train_dense(data, ("final", name, 0), Path(folder), limit)
+            model = onnx.load(dense_path(Path(folder), "final", name, 0))
+        small = onnxtrain.quantize(model, train[0][:200])
+        errors = [error_of(each, *measured) for each in (model, small)]
+        lines.append(f"| {name} | {errors[0]:.2f} | {errors[1]:.2f} |")
+    return lines
 
 
 def tables(rows: Sequence[Row]) -> str:

@@ -44,6 +44,16 @@ def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> No
     assert f"| {form} |" in forms.tables(rows)
 
 
+def test_the_table_of_dense_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "HELD_OUT", 100)
+    write_digits(tmp_path, 500, 300)
+    header, _, row = forms.int8_table(tmp_path, ["mlp"], None)
+    assert header.count("|") == row.count("|")
+    name, *errors = (cell.strip() for cell in row.strip("|").split("|"))
+    assert name == "mlp"
+    assert all(float(error) < 20 for error in errors)
+
+
 def test_the_finals_are_the_best_of_the_screening() -> None:
     runs = forms.screening(["mlp"])
     assert len(runs) == len(set(runs)) == 2 * 3 * (5 * 3 + 1)

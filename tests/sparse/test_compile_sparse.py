@@ -110,6 +110,22 @@ def test_dense_layers_are_not_timed(monkeypatch, tmp_path):
     assert result.layers[0].sparsity == pytest.approx(0.1, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("zeros", "tried"), [((0.58, 1), False), ((0.62, 1), True), ((0.18, 4), False), ((0.22, 4), True), ("2:4", False)]
+)
+def test_how_many_zeros_are_enough_to_be_timed(zeros, tried, monkeypatch, tmp_path):
+    monkeypatch.setattr(compiling, "_speedup", lambda *_: 0.5)
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((512, 512)).astype(np.float32)
+    if zeros == "2:4":
+        weight *= (np.arange(512) + rng.integers(0, 4, (512, 1))) % 4 < 2
+    else:
+        weight = pruned(rng, (512, 512), *zeros)
+    made = model_of("m (float[N, 512] x) => (float[N, 512] y) { y = Gemm<transB = 1>(x, w) }", w=weight)
+    (layer,) = onnxtrain.compile_sparse(made, tmp_path / "fast.onnx").layers
+    assert (layer.speedup is not None, layer.compiled) == (tried, False)
+
+
 @pytest.mark.thorough  # it takes timings
 def test_a_very_sparse_model_is_faster(tmp_path):
     result = onnxtrain.compile_sparse(mlp(0.98, 1024), tmp_path / "fast.onnx", sizes={"N": 32})

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
+import onnxtrain  # noqa: E402
 import sparse as benchmark  # noqa: E402
 
 
@@ -32,6 +33,20 @@ def test_the_roofline_counts_windows_and_rows():
     windows = 24 * 24 * convolutions[0] + 8 * 8 * convolutions[1]
     assert remaining == 2 * (windows + left - sum(convolutions))
     assert size == 4 * (430_500 + 20 + 50 + 500 + 10)
+
+
+def test_a_pruned_file_keeps_its_weights_and_its_multiply_adds_are_counted(tmp_path):
+    model = onnxtrain.examples.lenet_300_100()
+    kept = 0
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) > 1:
+            weight = numpy_helper.to_array(tensor) * (np.arange(np.prod(tensor.dims)) % 50 == 0).reshape(tensor.dims)
+            kept += np.count_nonzero(weight)
+            tensor.CopyFrom(numpy_helper.from_array(weight.astype(np.float32), tensor.name))
+    onnx.save(model, tmp_path / "pruned.onnx")
+    case = benchmark.pruned_file(tmp_path / "pruned.onnx", 8)
+    assert (case.name, case.shape[0]) == ("pruned, 50x, own weights, batch 8", 8)
+    assert benchmark.roofline(case.model, case.model)[:2] == (8 * 266_200, 8 * kept)
 
 
 @pytest.mark.parametrize("name", list(benchmark.CASES))
