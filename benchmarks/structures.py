@@ -282,7 +282,7 @@ CHANNELS = (16, 20, 24, 30, 31, 32, 33, 36, 40, 44, 47, 48, 52, 56, 60, 62, 63)
 
 
 def channels(widths: tuple[int, ...], repeats: int) -> str:
-    """Times of three convolutions by their channels, as parts of the time with 64, as a Markdown table."""
+    """Times of four convolutions by their channels, as parts of the time with 64, as a Markdown table."""
 
     def stack(width: int, kernel: int) -> onnx.ModelProto:
         rng = np.random.default_rng(0)
