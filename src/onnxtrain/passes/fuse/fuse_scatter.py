@@ -84,12 +84,12 @@ def _of_elements(op: Builder, node: ir.Node) -> _Rows | None:
     others = [place for place in range(rank) if place != axis]
     if any(not isinstance(sizes[place], int) or sizes[place] != given[place] for place in others):
         return None
-    listed = _repeated(indices, axis, rank)
+    listed = _repeated(indices, axis, rank, given[axis])
     return None if listed is None else _Rows(op.wrap(listed), rows, axis)
 
 
-def _repeated(indices: ir.Value, axis: int, rank: int) -> ir.Value | None:
-    """The list that an Expand repeats along every axis but one, if its size along that one stays."""
+def _repeated(indices: ir.Value, axis: int, rank: int, size: Dimension) -> ir.Value | None:
+    """The list that an Expand repeats along every axis but one, if it has the given size, or one that is not 1."""
     expand = indices.producer()
     if expand is None or expand.op_type != "Expand":
         return None
@@ -99,8 +99,11 @@ def _repeated(indices: ir.Value, axis: int, rank: int) -> ir.Value | None:
         return None
     listed, axes = unsqueeze.inputs[0], unsqueeze.inputs[1]
     tensor = None if axes is None else constant_tensor(axes)
-    if tensor is None or dimensions(listed) is None or len(dimensions(listed) or ()) != 1:
+    sizes = dimensions(listed)
+    if tensor is None or sizes is None or len(sizes) != 1 or sizes[0] is None:
         return None
+    if sizes[0] != size and (sizes[0] == 1 or isinstance(sizes[0], str)):
+        return None  # an Expand repeats a single index along the axis, too
     added = sorted(int(each) % rank for each in np.asarray(tensor.numpy()).reshape(-1))
     return listed if added == [place for place in range(rank) if place != axis] else None
 
