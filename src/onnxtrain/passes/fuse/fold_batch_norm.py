@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir import Builder
 from onnxtrain.ir.replace import remove_nodes, take_over
-from onnxtrain.ir.value import constant_tensor
+from onnxtrain.ir.value import constant_array
 from onnxtrain.passes.fuse.patterns import is_needed, named_by_gradients
 
 _EPSILON = 1e-5
@@ -77,5 +77,5 @@ def _frozen(value: ir.Value | None, named: Collection[str]) -> np.ndarray | None
     """A constant in float64, if no gradient by it is asked for."""
     if value is None or value.is_graph_input() or value.name in named:
         return None
-    tensor = constant_tensor(value)
-    return None if tensor is None else np.asarray(tensor.numpy(), np.float64)
+    array = constant_array(value)
+    return None if array is None else array.astype(np.float64)
