@@ -19,8 +19,8 @@ def fold_batch_norm(model: ir.Model) -> None:
     """Replace y = BatchNormalization(Conv(x)) of frozen layers by one convolution with other weights, in place.
 
     With f = scale / sqrt(variance + ε) the weights are w f and the bias is (b - mean) f + B, computed in float64. ONNX
-    Runtime does that itself, but not for weights that a session gets by address. Left alone are a convolution that
-    others read, and weights that are trained or given.
+    Runtime does that itself, but not for weights that a session gets by address. The new weights are a copy, which each
+    session holds beside the file's. Left alone are a convolution that others read and trained or given weights.
 
     Requires: a sorted graph. Ensures: the same; the convolution has the name of the normalization.
     """
