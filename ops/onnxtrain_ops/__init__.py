@@ -35,12 +35,23 @@ def session(
     Args:
         path: A file that ``onnxtrain sparsify`` wrote.
         feeds: Inputs of the size in use.
-        options: Options of the session, such as its number of threads. The library is registered in them.
+        options: Options of the session, such as its number of threads. The library is registered in them, so each
+            session needs its own.
+
+    Raises:
+        ValueError: The options have the library already.
     """
     options = options or onnxruntime.SessionOptions()
     dense = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     options.register_custom_ops_library(library())
-    sparse = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    try:
+        sparse = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        if "already set in registry" not in str(error):
+            raise
+        raise ValueError(
+            "The options have the library of kernels already; session registers it, so give each session new options."
+        ) from error
     return sparse if _speedup(dense, sparse, feeds) > 1 else dense
 
 

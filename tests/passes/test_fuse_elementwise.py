@@ -90,6 +90,18 @@ def test_outputs_stay():
     assert operators(passed(given, fuse)) == ["Add", "Elementwise"]
 
 
+def test_no_chain_keeps_several_values_while_others_are_computed():
+    """The result of the chain waits for the long way, and not its inputs."""
+    early = "a = Tanh(x) b = Exp(a) c = Cos(b) p = Mul(a, b) q = Sub(p, c)"
+    found = passed(model(f"{early} h = Softmax(c) long = Tanh(h) y = Add(q, long)"), fuse)
+    assert operators(found) == ["Tanh", "Exp", "Cos", "Elementwise", "Softmax", "Tanh", "Add"]
+
+
+def test_one_value_may_be_kept_for_another():
+    found = passed(model("a = Tanh(x) b = Neg(a) h = Exp(u) y = Add(b, h)"), fuse)
+    assert operators(found) == ["Tanh", "Exp", "Elementwise"]
+
+
 def test_long_chains_are_cut():
     nodes = " ".join(f"v{i + 1} = Mul({'x' if i == 0 else f'v{i}'}, half)" for i in range(40))
     found = operators(passed(model(f"{nodes} y = Neg(v40)"), fuse))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import parser
+from onnx import TensorProto, helper, parser
 from ways import operators, operators_of_step, passed, trained_both_ways
 
 import onnxtrain
@@ -62,6 +62,16 @@ def test_half_of_a_row_stays():
         '<ir_version: 10, opset_import: ["": 21]> f (float[n, 4] x, float[e, 2] u, int64[e] i) => (float[n, 4] y) '
         "<int64[1] last = {1}> { column = Unsqueeze(i, last) wanted = Shape(u) places = Expand(column, wanted) "
         'y = ScatterElements <reduction = "add"> (x, places, u) }'
+    )
+    assert operators(passed(proto, fuse_scatter)) == operators(proto)
+
+
+@pytest.mark.parametrize("size", ["1", "k"])
+def test_one_index_for_all_rows_stays(size):
+    """An Expand also repeats a list of one index along its own axis."""
+    proto = model(WAYS["into others"])
+    proto.graph.input[2].CopyFrom(
+        helper.make_tensor_value_info("i", TensorProto.INT64, [int(size) if size == "1" else size])
     )
     assert operators(passed(proto, fuse_scatter)) == operators(proto)
 

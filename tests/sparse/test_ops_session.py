@@ -57,3 +57,10 @@ def test_the_timing_is_bounded(compiled, monkeypatch):
     timed.clear()
     onnxtrain_ops.session(compiled, X)
     assert len(timed) == 2 * 25
+
+
+def test_options_of_another_session_are_refused(compiled):
+    options = onnxruntime.SessionOptions()
+    onnxtrain_ops.session(compiled, X, options)
+    with pytest.raises(ValueError, match=r"have the library of kernels already.*new options"):
+        onnxtrain_ops.session(compiled, X, options)

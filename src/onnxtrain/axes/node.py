@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.findings import Findings
 from onnxtrain.axes.labels import Axis, fixed
-from onnxtrain.ir.value import Dimension, constant_number, constant_tensor, dimensions
+from onnxtrain.ir.value import Dimension, constant_array, constant_number, dimensions
 
 Outputs = Sequence[Axis] | list[list[Axis]]
 """The axes of the first output, or a list of the axes of each output."""
@@ -68,8 +68,7 @@ class Node:
     def constant(self, index: int) -> np.ndarray | None:
         """The value of an input that is a constant."""
         value = self.ir.inputs[index] if self.has(index) else None
-        tensor = None if value is None else constant_tensor(value)
-        return None if tensor is None else np.asarray(tensor.numpy())
+        return constant_array(value)
 
     def content(self, index: int) -> np.ndarray | None:
         """The elements of an input that holds sizes, as far as they are known: integers, or ``None``."""

@@ -18,7 +18,7 @@ from onnxtrain.edit.same_examples import check_same_examples
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.declared_shapes import forget_shapes
-from onnxtrain.ir.value import constant_tensor
+from onnxtrain.ir.value import constant_array, constant_tensor
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.renamed import old_function
 from onnxtrain.spelling import checks_arguments
@@ -260,7 +260,7 @@ class _Freeing:
             value.shape = ir.Shape(kept)
 
     def _reshape(self, node: ir.Node, axis: int) -> None:
-        target = _constant(node.inputs[1])
+        target = constant_array(node.inputs[1])
         if target is None or node.inputs[1] in self.axes:
             return
         dims = _static(node.outputs[0])
@@ -275,7 +275,7 @@ class _Freeing:
             node.replace_input_with(1, self._initializer(node, np.array(wanted, np.int64)))
 
     def _expand(self, node: ir.Node, axis: int) -> None:
-        target = _constant(node.inputs[1])
+        target = constant_array(node.inputs[1])
         rank = len(_static(node.outputs[0]))
         if target is None or rank == 0 or node.inputs[0] not in self.axes:
             return
@@ -286,7 +286,7 @@ class _Freeing:
             node.replace_input_with(1, self._initializer(node, changed))
 
     def _resize(self, node: ir.Node, axis: int) -> None:
-        sizes = _constant(node.inputs[3]) if len(node.inputs) > 3 else None
+        sizes = constant_array(node.inputs[3]) if len(node.inputs) > 3 else None
         if sizes is None or "axes" in node.attributes or sizes[axis] != self.size:
             return
         parts = [self._initializer(node, part) for part in (sizes[:axis], sizes[axis + 1 :])]
@@ -377,13 +377,6 @@ class _Freeing:
 
     def _values(self) -> list[ir.Value]:
         return [*self.graph.inputs, *(value for node in self.graph for value in node.outputs)]
-
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    if value is None:
-        return None
-    tensor = constant_tensor(value)
-    return None if tensor is None else np.asarray(tensor.numpy())
 
 
 free_batch = old_function("onnxtrain.free_batch", "onnxtrain.dynamic_batch", dynamic_batch)

@@ -84,8 +84,7 @@ class Value:
         """The array of an initializer or Constant node that does not vary; ``None`` for other values."""
         if self.ir in self.op.variables:
             return None
-        tensor = constant_tensor(self.ir)
-        return None if tensor is None else np.asarray(tensor.numpy())
+        return constant_array(self.ir)
 
     def with_shape(self, shape: tuple[Dimension, ...] | None) -> Value:
         """Set a shape that inference would not find; returns the value itself."""
@@ -212,6 +211,12 @@ def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
             tensor.name = value.name  # as onnx-ir does
             return tensor
     return ir.convenience.get_const_tensor(value)
+
+
+def constant_array(value: ir.Value | None) -> np.ndarray | None:
+    """The array of an initializer or of a Constant node's output; ``None`` for other values."""
+    tensor = None if value is None else constant_tensor(value)
+    return None if tensor is None else np.asarray(tensor.numpy())
 
 
 def constant_number(value: ir.Value | None) -> float | None:

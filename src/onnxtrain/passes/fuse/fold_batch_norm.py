@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir import Builder
 from onnxtrain.ir.replace import remove_nodes, take_over
-from onnxtrain.ir.value import constant_tensor
+from onnxtrain.ir.value import constant_array
 from onnxtrain.passes.fuse.patterns import is_needed, named_by_gradients
 
 _EPSILON = 1e-5
@@ -19,8 +19,8 @@ def fold_batch_norm(model: ir.Model) -> None:
     """Replace y = BatchNormalization(Conv(x)) of frozen layers by one convolution with other weights, in place.
 
     With f = scale / sqrt(variance + ε) the weights are w f and the bias is (b - mean) f + B, computed in float64. ONNX
-    Runtime does that itself, but not for weights that a session gets by address. Left alone are a convolution that
-    others read, and weights that are trained or given.
+    Runtime does that itself, but not for weights that a session gets by address. The new weights are a copy, which each
+    session holds beside the file's. Left alone are a convolution that others read and trained or given weights.
 
     Requires: a sorted graph. Ensures: the same; the convolution has the name of the normalization.
     """
@@ -77,5 +77,5 @@ def _frozen(value: ir.Value | None, named: Collection[str]) -> np.ndarray | None
     """A constant in float64, if no gradient by it is asked for."""
     if value is None or value.is_graph_input() or value.name in named:
         return None
-    tensor = constant_tensor(value)
-    return None if tensor is None else np.asarray(tensor.numpy(), np.float64)
+    array = constant_array(value)
+    return None if array is None else array.astype(np.float64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -10,7 +11,7 @@ from onnxtrain.autodiff.fused import KERNEL_TYPES, VERSION
 from onnxtrain.ir import Builder
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, set_inputs, take_over
-from onnxtrain.ir.value import dimensions
+from onnxtrain.ir.value import dimensions, is_float
 
 OPERATOR = "Elementwise"
 
@@ -28,18 +29,20 @@ MOST_INPUTS, MOST_STEPS = 8, 16
 def fuse_elementwise(graph: ir.Graph) -> None:
     """Replace elementwise nodes of one shape, of which only the last is read by others, by one node, in place.
 
-    Operands have the shape of the result, or one element. All operators but Sigmoid round as ONNX Runtime's do.
+    Operands have the shape of the result, or one element. All operators but Sigmoid round as ONNX Runtime's do. Left
+    alone is a node that would keep several inputs, instead of its one result, while other nodes run.
 
     Requires: a sorted graph with shapes. Ensures: a sorted graph; the new node is where the last of the old ones was,
     and has its name.
     """
     order = {node: place for place, node in enumerate(graph)}
+    memory = _Memory(order)
     fitting = {node: shape for node in order if (shape := _shape(node)) is not None}
     gone: dict[ir.Node, None] = {}
     for last in reversed(list(fitting)):
         if last in gone or last.outputs[0].dtype == ir.DataType.BOOL:
             continue
-        chain = _chain(last, fitting)
+        chain = _chain(last, fitting, memory)
         if len(chain) < 2:
             continue
         chain.sort(key=order.__getitem__)
@@ -51,11 +54,37 @@ def fuse_elementwise(graph: ir.Graph) -> None:
     remove_nodes(graph, gone)
 
 
-def _chain(last: ir.Node, fitting: Mapping[ir.Node, object]) -> list[ir.Node]:
+class _Memory:
+    """Tells which chains would keep more values while other nodes run."""
+
+    def __init__(self, order: Mapping[ir.Node, int]) -> None:
+        self.order = order
+        self.before = [0, *itertools.accumulate(_computes(node) for node in order)]
+
+    def grows(self, node: ir.Node, last: ir.Node, chain: Collection[ir.Node]) -> bool:
+        """Return whether a node in the chain keeps several inputs in memory until the last one, not its one result."""
+        begin, end = self.order[node], self.order[last]
+        if self.before[begin + 1] == self.before[end]:
+            return False
+        kept = 0
+        for value in dict.fromkeys(node.inputs):
+            if value is None or value.producer() is None or all(size == 1 for size in dimensions(value) or ()):
+                continue  # weights and inputs of the model stay anyway
+            readers = (reader for reader, _ in value.uses() if reader is not node and reader not in chain)
+            kept += not value.is_graph_output() and all(self.order.get(reader, -1) < end for reader in readers)
+        return kept > 1
+
+
+def _computes(node: ir.Node) -> bool:
+    """Return whether a node takes memory: whether it is no elementwise one, and has a tensor of floats."""
+    return bool(node.domain) or (node.op_type not in STEPS and any(is_float(value) for value in node.outputs))
+
+
+def _chain(last: ir.Node, fitting: Mapping[ir.Node, object], memory: _Memory) -> list[ir.Node]:
     """The nodes that compute the result of the last one and nothing else."""
     refused: set[ir.Node] = set()
     while True:
-        chain = _grown(last, fitting, refused)
+        chain = _grown(last, fitting, refused, memory)
         open_ended = [node for node in chain if any(_is_truth(value) for value in _inputs([node], chain))]
         if not open_ended:
             return chain
@@ -64,7 +93,9 @@ def _chain(last: ir.Node, fitting: Mapping[ir.Node, object]) -> list[ir.Node]:
         refused.update(open_ended)  # truth is a number inside a chain only
 
 
-def _grown(last: ir.Node, fitting: Mapping[ir.Node, object], refused: set[ir.Node]) -> list[ir.Node]:
+def _grown(
+    last: ir.Node, fitting: Mapping[ir.Node, object], refused: Collection[ir.Node], memory: _Memory
+) -> list[ir.Node]:
     chain, grows = [last], True
     while grows:
         grows = False
@@ -75,7 +106,7 @@ def _grown(last: ir.Node, fitting: Mapping[ir.Node, object], refused: set[ir.Nod
             readers = [reader for reader, _ in value.uses()]
             alone = all(reader in chain for reader in readers)
             copied = node.op_type == _COPIED and all(fitting.get(reader) == fitting[last] for reader in readers)
-            if value.is_graph_output() or not (alone or copied):
+            if value.is_graph_output() or not (alone or copied) or memory.grows(node, last, chain):
                 continue
             longer = [*chain, node]
             if len(_inputs(longer, longer)) <= MOST_INPUTS and sum(map(_count, longer)) <= MOST_STEPS:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.replace import take_over
-from onnxtrain.ir.value import Dimension, constant_tensor, dimensions
+from onnxtrain.ir.value import Dimension, constant_array, dimensions
 from onnxtrain.passes.fuse.patterns import named_by_gradients, remove_unread
 
 OPERATOR = "GatherGradient"
@@ -84,12 +84,12 @@ def _of_elements(op: Builder, node: ir.Node) -> _Rows | None:
     others = [place for place in range(rank) if place != axis]
     if any(not isinstance(sizes[place], int) or sizes[place] != given[place] for place in others):
         return None
-    listed = _repeated(indices, axis, rank)
+    listed = _repeated(indices, axis, rank, given[axis])
     return None if listed is None else _Rows(op.wrap(listed), rows, axis)
 
 
-def _repeated(indices: ir.Value, axis: int, rank: int) -> ir.Value | None:
-    """The list that an Expand repeats along every axis but one, if its size along that one stays."""
+def _repeated(indices: ir.Value, axis: int, rank: int, size: Dimension) -> ir.Value | None:
+    """The list that an Expand repeats along every axis but one, if it has the given size, or one that is not 1."""
     expand = indices.producer()
     if expand is None or expand.op_type != "Expand":
         return None
@@ -98,10 +98,12 @@ def _repeated(indices: ir.Value, axis: int, rank: int) -> ir.Value | None:
     if unsqueeze is None or unsqueeze.op_type != "Unsqueeze" or unsqueeze.inputs[0] is None:
         return None
     listed, axes = unsqueeze.inputs[0], unsqueeze.inputs[1]
-    tensor = None if axes is None else constant_tensor(axes)
-    if tensor is None or dimensions(listed) is None or len(dimensions(listed) or ()) != 1:
+    places, sizes = constant_array(axes), dimensions(listed)
+    if places is None or sizes is None or len(sizes) != 1 or sizes[0] is None:
         return None
-    added = sorted(int(each) % rank for each in np.asarray(tensor.numpy()).reshape(-1))
+    if sizes[0] != size and (sizes[0] == 1 or isinstance(sizes[0], str)):
+        return None  # an Expand repeats a single index along the axis, too
+    added = sorted(int(each) % rank for each in places.reshape(-1))
     return listed if added == [place for place in range(rank) if place != axis] else None
 
 
@@ -111,8 +113,8 @@ def _whole(updates: ir.Value) -> ir.Value:
     if cut is None or cut.op_type != "Slice" or len(cut.inputs) != 3:
         return updates
     rows, starts, ends = cut.inputs
-    begins = None if starts is None else constant_tensor(starts)
-    if rows is None or begins is None or np.any(np.asarray(begins.numpy()) != 0):
+    begins = constant_array(starts)
+    if rows is None or begins is None or np.any(begins != 0):
         return updates
     expanded = _source(ends, "Shape")
     producer = None if expanded is None else expanded.producer()

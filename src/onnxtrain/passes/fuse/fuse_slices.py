@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.axes.sizes import fold_sizes
 from onnxtrain.ir import Builder
 from onnxtrain.ir.replace import substitute, take_over
-from onnxtrain.ir.value import constant_tensor, dimensions
+from onnxtrain.ir.value import constant_array, dimensions
 from onnxtrain.passes.fuse.patterns import named_by_gradients, remove_unread
 
 
@@ -86,5 +85,5 @@ def _cut(node: ir.Node, size: int) -> _Cut | None:
 
 
 def _numbers(value: ir.Value | None) -> list[int] | None:
-    tensor = None if value is None else constant_tensor(value)
-    return None if tensor is None else [int(each) for each in np.asarray(tensor.numpy()).reshape(-1)]
+    array = constant_array(value)
+    return None if array is None else [int(each) for each in array.reshape(-1)]

@@ -68,7 +68,7 @@ def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
         )
     approximate = gradient.attributes["approximate"].as_string()
     if approximate == "sigmoid":
-        return gradient.attributes["alpha"].as_float() == 1 and _is_silu(forward)
+        return gradient.attributes["alpha"].as_float() == 1 and _is_silu(forward, gradient.inputs[1])
     if forward.domain:
         name = {"none": "Gelu", "tanh": "FastGelu"}[approximate]
         return forward.op_identifier() == (MICROSOFT_DOMAIN, name, "") and not _given(forward.inputs[1:])
@@ -76,18 +76,13 @@ def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
     return forward.op_type == "Gelu" and approximate == ("none" if own is None else own.as_string())
 
 
-def _is_silu(node: ir.Node) -> bool:
+def _is_silu(node: ir.Node, x: ir.Value | None) -> bool:
     """Return whether a node computes x sigmoid(x)."""
-    if node.op_identifier() != ("", "Mul", ""):
+    if node.op_identifier() != ("", "Mul", "") or x not in node.inputs:
         return False
-    one, other = node.inputs
-    sources = [(value, value.producer()) for value in (one, other) if value is not None]
-    return any(
-        source is not None
-        and source.op_identifier() == ("", "Sigmoid", "")
-        and source.inputs[0] in {one, other} - {value}
-        for value, source in sources
-    )
+    other = node.inputs[1] if node.inputs[0] is x else node.inputs[0]
+    source = None if other is None else other.producer()
+    return source is not None and source.op_identifier() == ("", "Sigmoid", "") and source.inputs[0] is x
 
 
 def _given(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
