@@ -200,6 +200,17 @@ class PackedExamples:
         inputs |= {name: form(inputs[name]) for name, form in self._formed.items()}
         return (inputs, found["labels"]) if self._need_target else inputs
 
+    def weights_of(self, weights: Array, name: str) -> Array:
+        """Refuse weights: a row holds several sequences.
+
+        Raises:
+            DataError: Always.
+        """
+        raise DataError(
+            "sample_weight is one weight per example, but a packed row holds several sequences; train without packing, "
+            "or set the labels of sequences that do not count to the label that the loss ignores."
+        )
+
     def all_targets(self) -> Array | None:
         """Return the labels of all rows."""
         if not self._need_target:
