@@ -191,7 +191,7 @@ def test_wrong_weights(folder: Path, loss: str, data: Any, weights: Any, message
 
 
 def test_packed_rows_have_no_weight(tmp_path: Path) -> None:
-    inputs = "input_ids, int64[N, T] position_ids"
+    inputs = "input_ids, int64[N, T] segment_ids"
     language_model(tokenizer(tmp_path) / "model.onnx", inputs=inputs)
     trainer = onnxtrain.Trainer(tmp_path, loss="next_token")
     for data in (pack([[1, 2, 3], [4, 5]], 6), ChatData(CHAT_ROWS, pack=128)):
