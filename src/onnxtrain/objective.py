@@ -245,7 +245,7 @@ class Objective:
 
     @cached_property
     def packed(self) -> bool:
-        """True where the mask numbers the documents of packed rows."""
+        """True where the mask or the positions keep the documents of packed rows apart."""
         return any(value.meta.get(DOCUMENTS) for value in self.model.graph.inputs)
 
     def packing(self, packed: bool) -> Objective:

@@ -317,8 +317,8 @@ class Trainer(TrainedModel):
         Args:
             data: Training data: a ``.npz`` file, a folder of ``.npy`` files, a ``.csv`` file, a folder of pictures by
                 class, a mapping of arrays, (inputs, targets), or an iterable of batches; with ``y`` the inputs alone.
-                With the loss ``next_token`` also rows of texts, such as a ``.jsonl`` file of chats, or an
-                :class:`onnxtrain.text.ChatData`.
+                With the loss ``next_token`` also rows of texts, such as a ``.jsonl`` file of chats, a list or an
+                iterator of dictionaries, or an :class:`onnxtrain.text.ChatData`.
             y: The targets, where ``data`` has none; by output where several have losses.
             validation: Data to evaluate on after every epoch, which may be (inputs, targets, weights), or the fraction
                 of ``data`` to hold out: ``0.2``.

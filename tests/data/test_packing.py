@@ -178,7 +178,7 @@ def test_inputs_by_name():
         (
             lambda: open_dataset(pack([[1, 2]], 8), [spec("input_ids")]),
             DataError,
-            "the only input is 'input_ids', so that tokens would attend to other sequences",
+            "the model reads 'input_ids' only, so that nothing tells its attention where a sequence of a row begins",
         ),
         (
             lambda: open_dataset(pack([[1, 2]], 8), [spec("input_ids"), spec("attention_mask")]),

@@ -143,8 +143,8 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], Data, Callable[..., Any], 
     "ranknet": (scorer, ({"x": FEATURES}, RELEVANCE), ranknet, []),
 }
 GROUPS = [name for name, loss in LOSSES.items() if issubclass(loss, GroupLoss)]
-NOT_TRIED = {"weight", "reduction", "pooling"}
-"""Those of all losses are in the tests by batch; pooling is below."""
+NOT_TRIED = {"weight", "reduction", "pooling", "chunk"}
+"""Those of all losses are in the tests by batch; pooling is below, chunk in test_preference_chunks.py."""
 
 
 def options_of(name: str) -> list[dict[str, Any]]:

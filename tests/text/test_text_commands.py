@@ -102,7 +102,7 @@ def test_tables_and_lines(files: Path, fit: Run) -> None:
 
 def test_packing(files: Path, fit: Run) -> None:
     assert "refused: error: packed sequences: the model has no attention with scores" in fit("--pack", "64")
-    language_model(files / "folder" / "model.onnx", inputs="input_ids, int64[N, T] position_ids")
+    language_model(files / "folder" / "model.onnx", inputs="input_ids, int64[N, T] segment_ids")
     assert "4 steps" in fit("--pack", "80", "--batch-size", "4")
 
 

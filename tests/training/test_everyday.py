@@ -247,3 +247,24 @@ def test_a_copy_trains_independently(how):
     assert bits(one) == before
     assert losses == [one.train_step(X, np.eye(3, dtype=np.float32)[LABELS]) for _ in range(3)]
     assert bits(one) == bits(other)
+
+
+def test_examples_by_index_take_weights():
+    """A dataset that returns an example for an index takes one weight for each, as arrays do."""
+
+    class Indexed:
+        def __len__(self):
+            return len(X)
+
+        def __getitem__(self, index):
+            return X[index], LABELS[index]
+
+    weights = np.arange(12) / 6
+    found = []
+    for data in ((X, LABELS), Indexed()):
+        one = trainer()
+        one.fit(data, sample_weight=weights, epochs=2, batch_size=5, progress=False)
+        found.append([*one.get_weights(flat=True), one.evaluate(data, sample_weight=weights)["loss"]])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+    with pytest.raises(DataError, match=r"sample_weight has 3 weights, but the Indexed has 12 rows"):
+        trainer().fit(Indexed(), sample_weight=np.ones(3))

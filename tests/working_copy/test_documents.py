@@ -81,7 +81,38 @@ def test_attention_in_standard_operators():
     check_packing(attention_model(), 40)
 
 
-@pytest.mark.parametrize("model", [zoo.language_model, attention_model], ids=["builder", "standard"])
+POSITIONED = "e = Gather(words, i)  at = Gather(places, position_ids)  x = Add(e, at)"
+
+CAUSAL = (
+    ATTENTION.replace("real = Cast<to = 9>(attention_mask)  keys = Unsqueeze(real, middle)", "")
+    .replace("seen = And(causal, keys)", "")
+    .replace("Where(seen, scores, low)", "Where(causal, scores, low)")
+)
+
+
+def positioned_model(attention=CAUSAL, embedding=POSITIONED, mask="int64[N, T] position_ids"):
+    """Attention is causal in the graph, which reads positions, but no mask."""
+    return attention_model(embedding, attention, mask)
+
+
+def test_positions_keep_documents_apart():
+    check_packing(positioned_model(), 40)
+
+
+def test_a_model_of_tokens_alone_is_refused():
+    """No input could say where a document begins."""
+    model = attention_model("x = Gather(words, i)", CAUSAL, "int64[N, T] unused")
+    del model.graph.input[1]
+    trainer = onnxtrain.Trainer(model, loss="next_token")
+    for call in (trainer.fit, trainer.evaluate):
+        with pytest.raises(DataError, match="the model reads 'input_ids' only, so that nothing tells its attention"):
+            call(pack([[3, 4, 5], [6, 7]], 8))
+    assert trainer.evaluate((np.array([[3, 4, 5]]), np.array([[3, 4, 5]])))["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    "model", [zoo.language_model, attention_model, positioned_model], ids=["builder", "standard", "positions"]
+)
 def test_documents_that_are_not_kept_apart_have_another_loss(model, monkeypatch):
     """The comparison fails without the change of the working copy."""
     right = check_packing(model(), 40)[0]
@@ -145,7 +176,20 @@ COUNTED = """
     e = Gather(words, i)  real = Min(i, last)  k = CumSum(real, last)  at = Gather(places, k)  x = Add(e, at)
 """
 
+WITHOUT_MASK = {"mask": "int64[N, T] position_ids", "embedding": POSITIONED}
+MIXED = """
+    channels = Transpose<perm = [0, 2, 1]>(x)  mixed = Conv<kernel_shape = [1]>(channels, filter)
+    z = Transpose<perm = [0, 2, 1]>(mixed)  logits = MatMul(z, head)
+"""
+
 REFUSED = {
+    "would flow into each other in this .* Conv; train": {**WITHOUT_MASK, "attention": MIXED},
+    "has no attention with scores .*; train": {**WITHOUT_MASK, "attention": "logits = MatMul(x, head)"},
+    r"need positions of integers \[batch, tokens\], .* 'position_ids' \(int64, 1 axes\)": {
+        **WITHOUT_MASK,
+        "mask": "int64[T] position_ids",
+        "attention": CAUSAL,
+    },
     r"need one mask of integers .* \(bool, 2 axes\)": {"mask": "bool[N, T] attention_mask"},
     "need one mask of integers .*'other_mask'": {"mask": "int64[N, T] attention_mask, int64[N, T] other_mask"},
     "would flow into each other in this model's Conv": {"attention": CONVOLUTION},

@@ -63,13 +63,18 @@ class Logits(torch.nn.Module):
         return self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **more).logits
 
 
-def export(name, path, *, attention, positions, dynamo):
+class Positioned(Logits):
+    def forward(self, input_ids, position_ids):
+        return super().forward(input_ids, None, position_ids)
+
+
+def export(name, path, *, attention, positions, dynamo, mask=True):
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     model.set_attn_implementation(attention)
-    names = ["input_ids", "attention_mask", "position_ids"][: 2 + positions]
+    names = ["input_ids", *(["attention_mask"] if mask else []), *(["position_ids"] if positions else [])]
     tokens = torch.ones(2, 6, dtype=torch.long)
-    inputs = (tokens, tokens, torch.arange(6).expand(2, 6))[: len(names)]
+    inputs = tuple(torch.arange(6).expand(2, 6) if key == "position_ids" else tokens for key in names)
     if dynamo:
         sizes = {0: torch.export.Dim("N"), 1: torch.export.Dim("T", max=64)}
         more = {"dynamic_shapes": dict.fromkeys(names, sizes), "external_data": False, "verbose": False}
@@ -77,7 +82,13 @@ def export(name, path, *, attention, positions, dynamo):
         more = {"dynamic_axes": {key: {0: "N", 1: "T"} for key in (*names, "logits")}, "opset_version": 18}
     with contextlib.redirect_stdout(io.StringIO()):
         torch.onnx.export(
-            Logits(model), inputs, path, dynamo=dynamo, input_names=names, output_names=["logits"], **more
+            (Logits if mask else Positioned)(model),
+            inputs,
+            path,
+            dynamo=dynamo,
+            input_names=names,
+            output_names=["logits"],
+            **more,
         )
     return path
 
@@ -104,6 +115,14 @@ def test_all_traced_exports(name, positions, attention, tmp_path):
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_exports_of_the_new_exporter(name, tmp_path):
     path = export(name, tmp_path / "model.onnx", attention="sdpa", positions=True, dynamo=True)
+    check_packing(path, WORDS)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.sweep)])
+def test_exports_with_positions_and_without_a_mask(name, tmp_path):
+    """They compare positions, by which transformers separates sequences; the working copy does so once more."""
+    path = export(name, tmp_path / "model.onnx", attention="sdpa", positions=True, dynamo=True, mask=False)
     check_packing(path, WORDS)
 
 

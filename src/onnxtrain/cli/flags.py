@@ -96,8 +96,8 @@ class LossFlags:
         int | None,
         Parameter(
             metavar="ROWS",
-            help="Rows (tokens) of logits to compute at a time, for softmax_cross_entropy and next_token: saves memory "
-            "with large vocabularies.  [default: all]",
+            help="Rows (tokens) of logits to compute at a time, for softmax_cross_entropy, next_token, dpo, orpo and "
+            "kto: saves memory with large vocabularies.  [default: all]",
         ),
     ] = None
     check_targets: Annotated[

@@ -12,9 +12,11 @@ import numpy as np
 from onnxtrain.data.array_dataset import epoch_order
 from onnxtrain.data.base import Batch, check_not_negative, checked_batch_size
 from onnxtrain.data.conversion import Array, TensorSpec, kind_of, to_numpy
+from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.data.images import Layout, check_pixel_count, pixels_of
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.naming import as_input, check_beside, check_caches, check_width, choose_columns, in_order
+from onnxtrain.data.target_checks import check_weights
 from onnxtrain.errors import DataError
 
 _LOOKED_AT: Final = 32
@@ -121,6 +123,7 @@ class MapDataset(IterableDataset):
         self._examples = examples
         self._indices: Array = np.arange(len(examples))
         self._seen: Array | None = None
+        self._row_weights: tuple[Array, TensorSpec] | None = None
         self.name = name
         self.size = len(self._indices)
         if not self.size:
@@ -178,6 +181,19 @@ class MapDataset(IterableDataset):
         targets = self._matched(self._examples.batch(rows.tolist()), f"the examples {rows[0]} to {rows[-1]}")[1]
         return None if targets is None else to_numpy(targets, "the target array")
 
+    def with_weights(self, weights: Array | str, spec: TensorSpec) -> Self:
+        """Return the same data with one weight per row; see `Dataset.with_weights`.
+
+        Examples that leave rows out, or hold several, have a method ``weights_of``, which converts weights of rows.
+        """
+        if isinstance(weights, str):
+            return super().with_weights(weights, spec)
+        of_examples = getattr(self._examples, "weights_of", lambda given, name: of_rows(given, self.size, name))
+        result = copy.copy(self)
+        result._row_weights = (of_examples(check_weights(weights), self.name).astype(spec.dtype), spec)
+        result.weighted = True
+        return result
+
     def batches(
         self, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, start: int = 0
     ) -> Iterator[Batch]:
@@ -193,7 +209,11 @@ class MapDataset(IterableDataset):
     def _read_rows(self, order: Array, batch_size: int, start: int) -> Iterator[Batch]:
         for first in range(start * batch_size, self.size, batch_size):
             rows = order[first : first + batch_size]
-            yield self._batch(self._examples.batch(rows.tolist()), f"the batch of the examples {_some(rows)}")
+            batch = self._batch(self._examples.batch(rows.tolist()), f"the batch of the examples {_some(rows)}")
+            if self._row_weights is not None:
+                weights, spec = self._row_weights
+                batch.inputs[spec.name] = weights[rows]
+            yield batch
 
     def batch_count(self, batch_size: int = 1) -> int:
         """Return the number of batches per epoch; the last batch may be smaller."""
@@ -209,7 +229,31 @@ class MapDataset(IterableDataset):
     def fingerprint(self) -> str | None:
         """Return an identifier of the content, or None if there is none."""
         found = self._examples.fingerprint()
-        return None if found is None else f"{found} {self.size} {int(self._indices.sum())}"
+        if found is None:
+            return None
+        own = f"{found} {self.size} {int(self._indices.sum())}"
+        if self._row_weights is None:
+            return own
+        weights = Fingerprint()
+        weights.add_array(self._row_weights[0])
+        return f"{own} {weights.digest()}"
+
+
+def of_rows(weights: Array, count: int, name: str, kept: Sequence[int] | None = None) -> Array:
+    """Return the weights of the rows that are examples.
+
+    Args:
+        weights: One weight per row.
+        count: Number of rows.
+        name: The data in messages.
+        kept: Indices of the rows that are examples; ``None`` for all.
+
+    Raises:
+        DataError: There is another number of weights.
+    """
+    if len(weights) != count:
+        raise DataError(f"sample_weight has {len(weights):,} weights, but {name} has {count:,} rows; give one per row.")
+    return weights if kept is None else weights[np.asarray(kept)]
 
 
 def by_length(lengths: Array, batch_size: int) -> Array:

@@ -89,6 +89,13 @@ def match_names(
     if not any(spec.name in missing for spec in specs if not spec.beside):
         check_beside(missing, arrays, f"{subject} has no array")
     if missing:
+        texts = [name for name, value in arrays.items() if _is_text(value)]
+        if texts:
+            raise DataError(
+                f"{subject}: {_names(texts)} {'are texts' if len(texts) > 1 else 'is a text'}, but the model needs "
+                f"{_names(spec.name for spec in specs)}; give rows of texts as a list or an iterator, with the loss "
+                "next_token or one that compares rows."
+            )
         raise DataError(
             f"{subject} has no array for {_plural('input', missing)} {_names(missing)}: "
             f"it holds {_names(arrays)}, "
@@ -198,6 +205,13 @@ def is_batch_list(source: list[object] | tuple[object, ...]) -> bool:
 
 def _named(arrays: Sequence[object], specs: Sequence[TensorSpec]) -> dict[str, object]:
     return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+
+
+def _is_text(value: object) -> bool:
+    """Return whether a value is a text, or the messages of a chat."""
+    if isinstance(value, np.ndarray):
+        return kind_of(value.dtype) == "string"
+    return isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
 
 
 def _names(names: Iterable[str]) -> str:

@@ -134,8 +134,8 @@ def pack(
     than a row are split. The names of the model's inputs select the arrays of a row: ``position``, ``segment``,
     ``mask``, else tokens. A mask has three or four axes: True or 1 where a token attends to another; floating masks
     have 0 there and the lowest number elsewhere. A mask of two axes numbers the sequences of a row in the working copy
-    of ``fit`` and ``evaluate``, which keeps them apart. A model that reads neither positions, segments nor a mask is
-    refused.
+    of ``fit`` and ``evaluate``, which keeps them apart; without a mask, positions do. A model that reads neither
+    positions, segments nor a mask is refused.
 
     Args:
         sequences: Lists or arrays of token ids, of any lengths.
@@ -185,8 +185,8 @@ class PackedExamples:
             raise DataError(f"packed sequences need one model input for token ids, but the model's inputs are {shown}.")
         if len(roles) == 1:
             raise DataError(
-                f"packed sequences: the only input is '{specs[0].name}', so that tokens would attend to other "
-                "sequences in their row; export the model with position_ids, or with an attention_mask of four axes."
+                f"packed sequences: the model reads '{specs[0].name}' only, so that nothing tells its attention where "
+                "a sequence of a row begins; export it with position_ids or attention_mask, or train it without pack."
             )
 
     def __len__(self) -> int:
@@ -199,6 +199,17 @@ class PackedExamples:
         inputs = {name: found[role] for name, role in self._inputs.items()}
         inputs |= {name: form(inputs[name]) for name, form in self._formed.items()}
         return (inputs, found["labels"]) if self._need_target else inputs
+
+    def weights_of(self, weights: Array, name: str) -> Array:
+        """Refuse weights: a row holds several sequences.
+
+        Raises:
+            DataError: Always.
+        """
+        raise DataError(
+            "sample_weight is one weight per example, but a packed row holds several sequences; train without packing, "
+            "or set the labels of sequences that do not count to the label that the loss ignores."
+        )
 
     def all_targets(self) -> Array | None:
         """Return the labels of all rows."""

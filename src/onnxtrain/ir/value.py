@@ -179,7 +179,8 @@ RIGHT_PADDED = "onnxtrain.right_padded"
 
 
 DOCUMENTS = "onnxtrain.documents"
-"""Metadata key of an input: true for a mask that numbers the documents of a packed row."""
+"""Metadata key of an input that keeps the documents of a packed row apart: ``"numbers"`` for a mask of their numbers,
+``"begins"`` for positions, which are 0 where they begin."""
 
 
 TABLE_ROWS = "onnxtrain.table_rows"

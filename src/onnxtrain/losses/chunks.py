@@ -4,7 +4,8 @@ Logits z = x W of S rows (tokens) and V classes (vocabulary), their log-probabil
 bytes each: 131 MB for 1,024 tokens and a vocabulary of 32,000. The matmul that computes the logits moves into the body
 of a Scan over chunks of rows, which sums the loss. The gradient is another Scan, which recomputes the logits of a chunk
 and accumulates dW over the chunks (:mod:`onnxtrain.autodiff.rules.loops`). A step graph merges the two Scans
-(:mod:`onnxtrain.passes.join_scans`), so that nothing is computed twice.
+(:mod:`onnxtrain.passes.join_scans`), so that nothing is computed twice. A loss that compares sums of log-probabilities,
+such as DPO, needs all of them before its gradient, which computes the logits again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.value import Dimension, dimensions, is_float
@@ -158,6 +160,43 @@ def _is_by_class(value: ir.Value) -> bool:
     return shape is not None and all(size == 1 for size in shape[:-1])
 
 
+def head_in_chunks(logits: ir.Value, loss: str, chunk: int) -> LogitHead | None:
+    """Find the nodes that compute logits; ``None`` for logits that no node computes.
+
+    Raises:
+        OptionError: The logits cannot be computed in chunks.
+    """
+    producer = logits.producer()
+    found = None if producer is None else find_head(logits)
+    if producer is not None and found is None:
+        raise OptionError(
+            f"{loss}: chunk={chunk} computes the logits {logits.name!r} chunk by chunk, for which they must come from "
+            "a linear layer (MatMul, Gemm, MatMulNBits) with one matrix for all rows, perhaps with biases, scales and "
+            f"caps, of known types and shapes; they come from {producer.op_type} of {_operands(producer)}. Leave "
+            "chunk out."
+        )
+    return found
+
+
+def _operands(node: ir.Node) -> str:
+    """Describe the inputs of a node with their shapes."""
+    values = [value for value in node.inputs if value is not None]
+    return ", ".join(
+        f"{value.name!r} {'of unknown shape' if value.shape is None else list(dimensions(value) or ())}"
+        for value in values
+    )
+
+
+def check_chunk(chunk: int | None) -> None:
+    """Refuse chunks without a row.
+
+    Raises:
+        OptionError: The number of rows is below 1.
+    """
+    if chunk is not None and chunk < 1:
+        raise OptionError(f"chunk is {chunk}; it is a number of rows, 1 or more.")
+
+
 def sum_in_chunks(
     op: Builder, head: LogitHead, size: int, by_row: Sequence[tuple[Value, float]], term: Callable[..., Value]
 ) -> Value:
@@ -174,6 +213,40 @@ def sum_in_chunks(
     body = op.body([], "chunk")
     state = ir.Value(name=f"{body.unique_prefix()}sum", type=zero.ir.type, shape=ir.Shape(()))
     body.graph.inputs.append(state)
+    scanned, found = _of_chunk(op, body, head, size, by_row, term)
+    body.output((body.wrap(state) + found.with_shape(())).with_shape(()))
+    (total,) = op.several("Scan", zero, *scanned, outputs=1, body=body.graph, num_scan_inputs=len(scanned))
+    total.ir.type = zero.ir.type
+    return total.with_shape(())
+
+
+def map_in_chunks(
+    op: Builder, head: LogitHead, size: int, by_row: Sequence[tuple[Value, float]], term: Callable[..., Value]
+) -> Value:
+    """Emit a number for each row, computed from its logits a chunk of rows at a time, [S].
+
+    Args are those of :func:`sum_in_chunks`, but ``term`` emits the numbers [size] of a chunk. A loss of them is known
+    after the last chunk only, so that their gradient computes the logits again.
+    """
+    body = op.body([], "chunk")
+    scanned, found = _of_chunk(op, body, head, size, by_row, term)
+    body.output(found.with_shape((size,)))
+    (stacked,) = op.several("Scan", *scanned, outputs=1, body=body.graph, num_scan_inputs=len(scanned))
+    stacked.ir.dtype = dtype_of(head.logits)
+    flat = op.reshape(stacked.with_shape((None, size)), [-1], known=(None,))
+    first, _ = by_row[0]
+    return op.Slice(flat, op.ints(0), op.dimension(first, 0), op.ints(0)).with_shape(first.shape)
+
+
+def _of_chunk(
+    op: Builder,
+    body: Builder,
+    head: LogitHead,
+    size: int,
+    by_row: Sequence[tuple[Value, float]],
+    term: Callable[..., Value],
+) -> tuple[list[Value], Value]:
+    """Emit the term of a chunk into the body of a Scan; return the stacked chunks to scan, and the term."""
     scanned: list[Value] = []
 
     def of_chunk(rows: Value, fill: float) -> Value:
@@ -185,11 +258,7 @@ def sum_in_chunks(
 
     values = {rows: of_chunk(as_rows(op, op.wrap(rows)), 0) for rows in head.rows}
     given = [of_chunk(rows, fill) for rows, fill in by_row]
-    summed = body.wrap(state) + term(body, head.emit(body, values, size), *given).with_shape(())
-    body.output(summed.with_shape(()))
-    (total,) = op.several("Scan", zero, *scanned, outputs=1, body=body.graph, num_scan_inputs=len(scanned))
-    total.ir.type = zero.ir.type
-    return total.with_shape(())
+    return scanned, term(body, head.emit(body, values, size), *given)
 
 
 def dtype_of(value: ir.Value) -> ir.DataType:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension, dimensions
+from onnxtrain.ir.value import Dimension
 from onnxtrain.losses.base import ClassLoss, TargetKind, classes_second, count_of, node_rank, size_of, weighted
-from onnxtrain.losses.chunks import LogitHead, as_rows, find_head, sum_in_chunks
+from onnxtrain.losses.chunks import LogitHead, as_rows, check_chunk, find_head, head_in_chunks, sum_in_chunks
 from onnxtrain.metrics.base import MetricInput
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
@@ -55,8 +54,7 @@ class SoftmaxCrossEntropy(ClassLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.chunk is not None and self.chunk < 1:
-            raise OptionError(f"chunk is {self.chunk}; it is a number of rows, 1 or more.")
+        check_chunk(self.chunk)
         if not 0.0 <= self.label_smoothing < 1.0:
             raise OptionError(f"label_smoothing is {self.label_smoothing}; it needs a number in [0, 1).")
 
@@ -71,6 +69,7 @@ class SoftmaxCrossEntropy(ClassLoss):
         return super().target_shape(prediction, kind)
 
     def _check_chunks(self, prediction: Value, kind: TargetKind) -> None:
+        assert self.chunk is not None
         if kind == "values":
             raise OptionError(
                 f"{self.name}: chunk={self.chunk} needs labels as targets, but they are distributions, as large as the "
@@ -82,14 +81,7 @@ class SoftmaxCrossEntropy(ClassLoss):
                 f"shape {prediction.shape}, but they are on axis {self.class_axis(prediction)}; say axis=-1 if they "
                 "are on the last, else leave chunk out."
             )
-        producer = prediction.ir.producer()
-        if producer is not None and find_head(prediction.ir) is None:
-            raise OptionError(
-                f"{self.name}: chunk={self.chunk} computes the logits {prediction.name!r} chunk by chunk, for which "
-                f"they must come from a linear layer (MatMul, Gemm, MatMulNBits) with one matrix for all rows, perhaps "
-                f"with biases, scales and caps, of known types and shapes; they come from {producer.op_type} of "
-                f"{_operands(producer)}. Leave chunk out."
-            )
+        head_in_chunks(prediction.ir, self.name, self.chunk)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
@@ -237,15 +229,6 @@ def _by_row(op: Builder, target: Value, weights: Value | None) -> tuple[Value, V
         spread = op.Expand(op.reshape(weights, [-1] + [1] * (rank - 1)), op.shape_of(target))
         weights = op.reshape(spread, [-1])
     return op.reshape(target, [-1]), weights
-
-
-def _operands(node: ir.Node) -> str:
-    """Describe the inputs of a node with their shapes."""
-    values = [value for value in node.inputs if value is not None]
-    return ", ".join(
-        f"{value.name!r} {'of unknown shape' if value.shape is None else list(dimensions(value) or ())}"
-        for value in values
-    )
 
 
 @checks_arguments

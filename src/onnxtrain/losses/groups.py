@@ -17,6 +17,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension, dimensions, is_float
 from onnxtrain.losses.base import Loss, ReducedLoss, node_rank
+from onnxtrain.losses.chunks import as_rows, head_in_chunks, map_in_chunks
 from onnxtrain.training_info.recipe import free_names
 
 _EXAMPLES = "examples"
@@ -67,11 +68,16 @@ class Rows:
         """Return the number of tokens of a row: the second axis of the output [N k, T, ...]."""
         return (self.output.shape or (None, None))[1]
 
-    def log_probabilities(self, labels: Value) -> Value:
+    def log_probabilities(self, labels: Value, loss: str, chunk: int | None = None) -> Value:
         """Emit the log-probability of each label [N, k, T] by the logits of the token before it, 0 where ignored.
 
+        Args:
+            labels: The labels.
+            loss: Name of the loss, for messages.
+            chunk: Tokens whose logits are computed at once; ``None`` for all.
+
         Raises:
-            OptionError: The output holds no logits [rows, tokens, vocabulary].
+            OptionError: The output holds no logits [rows, tokens, vocabulary], or they cannot be computed in chunks.
         """
         op, logits = self.op, self.output
         if node_rank(logits) != 3:
@@ -82,20 +88,23 @@ class Rows:
         end = op.Expand(op.scalar(IGNORED, labels), op.Concat(op.Shape(labels, start=0, end=2), op.ints(1), axis=0))
         later = op.Slice(labels, op.ints(1), op.ints(np.iinfo(np.int64).max), op.ints(2))
         following = op.Concat(later, end, axis=2).with_shape(labels.shape)
-        flat = op.Flatten(logits, axis=2).with_shape((None, (logits.shape or (None,))[-1]))
-        (negative,) = op.several(
-            "SoftmaxCrossEntropyLoss",
-            flat,
-            op.reshape(following, [-1], known=(None,)),
-            outputs=1,
-            reduction="none",
-            ignore_index=IGNORED,
-        )
+        flat = op.reshape(following, [-1], known=(None,))
+        head = None if chunk is None else head_in_chunks(logits.ir, loss, chunk)
+        if head is None or chunk is None:
+            negative = _negative(op, as_rows(op, logits), flat)
+        else:
+            negative = map_in_chunks(op, head, chunk, [(flat, IGNORED)], _negative)
         return -op.reshape(negative, op.Shape(labels), known=labels.shape)
 
     def mask(self) -> Value | None:
         """Return the mask of tokens [N k, T], where the model has one."""
         return next((value for name, value in self.inputs.items() if "mask" in name.lower() and value.rank == 2), None)
+
+
+def _negative(op: Builder, logits: Value, labels: Value) -> Value:
+    """Emit the negative log-probability of the label of each row."""
+    made = op.several("SoftmaxCrossEntropyLoss", logits, labels, outputs=1, reduction="none", ignore_index=IGNORED)
+    return made[0].with_shape(labels.shape)
 
 
 class GroupLoss(ReducedLoss):

@@ -311,7 +311,7 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
         kv_caches=value.meta.get(KV_CACHES, ()),
         right_padded=bool(value.meta.get(RIGHT_PADDED)),
         table_rows=value.meta.get(TABLE_ROWS),
-        documents=bool(value.meta.get(DOCUMENTS)),
+        documents=value.meta.get(DOCUMENTS) == "numbers",
     )
 
 

@@ -13,6 +13,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
 from onnxtrain.losses.base import TargetKind, examples, node_rank
+from onnxtrain.losses.chunks import check_chunk
 from onnxtrain.losses.groups import GroupLoss, Rows, check_above_zero
 from onnxtrain.metrics.base import MetricInput
 from onnxtrain.spelling import checks_arguments
@@ -76,6 +77,8 @@ class DPO(PreferenceLoss):
 
     Args:
         beta: Strength of the tie to the reference, above 0.
+        chunk: Tokens whose logits are computed at once, to save memory; ``None`` for all. The gradient computes them
+            again.
 
     Source:
         R. Rafailov et al., "Direct Preference Optimization: Your Language Model is Secretly a Reward Model",
@@ -86,14 +89,16 @@ class DPO(PreferenceLoss):
     has_reference: ClassVar[bool] = True
 
     beta: float = 0.1
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_chunk(self.chunk)
         check_above_zero(self, beta=self.beta)
 
     def read(self, rows: Rows) -> Value:
         """Emit the log-probabilities of the answers [N, 2]."""
-        return _answers(rows)
+        return _answers(rows, self)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""
@@ -107,11 +112,12 @@ class DPO(PreferenceLoss):
         return found[:, 0], found[:, 1]
 
 
-def _answers(rows: Rows, name: str = "log_probabilities") -> Value:
+def _answers(rows: Rows, loss: DPO | KTO) -> Value:
     """Emit the log-probability of the answer of each row [N, k]."""
     labels = rows.add_input("labels", ir.DataType.INT64, (rows.size, rows.tokens()))
-    summed = rows.op.ReduceSum(rows.log_probabilities(labels), rows.op.ints(2), keepdims=0)
-    return named(rows, summed.with_shape((labels.shape or ())[:2]), name)
+    found = rows.log_probabilities(labels, loss.name, loss.chunk)
+    summed = rows.op.ReduceSum(found, rows.op.ints(2), keepdims=0)
+    return named(rows, summed.with_shape((labels.shape or ())[:2]), "log_probabilities")
 
 
 def named(rows: Rows, value: Value, name: str) -> Value:
@@ -139,6 +145,8 @@ class ORPO(PreferenceLoss):
 
     Args:
         beta: Factor of the odds ratio, above 0.
+        chunk: Tokens whose logits are computed at once, to save memory; ``None`` for all. The gradient computes them
+            again.
 
     Source:
         J. Hong, N. Lee, J. Thorne, "ORPO: Monolithic Preference Optimization without Reference Model",
@@ -149,9 +157,11 @@ class ORPO(PreferenceLoss):
     compares_examples: ClassVar[bool] = True
 
     beta: float = 0.1
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_chunk(self.chunk)
         check_above_zero(self, beta=self.beta)
 
     def read(self, rows: Rows) -> Value:
@@ -162,7 +172,7 @@ class ORPO(PreferenceLoss):
         # The chosen row counts all of its tokens: answers are picked from the same log-probabilities.
         rejected = op.Gather(labels, op.ints(1), axis=1)
         joined = op.Concat(op.Unsqueeze(whole, op.ints(1)), rejected, axis=1).with_shape(labels.shape)
-        found = rows.log_probabilities(joined)
+        found = rows.log_probabilities(joined, self.name, self.chunk)
         chosen = _row(op, found, 0)
         later = op.Slice(_row(op, labels, 0), op.ints(1), op.ints(np.iinfo(np.int64).max), op.ints(1))
         answers = op.cast(op.Not(op.Equal(later, op.scalar(-100, later))), chosen.dtype)
@@ -226,6 +236,8 @@ class KTO(PreferenceLoss):
         beta: Strength of the tie to the reference, above 0.
         desirable_weight: Weight of desirable answers, above 0.
         undesirable_weight: Weight of the others, above 0.
+        chunk: Tokens whose logits are computed at once, to save memory; ``None`` for all. The gradient computes them
+            again.
 
     Source:
         K. Ethayarajh et al., "KTO: Model Alignment as Prospect Theoretic Optimization", arXiv 2402.01306.
@@ -240,9 +252,11 @@ class KTO(PreferenceLoss):
     beta: float = 0.1
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_chunk(self.chunk)
         check_above_zero(
             self,
             beta=self.beta,
@@ -256,7 +270,7 @@ class KTO(PreferenceLoss):
 
     def read(self, rows: Rows) -> Value:
         """Emit the log-probabilities of the answer and of the other one [N, 2]."""
-        return _answers(rows)
+        return _answers(rows, self)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""

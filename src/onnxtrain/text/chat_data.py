@@ -14,7 +14,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.files import GrowingArray
 from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.map_dataset import Examples, ExampleSource
+from onnxtrain.data.map_dataset import Examples, ExampleSource, of_rows
 from onnxtrain.data.packing import LONGEST_ROW, PackedSequences
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.errors import DataError, OptionError
@@ -44,7 +44,7 @@ class ChatData(ExampleSource):
 
     Args:
         source: A ``.jsonl`` file (a row per line), a ``.txt`` file (a text per line that is not blank), a ``.csv`` or
-            ``.parquet`` file, a dataset of Hugging Face, or a list of rows.
+            ``.parquet`` file, a dataset of Hugging Face, or a list or an iterator of rows.
         tokenizer: A folder with ``tokenizer.json``, the path of that file, a ``tokenizers.Tokenizer``, or a tokenizer
             of ``transformers``; by default the one in the folder of the model. Files beside it have the chat template
             (``tokenizer_config.json``, ``chat_template.jinja``).
@@ -138,6 +138,8 @@ class TokenRows:
 
     Attributes:
         hints: Sentences about rows that were cut or left out.
+        read: Number of rows of the source.
+        kept: Their indices without those that were left out.
 
     Raises:
         DataError: A row cannot be read, or none has a token to learn.
@@ -146,6 +148,7 @@ class TokenRows:
     def __init__(self, data: ChatData, tokenizer: ChatTokenizer, limit: int | None) -> None:
         ids, learned = GrowingArray((), np.dtype(np.int32)), GrowingArray((), np.dtype(bool))
         lengths: list[int] = []
+        self.kept: list[int] = []
         rows = read_rows(data.source)
         read = cut = tokens = lost = 0
         while block := list(itertools.islice(rows, _BLOCK)):
@@ -159,6 +162,7 @@ class TokenRows:
                     ids.append(encoded.ids[:limit])
                     learned.append(marks)
                     lengths.append(len(marks))
+                    self.kept.append(read - 1)
         if not lengths:
             few = "there are no rows"
             if read:
@@ -169,6 +173,7 @@ class TokenRows:
                     "completion, an output, or a text of two tokens"
                 )
             raise DataError(f"{data.name} has nothing to learn: {few}.")
+        self.read = read
         self._ids, self._learned = ids.finish(), learned.finish()
         self.lengths: Array = np.asarray(lengths)
         self._ends = np.cumsum(self.lengths)
@@ -269,6 +274,10 @@ class ChatExamples:
             return inputs
         labels = padded([self._tokens.labels(row) for row in rows], length, IGNORED)
         return inputs, labels.astype(np.int64)
+
+    def weights_of(self, weights: Array, name: str) -> Array:
+        """Return the weights of the rows that were not left out."""
+        return of_rows(weights, self._tokens.read, name, self._tokens.kept)
 
     def all_targets(self) -> Array | None:
         """Return None: rows have different lengths."""

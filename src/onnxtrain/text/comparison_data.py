@@ -16,7 +16,7 @@ from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.csv_file import CsvFile
 from onnxtrain.data.files import GrowingArray
 from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.map_dataset import ExampleSource
+from onnxtrain.data.map_dataset import ExampleSource, of_rows
 from onnxtrain.data.parquet_file import ParquetFile
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.data.tokenizer import Encoded, Text
@@ -64,7 +64,7 @@ class ComparisonData:
 
     Args:
         source: A ``.jsonl`` file (a row per line), a ``.csv`` or ``.parquet`` file, a dataset of Hugging Face, or a
-            list of rows.
+            list or an iterator of rows.
         tokenizer: As of :class:`ChatData`.
         max_length: Tokens at which a row is cut; by default the model's length, else 1024 or the tokenizer's maximum.
             Pairs for ``reward`` with a longer row are left out, since their last token counts.
@@ -257,6 +257,8 @@ class GroupTokens:
         limit: Tokens at which a row is cut.
         numbers: Margins or labels, one for each row or one for each example.
         hints: Sentences about rows that were cut or left out.
+        read: Number of rows of the source.
+        kept: Their indices without those that were left out.
 
     Raises:
         DataError: A row cannot be read, or none has anything to learn.
@@ -268,6 +270,7 @@ class GroupTokens:
         found = {name: GrowingArray((), np.dtype(dtype)) for name, dtype in columns.items()}
         sizes: list[int] = []
         counts: list[int] = []
+        self.kept: list[int] = []
         numbers: list[float] = []
         queries: dict[str, int] = {}
         read = cut = same = 0
@@ -293,6 +296,7 @@ class GroupTokens:
                         array.append(values)
                     sizes.append(len(row[0]))
                 counts.append(len(rows))
+                self.kept.append(read - 1)
                 own = group.numbers
                 if kind == "embeddings":  # equal queries are not negatives of each other
                     own = [float(queries.setdefault(str(group.rows[0]), len(queries)))]
@@ -302,6 +306,7 @@ class GroupTokens:
             raise DataError(f"{data.name} has nothing to learn: {few}.")
         if kind == "judged" and len(counts) < 2:
             raise DataError(f"{data.name} has one row, but kto compares each with another; it needs two at least.")
+        self.read = read
         self._arrays = {name: array.finish() for name, array in found.items()}
         self._sizes, self._counts = np.asarray(sizes), np.asarray(counts)
         self._ends, self._lasts = np.cumsum(self._sizes), np.cumsum(self._counts)
@@ -544,6 +549,10 @@ class GroupExamples:
         reference: Array = self._reference[index]
         return np.concatenate([reference, numbers[:, None]], axis=1) if tokens.kind == "judged" else reference
 
+    def weights_of(self, weights: Array, name: str) -> Array:
+        """Return the weights of the examples that were not left out."""
+        return of_rows(weights, self._tokens.read, name, self._tokens.kept)
+
     def all_targets(self) -> Array | None:
         """Return None: reading the examples gives the targets."""
         return None
@@ -577,4 +586,5 @@ def holds_comparisons(source: Any, kind: str) -> bool:
         first = source[0] if source else None
         return isinstance(first, Mapping) and not any(hasattr(value, "shape") for value in first.values())
     columns = getattr(source, "column_names", None)
-    return isinstance(columns, list) and any(set(columns).issuperset(form) for form in FORMS[kind])
+    known = {name for form in FORMS[kind] for name in form} - {"label", "labels"}  # those may be targets of arrays
+    return isinstance(columns, list) and not known.isdisjoint(columns)

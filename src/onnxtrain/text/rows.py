@@ -160,8 +160,19 @@ def holds_texts(source: Any) -> bool:
         return Path(source).suffix.lower() in TEXT_SUFFIXES
     if is_hugging_face(source) and not isinstance(source, dict):
         return _form_of(source.column_names or ()) is not None
-    first = source[0] if isinstance(source, list) and source else None
-    return isinstance(first, Mapping) and not _is_arrays(first) and _form_of(first) is not None
+    return isinstance(source, list) and bool(source) and is_row(source[0], FORMS)
+
+
+def is_row(first: Any, forms: Sequence[Sequence[str]]) -> bool:
+    """Return whether the first item of data is a row of texts: it has the columns of a form, a text, or messages."""
+    if not isinstance(first, Mapping) or _is_arrays(first):
+        return False
+    texts = any(isinstance(value, str) or _is_chat(value) for value in first.values())
+    return texts or any(set(first).issuperset(form) for form in forms)
+
+
+def _is_chat(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
 
 
 def _is_arrays(row: Mapping[str, Any]) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from onnxtrain.data.conversion import (
 )
 from onnxtrain.data.data_names import Columns, DataNames
 from onnxtrain.data.labels import learn_labels, no_labels
+from onnxtrain.data.map_dataset import ExampleSource
 from onnxtrain.data.naming import (
     NamedColumns,
     NoSuchArrayError,
@@ -221,6 +223,11 @@ class DataAdapter:
 
             source = source.with_reference(reference(source)) if isinstance(source, Comparisons) else source
         source, weights = with_weights(source, sample_weight, objective.inputs)
+        if isinstance(weights, str) and isinstance(source, ExampleSource):
+            raise DataError(
+                f"sample_weight is {weights!r}, but {source.name} has no column of weights; give the weights "
+                "themselves, one per row."
+            )
         if objective.targets is not None:
             adapt = self._adapt if learning else self._adapt_complete
             named = weights if isinstance(weights, str) else None
@@ -281,7 +288,7 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
         DataError: The labels of texts do not fit the loss.
     """
     loss = None if objective.targets is None else objective.targets.loss
-    if isinstance(source, tuple) and source and all(isinstance(row, Mapping) for row in source):
+    if isinstance(loss, NextToken | GroupLoss):
         source = _with_listed_rows(source, loss)
     if isinstance(source, tuple | Dataset | Mapping) or is_array_like(source) or callable(source):
         return source
@@ -308,16 +315,25 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
     )
 
 
-def _with_listed_rows(source: tuple[Any, ...], loss: Any) -> Any:
-    """Return a tuple of rows of texts as a list, and another tuple, such as inputs and targets, as it is."""
+def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
+    """Return rows of texts in a sequence or an iterator as a list, and other data, such as batches, as they are."""
+    is_iterator = isinstance(source, Iterator)
+    if not is_iterator and (not isinstance(source, Sequence) or isinstance(source, str | list) or not source):
+        return source
     from onnxtrain.text.comparison_data import FORMS
-    from onnxtrain.text.rows import holds_texts
+    from onnxtrain.text.rows import FORMS as OF_CHATS
+    from onnxtrain.text.rows import is_row
 
-    if isinstance(loss, GroupLoss):
-        rows = any(set(source[0]).issuperset(form) for form in FORMS[loss.texts])
-    else:
-        rows = isinstance(loss, NextToken) and holds_texts([*source])
-    return [*source] if rows else source
+    first = [*itertools.islice(source, 1)]
+    again = _joined(first, source) if is_iterator else source
+    if first and is_row(first[0], FORMS[loss.texts] if isinstance(loss, GroupLoss) else OF_CHATS):
+        return [*again]
+    return again
+
+
+def _joined(first: Iterable[Any], rest: Iterable[Any]) -> Iterator[Any]:
+    yield from first
+    yield from rest
 
 
 def _with_comparisons(source: Any, loss: GroupLoss, folder: Path | None) -> Any:

@@ -1,7 +1,8 @@
 """Keep the documents of a packed row apart: attention stays inside of a document, and its positions begin at 0.
 
-A mask [batch, tokens] then numbers the documents of a row, from 1; 0 is padding. A row of one document is an ordinary
-row, so that a working copy changed in this way takes unpacked rows, too.
+A mask [batch, tokens] then numbers the documents of a row, from 1; 0 is padding. In a model without a mask the
+positions that it reads tell where documents begin: at each position 0. A row of one document is an ordinary row, so
+that a working copy changed in this way takes unpacked rows, too.
 """
 
 from __future__ import annotations
@@ -37,13 +38,24 @@ _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 
 
 def numbers_documents(graph: ir.Graph) -> bool:
-    """Return whether packed rows need a changed working copy: its mask has two axes, and thus marks padding only."""
-    masks = [value for value in graph.inputs if "mask" in str(value.name).lower()]
-    return any(len(dimensions(value) or ()) == 2 for value in masks)
+    """Return whether packed rows need a changed working copy.
+
+    Its mask has two axes, and thus marks padding only, or it reads positions and no mask or segments, so that nothing
+    says that its attention stays inside of a document.
+    """
+    masks = _inputs_named(graph, "mask")
+    if masks or _inputs_named(graph, "segment"):
+        return any(len(dimensions(value) or ()) == 2 for value in masks)
+    return len(_inputs_named(graph, "position")) == 1
+
+
+def _inputs_named(graph: ir.Graph, part: str) -> list[ir.Value]:
+    given = [value for value in graph.inputs if value.name not in graph.initializers]
+    return [value for value in given if part in str(value.name).lower()]
 
 
 def separate_documents(model: ir.Model) -> None:
-    """Let the mask of a working copy number the documents of a row, in place.
+    """Let the mask of a working copy number the documents of a row, or its positions begin them, in place.
 
     The scores of attention get a block-diagonal bias; positions that are looked up in a table or read by
     GroupQueryAttention are counted within a document. Rotations that the graph computes itself keep their positions:
@@ -56,34 +68,52 @@ def separate_documents(model: ir.Model) -> None:
         DataError: The model has tokens of other documents in another way, or not one mask of integers.
     """
     graph = model.graph
-    masks = [value for value in graph.inputs if "mask" in str(value.name).lower()]
-    if len(masks) != 1 or masks[0].dtype not in _INTEGERS:
+    masks = _inputs_named(graph, "mask")
+    begins = [] if masks else _inputs_named(graph, "position")
+    for value in begins:
+        if value.dtype not in _INTEGERS or len(dimensions(value) or ()) != 2:
+            raise DataError(
+                f"packed sequences need positions of integers [batch, tokens], which begin again with each sequence of "
+                f"a row, but the model has {value.name!r} ({_type(value)})."
+            )
+    if not begins and (len(masks) != 1 or masks[0].dtype not in _INTEGERS):
         shown = ", ".join(f"{value.name!r} ({_type(value)})" for value in masks)
         raise DataError(
             f"packed sequences need one mask of integers [batch, tokens], which then numbers the sequences of a row, "
             f"but the model has {shown}."
         )
-    (mask,) = masks
     mixing = sorted({node.op_type for node in graph if node.op_type in _MIXING})
     if mixing:
         raise DataError(
             f"packed sequences would flow into each other in this model's {', '.join(mixing)}; train it without pack."
         )
-    first, readers = graph[0], list(mask.uses())
-    op = Builder(graph, graph.opset_imports[""], before=first)
+    op = Builder(graph, graph.opset_imports[""], before=graph[0])
     op.scope = "documents"
-    numbers = op.wrap(mask)
-    plain = op.Min(numbers, op.scalar(1, numbers))
-    for node, slot in readers:
-        node.replace_input_with(slot, plain.ir)
+    (given,) = begins or masks
+    numbers = _begun(op, op.wrap(given)) if begins else _numbered(op, given)
     rows, columns = op.Unsqueeze(numbers, op.ints(2)), op.Unsqueeze(numbers, op.ints(1))
     same = op.Equal(rows, columns)
     _bias_attention(model, op, op.Or(same, op.Equal(rows, op.scalar(0, numbers))))
     _restart_positions(graph, op, numbers, same)
-    mask.meta[DOCUMENTS] = True
-    mask.meta.pop(RIGHT_PADDED, None)
+    given.meta[DOCUMENTS] = "begins" if begins else "numbers"
+    given.meta.pop(RIGHT_PADDED, None)
     graph.sort()
     infer_shapes(model)
+
+
+def _numbered(op: Builder, mask: ir.Value) -> Value:
+    """Let all readers of a mask read ones and zeros, and return the numbers of documents."""
+    readers, numbers = list(mask.uses()), op.wrap(mask)
+    plain = op.Min(numbers, op.scalar(1, numbers))
+    for node, slot in readers:
+        node.replace_input_with(slot, plain.ir)
+    return numbers
+
+
+def _begun(op: Builder, positions: Value) -> Value:
+    """Return the numbers of documents, one more at each position 0."""
+    begins = op.cast(op.Equal(positions, op.scalar(0, positions)), ir.DataType.INT64)
+    return op.CumSum(begins, op.constant(1, np.int64)).with_shape(positions.shape)
 
 
 def _type(value: ir.Value) -> str:

@@ -177,7 +177,8 @@ class Evaluator:
         else:
             (combined,) = measured.values()
             measured = {"loss": combined}
-            if dataset.of_tokens and isinstance(objective.loss, NextToken) and objective.loss.is_likelihood:
+            plain = dataset.of_tokens and not dataset.weighted
+            if plain and isinstance(objective.loss, NextToken) and objective.loss.is_likelihood:
                 measured["perplexity"] = math.exp(min(combined, _LARGEST_EXPONENT))
         return {
             **measured,
