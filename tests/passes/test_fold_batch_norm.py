@@ -88,3 +88,12 @@ def test_a_trained_layer_keeps_its_normalization(trained):
     )
     trainer.train_step(X, np.ones((3, 4, 5, 5), np.float32))
     assert "BatchNormalization" in operators_of_step(trainer)
+
+
+@pytest.mark.parametrize(("pixels", "folds"), [(5, True), (1, False)])
+def test_weights_that_are_larger_than_their_result_are_not_copied(pixels, folds):
+    given = model((CONV.format(bias="").replace("(h", "(x") + NORM + "y = Relu(n)").replace("5, 5", "5"))
+    for value in (given.graph.input[0], given.graph.output[0]):
+        for axis in (2, 3):
+            value.type.tensor_type.shape.dim[axis].dim_value = pixels
+    assert ("BatchNormalization" not in operators(passed(given, fold_batch_norm))) == folds

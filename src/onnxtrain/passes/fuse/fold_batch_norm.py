@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir import Builder
 from onnxtrain.ir.replace import remove_nodes, take_over
-from onnxtrain.ir.value import constant_array
+from onnxtrain.ir.value import constant_array, dimensions
 from onnxtrain.passes.fuse.patterns import is_needed, named_by_gradients
 
 _EPSILON = 1e-5
@@ -20,7 +21,8 @@ def fold_batch_norm(model: ir.Model) -> None:
 
     With f = scale / sqrt(variance + ε) the weights are w f and the bias is (b - mean) f + B, computed in float64. ONNX
     Runtime does that itself, but not for weights that a session gets by address. The new weights are a copy, which each
-    session holds beside the file's. Left alone are a convolution that others read and trained or given weights.
+    session holds beside the file's. Left alone are a convolution that others read, weights that are trained or given,
+    and weights with more elements than the result for one example, whose copy costs more than it saves.
 
     Requires: a sorted graph. Ensures: the same; the convolution has the name of the normalization.
     """
@@ -40,7 +42,7 @@ def fold_batch_norm(model: ir.Model) -> None:
         w, scale, offset, mean, variance = tensors
         if w is None or scale is None or offset is None or mean is None or variance is None:
             continue
-        if bias is not None and shift is None:
+        if (bias is not None and shift is None) or w.size > _elements(norm.outputs[0]):
             continue
         factor = scale / np.sqrt(variance + norm.attributes.get_float("epsilon", _EPSILON))
         weights = w * factor.reshape(-1, *[1] * (w.ndim - 1))
@@ -56,6 +58,11 @@ def fold_batch_norm(model: ir.Model) -> None:
         take_over(graph, {norm.outputs[0]: result.ir})
         folded += [norm, conv]
     remove_nodes(graph, folded)
+
+
+def _elements(y: ir.Value) -> float:
+    """Number of elements of one example of a result; sizes that are not known count as 1."""
+    return math.prod(size for size in (dimensions(y) or ())[1:] if isinstance(size, int))
 
 
 def _convolution(norm: ir.Node, named: Collection[str]) -> ir.Node | None:
