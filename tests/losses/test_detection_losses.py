@@ -250,7 +250,9 @@ def test_a_model_of_a_fixed_batch_size_leaves_padding_out():
 
 
 def test_an_exported_step_assigns_by_itself(tmp_path):
-    proto = onnxtrain.lower(onnxtrain.training_model(detector(), loss=YOLO(reg_max=R), optimizer="sgd(lr=0.1)"))
+    stored = onnxtrain.training_model(detector(), loss=YOLO(reg_max=R), optimizer="adam")
+    assert "StopGradient" in {node.op_type for node in stored.training_info[0].algorithm.node}
+    proto = onnxtrain.lower(stored)
     assert {node.op_type for node in proto.graph.node} >= {"TopK", "ScatterElements"}
     assert {node.domain for node in proto.graph.node} <= {""}
     onnx.checker.check_model(proto)
@@ -279,6 +281,7 @@ def with_box(*box):
         (with_box(1, 4, 4, 2, 2), r"has the box \(4, 4, 2, 2\) at example 1, .* divide by its size"),
         (with_box(1, 0.5, 0.5, 0, 0.2), r"has the box \(0.5, 0.5, 0, 0.2\) of no size at example 1; leave it out"),
         (with_box(1, 0.5, np.nan, 0.2, 0.2), "holds nan at example 1"),
+        ([BOXES[0], BOXES[1, :1]], "'target' holds rows of different lengths; pad them to one length. Give rows of"),
     ],
 )
 def test_targets_are_refused_in_one_sentence(targets, message):
