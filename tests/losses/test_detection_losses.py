@@ -308,3 +308,24 @@ def test_targets_are_refused_in_one_sentence(targets, message):
 def test_models_and_settings_are_refused_in_one_sentence(make, message):
     with pytest.raises(OptionError, match=message):
         make()
+
+
+def test_yolo_trains_models_of_doubles():
+    """ONNX Runtime has no Atan of doubles, which the CIoU needs."""
+    losses = []
+    for dtype in (np.float32, np.float64):
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        kernel = np.random.default_rng(0).normal(size=(3, 4 * R + 2)).astype(dtype)
+        shapes = {"x": ["n", 4, 6, 3], "y": ["n", 4 * R + 2, 4, 6]}
+        inputs, outputs = ([onnx.helper.make_tensor_value_info(name, kind, shapes[name])] for name in "xy")
+        nodes = [
+            onnx.helper.make_node("MatMul", ["x", "kernel"], ["h"]),
+            onnx.helper.make_node("Transpose", ["h"], ["y"], perm=[0, 3, 1, 2]),
+        ]
+        weights = [onnx.numpy_helper.from_array(kernel, "kernel")]
+        graph = onnx.helper.make_graph(nodes, "head", inputs, outputs, weights)
+        proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+        x = np.random.default_rng(1).normal(size=(len(BOXES), 4, 6, 3)).astype(dtype)
+        trainer = onnxtrain.Trainer(proto, loss=YOLO(reg_max=R), optimizer="sgd(lr=0.1)")
+        losses.append([trainer.train_step(x, BOXES) for _ in range(2)])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

@@ -97,7 +97,8 @@ def complete_iou(op: Builder, a: Boxes, b: Boxes) -> Value:
 
 def _aspect(op: Builder, boxes: Boxes) -> Value:
     height = op.Max(boxes.height, op.scalar(_EPSILON, boxes.height))
-    return op.Atan(boxes.width / height)
+    ratio = boxes.width / height
+    return op.cast(op.Atan(op.cast(ratio, ir.DataType.FLOAT)), ratio.dtype)  # ONNX Runtime has no Atan of doubles
 
 
 def assign(op: Builder, cost: Value, active: Value) -> Value:
