@@ -50,7 +50,7 @@ def accuracy(same: np.ndarray, different: np.ndarray) -> float:
 
 
 def main(folder: Path) -> dict[str, float]:
-    """Train on 150 people; return how well pairs of photos of 30 others are told apart, before and after."""
+    """Train on 150 people; return how well pairs of photos of 30 others are distinguished, before and after."""
     network = onnxtrain.examples.mlp((SIZE * SIZE, 128, FEATURES))
     embedding = network.graph.output[0].name
     images, people = photos(150, 20, seed=0)
