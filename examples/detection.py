@@ -202,8 +202,11 @@ def draw(path: Path, images: np.ndarray, rows: list[tuple[str, list[np.ndarray]]
     sheet.quantize(32).save(path, optimize=True)
 
 
-def main(folder: Path) -> dict[str, float]:
-    """Train both, write `detector.onnx`, `slots.onnx` and `detection.png`, and return the mean average precisions."""
+def main(folder: Path, epochs: int = 20) -> dict[str, float]:
+    """Train both, write `detector.onnx`, `slots.onnx` and `detection.png`, and return the mean average precisions.
+
+    The YOLO-like detector takes that many epochs, the other one three times as many.
+    """
     data, test = shapes_in_noise(1200, 0), shapes_in_noise(200, 1)
     shown = test[0][:6]
     yolo = onnxtrain.Trainer(yolo_like(), loss=f"yolo(reg_max={REG_MAX})", optimizer="adamw(lr=2e-3)", seed=0)
@@ -217,8 +220,8 @@ def main(folder: Path) -> dict[str, float]:
         ]
 
     before = rows("before training")
-    yolo.fit(*data, epochs=20, batch_size=32, schedule="cosine", progress=False)
-    detr.fit(*data, epochs=60, batch_size=32, schedule="cosine", progress=False)
+    yolo.fit(*data, epochs=epochs, batch_size=32, schedule="cosine", progress=False)
+    detr.fit(*data, epochs=3 * epochs, batch_size=32, schedule="cosine", progress=False)
     after = rows("after training")
     yolo.save(folder / "detector.onnx")
     detr.save(folder / "slots.onnx")

@@ -192,6 +192,19 @@ def test_matrices_that_exporters_write_are_told_by_their_names(name, trained):
     assert rows == {name: trained, "v": True}
 
 
+@pytest.mark.parametrize(("kind", "trained"), [("PARAMETER", True), ("BUFFER", False), (None, False)])
+def test_a_filter_bank_that_pytorch_calls_a_parameter_is_trained(kind, trained):
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 4] x) => (float[n, 3] y) { y = MatMul(x, mel_filters) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3), np.float32), "mel_filters"))
+    if kind is not None:  # as torch.onnx.export(dynamo=True) writes it
+        info = onnx.helper.make_tensor_value_info("mel_filters", onnx.TensorProto.FLOAT, (4, 3))
+        info.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value=kind)
+        model.graph.value_info.append(info)
+    (row,) = onnxtrain.inspect(model).initializers
+    assert row.trainable == trained
+
+
 @pytest.mark.parametrize("opset", [11, 13, 21])
 def test_training_an_old_model_leaves_the_constants(opset):
     inner = detector()

@@ -1,9 +1,11 @@
 """Shapes of emitted nodes: equal to ONNX's inference, or less specific."""
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
+import onnxtrain.autodiff.rules  # noqa: F401 - it registers how StopGradient's type is inferred
 from onnxtrain.ir import Builder
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions
@@ -44,3 +46,13 @@ def test_the_shape_of_a_node_is_that_of_onnx(made):
 def test_a_range_of_floats_has_no_known_size():
     op = Builder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="graph"), 21)
     assert op.Range(op.constant(0.0), op.constant(5.5), op.constant(1.0)).shape == (None,)
+
+
+def test_stopped_values_have_the_type_and_shape_of_what_they_stop():
+    text = """<ir_version: 8, opset_import: ["": 18, "onnxtrain": 1]>
+        f (double[n, 3] x) => (y)
+        { a = onnxtrain.StopGradient(x) b = Neg(a) c = onnxtrain.StopGradient(b) y = Abs(c) }"""
+    model = infer_shapes(ir.serde.deserialize_model(onnx.parser.parse_model(text)))
+    for node in model.graph:
+        assert node.outputs[0].dtype == ir.DataType.DOUBLE
+        assert dimensions(node.outputs[0]) == ("n", 3)

@@ -250,7 +250,9 @@ def test_a_model_of_a_fixed_batch_size_leaves_padding_out():
 
 
 def test_an_exported_step_assigns_by_itself(tmp_path):
-    proto = onnxtrain.lower(onnxtrain.training_model(detector(), loss=YOLO(reg_max=R), optimizer="sgd(lr=0.1)"))
+    stored = onnxtrain.training_model(detector(), loss=YOLO(reg_max=R), optimizer="adam")
+    assert "StopGradient" in {node.op_type for node in stored.training_info[0].algorithm.node}
+    proto = onnxtrain.lower(stored)
     assert {node.op_type for node in proto.graph.node} >= {"TopK", "ScatterElements"}
     assert {node.domain for node in proto.graph.node} <= {""}
     onnx.checker.check_model(proto)
@@ -279,6 +281,7 @@ def with_box(*box):
         (with_box(1, 4, 4, 2, 2), r"has the box \(4, 4, 2, 2\) at example 1, .* divide by its size"),
         (with_box(1, 0.5, 0.5, 0, 0.2), r"has the box \(0.5, 0.5, 0, 0.2\) of no size at example 1; leave it out"),
         (with_box(1, 0.5, np.nan, 0.2, 0.2), "holds nan at example 1"),
+        ([BOXES[0], BOXES[1, :1]], "'target' holds rows of different lengths; pad them to one length. Give rows of"),
     ],
 )
 def test_targets_are_refused_in_one_sentence(targets, message):
@@ -305,3 +308,24 @@ def test_targets_are_refused_in_one_sentence(targets, message):
 def test_models_and_settings_are_refused_in_one_sentence(make, message):
     with pytest.raises(OptionError, match=message):
         make()
+
+
+def test_yolo_trains_models_of_doubles():
+    """ONNX Runtime has no Atan of doubles, which the CIoU needs."""
+    losses = []
+    for dtype in (np.float32, np.float64):
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        kernel = np.random.default_rng(0).normal(size=(3, 4 * R + 2)).astype(dtype)
+        shapes = {"x": ["n", 4, 6, 3], "y": ["n", 4 * R + 2, 4, 6]}
+        inputs, outputs = ([onnx.helper.make_tensor_value_info(name, kind, shapes[name])] for name in "xy")
+        nodes = [
+            onnx.helper.make_node("MatMul", ["x", "kernel"], ["h"]),
+            onnx.helper.make_node("Transpose", ["h"], ["y"], perm=[0, 3, 1, 2]),
+        ]
+        weights = [onnx.numpy_helper.from_array(kernel, "kernel")]
+        graph = onnx.helper.make_graph(nodes, "head", inputs, outputs, weights)
+        proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+        x = np.random.default_rng(1).normal(size=(len(BOXES), 4, 6, 3)).astype(dtype)
+        trainer = onnxtrain.Trainer(proto, loss=YOLO(reg_max=R), optimizer="sgd(lr=0.1)")
+        losses.append([trainer.train_step(x, BOXES) for _ in range(2)])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

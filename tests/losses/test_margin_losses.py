@@ -205,3 +205,24 @@ CENTRES = onnxtrain.append(encoder(), Cosine(5))
 def test_mistakes_are_sentences(use, error, message):
     with pytest.raises(error, match=message):
         use()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "taken"),
+    [
+        ("g = Sigmoid(x) h = Mul(x, g)", False),  # SiLU
+        ("h = Mul(x, s)", False),
+        ("l = ReduceL2<keepdims = 1>(x, last) c = Max(l, s) e = Shape(x) d = Expand(c, e) h = Div(x, d)", True),
+        ("q = Mul(x, x) l = ReduceSum(q, last) r = Sqrt(l) i = Reciprocal(r) h = Mul(x, i)", True),
+    ],
+)
+def test_products_count_as_cosines_behind_a_division_by_a_length(nodes, taken):
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 3] x) => (float[n, 2] y)
+        <float[3, 2] w = {{1, 0, 0, 1, 0, 0}}, float s = {{0.5}}, int64[1] last = {{-1}}>
+        {{ {nodes} y = MatMul(h, w) }}""")
+    if taken:
+        assert np.isfinite(onnxtrain.Trainer(model, loss="arcface").train_step(np.ones((2, 3), np.float32), [0, 1]))
+    else:
+        with pytest.raises(OptionError, match="is not computed from vectors of length 1"):
+            onnxtrain.Trainer(model, loss="arcface")

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.errors import DataError, OnnxTrainError, OptionError
+from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder
 from onnxtrain.losses import Transducer
 
@@ -257,7 +257,12 @@ def test_the_padding_may_be_of_any_width():
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_more_labels_than_histories_fail():
+@pytest.mark.parametrize("use", ["train_step", "fit", "evaluate"])
+def test_more_labels_than_histories_are_a_sentence(use):
     trainer = onnxtrain.Trainer(joint("n, t, u, 5"), loss="transducer")
-    with pytest.raises(OnnxTrainError, match=r"GatherElements node .*Out of range value in index"):
-        trainer.train_step(np.zeros((1, 4, 3, 5), np.float32), np.array([[1, 2, 3]]))
+    message = (
+        r"An example has more labels than the model's scores \[N, T, U \+ 1, C\] have room for, U; .*"
+        r"The step got 'x' \(1, 4, 3, 5\), 'target' \(1, 3\)\.$"
+    )
+    with pytest.raises(DataError, match=message):
+        getattr(trainer, use)(np.zeros((1, 4, 3, 5), np.float32), np.array([[1, 2, 3]]))

@@ -9,6 +9,7 @@ import onnxtrain
 from onnxtrain.errors import OptionError
 from onnxtrain.losses import YOLO
 from onnxtrain.metrics.base import Detections, MetricInput
+from onnxtrain.metrics.choice import metric_for_loss
 from onnxtrain.metrics.detections import detection_metric
 
 TRUE = np.array(
@@ -70,6 +71,11 @@ def test_it_is_for_detectors_alone():
     trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="mse")
     with pytest.raises(OptionError, match="The metric map is for boxes, but the loss mean_squared_error predicts none"):
         trainer.evaluate(np.zeros((2, 4), np.float32), np.zeros((2, 3), np.float32), metrics="map")
+    boxes = MetricInput("yolo", None, detections=lambda y: Detections(y, y))
+    with pytest.raises(OptionError, match="but the loss yolo predicts boxes; measure map or map_50"):
+        metric_for_loss(boxes, "accuracy")
+    with pytest.raises(OptionError, match=r"There is no metric 'mAP': use .*, map, map_50 or a function .* nearest is"):
+        metric_for_loss(boxes, "mAP")
 
 
 def test_the_boxes_of_a_head_are_decoded():

@@ -342,3 +342,16 @@ def test_a_session_that_could_not_be_opened_fails_in_the_same_way_again(monkeypa
             with pytest.raises(StepError, match="refused the graph"):
                 call()
     assert np.isfinite(trainer.train_step(np.ones((2, 4), np.float32), np.arange(2)))
+
+
+@pytest.mark.parametrize("targets", [np.zeros(1, int), np.zeros(5, int), np.eye(3, dtype=np.float32)[:1]])
+def test_a_step_refuses_targets_of_other_rows(targets):
+    trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="softmax_cross_entropy")
+    with pytest.raises(DataError, match=rf"'target' has {len(targets)} rows, but the input 'input' has 12\."):
+        trainer.train_step(np.zeros((12, 4), np.float32), targets)
+
+
+def test_a_step_refuses_rows_of_different_lengths():
+    trainer = onnxtrain.Trainer(onnxtrain.examples.mlp((4, 8, 3)), loss="mean_squared_error")
+    with pytest.raises(DataError, match="'target' holds rows of different lengths; pad them to one length"):
+        trainer.train_step(np.zeros((2, 4), np.float32), [[1.0, 2.0], [1.0]])

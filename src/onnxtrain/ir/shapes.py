@@ -51,8 +51,7 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     skipped = [output for node in model.graph for name in _NAMERS for output in name(node)]
     try:
         _infer_consistently(model)
-        learned = [infer(node) for node in model.graph for infer in _INFERENCES]
-        if any(learned):
+        while sum(infer(node) for node in model.graph for infer in _INFERENCES):  # those behind others come later
             _infer(model)
         if resolve_symbols(model.graph):
             if needs_inference(model.graph):

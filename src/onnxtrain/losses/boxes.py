@@ -56,11 +56,6 @@ class Overlap(NamedTuple):
     around: Boxes
 
 
-def fixed(op: Builder, x: Value) -> Value:
-    """Emit a value without gradient, by a node of whose result every tool knows the type."""
-    return op.Cast(stopped(op, x), to=int(x.dtype)).with_shape(x.shape)
-
-
 def overlap(op: Builder, a: Boxes, b: Boxes) -> Overlap:
     """Emit the overlap of boxes of non-negative sizes; that of two boxes of no area is 0."""
     wide = op.Relu(op.Min(a.right, b.right) - op.Max(a.left, b.left))
@@ -96,13 +91,14 @@ def complete_iou(op: Builder, a: Boxes, b: Boxes) -> Value:
     distance = (dx * dx + dy * dy) * 0.25 / diagonal
     angle = _aspect(op, a) - _aspect(op, b)
     v = angle * angle * (4 / math.pi**2)
-    factor = fixed(op, v / (v - found.iou + (1 + _EPSILON)))
+    factor = stopped(op, v / (v - found.iou + (1 + _EPSILON)))
     return found.iou - distance - v * factor
 
 
 def _aspect(op: Builder, boxes: Boxes) -> Value:
     height = op.Max(boxes.height, op.scalar(_EPSILON, boxes.height))
-    return op.Atan(boxes.width / height)
+    ratio = boxes.width / height
+    return op.cast(op.Atan(op.cast(ratio, ir.DataType.FLOAT)), ratio.dtype)  # ONNX Runtime has no Atan of doubles
 
 
 def assign(op: Builder, cost: Value, active: Value) -> Value:

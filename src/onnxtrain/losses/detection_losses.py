@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.data.conversion import Array
 from onnxtrain.data.target_checks import BoxCheck, TargetCheck
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension, dimensions, is_float
 from onnxtrain.losses.base import ReducedLoss, TargetForm, TargetKind, softplus
-from onnxtrain.losses.boxes import Boxes, assign, complete_iou, fixed, generalized_iou
+from onnxtrain.losses.boxes import Boxes, assign, complete_iou, generalized_iou
 from onnxtrain.losses.groups import check_above_zero
 from onnxtrain.metrics.base import Detections, MetricInput
 from onnxtrain.spelling import checks_arguments
@@ -234,8 +235,8 @@ class YOLO(DetectionLoss):
 
     def _assigned(self, op: Builder, anchors: _Anchors, truth: _Targets, boxes: Boxes) -> tuple[Value, Value]:
         """Emit the box [N, A] of each anchor, and the weight w [N, A], 0 for anchors without one."""
-        logits = fixed(op, anchors.logits)
-        found = Boxes(*(fixed(op, edge) for edge in anchors.boxes)).along(op, 1)  # [N, 1, A]
+        logits = stopped(op, anchors.logits)
+        found = Boxes(*(stopped(op, edge) for edge in anchors.boxes)).along(op, 1)  # [N, 1, A]
         given = boxes.along(op, 2)  # [N, M, 1]
         x, y = (op.Unsqueeze(centre, op.ints(1)) for centre in anchors.centre)
         margins = [x - given.left, y - given.top, given.right - x, given.bottom - y]
@@ -312,7 +313,7 @@ class _Anchors:
         logits = op.Slice(prediction, op.ints(4 * reg_max), op.ints(-_GRID), op.ints(2))
         columns = (prediction.shape or (None,))[-1]
         classes = columns - 4 * reg_max - _GRID if isinstance(columns, int) else None
-        grid = fixed(op, op.Slice(prediction, op.ints(-_GRID), op.ints(_END), op.ints(2)).with_shape((*rows, _GRID)))
+        grid = stopped(op, op.Slice(prediction, op.ints(-_GRID), op.ints(_END), op.ints(2)).with_shape((*rows, _GRID)))
         x, y, wide, high = (_column(op, grid, index) for index in range(_GRID))
         unit = tuple(op.Slice(size, op.ints(0), op.ints(1), op.ints(1)) for size in (wide, high))
         x, y, wide, high = x / unit[0], y / unit[1], wide / unit[0], high / unit[1]
@@ -552,8 +553,8 @@ class DETR(DetectionLoss):
 
     def _matched(self, op: Builder, logits: Value, sides: Value, truth: _Targets) -> Value:
         """Emit the box [N, Q] of each slot, -1 for none."""
-        score = _scores_of_boxes(op, op.Softmax(fixed(op, logits), axis=2), truth.label)
-        stop = fixed(op, sides)
+        score = _scores_of_boxes(op, op.Softmax(stopped(op, logits), axis=2), truth.label)
+        stop = stopped(op, sides)
         own = [op.Unsqueeze(_column(op, stop, index), op.ints(1)) for index in range(4)]
         true = [op.Unsqueeze(side, op.ints(2)) for side in truth.sides]
         l1 = op.sum_of([op.Abs(a - b).with_shape((None, None, None)) for a, b in zip(own, true, strict=True)])

@@ -22,6 +22,12 @@ from onnxtrain.training_info.recipe import LossTerms
 
 _KEEPING = ("Identity", "Cast", "Transpose", "Clip")
 
+_OF_LENGTHS = (
+    *("Abs", "Add", "Cast", "Clip", "Expand", "Identity", "Max", "Mul", "Pow", "Reciprocal", "Reshape", "Sqrt"),
+    "Unsqueeze",
+)
+"""Operators between a sum of squares and the division by the length."""
+
 
 class MarginLoss(ReducedLoss):
     """Base of cross-entropies of cosines [N, C] whose label's cosine is made smaller by a margin."""
@@ -76,12 +82,30 @@ class MarginLoss(ReducedLoss):
 def _may_be_cosines(value: ir.Value) -> bool:
     """Return whether a value may be a matmul of vectors of length 1; True where its origin is not known."""
     producer = _behind(value).producer()
-    if producer is None:
+    if producer is None or producer.op_type == "Div":  # by the product of lengths
         return True
     if producer.op_type == "MatMul" or (producer.op_type == "Gemm" and len(producer.inputs) == 2):
         sources = [_behind(operand).producer() for operand in producer.inputs if operand is not None]
-        return any(source is not None and source.op_type in ("Div", "Mul", "LpNormalization") for source in sources)
-    return producer.op_type == "Div"
+        return any(source is not None and _divides_by_length(source) for source in sources)
+    return False
+
+
+def _divides_by_length(node: ir.Node) -> bool:
+    """Return whether a node divides vectors by a length, which comes from a sum; not a Mul of SiLU or GELU."""
+    if node.op_type == "LpNormalization":
+        return True
+    return node.op_type in ("Div", "Mul") and any(_is_length(operand) for operand in node.inputs)
+
+
+def _is_length(value: ir.Value | None) -> bool:
+    waiting = [value]
+    while waiting:
+        producer = None if (one := waiting.pop()) is None else one.producer()
+        if producer is not None and producer.op_type.startswith("Reduce"):
+            return True
+        if producer is not None and producer.op_type in _OF_LENGTHS:
+            waiting += producer.inputs[: 1 if producer.op_type in ("Expand", "Clip", "Unsqueeze", "Reshape") else 2]
+    return False
 
 
 def _behind(value: ir.Value) -> ir.Value:

@@ -15,6 +15,7 @@ from onnxtrain.ir.value import Dimension
 from onnxtrain.losses.base import ReducedLoss, TargetKind, examples, node_rank
 from onnxtrain.losses.ctc_loss import PathCheck, valid_steps
 from onnxtrain.metrics.base import MetricInput
+from onnxtrain.runtime.failures import explain_failure
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -119,7 +120,13 @@ class Transducer(ReducedLoss):
         at_end = self._diagonals(op, blanks, emitted, last + count)
         end = op.Expand(op.Unsqueeze(last, op.ints(2)), op.Concat(op.Shape(last), op.Shape(blanks, start=2), axis=0))
         closing = op.Squeeze(op.GatherElements(blanks, end, axis=1), op.ints(1))  # [N, U + 1], at the last frame
-        terms = -op.Squeeze(op.GatherElements(at_end + closing, count, axis=1), op.ints(1))
+        chosen = op.GatherElements(at_end + closing, count, axis=1)
+        explain_failure(
+            chosen,
+            "An example has more labels than the model's scores [N, T, U + 1, C] have room for, U; shorten the labels, "
+            "or give the model an input of more label histories.",
+        )
+        terms = -op.Squeeze(chosen, op.ints(1))
         if weights is not None:
             terms = terms * weights
         number = op.cast(examples(op, target), prediction.dtype)

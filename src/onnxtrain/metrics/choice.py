@@ -116,7 +116,7 @@ def unknown(name: str) -> OptionError:
     aliases = [*_METRIC_ALIASES, *_METRIC_ALIASES.values(), *_loss_aliases()]
     names = [*BUILT_IN, *DATASET_METRIC_NAMES, *REWARD_METRICS, *DETECTION_METRICS, *aliases]
     near = suggestion(name_of(name), names)
-    shown = ", ".join([*BUILT_IN, *SHOWN, "f1_micro", "top_k(5)", CharacterErrorRate.name])
+    shown = ", ".join([*BUILT_IN, *SHOWN, "f1_micro", "top_k(5)", CharacterErrorRate.name, *DETECTION_METRICS])
     return OptionError(f"There is no metric '{name}': use {shown} or a function of (y_true, y_pred).{near}")
 
 
@@ -307,6 +307,10 @@ def _options(metric_input: MetricInput, name: str) -> dict[str, Any]:
     if metric_input.predicts is None:
         if name != "accuracy":
             return {}
+        if metric_input.detections is not None:
+            raise OptionError(
+                f"accuracy is for classes, but the loss {metric_input.loss} predicts boxes; measure map or map_50."
+            )
         raise OptionError(
             f"accuracy needs to know what the predictions are, which the loss {metric_input.loss} does not say; give "
             "it predicts='classes' or predicts='binary', or measure a function of (y_true, y_pred)."

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import DataError, OnnxTrainError, StepError
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import dimensions
+from onnxtrain.ir.value import Value, dimensions
 
 _MEBIBYTE = 2**20
 
@@ -27,7 +27,17 @@ _UNEQUAL = re.compile(r"Attempting to broadcast an axis by a dimension other tha
 _CACHES = {"RotaryEmbedding": 2, "GroupQueryAttention": 7}
 """Operators of ONNX Runtime with tables of cosines, one row a position, and their input slots for them."""
 
+_REASON = "onnxtrain.failure"
+"""Metadata key of a node that data can make fail: the sentence for that."""
+
 _KEEP_ELEMENTS = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def explain_failure(output: Value, sentence: str) -> None:
+    """Say why the node of an output fails, where only data of the wrong size can make it fail."""
+    producer = output.ir.producer()
+    assert producer is not None
+    producer.metadata_props[_REASON] = sentence
 
 
 def explained(error: Exception) -> str:
@@ -64,7 +74,27 @@ def failure(error: Exception, graph: ir.Graph, feeds: Mapping[str, Any], states:
         sentence = _too_long(arrays, _positions(graph))
     elif unequal := _UNEQUAL.search(text):
         sentence = _beyond_a_slice(graph, arrays, *sorted(map(int, unequal.groups())))
+    sentence = sentence or _by_the_node(text, graph, arrays)
     return DataError(sentence) if sentence else StepError(explained(error))
+
+
+def _by_the_node(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray]) -> str | None:
+    """Return the sentence that the failed node carries, with the shapes of the step's arrays."""
+    node = _named_node(text, graph)
+    sentence = None if node is None else node.metadata_props.get(_REASON)
+    if sentence is None:
+        return None
+    return (
+        f"{sentence} The step got "
+        + ", ".join(f"{name!r} {array.shape}" for name, array in arrays.items() if array.ndim)
+        + "."
+    )
+
+
+def _named_node(text: str, graph: ir.Graph) -> ir.Node | None:
+    """Return the node that failed, where the graph has it."""
+    found = _failed_node(text)
+    return None if found is None else next((node for node in graph if node.name == found[2]), None)
 
 
 def _failed_node(text: str) -> re.Match[str] | None:
@@ -91,8 +121,7 @@ def _mebibytes(size: int) -> str:
 
 def _beyond_a_table(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray], value: int, rows: int) -> str | None:
     """Describe indices outside of a table: values of an input, or positions that the model counts itself."""
-    found = _failed_node(text)
-    node = None if found is None else next((each for each in graph if each.name == found[2]), None)
+    node = _named_node(text, graph)
     source = node.inputs[1] if node is not None and len(node.inputs) > 1 else None
     while source is not None and (producer := source.producer()) is not None and producer.op_type in _KEEP_ELEMENTS:
         source = producer.inputs[0]

@@ -136,7 +136,7 @@ class DataAdapter:
         assert wanted is not None
         if isinstance(targets, Mapping):
             (targets,) = targets_by_output(objective.heads, targets).values()
-        targets = wanted.adapt(np.asarray(targets), self.labels)
+        targets = wanted.adapt(_as_array(targets, wanted.spec), self.labels)
         shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in objective.inputs))
         classes = wanted.are_classes(targets)  # valid class indices need no further check
         if shapes != self._last_shapes or (not classes and wanted.hold_ignored(targets)):
@@ -146,6 +146,7 @@ class DataAdapter:
             wanted = objective.targets
             self._last_shapes = shapes
             classes = wanted.are_classes(targets)
+        _check_rows(targets, wanted.spec, objective.inputs, feeds)
         feeds[wanted.name] = fitted = fit_to_spec(targets, objective.for_any_rows(wanted.spec))
         if not classes:
             check_targets(fitted, wanted.check)
@@ -157,7 +158,7 @@ class DataAdapter:
         """Return the objective for the forms of several targets, and the targets by input name of the step graph."""
         heads = objective.heads
         given = targets_by_output(heads, targets)
-        arrays = [head.targets.adapt(np.asarray(given[head.name])) for head in heads]
+        arrays = [head.targets.adapt(_as_array(given[head.name], head.targets.spec)) for head in heads]
         shapes = (*((array.dtype, array.shape) for array in arrays), *(array.shape for array in inputs.values()))
         pairs = list(zip(heads, arrays, strict=True))
         if shapes != self._last_shapes or any(head.targets.hold_ignored(array) for head, array in pairs):
@@ -167,6 +168,7 @@ class DataAdapter:
         found = {}
         for head, array in zip(objective.heads, arrays, strict=True):
             own = head.targets
+            _check_rows(array, own.spec, objective.inputs, inputs)
             found[own.name] = check_targets(fit_to_spec(array, objective.for_any_rows(own.spec)), own.check)
         return objective, found
 
@@ -313,6 +315,27 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
         f"{found.name} holds texts, but the loss {loss.name} compares {reads}; use next_token, which compares the "
         "logits at a token with the next one, or a loss of your own."
     )
+
+
+def _as_array(targets: Any, spec: TensorSpec) -> np.ndarray:
+    try:
+        return np.asarray(targets)
+    except ValueError as error:
+        if "inhomogeneous" not in str(error):
+            raise
+        raise DataError(f"{spec.name!r} holds rows of different lengths; pad them to one length.{spec.hint}") from None
+
+
+def _check_rows(
+    targets: np.ndarray, spec: TensorSpec, inputs: Sequence[TensorSpec], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Refuse targets of another number of rows than inputs of the same dynamic batch size: they might broadcast."""
+    rows = (spec.shape or (None,))[0]
+    for each in inputs:
+        if targets.ndim and isinstance(rows, str) and (each.shape or (None,))[0] == rows:
+            given = len(arrays[each.name])
+            if given != len(targets):
+                raise DataError(f"{spec.name!r} has {len(targets)} rows, but the input {each.name!r} has {given}.")
 
 
 def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:

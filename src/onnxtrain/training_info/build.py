@@ -48,8 +48,10 @@ def build_unfilled(spec: StepSpec) -> tuple[onnx.ModelProto, FirstValues]:
         algorithm.cut(name, _initialization(algorithm)) for name, algorithm in _algorithms(spec, values)
     )
     helper.set_model_props(proto, _metadata(proto) | _options_metadata(spec))
-    domains = {entry.domain for entry in proto.opset_import}
-    for domain in sorted(_imported(spec) - domains):
+    domains = {entry.domain for entry in proto.opset_import} | {""}
+    # Besides the optimizer's and Gradient's, a loss may have StopGradient.
+    used = _imported(spec) | {node.domain for info in proto.training_info for node in info.algorithm.node}
+    for domain in sorted(used - domains):
         proto.opset_import.append(helper.make_opsetid(domain, 1))
     return proto, values
 

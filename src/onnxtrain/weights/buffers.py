@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.weights.names import is_literal, is_mask, is_table, is_transform
+from onnxtrain.weights.names import is_declared_parameter, is_literal, is_mask, is_table, is_transform
 from onnxtrain.weights.readers import (
     LINEAR,
     REARRANGING,
@@ -59,7 +59,7 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
     name = value.name or ""
     if is_table(name):
         return "a position table, by its name"
-    if is_transform(name):
+    if is_transform(name) and not is_declared_parameter(value):
         return "a matrix of a spectrogram, by its name"
     if _only_angles(value, functions, readers):
         return "a position table: only its sines and cosines are used"

@@ -145,6 +145,11 @@ def is_transform(name: str) -> bool:
     return re.match(_TRANSFORM, last_word(name)) is not None
 
 
+def is_declared_parameter(value: ir.Value) -> bool:
+    """Return whether PyTorch's newer exporter says that an initializer is an ``nn.Parameter``."""
+    return value.metadata_props.get(_KIND) == "PARAMETER"
+
+
 def is_mask(name: str) -> bool:
     """Return whether a tensor has the name of a mask."""
     return re.match(_MASK, last_word(name)) is not None
@@ -176,6 +181,9 @@ def is_learned(name: str) -> bool:
 
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
+
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Metadata key of an initializer: what it is in PyTorch's program, such as PARAMETER or BUFFER."""
 
 CALL = "pkg.torch.onnx.fx_node"
 """Metadata key of a node: its call in the exported program."""

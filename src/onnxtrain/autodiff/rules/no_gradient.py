@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import no_gradient, only_straight_through
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN
+from onnxtrain.ir.shapes import register_inference
 
 STEPS = ("Ceil", "Floor", "Round", "Sign", "QuantizeLinear")
 """Operators that round: their derivative is zero; :mod:`onnxtrain.autodiff.rules.straight_through` has the
@@ -84,3 +87,22 @@ def stop_gradient(node: Node) -> list[Value | None]:
 def stopped(op: Builder, x: Value) -> Value:
     """The value as a constant to the gradient."""
     return emit(op, _STOP, x, like=[x])[0]
+
+
+def infer_stopped(node: ir.Node) -> bool:
+    """Copy the type and shape of x to the output of StopGradient, which files of training models may have.
+
+    Returns:
+        True if the output got one that was unknown before.
+    """
+    if (node.domain, node.op_type) != (ONNXTRAIN_DOMAIN, _STOP) or (x := node.inputs[0]) is None:
+        return False
+    output, learned = node.outputs[0], False
+    if output.type is None and x.type is not None:
+        output.type, learned = x.type, True
+    if output.shape is None and x.shape is not None:
+        output.shape, learned = x.shape.copy(), True
+    return learned
+
+
+register_inference(infer_stopped, lambda node: [])
