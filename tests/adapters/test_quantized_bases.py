@@ -98,12 +98,24 @@ def trainer(model, **settings):
 def run(model, x, adapter=None):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")  # as training and evaluation
     given = str(model) if not isinstance(model, onnx.ModelProto) else model.SerializeToString()
     options_of_run, loaded = onnxruntime.RunOptions(), onnxruntime.LoraAdapter()
     if adapter is not None:
         loaded.Load(str(adapter))
         options_of_run.add_active_adapter(loaded)
     return onnxruntime.InferenceSession(given, options).run(None, {"x": x}, options_of_run)[0]
+
+
+def test_predictions_are_those_of_the_dequantized_weights(base):
+    """ONNX Runtime rounds activations to 8 bits there, unless a session says otherwise."""
+    model, dense = base
+    x, y = data()
+    learner = trainer(model)
+    np.testing.assert_allclose(learner.predict(x), np.tanh(x) @ dense, atol=1e-5)
+    assert onnxtrain.evaluate(model, (x, y), loss="mse")["loss"] == pytest.approx(
+        np.mean((np.tanh(x) @ dense - y) ** 2), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("dora", [False, True])

@@ -60,7 +60,7 @@ def test_the_gradient_of_a_mask_is_not_asked_for():
 def test_what_the_kernel_lacks_is_written_in_standard_operators(names, read):
     projections = {"y": normal(*Y), read: normal(*(Y if read == "y" else (BATCH, HEADS, QUERIES)))}
     found = gradient(model(outputs=("y", "log_sum")), names, projections, kernels=True)
-    assert fused(found) == {"Attention", "SoftmaxGradient"}
+    assert fused(found) - {"Elementwise"} == {"Attention", "SoftmaxGradient"}
 
 
 def test_half_precision_gets_bodies():

@@ -273,7 +273,8 @@ def test_own_rule_for_several_outputs_gets_their_gradients() -> None:
         "Both (a) => (b, c, d)", "b = Mul(a, a) t = Constant<value = double {3}>() c = Mul(a, t) d = Shape(a)"
     )
     check_gradient(model("p, q, r = test.Both(x) y = Mul(p, q)", functions=functions), [X])
-    assert seen == [["DOUBLE", "DOUBLE", None]]
+    assert seen
+    assert all(types == ["DOUBLE", "DOUBLE", None] for types in seen)
 
 
 def test_gradients_are_of_floating_tensors() -> None:

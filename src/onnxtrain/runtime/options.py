@@ -135,7 +135,8 @@ class RuntimeOptions:
         profile: Prefix of a profile that onnxruntime writes; ``None`` for none.
         accuracy_level: Compute type of MatMulNBits (linear layers with low-bit weights) during training and
             evaluation: 0 (default) is the input's type; 4, common in such models, is int8; ``None`` keeps the
-            attribute of each node. The saved file keeps its attributes in any case.
+            attribute of each node. The saved file keeps its attributes in any case. So it is for a MatMul of
+            dequantized weights, which ONNX Runtime makes a MatMulNBits of level 4.
     """
 
     threads: int | None = None
@@ -236,6 +237,8 @@ class RuntimeOptions:
         # A buffer returns to the arena with its tensor, instead of waiting for a later tensor of the same shape.
         # Operators that can work in place still do.
         options.enable_mem_reuse = False
+        if self.accuracy_level is not None:
+            options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(self.accuracy_level))
         if self.threads is not None:
             options.intra_op_num_threads = self.threads
         if self.profile is not None:

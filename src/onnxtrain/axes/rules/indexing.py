@@ -9,6 +9,7 @@ from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.labels import Axis, fixed
 from onnxtrain.axes.node import Node
 from onnxtrain.axes.registry import axes_of, no_rule
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 
 @axes_of("Gather")
@@ -56,3 +57,4 @@ no_rule(
     reason="its positions may lie on any axis",
 )
 no_rule("NonZero", "NonMaxSuppression", reason="it lists positions")
+no_rule("GatherGradient", domain=ONNXTRAIN_DOMAIN, reason="it is a part of training graphs, not of model files")

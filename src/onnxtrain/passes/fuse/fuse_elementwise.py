@@ -163,7 +163,7 @@ def _shape(node: ir.Node) -> tuple[object, ...] | None:
     y = node.outputs[0]
     sizes = dimensions(y)
     floats = [value for value in (*node.inputs, y) if value is not None and not _is_truth(value)]
-    if not sizes or None in sizes or any(value is None for value in node.inputs) or not floats:
+    if not sizes or None in sizes or 0 in sizes or any(value is None for value in node.inputs) or not floats:
         return None
     kind = floats[0].dtype
     if kind not in KERNEL_TYPES or any(value.dtype != kind for value in floats):
