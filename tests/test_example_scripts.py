@@ -54,6 +54,7 @@ PROGRAMS = {
         lambda found: found["after"] > 0.91 and found["after"] > found["before"] + 0.05,
     ),
     "wake_word_audio.py": ("matplotlib", "wake_word_audio.onnx", lambda found: found["after"] > 0.95 > found["before"]),
+    "transducer.py": ("matplotlib", "transducer.onnx", lambda found: found["after"] > 0.85 and found["before"] < 0.1),
     "wake_word.py": (None, "wake_word.onnx", lambda found: found["recall"] > 0.9 and found["precision"] > 0.8),
 }
 QUICK = {"tabular.py", "wake_word.py"}
