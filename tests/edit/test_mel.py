@@ -270,6 +270,7 @@ class Mean(onnxtrain.layers.Layer):
         (identity("n, 40"), {}, "has shape .*; a spectrogram is"),
         (identity("n, 3, 40, 20"), {}, "has shape .*; a spectrogram is"),
         (identity(), {"mels": 40, "input": "z"}, "has no floating input 'z' .*; its inputs are 'mel'"),
+        (identity(), {"mels": 40, "name": ""}, "name is empty; the new input needs a name"),
         (identity(opset=10), {"mels": 40}, "prepend_mel needs opset 11, the model has 10; upgrade it"),
         (identity(kind="int64"), {"mels": 40}, "has no floating input that could be a spectrogram"),
     ],

@@ -91,6 +91,8 @@ def prepend_mel(
         ('audio', ['n', 15920])
     """
     _check(sample_rate, window, hop, fft, low, high, scale, power, compression, floor)
+    if not name:
+        raise OptionError("name is empty; the new input needs a name.")
     working = Working(model)
     if working.opset < _OPSET:
         raise OptionError(f"prepend_mel needs opset {_OPSET}, the model has {working.opset}; upgrade it.")
