@@ -142,6 +142,11 @@ HUGE[4, 0] = 1e300
             r"the data is a sequence of 2 \(tuple, ndarray\); .* 1 array for 'image' in this order",
         ),
         (
+            (X, [[1, 2], [1]]),
+            r"^The targets in the data are a list of lists; give numpy.array of it, for which all rows",
+        ),
+        (([[0.5, 1.0], [1.0]], Y), r"^The inputs in the data are a list of lists; give numpy.array of it"),
+        (
             ({"picture": X}, Y),
             r"the mapping of inputs in the data has no array for input 'image': it holds 'pict",
         ),

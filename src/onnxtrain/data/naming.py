@@ -152,6 +152,12 @@ def match_positions(
             return _named(inputs, specs), targets
     if len(parts) == 1 and isinstance(parts[0], Mapping):
         return match_names(parts[0], specs, subject, target=target, need_target=need_target)
+    nested = [isinstance(part, list) and part and all(isinstance(row, list | tuple) for row in part) for part in parts]
+    if len(parts) == 2 and any(nested):
+        raise DataError(
+            f"The {'inputs' if nested[0] else 'targets'} in {subject} are a list of lists; give numpy.array of it, for "
+            "which all rows need the same length (pad shorter ones)."
+        )
     raise DataError(
         f"{subject} is a sequence of {_kinds(parts)}; it needs (inputs, targets), where inputs are "
         f"{count} {_plural('array', specs)} for {_names(spec.name for spec in specs)} in this order, "
