@@ -93,6 +93,17 @@ def test_nothing_is_omitted_without_optimizing(tmp_path):
     assert not [hint for hint in onnxtrain.inspect(model).hints if "left out" in hint]
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("optimize", [True, False])
+def test_parameters_and_buffers_are_those_of_the_program_whatever_their_names(optimize, fresh, tmp_path):
+    case = MODULES["names that mislead"]
+    parameters, model = export(torch, case, tmp_path / "m.onnx", "dynamo", free=True, fresh=fresh, optimize=optimize)
+    assert set(onnxtrain.Trainer(model, loss="mse").parameters) == set(parameters)
+    reasons = {row.name: row.reason for row in onnxtrain.inspect(model).initializers if not row.trainable}
+    assert reasons["1.proj"] == "a buffer of a PyTorch module"
+    assert onnxtrain.Trainer(model, loss="mse", train="1.proj").parameters.keys() == {"1.proj"}
+
+
 @pytest.mark.parametrize("optimize", [True, False])
 def test_tensors_in_the_code_of_an_inner_module_stay(optimize, tmp_path):
     """The exporter names them by the module's path (`0.1.lifted_tensor_0`), or by the operator that it folded."""

@@ -716,7 +716,30 @@ MODULES: dict[str, Exported] = {
     ),
     "CLIP": Exported(lambda torch: _clip(torch), ((2, 6), (2, 3, 16, 16)), ids=30, free=()),
     "literals of an inner module": Exported(_after(LINEAR, lambda torch: _literals(torch))),
+    "names that mislead": Exported(lambda torch: _misleading(torch), exporters=DYNAMO),
 }
+
+
+def _misleading(torch: Any) -> Any:
+    """Parameters that are called like buffers, and buffers that are called like parameters."""
+
+    class Inner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(6, 6)
+            self.eps = torch.nn.Parameter(torch.tensor(0.5))
+            self.scale_factor = torch.nn.Parameter(torch.tensor(2.0))
+            self.alibi_slopes = torch.nn.Parameter(torch.rand(6))
+            self.mask = torch.nn.Parameter(torch.rand(6))
+            self.register_buffer("weight", torch.rand(6))
+            self.register_buffer("gamma", torch.tensor(0.73))
+            self.register_buffer("proj", torch.rand(6, 6))
+
+        def forward(self, x: Any) -> Any:
+            y = (self.fc(x) * self.eps + self.alibi_slopes) * self.scale_factor
+            return (y * self.weight * self.gamma * self.mask) @ self.proj
+
+    return torch.nn.Sequential(torch.nn.Linear(6, 6), Inner())
 
 
 def _literals(torch: Any) -> Any:

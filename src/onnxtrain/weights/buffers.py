@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.weights.names import is_declared_parameter, is_literal, is_mask, is_table, is_transform
+from onnxtrain.weights.names import declared_kind, is_literal, is_mask, is_table, is_transform
 from onnxtrain.weights.readers import (
     LINEAR,
     REARRANGING,
@@ -57,9 +57,10 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
         readers: The readers of the initializer.
     """
     name = value.name or ""
-    if is_table(name):
+    is_named = declared_kind(value) != "PARAMETER"  # its author says more than its name
+    if is_named and is_table(name):
         return "a position table, by its name"
-    if is_transform(name) and not is_declared_parameter(value):
+    if is_named and is_transform(name):
         return "a matrix of a spectrogram, by its name"
     if _only_angles(value, functions, readers):
         return "a position table: only its sines and cosines are used"
@@ -89,7 +90,7 @@ def mask_reason(value: ir.Value) -> str:
     low, high = float(array.min()), float(array.max())
     if not (np.isfinite(low) and np.isfinite(high)) or max(abs(low), abs(high)) >= _HUGE:
         return "a mask: it holds infinite or huge values"
-    if is_mask(value.name or ""):
+    if declared_kind(value) != "PARAMETER" and is_mask(value.name or ""):
         return "a mask, by its name"
     fill = _BEFORE_SOFTMAX if all(_meets_softmax(reader[0]) for reader in readers) else _FILL
     if low <= fill and high <= 0 and _values(array) in range(2, _FEW + 1):

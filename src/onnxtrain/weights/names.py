@@ -145,9 +145,12 @@ def is_transform(name: str) -> bool:
     return re.match(_TRANSFORM, last_word(name)) is not None
 
 
-def is_declared_parameter(value: ir.Value) -> bool:
-    """Return whether PyTorch's newer exporter says that an initializer is an ``nn.Parameter``."""
-    return value.metadata_props.get(_KIND) == "PARAMETER"
+def declared_kind(value: ir.Value) -> str:
+    """Return what an initializer is in PyTorch's program, by its newer exporter; "" where the file does not say.
+
+    PARAMETER is an ``nn.Parameter``, BUFFER a buffer of a module, CONSTANT_TENSOR a tensor written in the code.
+    """
+    return value.metadata_props.get(_KIND, "")
 
 
 def is_mask(name: str) -> bool:

@@ -14,9 +14,10 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.weights.buffers import mask_reason, table_reason
-from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
+from onnxtrain.weights.names import NameOrigin, declared_kind, module_paths, node_names, origin_of
 from onnxtrain.weights.operands import (
     FILL,
+    LEARNED,
     PREPROCESSING,
     Decision,
     is_scalar,
@@ -111,7 +112,7 @@ def parameter_table(
     for name, value in given:
         reason, undecided = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False
         if not reason and name not in named:
-            decision = _decision(value, roles[value], value in rotary)
+            decision = _as_declared(value, _decision(value, roles[value], value in rotary), roles[value])
             # Without module names, as in jax2onnx files, an untrained scale looks like an exporter's fill.
             reason, undecided = (
                 decision.reason,
@@ -226,6 +227,22 @@ def _decision(value: ir.Value, role: str, is_rotary: bool) -> Decision:
         return Decision("a position table: cosines and sines")
     reason = mask_reason(value)
     return Decision(reason) if reason else operand_decision(value)
+
+
+_DECLARED = {"BUFFER": "a buffer of a PyTorch module", "CONSTANT_TENSOR": "a tensor written in the model's code"}
+
+
+def _as_declared(value: ir.Value, decision: Decision, role: str) -> Decision:
+    """Return the decision that agrees with what the file says of PyTorch's program, if it does.
+
+    Buffers and tensors of the code are not parameters. An ``nn.Parameter`` is one unless its use or its values say what
+    it is instead, since the file does not say whether it required a gradient.
+    """
+    kind = declared_kind(value)
+    if kind in _DECLARED and (decision.open or not decision.reason):
+        return Decision(_DECLARED[kind])
+    guessed = decision.open or decision == FILL or (is_scalar(value) and not role)
+    return LEARNED if kind == "PARAMETER" and guessed else decision
 
 
 def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
