@@ -33,6 +33,17 @@ def model(nodes, more=""):
 X = np.random.default_rng(0).normal(0, 0.2, (5, 3, 6)).astype(np.float32)
 
 
+def test_slices_of_a_slice_are_a_split_of_a_split():
+    given = model(
+        "a = Slice(h, zero, four, last) c = Slice(h, four, far, last) "
+        "a0 = Slice(a, zero, two, last) b = Slice(a, two, four, last) p = Mul(a0, b) y = Add(p, c)"
+    )
+    found = passed(given, fuse_slices)
+    assert operators(found).count("Split") == 2
+    assert "Slice" not in operators(found)
+    assert_same_results(given, found, {"x": X}, atol=0)
+
+
 @pytest.mark.parametrize("nodes", WAYS.values(), ids=WAYS)
 def test_consecutive_slices_are_one_split(nodes):
     given = model(nodes + END)

@@ -35,7 +35,7 @@ def fuse_slices(model: ir.Model) -> None:
         return
     fold_sizes(model)  # bounds that follow from known shapes
     main, named = Builder(graph, graph.opset_imports[""]), named_by_gradients(graph)
-    for (x, axis, size), nodes in _candidates(graph).items():
+    for (_, axis, size), nodes in _candidates(graph).items():
         cuts = [cut for node in nodes if (cut := _cut(node, size)) is not None]
         parts = sorted({cut[:2] for cut in cuts})
         if len(parts) < 2 or [start for start, _ in parts] != [0, *(end for _, end in parts[:-1])]:
@@ -43,6 +43,8 @@ def fuse_slices(model: ir.Model) -> None:
         if parts[-1][1] != size or any(start == end for start, end in parts):
             continue
         first = cuts[0].node
+        x = first.inputs[0]  # a part of a Split by now, where it was a slice itself
+        assert x is not None
         op = main.before(first)
         lengths = op.ints(*(end - start for start, end in parts))
         made = op.several("Split", op.wrap(x), lengths, outputs=len(parts), axis=axis)
