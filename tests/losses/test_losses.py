@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from losses.loss_models import loss_model
 from onnxtrain.errors import OptionError
-from onnxtrain.ir import Builder
 from onnxtrain.losses import (
     BinaryCrossEntropy,
     Huber,
@@ -25,18 +24,7 @@ RNG = np.random.default_rng(7)
 
 def build(loss, prediction: np.ndarray, target: np.ndarray, *, dynamic: bool) -> onnx.ModelProto:
     """Build a model from (prediction, target) to (loss, weight)."""
-    values = []
-    for name, array in (("prediction", prediction), ("target", target)):
-        shape = [f"{name}_{axis}" if dynamic else size for axis, size in enumerate(array.shape)]
-        values.append(ir.Value(name=name, type=ir.TensorType(ir.tensor(array).dtype), shape=ir.Shape(shape)))
-    graph = ir.Graph(values, [], nodes=[], opset_imports={"": 18}, name="loss")
-    op = Builder(graph, 18)
-    terms = loss.build(op, op.wrap(values[0]), op.wrap(values[1]))
-    for name, term in (("loss", terms.loss), ("weight", terms.weight)):
-        identity = op.Identity(term)
-        identity.ir.name = name
-        graph.outputs.append(identity.ir)
-    return ir.to_proto(ir.Model(graph, ir_version=8))
+    return loss_model(loss, {"prediction": prediction, "target": target}, dynamic=dynamic, weight=True)
 
 
 def log_softmax(z: np.ndarray, axis: int) -> np.ndarray:

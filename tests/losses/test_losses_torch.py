@@ -6,16 +6,14 @@ import itertools
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import onnxruntime
 import pytest
 
 import onnxtrain
+from losses.loss_models import loss_and_gradient
 from onnxtrain import examples
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.ir import Builder
 from onnxtrain.losses import CTC, BinaryFocal, Dice, Distillation, Focal, InfoNCE, Triplet
-from onnxtrain.losses.base import TargetForm, reduced
+from onnxtrain.losses.base import TargetForm
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -24,28 +22,8 @@ pytestmark = pytest.mark.torch
 RNG = np.random.default_rng(11)
 
 
-def build(loss, arrays, *, dynamic):
-    """Build a model from (prediction, target) to the loss and the gradient of the prediction."""
-    inputs = []
-    for name, array in arrays.items():
-        shape = [f"{name}_{axis}" if dynamic else size for axis, size in enumerate(array.shape)]
-        inputs.append(ir.Value(name=name, type=ir.TensorType(ir.tensor(array).dtype), shape=ir.Shape(shape)))
-    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 18}, name="loss")
-    op = Builder(graph, 18)
-    given = [op.wrap(value) for value in inputs[:2]]
-    terms = reduced(op, loss, loss.build(op, *given))
-    result = op.Identity(terms.loss)
-    result.ir.name = "loss"
-    graph.outputs.append(result.ir)
-    return onnxtrain.gradient(ir.to_proto(ir.Model(graph, ir_version=8)), "loss", ["prediction"])
-
-
 def ours(loss, prediction, target, *, dynamic=False, **others):
-    arrays = {"prediction": prediction, "target": target, **others}
-    model = build(loss, arrays, dynamic=dynamic)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = {value.name for value in session.get_inputs()}
-    return session.run(None, {name: array for name, array in arrays.items() if name in names})
+    return loss_and_gradient(loss, {"prediction": prediction, "target": target, **others}, dynamic=dynamic)
 
 
 def theirs(function, prediction, target):
