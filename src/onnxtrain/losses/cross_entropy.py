@@ -14,8 +14,9 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
 from onnxtrain.losses.base import ClassLoss, TargetKind, classes_second, count_of, node_rank, size_of, weighted
-from onnxtrain.losses.chunks import LogitHead, as_rows, check_chunk, find_head, head_in_chunks, sum_in_chunks
+from onnxtrain.losses.chunks import check_chunk, head_in_chunks, sum_in_chunks
 from onnxtrain.metrics.base import MetricInput
+from onnxtrain.passes.logit_head import LogitHead, as_rows, find_head
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 

@@ -17,7 +17,8 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension, dimensions, is_float
 from onnxtrain.losses.base import Loss, ReducedLoss, node_rank
-from onnxtrain.losses.chunks import as_rows, head_in_chunks, map_in_chunks
+from onnxtrain.losses.chunks import head_in_chunks, map_in_chunks
+from onnxtrain.passes.logit_head import as_rows
 from onnxtrain.training_info.recipe import free_names
 
 _EXAMPLES = "examples"

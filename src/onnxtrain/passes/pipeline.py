@@ -41,6 +41,7 @@ from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
 from onnxtrain.passes.memory.recompute import check_patterns, recompute
 from onnxtrain.passes.memory.rematerialize_dequantized import rematerialize_dequantized
 from onnxtrain.passes.memory.reuse_activations import reuse_activations
+from onnxtrain.passes.memory.skip_ignored_rows import skip_ignored_rows
 from onnxtrain.passes.portable.provider_bodies import Portable
 from onnxtrain.passes.portable.shield_padded_weights import shield_padded_weights
 from onnxtrain.passes.round_states import check_states, round_states
@@ -97,6 +98,7 @@ def lower_graph(
         write_activation_defaults(model)  # of recurrent layers: ONNX Runtime has others
     counter_based_dropout(model)  # masks from counters that are states: a repeated step draws the same
     if kernels:
+        skip_ignored_rows(graph)  # whose labels are ignored: their logits are not computed
         fold_batch_norm(model)  # of frozen layers, into their convolutions
         fuse_activations(model)  # Gelu: one node for five
         fuse_norms(model)  # RMS norm: one node for seven
