@@ -31,13 +31,14 @@ struct BatchNormalizationCall {
   void *dx, *dscale, *dbias;
 };
 
-// x and dy are [rows, size], scale is [size]. dx may be the buffer of dy or of x, or null.
+// x and dy are [rows, size], scale and bias are [size]; bias may be null. dx may be the buffer of dy or of x, or null. y is
+// the result of the normalization again, or null.
 struct LayerNormalizationCall {
   std::size_t size;
   bool centred;  // true if the mean is subtracted
   double epsilon;
-  const void *dy, *x, *scale;
-  void* dx;
+  const void *dy, *x, *scale, *bias;
+  void *dx, *y;
 };
 
 // x is [images, size...], dy is [images, windows...]: three spatial axes, leading ones of size 1 if there are fewer.

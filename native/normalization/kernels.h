@@ -301,6 +301,16 @@ void layer_normalization_row(const LayerNormalizationCall& call, std::size_t row
     ONNXTRAIN_VECTORIZE
     for (std::size_t i = 0; i < size; ++i) dbias[i] += static_cast<double>(dy[i]);
   }
+  if (call.y != nullptr) {  // before dx, which may overwrite x
+    T* y = static_cast<T*>(call.y) + row * size;
+    const T* bias = static_cast<const T*>(call.bias);
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < size; ++i) y[i] = ((x[i] - centre.high) - centre.low) * factor * scale[i];
+    if (bias != nullptr) {
+      ONNXTRAIN_VECTORIZE
+      for (std::size_t i = 0; i < size; ++i) y[i] += bias[i];
+    }
+  }
   if (call.dx == nullptr) return;
   T* dx = static_cast<T*>(call.dx) + row * size;
   const T less = static_cast<T>(moments.g / count), times = static_cast<T>(moments.gd * inverse * inverse / count);

@@ -70,6 +70,12 @@ void normalize_rows(const Signature& signature, const Call& call, std::int64_t a
   void* dscale = call.output(1, inputs[2].shape);
   void* dbias = centred ? call.output(2, inputs[2].shape) : nullptr;
   rows.dx = call.output(0, shape);
+  if (centred && inputs.has(3)) {
+    inputs.require_same_type(3, 0);
+    inputs.require_same_shape(3, 2);
+    rows.bias = inputs[3].data;
+  }
+  rows.y = call.output(centred ? 3 : 2, shape);
   run_rows(rows, type, product(shape, 0, first), dscale, dbias, call.parallel_for());
 }
 
@@ -117,7 +123,7 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
 }
 
 const Signature LayerNormalizationGradientNode::kSignature = {
-    "LayerNormalizationGradient", {"dy", "x", "scale"}, 3, 3, {1, 2, 2}, {{0, 0}, {1, 0}}};
+    "LayerNormalizationGradient", {"dy", "x", "scale", "bias"}, 3, 4, {1, 2, 2, 1}, {{0, 0}, {1, 0}}};
 
 LayerNormalizationGradientNode::LayerNormalizationGradientNode(const Attributes& attributes)
     : axis_(attributes.integer("axis", -1)), epsilon_(attributes.number("epsilon", kEpsilon)) {}
@@ -127,7 +133,7 @@ void LayerNormalizationGradientNode::compute(const Call& call) const {
 }
 
 const Signature RMSNormalizationGradientNode::kSignature = {
-    "RMSNormalizationGradient", {"dy", "x", "scale"}, 3, 2, {1, 2}, {{0, 0}, {1, 0}}};
+    "RMSNormalizationGradient", {"dy", "x", "scale"}, 3, 3, {1, 2, 1}, {{0, 0}, {1, 0}}};
 
 RMSNormalizationGradientNode::RMSNormalizationGradientNode(const Attributes& attributes)
     : axis_(attributes.integer("axis", -1)), epsilon_(attributes.number("epsilon", kEpsilon)) {}

@@ -17,7 +17,8 @@ class BatchNormalizationGradientNode final : public FusedNode {
   double epsilon_;
 };
 
-// Over the axes from `axis` on; scale has their shape.
+// Over the axes from `axis` on; scale and bias have their shape. An output behind the others is the result of the
+// normalization again; bias is read for it only.
 class LayerNormalizationGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

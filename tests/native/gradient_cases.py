@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import gradient_reference
@@ -95,12 +96,15 @@ def normalization(rng: np.random.Generator) -> Case:
     inner = shape[axis % len(shape) :]
     dy, x = floating(rng, shape, dtype), floating(rng, shape, dtype)
     scale = floating(rng, inner if math.prod(inner) <= MOST else (1,), dtype)
-    rule, outputs = gradient_reference.layer_normalization, 3
-    if operator.startswith("RMS"):
-        rule, outputs = gradient_reference.rms_normalization, 2
+    feeds, outputs = {"dy": dy, "x": x, "scale": scale}, 3
+    rule = functools.partial(gradient_reference.rms_normalization, dy, x, scale)
+    if operator.startswith("Layer"):
+        feeds["bias"], outputs = pick(rng, None, floating(rng, scale.shape, dtype)), 4
+        bias = 0.0 if feeds["bias"] is None else feeds["bias"]
+        rule = functools.partial(gradient_reference.layer_normalization, dy, x, scale, bias)
     few = math.prod(inner) < 4  # a variance of next to nothing magnifies every rounding
-    expected = (lambda: list(rule(dy, x, scale, axis))) if legal and not few else None
-    return Case(operator, {"dy": dy, "x": x, "scale": scale}, {"axis": axis}, outputs, expected)
+    expected = (lambda: list(rule(axis))) if legal and not few else None
+    return Case(operator, feeds, {"axis": axis}, outputs, expected)
 
 
 def batch_normalization(rng: np.random.Generator) -> Case:

@@ -18,7 +18,7 @@ INPUTS = {
     "Elementwise": ("x0", "x1", "x2"),
     "GatherGradient": ("dy", "indices", "shape"),
     "GeluGradient": ("dy", "x"),
-    "LayerNormalizationGradient": ("dy", "x", "scale"),
+    "LayerNormalizationGradient": ("dy", "x", "scale", "bias"),
     "LogSoftmaxGradient": ("dy", "y"),
     "MatMulNBits": ("x", "integers", "scales", "packed_zeros", "zeros"),
     "MatMulNBitsGradient": ("dy", "integers", "scales", "packed_zeros", "zeros"),
@@ -32,8 +32,8 @@ OUTPUTS = {
     "BatchNormalizationGradient": 3,
     "ClipGradient": 2,
     "GeluGradient": 2,
-    "LayerNormalizationGradient": 3,
-    "RMSNormalizationGradient": 2,
+    "LayerNormalizationGradient": 4,
+    "RMSNormalizationGradient": 3,
 }
 
 
@@ -126,18 +126,22 @@ def batch_normalization(dy, x, scale, mean=None, variance=None, epsilon=EPSILON)
     return dx, products.sum(axes), dy.sum(axes)
 
 
-def layer_normalization(dy, x, scale, axis=-1, epsilon=EPSILON):
+def layer_normalization(dy, x, scale, bias=0.0, axis=-1, epsilon=EPSILON):
     dy, x, scale = wide(dy, x, scale)
     axis %= x.ndim
-    dx, products = normalized_gradient(dy, x, scale, tuple(range(axis, x.ndim)), epsilon)
-    return dx, products.sum(tuple(range(axis))), dy.sum(tuple(range(axis)))
+    axes, outer = tuple(range(axis, x.ndim)), tuple(range(axis))
+    dx, products = normalized_gradient(dy, x, scale, axes, epsilon)
+    centred = x - x.mean(axes, keepdims=True)
+    y = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + epsilon) * scale + bias
+    return dx, products.sum(outer), dy.sum(outer), y
 
 
 def rms_normalization(dy, x, scale, axis=-1, epsilon=EPSILON):
     dy, x, scale = wide(dy, x, scale)
     axis %= x.ndim
-    dx, products = normalized_gradient(dy, x, scale, tuple(range(axis, x.ndim)), epsilon, centred=False)
-    return dx, products.sum(tuple(range(axis)))
+    axes = tuple(range(axis, x.ndim))
+    dx, products = normalized_gradient(dy, x, scale, axes, epsilon, centred=False)
+    return dx, products.sum(tuple(range(axis))), x / np.sqrt((x**2).mean(axes, keepdims=True) + epsilon) * scale
 
 
 def softmax(dy, y, axis=-1):

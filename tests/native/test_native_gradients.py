@@ -53,7 +53,8 @@ def test_layer_and_rms_normalization_of_any_shape(shape, dtype, data):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     dy, x, scale = draw(shape, dtype, 1), draw(shape, dtype, 2, 3), draw(shape[axis:], dtype, 3, 1)
     settings = {"axis": axis, "epsilon": 1 / 128}
-    check("LayerNormalizationGradient", reference.layer_normalization, (dy, x, scale), scale=10, **settings)
+    for inputs in ((dy, x, scale), (dy, x, scale, draw(shape[axis:], dtype, 4))):
+        check("LayerNormalizationGradient", reference.layer_normalization, inputs, scale=10, **settings)
     check("RMSNormalizationGradient", reference.rms_normalization, (dy, x, scale), scale=10, **settings)
 
 
@@ -165,6 +166,11 @@ def examples(dtype):
         ("GeluGradient", (rows, rows), {"approximate": "sigmoid"}),
         ("GeluGradient", (rows, rows), {"approximate": "sigmoid", "alpha": 1.7}),
         ("LayerNormalizationGradient", (rows, draw((700, 83), dtype, 8, 2), draw((83,), dtype, 9)), {}),
+        (
+            "LayerNormalizationGradient",
+            (rows, draw((700, 83), dtype, 8, 2), draw((83,), dtype, 9), draw((83,), dtype, 10)),
+            {},
+        ),
         ("RMSNormalizationGradient", (rows, draw((700, 83), dtype, 8, 2), draw((83,), dtype, 9)), {}),
         ("LogSoftmaxGradient", (draw((500, 77), dtype, 1), np.log(probabilities)), {}),
         ("LogSoftmaxGradient", (draw((500, 77), dtype, 1), np.log(probabilities)), {"axis": 0}),
@@ -233,11 +239,13 @@ def test_unrequested_results_are_left_out(operator, wanted):
         np.testing.assert_array_equal(found, every[index])
 
 
-@pytest.mark.parametrize("operator", ["ClipGradient", "GeluGradient"])
+@pytest.mark.parametrize(
+    "operator", ["ClipGradient", "GeluGradient", "LayerNormalizationGradient", "RMSNormalizationGradient"]
+)
 def test_the_forward_result_is_given_where_it_is_wanted(operator):
     _, inputs, attributes = next(e for e in examples(np.float32) if e[0] == operator)
-    dx, y = run(PATH, operator, *inputs, **attributes)
-    for wanted, expected in (([0], dx), ([1], y)):
+    dx, *_, y = run(PATH, operator, *inputs, **attributes)
+    for wanted, expected in (([0], dx), ([reference.OUTPUTS[operator] - 1], y)):
         (found,) = run(PATH, operator, *inputs, wanted=wanted, **attributes)
         np.testing.assert_array_equal(found, expected)
 

@@ -8,7 +8,6 @@ import onnxruntime
 import pytest
 from onnx import parser
 
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.runtime.native import custom_ops_library
@@ -16,7 +15,8 @@ from onnxtrain.runtime.native import custom_ops_library
 HEADER = """
 <ir_version: 8, opset_import: ["": 20, "com.microsoft": 1, "ai.onnx.preview.training": 1]>
 f (float[5, 3] x, float[3, 4] v, float[4, 2] w) => (float[3, 4] dv, float[4, 2] dw)
-<float low = {-0.5}, float high = {0.5}, int64[2] flat = {5, 4}, int64[3] deep = {5, 1, 4}, float[5, 4] a>
+<float low = {-0.5}, float high = {0.5}, int64[2] flat = {5, 4}, int64[3] deep = {5, 1, 4}, float[5, 4] a,
+ float[4] scale = {0.5, 2, 1, -1}, float[4] bias = {1, 0, -1, 0.5}>
 """
 GRADIENT = """
   y = ReduceSum<keepdims = 0>(s)
@@ -38,12 +38,7 @@ def lowered(text: tuple[str, ...], *, kernels: bool) -> ir.Model:
 
 def givers(made: ir.Model) -> list[ir.Node]:
     """Return the gradient nodes that return the activation, too."""
-    activations = ("ClipGradient", "GeluGradient", "ReluGradient")
-    return [
-        node
-        for node in made.graph
-        if node.domain == ONNXTRAIN_DOMAIN and node.op_type in activations and len(node.outputs) == 2
-    ]
+    return [node for node in made.graph if any(str(value.name).startswith("again/") for value in node.outputs[1:])]
 
 
 def run(made: ir.Model) -> list[np.ndarray]:
@@ -71,13 +66,18 @@ def run(made: ir.Model) -> list[np.ndarray]:
         ("b = Clip(m, low, high) a = Reshape(b, flat)",),
         ("b = Clip(m, low, high) c = Reshape(b, deep) a = Flatten<axis = 2>(c)",),
         ("c = Clip(m, low) d = Mul(c, c) b = Clip(m, low, high) a = Add(b, d)", "p = MatMul(b, w) s = Mul(p, p)"),
+        ("a = LayerNormalization(m, scale)",),
+        ("a = LayerNormalization<epsilon = 0.25>(m, scale, bias)",),
+        ("a = LayerNormalization<axis = 1>(m, scale, bias)",),
+        ("a = SimplifiedLayerNormalization(m, scale)",),
+        ("b = LayerNormalization(m, scale, bias) a = Reshape(b, flat)",),
     ],
 )
 def test_gradients_read_what_the_gradient_gives_again(text):
     found = lowered(text, kernels=True)
     (giver,) = givers(found)
-    assert giver.outputs[1].uses()
-    kinds = ("Clip", "Gelu", "FastGelu", "Mul", "Elementwise")
+    assert giver.outputs[-1].uses()
+    kinds = ("Clip", "Gelu", "FastGelu", "Mul", "Elementwise", "LayerNormalization", "SimplifiedLayerNormalization")
     activation = next(n for n in found.graph if n.op_type in kinds and n.outputs[0].name in ("a", "b"))
     readers = {node for node, _ in activation.outputs[0].uses()}
     order = list(found.graph)
@@ -92,10 +92,26 @@ def test_gradients_read_what_the_gradient_gives_again(text):
         ("a = Clip(m, low, high)", "b = Mul(a, a) s = MatMul(b, w)"),  # dy is a multiple of a
         ("a = Clip(m, low, high)", "s = Add(a, a) t = Mul(w, w)"),  # no gradient reads a
         ("n = Neg(m) a = Relu(n)",),  # its gradient reads a itself
+        ("a = LayerNormalization(m, scale)", "b = Mul(a, a) s = MatMul(b, w)"),
     ],
 )
 def test_left_alone(text):
     assert not givers(lowered(text, kernels=True))
+
+
+GATED = "u = Tanh(m) g = Gelu(m) a = Mul(g, u)"
+
+
+def test_products_with_a_value_that_is_kept_are_recomputed():
+    text = (GATED, LINEAR)
+    found = lowered(text, kernels=True)
+    (giver,) = givers(found)
+    (product,) = [node for node in found.graph if node.op_type == "Mul" and giver.outputs[-1] in node.inputs]
+    assert [reader.op_type for reader, _ in product.outputs[0].uses()] == ["LinearWeightGradient"]
+    forward = next(node for node in found.graph if node.outputs[0].name == "a")
+    assert [reader.op_type for reader, _ in forward.outputs[0].uses()] == ["Linear"]
+    for a, b in zip(run(found), run(lowered(text, kernels=False)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_standard_operators_keep_it():

@@ -1,29 +1,58 @@
-"""Let the gradient node of an activation recompute the activation, which is then not kept for the backward pass.
+"""Let the gradient node of an activation or a norm recompute its result, which is then not kept for the backward pass.
 
 The gradient of an activation y = f(x) reads x, and the next node's gradient (mostly a weight's) reads y: both would be
-kept. The gradient's kernel computes most of y from x anyway, so it returns y, too, in the memory of x, and y is
-released in the forward pass. Only in graphs for native kernels: standard operators would need another pass over memory.
+kept. The gradient's kernel computes most of y from x anyway, so it returns y, too, and y is released in the forward
+pass. So is a product of y with another value that a gradient reads, as in gated units. Only in graphs for native
+kernels: standard operators would need another pass over memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.ir.clone import Values, clone_nodes
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.replace import set_inputs
-from onnxtrain.ir.value import constant_number
+from onnxtrain.ir.value import constant_number, dimensions
 from onnxtrain.passes.memory.recompute import COPY, SHAPES_ONLY
 
 _VIEWS = frozenset({"Flatten", "Reshape"})
 
+_PLACES = {"ClipGradient": 1, "GeluGradient": 1, "RMSNormalizationGradient": 2, "LayerNormalizationGradient": 3}
+"""Operators that give y, and the place of this output."""
+
+_NORMS = {
+    "RMSNormalizationGradient": {
+        ("", "RMSNormalization", ""),
+        ("", "SimplifiedLayerNormalization", ""),
+        (MICROSOFT_DOMAIN, "SimplifiedLayerNormalization", ""),
+    },
+    "LayerNormalizationGradient": {("", "LayerNormalization", "")},
+}
+
+
+class _Read(NamedTuple):
+    """A gradient node that reads y, or what cheap forward nodes compute from y.
+
+    Attributes:
+        reader: The gradient node.
+        value: The value that it reads.
+        nodes: The forward nodes from y to the value.
+    """
+
+    reader: ir.Node
+    value: ir.Value
+    nodes: tuple[ir.Node, ...]
+
 
 def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
-    """Let gradients that read a Clip, Gelu or SiLU read the second output of its gradient's node, in place.
+    """Let gradients that read a Clip, Gelu, SiLU or norm read another output of its gradient's node, in place.
 
     Left alone are an activation read by a gradient that the gradient of the activation depends on, and one that is
     recomputed: it is not kept, and waiting for the gradient would keep others.
@@ -37,31 +66,34 @@ def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
     carrying = {node for node in backward.nodes if node.graph is graph}
     changed = False
     for node in list(graph):
-        y = _activation(node, carrying) if node in carrying and len(node.outputs) == 1 else None
-        if y is None:
+        forward = _activation(node, carrying) if node in carrying else None
+        if forward is None:
             continue
-        readers = dict.fromkeys(reader for reader, _ in _reads(y, carrying))
-        if readers and not _leads_to(node, readers, carrying):
-            _reuse(graph, node, y, carrying)
+        reads = list(_reads(forward.outputs[0], carrying))
+        if reads and not _leads_to(node, dict.fromkeys(read.reader for read in reads), carrying):
+            _reuse(graph, node, forward, reads, carrying)
             changed = True
     if changed:
         graph.sort()
 
 
-def _activation(node: ir.Node, carrying: Collection[ir.Node]) -> ir.Value | None:
-    """Return y of the activation whose gradient a node computes from dy and x."""
-    if node.op_type not in ("ClipGradient", "GeluGradient") or node.inputs[1] is None:
+def _activation(node: ir.Node, carrying: Collection[ir.Node]) -> ir.Node | None:
+    """Return the node of the activation or norm whose gradient a node computes from dy and x."""
+    place = _PLACES.get(node.op_type)
+    if place is None or len(node.outputs) > place or node.inputs[1] is None:
         return None
     for forward, slot in node.inputs[1].uses():
         if (slot and forward.op_type != "Mul") or str(forward.outputs[0].name).startswith(COPY):
             continue
         if forward not in carrying and forward.graph is node.graph and _is_function_of(forward, node):
-            return forward.outputs[0]
+            return forward
     return None
 
 
 def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
-    """Return whether a node computes the activation that the other node is the gradient of."""
+    """Return whether a node computes the activation or norm that the other node is the gradient of."""
+    if gradient.op_type in _NORMS:
+        return _is_norm(forward, gradient)
     if gradient.op_type == "ClipGradient":
         return forward.op_identifier() == ("", "Clip", "") and _bounds(forward.inputs[1:]) == _bounds(
             gradient.inputs[2:]
@@ -74,6 +106,26 @@ def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
         return forward.op_identifier() == (MICROSOFT_DOMAIN, name, "") and not _given(forward.inputs[1:])
     own = forward.attributes.get("approximate")
     return forward.op_type == "Gelu" and approximate == ("none" if own is None else own.as_string())
+
+
+def _is_norm(forward: ir.Node, gradient: ir.Node) -> bool:
+    """Return whether a node normalizes with the scale, axes and epsilon of the gradient, and a bias of its sizes."""
+    x, scale = gradient.inputs[1:3]
+    if forward.op_identifier() not in _NORMS[gradient.op_type] or forward.inputs[1] is not scale:
+        return False
+    if forward.inputs[0] is not x or x is None or scale is None or forward.outputs[0].dtype != x.dtype:
+        return False
+    bias = forward.inputs[2] if len(forward.inputs) > 2 else None
+    if bias is not None and (dimensions(bias) != dimensions(scale) or bias.dtype != scale.dtype):
+        return False
+    rank = len(dimensions(x) or ())
+    axis, epsilon = forward.attributes.get_int("axis", -1), forward.attributes.get_float("epsilon", 1e-5)
+    given = gradient.attributes
+    return axis % rank == given["axis"].as_int() % rank and _single(epsilon) == _single(given["epsilon"].as_float())
+
+
+def _single(number: float) -> np.float32:
+    return np.float32(number)
 
 
 def _is_silu(node: ir.Node, x: ir.Value | None) -> bool:
@@ -94,14 +146,29 @@ def _bounds(values: Sequence[ir.Value | None]) -> list[tuple[int, ir.Value]]:
     return [(slot, value) for slot, value in _given(values) if slot or constant_number(value) != -math.inf]
 
 
-def _reads(y: ir.Value, carrying: Collection[ir.Node]) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Yield gradient nodes that read the elements of y, each with y or a forward node's view of y."""
+def _reads(y: ir.Value, carrying: Collection[ir.Node], nodes: tuple[ir.Node, ...] = ()) -> Iterator[_Read]:
+    """Yield the gradient nodes that read elements of y, of views of y, and of products that cost no other value."""
     for reader in dict.fromkeys(reader for reader, _ in y.uses()):
         if reader in carrying:
             if reader.op_type not in SHAPES_ONLY:
-                yield reader, y
-        elif reader.op_type in _VIEWS and not reader.domain and reader.inputs[0] is y:
-            yield from _reads(reader.outputs[0], carrying)
+                yield _Read(reader, y, nodes)
+        elif _is_view(reader, y) or _is_cheap_product(reader, y, carrying):
+            yield from _reads(reader.outputs[0], carrying, (*nodes, reader))
+
+
+def _is_view(node: ir.Node, y: ir.Value) -> bool:
+    return node.op_type in _VIEWS and not node.domain and node.inputs[0] is y
+
+
+def _is_cheap_product(node: ir.Node, y: ir.Value, carrying: Collection[ir.Node]) -> bool:
+    """Return whether a node multiplies y by a value of its shape that a gradient reads: it is kept in any case."""
+    if node.op_identifier() != ("", "Mul", ""):
+        return False
+    first, second = node.inputs
+    other = second if first is y else first
+    if other is None or other is y or not dimensions(y) or dimensions(other) != dimensions(y):
+        return False
+    return any(reader in carrying and reader.op_type not in SHAPES_ONLY for reader, _ in other.uses())
 
 
 def _leads_to(target: ir.Node, nodes: Collection[ir.Node], carrying: Collection[ir.Node]) -> bool:
@@ -118,27 +185,20 @@ def _leads_to(target: ir.Node, nodes: Collection[ir.Node], carrying: Collection[
     return False
 
 
-def _reuse(graph: ir.Graph, node: ir.Node, y: ir.Value, carrying: set[ir.Node]) -> None:
-    node.resize_outputs(2)
-    again = node.outputs[1]
+def _reuse(graph: ir.Graph, node: ir.Node, forward: ir.Node, reads: Sequence[_Read], carrying: set[ir.Node]) -> None:
+    y, place = forward.outputs[0], _PLACES[node.op_type]
+    node.resize_outputs(place + 1)
+    again = node.outputs[place]
     again.name = f"again/{y.name}"
     again.type, again.shape = y.type, y.shape
+    if node.op_type == "LayerNormalizationGradient" and len(forward.inputs) > 2:
+        node.resize_inputs(4)
+        node.replace_input_with(3, forward.inputs[2])
     mapping: Values = {y: again}
-    for reader, read in list(_reads(y, carrying)):
-        if read not in mapping:
-            carrying.update(_copy_views(graph, node, read, mapping))
-        set_inputs(reader, [mapping[read] if value is read else value for value in reader.inputs])
-
-
-def _copy_views(graph: ir.Graph, after: ir.Node, view: ir.Value, mapping: Values) -> list[ir.Node]:
-    """Copy the views that lead from a value of the mapping to ``view`` for its substitute."""
-    chain: list[ir.Node] = []
-    while view not in mapping:
-        producer = view.producer()
-        assert producer is not None
-        chain.append(producer)
-        assert producer.inputs[0] is not None
-        view = producer.inputs[0]
-    copies = clone_nodes(chain[::-1], mapping, rename=lambda name: f"again/{name}")
-    graph.insert_after(after, copies)
-    return copies
+    for read in reads:
+        missing = [inner for inner in read.nodes if inner.outputs[0] not in mapping]
+        copies = clone_nodes(missing, mapping, rename=lambda name: f"again/{name}")
+        graph.insert_after(node, copies)
+        carrying.update(copies)
+        inputs = [mapping[read.value] if value is read.value else value for value in read.reader.inputs]
+        set_inputs(read.reader, inputs)
