@@ -127,8 +127,8 @@ def _learn_reshaped(node: ir.Node, known: dict[ir.Value, Content]) -> bool:
             else item
         )
     if found.count(None) == 1:
-        whole = _product(before)
-        found[found.index(None)] = None if whole is None else _divided(whole, _product([x or 1 for x in found]))
+        whole = product(before)
+        found[found.index(None)] = None if whole is None else _divided(whole, product([x or 1 for x in found]))
     found = [old if size is None or _is_made_up(size) else size for size, old in zip(found, after, strict=True)]
     if found == list(after):
         return False
@@ -136,7 +136,8 @@ def _learn_reshaped(node: ir.Node, known: dict[ir.Value, Content]) -> bool:
     return True
 
 
-def _product(sizes: Sequence[Dimension]) -> Dimension:
+def product(sizes: Sequence[Dimension]) -> Dimension:
+    """Return the product of sizes, such as ``batch*sequence``; ``None`` if one is unknown."""
     parts = [factors(size) for size in sizes]
     if any(part is None for part in parts):
         return None
@@ -210,7 +211,7 @@ def _or_none(operator: str) -> Callable[..., object]:
     return apply
 
 
-_SYMBOLIC: dict[str, Callable[..., object]] = {"Mul": lambda a, b: _product([a, b]), "Div": _divided}
+_SYMBOLIC: dict[str, Callable[..., object]] = {"Mul": lambda a, b: product([a, b]), "Div": _divided}
 _PLAIN = re.compile(r"\w+( ?\* ?\w+)*")
 
 

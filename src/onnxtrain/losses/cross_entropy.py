@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from onnxtrain.axes.sizes import product
 from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
@@ -229,7 +230,7 @@ def _by_row(op: Builder, target: Value, weights: Value | None) -> tuple[Value, V
     if weights is not None:
         spread = op.Expand(op.reshape(weights, [-1] + [1] * (rank - 1)), op.shape_of(target))
         weights = op.reshape(spread, [-1])
-    return op.reshape(target, [-1]), weights
+    return op.reshape(target, [-1], known=None if target.shape is None else (product(target.shape),)), weights
 
 
 @checks_arguments

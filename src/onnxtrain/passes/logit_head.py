@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxtrain.axes.sizes import product
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.value import Dimension, dimensions, is_float
@@ -154,6 +154,6 @@ def as_rows(op: Builder, x: Value) -> Value:
     """Flatten all axes but the last: [rows, columns]."""
     if x.rank == 2:
         return x
-    static = x.static_shape
-    rows = None if static is None else math.prod(static[:-1])
-    return op.Flatten(x, axis=-1).with_shape((rows, None if x.shape is None else x.shape[-1]))
+    if x.shape is None:
+        return op.Flatten(x, axis=-1).with_shape((None, None))
+    return op.Flatten(x, axis=-1).with_shape((product(x.shape[:-1]), x.shape[-1]))
