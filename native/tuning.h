@@ -87,9 +87,10 @@ inline constexpr std::size_t kPackingCost = 24, kReadingCost = 8;
 // Up to this many tiles of rows, packing the columns costs more than reading them in place.
 inline constexpr std::size_t kFewTiles = 2;
 
-// Rows that are multiplied by all panels before the next ones, so that their data stays in the L2 cache: for a matrix
-// multiplication with more rows than the second constant, and for others.
-inline constexpr std::size_t kProductStripRows = 96, kStripRows = 192;
+// Rows that are multiplied by all panels before the next ones, so that their data stays in the L2 cache: of a matrix
+// multiplication, in 1024ths of the cache, and at least so many; and of others.
+inline constexpr std::size_t kStripShare = 512, kLeastStripRows = 96;
+inline constexpr std::size_t kStripRows = 192;
 
 // Products with sparse weights. ----------------------------------------------------------------------------------------
 

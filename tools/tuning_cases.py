@@ -300,7 +300,9 @@ CASES: dict[str, dict[str, Case]] = {
     "kSoftmaxColumns": SOFTMAX,
     **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
     "kGatherColumns": GATHER,
-    **dict.fromkeys(("kProductDepth", "kProductStripRows", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS),
+    **dict.fromkeys(
+        ("kProductDepth", "kStripShare", "kLeastStripRows", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS
+    ),
     "kSumDepth": LINEAR_STEPS,
     "kBfloat16Depth": BFLOAT16,
     "kLeastProducts": PRODUCTS | SHARED,

@@ -57,7 +57,6 @@ struct PairTile {
   bool accumulate;  // adds to the contents of `sums`
   float* sums;      // rows `sums_stride` apart
   std::size_t sums_stride;
-  Stream ahead;  // prefetched during this multiplication
 };
 
 template <std::size_t rows, std::size_t vectors>
@@ -72,12 +71,10 @@ void multiply_pairs(const PairTile& tile) {
     }
   }
   const std::uint16_t* columns = tile.columns;
-  Stream ahead = tile.ahead;
   for (std::size_t k = 0; k < tile.pairs; ++k, columns += 2 * vectors * lanes) {
     Vector<Pair> right[vectors];
 #pragma GCC unroll 4
     for (std::size_t v = 0; v < vectors; ++v) right[v] = load_pairs(columns + 2 * v * lanes);
-    ahead.fetch();
 #pragma GCC unroll 8
     for (std::size_t r = 0; r < rows; ++r) {
       Pair pair;
@@ -241,7 +238,6 @@ void multiply_in_tiles(const PairTile& tile, std::size_t width) {
     _tile_zero(3);
   }
   const std::uint16_t *left = tile.left, *columns = tile.columns;
-  Stream ahead = tile.ahead;
   for (std::size_t k = 0; k < tile.pairs; k += kTileLines) {
     _tile_loadd(4, left, left_bytes);
     _tile_loadd(6, columns, right_bytes);
@@ -254,9 +250,6 @@ void multiply_in_tiles(const PairTile& tile, std::size_t width) {
       _tile_loadd(5, left + kTileLines * tile.left_stride, left_bytes);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (column_tiles == 2) _tile_dpbf16ps(3, 5, 7);
-    }
-    if (ahead.at != nullptr) {
-      for (std::size_t i = 0; i < kTileLines; ++i) ahead.fetch();
     }
     left += 2 * kTileLines;
     columns += 2 * kTileLines * width;
@@ -285,8 +278,8 @@ inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std:
       if (!whole && accumulate) copy(line, valid, buffer + r * width);
     }
     PairTile tile = {p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,
-                     whole ? target : buffer, whole ? p.target_row : width, {}};
-    if (next.count != 0 && panel.depth != 0) tile.ahead = ahead.next(panel.packed, panel.pairs());
+                     whole ? target : buffer, whole ? p.target_row : width};
+    ahead.fetch();
     for (std::size_t column = 0; column < width; column += 2 * kTileLines) {
       const bool pair = width - column > kTileLines;
       const auto multiply = rows > kTileLines ? (pair ? multiply_in_tiles<2, 2> : multiply_in_tiles<2, 1>)
@@ -294,7 +287,6 @@ inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std:
       multiply(tile, width);
       tile.columns += 4 * kTileLines;
       tile.sums += 2 * kTileLines;
-      tile.ahead = {};
     }
     for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * width, valid, target + r * p.target_row);
     if (ends) {
@@ -326,8 +318,8 @@ inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std:
       if (!whole && accumulate) copy(line, valid, buffer + r * width);
     }
     PairTile tile = {p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,
-                     whole ? target : buffer, whole ? p.target_row : width, {}};
-    if (panel.depth != 0) tile.ahead = ahead.next(panel.packed, panel.pairs());
+                     whole ? target : buffer, whole ? p.target_row : width};
+    ahead.fetch();
     multiply_pairs_of(rows, vectors)(tile);
     for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * width, valid, target + r * p.target_row);
     if (ends) {

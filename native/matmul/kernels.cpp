@@ -11,7 +11,6 @@ namespace {
 
 template <typename T>
 constexpr MatmulKernels<T> kKernels = {
-    .copy_stride = copy_stride<T>,
     .scratch = product_scratch<T>,
     .multiply = multiply_matrices<T>,
 };

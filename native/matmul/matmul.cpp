@@ -30,13 +30,11 @@ void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
   Matmul<T> common = whole;
   common.block = block;
   common.sum_block = sum_block;
-  const std::size_t strip = std::min(most_rows, tuning::kStripRows);
-  common.copy_stride = kernels_for.copy_stride(strip);
-  const auto ones = multiples(1, common.block), copied = multiples(common.copy_stride, common.block);
+  const std::size_t strip_bytes = share_of_second_cache(tuning::kStripShare);
+  common.strip = std::max(tuning::kLeastStripRows, strip_bytes / (block * sizeof(T)) / kRowUnit * kRowUnit);
+  const auto ones = multiples(1, common.block);
   common.ones = ones.data();
-  common.copied = copied.data();
-  const std::size_t copied_rows = whole.left.row == 1 ? strip : 0;  // others are read in place
-  BufferPool pool(checked_product(kernels_for.scratch(copied_rows, most_columns), common.block, sizeof(T)));
+  BufferPool pool(checked_product(kernels_for.scratch(most_rows, most_columns, block, common.strip), sizeof(T)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
     const std::size_t row = begin_of(row_part, cut.rows, whole.rows, kRowUnit);

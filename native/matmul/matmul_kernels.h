@@ -1,6 +1,9 @@
 // Blocked matrix multiplication: the operands of a block of the depth are packed to be contiguous in the caches.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+
 #include "kernels/padding.h"
 #include "matmul/prefetch.h"
 #include "matmul/epilogue.h"
@@ -13,16 +16,20 @@
 namespace onnxtrain {
 namespace {
 
-// Row stride of the copy of a block of the left matrix; each row has room for an extra vector.
+// True if each panel of the right matrix overwrites the one before, since it is multiplied by all rows at once.
+inline bool one_panel_at_a_time(std::size_t rows, std::size_t strip) { return rows <= strip; }
+
+// Scratch elements for the right matrix: the panels of a block.
 template <typename T>
-std::size_t copy_stride(std::size_t rows) {
-  return odd_lines<T>(rows + kLanes<T>);
+std::size_t panels_scratch(std::size_t rows, std::size_t columns, std::size_t block, std::size_t strip) {
+  const std::size_t all = padded<T>(columns), one = kMaxTileVectors * kLanes<T>;
+  return (one_panel_at_a_time(rows, strip) ? std::min(all, one) : all) * block;
 }
 
-// Scratch elements per depth element.
+// The same, and a strip of the left matrix, with room for an extra vector.
 template <typename T>
-std::size_t product_scratch(std::size_t rows, std::size_t columns) {
-  return padded<T>(columns) + copy_stride<T>(rows);
+std::size_t product_scratch(std::size_t rows, std::size_t columns, std::size_t block, std::size_t strip) {
+  return panels_scratch<T>(rows, columns, block, strip) + std::min(rows, strip) * block + kLanes<T>;
 }
 
 // Packs `depth` rows of the right matrix into a zero-padded panel.
@@ -78,13 +85,9 @@ template <typename T>
 struct MatmulBlock {
   std::size_t begin, depth;
   T* panels;
-  bool one_at_a_time;  // true if each panel overwrites the one before
+  bool one_at_a_time;
   const T* columns;  // null: all columns are packed; otherwise read in place, except in a partial panel
-  bool copied;  // true if the left matrix is copied, strip by strip
-  const T* left;  // row `left_first` of it
-  std::size_t left_first;
-  std::ptrdiff_t left_row;
-  const std::ptrdiff_t* left_offsets;
+  T* strip;  // packed rows of the left matrix, [tile][depth][rows of the tile]; null: read in place
   Ahead ahead[2];  // of the right and the left matrix
 
   T* panel_at(std::size_t column) const { return one_at_a_time ? panels : panels + column * depth; }
@@ -99,13 +102,13 @@ void multiply_panel(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
   const std::size_t valid = p.columns - column < width ? p.columns - column : width;
   const bool first = block.begin == 0, accumulate = !first || p.bias != nullptr;
   const bool ends = p.ending != Ending::kNone && block.begin + block.depth >= p.depth;
-  const Parts tiles(end - begin, tile_rows(vectors));
+  const bool packed = block.strip != nullptr;
+  const T* left = p.left.data + static_cast<std::ptrdiff_t>(block.begin) * p.left.column;
+  const Parts tiles(end - begin, packed ? kPackedRows : tile_rows(vectors));
   for (std::size_t t = 0; t < tiles.count; ++t) {
     const std::size_t row = begin + tiles.begin(t), rows = tiles.size(t);
     T* target = p.target + static_cast<std::ptrdiff_t>(row) * p.target_row + column;
-    const T* starts[kMaxTileRows];
     for (std::size_t r = 0; r < rows; ++r) {
-      starts[r] = block.left + static_cast<std::ptrdiff_t>(row - block.left_first + r) * block.left_row;
       T* line = target + static_cast<std::ptrdiff_t>(r) * p.target_row;
       if (first && p.bias != nullptr) {
         begin_row(p.bias + static_cast<std::ptrdiff_t>(row + r) * p.bias_row + column, valid, line);
@@ -121,14 +124,15 @@ void multiply_panel(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
       }
     }
     const bool in_place = whole && block.columns != nullptr;
-    Tile<T> tile = {starts, block.left_offsets, block.depth,
+    Tile<T> tile = {nullptr, nullptr, block.depth,
                                    in_place ? block.columns + column : block.panel_at(column), accumulate,
                                    whole ? target : buffer, whole ? static_cast<std::size_t>(p.target_row) : width,
                                    in_place ? static_cast<std::size_t>(p.right.row) : width};
-    if (block.depth != 0) {
-      for (int i = 0; i < 2; ++i) tile.ahead[i] = block.ahead[i].next(tile.columns, block.depth);
-    }
-    multiply_of<T, Fetching::kStreams>(rows, vectors)(tile);
+    tile.left = packed ? block.strip + tiles.begin(t) * block.depth : left + static_cast<std::ptrdiff_t>(row) * p.left.row;
+    tile.left_row = p.left.row;
+    for (Ahead& ahead : block.ahead) ahead.fetch();
+    constexpr Fetching nothing = Fetching::kNothing;
+    (packed ? multiply_of<T, nothing, Left::kPacked> : multiply_of<T, nothing, Left::kRows>)(rows, vectors)(tile);
     for (std::size_t r = 0; r < rows && !whole; ++r) {
       copy(buffer + r * width, valid, target + static_cast<std::ptrdiff_t>(r) * p.target_row);
     }
@@ -174,44 +178,43 @@ void arrange_panel(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t 
   }
 }
 
-// Rows per strip: all of them if there are few, so that each panel is used once.
-inline std::size_t strip_rows(std::size_t rows) {
-  return rows <= tuning::kStripRows ? tuning::kStripRows : tuning::kProductStripRows;
-}
-
-// A block whose left matrix is read in place, until a strip of it is copied.
 template <typename T>
-MatmulBlock<T> arranged(const Matmul<T>& p, std::size_t begin) {
-  const auto at = static_cast<std::ptrdiff_t>(begin);
+MatmulBlock<T> block_at(const Matmul<T>& p, std::size_t begin, const Panels<T>& panels) {
   MatmulBlock<T> block = {};
   block.begin = begin;
   block.depth = p.depth - begin < p.block ? p.depth - begin : p.block;
   block.panels = p.scratch;
-  block.one_at_a_time = p.rows <= tuning::kStripRows;
+  block.one_at_a_time = one_panel_at_a_time(p.rows, p.strip);
   const bool few = p.rows <= tuning::kFewTiles * kMaxTileRows && p.columns > 0 && p.right_sums == nullptr;
-  if (few && p.is_as_given() && p.right.column == 1) block.columns = p.right.data + at * p.right.row;
-  block.copied = p.left.row == 1;
-  block.left = p.left.data + at * p.left.column;
-  block.left_row = p.left.row;
-  block.left_offsets = p.ones;
+  if (few && p.is_as_given() && p.right.column == 1) {
+    block.columns = p.right.data + static_cast<std::ptrdiff_t>(begin) * p.right.row;
+  }
+  if (p.left.row == 1) block.strip = p.scratch + panels_scratch<T>(p.rows, p.columns, p.block, p.strip);
   return block;
 }
 
-// Copies rows [first, last) of a left matrix whose columns are lines of memory, and sums them if requested.
+// Packs `rows` rows of the left matrix, whose columns are lines of memory, for a tile.
+template <typename T, std::size_t rows>
+void pack_tile(const T* from, std::ptrdiff_t column, std::size_t depth, T* to) {
+  for (std::size_t k = 0; k < depth; ++k, from += column, to += rows) __builtin_memcpy(to, from, rows * sizeof(T));
+}
+
+// Packs rows [first, last) of the left matrix, and sums them over the depth if requested.
 template <typename T>
-void copy_strip(const Matmul<T>& p, MatmulBlock<T>& block, std::size_t first, std::size_t last) {
-  const T* from = p.left.data + static_cast<std::ptrdiff_t>(block.begin) * p.left.column + first;
-  T* copies = p.scratch + padded<T>(p.columns) * p.block;
-  for (std::size_t k = 0; k < block.depth; ++k) {
-    copy(from + static_cast<std::ptrdiff_t>(k) * p.left.column, last - first, copies + k * p.copy_stride);
+void pack_strip(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t first, std::size_t last) {
+  static constexpr decltype(&pack_tile<T, 1>) kPack[] = {pack_tile<T, 1>, pack_tile<T, 2>, pack_tile<T, 3>,
+                                                         pack_tile<T, 4>, pack_tile<T, 5>, pack_tile<T, 6>};
+  static_assert(std::size(kPack) == kPackedRows);
+  const Parts tiles(last - first, kPackedRows);
+  for (std::size_t t = 0; t < tiles.count; ++t) {
+    const std::size_t row = first + tiles.begin(t), rows = tiles.size(t);
+    T* packed = block.strip + tiles.begin(t) * block.depth;
+    kPack[rows - 1](p.left.data + static_cast<std::ptrdiff_t>(block.begin) * p.left.column + row, p.left.column,
+                    block.depth, packed);
+    if (p.left_sums != nullptr) {
+      add_rows(packed, rows, block.depth, p.sum_block, rows, block.begin != 0, p.left_sums + row);
+    }
   }
-  if (p.left_sums != nullptr) {
-    add_rows(copies, p.copy_stride, block.depth, p.sum_block, last - first, block.begin != 0, p.left_sums + first);
-  }
-  block.left = copies;
-  block.left_first = first;
-  block.left_row = 1;
-  block.left_offsets = p.copied;
 }
 
 // Strips of rows, each with all panels, which are packed for the first strip; prefetches the next panel and the next
@@ -219,12 +222,12 @@ void copy_strip(const Matmul<T>& p, MatmulBlock<T>& block, std::size_t first, st
 template <typename T>
 void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& panels) {
   const std::size_t next = block.begin + block.depth, next_depth = p.depth - next < p.block ? p.depth - next : p.block;
-  const auto tiles = [&](std::size_t rows) { return Parts(rows, tile_rows(kMaxTileVectors)).count; };
+  const auto tiles = [&](std::size_t rows) { return Parts(rows, kPackedRows).count; };
   const auto valid = [&](std::size_t panel) {
     const std::size_t left = p.columns - panels.begin(panel), width = panels.width(panel);
     return left < width ? left : width;
   };
-  const Parts strips(p.rows, strip_rows(p.rows));
+  const Parts strips(p.rows, p.strip);
   if (strips.count == 0 && p.right_sums != nullptr) {
     for (std::size_t panel = 0; panel < panels.count(); ++panel) {
       arrange_panel(p, block, panels.begin(panel), panels.width(panel));
@@ -234,13 +237,13 @@ void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
     const std::size_t first = strips.begin(strip), last = first + strips.size(strip);
     const bool more = strip + 1 < strips.count;
     const std::size_t depth = more ? block.depth : next_depth;
-    if (block.copied) copy_strip(p, block, first, last);
+    if (block.strip != nullptr) pack_strip(p, block, first, last);
     block.ahead[1] = {};
     if (depth != 0 && p.columns != 0) {
       const auto at = static_cast<std::ptrdiff_t>(more ? block.begin : next);
       const T* from = p.left.data + at * p.left.column + static_cast<std::ptrdiff_t>(more ? last : 0) * p.left.row;
       const std::size_t rows = strips.size(more ? strip + 1 : 0);
-      block.ahead[1] = {block.copied ? lines_of(from, depth, rows, p.left.column) : lines_of(from, rows, depth, p.left.row),
+      block.ahead[1] = {p.left.row == 1 ? lines_of(from, depth, rows, p.left.column) : lines_of(from, rows, depth, p.left.row),
                         panels.count() * tiles(last - first)};
     }
     for (std::size_t panel = 0; panel < panels.count(); ++panel) {
@@ -263,7 +266,7 @@ void multiply_matrices(const Matmul<T>& p) {
   const Panels<T> panels(p.columns);
   std::size_t begin = 0;
   do {
-    MatmulBlock<T> block = arranged(p, begin);
+    MatmulBlock<T> block = block_at(p, begin, panels);
     multiply_block(p, block, panels);
     begin += block.depth;
   } while (begin < p.depth);

@@ -20,6 +20,9 @@ inline constexpr std::size_t tile_rows(std::size_t vectors) {
   return vectors == 2 ? 6 : 8;
 }
 
+// Rows of a tile whose left rows are packed, for any number of vectors.
+inline constexpr std::size_t kPackedRows = tile_rows(kMaxTileVectors);
+
 inline constexpr std::size_t kMaxTileColumnBytes = kMaxTileVectors * kVectorBytes;
 
 // Data to prefetch during a multiplication: a number of bytes of a line per depth element, then those of the next line.
@@ -42,6 +45,13 @@ struct Stream {
   }
 };
 
+// How the left rows of a tile lie in memory.
+enum class Left {
+  kAnywhere,  // each where `rows` points, its elements at `offsets`
+  kRows,      // `left_row` apart, from `left` on, their elements side by side
+  kPacked,    // [depth][rows], from `left` on
+};
+
 // What a tile prefetches.
 enum class Fetching {
   kNothing,
@@ -51,8 +61,8 @@ enum class Fetching {
 
 template <typename T>
 struct Tile {
-  const T* const* rows;           // start of each row
-  const std::ptrdiff_t* offsets;  // of the elements of a row, `depth` of them, the same for all rows
+  const T* const* rows;           // start of each row; null unless anywhere
+  const std::ptrdiff_t* offsets;  // of the elements of a row, `depth` of them, the same for all rows; null likewise
   std::size_t depth;
   const T* columns;  // [depth][vectors * lanes], rows `columns_stride` apart
   bool accumulate;   // adds to the contents of `sums`
@@ -60,16 +70,19 @@ struct Tile {
   std::size_t sums_stride;
   std::size_t columns_stride = 0;  // 0: contiguous
   Stream ahead[2] = {};  // data to prefetch
+  const T* left = nullptr;
+  std::ptrdiff_t left_row = 0;
 };
 
-template <typename T, std::size_t rows, std::size_t vectors, Fetching fetching>
+// Depth elements per iteration, unless the left rows are anywhere.
+inline constexpr std::size_t kUnrolledDepth = 4;
+
+template <typename T, std::size_t rows, std::size_t vectors, Fetching fetching, Left layout>
 void multiply(const Tile<T>& tile) {
   constexpr std::size_t lanes = kLanes<T>;
   Vector<T> sum[rows][vectors];
-  const T* row[rows];
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < rows; ++r) {
-    row[r] = tile.rows[r];
 #pragma GCC unroll 4
     for (std::size_t v = 0; v < vectors; ++v) {
       sum[r][v] = tile.accumulate ? load(tile.sums + r * tile.sums_stride + v * lanes) : Vector<T>{};
@@ -77,8 +90,8 @@ void multiply(const Tile<T>& tile) {
   }
   const T* columns = tile.columns;
   const std::size_t stride = tile.columns_stride == 0 ? vectors * lanes : tile.columns_stride;
-  Stream first = tile.ahead[0], second = tile.ahead[1];
-  for (const std::ptrdiff_t *offset = tile.offsets, *end = offset + tile.depth; offset != end; ++offset) {
+  // Multiplies `left(r)` of each row by the next row of columns.
+  const auto add_products = [&](const auto& left) {
     Vector<T> right[vectors];
 #pragma GCC unroll 4
     for (std::size_t v = 0; v < vectors; ++v) right[v] = load(columns + v * lanes);
@@ -89,15 +102,49 @@ void multiply(const Tile<T>& tile) {
       }
     }
     columns += stride;
-    if constexpr (fetching == Fetching::kStreams) {
-      first.fetch();
-      second.fetch();
-    }
 #pragma GCC unroll 8
     for (std::size_t r = 0; r < rows; ++r) {
-      const Vector<T> left = broadcast(row[r][*offset]);
+      const Vector<T> element = broadcast(left(r));
 #pragma GCC unroll 4
-      for (std::size_t v = 0; v < vectors; ++v) sum[r][v] += left * right[v];
+      for (std::size_t v = 0; v < vectors; ++v) sum[r][v] += element * right[v];
+    }
+  };
+  if constexpr (layout == Left::kAnywhere) {
+    const T* row[rows];
+#pragma GCC unroll 8
+    for (std::size_t r = 0; r < rows; ++r) row[r] = tile.rows[r];
+    [[maybe_unused]] Stream first = tile.ahead[0], second = tile.ahead[1];
+    for (const std::ptrdiff_t *offset = tile.offsets, *end = offset + tile.depth; offset != end; ++offset) {
+      if constexpr (fetching == Fetching::kStreams) {
+        first.fetch();
+        second.fetch();
+      }
+      add_products([&](std::size_t r) { return row[r][*offset]; });
+    }
+  } else {
+    // Three rows per pointer: with multiples of the stride that addresses have room for.
+    constexpr std::size_t pointers = layout == Left::kPacked ? 1 : (rows + 2) / 3;
+    constexpr std::size_t step = layout == Left::kPacked ? rows : 1;
+    const T* left[pointers];
+#pragma GCC unroll 3
+    for (std::size_t i = 0; i < pointers; ++i) left[i] = tile.left + static_cast<std::ptrdiff_t>(3 * i) * tile.left_row;
+    const auto element = [&](std::size_t r, std::size_t i) {
+      if constexpr (layout == Left::kPacked) return left[0][i * rows + r];
+      return left[r / 3][static_cast<std::ptrdiff_t>(r % 3) * tile.left_row + static_cast<std::ptrdiff_t>(i)];
+    };
+    const auto advance = [&](std::size_t by) {
+#pragma GCC unroll 3
+      for (std::size_t i = 0; i < pointers; ++i) left[i] += by * step;
+    };
+    std::size_t k = 0;
+    for (; k + kUnrolledDepth <= tile.depth; k += kUnrolledDepth) {
+#pragma GCC unroll 4
+      for (std::size_t i = 0; i < kUnrolledDepth; ++i) add_products([&](std::size_t r) { return element(r, i); });
+      advance(kUnrolledDepth);
+    }
+    for (; k < tile.depth; ++k) {
+      add_products([&](std::size_t r) { return element(r, 0); });
+      advance(1);
     }
   }
 #pragma GCC unroll 8
@@ -110,24 +157,29 @@ void multiply(const Tile<T>& tile) {
 template <typename T>
 using Multiply = void (*)(const Tile<T>&);
 
-template <typename T, std::size_t vectors, Fetching fetching>
+template <typename T, std::size_t vectors, Fetching fetching, Left layout>
 inline Multiply<T> multiply_of_rows(std::size_t rows) {
-  constexpr std::size_t most = tile_rows(vectors);
+  constexpr std::size_t most = layout == Left::kPacked ? kPackedRows : tile_rows(vectors);
   static constexpr Multiply<T> kernels[kMaxTileRows] = {
-      multiply<T, 1, vectors, fetching>, multiply<T, 2, vectors, fetching>, multiply<T, 3, vectors, fetching>,
-      multiply<T, 4, vectors, fetching>, multiply<T, 5, vectors, fetching>, multiply<T, 6, vectors, fetching>,
-      multiply<T, most < 7 ? 6 : 7, vectors, fetching>, multiply<T, most < 8 ? 6 : 8, vectors, fetching>};
+      multiply<T, 1, vectors, fetching, layout>,
+      multiply<T, 2, vectors, fetching, layout>,
+      multiply<T, 3, vectors, fetching, layout>,
+      multiply<T, 4, vectors, fetching, layout>,
+      multiply<T, 5, vectors, fetching, layout>,
+      multiply<T, 6, vectors, fetching, layout>,
+      multiply<T, most < 7 ? 6 : 7, vectors, fetching, layout>,
+      multiply<T, most < 8 ? 6 : 8, vectors, fetching, layout>};
   return kernels[rows - 1];
 }
 
-// The kernel for a tile of 1 to tile_rows(vectors) rows.
-template <typename T, Fetching fetching = Fetching::kNothing>
+// The kernel for a tile of 1 to tile_rows(vectors) rows, at most kPackedRows of a packed one.
+template <typename T, Fetching fetching = Fetching::kNothing, Left layout = Left::kAnywhere>
 inline Multiply<T> multiply_of(std::size_t rows, std::size_t vectors) {
   if constexpr (kMaxTileVectors >= 4) {
-    if (vectors == 4) return multiply_of_rows<T, 4, fetching>(rows);
-    if (vectors == 3) return multiply_of_rows<T, 3, fetching>(rows);
+    if (vectors == 4) return multiply_of_rows<T, 4, fetching, layout>(rows);
+    if (vectors == 3) return multiply_of_rows<T, 3, fetching, layout>(rows);
   }
-  return vectors == 2 ? multiply_of_rows<T, 2, fetching>(rows) : multiply_of_rows<T, 1, fetching>(rows);
+  return vectors == 2 ? multiply_of_rows<T, 2, fetching, layout>(rows) : multiply_of_rows<T, 1, fetching, layout>(rows);
 }
 
 // Splits `total` items into equal parts of at most `most`.

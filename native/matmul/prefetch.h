@@ -1,10 +1,13 @@
 // Prefetching of the next operands during a multiplication, while memory would be idle.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
+#include "kernels/padding.h"
 #include "matmul/matrix_tile.h"
 #include "matmul/table.h"
+#include "sizes.h"
 
 namespace onnxtrain {
 namespace {
@@ -16,22 +19,22 @@ struct Lines {
   std::ptrdiff_t stride;
 };
 
-// Lines that are read after the current ones, prefetched in parts.
+// Lines that are read after the current ones, prefetched into the L2 cache in parts, one before each tile.
 class Ahead {
  public:
   Ahead() = default;
-  Ahead(const Lines& lines, std::size_t parts)
-      : lines_(lines), part_((lines.count * lines.length + parts - 1) / parts) {}
+  Ahead(const Lines& lines, std::size_t parts) : lines_(lines), part_(divided_up(lines.count * lines.length, parts)) {}
 
-  // Returns the next part, for a tile with this many depth elements; `otherwise` once everything is fetched.
-  Stream next(const void* otherwise, std::size_t depth) {
-    if (lines_.count == 0 || part_ == 0) return {static_cast<const char*>(otherwise)};
-    const Stream result = {lines_.first + at_, (part_ + depth - 1) / depth, lines_.length - at_, lines_.length,
-                           lines_.stride - static_cast<std::ptrdiff_t>(lines_.length)};
-    for (at_ += part_; lines_.count != 0 && at_ >= lines_.length; at_ -= lines_.length, --lines_.count) {
+  void fetch() {
+    for (std::size_t left = part_; left != 0 && lines_.count != 0;) {
+      const std::size_t end = at_ + std::min(left, lines_.length - at_);
+      left -= end - at_;
+      for (; at_ < end; at_ += std::min(kLineBytes, end - at_)) __builtin_prefetch(lines_.first + at_, 0, 2);
+      if (at_ < lines_.length) return;
+      at_ = 0;
       lines_.first += lines_.stride;
+      --lines_.count;
     }
-    return result;
   }
 
  private:

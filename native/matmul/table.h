@@ -84,16 +84,14 @@ struct Matmul {
 
   std::size_t block;  // depth at a time
   std::size_t sum_block;  // of `left_sums` and `right_sums`; a block contains whole ones
-  std::size_t copy_stride;  // row stride of the copy of a strip of the left matrix
-  // Multiples, `block` of them: of 1, and of `copy_stride`.
-  const std::ptrdiff_t *ones, *copied;
-  T* scratch;  // `scratch(rows, columns)` elements per depth element of a block
+  std::size_t strip;  // most rows that are packed at a time
+  const std::ptrdiff_t* ones;  // 0, 1, ...: `block` of them
+  T* scratch;  // `scratch(rows, columns, block, strip)` elements
 };
 
 template <typename T>
 struct MatmulKernels {
-  std::size_t (*copy_stride)(std::size_t rows);
-  std::size_t (*scratch)(std::size_t rows, std::size_t columns);
+  std::size_t (*scratch)(std::size_t rows, std::size_t columns, std::size_t block, std::size_t strip);
   void (*multiply)(const Matmul<T>&);
 };
 
