@@ -114,6 +114,14 @@ inline constexpr std::size_t kMostScoreRows = 72, kLeastScoreRows = 6;
 // the keys and values for itself.
 inline constexpr std::size_t kAttentionTasks = 16, kLeastQueries = 64;
 
+// Short sequences have the heads side by side in vectors: up to this many keys times elements of a head. Bits.
+inline constexpr std::size_t kShortHead = 2304;
+// Most keys of a short sequence; vectors of a block of its scores, which stay in the L2 cache.
+inline constexpr std::size_t kShortKeys = 128, kLaneScores = 1024;
+
+// Sums of the gradient of a bias that several heads share, and the most elements of all. Bits.
+inline constexpr std::size_t kBiasParts = 8, kBiasElements = std::size_t{1} << 25;
+
 // Recurrent operators. ------------------------------------------------------------------------------------------------
 
 // Minimum multiplications and units per part of a step that justify synchronization. A part on another core costs a

@@ -116,6 +116,10 @@ ATTENTION = {
     f"{heads} heads of {length}": node("Attention", [(2, length, heads, 64)] * 3, scale=0.125)
     for heads, length in ((4, 128), (12, 512))
 }
+SHORT_ATTENTION = {
+    f"{heads} heads of {length}, {size} wide": node("Attention", [(64, length, heads, size)] * 3, scale=0.25)
+    for heads, length, size in ((4, 33, 8), (4, 64, 32))
+}
 
 
 def _convolution(channels: int, size: int, made: int, kernel: int, *, stride: int = 1, group: int = 1) -> Case:
@@ -276,6 +280,15 @@ SPARSE = {
     for threads in (1, 2)
 } | {"product with 90 % zeros, 128 rows, depth 3,072, one thread": sparse(128, 1, 3072)}
 
+BIAS_GRADIENT = {
+    f"positions of {length}": step(
+        f"(float[8, {length}, 4, 32] x) => (y) {{"
+        " q = Transpose <perm = [0, 2, 1, 3]> (x) k = Transpose <perm = [0, 2, 3, 1]> (x) s = MatMul (q, k)"
+        " b = Add (s, positions) p = Softmax <axis = -1> (b) y = MatMul (p, q) }",
+        weights={"positions": (4, length, length)},
+    )
+    for length in (64, 256)
+}
 ADAM = _update(onnxtrain.Adam(0.001))
 
 CHAINS = {
@@ -312,6 +325,8 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(
         ("kScoreShare", "kMostScoreRows", "kLeastScoreRows", "kLeastQueries", "kAttentionTasks"), ATTENTION
     ),
+    **dict.fromkeys(("kShortKeys", "kShortHead", "kLaneScores"), SHORT_ATTENTION),
+    **dict.fromkeys(("kBiasParts", "kBiasElements"), BIAS_GRADIENT),
     **dict.fromkeys(("kLeastStepProducts", "kLeastUnits", "kCachedWeightsShare", "kLeastBatchRows"), RECURRENT),
     **dict.fromkeys(("kFactorDepth", "kUncachedWeights", "kColumnsAheadBytes", "kPolls"), RECURRENT),
     **dict.fromkeys(

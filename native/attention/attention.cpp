@@ -90,6 +90,67 @@ void fill(ElementType type, void* data, std::size_t count, double value) {
   }
 }
 
+// Elements of the bias, whose broadcast axes have a stride of 0.
+std::size_t bias_size(const AttentionCall& call) {
+  const AttentionShape& s = call.shape;
+  const std::size_t sizes[4] = {s.batch, s.heads, s.queries, s.keys};
+  std::size_t size = 1;
+  for (std::size_t axis = 0; axis < 4; ++axis) size *= call.bias_stride[axis] == 0 ? 1 : sizes[axis];
+  return size;
+}
+
+// A kernel for heads, one by one or in groups, with the scratch memory of a call of it.
+struct Work {
+  void (*kernel)(const AttentionCall&, std::size_t, void*);
+  std::size_t lanes, count, scratch, items;
+
+  Work(const Planned& planned, bool gradient) {
+    const AttentionShape& s = planned.call.shape;
+    const AttentionKernels& kernels = planned.kernel;
+    const bool together = kernels.is_short(s);
+    kernel = !gradient ? kernels.attend_lanes : together ? kernels.gradient_lanes : kernels.gradient;
+    lanes = together ? kernels.lanes : 1;
+    count = divided_up(s.batch * s.heads, lanes);
+    scratch = (together ? kernels.lane_scratch : kernels.scratch)(planned.call, gradient);
+    items = items_per_task(saturating_product(lanes, s.queries, s.keys));
+  }
+
+  void run(const AttentionCall& call, const ParallelFor& parallel_for) const {
+    BufferPool pool(scratch);
+    for_each_range(parallel_for, count, items, [&](std::size_t first, std::size_t last) {
+      pool.lend([&](const Buffer& buffer) {
+        for (std::size_t item = first; item < last; ++item) kernel(call, item, buffer.as<void>());
+      });
+    });
+  }
+};
+
+// The gradient of a bias that several heads share: consecutive heads add to a sum of their own, and these are added up.
+template <typename T>
+void add_up_bias(const Work& work, AttentionCall call, std::size_t size, const ParallelFor& parallel_for) {
+  const std::size_t fitting = std::clamp<std::size_t>(tuning::kBiasElements / size, 1, tuning::kBiasParts);
+  const std::size_t parts = std::min(work.count, fitting);
+  const Buffer sums(checked_product(parts, size, sizeof(T)));
+  BufferPool pool(work.scratch);
+  parallel_for(parts, [&](std::size_t part) {
+    AttentionCall own = call;
+    own.dbias = sums.as<T>() + part * size;
+    std::fill_n(sums.as<T>() + part * size, size, T(0));
+    pool.lend([&](const Buffer& buffer) {
+      for (std::size_t item = part * work.count / parts; item < (part + 1) * work.count / parts; ++item) {
+        work.kernel(own, item, buffer.as<void>());
+      }
+    });
+  });
+  for_each_range(parallel_for, size, items_per_task(parts), [&](std::size_t first, std::size_t last) {
+    T* to = static_cast<T*>(call.dbias);
+    for (std::size_t part = 0; part < parts; ++part) {
+      const T* from = sums.as<T>() + part * size;
+      for (std::size_t i = first; i < last; ++i) to[i] = part == 0 ? from[i] : to[i] + from[i];
+    }
+  });
+}
+
 }  // namespace
 
 void set_bias_strides(const std::vector<std::int64_t>& shape, AttentionCall& call) {
@@ -114,6 +175,7 @@ void attend(ElementType type, AttentionCall call, const ParallelFor& parallel_fo
     return;
   }
   const Planned planned(type, call, parallel_for);
+  if (planned.kernel.is_short(s)) return Work(planned, false).run(planned.call, parallel_for);
   BufferPool pool(planned.kernel.scratch(planned.call, false));
   const std::size_t wanted = heads >= tuning::kAttentionTasks ? 1 : divided_up(tuning::kAttentionTasks, heads);
   const std::size_t parts = std::clamp<std::size_t>(s.queries / tuning::kLeastQueries, 1, wanted);
@@ -132,22 +194,33 @@ void attend(ElementType type, AttentionCall call, const ParallelFor& parallel_fo
 void attention_gradient(ElementType type, AttentionCall call, const ParallelFor& parallel_for) {
   const AttentionShape& s = call.shape;
   const std::size_t heads = checked_product(s.batch, s.heads);
-  if (heads == 0) return;
-  if (s.keys == 0 || s.queries == 0) {
+  if (heads == 0 || s.keys == 0 || s.queries == 0) {
     fill(type, call.dq, checked_product(heads, s.queries, s.size), 0.0);
     fill(type, call.dk, checked_product(heads, s.keys, s.size), 0.0);
     fill(type, call.dv, checked_product(heads, s.keys, s.value_size), 0.0);
+    fill(type, call.dbias, bias_size(call), 0.0);
     return;
   }
   const Planned planned(type, call, parallel_for);
-  BufferPool pool(planned.kernel.scratch(planned.call, true));
-  for_each_range(parallel_for, heads, items_per_task(saturating_product(s.queries, s.keys)), [&](std::size_t first, std::size_t last) {
-    pool.lend([&](const Buffer& buffer) {
-      for (std::size_t head = first; head < last; ++head) {
-        planned.kernel.gradient(planned.call, head, buffer.as<void>());
-      }
+  const Work work(planned, true);
+  if (call.dbias == nullptr) return work.run(planned.call, parallel_for);
+  const std::size_t size = bias_size(call);
+  if ((s.batch == 1 || call.bias_stride[0] != 0) &&
+      (s.heads == 1 || call.bias_stride[1] != 0)) {  // each head has a bias of its own
+    fill(type, call.dbias, size, 0.0);
+    return work.run(planned.call, parallel_for);
+  }
+  if (work.lanes == 1 && call.bias_stride[1] != 0) {  // each of an example's heads has
+    fill(type, call.dbias, size, 0.0);
+    BufferPool pool(work.scratch);
+    parallel_for(s.heads, [&](std::size_t head) {
+      pool.lend([&](const Buffer& buffer) {
+        for (std::size_t b = 0; b < s.batch; ++b) work.kernel(planned.call, b * s.heads + head, buffer.as<void>());
+      });
     });
-  });
+    return;
+  }
+  (type == kFloat ? add_up_bias<float> : add_up_bias<double>)(work, planned.call, size, parallel_for);
 }
 
 }  // namespace onnxtrain

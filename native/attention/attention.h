@@ -17,7 +17,7 @@ void set_bias_strides(const std::vector<std::int64_t>& shape, AttentionCall& cal
 // Computes y and log_sum. Fills in the call's block size and offset table.
 void attend(ElementType type, AttentionCall call, const ParallelFor& parallel_for);
 
-// Computes dq, dk and dv from dy, y and log_sum.
+// Computes dq, dk, dv and dbias from dy, y and log_sum.
 void attention_gradient(ElementType type, AttentionCall call, const ParallelFor& parallel_for);
 
 }  // namespace onnxtrain

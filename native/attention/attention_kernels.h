@@ -1,28 +1,17 @@
 // softmax(scale q kᵀ + bias) v of one head, one block of queries at a time, and its gradient, which recomputes the
 // probabilities from the logarithm of their sum.
 //
-// Included by attention.cpp only.
+// Included by kernels.cpp only.
 #pragma once
 
 #include "attention/head_kernels.h"
+#include "attention/layout.h"
 #include "attention/product_kernels.h"
 #include "attention/softmax_kernels.h"
 #include "attention/table.h"
 
 namespace onnxtrain {
 namespace {
-
-// Offsets of the buffers in the scratch memory.
-template <typename T>
-struct ScratchLayout {
-  std::size_t total = 0;
-
-  std::size_t take(std::size_t count) {
-    const std::size_t begin = total;
-    total += rounded_up(count, kLineBytes / sizeof(T));
-    return begin;
-  }
-};
 
 template <typename T>
 struct ForwardLayout : ScratchLayout<T> {
@@ -170,9 +159,15 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
       const KeyRange own = bias.seen_by(query + row, keys);
       clear_others(scores + row * stride, own, keys);
       clear_others(slopes + row * stride, own, keys);
-      score_gradient(scores + row * stride + own.begin, slopes + row * stride + own.begin,
-                     bias[query + row] + own.begin, own.end - own.begin, scale, log_sum[row],
-                     dot(dy + at, y + at, s.value_size), call.zero_empty_rows);
+      T* slope = slopes + row * stride + own.begin;
+      const T slope_scale = call.dbias == nullptr ? scale : T(1);
+      score_gradient(scores + row * stride + own.begin, slope, bias[query + row] + own.begin, own.end - own.begin,
+                     scale, slope_scale, log_sum[row], dot(dy + at, y + at, s.value_size), call.zero_empty_rows);
+      if (call.dbias == nullptr) continue;
+      const std::size_t end = own.end < s.keys ? own.end : s.keys;
+      add_bias_gradient(call, head.batch, head.head, query + row, own.begin, slope, end - own.begin);
+      ONNXTRAIN_VECTORIZE
+      for (std::size_t i = 0; i < own.end - own.begin; ++i) slope[i] *= scale;
     }
     if (call.dv != nullptr) {
       pack_all(dy, static_cast<const T*>(call.dy) + all_queries * s.value_size, 1, call.value_rows, s.value_size, rows,

@@ -1,6 +1,6 @@
 // The inputs of one head: its rows within [batch, row, head, element], and the bias of its queries.
 //
-// Included by attention.cpp only.
+// Included by kernels.cpp only.
 #pragma once
 
 #include "attention/rows.h"
@@ -62,6 +62,24 @@ bool find_ranges(const void* bias, std::size_t count, std::size_t keys, KeyRange
     ranges[i] = {static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end)};
   }
   return true;
+}
+
+// Adds the slopes of `count` scores of a query, of the keys from `key` on, to the gradient of the bias.
+template <typename T>
+void add_bias_gradient(const AttentionCall& call, std::size_t batch, std::size_t head, std::size_t query,
+                       std::size_t key, const T* slopes, std::size_t count) {
+  const std::ptrdiff_t* stride = call.bias_stride;
+  T* to = static_cast<T*>(call.dbias) + static_cast<std::ptrdiff_t>(batch) * stride[0] +
+          static_cast<std::ptrdiff_t>(head) * stride[1] + static_cast<std::ptrdiff_t>(query) * stride[2];
+  if (stride[3] == 0) {
+    T sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += slopes[i];
+    *to += sum;
+    return;
+  }
+  to += key;
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) to[i] += slopes[i];
 }
 
 // Keys of a row of scores, in whole vectors.

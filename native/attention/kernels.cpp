@@ -1,6 +1,7 @@
 // The attention kernels for one instruction set: compiled once per set, like convolution/kernels.cpp, with fused
 // multiply-add.
 #include "attention/attention_kernels.h"
+#include "attention/lane_kernels.h"
 #include "kernels/instruction_set.h"
 #include "kernels/kernel_table.h"
 
@@ -17,6 +18,11 @@ constexpr AttentionKernels kKernels = {
     .find_ranges = find_ranges<T>,
     .attend = attend<T>,
     .gradient = attention_gradient<T>,
+    .lanes = kLanes<T>,
+    .is_short = is_short,
+    .lane_scratch = lane_scratch<T>,
+    .attend_lanes = attend_lanes<T>,
+    .gradient_lanes = attention_gradient_lanes<T>,
 };
 
 }  // namespace

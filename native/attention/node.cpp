@@ -64,7 +64,7 @@ void AttentionNode::compute(const Call& call) const {
 }
 
 const Signature AttentionGradientNode::kSignature = {
-    "AttentionGradient", {"dy", "q", "k", "v", "y", "log_sum", "bias"}, 6, 3, {1}, {}};
+    "AttentionGradient", {"dy", "q", "k", "v", "y", "log_sum", "bias"}, 6, 4, {1}, {}};
 
 void AttentionGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -82,6 +82,10 @@ void AttentionGradientNode::compute(const Call& call) const {
   attention.dq = call.output(0, q);
   attention.dk = call.output(1, inputs[2].shape);
   attention.dv = call.output(2, inputs[3].shape);
+  attention.dbias = call.output(3, inputs.has(6) ? inputs[6].shape : std::vector<std::int64_t>{});
+  if (attention.dbias != nullptr && !inputs.has(6)) {
+    throw std::invalid_argument("output 3 (dbias) is the gradient of input 6 (bias), which is missing.");
+  }
   attention_gradient(type, attention, call.parallel_for());
 }
 

@@ -28,7 +28,7 @@ class AttentionNode final : public FusedNode {
   AttentionAttributes attributes_;
 };
 
-// dq, dk and dv from dy, q, k, v, y, log_sum and the bias.
+// dq, dk, dv and dbias from dy, q, k, v, y, log_sum and the bias.
 class AttentionGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

@@ -1,6 +1,6 @@
 // Matrix multiplications within a block of queries: rows at arbitrary addresses times columns packed as panels.
 //
-// Included by attention.cpp only. The broadcast operand is read through row pointers; the other is packed into panels
+// Included by kernels.cpp only. The broadcast operand is read through row pointers; the other is packed into panels
 // once per head.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Layout of the rows of scores in a block: padded to whole vectors, with -inf behind the last key.
 //
-// Included by attention.cpp only.
+// Included by kernels.cpp only.
 #pragma once
 
 #include "kernels/padding.h"

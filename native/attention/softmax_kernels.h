@@ -1,6 +1,6 @@
 // Row-wise softmax of scores, and its gradient.
 //
-// Included by attention.cpp only.
+// Included by kernels.cpp only.
 #pragma once
 
 #include "attention/rows.h"
@@ -81,9 +81,9 @@ inline T dot(const T* a, const T* b, std::size_t count) {
 }
 
 // Turns a row of scores into the probabilities p, and a row of dp into the gradient of the scores: p (dp - delta)
-// scale.
+// slope_scale.
 template <typename T>
-void score_gradient(T* row, T* slopes, const T* bias, std::size_t count, T scale, T log_sum, T delta,
+void score_gradient(T* row, T* slopes, const T* bias, std::size_t count, T scale, T slope_scale, T log_sum, T delta,
                     bool zero_empty) {
   if (zero_empty && !(log_sum - log_sum == T(0))) {  // neither NaN nor -inf
     fill_zero(row, count);
@@ -94,7 +94,7 @@ void score_gradient(T* row, T* slopes, const T* bias, std::size_t count, T scale
   for (std::size_t i = 0; i < count; ++i) {
     const T p = probability(row[i] * scale + bias[i] - log_sum);
     row[i] = p;
-    slopes[i] = p * (slopes[i] - delta) * scale;
+    slopes[i] = p * (slopes[i] - delta) * slope_scale;
   }
 }
 

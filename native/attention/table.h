@@ -33,6 +33,7 @@ struct AttentionCall {
   void* log_sum;                  // [batch, heads, queries]; both are null if not requested
   const void* dy;
   void *dq, *dk, *dv;  // null if not requested
+  void* dbias;         // added to, in the shape of the bias; null if not requested
 
   std::size_t block;  // maximum number of queries at a time
   // Multiples of 1, of heads * size, of heads * value_size, and of the row stride of the scores.
@@ -48,8 +49,15 @@ struct AttentionKernels {
   bool (*find_ranges)(const void* bias, std::size_t count, std::size_t keys, KeyRange* ranges);
   // Computes y and log_sum of queries [first, last) of a head, numbered across the batch.
   void (*attend)(const AttentionCall& call, std::size_t head, std::size_t first, std::size_t last, void* scratch);
-  // Computes dq, dk and dv of a head from dy, y and log_sum.
+  // Computes dq, dk and dv of a head from dy, y and log_sum, and adds to dbias.
   void (*gradient)(const AttentionCall& call, std::size_t head, void* scratch);
+
+  // The same for short sequences, a group of `lanes` heads at a time, of which each has a lane of the vectors.
+  std::size_t lanes;
+  bool (*is_short)(const AttentionShape& shape);
+  std::size_t (*lane_scratch)(const AttentionCall& call, bool gradient);
+  void (*attend_lanes)(const AttentionCall& call, std::size_t group, void* scratch);
+  void (*gradient_lanes)(const AttentionCall& call, std::size_t group, void* scratch);
 };
 
 }  // namespace onnxtrain

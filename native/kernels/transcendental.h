@@ -104,25 +104,29 @@ ONNXTRAIN_ANYWHERE inline double power_of_float(double z, double exponent) {
   return z > 0.0 && z < kInfinity ? value : special;
 }
 
-// e**t in single precision for t <= 80: relative error below 3e-7; 0 below 1e-37. NaN stays NaN.
-inline float exp_single(float t) {
-  const float clamped = t < -87.0f ? -87.0f : t;
-  const float shifted = clamped * 0x1.715476p0f + 0x1.8p23f;  // rounds to an integer in the low bits
-  const float k = shifted - 0x1.8p23f;
-  const float r = (clamped - k * 0x1.62e400p-1f) - k * 0x1.7f7d1cp-20f;
-  float sum = 1.0f / 5040.0f;
-  sum = sum * r + 1.0f / 720.0f;
+// e**t in single precision for t <= 80, of a float or a vector of floats: relative error below 3e-7; 0 below 1e-37. NaN
+// stays NaN. Bits: unsigned integers of the same size.
+template <typename Float, typename Bits>
+inline Float exp_of_single(Float t) {
+  const Float lowest = Float{} - 87.0f;
+  const Float clamped = t < lowest ? lowest : t;
+  const Float shifted = clamped * 0x1.715476p0f + 0x1.8p23f;  // rounds to an integer in the low bits
+  const Float k = shifted - 0x1.8p23f;
+  const Float r = (clamped - k * 0x1.62e400p-1f) - k * 0x1.7f7d1cp-20f;
+  Float sum = r * (1.0f / 5040.0f) + 1.0f / 720.0f;
   sum = sum * r + 1.0f / 120.0f;
   sum = sum * r + 1.0f / 24.0f;
   sum = sum * r + 1.0f / 6.0f;
   sum = sum * r + 0.5f;
-  std::uint32_t bits;
+  Bits bits;
   __builtin_memcpy(&bits, &shifted, sizeof bits);
   bits = (bits << 23) + (std::uint32_t{127} << 23);
-  float power;
+  Float power;
   __builtin_memcpy(&power, &bits, sizeof power);
-  return t < -87.0f ? 0.0f : (1.0f + (r + r * r * sum)) * power;
+  return t < lowest ? Float{} : (1.0f + (r + r * r * sum)) * power;
 }
+
+inline float exp_single(float t) { return exp_of_single<float, std::uint32_t>(t); }
 
 // e**logarithm for a logarithm that is <= 0 up to rounding.
 inline float probability(float logarithm) { return exp_single(logarithm); }

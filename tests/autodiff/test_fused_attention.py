@@ -56,10 +56,14 @@ def test_the_gradient_of_a_mask_is_not_asked_for():
     assert "y/Attention_1" in produced  # log_sum, which the model did not have
 
 
-@pytest.mark.parametrize(("names", "read"), [([*NAMES, "bias"], "y"), (NAMES, "log_sum")])
-def test_what_the_kernel_lacks_is_written_in_standard_operators(names, read):
-    projections = {"y": normal(*Y), read: normal(*(Y if read == "y" else (BATCH, HEADS, QUERIES)))}
-    found = gradient(model(outputs=("y", "log_sum")), names, projections, kernels=True)
+def test_the_gradient_of_a_bias_is_an_output_of_the_kernel():
+    found = gradient(model(), [*NAMES, "bias"], {"y": normal(*Y)}, kernels=True)
+    assert fused(found) == {"Attention", "AttentionGradient"}
+
+
+def test_the_gradient_of_the_log_sum_is_written_in_standard_operators():
+    projections = {"y": normal(*Y), "log_sum": normal(BATCH, HEADS, QUERIES)}
+    found = gradient(model(outputs=("y", "log_sum")), NAMES, projections, kernels=True)
     assert fused(found) - {"Elementwise"} == {"Attention", "SoftmaxGradient"}
 
 
@@ -81,6 +85,12 @@ def test_second_derivative(zero_empty_rows):
     first = gradient(model(zero_empty_rows=zero_empty_rows), NAMES, {"y": normal(*Y, seed=5)}, kernels=True)
     assert "AttentionGradient" in fused(first)
     check_gradient(gradients_alone(first), FEEDS, wrt=NAMES)
+
+
+def test_second_derivative_of_a_bias():
+    first = gradient(model(), [*NAMES, "bias"], {"y": normal(*Y, seed=5)}, kernels=True)
+    assert "AttentionGradient" in fused(first)
+    check_gradient(gradients_alone(first), FEEDS, wrt=["q", "bias"])
 
 
 @pytest.mark.skipif(not kernels_available(), reason="the native kernels are not installed")

@@ -11,7 +11,7 @@ INPUTS = {
     "Attention": ("q", "k", "v", "bias"),
     "AttentionGradient": ("dy", "q", "k", "v", "y", "log_sum", "bias"),
 }
-OUTPUTS = {"Attention": ("y", "log_sum"), "AttentionGradient": ("dq", "dk", "dv")}
+OUTPUTS = {"Attention": ("y", "log_sum"), "AttentionGradient": ("dq", "dk", "dv", "dbias")}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Attention:
         return feeds
 
     def expected(self, feeds: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """y, log_sum, dq, dk and dv; and of each the size of the terms that it is the sum of.
+        """y, log_sum, dq, dk, dv and, with a bias, dbias; and of each the size of the terms that it is the sum of.
 
         Rounding errors are in proportion to these sizes: that of a score to the size of its own terms, that of its
         exponential to the score's.
@@ -85,27 +85,38 @@ class Attention:
         p_sizes = p * (1 + score_sizes.max(-1, keepdims=True, initial=0))
         dp = np.einsum("bshe,bthe->bhst", dy, v)
         dp_sizes = np.einsum("bshe,bthe->bhst", abs(dy), abs(v))
-        slopes = scale * p * (dp - (dp * p).sum(-1, keepdims=True))
-        slope_sizes = scale * p_sizes * (dp_sizes + (dp_sizes * p).sum(-1, keepdims=True))
+        slopes = p * (dp - (dp * p).sum(-1, keepdims=True))
+        slope_sizes = p_sizes * (dp_sizes + (dp_sizes * p).sum(-1, keepdims=True))
         values = {
             "y": np.einsum("bhst,bthe->bshe", p, v),
             "log_sum": log_sum,
-            "dq": np.einsum("bhst,bthd->bshd", slopes, k),
-            "dk": np.einsum("bhst,bshd->bthd", slopes, q),
+            "dq": scale * np.einsum("bhst,bthd->bshd", slopes, k),
+            "dk": scale * np.einsum("bhst,bshd->bthd", slopes, q),
             "dv": np.einsum("bhst,bshe->bthe", p, dy),
         }
         sizes = {
             "y": np.einsum("bhst,bthe->bshe", p_sizes, abs(v)),
             "log_sum": 1 + score_sizes.max(-1, initial=0),
-            "dq": np.einsum("bhst,bthd->bshd", slope_sizes, abs(k)),
-            "dk": np.einsum("bhst,bshd->bthd", slope_sizes, abs(q)),
+            "dq": scale * np.einsum("bhst,bthd->bshd", slope_sizes, abs(k)),
+            "dk": scale * np.einsum("bhst,bshd->bthd", slope_sizes, abs(q)),
             "dv": np.einsum("bhst,bshe->bthe", p_sizes, abs(dy)),
         }
+        if "bias" in feeds:
+            values["dbias"], sizes["dbias"] = (summed_to(each, bias.shape) for each in (slopes, slope_sizes))
         return values, sizes
 
 
+def summed_to(scores, shape):
+    """The sum of [batch, heads, queries, keys] over the axes along which an array of the shape is repeated."""
+    full = (1,) * (4 - len(shape)) + tuple(shape)
+    repeated = tuple(axis for axis, size in enumerate(full) if size == 1)
+    return scores.sum(axis=repeated, keepdims=True).reshape(shape)
+
+
 def run(path, operator, feeds, attributes, threads=1, wanted=None):
-    """The outputs of one node by name."""
+    """The outputs of one node by name; a gradient of the bias where there is one."""
+    if wanted is None:
+        wanted = [name for name in OUTPUTS[operator] if name != "dbias" or "bias" in feeds]
     return run_node(path, operator, INPUTS[operator], OUTPUTS[operator], feeds, attributes, threads, wanted)
 
 

@@ -39,6 +39,10 @@ def attention_gradient(rng: np.random.Generator) -> Case:
     """Any y and log_sum, so that there is nothing to compare with; some shapes do not fit."""
     sizes = some(rng, 0 if rng.random() < 0.3 else 1, 30, 6)
     case = attention_reference.Attention(min(sizes[0], 2), min(sizes[1], 3), *sizes[2:])
+    bias = pick(rng, None, (1, 1, -2, -1), (1, -3, -2, -1), (1, 1, 1, 1), (-4, -3, -2, -1))
+    if bias is not None:
+        full = (case.batch, case.heads, case.queries, case.keys)
+        case = replace(case, bias=tuple(full[n] if n < 0 else n for n in bias))
     feeds = case.draw(element_type(rng))
     dtype = feeds["q"].dtype
     feeds["y"] = np.zeros(feeds["dy"].shape, dtype)
@@ -47,7 +51,8 @@ def attention_gradient(rng: np.random.Generator) -> Case:
         name = pick(rng, *feeds)
         feeds[name] = floating(rng, some(rng, 0, 4, int(rng.integers(0, 5))), dtype)
     names = attention_reference.INPUTS["AttentionGradient"]
-    return Case("AttentionGradient", {name: feeds.get(name) for name in names}, case.attributes, 3)
+    outputs = 4 if rng.random() < 0.5 else 3  # the gradient of a bias, which may be missing
+    return Case("AttentionGradient", {name: feeds.get(name) for name in names}, case.attributes, outputs)
 
 
 def wide_attention(rng: np.random.Generator) -> Case:

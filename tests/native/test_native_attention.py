@@ -36,6 +36,16 @@ CASES = {
     "empty rows": Attention(queries=128, keys=65, bias=(128, 65), masked=True, empty=(0, 3, 127), zero_empty_rows=1),
     "all rows empty": Attention(queries=3, keys=17, bias=(3, 17), empty=(0, 1, 2), zero_empty_rows=1),
     "one head": Attention(1, 1, 256, 64, 16, 16),
+    # Short heads, side by side in vectors: groups that are full, and one that is not.
+    "columns as tokens": Attention(5, 4, 33, 33, 8, 8),
+    "short, a mask per example": Attention(9, 2, 16, 16, 32, 32, bias=(9, 1, 1, 16), masked=True),
+    "short, positions": Attention(3, 6, 17, 17, 24, 24, bias=(6, 17, 17)),
+    "short, all in one": Attention(7, 3, 20, 30, 12, 5, bias=(7, 3, 20, 30), masked=True),
+    "short, causal": Attention(4, 5, 64, 64, 16, 16, bias=(64, 64), causal=True),
+    "short, values are wider": Attention(4, 3, 9, 12, 3, 40, bias=(3, 9, 1)),
+    "short, empty rows": Attention(6, 3, 18, 20, 8, 8, bias=(18, 20), masked=True, empty=(0, 17), zero_empty_rows=1),
+    "short, many queries": Attention(2, 3, 300, 20, 8, 8, bias=(2, 3, 1, 20), masked=True),
+    "long, positions": Attention(2, 3, 150, 203, 16, 24, bias=(3, 150, 203)),
     "nothing of a size": Attention(size=0),
     "nothing of a value": Attention(value_size=0),
     "no batch": Attention(batch=0, bias=(5, 5)),
@@ -90,7 +100,28 @@ def test_any_sizes_and_bias(library_path, case, dtype):
     check(library_path, case, dtype)
 
 
-@pytest.mark.parametrize("name", ["text", "vision", "causal", "long", "one head", "masked", "tiny"])
+SHORT = [name for name in CASES if name.startswith("short")]
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_examples_alone_have_the_bits_of_the_batch(instruction_set, library_path, name):
+    """Only the gradient of a bias is a sum over the batch."""
+    case = CASES[name]
+    feeds = case.draw(np.float32)
+    found = run_both(library_path, case, feeds)
+    for example in range(case.batch):
+        own = {key: array[example : example + 1] for key, array in feeds.items() if key != "bias"}
+        if "bias" in feeds:
+            by_example = feeds["bias"].ndim == 4 and len(feeds["bias"]) > 1
+            own["bias"] = feeds["bias"][example : example + 1] if by_example else feeds["bias"]
+        for key, array in run_both(library_path, case, own).items():
+            if key != "dbias":
+                np.testing.assert_array_equal(array, found[key][example : example + 1], err_msg=key)
+
+
+@pytest.mark.parametrize(
+    "name", ["text", "vision", "causal", "long", "one head", "masked", "tiny", "long, positions", *SHORT]
+)
 def test_threads_do_not_change_a_bit(name):
     case = CASES[name]
     feeds = case.draw(np.float32)
@@ -212,6 +243,14 @@ def test_what_the_gradient_gets_must_fit_the_forward_pass(name):
         run(PATH, "AttentionGradient", feeds | {name: feeds[name][:, :1]}, GOOD.attributes)
     with pytest.raises(REFUSED, match=OTHER_TYPES % "AttentionGradient"):
         run(PATH, "AttentionGradient", feeds | {name: feeds[name].astype(np.float64)}, GOOD.attributes)
+
+
+def test_the_gradient_of_a_bias_needs_a_bias():
+    feeds = GOOD.draw(np.float32)
+    del feeds["bias"]
+    feeds |= run(PATH, "Attention", feeds, GOOD.attributes)
+    with pytest.raises(REFUSED, match=r"output 3 \(dbias\) is the gradient of input 6 \(bias\), which is missing"):
+        run(PATH, "AttentionGradient", feeds, GOOD.attributes, wanted=OUTPUTS["AttentionGradient"])
 
 
 def test_the_scale_is_required():

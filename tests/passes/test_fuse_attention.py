@@ -293,11 +293,11 @@ def test_value_around_that_a_gradient_names_is_still_read(name):
     assert name in seen
 
 
-@pytest.mark.parametrize(("trained", "stays"), [("bias", True), ("q", False)])
-def test_bias_that_is_trained_stays(trained, stays):
+@pytest.mark.parametrize("trained", ["bias", "q"])
+def test_trained_bias_is_fused(trained):
     nodes = "m = MatMul(a, j) g = Mul(bias, c) n = Add(m, g) " + SOFTMAX + AFTER + " loss = ReduceSum(y)"
     graph = after_fusion(gradient(model(nodes, "float loss"), [trained]))
-    assert ("Softmax" in [node.op_type for node in graph]) == stays
+    assert "Softmax" not in [node.op_type for node in graph]
 
 
 WEIGHTS = {"wq": (6, 6), "wk": (6, 6), "wv": (6, 6)}
@@ -340,6 +340,35 @@ def test_training_is_the_same():
     assert not {"Softmax", "SoftmaxGradient", "IsNaN"} & operators
     np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)
     for name in WEIGHTS:
+        np.testing.assert_allclose(trainer.parameters[name], plain.parameters[name], atol=1e-5)
+
+
+def test_training_of_positions_is_the_same():
+    """A bias of each head, by relative position, that is a trained table read at constant distances."""
+    proto, (inputs, targets) = layer()
+    for name, array in {
+        "table": np.random.default_rng(2).normal(size=(7, 2)).astype(np.float32),
+        "distances": 3 + np.arange(4)[:, None] - np.arange(4),
+    }.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    scaled = next(node for node in proto.graph.node if node.output[0] == "l")
+    scaled.output[0] = "l0"
+    at = list(proto.graph.node).index(scaled) + 1
+    for offset, node in enumerate(
+        [
+            helper.make_node("Gather", ["table", "distances"], ["rows"]),
+            helper.make_node("Transpose", ["rows"], ["positions"], perm=[2, 0, 1]),
+            helper.make_node("Add", ["l0", "positions"], ["l"]),
+        ]
+    ):
+        proto.graph.node.insert(at + offset, node)
+    trained = [*WEIGHTS, "table"]
+    (plain_losses, plain), (losses, trainer) = trained_both_ways(proto, trained, inputs, targets)
+    lowered = onnxtrain.lower(trainer.training_model(), kernels=True)
+    node = next(node for node in lowered.graph.node if node.op_type == "AttentionGradient")
+    assert len(node.output) == 4
+    np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)
+    for name in trained:
         np.testing.assert_allclose(trainer.parameters[name], plain.parameters[name], atol=1e-5)
 
 

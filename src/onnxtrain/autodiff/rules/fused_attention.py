@@ -85,22 +85,23 @@ def _log_sum(scores: Value) -> Value:
 def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Gradients:
     """y = p v, p = softmax(z), z = scale q kᵀ + bias: dz = p (dy vᵀ - Σ_t p dy vᵀ), dv = pᵀ dy, dq = scale dz k.
 
-    dk = scale dzᵀ q. The kernel has no gradient of the bias (dz summed to its shape) and takes none of the log-sum (its
-    derivative is p): where these are needed, the rule writes standard operators.
+    dk = scale dzᵀ q, dbias = dz summed to its shape. The kernel takes no gradient of the log-sum (its derivative is p):
+    where there is one, the rule writes standard operators.
     """
     q, k, v, bias = node.x, node.input_required(1), node.input_required(2), node.input(3)
-    if node.wants(bias) or node.arrives(_LOG_SUM):
+    if node.arrives(_LOG_SUM):
         parts = _attention(node, q, k, v, bias)
         p = parts.probability
         (dscores,) = emit(node.op, "SoftmaxGradient", _dp(parts, dy), p, like=[p], axis=_LAST)
-        if dlog_sum is not None and node.arrives(_LOG_SUM):
+        if dlog_sum is not None:
             dscores = dscores + p * node.op.Unsqueeze(dlog_sum, node.op.ints(_LAST))
         dbias = None if bias is None else node.op.reduce_to(dscores, bias)
         return [*_gradients(parts, dy, dscores), dbias][: len(node.inputs)]
     shape = None if q.shape is None else (q.shape[0], q.shape[2], q.shape[1])
     log_sum = node.output_required(1, q.dtype, shape)
     settings = {"scale": float(node.attribute("scale")), "zero_empty_rows": node.attribute("zero_empty_rows", 0)}
-    found = emit(node.op, "AttentionGradient", dy, q, k, v, node.y, log_sum, bias, like=[q, k, v], **settings)
+    like = [q, k, v, *([bias] if node.wants(bias) else [])]
+    found = emit(node.op, "AttentionGradient", dy, q, k, v, node.y, log_sum, bias, like=like, **settings)
     return [*found, None][: len(node.inputs)]
 
 
@@ -108,13 +109,16 @@ def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Grad
 def attention_gradient(node: Node) -> Sequence[Value]:
     """From dy, q, k, v, y, log_sum and bias?: dq = scale dz k, dk = scale dzᵀ q, dv = pᵀ dy, dz = p (dp - Σ_t p dp).
 
-    dp = dy vᵀ. The kernel uses p = exp(z - log_sum) and Σ_t p dp = Σ_e dy y; the body computes both from q, k, v and
-    bias alone, so that the second derivative is with respect to these.
+    dp = dy vᵀ; dbias? is dz, summed to the shape of the bias. The kernel uses p = exp(z - log_sum) and
+    Σ_t p dp = Σ_e dy y; the body computes both from q, k, v and bias alone, so that the second derivative is with
+    respect to these.
     """
     op = node.op
     parts = _attention(node, node.input_required(1), node.input_required(2), node.input_required(3), node.input(6))
-    dp, p = _dp(parts, node.x), parts.probability
-    return _gradients(parts, node.x, p * (dp - op.ReduceSum(dp * p, op.ints(_LAST), keepdims=1)))
+    dp, p, bias = _dp(parts, node.x), parts.probability, node.input(6)
+    dscores = p * (dp - op.ReduceSum(dp * p, op.ints(_LAST), keepdims=1))
+    gradients = _gradients(parts, node.x, dscores)
+    return gradients if bias is None or not node.has_output(3) else [*gradients, op.reduce_to(dscores, bias)]
 
 
 def _dp(parts: _Attention, dy: Value) -> Value:

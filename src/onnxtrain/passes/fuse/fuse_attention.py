@@ -9,7 +9,7 @@ the gradient is built, in working copies for sessions that load the native kerne
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,6 @@ from onnxtrain.passes.fuse.patterns import (
     is_needed,
     named_by_gradients,
     remove_unread,
-    varying_values,
 )
 from onnxtrain.passes.fuse.transposition import composed, is_identity, order_of, transposed, transposes
 
@@ -77,7 +76,6 @@ def fuse_attention(model: ir.Model) -> None:
 
     - matmuls that may broadcast: batch and heads of q, k and v must be known to be equal, and a bias or a mask must
       be known not to enlarge the scores (its axes are 1 or equal, or the scores' size is a number above 1);
-    - biases through which a gradient flows, as learned relative positions: it is made of all that is saved here;
     - masks of a finite number, which leaves other probabilities in a row that is masked altogether;
     - those with a Dropout of training between softmax and matmul, whose mask the operator does not apply.
 
@@ -87,9 +85,9 @@ def fuse_attention(model: ir.Model) -> None:
     graph = model.graph
     if not has_anchor(graph, PATTERN):
         return
-    named, varying = named_by_gradients(graph), varying_values(graph)
+    named = named_by_gradients(graph)
     main, fused = Builder(graph, graph.opset_imports[""]), False
-    for match in find(graph, PATTERN, named, lambda match: _check(match, main.opset, varying)):
+    for match in find(graph, PATTERN, named, lambda match: _check(match, main.opset)):
         attention = _attention(match)
         softmax, last = match["softmax"], match.nodes[0]
         op = main.before(last)
@@ -97,7 +95,6 @@ def fuse_attention(model: ir.Model) -> None:
         result = _emit(op, attention, named)
         op.emitted[-1].name = last.name  # recompute= names the node that computes y
         _replace(op, attention, result, named)
-        varying.update(output for node in op.emitted for output in node.outputs)  # they replace some that were
         fused = True
     if fused:
         _read_sizes_before_transposes(main, named)
@@ -159,7 +156,7 @@ def _attention(match: Match) -> _Attention:
     )
 
 
-def _check(match: Match, opset: int, varying: Collection[ir.Value]) -> str | None:
+def _check(match: Match, opset: int) -> str | None:
     """Return why the operator does not compute this attention: only biases and masks may broadcast."""
     softmax, attention = match["softmax"], _attention(match)
     attribute = softmax.attributes.get("axis")
@@ -176,8 +173,6 @@ def _check(match: Match, opset: int, varying: Collection[ir.Value]) -> str | Non
         return f"types are {', '.join(map(str, types))}; the kernel takes FLOAT or DOUBLE, one for all"
     if len({shape[:2] for shape in shapes}) > 1 or None in shapes[0][:2]:
         return f"batch and heads of q, k and v are not known to be equal: {', '.join(map(str, shapes))}"
-    if any(bias in varying for bias in attention.biases):
-        return "a gradient flows through a bias"
     if not math.isfinite(attention.scale):
         return "the scale is not finite"
     for value in (*attention.biases, *(mask for mask, _ in attention.masks)):
