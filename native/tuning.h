@@ -102,6 +102,13 @@ inline constexpr std::size_t kSparseRows = 8;
 // Transposed rows of x that are multiplied at a time, in 1024ths of the L2 cache; at least one panel.
 inline constexpr std::size_t kSparsePanelShare = 256;
 
+// Bytes of x that the entries of a slice of the depth read: most of an L1 cache; and the fewest entries, on average, that
+// an output has in a slice, without blocks and with them. Bits.
+inline constexpr std::size_t kSparseSliceBytes = 40 * 1024, kSparseSliceSingles = 8, kSparseSliceBlocks = 48;
+
+// Bytes of the padded planes of a strip of an image, which stay in an L2 cache beside what is read and written. Bits.
+inline constexpr std::size_t kSparseStripBytes = 320 * 1024;
+
 // Attention. ----------------------------------------------------------------------------------------------------------
 
 // A block of scores, in 1024ths of the L2 cache; and its rows: at most twelve tiles (with more, fewer blocks are fully

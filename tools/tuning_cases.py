@@ -319,6 +319,7 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kBlockBytes", "kLargeWeights", "kLeastPositions", "kPackedElements"), CONVOLUTIONS),
     **dict.fromkeys(("kChunkDepth", "kTileCost", "kRunCost", "kClassesWorthIt", "kCostedRows"), CONVOLUTIONS),
     **dict.fromkeys(("kLeastSparseProducts", "kSparseTasks", "kSparseRows", "kSparsePanelShare"), SPARSE),
+    **dict.fromkeys(("kSparseSliceBytes", "kSparseSliceSingles", "kSparseSliceBlocks", "kSparseStripBytes"), SPARSE),
     "kLeastPositionsOfLarge": CONVOLUTIONS,
     **dict.fromkeys(("kLineAdditions", "kTileStart", "kSpreadingWorthIt"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
     **dict.fromkeys(("kWinogradWeight", "kWinogradTile", "kWinogradWorthIt"), WINOGRAD),
