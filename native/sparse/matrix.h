@@ -41,7 +41,6 @@ class SparseMatrix {
   std::size_t block() const { return block_; }  // of the kernels: 1, 4 or 8
   std::size_t products() const { return values_.size(); }  // multiplications per row or pixel
   std::size_t block_rows() const { return outputs_ / block_; }
-  std::size_t entries_per_row() const { return positions_.size() / block_rows(); }
 
   // The entries in slices of that many positions, with the positions mapped by `offset_of`; kept for the last few keys.
   using Entries = std::shared_ptr<const SlicedEntries>;

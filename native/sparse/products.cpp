@@ -35,11 +35,11 @@ void for_each_part(const ParallelFor& parallel_for, std::size_t count, std::size
 std::size_t part_begin(std::size_t count, std::size_t parts, std::size_t index) { return count * index / parts; }
 
 // Positions of the depth whose values of x, of that many bytes each, stay in the L1 cache while the entries of all
-// outputs read them.
-std::size_t slice_of(const SparseMatrix& weights, std::size_t depth, std::size_t bytes) {
-  const std::size_t least = weights.block() == 1 ? tuning::kSparseSliceSingles : tuning::kSparseSliceBlocks;
+// outputs read them; each entry is multiplied by that many vectors.
+std::size_t slice_of(const SparseMatrix& weights, std::size_t depth, std::size_t bytes, std::size_t vectors) {
+  const std::size_t least = weights.block() == 1 ? tuning::kSparseSliceProducts : tuning::kSparseSliceBlockProducts;
   const std::size_t slices = std::min(checked_product(depth, bytes) / tuning::kSparseSliceBytes,
-                                      weights.entries_per_row() / least);
+                                      weights.products() * vectors / weights.block_rows() / least);
   return divided_up(depth, std::max<std::size_t>(slices, 1));
 }
 
@@ -100,7 +100,7 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
     throw std::invalid_argument("the depth, " + std::to_string(depth) + ", is too large for 32-bit offsets.");
   }
   const auto entries =
-      weights.entries({stride}, slice_of(weights, depth, stride * sizeof(float)),
+      weights.entries({stride}, slice_of(weights, depth, stride * sizeof(float), most),
                       [&](std::size_t position) { return static_cast<std::int32_t>(position * stride); });
   // A few panels at a time, which stay in the cache.
   const std::size_t panel_size = checked_product(depth, stride);
@@ -169,12 +169,17 @@ struct Planes {
     return (channel * per_channel + phase) * size + row / w.strides[0] * columns + column / w.strides[1];
   }
 
-  // Fills the planes of one channel for `window_rows` rows of windows from `first` on.
-  void fill(const SparseWindows& w, const float* x, std::size_t first, std::size_t window_rows, float* to) const {
-    for (std::size_t row_phase = 0; row_phase < phases(w, 0); ++row_phase) {
+  // Fills the planes of some channels for `window_rows` rows of windows from `first` on.
+  void fill(const SparseWindows& w, const float* x, std::size_t channels, std::size_t first, std::size_t window_rows,
+            float* to) const {
+    for (std::size_t row_phase = 0, plane = 0; row_phase < phases(w, 0); ++row_phase) {
       const PaddedAxis some_rows = axis_of(w, 0, row_phase, first, window_rows + row_span);
-      for (std::size_t column_phase = 0; column_phase < phases(w, 1); ++column_phase, to += size) {
-        table().pad(some_rows, axis_of(w, 1, column_phase, 0, columns), x, w.size[1], to);
+      for (std::size_t column_phase = 0; column_phase < phases(w, 1); ++column_phase, ++plane) {
+        const PaddedAxis all_columns = axis_of(w, 1, column_phase, 0, columns);
+        for (std::size_t channel = 0; channel < channels; ++channel) {
+          table().pad(some_rows, all_columns, x + channel * w.size[0] * w.size[1], w.size[1],
+                      to + (channel * per_channel + plane) * size);
+        }
       }
     }
   }
@@ -233,7 +238,7 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
   const auto vectors_of = [&](std::size_t rows) { return divided_up(positions_of(rows), lanes); };
   const std::size_t tiles = divided_up(vectors_of(window_rows), table().most_vectors(weights.block()));
   const std::size_t most = divided_up(vectors_of(window_rows), tiles), taps = w.kernel[0] * w.kernel[1];
-  const std::size_t channels = slice_of(weights, w.channels, planes.read(w, most * lanes) * sizeof(float));
+  const std::size_t channels = slice_of(weights, w.channels, planes.read(w, most * lanes) * sizeof(float), most);
   const auto entries =
       weights.entries({planes.rows, planes.columns, channels}, channels * taps,
                       [&](std::size_t position) { return static_cast<std::int32_t>(planes.offset(w, position)); });
@@ -251,14 +256,17 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
       return std::min(window_rows, w.windows[0] - strip % strips_per_image * window_rows);
     };
     if (!as_given) {
-      for_each_part(parallel_for, some_strips * w.channels, tasks, [&](std::size_t first, std::size_t last) {
-        for (std::size_t item = first; item < last; ++item) {
-          const std::size_t strip = before + item / w.channels, channel = item % w.channels;
+      const std::size_t parts = std::min(w.channels, divided_up(tasks, some_strips));
+      for_each_part(parallel_for, some_strips * parts, tasks, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t item = begin; item < end; ++item) {
+          const std::size_t strip = before + item / parts, part = item % parts;
+          const std::size_t first = part_begin(w.channels, parts, part);
+          const std::size_t some = part_begin(w.channels, parts, part + 1) - first;
           float* const to = planes_of_strips.as<float>() + (strip - before) * strip_stride;
-          planes.fill(w, x + (strip / strips_per_image * w.channels + channel) * x_size,
+          planes.fill(w, x + (strip / strips_per_image * w.channels + first) * x_size, some,
                       strip % strips_per_image * window_rows, rows_of(strip),
-                      to + channel * planes.per_channel * planes.size);
-          if (channel == 0) std::fill_n(to + strip_size, lanes, 0.0f);
+                      to + first * planes.per_channel * planes.size);
+          if (part == 0) std::fill_n(to + strip_size, lanes, 0.0f);
         }
       });
     }
