@@ -252,33 +252,42 @@ BFLOAT16 = {
 """Of processors with AVX512-BF16."""
 
 
-def sparse(rows: int, threads: int, depth: int = 768) -> Case:
-    """A product with 90 % single zeros in a weight of 768 outputs."""
+def sparse(x_shape: tuple[int, ...], threads: int, zeros: float = 0.9, **window: list[int]) -> Case:
+    """A product with a weight of 768 outputs, or a convolution with as many channels as x has; single zeros."""
 
     def make() -> Work:
         random = np.random.default_rng(0)
-        weight = pack(random.standard_normal((768, depth), np.float32) * (random.random((768, depth)) < 0.1))
-        constants = {"values": weight.values, "deltas": weight.deltas, "bias": np.zeros(768, np.float32)}
+        outputs = x_shape[1] if window else 768
+        depth = x_shape[1] * int(np.prod(window.get("kernel_shape", 1)))
+        weight = pack(random.standard_normal((outputs, depth), np.float32) * (random.random((outputs, depth)) >= zeros))
+        constants = {"values": weight.values, "deltas": weight.deltas, "bias": np.zeros(outputs, np.float32)}
         constants["residual"] = np.zeros((), np.float32)
+        operator, domain = "SparseConv" if window else "SparseLinear", ONNXTRAIN_DOMAIN
         graph = helper.make_graph(
-            [helper.make_node("SparseLinear", ["x", *constants], ["y"], domain=ONNXTRAIN_DOMAIN, shape=weight.shape)],
+            [helper.make_node(operator, ["x", *constants], ["y"], domain=domain, shape=weight.shape, **window)],
             "node",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, (rows, depth))],
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, x_shape)],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
             [numpy_helper.from_array(array, name) for name, array in constants.items()],
         )
         opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
-        feeds = {"x": random.standard_normal((rows, depth), np.float32)}
+        feeds = {"x": random.standard_normal(x_shape, np.float32)}
         return Work(helper.make_model(graph, opset_imports=opsets, ir_version=8), feeds, threads)
 
     return make
 
 
 SPARSE = {
-    f"product with 90 % zeros, {rows} rows, {threads} threads": sparse(rows, threads)
+    f"product with 90 % zeros, {rows} rows, {threads} threads": sparse((rows, 768), threads)
     for rows in (1, 8, 128)
     for threads in (1, 2)
-} | {"product with 90 % zeros, 128 rows, depth 3,072, one thread": sparse(128, 1, 3072)}
+} | {"product with 90 % zeros, 128 rows, depth 3,072, one thread": sparse((128, 3072), 1)}
+SPARSE_CONVOLUTIONS = {
+    f"convolution with 95 % zeros, {channels} channels, {size} x {size}": sparse(
+        (1, channels, size, size), 1, 0.95, kernel_shape=[3, 3], pads=[1] * 4
+    )
+    for channels, size in ((64, 56), (512, 7))
+}
 
 BIAS_GRADIENT = {
     f"positions of {length}": step(
@@ -336,6 +345,10 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kBlockBytes", "kLargeWeights", "kLeastPositions", "kPackedElements"), CONVOLUTIONS),
     **dict.fromkeys(("kChunkDepth", "kTileCost", "kRunCost", "kClassesWorthIt", "kCostedRows"), CONVOLUTIONS),
     **dict.fromkeys(("kLeastSparseProducts", "kSparseTasks", "kSparseRows", "kSparsePanelShare"), SPARSE),
+    **dict.fromkeys(
+        ("kSparseSliceBytes", "kSparseSliceProducts", "kSparseSliceBlockProducts"), SPARSE | SPARSE_CONVOLUTIONS
+    ),
+    "kSparseStripBytes": SPARSE_CONVOLUTIONS,
     "kLeastPositionsOfLarge": CONVOLUTIONS,
     **dict.fromkeys(("kLineAdditions", "kTileStart", "kSpreadingWorthIt"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
     **dict.fromkeys(("kWinogradWeight", "kWinogradTile", "kWinogradWorthIt"), WINOGRAD),

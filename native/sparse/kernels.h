@@ -17,13 +17,16 @@
 namespace onnxtrain {
 namespace {
 
-// Independent sums, at least: multiply-add takes four cycles, two start in each.
-inline constexpr std::size_t kIndependentSums = 8;
+// Independent sums, at least: multiply-add takes four cycles, and loads let one start in each.
+inline constexpr std::size_t kIndependentSums = 4;
+
+// Of a block, with their sums in registers.
+template <std::size_t block>
+inline constexpr std::size_t kMostVectors =
+    block == 1 ? 8 : (block == 4 ? 4 : 2) / (kVectorRegisters == 32 ? 1 : 2);
 
 inline std::size_t most_sparse_vectors(std::size_t block) {
-  if (block == 1) return 8;
-  const std::size_t of_four = kVectorRegisters == 32 ? 4 : 2;
-  return block == 4 ? of_four : of_four / 2;
+  return block == 1 ? kMostVectors<1> : block == 4 ? kMostVectors<4> : kMostVectors<8>;
 }
 
 template <std::size_t block, std::size_t vectors>
@@ -47,6 +50,13 @@ void multiply_rows(const SparseRows& part) {
   float* sums = part.sums;
   for (std::size_t r = part.first; r < part.last; ++r) {
     Vector<float> sum[together][block][vectors] = {};
+    if (part.add) {
+#pragma GCC unroll 8
+      for (std::size_t b = 0; b < block; ++b) {
+#pragma GCC unroll 8
+        for (std::size_t v = 0; v < vectors; ++v) sum[0][b][v] = load(sums + (b * vectors + v) * kLanes<float>);
+      }
+    }
     const std::int32_t* const end = part.offsets + part.starts[r + 1];
     for (; offset + together <= end; offset += together, values += together * block) {
 #pragma GCC unroll 8
@@ -69,20 +79,12 @@ void multiply_rows(const SparseRows& part) {
   }
 }
 
-template <std::size_t block>
-inline MultiplyRows rows_of(std::size_t vectors) {
-  constexpr std::size_t half = kVectorRegisters == 32 ? 1 : 2;  // half as many registers, half as many vectors
-  constexpr std::size_t most = block == 1 ? 8 : (block == 4 ? 4 : 2) / half;
-  if constexpr (most >= 8) {
-    if (vectors == 8) return multiply_rows<block, 8>;
+template <std::size_t block, std::size_t vectors = kMostVectors<block>>
+inline MultiplyRows rows_of(std::size_t count) {
+  if constexpr (vectors > 1) {
+    if (count < vectors) return rows_of<block, vectors - 1>(count);
   }
-  if constexpr (most >= 4) {
-    if (vectors == 4) return multiply_rows<block, 4>;
-  }
-  if constexpr (most >= 2) {
-    if (vectors == 2) return multiply_rows<block, 2>;
-  }
-  return multiply_rows<block, 1>;
+  return multiply_rows<block, vectors>;
 }
 
 inline MultiplyRows sparse_rows(std::size_t block, std::size_t vectors) {
@@ -137,19 +139,6 @@ void transpose_rows(const float* x, std::size_t rows, std::size_t row_stride, st
   }
 }
 
-void pad_row(const PaddedRow& row, const float* from, float* to) {
-  if (from == nullptr) return fill_zero(to, row.columns);
-  fill_zero(to, row.before);
-  to += row.before;
-  from += row.first;
-  if (row.stride == 1) {
-    copy(from, row.count, to);
-  } else {
-    for (std::size_t i = 0; i < row.count; ++i) to[i] = from[i * row.stride];
-  }
-  fill_zero(to + row.count, row.columns - row.before - row.count);
-}
-
 inline Vector<float> limited(const SparseEnding& ending, Vector<float> y) {
   if (!ending.has_limits) return y;
   const Vector<float> lower = broadcast(ending.lower), upper = broadcast(ending.upper);
@@ -178,6 +167,46 @@ inline void store_first(float* to, std::size_t count, Vector<float> value) {
 #endif
 }
 
+// The even elements of the first 2 count - 1; the others are zero, and are not read.
+inline Vector<float> load_every_second(const float* from, std::size_t count) {
+#if defined(__AVX512F__)
+  constexpr std::size_t lanes = kLanes<float>;
+  const std::size_t span = 2 * count - 1;
+  const Vector<float> low = span < lanes ? load_first(from, span) : load(from);
+  const Vector<float> high = span <= lanes ? Vector<float>{} : load_first(from + lanes, span - lanes);
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  return (Vector<float>)_mm512_permutex2var_ps((__m512)low, even, (__m512)high);
+#else
+  Vector<float> row = {};
+  for (std::size_t i = 0; i < count; ++i) row[i] = from[2 * i];
+  return row;
+#endif
+}
+
+// Copies `count` elements, every stride-th.
+inline void copy_row(const float* from, std::size_t stride, std::size_t count, float* to) {
+  constexpr std::size_t lanes = kLanes<float>;
+  std::size_t i = 0;
+  if (stride == 1) {
+    for (; i + lanes <= count; i += lanes) store(to + i, load(from + i));
+    if (i < count) store_first(to + i, count - i, load_first(from + i, count - i));
+  } else if (stride == 2) {
+    for (; i + lanes <= count; i += lanes) store(to + i, load_every_second(from + 2 * i, lanes));
+    if (i < count) store_first(to + i, count - i, load_every_second(from + 2 * i, count - i));
+  } else {
+    for (; i < count; ++i) to[i] = from[i * stride];
+  }
+}
+
+void pad_plane(const PaddedAxis& rows, const PaddedAxis& columns, const float* from, std::size_t row_size, float* to) {
+  if (columns.count < columns.total || rows.count < rows.total) fill_zero(to, rows.total * columns.total);
+  to += rows.before * columns.total + columns.before;
+  from += rows.first * row_size + columns.first;
+  for (std::size_t row = 0; row < rows.count; ++row, from += rows.stride * row_size, to += columns.total) {
+    copy_row(from, columns.stride, columns.count, to);
+  }
+}
+
 inline void end_sums(const SparseEnding& ending, std::size_t count, const float* sums, float* y) {
   constexpr std::size_t lanes = kLanes<float>;
   const Vector<float> shift = broadcast(ending.shift);
@@ -196,23 +225,57 @@ inline void end_sums(const SparseEnding& ending, std::size_t count, const float*
   }
 }
 
-void end_windows(const SparseEnding& ending, const SparseSpan& span, std::size_t outputs, const float* sums, float* y) {
+// The windows of a span that lie in one row: `count` from sums + from to y + to.
+struct SpanRow {
+  std::size_t from, to, count;
+};
+
+inline std::size_t rows_of_span(const SparseSpan& span, SpanRow* rows) {
+  std::size_t count = 0;
   for (std::size_t position = span.begin; position < span.end;) {
     const std::size_t row = position / span.columns, column = position % span.columns;
     const std::size_t next = span.end < (row + 1) * span.columns ? span.end : (row + 1) * span.columns;
     if (column < span.windows) {
       const std::size_t last = next < row * span.columns + span.windows ? next : row * span.columns + span.windows;
-      for (std::size_t o = 0; o < outputs; ++o) {
-        const std::size_t place = o * span.y_stride + row * span.windows + column;
-        SparseEnding at = ending;
-        at.bias = nullptr;
-        if (ending.bias != nullptr) at.shift += ending.bias[o];
-        if (ending.residual != nullptr) at.residual += place;
-        end_sums(at, last - position, sums + o * span.sums_stride + position - span.begin, y + place);
-      }
+      rows[count++] = {position - span.begin, row * span.windows + column, last - position};
     }
     position = next;
   }
+  return count;
+}
+
+template <bool has_residual, bool has_limits>
+void end_rows(const SparseEnding& ending, const SparseSpan& span, std::size_t outputs, const float* sums, float* y) {
+  constexpr std::size_t lanes = kLanes<float>;
+  SpanRow rows[kMostSpan];
+  const std::size_t count = rows_of_span(span, rows);
+  if (count == 0) return;
+  const std::size_t end = rows[count - 1].to + rows[count - 1].count;
+  for (std::size_t o = 0; o < outputs; ++o, sums += span.sums_stride, y += span.y_stride) {
+    const Vector<float> shift = broadcast(ending.bias != nullptr ? ending.bias[o] + ending.shift : ending.shift);
+    const float* const residual = has_residual ? ending.residual + o * span.y_stride : nullptr;
+    const auto ended = [&](Vector<float> sum) { return has_limits ? limited(ending, sum) : sum; };
+    for (std::size_t r = 0; r < count; ++r) {
+      const std::size_t from = rows[r].from, to = rows[r].to;
+      for (std::size_t i = 0; i < rows[r].count; i += lanes) {
+        Vector<float> sum = load(sums + from + i) + shift;
+        if (to + i + lanes <= end) {  // the next row is written over what is too much
+          if (has_residual) sum += load(residual + to + i);
+          store(y + to + i, ended(sum));
+        } else {
+          const std::size_t left = end - to - i < rows[r].count - i ? end - to - i : rows[r].count - i;
+          if (has_residual) sum += load_first(residual + to + i, left);
+          store_first(y + to + i, left, ended(sum));
+        }
+      }
+    }
+  }
+}
+
+void end_windows(const SparseEnding& ending, const SparseSpan& span, std::size_t outputs, const float* sums, float* y) {
+  const auto end = ending.residual != nullptr ? (ending.has_limits ? end_rows<true, true> : end_rows<true, false>)
+                                              : (ending.has_limits ? end_rows<false, true> : end_rows<false, false>);
+  end(ending, span, outputs, sums, y);
 }
 
 void end_transposed(const SparseEnding& ending, std::size_t outputs, std::size_t rows, std::size_t sums_stride,

@@ -91,17 +91,38 @@ SparseMatrix::SparseMatrix(const std::vector<std::int64_t>& shape, const Tensor&
   }
 }
 
-SparseMatrix::Offsets SparseMatrix::offsets(const std::vector<std::size_t>& key,
+SparseMatrix::Entries SparseMatrix::entries(const std::vector<std::size_t>& key, std::size_t slice,
                                             const std::function<std::int32_t(std::size_t)>& offset_of) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const Kept& kept : kept_) {
-    if (kept.offsets != nullptr && kept.key == key) return kept.offsets;
+    if (kept.entries != nullptr && kept.key == key) return kept.entries;
   }
-  auto made = std::make_shared<std::vector<std::int32_t>>(positions_.size());
-  std::transform(positions_.begin(), positions_.end(), made->begin(),
-                 [&](std::int32_t position) { return offset_of(static_cast<std::size_t>(position)); });
+  Entries made = sliced(slice, offset_of);
   kept_[next_] = {key, made};
   next_ = (next_ + 1) % kept_.size();
+  return made;
+}
+
+SparseMatrix::Entries SparseMatrix::sliced(std::size_t slice,
+                                           const std::function<std::int32_t(std::size_t)>& offset_of) const {
+  auto made = std::make_shared<SlicedEntries>();
+  made->slices = divided_up(depth_, slice);
+  made->starts.reserve(made->slices * (block_rows() + 1));
+  made->offsets.reserve(positions_.size());
+  made->values.reserve(values_.size());
+  std::vector<std::uint32_t> next(starts_.begin(), starts_.end() - 1);  // of each block row
+  for (std::size_t end = slice; end < depth_ + slice; end += slice) {
+    for (std::size_t row = 0; row < block_rows(); ++row) {
+      made->starts.push_back(static_cast<std::uint32_t>(made->offsets.size()));
+      std::uint32_t& entry = next[row];
+      for (; entry < starts_[row + 1] && static_cast<std::size_t>(positions_[entry]) < end; ++entry) {
+        made->offsets.push_back(offset_of(static_cast<std::size_t>(positions_[entry])));
+        const float* const from = values_.data() + entry * block_;
+        made->values.insert(made->values.end(), from, from + block_);
+      }
+    }
+    made->starts.push_back(static_cast<std::uint32_t>(made->offsets.size()));
+  }
   return made;
 }
 

@@ -20,6 +20,15 @@ struct LanesOfOutputs {
   std::vector<float> values;
 };
 
+// Entries by slices of the depth, and in a slice by block rows: those of slice s and block row r begin at
+// starts[s * (starts of a slice) + r].
+struct SlicedEntries {
+  std::size_t slices;
+  std::vector<std::uint32_t> starts;  // [slices][block rows + 1]
+  std::vector<std::int32_t> offsets;
+  std::vector<float> values;
+};
+
 // A matrix [outputs, depth] in blocks of outputs that share a position in the depth.
 class SparseMatrix {
  public:
@@ -31,17 +40,18 @@ class SparseMatrix {
   std::size_t depth() const { return depth_; }
   std::size_t block() const { return block_; }  // of the kernels: 1, 4 or 8
   std::size_t products() const { return values_.size(); }  // multiplications per row or pixel
-  const std::uint32_t* starts() const { return starts_.data(); }
-  const float* values() const { return values_.data(); }
+  std::size_t block_rows() const { return outputs_ / block_; }
 
-  // The entries' positions mapped by `offset_of`, kept for the last few keys.
-  using Offsets = std::shared_ptr<const std::vector<std::int32_t>>;
-  Offsets offsets(const std::vector<std::size_t>& key, const std::function<std::int32_t(std::size_t)>& offset_of) const;
+  // The entries in slices of that many positions, with the positions mapped by `offset_of`; kept for the last few keys.
+  using Entries = std::shared_ptr<const SlicedEntries>;
+  Entries entries(const std::vector<std::size_t>& key, std::size_t slice,
+                  const std::function<std::int32_t(std::size_t)>& offset_of) const;
   // Packed at the first use.
   const LanesOfOutputs& by_lanes() const;
 
  private:
   LanesOfOutputs pack_lanes() const;
+  Entries sliced(std::size_t slice, const std::function<std::int32_t(std::size_t)>& offset_of) const;
 
   std::size_t outputs_, depth_, block_;
   std::vector<std::uint32_t> starts_;
@@ -50,7 +60,7 @@ class SparseMatrix {
 
   struct Kept {
     std::vector<std::size_t> key;
-    Offsets offsets;
+    Entries entries;
   };
   mutable std::mutex mutex_;
   mutable std::array<Kept, 4> kept_;

@@ -14,8 +14,9 @@
 namespace onnxtrain {
 namespace {
 
-// Outputs whose sums are in the L1 cache together, and the most vectors of the most lanes of a sum.
-constexpr std::size_t kOutputs = 16, kMostSums = kOutputs * 8 * 16;
+// Outputs that a task has at least, and the most whose sums it has together.
+constexpr std::size_t kOutputs = 16, kMostOutputs = 64;
+constexpr std::size_t kMostSums = kMostOutputs * kMostSpan + 16;  // a vector is read beyond the last
 
 const SparseTable& table() { return *kernels()->sparse; }
 
@@ -30,14 +31,16 @@ void for_each_part(const ParallelFor& parallel_for, std::size_t count, std::size
   for_each_range(parallel_for, count, divided_up(count, std::max<std::size_t>(1, std::min(tasks, count))), work);
 }
 
-// Calls work(first vector, vectors) for parts of [0, count) with a power of two of vectors each, at most `most`.
-template <typename Work>
-void for_each_power(std::size_t count, std::size_t most, Work work) {
-  for (std::size_t first = 0; first < count;) {
-    while (most > count - first) most /= 2;
-    work(first, most);
-    first += most;
-  }
+// Part `index` of `parts` of [0, count): where it begins.
+std::size_t part_begin(std::size_t count, std::size_t parts, std::size_t index) { return count * index / parts; }
+
+// Positions of the depth whose values of x, of that many bytes each, stay in the L1 cache while the entries of all
+// outputs read them; each entry is multiplied by that many vectors.
+std::size_t slice_of(const SparseMatrix& weights, std::size_t depth, std::size_t bytes, std::size_t vectors) {
+  const std::size_t least = weights.block() == 1 ? tuning::kSparseSliceProducts : tuning::kSparseSliceBlockProducts;
+  const std::size_t slices = std::min(checked_product(depth, bytes) / tuning::kSparseSliceBytes,
+                                      weights.products() * vectors / weights.block_rows() / least);
+  return divided_up(depth, std::max<std::size_t>(slices, 1));
 }
 
 void linear_by_lanes(const SparseMatrix& weights, std::size_t rows, const float* x, const SparseEnding& ending,
@@ -58,12 +61,25 @@ void linear_by_lanes(const SparseMatrix& weights, std::size_t rows, const float*
   }
 }
 
-// Block rows of a chunk of outputs, into sums.
-void multiply(const SparseMatrix& weights, const std::int32_t* offsets, std::size_t chunk, std::size_t outputs,
+// The sums of some outputs, from the first of a block.
+void multiply(const SparseMatrix& weights, const SlicedEntries& entries, std::size_t output, std::size_t outputs,
               std::size_t vectors, const float* x, float* sums) {
-  const std::size_t first = chunk * kOutputs / weights.block();
-  table().rows(weights.block(), vectors)(
-      {weights.starts(), offsets, weights.values(), first, first + outputs / weights.block(), x, sums});
+  const std::size_t first = output / weights.block(), last = first + outputs / weights.block();
+  const MultiplyRows rows = table().rows(weights.block(), vectors);
+  for (std::size_t slice = 0; slice < entries.slices; ++slice) {
+    const std::uint32_t* const starts = entries.starts.data() + slice * (weights.block_rows() + 1);
+    rows({starts, entries.offsets.data(), entries.values.data(), first, last, slice > 0, x, sums});
+  }
+}
+
+// Calls work(output, outputs) for the outputs of a range, as many at a time as have sums together.
+template <typename Work>
+void for_outputs(const SparseMatrix& weights, std::size_t ranges, std::size_t range, Work work) {
+  const std::size_t chunks = divided_up(weights.outputs(), kOutputs);
+  const std::size_t last = std::min(weights.outputs(), part_begin(chunks, ranges, range + 1) * kOutputs);
+  for (std::size_t output = part_begin(chunks, ranges, range) * kOutputs; output < last; output += kMostOutputs) {
+    work(output, std::min(kMostOutputs, last - output));
+  }
 }
 
 }  // namespace
@@ -78,20 +94,19 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
 
   // Panels of rows, transposed: [panel][depth][vectors * lanes].
   const std::size_t all_vectors = divided_up(rows, lanes);
-  std::size_t most = table().most_vectors(weights.block());
-  while (most / 2 >= all_vectors) most /= 2;
-  const std::size_t stride = most * lanes, panels = divided_up(all_vectors, most);
+  const std::size_t panels = divided_up(all_vectors, table().most_vectors(weights.block()));
+  const std::size_t most = divided_up(all_vectors, panels), stride = most * lanes;
   if (checked_product(depth, stride) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     throw std::invalid_argument("the depth, " + std::to_string(depth) + ", is too large for 32-bit offsets.");
   }
-  const auto offsets = weights.offsets(
-      {stride}, [&](std::size_t position) { return static_cast<std::int32_t>(position * stride); });
+  const auto entries =
+      weights.entries({stride}, slice_of(weights, depth, stride * sizeof(float), most),
+                      [&](std::size_t position) { return static_cast<std::int32_t>(position * stride); });
   // A few panels at a time, which stay in the cache.
   const std::size_t panel_size = checked_product(depth, stride);
   const std::size_t share = share_of_second_cache(tuning::kSparsePanelShare) / sizeof(float);
   const std::size_t together = std::clamp<std::size_t>(share / panel_size, 1, panels);
   const Buffer transposed(checked_product(together, panel_size, sizeof(float)), memory);
-  const std::size_t chunks = divided_up(outputs, kOutputs);
   const std::size_t tasks = most_tasks(weights, std::min(rows, together * stride));
   for (std::size_t before = 0; before < panels; before += together) {
     const std::size_t some_panels = std::min(together, panels - before);
@@ -105,22 +120,18 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
       }
     });
 
-    const std::size_t ranges = std::min(chunks, divided_up(tasks, some_panels));
+    const std::size_t ranges = std::min(divided_up(outputs, kOutputs), divided_up(tasks, some_panels));
     const auto work = [&](std::size_t task) {
-      const std::size_t panel = task / ranges, range = task % ranges, last_chunk = (range + 1) * chunks / ranges;
-      const float* const from = transposed.as<float>() + panel * panel_size;
+      const std::size_t panel = task / ranges, range = task % ranges;
+      const std::size_t vectors = std::min(most, some_vectors - panel * most);
+      const std::size_t row = (first_vector + panel * most) * lanes, count = std::min(vectors * lanes, rows - row);
       alignas(64) float sums[kMostSums];
-      for_each_power(std::min(most, some_vectors - panel * most), most, [&](std::size_t first, std::size_t vectors) {
-        const std::size_t row = (first_vector + panel * most + first) * lanes;
-        const std::size_t count = std::min(vectors * lanes, rows - row);
-        for (std::size_t chunk = range * chunks / ranges; chunk < last_chunk; ++chunk) {
-          const std::size_t output = chunk * kOutputs, some = std::min(kOutputs, outputs - output);
-          multiply(weights, offsets->data(), chunk, some, vectors, from + first * lanes, sums);
-          SparseEnding at = ending;
-          if (at.bias != nullptr) at.bias += output;
-          if (at.residual != nullptr) at.residual += row * outputs + output;
-          table().end_transposed(at, some, count, vectors * lanes, sums, y + row * outputs + output, outputs);
-        }
+      for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some) {
+        multiply(weights, *entries, output, some, vectors, transposed.as<float>() + panel * panel_size, sums);
+        SparseEnding at = ending;
+        if (at.bias != nullptr) at.bias += output;
+        if (at.residual != nullptr) at.residual += row * outputs + output;
+        table().end_transposed(at, some, count, vectors * lanes, sums, y + row * outputs + output, outputs);
       });
     };
     if (tasks == 1) {
@@ -133,17 +144,17 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
 
 namespace {
 
-// The image as planes that a window's taps read at constant distances: padded, and one plane for each remainder of the
-// strides.
+// A strip of an image, some rows of windows, as planes that a window's taps read at constant distances: padded, and one
+// plane for each remainder of the strides.
 struct Planes {
-  std::size_t rows, columns, size, per_channel;
+  std::size_t row_span, rows, columns, size, per_channel;
 
-  explicit Planes(const SparseWindows& w)
-      : rows(divided_up(w.padded[0], w.strides[0])),
+  Planes(const SparseWindows& w, std::size_t window_rows)
+      : row_span((w.kernel[0] - 1) * w.dilations[0] / w.strides[0]),
+        rows(window_rows + row_span),
         columns(divided_up(w.padded[1], w.strides[1])),
         size(checked_product(rows, columns)),
-        per_channel(std::min(w.strides[0], (w.kernel[0] - 1) * w.dilations[0] + 1) *
-                    std::min(w.strides[1], (w.kernel[1] - 1) * w.dilations[1] + 1)) {}
+        per_channel(phases(w, 0) * phases(w, 1)) {}
 
   static std::size_t phases(const SparseWindows& w, std::size_t axis) {
     return std::min(w.strides[axis], (w.kernel[axis] - 1) * w.dilations[axis] + 1);
@@ -158,31 +169,52 @@ struct Planes {
     return (channel * per_channel + phase) * size + row / w.strides[0] * columns + column / w.strides[1];
   }
 
-  // Fills the planes of one channel.
-  void fill(const SparseWindows& w, const float* x, float* to) const {
-    for (std::size_t row_phase = 0; row_phase < phases(w, 0); ++row_phase) {
-      for (std::size_t column_phase = 0; column_phase < phases(w, 1); ++column_phase) {
-        const PaddedRow padded = row_of(w, column_phase);
-        for (std::size_t row = 0; row < rows; ++row, to += columns) {
-          const std::size_t above = row * w.strides[0] + row_phase;  // in padded rows
-          const bool inside = above >= w.begin[0] && above - w.begin[0] < w.size[0];
-          table().pad(padded, inside ? x + (above - w.begin[0]) * w.size[1] : nullptr, to);
+  // Fills the planes of some channels for `window_rows` rows of windows from `first` on.
+  void fill(const SparseWindows& w, const float* x, std::size_t channels, std::size_t first, std::size_t window_rows,
+            float* to) const {
+    for (std::size_t row_phase = 0, plane = 0; row_phase < phases(w, 0); ++row_phase) {
+      const PaddedAxis some_rows = axis_of(w, 0, row_phase, first, window_rows + row_span);
+      for (std::size_t column_phase = 0; column_phase < phases(w, 1); ++column_phase, ++plane) {
+        const PaddedAxis all_columns = axis_of(w, 1, column_phase, 0, columns);
+        for (std::size_t channel = 0; channel < channels; ++channel) {
+          table().pad(some_rows, all_columns, x + channel * w.size[0] * w.size[1], w.size[1],
+                      to + (channel * per_channel + plane) * size);
         }
       }
     }
   }
 
+  // Elements of a channel that `positions` windows in turn read.
+  std::size_t read(const SparseWindows& w, std::size_t positions) const {
+    const std::size_t span = row_span * columns + (w.kernel[1] - 1) * w.dilations[1] / w.strides[1];
+    return checked_product(per_channel, std::min(size, positions + span));
+  }
+
  private:
-  // Copies every stride-th element of the rows of an image, between zeros.
-  PaddedRow row_of(const SparseWindows& w, std::size_t phase) const {
-    const std::size_t stride = w.strides[1];
-    const std::size_t left = w.begin[1] > phase ? divided_up(w.begin[1] - phase, stride) : 0;
-    const std::size_t first = left * stride + phase - w.begin[1];  // in x
-    const std::size_t inside = first < w.size[1] ? divided_up(w.size[1] - first, stride) : 0;
-    const std::size_t before = std::min(left, columns);
-    return {first, stride, before, std::min(inside, columns - before), columns};
+  // Places [from, from + total) of an axis that holds every stride-th row or column of an image, between zeros.
+  static PaddedAxis axis_of(const SparseWindows& w, std::size_t axis, std::size_t phase, std::size_t from,
+                            std::size_t total) {
+    const std::size_t stride = w.strides[axis], begin = w.begin[axis], end = begin + w.size[axis];
+    const auto places_before = [&](std::size_t padded) {
+      const std::size_t places = padded > phase ? divided_up(padded - phase, stride) : 0;
+      return std::clamp(places, from, from + total) - from;
+    };
+    const std::size_t before = places_before(begin), count = places_before(end) - before;
+    const std::size_t first = count > 0 ? (from + before) * stride + phase - begin : 0;  // in x
+    return {first, stride, before, count, total};
   }
 };
+
+// Rows of windows of a strip: so many that its planes stay in the L2 cache beside what is written, but at least a few
+// tiles.
+std::size_t strip_rows(const SparseWindows& w) {
+  const Planes one(w, 1);
+  const std::size_t row_bytes = checked_product(w.channels, one.per_channel, one.columns, sizeof(float));
+  const std::size_t rows = tuning::kSparseStripBytes / std::max<std::size_t>(1, row_bytes);
+  const std::size_t least = divided_up(2 * kMostSpan, one.columns) + 3 * one.row_span;
+  const std::size_t strips = divided_up(w.windows[0], std::max(least, rows - std::min(rows, one.row_span)));
+  return divided_up(w.windows[0], strips);
+}
 
 }  // namespace
 
@@ -191,62 +223,80 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
   const std::size_t lanes = table().lanes, outputs = weights.outputs();
   const std::size_t x_size = w.size[0] * w.size[1], y_size = w.windows[0] * w.windows[1];
   if (w.images == 0 || y_size == 0) return;
-  const Planes planes(w);
-  const std::size_t positions = (w.windows[0] - 1) * planes.columns + w.windows[1];
-  const std::size_t all_vectors = divided_up(positions, lanes);
-  const std::size_t image_size = checked_product(w.channels, planes.per_channel, planes.size);
-  if (checked_sum(image_size, 2 * lanes) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
-    throw std::invalid_argument("a padded image has " + std::to_string(image_size) +
+  const bool padded = w.padded[0] != w.size[0] || w.padded[1] != w.size[1] || w.strides[0] * w.strides[1] > 1;
+  const bool as_given = !padded && ((w.windows[0] - 1) * w.size[1] + w.windows[1]) % lanes == 0;
+  const std::size_t window_rows = as_given ? w.windows[0] : strip_rows(w);
+  const std::size_t strips_per_image = divided_up(w.windows[0], window_rows);
+  const std::size_t strips = checked_product(w.images, strips_per_image);
+  const Planes planes(w, window_rows);
+  const std::size_t strip_size = checked_product(w.channels, planes.per_channel, planes.size);
+  if (checked_sum(strip_size, 2 * lanes) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
+    throw std::invalid_argument("a padded image has " + std::to_string(strip_size) +
                                 " elements: it must have fewer than 2147483648.");
   }
-  const auto offsets =
-      weights.offsets({planes.rows, planes.columns},
+  const auto positions_of = [&](std::size_t rows) { return (rows - 1) * planes.columns + w.windows[1]; };
+  const auto vectors_of = [&](std::size_t rows) { return divided_up(positions_of(rows), lanes); };
+  const std::size_t tiles = divided_up(vectors_of(window_rows), table().most_vectors(weights.block()));
+  const std::size_t most = divided_up(vectors_of(window_rows), tiles), taps = w.kernel[0] * w.kernel[1];
+  const std::size_t channels = slice_of(weights, w.channels, planes.read(w, most * lanes) * sizeof(float), most);
+  const auto entries =
+      weights.entries({planes.rows, planes.columns, channels}, channels * taps,
                       [&](std::size_t position) { return static_cast<std::int32_t>(planes.offset(w, position)); });
 
-  // Vectors may read beyond the last plane.
-  const bool as_given = image_size == w.channels * x_size && positions % lanes == 0 && w.strides[0] * w.strides[1] == 1;
-  const std::size_t image_stride = as_given ? image_size : image_size + lanes;
-  const Buffer padded(as_given ? 0 : checked_product(w.images, image_stride, sizeof(float)), memory);
-  const float* const source = as_given ? x : padded.as<float>();
-  const std::size_t tasks = most_tasks(weights, checked_product(w.images, positions));
-  if (!as_given) {
-    for_each_part(parallel_for, w.images * w.channels, tasks, [&](std::size_t first, std::size_t last) {
-      for (std::size_t plane = first; plane < last; ++plane) {
-        const std::size_t image = plane / w.channels, channel = plane % w.channels;
-        planes.fill(w, x + plane * x_size,
-                    padded.as<float>() + image * image_stride + channel * planes.per_channel * planes.size);
-      }
-    });
-    for (std::size_t image = 0; image < w.images; ++image) {
-      std::fill_n(padded.as<float>() + image * image_stride + image_size, lanes, 0.0f);
+  // A few strips at a time, which stay in the cache. Vectors may be read beyond the last plane.
+  const std::size_t strip_stride = as_given ? strip_size : strip_size + lanes;
+  const std::size_t share = tuning::kSparseStripBytes / sizeof(float) / std::max<std::size_t>(1, strip_stride);
+  const std::size_t together = as_given ? strips : std::clamp<std::size_t>(share, 1, strips);
+  const Buffer planes_of_strips(as_given ? 0 : checked_product(together, strip_stride, sizeof(float)), memory);
+  const float* const source = as_given ? x : planes_of_strips.as<float>();
+  for (std::size_t before = 0; before < strips; before += together) {
+    const std::size_t some_strips = std::min(together, strips - before);
+    const std::size_t tasks = most_tasks(weights, checked_product(some_strips, positions_of(window_rows)));
+    const auto rows_of = [&](std::size_t strip) {
+      return std::min(window_rows, w.windows[0] - strip % strips_per_image * window_rows);
+    };
+    if (!as_given) {
+      const std::size_t parts = std::min(w.channels, divided_up(tasks, some_strips));
+      for_each_part(parallel_for, some_strips * parts, tasks, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t item = begin; item < end; ++item) {
+          const std::size_t strip = before + item / parts, part = item % parts;
+          const std::size_t first = part_begin(w.channels, parts, part);
+          const std::size_t some = part_begin(w.channels, parts, part + 1) - first;
+          float* const to = planes_of_strips.as<float>() + (strip - before) * strip_stride;
+          planes.fill(w, x + (strip / strips_per_image * w.channels + first) * x_size, some,
+                      strip % strips_per_image * window_rows, rows_of(strip),
+                      to + first * planes.per_channel * planes.size);
+          if (part == 0) std::fill_n(to + strip_size, lanes, 0.0f);
+        }
+      });
     }
-  }
 
-  const std::size_t most = table().most_vectors(weights.block()), tiles = divided_up(all_vectors, most);
-  const std::size_t chunks = divided_up(outputs, kOutputs);
-  const std::size_t ranges = std::min(chunks, divided_up(tasks, checked_product(w.images, tiles)));
-  const auto work = [&](std::size_t item) {
-    const std::size_t image = item / (tiles * ranges), tile = item / ranges % tiles, range = item % ranges;
-    const float* const from = source + image * image_stride;
-    alignas(64) float sums[kMostSums];
-    for_each_power(std::min(most, all_vectors - tile * most), most, [&](std::size_t first, std::size_t vectors) {
-      const std::size_t begin = (tile * most + first) * lanes, end = std::min(begin + vectors * lanes, positions);
-      for (std::size_t chunk = range * chunks / ranges; chunk < (range + 1) * chunks / ranges; ++chunk) {
-        const std::size_t some = std::min(kOutputs, outputs - chunk * kOutputs);
-        multiply(weights, offsets->data(), chunk, some, vectors, from + begin, sums);
-        const std::size_t output = chunk * kOutputs, before = (image * outputs + output) * y_size;
+    const std::size_t ranges =
+        std::min(divided_up(outputs, kOutputs), divided_up(tasks, checked_product(some_strips, tiles)));
+    const auto work = [&](std::size_t item) {
+      const std::size_t strip = before + item / (tiles * ranges), tile = item / ranges % tiles, range = item % ranges;
+      const std::size_t positions = positions_of(rows_of(strip)), vectors = vectors_of(rows_of(strip));
+      const std::size_t parts = divided_up(vectors, most);
+      if (tile >= parts) return;
+      const std::size_t first = part_begin(vectors, parts, tile), some = part_begin(vectors, parts, tile + 1) - first;
+      const std::size_t begin = first * lanes, end = std::min(begin + some * lanes, positions);
+      const float* const from = source + (strip - before) * strip_stride + begin;
+      alignas(64) float sums[kMostSums];
+      for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some_outputs) {
+        multiply(weights, *entries, output, some_outputs, some, from, sums);
+        const std::size_t place = (strip / strips_per_image * outputs + output) * y_size +
+                                  strip % strips_per_image * window_rows * w.windows[1];
         SparseEnding at = ending;
         if (at.bias != nullptr) at.bias += output;
-        if (at.residual != nullptr) at.residual += before;
-        const SparseSpan span = {begin, end, planes.columns, w.windows[1], vectors * lanes, y_size};
-        table().end_windows(at, span, some, sums, y + before);
-      }
+        if (at.residual != nullptr) at.residual += place;
+        const SparseSpan span = {begin, end, planes.columns, w.windows[1], some * lanes, y_size};
+        table().end_windows(at, span, some_outputs, sums, y + place);
+      });
+    };
+    for_each_part(parallel_for, some_strips * tiles * ranges, tasks, [&](std::size_t first, std::size_t last) {
+      for (std::size_t item = first; item < last; ++item) work(item);
     });
-  };
-  const std::size_t items = w.images * tiles * ranges;
-  for_each_part(parallel_for, items, tasks, [&](std::size_t first, std::size_t last) {
-    for (std::size_t item = first; item < last; ++item) work(item);
-  });
+  }
 }
 
 }  // namespace onnxtrain

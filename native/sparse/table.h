@@ -14,6 +14,7 @@ struct SparseRows {
   const std::int32_t* offsets;  // of the row of x, per entry
   const float* values;          // [entries][block]
   std::size_t first, last;      // block rows
+  bool add;                     // to what is in sums
   const float* x;
   float* sums;                  // [(last - first) * block][vectors * lanes]
 };
@@ -37,31 +38,36 @@ struct SparseEnding {
   bool has_limits;
 };
 
+// The most vectors of the most lanes of a sum, in elements.
+inline constexpr std::size_t kMostSpan = 8 * 16;
+
 // Positions [begin, end) of windows in rows of `columns`; the first `windows` of a row belong to y [outputs, rows,
 // windows].
 struct SparseSpan {
   std::size_t begin, end, columns, windows;
-  std::size_t sums_stride, y_stride;  // between outputs
+  std::size_t sums_stride, y_stride;  // between outputs; a vector may be read beyond the last sum
 };
 
-// A row of `columns` elements: `count` of every `stride`-th from `first` on, after `before` zeros and before others.
-struct PaddedRow {
-  std::size_t first, stride, before, count, columns;
+// One axis of a plane that is copied: `total` places, of which `count` hold every `stride`-th element from `first` on,
+// after `before` zeros and before others.
+struct PaddedAxis {
+  std::size_t first, stride, before, count, total;
 };
 
 using MultiplyRows = void (*)(const SparseRows&);
 
 struct SparseTable {
   std::size_t lanes;
-  // The most vectors of x that a kernel multiplies at a time, a power of two; and the kernel for a block of 1, 4 or 8
-  // outputs and for a power of two of vectors.
+  // The most vectors of x that a kernel multiplies at a time, and the kernel for a block of 1, 4 or 8 outputs and for a
+  // number of vectors.
   std::size_t (*most_vectors)(std::size_t block);
   MultiplyRows (*rows)(std::size_t block, std::size_t vectors);
   void (*by_lanes)(const SparseLanes&);
   // Transposes up to `lanes` rows of x, columns [first, last), to x_t[column * stride + row]; rows beyond `rows` are zero.
   void (*transpose)(const float* x, std::size_t rows, std::size_t row_stride, std::size_t first, std::size_t last,
                     float* x_t, std::size_t stride);
-  void (*pad)(const PaddedRow& row, const float* from, float* to);  // null: zeros alone
+  // Copies a plane with rows of `row_size` elements.
+  void (*pad)(const PaddedAxis& rows, const PaddedAxis& columns, const float* from, std::size_t row_size, float* to);
   void (*end)(const SparseEnding& ending, std::size_t count, const float* sums, float* y);
   // Ends [outputs][positions] sums; `bias` is by output, `residual` is laid out like y.
   void (*end_windows)(const SparseEnding& ending, const SparseSpan& span, std::size_t outputs, const float* sums,

@@ -32,7 +32,7 @@ def linear(matrix, x, bias=None, residual=NONE, threads=2, path=None, **limits):
 
 @pytest.mark.parametrize("block", [1, 4, 16])
 @pytest.mark.parametrize("rows", [1, 7, 33, 130])
-@pytest.mark.parametrize(("outputs", "depth"), [(16, 1), (80, 130)])
+@pytest.mark.parametrize(("outputs", "depth"), [(16, 1), (80, 130), (80, 700)])  # the last in slices of the depth
 def test_linear(library_path, block, rows, outputs, depth):
     matrix = blocks_of(outputs, depth, block)
     x, bias = RNG.standard_normal((rows, depth), np.float32), RNG.standard_normal(outputs, np.float32)
@@ -60,10 +60,14 @@ CONVOLUTIONS = [
     (4, 2, (7, 7), (2, 2), (3, 3, 3, 3), (1, 1), (30, 30)),
     (5, 2, (3, 2), (2, 3), (0, 2, 1, 0), (2, 1), (11, 10)),
     (16, 2, (3,), (2,), (1, 0), (1,), (40,)),
+    (80, 100, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), (70, 20)),  # in strips and slices of channels, with more outputs
+    (16, 64, (3, 3), (2, 2), (0, 2, 1, 1), (2, 1), (120, 47)),
+    (16, 16, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), (91, 91)),
+    (16, 3, (2, 2), (3, 3), (1, 1, 1, 1), (1, 1), (31, 200)),
 ]
 
 
-@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize("block", [1, 4, 16])
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 def test_convolution(library_path, case, block):
     outputs, channels, kernel, strides, pads, dilations, size = case
@@ -93,7 +97,9 @@ def test_convolution(library_path, case, block):
         (residual, {"lower": 0.0}, np.maximum(expected + residual, 0)),
     ):
         case = Case("SparseConv", {**feeds, "residual": np.asarray(last)}, attributes | limits, constants=CONSTANTS)
-        np.testing.assert_allclose(run(case, library_path)[0], wanted, rtol=1e-4, atol=1e-4)
+        found = run(case, library_path)[0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(found, run(case, library_path, 3)[0])  # the same bits with any number of threads
 
 
 def test_the_same_bits_with_any_number_of_threads():

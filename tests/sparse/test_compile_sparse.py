@@ -25,6 +25,7 @@ def every_layer(monkeypatch):
     monkeypatch.setattr(compiling, "_SECONDS", 0.0)
     monkeypatch.setattr(compiling, "_WORTH_IT", 0.0)
     monkeypatch.setattr(compiling, "_WHOLE", 0.0)
+    monkeypatch.setattr(compiling, "_DOUBT", 1.0)
 
 
 def operators(path):
@@ -90,6 +91,7 @@ def test_the_size_of_the_file(zeros, share, tmp_path):
 def test_layers_that_are_not_faster_stay_dense(monkeypatch, tmp_path):
     monkeypatch.setattr(compiling, "_SECONDS", 0.0)
     monkeypatch.setattr(compiling, "_WORTH_IT", 1e9)
+    monkeypatch.setattr(compiling, "_DOUBT", 1.0)
     made, path = mlp(), tmp_path / "fast.onnx"
     result = onnxtrain.compile_sparse(made, path)
     assert [layer.compiled for layer in result.layers] == [False, False]
@@ -103,7 +105,7 @@ def test_layers_that_are_not_faster_stay_dense(monkeypatch, tmp_path):
 
 
 def test_dense_layers_are_not_timed(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiling, "_speedup", None)
+    monkeypatch.setattr(compiling, "_times", None)
     made = mlp(zeros=0.1)
     result = onnxtrain.compile_sparse(made, tmp_path / "fast.onnx")
     assert [(layer.operator, layer.speedup) for layer in result.layers] == [("MatMul", None), ("Gemm", None)]
@@ -114,7 +116,7 @@ def test_dense_layers_are_not_timed(monkeypatch, tmp_path):
     ("zeros", "tried"), [((0.58, 1), False), ((0.62, 1), True), ((0.18, 4), False), ((0.22, 4), True), ("2:4", False)]
 )
 def test_how_many_zeros_are_enough_to_be_timed(zeros, tried, monkeypatch, tmp_path):
-    monkeypatch.setattr(compiling, "_speedup", lambda *_: 0.5)
+    monkeypatch.setattr(compiling, "_times", lambda *_: (0.5, 1.0))
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((512, 512)).astype(np.float32)
     if zeros == "2:4":
@@ -124,6 +126,30 @@ def test_how_many_zeros_are_enough_to_be_timed(zeros, tried, monkeypatch, tmp_pa
     made = model_of("m (float[N, 512] x) => (float[N, 512] y) { y = Gemm<transB = 1>(x, w) }", w=weight)
     (layer,) = onnxtrain.compile_sparse(made, tmp_path / "fast.onnx").layers
     assert (layer.speedup is not None, layer.compiled) == (tried, False)
+
+
+@pytest.mark.parametrize(
+    ("in_the_model", "compiled"),
+    [
+        ([(1.0, 1.0), (1.0, 1.0)], [True, False]),
+        ([(1.0, 0.9), (1.0, 0.99)], [False, False]),
+        ([(1.0, 1.1), (1.0, 0.9)], [True, True]),
+    ],
+)
+def test_doubtful_layers_are_decided_in_the_whole_model(in_the_model, compiled, monkeypatch, tmp_path):
+    alone, whole = [(1.0, 0.8), (0.9, 0.9)], [(2.0, 1.0)]
+    answers = iter([*alone, *in_the_model, *whole])
+    monkeypatch.setattr(compiling, "_times", lambda *_: next(answers))
+    result = onnxtrain.compile_sparse(mlp(), tmp_path / "fast.onnx")
+    assert [layer.compiled for layer in result.layers] == compiled
+    assert result.speedup == (2.0 if any(compiled) else 1.0)
+
+
+def test_layers_in_no_doubt_are_not_tried_again(monkeypatch, tmp_path):
+    answers = iter([(1.0, 0.5), (1.0, 2.0), (2.0, 1.0)])
+    monkeypatch.setattr(compiling, "_times", lambda *_: next(answers))
+    result = onnxtrain.compile_sparse(mlp(), tmp_path / "fast.onnx")
+    assert [(layer.speedup, layer.compiled) for layer in result.layers] == [(2.0, True), (0.5, False)]
 
 
 @pytest.mark.thorough  # it takes timings

@@ -24,6 +24,7 @@ X = {"x": np.random.default_rng(0).standard_normal((8, 512), np.float32)}
 def compiled(monkeypatch, tmp_path):
     for name in ("_SECONDS", "_WORTH_IT", "_WHOLE"):
         monkeypatch.setattr(compiling, name, 0.0)
+    monkeypatch.setattr(compiling, "_DOUBT", 1.0)
     monkeypatch.setattr(onnxtrain_ops, "library", lambda: str(onnxtrain.custom_ops_library()))
     onnxtrain.compile_sparse(mlp(), tmp_path / "fast.onnx")
     return tmp_path / "fast.onnx"
