@@ -2,6 +2,7 @@
 
     python benchmarks/limits.py --output build/benchmarks/limits.md
     python benchmarks/limits.py --models resnet18,vgg_1 --threads 2
+    python benchmarks/limits.py --models vit_b16,bert_base,gpt2_small,llama_110m,resnet50 --batch 2 --steps 3
 
 Three peaks are measured in onnxruntime first: the rate of one large product, the rate of a stream of a working set's
 size, and the time of a node without work. The limit of a node is the longer of its multiplications at the first rate
@@ -33,6 +34,7 @@ from harness import ForeignLoad, Interpreters, load_line, machine_line, millisec
 from models import MODELS
 from onnx import TensorProto, helper
 from peers import Task, batches, onnxtrain_trainer
+from real_models import REAL
 from step import geometric_mean, listed
 from zoo_models import ZOO
 
@@ -75,7 +77,7 @@ class Node:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the report and write it."""
-    known = {**ZOO, **MODELS}
+    known = {**ZOO, **MODELS, **REAL}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=listed(known), default=list(ZOO), help=", ".join(known))
     parser.add_argument("--threads", type=int, default=1)

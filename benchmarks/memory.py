@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx
 from harness import Interpreters, PeerError, Worker, machine_line, prepare, table, write_report
@@ -27,6 +28,9 @@ from models import MODELS, find_model
 from peers import PEERS, Task
 from real_models import REAL
 from step import listed
+
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.weights.ties import find_copies
 
 _OURS = "import onnxruntime, onnxtrain.trainer"
 IMPORTS = {
@@ -133,10 +137,15 @@ def cost(task: Task) -> Cost:
         worker.close()
 
 
-def parameters(path: object) -> int:
-    """Number of floating-point elements of a model's initializers."""
-    graph = onnx.load(str(path), load_external_data=False).graph
-    return sum(math.prod(tensor.dims) for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT)
+def parameters(path: Path) -> int:
+    """Number of floating-point elements of a model's initializers; those trained as one count once."""
+    file = ModelFile.load(path)
+    tied = {copy.name for copy in find_copies(file, file.names())}
+    return sum(
+        math.prod(tensor.dims)
+        for tensor in file.proto.graph.initializer
+        if tensor.data_type == onnx.TensorProto.FLOAT and tensor.name not in tied
+    )
 
 
 if __name__ == "__main__":

@@ -287,7 +287,8 @@ def onnxtrain_trainer(
         loss=LOSS,
         optimizer=onnxtrain.Adam(LEARNING_RATE, epsilon=EPSILON),
         batch_norm="train",
-        untie=True,  # exporters merge equal running statistics
+        tie=True,  # exporters write an output layer that is the embedding as a tensor of its own
+        untie=True,  # they merge equal running statistics
         **({} if state_dtype is None else {"precision": onnxtrain.Precision(states=state_dtype)}),
         runtime=onnxtrain.RuntimeOptions(
             threads=task.threads,

@@ -30,5 +30,17 @@ REAL: dict[str, BenchmarkModel] = {
             {"image": (3, 224, 224)},
             classes=1000,
         ),
+        BenchmarkModel(
+            "llama_110m",
+            "Llama of 110 million, 12 layers, 768 wide, sequences of 128",
+            architecture("llama", layers=12, width=768, inner=2048, heads=12, vocabulary=16000, length=128),
+            TEXT,
+            classes=16000,
+            vocabulary=16000,
+            labels=(128,),
+        ),
+        BenchmarkModel(
+            "resnet50", "ResNet-50, 224x224", architecture("resnet50"), {"image": (3, 224, 224)}, classes=1000
+        ),
     )
 }

@@ -41,7 +41,9 @@ SortedPositions sort_positions(const Tensor& tensor, std::size_t size) {
 
 }  // namespace
 
-const Signature GatherGradientNode::kSignature = {"GatherGradient", {"dy", "indices", "shape"}, 3, 1, {-1}, {}, {ort::kTypeUndefined, ort::kTypeInt64, ort::kTypeInt64}};
+const Signature GatherGradientNode::kSignature = {
+    "GatherGradient", {"dy", "indices", "shape", "other"}, 3, 1, {-1}, {{3, 0}},
+    {ort::kTypeUndefined, ort::kTypeInt64, ort::kTypeInt64}};
 
 void GatherGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -56,10 +58,16 @@ void GatherGradientNode::compute(const Call& call) const {
   gathered.insert(gathered.end(), indices.shape.begin(), indices.shape.end());
   gathered.insert(gathered.end(), shape.begin() + static_cast<std::ptrdiff_t>(axis) + 1, shape.end());
   inputs.require_shape(0, gathered);
+  const bool has_other = inputs.has(3);
+  if (has_other) {
+    inputs.require_same_type(3, 0);
+    inputs.require_shape(3, shape);
+  }
 
   const std::size_t count = indices.count();
   const std::size_t outer = product(shape, 0, axis), width = product(shape, axis + 1, shape.size());
   auto* table = static_cast<unsigned char*>(call.output(0, shape));
+  const auto* other = has_other ? static_cast<const unsigned char*>(inputs[3].data) : nullptr;
   if (outer == 0 || width == 0) return check_indices(indices, size);  // no elements, whatever the number of rows
   const SortedPositions sorted = sort_positions(indices, size);
   const auto* rows = static_cast<const unsigned char*>(inputs[0].data);
@@ -67,8 +75,9 @@ void GatherGradientNode::compute(const Call& call) const {
   for_each_range(call.parallel_for(), outer * size, items_per_task(width), [&](std::size_t first, std::size_t last) {
     while (first < last) {  // a range may span several tables
       const std::size_t o = first / size, begin = first % size, end = std::min(size, begin + (last - first));
+      const std::size_t at = o * size * width * size_of(type);
       const RowSumsCall sums = {width, rows + o * count * width * size_of(type), sorted.starts.data(),
-                                sorted.positions.data(), table + o * size * width * size_of(type)};
+                                sorted.positions.data(), has_other ? other + at : nullptr, table + at};
       kernel(sums, begin, end);
       first += end - begin;
     }

@@ -1,11 +1,12 @@
-// The gradient of Gather with respect to its data: inputs dy, indices and the shape of the data, output ddata.
+// The gradient of Gather with respect to its data: inputs dy, indices, the shape of the data, and optionally another
+// term of the gradient, output ddata.
 #pragma once
 
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
 
-// Zeros, plus the rows of dy added at the indices, in index order.
+// The other term or zeros, plus the rows of dy added at the indices, in index order.
 class GatherGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

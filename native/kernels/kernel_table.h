@@ -65,11 +65,13 @@ struct CrossEntropyCall {
   void* dx;
 };
 
-// Row r of the table is the sum of the rows at positions[starts[r]] ... positions[starts[r + 1] - 1].
+// Row r of the table is row r of `other` (null: zeros; it may be the table), plus the sum of the rows at
+// positions[starts[r]] ... positions[starts[r + 1] - 1].
 struct RowSumsCall {
   std::size_t width;
   const void* rows;
   const std::size_t *starts, *positions;
+  const void* other;
   void* table;
 };
 

@@ -32,8 +32,11 @@ def gather(rng: np.random.Generator) -> Case:
             indices.flat[0] = number
         else:
             axis = number
-    expected = (lambda: gradient_reference.gather(dy, indices, shape, axis)) if legal else None
     feeds = {"dy": dy, "indices": np.asarray(indices, np.int64), "shape": given}
+    if rng.random() < 0.4:
+        feeds["other"] = floating(rng, shape if legal or rng.random() < 0.5 else (*shape, 1), dtype)
+    other = feeds.get("other")
+    expected = (lambda: gradient_reference.gather(dy, indices, shape, other, axis)) if legal else None
     return Case("GatherGradient", feeds, {"axis": axis}, expected=expected)
 
 

@@ -16,7 +16,7 @@ INPUTS = {
     "ClipGradient": ("dy", "x", "min", "max"),
     "CountedDropout": ("x", "ratio", "count"),
     "Elementwise": ("x0", "x1", "x2"),
-    "GatherGradient": ("dy", "indices", "shape"),
+    "GatherGradient": ("dy", "indices", "shape", "other"),
     "GeluGradient": ("dy", "x"),
     "LayerNormalizationGradient": ("dy", "x", "scale", "bias"),
     "LogSoftmaxGradient": ("dy", "y"),
@@ -190,9 +190,9 @@ def gelu(dy, x, approximate="none", alpha=1.0):
     return [dy * (probability + x * density), x * probability]
 
 
-def gather(dy, indices, shape, axis=0):
+def gather(dy, indices, shape, other=None, axis=0):
     axis %= len(shape)
-    table = np.zeros(shape)
+    table = np.zeros(shape) if other is None else np.array(other, np.float64)
     rows = np.moveaxis(table, axis, 0)
     taken = np.asarray(dy, np.float64).reshape(*shape[:axis], indices.size, *shape[axis + 1 :])
     np.add.at(rows, indices.reshape(-1), np.moveaxis(taken, axis, 0))

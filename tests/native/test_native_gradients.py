@@ -115,7 +115,8 @@ def test_gathering_along_any_axis(shape, dtype, data):
     indices = rng.integers(-shape[axis], shape[axis], indices_shape)
     at = axis % len(shape)
     dy = draw([*shape[:at], *indices_shape, *shape[at + 1 :]], dtype, 1)
-    check("GatherGradient", reference.gather, (dy, np.asarray(indices), np.asarray(shape)), axis=axis)
+    other = draw(shape, dtype, 2) if data.draw(st.booleans()) else None
+    check("GatherGradient", reference.gather, (dy, np.asarray(indices), np.asarray(shape), other), axis=axis)
 
 
 @quick
@@ -160,6 +161,11 @@ def examples(dtype):
         ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(1))), {"program": SILU}),
         ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(0.5))), {"program": OTHERS}),
         ("GatherGradient", (draw((30, 31, 45), dtype, 7), indices, np.array([50, 45])), {"axis": 0}),
+        (
+            "GatherGradient",
+            (draw((30, 31, 45), dtype, 7), indices, np.array([50, 45]), draw((50, 45), dtype, 8)),
+            {"axis": 0},
+        ),
         ("GatherGradient", (draw((3, 30, 31, 5), dtype, 7), indices, np.array([3, 50, 5])), {"axis": 1}),
         ("GeluGradient", (rows, rows), {"approximate": "none"}),
         ("GeluGradient", (rows, rows), {"approximate": "tanh"}),

@@ -1,4 +1,4 @@
-"""Adapters' outputs are added by their matrix multiplications, with the values of separate additions."""
+"""Adapters' outputs and rows at indices are added by the node that computes them, with the values of an addition."""
 
 from __future__ import annotations
 
@@ -143,3 +143,76 @@ def test_a_bias_of_another_shape_is_refused() -> None:
     infer_shapes(ir.from_proto(proto))
     with pytest.raises(Exception, match=r"input 2 \(b\) has shape \[7, 4\]"):
         run(ir.from_proto(proto))
+
+
+ADDED_ROWS = """
+    e = onnxtrain.GatherGradient<axis=0>(x, i, size) f = onnxtrain.GatherGradient<axis=0>(x, j, size)
+    d = MatMul(m, x)
+"""
+
+
+def rows_model(nodes: str, kind: str = "float", outputs: str = "") -> onnx.ModelProto:
+    table, rows = f"{kind}[50, {WIDE}]", f"{kind}[{ROWS}, {WIDE}]"
+    text = (
+        f'<ir_version: 10, opset_import: ["": 18, "{ONNXTRAIN_DOMAIN}": 1]> f ({rows} x, {kind}[50, {ROWS}] m, '
+        f"int64[{ROWS}] i, int64[{ROWS}] j) => ({table} y{outputs}) <int64[2] size = {{50, {WIDE}}}, "
+        f"{table} d, {table} e, {table} f> {{ {nodes} }}"
+    )
+    return parser.parse_model(text.replace("onnxtrain.", f"{ONNXTRAIN_DOMAIN}."))
+
+
+def run_rows(working: ir.Model, kind: str) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    feeds = {"x": rng.normal(size=(ROWS, WIDE)), "m": rng.normal(size=(50, ROWS))}
+    feeds = {name: array.astype(KINDS[kind]) for name, array in feeds.items()}
+    indices = {"i": np.array([3, 0, 3, 49, 7, 3, 0]), "j": np.array([8, 8, 1, 49, 8, 3, 2])}
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    session = onnxruntime.InferenceSession(ir.to_proto(working).SerializeToString(), options)
+    return session.run(None, feeds | indices)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "sum_", ["y = Add(d, e)", "y = Add(e, d)", "y = Sum(e, d, f)", "y = Add(e, f)"], ids=["dense", "rows", "all", "two"]
+)
+def test_rows_are_added_to_the_other_terms_bit_by_bit(kind: str, sum_: str) -> None:
+    proto = rows_model(ADDED_ROWS + sum_, kind)
+    working = fused(proto)
+    assert sums(working) == []
+    (found,), (right,) = run_rows(working, kind), run_rows(ir.from_proto(proto), kind)
+    if "Sum" in sum_:  # of three terms, in another order
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(found, right)
+
+
+def test_rows_that_others_read_stay() -> None:
+    proto = rows_model(f"{ADDED_ROWS} y = Add(d, e)", outputs=f", float[50, {WIDE}] e")
+    assert sums(fused(proto)) == ["Add"]
+
+
+def test_a_tied_embedding_has_one_gradient_and_the_same_losses(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    vocabulary, width = 40, 12
+    weight = np.random.default_rng(0).standard_normal((vocabulary, width)).astype(np.float32)
+    proto = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> f (int64[N, 6] tokens) => (float[N, 6, {vocabulary}] logits) '
+        f"<float[{vocabulary}, {width}] embedding> {{ e = Gather(embedding, tokens) t = Tanh(e) "
+        "w = Transpose(embedding) logits = MatMul(t, w) }"
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "embedding"))
+    onnx.save(proto, tmp_path / "model.onnx")
+    tokens = np.random.default_rng(1).integers(0, vocabulary, (5, 6))
+
+    def losses() -> list[float]:
+        trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="softmax_cross_entropy", optimizer="adam(lr=1e-2)")
+        found = [trainer.train_step(tokens, tokens) for _ in range(5)]
+        graph = trainer._session._steps[0].step.model.graph
+        places.append([len(node.inputs) for node in graph if node.op_type == "GatherGradient"])
+        return found
+
+    places: list[list[int]] = []
+    with_pass = losses()
+    monkeypatch.setattr(pipeline, "fuse_additions", lambda graph: None)
+    assert losses() == with_pass
+    assert places == [[4], [3]]

@@ -349,3 +349,29 @@ def vit(
         attn_implementation=attention,
     )
     return Logits(ViTForImageClassification(config), ["pixel_values"])
+
+
+def resnet50(classes: int = 1000) -> nn.Module:
+    """ResNet-50 of images [N, 3, 224, 224] with random weights."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    return Logits(ResNetForImageClassification(ResNetConfig(num_labels=classes)), ["pixel_values"])
+
+
+def llama(layers: int, width: int, inner: int, heads: int, vocabulary: int, length: int) -> nn.Module:
+    """A Llama language model of token ids [N, S] with random weights; its output layer has weights of its own."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=length,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        tie_word_embeddings=False,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    return Logits(LlamaForCausalLM(config), ["input_ids", "attention_mask"])

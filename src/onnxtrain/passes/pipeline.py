@@ -134,7 +134,7 @@ def lower_graph(
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for
         remove_unused(model)
         fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
-        fuse_additions(graph)  # an adapter's output is added by its matmul
+        fuse_additions(graph)  # an adapter's output by its matmul, an embedding's gradient in place
         fuse_elementwise(graph)  # chains of elementwise operators: one node
         rematerialize_dequantized(graph)  # frozen low-bit weights are in float only while they are read
         optimizer_in_backward(graph)  # an update for every few layers, in the backward pass

@@ -11,11 +11,13 @@ def gather(shape, indices, axis=0, dtype=np.int64):
     return case("Gather", normal(*shape), array, label=label, wrt=["a"], axis=axis)
 
 
-def added_rows(shape, indices, axis):
+def added_rows(shape, indices, axis, other=False):
     array, at = np.array(indices, np.int64), axis % len(shape)
     rows = normal(*shape[:at], *array.shape, *shape[at + 1 :])
-    given = {"domain": "onnxtrain", "label": f"rows-{shape}-{array.shape}-axis{axis}", "wrt": ["a"]}
-    return case("GatherGradient", rows, array, np.array(shape, np.int64), axis=axis, **given)
+    label = f"rows-{shape}-{array.shape}-axis{axis}{'-other' if other else ''}"
+    given = {"domain": "onnxtrain", "label": label, "wrt": ["a", "d"] if other else ["a"]}
+    inputs = (rows, array, np.array(shape, np.int64), *([normal(*shape)] if other else []))
+    return case("GatherGradient", *inputs, axis=axis, **given)
 
 
 def gather_nd(shape, indices, batch_dims=0):
@@ -39,6 +41,7 @@ RANKS = ("static", "dynamic")
 
 ROWS = [
     added_rows((4, 3), [0, 2, 2, -1, 0], 0),
+    added_rows((4, 3), [0, 2, 2, -1, 0], 0, other=True),
     added_rows((2, 4, 3), [[3, 1], [1, -4]], 1),
     added_rows((2, 3), [], 1),
     gather((5, 3), [0, 2, 2, -1]),

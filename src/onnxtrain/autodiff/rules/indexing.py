@@ -66,7 +66,7 @@ def _put_back_rows(node: Node, dy: Value, indices: Value, axis: int) -> Value:
 def gather_gradient(node: Node) -> Sequence[Value]:
     """From dy, indices and the shape of the data: zeros of that shape with dy added at the indices along an axis.
 
-    As [before, rows, after], rows are added to zeros.
+    As [before, rows, after], rows are added to zeros. Another term of the gradient, if given, is added to the result.
     """
     op, dy, indices, shape = node.op, node.x, node.input_required(1), node.input_required(2)
     axis, known = node.attribute("axis"), node.y.shape
@@ -76,13 +76,16 @@ def gather_gradient(node: Node) -> Sequence[Value]:
     size = known[axis] if known is not None else None
     count = size if isinstance(size, int) else op.Gather(shape, op.ints(axis))
     rows = scatter_rows(shaped(dy, [before, size_of(flat, 0), after]), flat, count)
-    return [op.reshape(rows, shape, known)]
+    result = op.reshape(rows, shape, known)
+    other = node.input(3)
+    return [result if other is None else op.Add(other, result)]
 
 
 @register_gradient("GatherGradient", domain=ONNXTRAIN_DOMAIN)
 def gather_gradient_gradient(node: Node, d: Value) -> Gradients:
-    """y = zeros with x added at the indices along an axis: dx = dy at the indices."""
-    return node.op.Gather(d, node.input_required(1), axis=node.attribute("axis")).with_shape(node.x.shape), None, None
+    """y = zeros or another term with x added at the indices along an axis: dx = dy at the indices, dother = dy."""
+    dx = node.op.Gather(d, node.input_required(1), axis=node.attribute("axis")).with_shape(node.x.shape)
+    return (dx, None, None) if node.input(3) is None else (dx, None, None, d)
 
 
 def _product_of(shape: Value, known: tuple[Dimension, ...] | None, start: int, end: int | None) -> Size:
