@@ -233,3 +233,27 @@ def test_iterables_of_batches_train_like_arrays():
         results.append([row["loss"] for row in rows] + [rows[-1]["val_accuracy"]])
     for result in results[1:]:
         assert result == results[0]
+
+
+@pytest.mark.parametrize("loss", ["next_token", "next_token(chunk=2)", "softmax_cross_entropy(axis=-1)"])
+@pytest.mark.parametrize("length", [1, 3, 4, 6])
+def test_labels_of_another_length_than_the_tokens_are_refused(loss: str, length: int) -> None:
+    """Too few labels were compared with the logits of the first rows, and the mean of those was reported."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]>
+        f (int64[N, T] ids) => (float[N, T, 7] logits) { hidden = Gather(table, ids)  logits = MatMul(hidden, head) }"""
+    )
+    for name, shape in (("table", (9, 4)), ("head", (4, 7))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(RNG.normal(size=shape).astype(np.float32), name))
+    ids, labels = RNG.integers(0, 9, (3, 5)), RNG.integers(0, 7, (3, length))
+    learner = Trainer(model, loss=loss)
+    for use in (
+        lambda: learner.evaluate((ids, labels)),
+        lambda: learner.evaluate({"ids": ids, "labels": labels}),
+        lambda: learner.evaluate(lambda: iter([(ids, labels)])),
+        lambda: learner.train_step(ids, labels),
+        lambda: learner.fit((ids, labels), progress=False),
+        lambda: evaluate(model, (ids, labels), loss=loss),
+    ):
+        with pytest.raises(DataError, match=rf"target.* has {length} for the dimension 'T' .* 'ids'.* has 5"):
+            use()

@@ -146,6 +146,12 @@ def test_a_folder_names_its_model(files: Path, fit: Run) -> None:
     assert "'folder' is a folder; give the model file in it" in fit()
 
 
+def test_a_folder_with_weights_of_pytorch_is_to_be_exported(files: Path, fit: Run) -> None:
+    (files / "folder" / "model.onnx").unlink()
+    (files / "folder" / "model-00001-of-00002.safetensors").write_bytes(b"")
+    assert "'folder' is a checkpoint of PyTorch (model-00001-of-00002.safetensors) without an ONNX model" in fit()
+
+
 def test_samples_while_training(fit: Run) -> None:
     shown = fit("--sample", "And a smile?", "--sample-every", "2", "--sample-tokens", "3", "--batch-size", "4")
     assert re.findall(r"^step (\d+): And a smile\? -> ", shown, re.MULTILINE) == ["2", "4", "5"]

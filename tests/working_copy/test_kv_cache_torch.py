@@ -528,3 +528,22 @@ def test_left_padding_is_refused_where_attention_counts_the_tokens_of_a_row() ->
                 DataError, match=r"'attention_mask' .*not ones followed by zeros, at example 1, .*right"
             ):
                 use()
+
+
+@pytest.mark.parametrize("length", [1, 3, 7])
+def test_masks_have_the_length_of_the_tokens_where_the_cache_is_empty(length: int) -> None:
+    from zoo.language_model import WORDS, language_model
+
+    ids, model = np.random.default_rng(0).integers(0, WORDS, (3, 5)), language_model()
+    trainer = onnxtrain.Trainer(model, loss="next_token", output="logits")
+    data = {"input_ids": ids, "attention_mask": np.ones((3, length), int)}
+    for use in (
+        lambda: trainer.evaluate(data, ids),
+        lambda: trainer.train_step(data, ids),
+        lambda: trainer.fit(data, ids, progress=False),
+        lambda: trainer.predict(data),
+        lambda: onnxtrain.predict(model, data),
+        lambda: trainer.evaluate(lambda: iter([(data, ids)])),
+    ):
+        with pytest.raises(DataError, match=rf"'attention_mask'.* has {length} for .*'input_ids'.* has 5"):
+            use()

@@ -19,7 +19,7 @@ from onnxtrain.data.base import (
     chosen_check,
     share,
 )
-from onnxtrain.data.conversion import Array, TensorSpec, convert, symbol_sizes
+from onnxtrain.data.conversion import Array, TensorSpec, check_symbols, convert, symbol_sizes
 from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, sampled
 from onnxtrain.data.naming import NamedColumns, check_beside
 from onnxtrain.data.target_checks import TargetCheck, check_weights
@@ -117,7 +117,9 @@ class ArrayDataset(Dataset):
         column = self._targets if name is None else self._inputs.get(name)
         if column is None or target_spec is None:
             return self
-        return self._with_column(name, Column.checked(column.array, target_spec, column.subject))
+        result = self._with_column(name, Column.checked(column.array, target_spec, column.subject))
+        check_symbols((own.spec, own.array.shape, own.subject) for own in result._columns)
+        return result
 
     def adapting(self, adapt: Callable[[Array], Array], name: str | None = None) -> Self:
         """Return the same data with other targets; see `Dataset.adapting`."""

@@ -85,7 +85,10 @@ def read_file(path: Path) -> tuple[bytes | mmap.mmap, Stamp]:
     """
     label = repr(str(path))
     try:
-        _check_regular(label, os.stat(path))  # before opening, which would block on a pipe
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelError(_of_folder(path))
+        _check_regular(label, status)  # before opening, which would block on a pipe
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             _check_regular(label, status)
@@ -105,6 +108,18 @@ def read_file(path: Path) -> tuple[bytes | mmap.mmap, Stamp]:
     if not data:
         raise ModelError(f"{label} is empty; an ONNX model is needed.")
     return data, stamp_of(status)
+
+
+def _of_folder(path: Path) -> str:
+    """Return the sentence of an error for a folder without a model that :func:`find_model` knows."""
+    names = sorted(file.name for file in path.iterdir())
+    weights = next((name for name in names if name.endswith((".safetensors", "pytorch_model.bin"))), None)
+    if weights is None or any(name.endswith(".onnx") for name in names):
+        return f"{str(path)!r} is a folder; give the model file in it."
+    return (
+        f"{str(path)!r} is a checkpoint of PyTorch ({weights}) without an ONNX model; export it first "
+        "(torch.onnx.export, or for language models python -m onnxruntime_genai.models.builder)."
+    )
 
 
 def _check_regular(label: str, status: os.stat_result) -> None:

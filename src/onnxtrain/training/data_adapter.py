@@ -15,6 +15,7 @@ from onnxtrain.data.conversion import (
     check_finite,
     check_indices,
     check_right_padded,
+    check_symbols,
     is_array_like,
     kind_of,
     symbol_sizes,
@@ -127,6 +128,7 @@ class DataAdapter:
                 self.learn({} if columns is None else {spec.name: columns})
             feeds[spec.name] = fit_to_spec(given, objective.for_any_rows(spec))
         check_not_empty(feeds, objective)
+        _check_sizes(objective.inputs, feeds)
         check_inputs(feeds)
         return feeds
 
@@ -148,6 +150,7 @@ class DataAdapter:
             classes = wanted.are_classes(targets)
         _check_rows(targets, wanted.spec, objective.inputs, feeds)
         feeds[wanted.name] = fitted = fit_to_spec(targets, objective.for_any_rows(wanted.spec))
+        _check_sizes([*objective.inputs, wanted.spec], feeds)
         if not classes:
             check_targets(fitted, wanted.check)
         return objective
@@ -170,6 +173,7 @@ class DataAdapter:
             own = head.targets
             _check_rows(array, own.spec, objective.inputs, inputs)
             found[own.name] = check_targets(fit_to_spec(array, objective.for_any_rows(own.spec)), own.check)
+            _check_sizes([*objective.inputs, own.spec], {**inputs, **found})
         return objective, found
 
     def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
@@ -336,6 +340,11 @@ def _check_rows(
             given = len(arrays[each.name])
             if given != len(targets):
                 raise DataError(f"{spec.name!r} has {len(targets)} rows, but the input {each.name!r} has {given}.")
+
+
+def _check_sizes(specs: Sequence[TensorSpec], arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuse arrays whose sizes differ along axes of the same symbol: they might broadcast."""
+    check_symbols((spec, arrays[spec.name].shape, repr(spec.name)) for spec in specs)
 
 
 def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:

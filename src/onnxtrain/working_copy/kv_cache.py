@@ -71,6 +71,8 @@ def remove_cache_inputs(model: ir.Model) -> list[str]:
         value.meta[KV_CACHES] = tuple(names)
         if caches:
             value.meta[_OFFSETS] = offsets
+    if caches:
+        _shorten_masks(model.graph)
     for value in _counted_masks(model.graph):
         value.meta[RIGHT_PADDED] = True
     return names
@@ -106,6 +108,17 @@ def head_size(graph: ir.Graph, cache: str) -> int | None:
             heads = node.attributes["num_heads"].as_int()
             return width // (heads + 2 * node.attributes["kv_num_heads"].as_int() if packed else heads)
     return None
+
+
+def _shorten_masks(graph: ir.Graph) -> None:
+    """Declare that masks [batch, past and new tokens] have the length of the tokens, since there is no past."""
+    inputs = [value for value in graph.inputs if len(dimensions(value) or ()) == 2 and not is_float(value)]
+    masks = [value for value in inputs if re.search("mask", str(value.name).lower())]
+    lengths = {dimensions(value)[1] for value in inputs if value not in masks}  # type: ignore[index]
+    for value in masks if len(lengths) == 1 else ():
+        assert value.shape is not None
+        if not isinstance(value.shape[1], int) and not re.search("encoder|cross", str(value.name).lower()):
+            value.shape = ir.Shape([value.shape[0], *lengths])
 
 
 def _counted_masks(graph: ir.Graph) -> Iterator[ir.Value]:
