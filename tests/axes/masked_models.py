@@ -53,9 +53,10 @@ def masked(model, structures, removed):
     find_structures(working.model)  # makes the same constants initializers
     for name, mask in structures.masks(removed).items():
         value = working.graph.initializers[name]
-        array, zero = value.const_value.numpy(), points.get(name)
-        point = 0 if zero is None else zero.const_value.numpy().reshape(-1)[0]
-        value.const_value = ir.tensor(np.where(mask, array, np.array(point, array.dtype)), name=name)
+        array = value.const_value.numpy()
+        value.const_value = ir.tensor(
+            np.where(mask, array, np.asarray(points.get(name, 0)).astype(array.dtype)), name=name
+        )
     return working.finish()
 
 

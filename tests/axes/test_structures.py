@@ -5,6 +5,8 @@ import onnx
 import pytest
 from masked_models import build, compare, masked, run, shapes, shrink_by, structures_of, without
 
+from onnxtrain.errors import OptionError
+
 HEAD = '<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> f ({inputs}) => ({outputs}) {{ {nodes} }}'
 
 IMAGE = "float[2, 3, 6, 6] x"
@@ -196,11 +198,105 @@ CASES = {
         ),
         **{"wq": (8, 4, 3), "wk": (8, 4, 3), "wv": (8, 4, 3), "wo": (4, 3, 8)},
     ),
+    "padding by a number": image(
+        "a = Conv(x, w1) p = Pad(a, pads, one) s = ReduceSum(p, axis) m = Mul(s, k) h = Conv(m, w2)",
+        6,
+        w1=(8, 3, 1, 1),
+        pads=ints(0, 0, 1, 1, 0, 0, 1, 1),
+        one=np.array(1, np.float32),
+        axis=ints(1),
+        k=(7, 1, 1),
+        w2=(6, 7, 1, 1),
+    ),
+    "padding of quantized images": image(
+        "a = Conv(x, w1) q = QuantizeLinear(a, s, z) p = Pad(q, pads) d = DequantizeLinear(p, s, z)"
+        " e = ReduceSum(d, axis) m = Mul(e, k) h = Conv(m, w2)",
+        6,
+        w1=(8, 3, 1, 1),
+        s=np.array(0.05, np.float32),
+        z=np.array(128, np.uint8),
+        pads=ints(0, 0, 1, 1, 0, 0, 1, 1),
+        axis=ints(1),
+        k=(7, 1, 1),
+        w2=(6, 7, 1, 1),
+    ),
+    "resizing beyond the image": image(
+        'a = Conv(x, w1) p = Resize<mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize",'
+        " extrapolation_value = 2.0>(a, roi, , sizes) s = ReduceSum(p, axis) m = Mul(s, k) h = Conv(m, w2)",
+        6,
+        w1=(8, 3, 1, 1),
+        roi=np.array([0, 0, -0.5, -0.5, 1, 1, 1.5, 1.5], np.float32),
+        sizes=ints(2, 8, 7, 7),
+        axis=ints(1),
+        k=(7, 1, 1),
+        w2=(6, 7, 1, 1),
+    ),
+    "quantized weights with zero points of their own": image(
+        "w = DequantizeLinear<axis = 0>(q1, s1, z1) a = Conv(x, w) r = Relu(a) h = Conv(r, w2)",
+        6,
+        q1=np.random.default_rng(7).integers(0, 255, (8, 3, 1, 1)).astype(np.uint8),
+        s1=np.linspace(0.01, 0.02, 8).astype(np.float32),
+        z1=np.arange(100, 108).astype(np.uint8),
+        w2=(6, 8, 1, 1),
+    ),
+    "dynamically quantized, with zero points of their own": build(
+        text(
+            "a = MatMul(x, w1) r = Relu(a) q, s, z = DynamicQuantizeLinear(r) m = MatMulInteger(q, w2, z, z2)"
+            " c = Cast<to = 1>(m) d = Mul(c, s) f = Relu(d) y = MatMul(f, w3)",
+            "float[2, 4] x",
+        ),
+        w1=(4, 16),
+        w2=np.random.default_rng(5).integers(-90, 90, (16, 12)).astype(np.int8),
+        z2=np.arange(-6, 6).astype(np.int8),
+        w3=(12, 5),
+    ),
+    "quantized entries as numbers": build(
+        text(
+            "a = MatMul(x, w1) q = QuantizeLinear(a, s, z) c = Cast<to = 1>(q) e = ReduceSum(c, axis) m = Mul(e, k)"
+            " b = MatMul(m, w2) r = Relu(b) y = MatMul(r, w3)",
+            "float[2, 4] x",
+        ),
+        w1=(4, 16),
+        s=np.array(0.05, np.float32),
+        z=np.array(128, np.uint8),
+        axis=ints(1),
+        k=np.full((1, 7), 0.01, np.float32),
+        w2=(7, 12),
+        w3=(12, 5),
+    ),
+    "weights divided by their norm": build(
+        text(
+            "n = ReduceL2(v, axis) d = Div(v, n) w = Mul(d, g) a = MatMul(x, w) r = Relu(a) y = MatMul(r, w2)",
+            "float[2, 4] x",
+        ),
+        v=(4, 12),
+        axis=ints(0),
+        g=(1, 12),
+        w2=(12, 5),
+    ),
+    "a part of the channels without weights of its own": image(
+        "a = Conv(x, w1) p, q = Split<axis = 1>(a, sizes) b = MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(q)"
+        " c = Concat<axis = 1>(p, b) h = Conv(c, w2)",
+        6,
+        w1=(8, 3, 1, 1),
+        sizes=ints(6, 2),
+        w2=(6, 8, 1, 1),
+    ),
+    "initializers that are inputs, too": build(
+        text("a = MatMul(x, w) r = Relu(a) y = MatMul(r, w2)", "float[2, 4] x, float[4, 12] w, float[12, 5] w2"),
+        w=(4, 12),
+        w2=(12, 5),
+    ),
 }
 
+ROWS = {"x": X["x"].reshape(-1)[:8].reshape(2, 4)}
 FEEDS = {
-    "dynamically quantized": {"x": X["x"].reshape(-1)[:8].reshape(2, 4)},
-    "tied weights": {"x": X["x"].reshape(-1)[:8].reshape(2, 4)},
+    "dynamically quantized": ROWS,
+    "dynamically quantized, with zero points of their own": ROWS,
+    "quantized entries as numbers": ROWS,
+    "weights divided by their norm": ROWS,
+    "initializers that are inputs, too": ROWS,
+    "tied weights": ROWS,
     "einsum": {"x": X["x"].reshape(-1)[:80].reshape(2, 5, 8)},
 }
 
@@ -232,6 +328,35 @@ def test_units_of_recurrent_layers(operator, directions, batch):
     units = shapes(small)["r"][2]
     assert units < 6
     assert shapes(small)["head"] == (units * directions, 5)
+
+
+@pytest.mark.parametrize("fixed", ["b", "w", "r"])
+def test_recurrent_weights_that_are_inputs_keep_the_units(fixed):
+    sizes = {"w": (1, 24, 3), "r": (1, 24, 6), "b": (1, 48)}
+    shape = ", ".join(map(str, sizes[fixed]))
+    model = build(
+        text(
+            "s, t = LSTM<hidden_size = 6>(x, w, r, b) m = Squeeze(s, one) u = MatMul(m, w1) v = Relu(u)"
+            " y = MatMul(v, w2)",
+            f"float[4, 2, 3] x, float[{shape}] {fixed}",
+            "float[4, 2, 5] y",
+        ),
+        **{name: size for name, size in sizes.items() if name != fixed},
+        **{"one": ints(1), "w1": (6, 8), "w2": (8, 5)},
+    )
+    rng = np.random.default_rng(6)
+    feeds = {"x": rng.normal(size=(4, 2, 3)), fixed: rng.normal(size=sizes[fixed])}
+    small = shrink_by(model, {name: array.astype(np.float32) for name, array in feeds.items()}, 0.1)
+    assert shapes(small)["w1"][0] == 6
+    assert shapes(small)["w1"][1] < 8
+
+
+def test_a_part_of_the_channels_does_not_vanish():
+    model = CASES["a part of the channels without weights of its own"]
+    structures = structures_of(model)
+    labels = next(structures.of(axes[0]) for value, axes in structures.parameters() if value.name == "w1")
+    with pytest.raises(OptionError, match="Nothing would remain of axis 1 of 'q', and with it of its layer"):
+        without(model, labels[6:])
 
 
 ATTENTION = (

@@ -139,3 +139,20 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     onnx.save(onnxtrain.examples.mlp((4, 8, 3)), "dense.onnx")
     assert main(["shrink", "dense.onnx", "-o", "none.onnx"]) == 2
     assert "No structure can be removed" in capsys.readouterr().err
+
+
+def test_zeros_of_quantized_weights_are_their_own_zero_points():
+    quantized = np.array([[7, 7, 7, 7], [9, 9, 9, 9], [7, 1, 2, 3], [4, 5, 6, 8]], np.uint8)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> f (float[n, 4] x) => (float[n, 3] y)'
+        " { w = DequantizeLinear<axis = 0>(q, scale, zero) t = Transpose(w) h = MatMul(x, t) r = Relu(h)"
+        " y = MatMul(r, head) }"
+    )
+    head = np.random.default_rng(2).normal(size=(4, 3)).astype(np.float32)
+    head[:2] = 0
+    scale, zero = np.full(4, 0.1, np.float32), np.array([9, 9, 7, 5], np.uint8)
+    for name, array in {"q": quantized, "scale": scale, "zero": zero, "head": head}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    small = onnxtrain.shrink(model)
+    assert arrays(small)["q"].tolist() == quantized[[0, 2, 3]].tolist()  # the row of 7s has the zero point 9
+    np.testing.assert_allclose(run(small), run(model), atol=1e-6)

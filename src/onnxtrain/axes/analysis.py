@@ -19,7 +19,7 @@ from onnxtrain.axes.sizes import fold_sizes
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import captured_values, subgraphs
 from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import Dimension, constant_tensor, dimensions, is_float
+from onnxtrain.ir.value import Dimension, constant_array, constant_tensor, dimensions, is_float
 
 _ROUNDS = 8
 """Passes over the graph in which reshapes and grouped convolutions choose the axis that structures lie on."""
@@ -27,8 +27,12 @@ _ROUNDS = 8
 CHANGED_OUTPUT = "is an output of the model, whose shape would change"
 """End of the reason why structures on an output stay."""
 
-_QUANTIZED = {"DequantizeLinear": ((0, 2),), "MatMulInteger": ((0, 2), (1, 3)), "ConvInteger": ((0, 2), (1, 3))}
-"""Input slots of quantized weights and of their zero points."""
+_QUANTIZED = {
+    "DequantizeLinear": ((0, 2, 1),),
+    "MatMulInteger": ((0, 2, -2), (1, 3, -1)),
+    "ConvInteger": ((0, 2, 0), (1, 3, 0)),
+}
+"""Input slots of quantized weights and of their zero points, and the axis along which there may be several of these."""
 
 
 class Analysis(Findings):
@@ -51,8 +55,7 @@ class Analysis(Findings):
         *,
         change_outputs: bool,
     ) -> None:
-        constants = set(model.graph.initializers.values()) - set(model.graph.inputs)
-        super().__init__(choices, kept_values, constants, contents)
+        super().__init__(choices, kept_values, set(model.graph.initializers.values()), contents)
         self.stops: dict[str, str] = {}
         for node in model.graph:
             self._visit(node, model.graph.opset_imports.get(node.domain, 1))
@@ -121,7 +124,7 @@ class Structures:
         roots: The structure of each label.
         locked: The structures that cannot be removed, each with the reason.
         stops: Operators at which the search ended, each with the reason.
-        zero_points: The quantized weights, and the values that hold their zero points.
+        zero_points: The quantized weights, and their zero points as arrays that broadcast to them.
     """
 
     def __init__(
@@ -177,14 +180,14 @@ class Structures:
         return np.asarray(~gone[self.roots])
 
     def parts(self) -> list[np.ndarray]:
-        """Return the structures of each axis of each parameter: some of each must stay."""
-        unique = {
-            tuple(np.unique(self.of(axis)).tolist())
-            for _, axes in self.parameters()
-            for axis in axes
-            if axis.labels is not None
-        }
+        """Return the structures of each axis of each tensor: some of each must stay."""
+        axes = {id(axis.labels): axis for _, axis in self._labelled()}
+        unique = {tuple(np.unique(self.of(axis)).tolist()) for axis in axes.values()}
         return [np.array(part) for part in sorted(unique)]
+
+    def _labelled(self) -> Iterator[tuple[ir.Value, Axis]]:
+        for value, axes in self._analysis.known.items():
+            yield from ((value, axis) for axis in axes if axis.labels is not None and axis.labels.size)
 
     def multiply_adds(self, kept: np.ndarray | None = None) -> int:
         """Count the multiply-adds of matrix multiplications and convolutions; axes of unknown size count once."""
@@ -244,18 +247,18 @@ class Structures:
         """Remove structures from the model, in place; it can be done once.
 
         Raises:
-            OptionError: A parameter would lose all indices along an axis.
+            OptionError: A tensor would lose all indices along an axis.
         """
         kept = self.kept(removed)
-        for value, axes in self.parameters():
+        parameters = list(self.parameters())
+        computed = [(value, axes) for value, axes in self._analysis.known.items() if not value.is_initializer()]
+        for value, axes in (*parameters, *computed):
             for position, axis in enumerate(axes):
-                if axis.labels is not None and not kept[axis.labels].any():
+                if axis.labels is not None and axis.labels.size and not kept[axis.labels].any():
                     raise OptionError(
                         f"Nothing would remain of axis {position} of {value.name!r}, and with it of its layer; "
                         "leave at least one structure of every layer."
                     )
-        parameters = list(self.parameters())
-        computed = [(value, axes) for value, axes in self._analysis.known.items() if not value.is_initializer()]
         cut = Cut(self.model.graph, kept)
         for change in self._analysis.changes:
             change(cut)
@@ -346,14 +349,20 @@ def _lift_constants(model: ir.Model) -> None:
         model.graph.register_initializer(value)
 
 
-def _zero_points(model: ir.Model) -> dict[ir.Value, ir.Value | None]:
-    """Return the quantized initializers that nodes read, and the values that hold their zero points."""
-    found: dict[ir.Value, ir.Value | None] = {}
+def _zero_points(model: ir.Model) -> dict[ir.Value, np.ndarray]:
+    """Return the quantized initializers that nodes read, and their zero points as arrays that broadcast to them."""
+    found: dict[ir.Value, np.ndarray] = {}
     for node in model.graph:
-        for slot, zero in _QUANTIZED.get(node.op_type, ()):
+        for slot, zero, axis in _QUANTIZED.get(node.op_type, ()):
             value = node.inputs[slot]
-            if value is not None and value.is_initializer():
-                found[value] = node.inputs[zero] if len(node.inputs) > zero else None
+            if value is None or not value.is_initializer():
+                continue
+            given = constant_array(node.inputs[zero]) if len(node.inputs) > zero else None
+            points, rank = np.zeros((), np.int64) if given is None else given, len(dimensions(value) or ())
+            if points.ndim == 1 and points.size > 1:
+                place = node.attributes["axis"].as_int() if "axis" in node.attributes else axis
+                points = points.reshape([-1 if other == place % rank else 1 for other in range(rank)])
+            found[value] = points.reshape(()) if points.size == 1 else points
     return found
 
 

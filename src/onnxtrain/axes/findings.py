@@ -11,6 +11,12 @@ from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.labels import Axis, Labels, fixed
 from onnxtrain.ir.value import Dimension, dimensions, is_float
 
+_ZERO_WITH_PARAMETERS = frozenset(
+    {"Abs", "Cast", "Expand", "Identity", "Mul", "Pow", "ReduceL1", "ReduceL2", "ReduceSum", "ReduceSumSquare"}
+    | {"Reshape", "Sqrt", "Squeeze", "Transpose", "Unsqueeze"}
+)
+"""Operators whose results are zero for zero parameters, such as the norms that weights are divided by."""
+
 
 class Findings:
     """The axes of values, what joins them, and what follows from a cut.
@@ -67,9 +73,14 @@ class Findings:
         return Axis(self.labels.new(size), zero=zero)
 
     def keep_values(self, value: ir.Value | None) -> None:
-        """Leave a parameter as it is when structures are masked."""
-        if value is not None and value.is_initializer() and value not in self._kept_values:
-            self._kept_values.add(value)
+        """Leave a parameter as it is when structures are masked; or the parameters that make a computed value zero."""
+        if value is None or value in self._kept_values or value not in self.constants:
+            return
+        self._kept_values.add(value)
+        node = value.producer()
+        if node is not None and node.op_type in _ZERO_WITH_PARAMETERS:
+            for source in node.inputs:
+                self.keep_values(source)
 
     def choice(self, node: ir.Node, count: int) -> int:
         """Return the way to relate the axes of a node that is tried in this pass."""

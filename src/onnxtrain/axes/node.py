@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.axes.cut import Cut
 from onnxtrain.axes.findings import Findings
 from onnxtrain.axes.labels import Axis, fixed
-from onnxtrain.ir.value import Dimension, constant_array, constant_number, dimensions
+from onnxtrain.ir.value import Dimension, constant_array, constant_number, dimensions, is_float
 
 Outputs = Sequence[Axis] | list[list[Axis]]
 """The axes of the first output, or a list of the axes of each output."""
@@ -92,6 +92,16 @@ class Node:
             return [int(number) for number in self.attribute(name)]
         constant = self.constant(index)
         return None if constant is None else [int(number) for number in constant.reshape(-1)]
+
+    def is_float(self, index: int) -> bool:
+        """Return whether an input holds floating-point numbers."""
+        value = self.ir.inputs[index]
+        return value is not None and is_float(value)
+
+    def is_8_bit(self, index: int) -> bool:
+        """Return whether an input holds integers of 8 or fewer bits."""
+        value = self.ir.inputs[index]
+        return value is not None and value.dtype is not None and value.dtype.is_integer() and value.dtype.bitwidth <= 8
 
     def is_constant(self, index: int) -> bool:
         """Return whether an input depends on weights alone."""

@@ -11,7 +11,7 @@ import onnx
 from onnxtrain.axes import CHANGED_OUTPUT, Structures, find_structures
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.value import constant_tensor, dimensions
+from onnxtrain.ir.value import dimensions
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
 
@@ -88,10 +88,7 @@ def _zeros(structures: Structures) -> dict[str, np.ndarray]:
     for value, _ in structures.parameters():
         if structures.is_weight(value) and value.const_value is not None:
             array = np.asarray(value.const_value.numpy())
-            zero = points.get(value)
-            tensor = None if zero is None else constant_tensor(zero)
-            point = 0 if tensor is None else tensor.numpy().reshape(-1)[0]
-            found[str(value.name)] = np.asarray(array != point)
+            found[str(value.name)] = np.asarray(array != points.get(value, 0))
     return found
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from onnxtrain.axes.labels import Axis, fixed
 from onnxtrain.axes.node import Node
 from onnxtrain.axes.registry import axes_of, no_rule
+from onnxtrain.axes.rules.matmul import with_zero_points
 
 
 @axes_of("Conv", "ConvInteger")
@@ -35,6 +36,8 @@ def _convolution(node: Node, *, inputs: int, outputs: int, has_bias: bool) -> li
     if has_bias and node.has(2):
         bias = node.axis(2, 0)
         found = node.join(made, bias).with_zero(made.zero and bias.zero)
+    if node.operator == "ConvInteger":
+        found = with_zero_points(node, found, 3)
     node.tag(found, "channels")
     kernel = node.shape(1)[2:]
     space = node.shape(0)[2:] if node.operator == "ConvTranspose" else shape[2:]

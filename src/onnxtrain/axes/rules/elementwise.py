@@ -9,7 +9,7 @@ from onnxtrain.axes.registry import axes_of
 
 
 @axes_of(
-    *("Identity", "Cast", "Neg", "Abs", "Sqrt", "Erf", "Sin", "Tan", "Asin", "Atan", "Sinh", "Tanh", "Asinh", "Atanh"),
+    *("Identity", "Neg", "Abs", "Sqrt", "Erf", "Sin", "Tan", "Asin", "Atan", "Sinh", "Tanh", "Asinh", "Atanh"),
     *("Ceil", "Floor", "Round", "Sign"),
 )
 def keeps_zero(node: Node) -> list[Axis]:
@@ -28,12 +28,13 @@ def other(node: Node) -> list[Axis]:
     return same_shape(node, keeps_zero=False)
 
 
-@axes_of("CastLike")
-def cast_like(node: Node) -> list[Axis]:
-    """y = x in the type of another tensor."""
-    for axis in range(node.rank(1)):
-        node.axis(1, axis)
-    return same_shape(node, keeps_zero=True)
+@axes_of("Cast", "CastLike")
+def cast(node: Node) -> list[Axis]:
+    """y = x in another type; 8-bit integers may have a zero point, which is another number."""
+    if node.has(1):
+        for axis in range(node.rank(1)):
+            node.axis(1, axis)
+    return same_shape(node, keeps_zero=not node.is_8_bit(0))
 
 
 @axes_of("Clip")

@@ -14,8 +14,13 @@ def matmul(node: Node) -> list[Axis]:
     ranks = [node.rank(0), node.rank(1)]
     rows = [node.axis(0, -2)] if ranks[0] > 1 else []
     columns = [node.axis(1, -1)] if ranks[1] > 1 else []
-    if node.operator == "MatMulInteger" and node.is_constant(1):  # masked weights are at their zero point
-        columns = [axis.with_zero(True) for axis in columns]
+    if node.operator == "MatMulInteger":
+        if node.is_constant(1):  # masked weights are at their zero point
+            columns = [axis.with_zero(True) for axis in columns]
+        rows, columns = (
+            [with_zero_points(node, axis, 2) for axis in rows],
+            [with_zero_points(node, axis, 3) for axis in columns],
+        )
     inner = node.axis(0, -1)
     node.sum_over(inner, node.axis(1, -2 if ranks[1] > 1 else 0))
     outer = broadcast(node, [index for index in (0, 1) if ranks[index] > 2], any_zero, skip=2) if max(ranks) > 2 else []
@@ -48,6 +53,16 @@ def gemm(node: Node) -> list[Axis]:
         inner if inner.labels is not None else node.shape(0)[0 if across else 1],
     )
     return with_bias(node, found, 2) if node.has(2) else found
+
+
+def with_zero_points(node: Node, axis: Axis, index: int) -> Axis:
+    """Join an axis with the zero points that each of its indices may have."""
+    if not node.has(index) or all(size == 1 for size in node.shape(index)):
+        return axis
+    node.keep_values(index)
+    if node.rank(index) > 1:
+        return node.fix(axis, f"{node.describe()} has a table of zero points")
+    return node.join(axis, node.axis(index, 0)).with_zero(axis.zero)
 
 
 def with_bias(node: Node, axes: list[Axis], index: int) -> list[Axis]:

@@ -24,8 +24,10 @@ def recurrent(node: Node) -> list[list[Axis]]:
     if rows.labels is not None:
         zero = _cell_is_zero(node)
         for index, count in ((1, gates), (2, gates), (3, 2 * gates), (7, 3)):
-            if node.has(index) and (stacked := node.axis(index, 1)).labels is not None:
+            if node.has(index):
+                stacked = node.axis(index, 1)
                 node.join(Axis(np.tile(rows.labels, count)), stacked)
+                zero = zero and (stacked.zero or index == 7)
         for index in (5, 6):
             if node.has(index):
                 state = node.axis(index, -1)

@@ -14,12 +14,13 @@ def resize(node: Node) -> list[Axis]:
     before, after = node.shape(), node.output_shape()
     axes = node.attribute("axes")
     places = range(node.rank()) if axes is None else [axis % node.rank() for axis in axes]
+    keeps_zero = node.attribute("extrapolation_value", 0.0) == 0
     found = []
     for place in range(node.rank()):
         axis = node.positions(0, place)
         if axis.labels is not None and before[place] != after[place]:
             axis = node.fix(axis, f"{node.describe()} resizes it")
-        found.append(axis if axis.labels is not None else fixed(axis.reason))
+        found.append(axis.with_zero(axis.zero and keeps_zero) if axis.labels is not None else fixed(axis.reason))
 
     def change(cut: Cut) -> None:
         changes = {

@@ -75,6 +75,9 @@ def pad(node: Node) -> list[Axis]:
     places = [axis % node.rank() for axis in (range(node.rank()) if axes is None else axes)]
     found = [node.axis(0, place) for place in range(node.rank())]
     plain = node.attribute("mode", "constant") == "constant"
+    value = node.attribute("value", 0.0) if node.opset < 11 else node.number(2) if node.has(2) else 0.0
+    if plain and (value != 0 or not node.is_float(0)):  # the zero point of integers may be another number
+        found = [axis.with_zero(False) for axis in found]
     for number, place in enumerate(places):
         axis = found[place]
         if axis.labels is None:
