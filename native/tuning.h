@@ -109,6 +109,9 @@ inline constexpr std::size_t kSparsePanelShare = 256;
 inline constexpr std::size_t kScoreShare = 256;
 inline constexpr std::size_t kMostScoreRows = 72, kLeastScoreRows = 6;
 
+// Its rows where a mask hides keys at the ends, as causal ones do: with fewer rows, fewer of the scores are of hidden keys.
+inline constexpr std::size_t kMaskedScoreRows = 12;
+
 // With fewer heads than this, queries are split among tasks as well; at least this many per task, since each task packs
 // the keys and values for itself.
 inline constexpr std::size_t kAttentionTasks = 16, kLeastQueries = 64;

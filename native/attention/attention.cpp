@@ -56,6 +56,7 @@ struct Planned {
     call.value_rows = value_rows.data();
     call.score_rows = score_rows.data();
     find_ranges(type, parallel_for);
+    if (call.ranges != nullptr) call.block = std::min(call.block, tuning::kMaskedScoreRows);
   }
 
  private:
