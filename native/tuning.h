@@ -109,7 +109,7 @@ inline constexpr std::size_t kSparsePanelShare = 256;
 inline constexpr std::size_t kScoreShare = 256;
 inline constexpr std::size_t kMostScoreRows = 72, kLeastScoreRows = 6;
 
-// Its rows where a mask hides keys at the ends, as causal ones do: with fewer rows, fewer of the scores are of hidden keys.
+// Its rows where queries see different keys, as with causal masks: with fewer rows, fewer scores are of hidden keys.
 inline constexpr std::size_t kMaskedScoreRows = 12;
 
 // With fewer heads than this, queries are split among tasks as well; at least this many per task, since each task packs
@@ -117,7 +117,7 @@ inline constexpr std::size_t kMaskedScoreRows = 12;
 inline constexpr std::size_t kAttentionTasks = 16, kLeastQueries = 64;
 
 // Short sequences have the heads side by side in vectors: up to this many keys times elements of a head. Bits.
-inline constexpr std::size_t kShortHead = 2304;
+inline constexpr std::size_t kShortHead = 1800;
 // Most keys of a short sequence; vectors of a block of its scores, which stay in the L2 cache.
 inline constexpr std::size_t kShortKeys = 128, kLaneScores = 1024;
 
