@@ -109,8 +109,9 @@ inline constexpr std::size_t kSparsePanelShare = 256;
 inline constexpr std::size_t kScoreShare = 256;
 inline constexpr std::size_t kMostScoreRows = 72, kLeastScoreRows = 6;
 
-// Its rows where queries see different keys, as with causal masks: with fewer rows, fewer scores are of hidden keys.
-inline constexpr std::size_t kMaskedScoreRows = 12;
+// Its rows where queries see different keys, as with causal masks: with fewer rows, fewer scores are of hidden keys. At
+// least the first number, and a row for every so many keys: sums of gradients are read and written once a block.
+inline constexpr std::size_t kMaskedScoreRows = 12, kKeysPerMaskedRow = 32;
 
 // With fewer heads than this, queries are split among tasks as well; at least this many per task, since each task packs
 // the keys and values for itself.

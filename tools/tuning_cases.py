@@ -334,7 +334,7 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(
         ("kScoreShare", "kMostScoreRows", "kLeastScoreRows", "kLeastQueries", "kAttentionTasks"), ATTENTION
     ),
-    "kMaskedScoreRows": CAUSAL_ATTENTION,
+    **dict.fromkeys(("kMaskedScoreRows", "kKeysPerMaskedRow"), CAUSAL_ATTENTION),
     **dict.fromkeys(("kShortKeys", "kShortHead", "kLaneScores"), SHORT_ATTENTION),
     **dict.fromkeys(("kBiasParts", "kBiasElements"), BIAS_GRADIENT),
     **dict.fromkeys(("kLeastStepProducts", "kLeastUnits", "kCachedWeightsShare", "kLeastBatchRows"), RECURRENT),

@@ -56,7 +56,9 @@ struct Planned {
     call.value_rows = value_rows.data();
     call.score_rows = score_rows.data();
     find_ranges(type, parallel_for);
-    if (hides_by_query()) call.block = std::min(call.block, tuning::kMaskedScoreRows);
+    if (hides_by_query()) {
+      call.block = std::min(call.block, std::max(tuning::kMaskedScoreRows, s.keys / tuning::kKeysPerMaskedRow));
+    }
   }
 
  private:
