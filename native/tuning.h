@@ -118,12 +118,16 @@ inline constexpr std::size_t kSparseStripBytes = 320 * 1024;
 inline constexpr std::size_t kScoreShare = 256;
 inline constexpr std::size_t kMostScoreRows = 72, kLeastScoreRows = 6;
 
+// Its rows where queries see different keys, as with causal masks: with fewer rows, fewer scores are of hidden keys. At
+// least the first number, and a row for every so many keys: sums of gradients are read and written once a block.
+inline constexpr std::size_t kMaskedScoreRows = 12, kKeysPerMaskedRow = 32;
+
 // With fewer heads than this, queries are split among tasks as well; at least this many per task, since each task packs
 // the keys and values for itself.
 inline constexpr std::size_t kAttentionTasks = 16, kLeastQueries = 64;
 
 // Short sequences have the heads side by side in vectors: up to this many keys times elements of a head. Bits.
-inline constexpr std::size_t kShortHead = 2304;
+inline constexpr std::size_t kShortHead = 1800;
 // Most keys of a short sequence; vectors of a block of its scores, which stay in the L2 cache.
 inline constexpr std::size_t kShortKeys = 128, kLaneScores = 1024;
 

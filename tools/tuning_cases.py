@@ -289,6 +289,17 @@ SPARSE_CONVOLUTIONS = {
     for channels, size in ((64, 56), (512, 7))
 }
 
+CAUSAL_ATTENTION = {
+    f"causal, {length}": step(
+        f"(float[4, {length}, 4, 48] x) => (y) {{"
+        " h = Mul (x, w) q = Transpose <perm = [0, 2, 1, 3]> (h) k = Transpose <perm = [0, 2, 3, 1]> (h)"
+        f" sizes = Constant <value = int64[2] {{{length}, {length}}}> () one = Constant <value = int64 {{1}}> ()"
+        " lowest = ConstantOfShape <value = float[1] {-3e38}> (sizes) mask = Trilu <upper = 1> (lowest, one)"
+        " s = MatMul (q, k) b = Add (s, mask) p = Softmax <axis = -1> (b) y = MatMul (p, q) }",
+        weights={"w": (48,)},
+    )
+    for length in (64, 256)
+}
 BIAS_GRADIENT = {
     f"positions of {length}": step(
         f"(float[8, {length}, 4, 32] x) => (y) {{"
@@ -334,6 +345,7 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(
         ("kScoreShare", "kMostScoreRows", "kLeastScoreRows", "kLeastQueries", "kAttentionTasks"), ATTENTION
     ),
+    **dict.fromkeys(("kMaskedScoreRows", "kKeysPerMaskedRow"), CAUSAL_ATTENTION),
     **dict.fromkeys(("kShortKeys", "kShortHead", "kLaneScores"), SHORT_ATTENTION),
     **dict.fromkeys(("kBiasParts", "kBiasElements"), BIAS_GRADIENT),
     **dict.fromkeys(("kLeastStepProducts", "kLeastUnits", "kCachedWeightsShare", "kLeastBatchRows"), RECURRENT),

@@ -56,6 +56,9 @@ struct Planned {
     call.value_rows = value_rows.data();
     call.score_rows = score_rows.data();
     find_ranges(type, parallel_for);
+    if (hides_by_query()) {
+      call.block = std::min(call.block, std::max(tuning::kMaskedScoreRows, s.keys / tuning::kKeysPerMaskedRow));
+    }
   }
 
  private:
@@ -78,6 +81,14 @@ struct Planned {
       if (!kernel.find_ranges(bias + first * bytes, last - first, s.keys, ranges.data() + first)) all = false;
     });
     if (all) call.ranges = ranges.data();
+  }
+
+  // Returns whether the queries of the first head see different keys, as with a causal mask, unlike with padding.
+  bool hides_by_query() const {
+    if (call.ranges == nullptr || call.range_stride[2] == 0) return false;
+    const auto differ = [](KeyRange a, KeyRange b) { return a.begin != b.begin || a.end != b.end; };
+    const KeyRange* end = call.ranges + call.shape.queries;
+    return std::adjacent_find(call.ranges, end, differ) != end;
   }
 };
 

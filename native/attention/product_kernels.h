@@ -12,7 +12,7 @@ namespace onnxtrain {
 namespace {
 
 // sums[row, column] (+)= sum over the depth of source[row * row_stride + depth_offsets[depth]] * panels[depth, column],
-// for the panels that contain columns of [first_wanted, wanted).
+// for the vectors that contain columns of [first_wanted, wanted).
 template <typename T>
 struct Matmul {
   const T* source;
@@ -38,9 +38,14 @@ void multiply_panels(const Matmul<T>& product) {
   }
   for (std::size_t part = 0; part < depths.count; ++part) {
     for (std::size_t panel = 0; panel < panels.count() && panels.begin(panel) < product.wanted; ++panel) {
-      const std::size_t first = panels.begin(panel), vectors = panels.vectors(panel), width = panels.width(panel);
-      if (first + width <= product.first_wanted) continue;
-      const T* columns = product.panels + first * product.panel_depth + (product.panel_begin + depths.begin(part)) * width;
+      const std::size_t begin = panels.begin(panel), width = panels.width(panel), end = begin + width;
+      if (end <= product.first_wanted) continue;
+      const std::size_t skipped = product.first_wanted > begin ? (product.first_wanted - begin) / kLanes<T> : 0;
+      const std::size_t first = begin + skipped * kLanes<T>;
+      const std::size_t last = product.wanted < end ? padded<T>(product.wanted) : end;
+      const std::size_t vectors = (last - first) / kLanes<T>;
+      const T* columns = product.panels + begin * product.panel_depth +
+                         (product.panel_begin + depths.begin(part)) * width + (first - begin);
       const Multiply<T> full = multiply_of<T>(tile_rows(vectors), vectors);
       const Parts tiles(product.rows, tile_rows(vectors));
       for (std::size_t t = 0; t < tiles.count; ++t) {
@@ -55,7 +60,8 @@ void multiply_panels(const Matmul<T>& product) {
                               columns,
                               part > 0 || product.accumulate,
                               product.sums + row * product.sums_stride + first,
-                              product.sums_stride};
+                              product.sums_stride,
+                              width};
         (rows == tile_rows(vectors) ? full : multiply_of<T>(rows, vectors))(tile);
       }
     }

@@ -414,3 +414,42 @@ def test_exported_module_is_recognised(module, dynamo, tmp_path):
     found = after_fusion(onnx.load(path))
     assert "Attention" in [node.op_type for node in found]
     assert "Softmax" not in [node.op_type for node in found]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_trained_positions_in_windows_are_pytorchs(tmp_path):
+    """Attention within windows with a learned bias of the distance: one node, and a step of training as PyTorch's."""
+    torch = pytest.importorskip("torch")
+
+    class Windows(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.projection, self.table = torch.nn.Linear(8, 24), torch.nn.Embedding(7, 2)
+            self.register_buffer("distances", 3 + torch.arange(4)[:, None] - torch.arange(4))
+
+        def forward(self, x):
+            parts = self.projection(x.reshape(-1, 4, 8)).chunk(3, -1)
+            q, k, v = (part.reshape(-1, 4, 2, 4).transpose(1, 2) for part in parts)
+            bias = self.table(self.distances).permute(2, 0, 1)[None]
+            y = torch.softmax(q @ k.transpose(-1, -2) / 2 + bias, -1) @ v
+            return y.transpose(1, 2).reshape(x.shape)
+
+    torch.manual_seed(0)
+    net, x, target = Windows(), torch.randn(20, 8, 8), torch.randn(20, 8, 8)
+    axes = {"x": {0: "batch"}}
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(net, (x,), str(path), opset_version=18, dynamo=False, input_names=["x"], dynamic_axes=axes)
+    trainer = onnxtrain.Trainer(path, loss="mse", optimizer=onnxtrain.Momentum(10.0, momentum=0.0))
+    lowered = onnxtrain.lower(trainer.training_model(), kernels=True)
+    assert {"Attention", "AttentionGradient"} <= {node.op_type for node in lowered.graph.node}
+    optimizer = torch.optim.SGD(net.parameters(), lr=10.0)
+    for _ in range(2):
+        loss = trainer.train_step({"x": x.numpy()}, target.numpy())
+        wanted = torch.nn.functional.mse_loss(net(x), target)
+        assert loss == pytest.approx(wanted.item(), rel=1e-5)
+        optimizer.zero_grad()
+        wanted.backward()
+        optimizer.step()
+    moved = trainer.parameters["table.weight"]
+    np.testing.assert_allclose(moved, net.table.weight.detach().numpy(), atol=1e-4)
