@@ -185,7 +185,8 @@ inline void pack_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
       for (std::size_t at = 0; at < lines.length; at += kLineBytes) __builtin_prefetch(from + at);
     }
     if (p.right.stored == Stored::kFloat && panel.columns == panel.width && 2 * k + 1 < panel.depth) {
-      const float* row = static_cast<const float*>(p.right.data) + (panel.begin + 2 * k) * p.right.line + p.first_column + panel.column;
+      const float* row = static_cast<const float*>(p.right.data) + (panel.begin + 2 * k) * p.right.line;
+      row += p.first_column + panel.column;
       if (round_to_pairs(row, row + p.right.line, panel.width, panel.packed + 2 * k * panel.width) != 0) continue;
     }
     if (2 * k < panel.depth) {
