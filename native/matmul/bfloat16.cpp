@@ -45,6 +45,7 @@ void multiply(const Left& left, Bfloat16Matmul whole, const ParallelFor& paralle
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
   const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
   whole.block = rounded_up(divided_up(depth, divided_up(depth, tuning::kBfloat16Depth)), kLine);
+  whole.strip = strip_rows(whole.block * sizeof(std::uint16_t));
   BufferPool pool(checked_product(kernels.scratch(most_columns, whole.block), sizeof(std::uint16_t)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;

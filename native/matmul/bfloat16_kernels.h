@@ -125,6 +125,9 @@ inline void fill_zero_words(std::uint16_t* to, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) to[i] = 0;
 }
 
+// Rows that are prefetched before they are packed.
+inline constexpr std::size_t kRowsAhead = 8;
+
 // Interleaves two rows of the depth into pairs.
 inline void interleave(const std::uint16_t* first, const std::uint16_t* second, std::size_t count, std::uint16_t* to) {
   for (std::size_t i = 0; i < count; i += kLanes<float>) {
@@ -146,12 +149,46 @@ struct PairPanel {
   std::size_t pairs() const { return padded_pairs(depth); }
 };
 
+// Layout of a panel in memory.
+inline Lines panel_lines(const Bfloat16Matmul& p, const PairPanel& panel) {
+  const MatrixPart part = {panel.begin, panel.depth, p.first_column + panel.column, panel.columns};
+  if (p.right.low_bit != nullptr) return part.lines(*p.right.low_bit);
+  const std::size_t bytes = p.right.stored == Stored::kFloat ? 4 : 2;
+  return part.lines(p.right.data, 8 * bytes, p.right.line * bytes, p.right.transposed);
+}
+
+// Rounds two rows of floats into pairs, as many as there are whole vectors of; returns their number.
+inline std::size_t round_to_pairs([[maybe_unused]] const float* first, [[maybe_unused]] const float* second,
+                                  [[maybe_unused]] std::size_t count, [[maybe_unused]] std::uint16_t* to) {
+  std::size_t i = 0;
+#if defined(__AVX512BF16__)
+  alignas(64) static constexpr std::uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                           8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i order = _mm512_load_si512(kOrder);
+  for (; i + 16 <= count; i += 16) {
+    const auto words = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(second + i), _mm512_loadu_ps(first + i));
+    _mm512_storeu_si512(to + 2 * i, _mm512_permutexvar_epi16(order, words));
+  }
+#endif
+  return i;
+}
+
 // From a matrix whose lines are rows.
 inline void pack_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
   std::uint16_t *first = panel.lines, *second = first + panel.width;
   fill_zero_words(first + panel.columns, panel.width - panel.columns);
   fill_zero_words(second + panel.columns, panel.width - panel.columns);
+  const Lines lines = panel_lines(p, panel);
   for (std::size_t k = 0; k < panel.pairs(); ++k) {
+    for (std::size_t row = 2 * k + kRowsAhead; row < std::min(2 * k + kRowsAhead + 2, panel.depth); ++row) {
+      const char* from = lines.first + static_cast<std::ptrdiff_t>(row) * lines.stride;
+      for (std::size_t at = 0; at < lines.length; at += kLineBytes) __builtin_prefetch(from + at);
+    }
+    if (p.right.stored == Stored::kFloat && panel.columns == panel.width && 2 * k + 1 < panel.depth) {
+      const float* row = static_cast<const float*>(p.right.data) + (panel.begin + 2 * k) * p.right.line;
+      row += p.first_column + panel.column;
+      if (round_to_pairs(row, row + p.right.line, panel.width, panel.packed + 2 * k * panel.width) != 0) continue;
+    }
     if (2 * k < panel.depth) {
       read_words(p.right, panel.begin + 2 * k, p.first_column + panel.column, panel.columns, first);
     } else {
@@ -187,14 +224,6 @@ inline void pack_transposed_pairs(const Bfloat16Matmul& p, const PairPanel& pane
       for (std::size_t i = 0; i < rows; ++i) store_pairs(to + 2 * (k + i) * panel.width, square[i]);
     }
   }
-}
-
-// Layout of a panel in memory.
-inline Lines panel_lines(const Bfloat16Matmul& p, const PairPanel& panel) {
-  const MatrixPart part = {panel.begin, panel.depth, p.first_column + panel.column, panel.columns};
-  if (p.right.low_bit != nullptr) return part.lines(*p.right.low_bit);
-  const std::size_t bytes = p.right.stored == Stored::kFloat ? 4 : 2;
-  return part.lines(p.right.data, 8 * bytes, p.right.line * bytes, p.right.transposed);
 }
 
 #if defined(__AMX_BF16__)
@@ -260,39 +289,15 @@ void multiply_in_tiles(const PairTile& tile, std::size_t width) {
   if constexpr (row_tiles == 2 && column_tiles == 2) _tile_stored(3, below + kTileLines, sums_bytes);
 }
 
-// 32 rows at a time: the left matrix has room for as many behind its end.
-inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std::size_t begin, std::size_t end,
-                           const Lines& next) {
-  alignas(kVectorBytes) float buffer[kRowUnit * kMaxTileVectors * kLanes<float>];
-  const std::size_t width = panel.width, valid = panel.columns;
-  const bool first = panel.begin == 0, accumulate = !first || p.bias != nullptr;
-  const bool ends = p.ending != Ending::kNone && panel.begin + panel.depth >= p.depth;
-  Ahead ahead(next, (end - begin + kRowUnit - 1) / kRowUnit);
-  for (std::size_t row = begin; row < end; row += kRowUnit) {
-    const std::size_t rows = std::min(kRowUnit, end - row);
-    const bool whole = valid == width && rows % kTileLines == 0;
-    float* target = p.target + row * p.target_row + panel.column;
-    for (std::size_t r = 0; r < rows; ++r) {
-      float* line = target + r * p.target_row;
-      if (first && p.bias != nullptr) begin_row(p.bias + (row + r) * p.bias_row + panel.column, valid, line);
-      if (!whole && accumulate) copy(line, valid, buffer + r * width);
-    }
-    PairTile tile = {p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,
-                     whole ? target : buffer, whole ? p.target_row : width};
-    ahead.fetch();
-    for (std::size_t column = 0; column < width; column += 2 * kTileLines) {
-      const bool pair = width - column > kTileLines;
-      const auto multiply = rows > kTileLines ? (pair ? multiply_in_tiles<2, 2> : multiply_in_tiles<2, 1>)
-                                              : (pair ? multiply_in_tiles<1, 2> : multiply_in_tiles<1, 1>);
-      multiply(tile, width);
-      tile.columns += 4 * kTileLines;
-      tile.sums += 2 * kTileLines;
-    }
-    for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * width, valid, target + r * p.target_row);
-    if (ends) {
-      const float* activation = p.activation == nullptr ? nullptr : p.activation + (target - p.target);
-      end_rows(p.ending, rows, valid, static_cast<std::ptrdiff_t>(p.target_row), activation, target);
-    }
+// Multiplies up to two tiles of rows by a panel of `width` columns.
+inline void multiply_rows(PairTile tile, std::size_t rows, std::size_t width) {
+  for (std::size_t column = 0; column < width; column += 2 * kTileLines) {
+    const bool pair = width - column > kTileLines;
+    const auto multiply = rows > kTileLines ? (pair ? multiply_in_tiles<2, 2> : multiply_in_tiles<2, 1>)
+                                            : (pair ? multiply_in_tiles<1, 2> : multiply_in_tiles<1, 1>);
+    multiply(tile, width);
+    tile.columns += 4 * kTileLines;
+    tile.sums += 2 * kTileLines;
   }
 }
 
@@ -300,27 +305,35 @@ inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std:
 
 struct Tiles {};
 
-// Multiplies rows [begin, end) by a panel, prefetching others.
-inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std::size_t begin, std::size_t end,
-                           const Lines& next) {
-  alignas(kVectorBytes) float buffer[kMaxTileRows * kMaxTileVectors * kLanes<float>];
-  const std::size_t width = panel.width, vectors = width / kLanes<float>, valid = panel.columns;
-  const bool first = panel.begin == 0, accumulate = !first || p.bias != nullptr, whole = valid == width;
+inline void multiply_rows(const PairTile& tile, std::size_t rows, std::size_t width) {
+  multiply_pairs_of(rows, width / kLanes<float>)(tile);
+}
+
+#endif
+
+// Multiplies rows [begin, end) by a panel. Tiles read rows behind the end, which the left matrix has room for.
+inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std::size_t begin, std::size_t end) {
+  constexpr std::size_t unit = kInTiles ? kTileLines : 1, lanes = kLanes<float>;
+  alignas(kVectorBytes) float buffer[std::max(kRowUnit, kMaxTileRows) * kMaxTileVectors * lanes];
+  const std::size_t width = panel.width, valid = panel.columns;
+  const bool first = panel.begin == 0, accumulate = !first || p.bias != nullptr;
   const bool ends = p.ending != Ending::kNone && panel.begin + panel.depth >= p.depth;
-  const Parts tiles(end - begin, tile_rows(vectors));
-  Ahead ahead(next, tiles.count);
+  const Parts tiles((end - begin + unit - 1) / unit, kInTiles ? kRowUnit / unit : tile_rows(width / lanes));
   for (std::size_t t = 0; t < tiles.count; ++t) {
-    const std::size_t row = begin + tiles.begin(t), rows = tiles.size(t);
+    const std::size_t row = begin + tiles.begin(t) * unit, rows = std::min(tiles.size(t) * unit, end - row);
+    const bool whole = valid == width && rows % unit == 0;
     float* target = p.target + row * p.target_row + panel.column;
     for (std::size_t r = 0; r < rows; ++r) {
       float* line = target + r * p.target_row;
       if (first && p.bias != nullptr) begin_row(p.bias + (row + r) * p.bias_row + panel.column, valid, line);
       if (!whole && accumulate) copy(line, valid, buffer + r * width);
     }
-    PairTile tile = {p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,
-                     whole ? target : buffer, whole ? p.target_row : width};
-    ahead.fetch();
-    multiply_pairs_of(rows, vectors)(tile);
+    for (std::size_t r = rows; r < std::min(2 * rows, end - row); ++r) {  // the output of the next tile
+      for (std::size_t v = 0; v < valid; v += lanes) __builtin_prefetch(target + r * p.target_row + v, 1);
+    }
+    multiply_rows({p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,
+                   whole ? target : buffer, whole ? p.target_row : width},
+                  rows, width);
     for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * width, valid, target + r * p.target_row);
     if (ends) {
       const float* activation = p.activation == nullptr ? nullptr : p.activation + (target - p.target);
@@ -329,40 +342,26 @@ inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std:
   }
 }
 
-#endif
-
 // One block of the depth after the other: strips of rows, each with all panels, which are packed for the first strip.
 inline void multiply_bfloat16(const Bfloat16Matmul& p) {
   const Panels<float> panels(p.columns);
-  const std::size_t strips = (p.rows + tuning::kStripRows - 1) / tuning::kStripRows;
+  const std::size_t strips = (p.rows + p.strip - 1) / p.strip;
   const std::size_t strip_rows = rounded_up((p.rows + strips - 1) / strips, kRowUnit);
   [[maybe_unused]] const Tiles tiles;
-  const auto panel_of = [&](std::size_t begin, std::size_t panel) {
-    const std::size_t depth = std::min(p.depth - begin, p.block), column = panels.begin(panel);
-    const std::size_t width = panels.width(panel);
-    std::uint16_t* packed = strips == 1 ? p.scratch : p.scratch + 2 * column * padded_pairs(depth);
-    return PairPanel{begin,  depth, column, std::min(p.columns - column, width), width, packed,
-                     p.scratch + padded<float>(p.columns) * 2 * padded_pairs(p.block)};
-  };
-  std::size_t begin = 0;
-  do {
-    const std::size_t next = begin + std::min(p.depth - begin, p.block);
+  for (std::size_t begin = 0; begin == 0 || begin < p.depth; begin += p.block) {
+    const std::size_t depth = std::min(p.depth - begin, p.block);
     for (std::size_t first = 0; first < p.rows; first += strip_rows) {
       const std::size_t end = std::min(p.rows, first + strip_rows);
       for (std::size_t index = 0; index < panels.count(); ++index) {
-        const PairPanel panel = panel_of(begin, index);
+        const std::size_t column = panels.begin(index), width = panels.width(index);
+        std::uint16_t* packed = strips == 1 ? p.scratch : p.scratch + 2 * column * padded_pairs(depth);
+        std::uint16_t* lines = p.scratch + padded<float>(p.columns) * 2 * padded_pairs(p.block);
+        const PairPanel panel = {begin, depth, column, std::min(p.columns - column, width), width, packed, lines};
         if (first == 0) (p.right.transposed ? pack_transposed_pairs : pack_pairs)(p, panel);
-        Lines lines = {};
-        if (first == 0 && index + 1 < panels.count()) {
-          lines = panel_lines(p, panel_of(begin, index + 1));
-        } else if (end == p.rows && index + 1 == panels.count() && next < p.depth) {
-          lines = panel_lines(p, panel_of(next, 0));
-        }
-        multiply_panel(p, panel, first, end, lines);
+        multiply_panel(p, panel, first, end);
       }
     }
-    begin = next;
-  } while (begin < p.depth);
+  }
 }
 
 inline void round_lines(const Rounding& r, std::size_t first_row, std::size_t end_row) {

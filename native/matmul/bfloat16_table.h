@@ -38,6 +38,7 @@ struct Bfloat16Matmul {
   Ending ending;
   const float* activation;  // as in `Matmul`
   std::size_t block;       // depth at a time, whole cache lines of words
+  std::size_t strip;       // most rows at a time
   std::uint16_t* scratch;  // `scratch(columns, block)` elements
 };
 

@@ -30,8 +30,7 @@ void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
   Matmul<T> common = whole;
   common.block = block;
   common.sum_block = sum_block;
-  const std::size_t strip_bytes = share_of_second_cache(tuning::kStripShare);
-  common.strip = std::max(tuning::kLeastStripRows, strip_bytes / (block * sizeof(T)) / kRowUnit * kRowUnit);
+  common.strip = strip_rows(block * sizeof(T));
   const auto ones = multiples(1, common.block);
   common.ones = ones.data();
   BufferPool pool(checked_product(kernels_for.scratch(most_rows, most_columns, block, common.strip), sizeof(T)));

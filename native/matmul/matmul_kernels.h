@@ -128,7 +128,8 @@ void multiply_panel(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
                                    in_place ? block.columns + column : block.panel_at(column), accumulate,
                                    whole ? target : buffer, whole ? static_cast<std::size_t>(p.target_row) : width,
                                    in_place ? static_cast<std::size_t>(p.right.row) : width};
-    tile.left = packed ? block.strip + tiles.begin(t) * block.depth : left + static_cast<std::ptrdiff_t>(row) * p.left.row;
+    tile.left = left + static_cast<std::ptrdiff_t>(row) * p.left.row;
+    if (packed) tile.left = block.strip + tiles.begin(t) * block.depth;
     tile.left_row = p.left.row;
     for (Ahead& ahead : block.ahead) ahead.fetch();
     constexpr Fetching nothing = Fetching::kNothing;
@@ -243,7 +244,8 @@ void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
       const auto at = static_cast<std::ptrdiff_t>(more ? block.begin : next);
       const T* from = p.left.data + at * p.left.column + static_cast<std::ptrdiff_t>(more ? last : 0) * p.left.row;
       const std::size_t rows = strips.size(more ? strip + 1 : 0);
-      block.ahead[1] = {p.left.row == 1 ? lines_of(from, depth, rows, p.left.column) : lines_of(from, rows, depth, p.left.row),
+      const bool in_columns = p.left.row == 1;
+      block.ahead[1] = {in_columns ? lines_of(from, depth, rows, p.left.column) : lines_of(from, rows, depth, p.left.row),
                         panels.count() * tiles(last - first)};
     }
     for (std::size_t panel = 0; panel < panels.count(); ++panel) {

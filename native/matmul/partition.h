@@ -51,6 +51,11 @@ struct Cut {
   }
 };
 
+// Rows that are multiplied by all panels before the next ones, each of that many bytes in a block of the depth.
+inline std::size_t strip_rows(std::size_t row_bytes) {
+  return std::max(tuning::kLeastStripRows, share_of_second_cache(tuning::kStripShare) / row_bytes);
+}
+
 // First unit of part `part` of `parts`.
 inline std::size_t begin_of(std::size_t part, std::size_t parts, std::size_t count, std::size_t unit) {
   return std::min(count, part * divided_up(count, unit) / parts * unit);
