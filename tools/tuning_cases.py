@@ -329,9 +329,9 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kChunkDepth", "kTileCost", "kRunCost", "kClassesWorthIt", "kCostedRows"), CONVOLUTIONS),
     **dict.fromkeys(("kLeastSparseProducts", "kSparseTasks", "kSparseRows", "kSparsePanelShare"), SPARSE),
     **dict.fromkeys(
-        ("kSparseSliceBytes", "kSparseSliceProducts", "kSparseSliceBlockProducts"), SPARSE | SPARSE_CONVOLUTIONS
+        ("kSparseSliceBytes", "kSparseSliceProducts", "kSparseSliceBlockProducts", "kSparseStripBytes"),
+        SPARSE_CONVOLUTIONS,
     ),
-    "kSparseStripBytes": SPARSE_CONVOLUTIONS,
     "kLeastPositionsOfLarge": CONVOLUTIONS,
     **dict.fromkeys(("kLineAdditions", "kTileStart", "kSpreadingWorthIt"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
     **dict.fromkeys(("kWinogradWeight", "kWinogradTile", "kWinogradWorthIt"), WINOGRAD),
