@@ -249,7 +249,7 @@ BFLOAT16 = {
 
 
 def sparse(x_shape: tuple[int, ...], threads: int, zeros: float = 0.9, **window: list[int]) -> Case:
-    """A product with a weight of 768 outputs, or a convolution with as many channels as x has; single zeros."""
+    """A linear layer of 768 outputs, or a convolution with as many channels as x has, with single zeros."""
 
     def make() -> Work:
         random = np.random.default_rng(0)
