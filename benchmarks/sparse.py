@@ -4,7 +4,8 @@
     python benchmarks/sparse.py --model PRUNED.onnx                   # a pruned file at batches 1, 8 and 32
 
 Each row is one model: weights are zero at random, alone or in blocks of 4 or 16 outputs, in the shares that its name
-says. The sessions of a row take turns in one process; ratios are medians of pairs. Beside them stands the roofline: the
+says. The sessions of a row take turns in one process; times are the process's with one thread, which other programs do
+not lengthen, and the clock's with more; ratios are medians of pairs. Beside them stands the roofline: the
 multiply-adds with dense weights by those that remain, these, and the bytes of weights that the sparse model reads.
 
 DeepSparse 1.8 needs an environment of its own (`pip install --no-deps deepsparse==1.8.0`, then the packages that its
@@ -250,10 +251,11 @@ def session(path: Path, threads: int, *, kernels: bool = False) -> onnxruntime.I
 def seconds(one: onnxruntime.InferenceSession, x: np.ndarray, calls: int) -> float:
     """Return the seconds of one call."""
     feeds = {one.get_inputs()[0].name: x}
-    start = time.perf_counter()
+    clock = time.process_time if one.get_session_options().intra_op_num_threads == 1 else time.perf_counter
+    start = clock()
     for _ in range(calls):
         one.run(None, feeds)
-    return (time.perf_counter() - start) / calls
+    return (clock() - start) / calls
 
 
 DEEPSPARSE = """
@@ -265,12 +267,13 @@ engine = Engine(model=sys.argv[1], batch_size=shape[0], num_cores=int(sys.argv[3
 x = [np.random.default_rng(1).standard_normal(shape).astype(np.float32)]
 for _ in range(5):
     engine.run(x)
+clock = time.process_time if sys.argv[3] == "1" else time.perf_counter
 print("ready", flush=True)
 for line in sys.stdin:
-    start = time.perf_counter()
+    start = clock()
     for _ in range(int(line)):
         engine.run(x)
-    print((time.perf_counter() - start) / int(line), flush=True)
+    print((clock() - start) / int(line), flush=True)
 """
 
 

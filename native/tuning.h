@@ -104,7 +104,7 @@ inline constexpr std::size_t kSparseRows = 8;
 // Transposed rows of x that are multiplied at a time, in 1024ths of the L2 cache; at least one panel.
 inline constexpr std::size_t kSparsePanelShare = 256;
 
-// Bytes of x that the entries of a slice of the depth read: half of an L1 cache; and the fewest multiplications of
+// Bytes of x that the entries of a slice of the channels read: half of an L1 cache; and the fewest multiplications of
 // vectors, on average, that a block row has in a slice, for blocks of one output and for others. Bits.
 inline constexpr std::size_t kSparseSliceBytes = 24 * 1024;
 inline constexpr std::size_t kSparseSliceProducts = 72, kSparseSliceBlockProducts = 800;

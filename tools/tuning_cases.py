@@ -253,7 +253,7 @@ BFLOAT16 = {
 
 
 def sparse(x_shape: tuple[int, ...], threads: int, zeros: float = 0.9, **window: list[int]) -> Case:
-    """A product with a weight of 768 outputs, or a convolution with as many channels as x has; single zeros."""
+    """A linear layer of 768 outputs, or a convolution with as many channels as x has, with single zeros."""
 
     def make() -> Work:
         random = np.random.default_rng(0)
@@ -358,9 +358,9 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kChunkDepth", "kTileCost", "kRunCost", "kClassesWorthIt", "kCostedRows"), CONVOLUTIONS),
     **dict.fromkeys(("kLeastSparseProducts", "kSparseTasks", "kSparseRows", "kSparsePanelShare"), SPARSE),
     **dict.fromkeys(
-        ("kSparseSliceBytes", "kSparseSliceProducts", "kSparseSliceBlockProducts"), SPARSE | SPARSE_CONVOLUTIONS
+        ("kSparseSliceBytes", "kSparseSliceProducts", "kSparseSliceBlockProducts", "kSparseStripBytes"),
+        SPARSE_CONVOLUTIONS,
     ),
-    "kSparseStripBytes": SPARSE_CONVOLUTIONS,
     "kLeastPositionsOfLarge": CONVOLUTIONS,
     **dict.fromkeys(("kLineAdditions", "kTileStart", "kSpreadingWorthIt"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
     **dict.fromkeys(("kWinogradWeight", "kWinogradTile", "kWinogradWorthIt"), WINOGRAD),

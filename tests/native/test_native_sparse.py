@@ -32,7 +32,7 @@ def linear(matrix, x, bias=None, residual=NONE, threads=2, path=None, **limits):
 
 @pytest.mark.parametrize("block", [1, 4, 16])
 @pytest.mark.parametrize("rows", [1, 7, 33, 130])
-@pytest.mark.parametrize(("outputs", "depth"), [(16, 1), (80, 130), (80, 700)])  # the last in slices of the depth
+@pytest.mark.parametrize(("outputs", "depth"), [(16, 1), (80, 130), (80, 700)])
 def test_linear(library_path, block, rows, outputs, depth):
     matrix = blocks_of(outputs, depth, block)
     x, bias = RNG.standard_normal((rows, depth), np.float32), RNG.standard_normal(outputs, np.float32)
