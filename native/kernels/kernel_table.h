@@ -21,6 +21,15 @@ struct ClipScalars {
   double low, high;
 };
 
+// Batch normalization of x [batch, channels, size] by the statistics of the batch; null results are not
+// computed.
+struct BatchStatisticsCall {
+  std::size_t batch, channels, size;
+  double epsilon, momentum;
+  const void *x, *scale, *bias, *mean, *variance;
+  void *y, *new_mean, *new_variance;
+};
+
 // x and dy are [batch, channels, size]; scale, mean and variance have one element per channel. Null results are not
 // computed. dx may be the buffer of dy or of x.
 struct BatchNormalizationCall {
@@ -146,6 +155,7 @@ struct KernelTable {
   ElementwiseKernel gelu_gradient[2][kElementTypes];
   ElementwiseKernel gelu_tanh_gradient[2][kElementTypes];
   ElementwiseKernel gelu_logistic_gradient[2][kElementTypes];  // its scalar: alpha, a double
+  RangeKernel<BatchStatisticsCall> batch_normalization[kElementTypes];
   RangeKernel<BatchNormalizationCall> batch_normalization_gradient[kElementTypes];
   LayerNormalizationKernel layer_normalization_gradient[kElementTypes];
   RangeKernel<MaxPoolCall> max_pool_gradient[kElementTypes];

@@ -48,6 +48,7 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
      {gelu_gradient<float, GeluKind::kTanh, true>, gelu_gradient<double, GeluKind::kTanh, true>}},
     .gelu_logistic_gradient = {{gelu_gradient<float, GeluKind::kLogistic, false>, gelu_gradient<double, GeluKind::kLogistic, false>},
      {gelu_gradient<float, GeluKind::kLogistic, true>, gelu_gradient<double, GeluKind::kLogistic, true>}},
+    .batch_normalization = {batch_normalization<float>, batch_normalization<double>},
     .batch_normalization_gradient = {batch_normalization_gradient<float>, batch_normalization_gradient<double>},
     .layer_normalization_gradient = {layer_normalization_gradient<float>, layer_normalization_gradient<double>},
     .max_pool_gradient = {max_pool_gradient<float>, max_pool_gradient<double>},

@@ -1,4 +1,4 @@
-// Gradients of normalizations over a channel or a row.
+// Batch normalization in training mode, and gradients of normalizations over a channel or a row.
 //
 // Included by kernels.cpp only. With d = x - mean, r = 1 / sqrt(variance + epsilon), and g the gradient of d r: dx = r
 // (g - mean(g) - d r^2 mean(g d)). One pass over the data collects all sums in float64, relative to a value near the
@@ -158,6 +158,133 @@ void batch_normalization_channel(const BatchNormalizationCall& call, std::size_t
   }
   if (call.dscale != nullptr) static_cast<T*>(call.dscale)[channel] = static_cast<T>(moments.gd * inverse);
   if (call.dbias != nullptr) static_cast<T*>(call.dbias)[channel] = static_cast<T>(moments.g);
+}
+
+// The statistics of a channel from the sums of x - near and of its square, and the running ones that follow.
+template <typename T>
+struct ChannelScale {
+  Split<T> centre{0.0};
+  T factor = T(0), bias = T(0);
+
+  ChannelScale(const BatchStatisticsCall& call, std::size_t channel, double d, double dd, double near, double count) {
+    const auto at = [channel](const void* values) { return static_cast<double>(static_cast<const T*>(values)[channel]); };
+    const Moments moments = moments_of(d, dd, 0.0, 0.0, near, count);
+    centre = Split<T>(moments.mean);
+    factor = static_cast<T>(at(call.scale) * reciprocal_root(moments.variance + call.epsilon));
+    bias = static_cast<const T*>(call.bias)[channel];
+    const double kept = call.momentum, added = 1.0 - call.momentum;
+    if (call.new_mean != nullptr) {
+      static_cast<T*>(call.new_mean)[channel] = static_cast<T>(kept * at(call.mean) + added * moments.mean);
+    }
+    if (call.new_variance != nullptr) {
+      static_cast<T*>(call.new_variance)[channel] = static_cast<T>(kept * at(call.variance) + added * moments.variance);
+    }
+  }
+};
+
+// `count` is a multiple of the number of lanes.
+template <typename T>
+void add_spread_lanes(LaneSum& d_total, LaneSum& dd_total, double near, const T* x, std::size_t count) {
+  LaneSum d_sums = d_total, dd_sums = dd_total;  // in registers
+  for (std::size_t i = 0; i < count; i += kSumLanes) {
+    for (std::size_t v = 0; v < kLaneVectors; ++v) {
+      WideVector d;
+      load(x + i + v * kWideLanes, d);
+      d -= near;
+      d_sums.lanes[v] += d;
+      dd_sums.lanes[v] += d * d;
+    }
+  }
+  d_total = d_sums;
+  dd_total = dd_sums;
+}
+
+template <typename T>
+void add_spread(LaneSum& d, LaneSum& dd, T near, const T* x, std::size_t count) {
+  const std::size_t whole = count / kSumLanes * kSumLanes;
+  add_spread_lanes(d, dd, static_cast<double>(near), x, whole);
+  if (whole < count) {
+    T last[kSumLanes];
+    pad_lanes(x + whole, count - whole, near, last);
+    add_spread_lanes(d, dd, static_cast<double>(near), last, kSumLanes);
+  }
+}
+
+template <typename T>
+void normalize_channel(const BatchStatisticsCall& call, std::size_t channel) {
+  const std::size_t step = call.channels * call.size;
+  const T* x = static_cast<const T*>(call.x) + channel * call.size;
+  T* y = static_cast<T*>(call.y) + channel * call.size;
+  LaneSum d, dd;
+  const T near = x[0];
+  if (call.size >= 2 * kSumLanes) {
+    for (std::size_t n = 0; n < call.batch; ++n) add_spread(d, dd, near, x + n * step, call.size);
+  } else {  // short runs are gathered first
+    T gathered[tuning::kGatheredElements];
+    std::size_t filled = 0;
+    for (std::size_t n = 0; n < call.batch; ++n) {
+      for (std::size_t i = 0; i < call.size; ++i) gathered[filled++] = x[n * step + i];
+      if (filled + call.size > tuning::kGatheredElements || n + 1 == call.batch) {
+        add_spread(d, dd, near, gathered, filled);
+        filled = 0;
+      }
+    }
+  }
+  const auto count = static_cast<double>(call.batch * call.size);
+  const ChannelScale<T> scale(call, channel, d.total(), dd.total(), static_cast<double>(near), count);
+  const T high = scale.centre.high, low = scale.centre.low, factor = scale.factor, bias = scale.bias;
+  for (std::size_t n = 0; n < call.batch; ++n) {
+    const T* run = x + n * step;
+    T* out = y + n * step;
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < call.size; ++i) out[i] = ((run[i] - high) - low) * factor + bias;
+  }
+}
+
+// Channels [first, first + count) of rows without further axes.
+template <typename T>
+void normalize_columns(const BatchStatisticsCall& call, std::size_t first, std::size_t count) {
+  constexpr std::size_t kMost = tuning::kNormalizedColumns;
+  const T* x = static_cast<const T*>(call.x) + first;
+  T* y = static_cast<T*>(call.y) + first;
+  const std::size_t rows = call.batch, step = call.channels;
+  double d[kMost] = {}, dd[kMost] = {}, near[kMost];
+  for (std::size_t i = 0; i < count; ++i) near[i] = static_cast<double>(x[i]);
+  for (std::size_t n = 0; n < rows; ++n) {
+    const T* row = x + n * step;
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < count; ++i) {
+      const double difference = static_cast<double>(row[i]) - near[i];
+      d[i] += difference;
+      dd[i] += difference * difference;
+    }
+  }
+  T high[kMost], low[kMost], factor[kMost], bias[kMost];
+  for (std::size_t i = 0; i < count; ++i) {
+    const ChannelScale<T> scale(call, first + i, d[i], dd[i], near[i], static_cast<double>(rows));
+    high[i] = scale.centre.high;
+    low[i] = scale.centre.low;
+    factor[i] = scale.factor;
+    bias[i] = scale.bias;
+  }
+  for (std::size_t n = 0; n < rows; ++n) {
+    const T* row = x + n * step;
+    T* out = y + n * step;
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < count; ++i) out[i] = ((row[i] - high[i]) - low[i]) * factor[i] + bias[i];
+  }
+}
+
+template <typename T>
+void batch_normalization(const BatchStatisticsCall& call, std::size_t first, std::size_t last) {
+  if (call.size == 1) {
+    for (; first < last; first += tuning::kNormalizedColumns) {
+      const std::size_t left = last - first;
+      normalize_columns<T>(call, first, left < tuning::kNormalizedColumns ? left : tuning::kNormalizedColumns);
+    }
+    return;
+  }
+  for (std::size_t channel = first; channel < last; ++channel) normalize_channel<T>(call, channel);
 }
 
 // Sums of columns, each in the order of the rows: the same bits for any number of columns.

@@ -9,7 +9,17 @@
 namespace onnxtrain {
 namespace {
 
-constexpr double kEpsilon = 1e-5f;
+constexpr double kEpsilon = 1e-5f, kMomentum = 0.9f;
+
+void check_channels(const std::vector<std::int64_t>& shape, const char* what) {
+  if (shape.size() >= 2) return;
+  throw std::invalid_argument(what + (" has shape " + text_of(shape)) + ", and must have a batch and a channel axis.");
+}
+
+std::size_t channels_per_task(std::size_t batch, std::size_t size) {
+  const std::size_t items = items_per_task(saturating_product(batch, size));
+  return size == 1 ? std::max(items, tuning::kNormalizedColumns) : items;  // whole cache lines of every row
+}
 
 void check_alike(const Inputs& inputs, std::size_t count) {
   for (std::size_t index = 1; index < count; ++index) inputs.require_same_type(index, 0);
@@ -81,6 +91,44 @@ void normalize_rows(const Signature& signature, const Call& call, std::int64_t a
 
 }  // namespace
 
+const Signature BatchNormalizationNode::kSignature = {
+    "BatchNormalization", {"x", "scale", "bias", "mean", "variance"}, 5, 3, {0, 3, 4}, {}};
+
+BatchNormalizationNode::BatchNormalizationNode(const Attributes& attributes)
+    : epsilon_(attributes.number("epsilon", kEpsilon)), momentum_(attributes.number("momentum", kMomentum)) {}
+
+void BatchNormalizationNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  const std::vector<std::int64_t>& shape = inputs[0].shape;
+  check_channels(shape, "input 0 (x)");
+  for (std::size_t index = 1; index < 5; ++index) {
+    inputs.require_same_type(index, 0);
+    inputs.require_shape(index, {shape[1]});
+  }
+  BatchStatisticsCall channels = {};
+  channels.channels = static_cast<std::size_t>(shape[1]);
+  channels.size = product(shape, 2, shape.size());
+  channels.batch = static_cast<std::size_t>(shape[0]);
+  if (channels.batch == 0 || channels.size == 0) {
+    throw std::invalid_argument("input 0 (x) has shape " + text_of(shape) +
+                                ", and must have elements: the statistics of no elements are undefined.");
+  }
+  channels.epsilon = epsilon_;
+  channels.momentum = momentum_;
+  channels.x = inputs[0].data;
+  channels.scale = inputs[1].data;
+  channels.bias = inputs[2].data;
+  channels.mean = inputs[3].data;
+  channels.variance = inputs[4].data;
+  channels.new_mean = call.output(1, inputs[3].shape);
+  channels.new_variance = call.output(2, inputs[4].shape);
+  channels.y = call.output(0, shape);
+  const auto kernel = kernels()->batch_normalization[type];
+  for_each_range(call.parallel_for(), channels.channels, channels_per_task(channels.batch, channels.size),
+                 [&](std::size_t first, std::size_t last) { kernel(channels, first, last); });
+}
+
 const Signature BatchNormalizationGradientNode::kSignature = {
     "BatchNormalizationGradient", {"dy", "x", "scale", "mean", "variance"}, 3, 3, {1, 2, 2}, {{0, 0}, {1, 0}}};
 
@@ -95,10 +143,7 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
   }
   check_alike(inputs, inputs.has(3) ? 5 : 3);
   const std::vector<std::int64_t>& shape = inputs[0].shape;
-  if (shape.size() < 2) {
-    throw std::invalid_argument("input 0 (dy) has shape " + text_of(shape) +
-                                ", and must have a batch and a channel axis.");
-  }
+  check_channels(shape, "input 0 (dy)");
   for (std::size_t index = 2; index < (inputs.has(3) ? 5 : 3); ++index) inputs.require_shape(index, {shape[1]});
   BatchNormalizationCall channels = {};
   channels.channels = static_cast<std::size_t>(shape[1]);
@@ -116,9 +161,7 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
   channels.dbias = call.output(2, inputs[2].shape);
   channels.dx = call.output(0, shape);
   const auto kernel = kernels()->batch_normalization_gradient[type];
-  std::size_t items = items_per_task(saturating_product(channels.batch, channels.size));
-  if (channels.size == 1) items = std::max(items, tuning::kNormalizedColumns);  // whole cache lines of every row
-  for_each_range(call.parallel_for(), channels.channels, items,
+  for_each_range(call.parallel_for(), channels.channels, channels_per_task(channels.batch, channels.size),
                  [&](std::size_t first, std::size_t last) { kernel(channels, first, last); });
 }
 

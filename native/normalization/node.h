@@ -1,9 +1,21 @@
-// Gradients of normalizations as nodes: inputs dy, x, scale, outputs dx, dscale, dbias.
+// Batch normalization in training mode, and gradients of normalizations: inputs dy, x, scale, outputs dx, dscale, dbias.
 #pragma once
 
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
+
+// ONNX's operator with training_mode = 1: y, and the running statistics of momentum times those given.
+class BatchNormalizationNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit BatchNormalizationNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  double epsilon_, momentum_;
+};
 
 // mean and variance, if given, are used as in inference; otherwise the statistics of the batch.
 class BatchNormalizationGradientNode final : public FusedNode {

@@ -36,6 +36,7 @@ from onnxtrain.passes.kernels.split_cross_entropy import split_cross_entropy
 from onnxtrain.passes.kernels.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.passes.kernels.use_half_weights import use_half_weights
 from onnxtrain.passes.kernels.use_low_bit_kernels import use_low_bit_kernels
+from onnxtrain.passes.kernels.use_normalization_kernels import use_normalization_kernels
 from onnxtrain.passes.memory.number_layers import number_layers
 from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
 from onnxtrain.passes.memory.recompute import check_patterns, recompute
@@ -129,6 +130,7 @@ def lower_graph(
             split_recurrent_gradients(model)  # values that their matmuls do not read are released before them
         split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
+        use_normalization_kernels(model)  # batch normalization in training mode
         use_low_bit_kernels(model)
         use_half_weights(model)  # matmuls read weights in 16 bits as they are stored
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for
