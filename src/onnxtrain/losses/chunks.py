@@ -272,7 +272,8 @@ def as_rows(op: Builder, x: Value) -> Value:
     if x.rank == 2:
         return x
     static = x.static_shape
-    rows = None if static is None else math.prod(static[:-1])
+    # The rows have a name, so that onnxruntime sees that results have the sizes of x and may take its memory.
+    rows = f"rows of {x.name}" if static is None else math.prod(static[:-1])
     return op.Flatten(x, axis=-1).with_shape((rows, None if x.shape is None else x.shape[-1]))
 
 

@@ -28,6 +28,7 @@ from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.ir.passes import RANDOM
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.value import is_float
+from onnxtrain.passes.memory.adapter_gradients import SHAPES_ONLY, only_adapters_read
 from onnxtrain.passes.memory.number_layers import LAYERS
 from onnxtrain.patterns import matches, no_match
 
@@ -43,8 +44,12 @@ _SUMS = frozenset({"Add", "Sum"})
 COPY = "again/"
 """Prefix of the names of recomputed values."""
 
-SHAPES_ONLY = frozenset({"Shape", "Size"})
-"""Operators that read no element of their input."""
+_NORM = "norm"
+"""Group of norms that are recomputed for the gradients of adapters."""
+
+_NORMS = frozenset({"RMSNormalization", "SimplifiedLayerNormalization"})
+
+_NORM_GRADIENTS = frozenset({"RMSNormalizationGradient"})
 
 
 def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str, str]) -> None:
@@ -75,7 +80,10 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str
 
 
 def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str], layers: Mapping[str, str]) -> None:
-    """Let gradient nodes read copies of the forward nodes whose names match a pattern, in place.
+    """Let gradient nodes read copies of the forward nodes whose names match a pattern, and of norms, in place.
+
+    The norms are those whose results the gradients of adapters alone read: two tensors a layer of its width, computed
+    again in some thousandths of a step from the input, which the gradient of the norm reads anyway.
 
     Neighbouring matching nodes are recomputed together, from the inputs of the first of them. Values that are not
     floating (shapes, indices) and nodes that draw random numbers are not recomputed. Requires: a sorted graph without
@@ -89,17 +97,18 @@ def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str], laye
             nothing is left to recompute: the fused node keeps none of its values.
         layers: The layers of values (:mod:`onnxtrain.passes.memory.number_layers`), for the pattern "layers".
     """
-    if not patterns:
-        return
     carrying = {node for node in backward.nodes if node.graph is graph}
     forward = [node for node in graph if node not in carrying]
-    by_layer = _by_layer(forward, layers)
+    by_layer = _by_layer(forward, layers) if patterns else {}
     chosen = {node: by_layer.get(node, "") for node in _choose(forward, patterns, by_layer)}
+    chosen |= {node: _NORM for node in forward if node not in chosen and _is_cheap_norm(node, carrying)}
+    if not chosen:
+        return
     order = {node: index for index, node in enumerate(graph)}
     late = _late(graph, carrying, backward.arriving)
     for nodes in _neighbours(graph, chosen):
         layer = chosen[nodes[0]]
-        kept = _read_elsewhere(nodes, layer, by_layer, carrying) if layer else set()
+        kept = _read_elsewhere(nodes, layer, by_layer, carrying) if layer in by_layer.values() else set()
         segment = _Segment(graph, nodes, [node for node in graph if node in carrying], order, kept)
         trigger = segment.trigger(late)
         if trigger is not None:
@@ -152,6 +161,14 @@ def _choose(forward: Sequence[ir.Node], patterns: Sequence[str], by_layer: Mappi
         if node in by_layer or any(matches(pattern, node.name or "") for pattern in patterns if pattern != LAYERS)
     ]
     return {node for node in matching if any(map(is_float, node.outputs)) and not _draws(node)}
+
+
+def _is_cheap_norm(node: ir.Node, carrying: Collection[ir.Node]) -> bool:
+    """Return whether only adapters' gradients read a norm's result, and its gradient reads the input anyway."""
+    if node.op_type not in _NORMS or not only_adapters_read(node.outputs[0], carrying):
+        return False
+    x = node.inputs[0]
+    return x is not None and any(reader in carrying and reader.op_type in _NORM_GRADIENTS for reader, _ in x.uses())
 
 
 def _draws(node: ir.Node) -> bool:

@@ -17,7 +17,8 @@ from onnxtrain.ir.clone import Values, clone_nodes
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.value import constant_number
-from onnxtrain.passes.memory.recompute import COPY, SHAPES_ONLY
+from onnxtrain.passes.memory.adapter_gradients import SHAPES_ONLY, only_adapters_read
+from onnxtrain.passes.memory.recompute import COPY
 
 _VIEWS = frozenset({"Flatten", "Reshape"})
 
@@ -43,6 +44,7 @@ def reuse_activations(graph: ir.Graph, backward: Backward) -> None:
         readers = dict.fromkeys(reader for reader, _ in _reads(y, carrying))
         if readers and not _leads_to(node, readers, carrying):
             _reuse(graph, node, y, carrying)
+            _multiply_again(graph, node, y, carrying)
             changed = True
     if changed:
         graph.sort()
@@ -128,6 +130,24 @@ def _reuse(graph: ir.Graph, node: ir.Node, y: ir.Value, carrying: set[ir.Node]) 
         if read not in mapping:
             carrying.update(_copy_views(graph, node, read, mapping))
         set_inputs(reader, [mapping[read] if value is read else value for value in reader.inputs])
+
+
+def _multiply_again(graph: ir.Graph, node: ir.Node, y: ir.Value, carrying: set[ir.Node]) -> None:
+    """Multiply by the activation once more, where only adapters' gradients read the product (a gated layer's)."""
+    for reader in y.consumers():
+        if (
+            reader in carrying
+            or reader.op_identifier() != ("", "Mul", "")
+            or not only_adapters_read(reader.outputs[0], carrying)
+        ):
+            continue
+        product = reader.outputs[0]
+        mapping: Values = {y: node.outputs[1]}
+        copies = clone_nodes([reader], mapping, rename=lambda name: f"again/{name}")
+        graph.insert_after(node, copies)
+        carrying.update(copies)
+        for gradient in [each for each in product.consumers() if each in carrying]:
+            set_inputs(gradient, [mapping[product] if value is product else value for value in gradient.inputs])
 
 
 def _copy_views(graph: ir.Graph, after: ir.Node, view: ir.Value, mapping: Values) -> list[ir.Node]:
