@@ -1,4 +1,4 @@
-"""Norms and gated products that adapters alone read in the backward pass: computed again instead of kept."""
+"""Norms and gated products that adapters alone read in the backward pass: recomputed instead of kept."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def check_patterns(graph: ir.Graph, patterns: Sequence[str], layers: Mapping[str
 def recompute(graph: ir.Graph, backward: Backward, patterns: Sequence[str], layers: Mapping[str, str]) -> None:
     """Let gradient nodes read copies of the forward nodes whose names match a pattern, and of norms, in place.
 
-    The norms are those whose results the gradients of adapters alone read: two tensors a layer of its width, computed
-    again in some thousandths of a step from the input, which the gradient of the norm reads anyway.
+    The norms are those whose results the gradients of adapters alone read: two tensors a layer of its width, recomputed
+    in some thousandths of a step from the input, which the gradient of the norm reads anyway.
 
     Neighbouring matching nodes are recomputed together, from the inputs of the first of them. Values that are not
     floating (shapes, indices) and nodes that draw random numbers are not recomputed. Requires: a sorted graph without
