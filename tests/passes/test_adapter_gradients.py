@@ -14,7 +14,7 @@ DATA = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
 
 
 def trained(bits: int | None, **options) -> tuple[onnxtrain.Trainer, list[float]]:
-    lora = onnxtrain.Lora(rank=4, targets="all-linear")
+    lora = onnxtrain.Lora(rank=2, targets="all-linear")
     trainer = onnxtrain.Trainer(language_model(bits=bits), loss="next_token", output="logits", lora=lora, **options)
     return trainer, [trainer.train_step(DATA, IDS) for _ in range(3)]
 

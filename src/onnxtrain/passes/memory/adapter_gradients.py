@@ -25,4 +25,4 @@ def only_adapters_read(value: ir.Value, carrying: Collection[ir.Node]) -> bool:
 
 def _is_narrow(matrix: ir.Value) -> bool:
     shape = [size for size in dimensions(matrix) or () if isinstance(size, int)]
-    return len(shape) == 2 and min(shape) <= _LARGEST_RANK and 2 * min(shape) <= max(shape)
+    return len(shape) == 2 and min(shape) <= _LARGEST_RANK and 4 * min(shape) <= max(shape)
