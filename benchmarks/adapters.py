@@ -205,17 +205,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured = []
     with ForeignLoad() as foreign:
         for setting in settings:
-            found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+            found: dict[str, list[dict[str, Any] | None]] = defaultdict(list)
             for turn in range(runs):
                 for name, case in cases.items():
                     if options.quick and setting.again and name not in ("PEFT", "onnxtrain"):
                         continue
                     runner = sys.executable if case.program == ONNXTRAIN else python
                     numbers = (sizes.vocabulary, options.threads, steps)
-                    result = run(runner, case, folders[name], setting, numbers)
-                    if result is not None:
-                        found[name].append(result)
-                    if found[name] and turn + 1 == runs:
+                    found[name].append(run(runner, case, folders[name], setting, numbers))
+                    if any(found[name]) and turn + 1 == runs:
                         print(" | ".join(row_of(setting, name, found, sizes, cases, None)), file=sys.stderr, flush=True)
             measured.append((setting, found))
     rates = {kind: rate((64, 64, 64) if options.quick else LARGE, kind) for kind in computable(cases)}
@@ -267,7 +265,7 @@ def run(
 
 
 def report(
-    measured: Sequence[tuple[Setting, Mapping[str, list[dict[str, Any]]]]],
+    measured: Sequence[tuple[Setting, Mapping[str, list[dict[str, Any] | None]]]],
     sizes: Sizes,
     cases: Mapping[str, Case],
     rates: Mapping[str, float],
@@ -277,7 +275,7 @@ def report(
         row_of(setting, name, found, sizes, cases, rates)
         for setting, found in measured
         for name, results in found.items()
-        if results
+        if any(results)
     ]
     head = [
         "framework",
@@ -294,21 +292,24 @@ def report(
 def row_of(
     setting: Setting,
     name: str,
-    found: Mapping[str, list[dict[str, Any]]],
+    found: Mapping[str, list[dict[str, Any] | None]],
     sizes: Sizes,
     cases: Mapping[str, Case],
     rates: Mapping[str, float] | None,
 ) -> list[str]:
-    """Format one row; without rates, before they are measured, it has no limit."""
-    results, case = found[name], cases[name]
+    """Format one row; without rates, before they are measured, it has no limit.
+
+    A turn whose run failed is None; it counts neither in the medians nor, as another's partner, in the ratios.
+    """
+    case, results = cases[name], [result for result in found[name] if result is not None]
     own = figures(results)
     cells = [f"{value:,.{places}f}" for value, places in zip(own, DIGITS, strict=True)]
-    references = found.get(case.reference)
-    if references and name != case.reference:
-        turns = [
-            [one / other for one, other in zip(figures([mine]), figures([theirs]), strict=True)]
-            for mine, theirs in zip(results, references, strict=False)
-        ]
+    turns = [
+        [one / other for one, other in zip(figures([mine]), figures([theirs]), strict=True)]
+        for mine, theirs in zip(found[name], found.get(case.reference, ()), strict=False)
+        if mine is not None and theirs is not None
+    ]
+    if turns and name != case.reference:
         ratios = [statistics.median(ratio) for ratio in zip(*turns, strict=True)]
         cells = [f"{cell} ({ratio:.2f})" for cell, ratio in zip(cells, ratios, strict=True)]
     if rates is not None:

@@ -362,6 +362,20 @@ def test_adapters_are_measured_beside_peft(tmp_path: Path) -> None:
         assert all(float(cell.split()[0].replace(",", "")) > 0 for cell in figures)
 
 
+def test_a_failed_run_of_adapters_leaves_the_other_turns_in_pairs() -> None:
+    """With the turns 1 and 2 of PEFT failed, the third of both is compared, not the third with the first."""
+    command = """
+import adapters
+def result(seconds): return {"steps": [[seconds, seconds]], "first": [1.0, 1.0], "peak": 8.0, "losses": [2.0, 1.0]}
+found = {"PEFT": [None, None, result(4)], "onnxtrain": [result(1), None, result(3)]}
+row = adapters.row_of(adapters.Setting(8, "attention", False), "onnxtrain", found, adapters.SIZES["quick"], CASES, None)
+print(row[4])
+print(adapters.row_of(adapters.Setting(8, "attention", False), "PEFT", found, adapters.SIZES["quick"], CASES, None)[4])
+""".replace("CASES", "adapters.CASES")
+    result = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, cwd=BENCHMARKS, check=True)
+    assert result.stdout.split("\n")[:2] == ["2,000 (0.75)", "4,000"]
+
+
 def test_cases_of_adapters_are_selected_with_those_that_they_are_compared_with() -> None:
     command = "import adapters; print([*adapters.selected(adapters.CASES, PATTERNS)])"
     for patterns, expected in (

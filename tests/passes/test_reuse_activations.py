@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import parser
 
+import onnxtrain
 from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.passes import pipeline
 from onnxtrain.passes.pipeline import lower_graph
 from onnxtrain.runtime.native import custom_ops_library
+from zoo.language_model import LAYERS, WORDS, language_model
 
 HEADER = """
 <ir_version: 8, opset_import: ["": 20, "com.microsoft": 1, "ai.onnx.preview.training": 1]>
@@ -129,3 +134,33 @@ def test_clipping_again_gives_the_same_bits():
     giver.resize_outputs(1)
     for a, b in zip(again, run(kept), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def trained(bits: int | None, **options) -> tuple[onnxtrain.Trainer, list[float]]:
+    trainer = onnxtrain.Trainer(language_model(bits=bits), loss="next_token", output="logits", **options)
+    ids = np.random.default_rng(0).integers(0, WORDS, (2, 9))
+    data = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    return trainer, [trainer.train_step(data, ids) for _ in range(3)]
+
+
+def again(trainer: onnxtrain.Trainer) -> Counter[str]:
+    graph = trainer._session._steps[0].step.model.graph
+    return Counter(node.op_type for node in graph for value in node.outputs if str(value.name).startswith("again/"))
+
+
+@pytest.mark.parametrize(("bits", "adapters"), [(None, False), (None, True), (4, True)])
+def test_a_language_model_keeps_no_norms_and_no_gated_products(
+    bits: int | None, adapters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"lora": onnxtrain.Lora(rank=2, targets="all-linear")} if adapters else {}
+    trainer, losses = trained(bits, **options)
+    found = again(trainer)
+    norms = 2 * LAYERS - adapters  # the first norm reads the embedding, which has no gradient unless it is trained
+    assert found["RMSNormalizationGradient"] >= norms
+    assert (found["GeluGradient"], found["Mul"]) == (LAYERS, LAYERS)
+    monkeypatch.setattr(pipeline, "reuse_activations", lambda graph, backward: None)
+    kept, same = trained(bits, **options)
+    assert not again(kept)
+    np.testing.assert_allclose(losses, same, rtol=1e-5)
+    for name, value in kept.parameters.items():
+        np.testing.assert_allclose(trainer.parameters[name], value, atol=2e-3)
