@@ -76,7 +76,7 @@ class Network:
         batch_size: Images per step.
         data: "images"; "small images" of three equal channels and half the width and height, means of four pixels;
             "sentences" or "table", which are generated.
-        adam: True for Adam in the place of SGD with momentum and, with ``Sparsity``, of SSGD.
+        adam: True for Adam instead of SGD with momentum and, with ``Sparsity``, instead of SSGD.
     """
 
     last: str

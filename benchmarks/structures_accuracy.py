@@ -180,7 +180,7 @@ def theirs(module: nn.Module) -> onnx.ModelProto:
 
 
 def timed(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
-    """How many times as fast the second model is: the median of five measurements, each the median of many pairs."""
+    """Speed-up of the second model: the median of five measurements, each the median of many pairs."""
     return statistics.median(measured_speedup(before, after) for _ in range(5))
 
 
