@@ -2,9 +2,10 @@
 
     python benchmarks/sparse_forms.py --data FASHION --csv results.csv [--jobs N] [--minutes M] [--table FILE]
 
-FASHION is the folder of Fashion-MNIST's four original files. Every run prunes a trained model in three stages, to 80,
-90 and 95 % zeros, where each stage begins with the result of the one before; 2 of 4 weights is one stage, to 50 %. A
-run has a form, an allocation of the zeros to the layers, a method and a learning rate:
+FASHION is the folder of Fashion-MNIST's four original files; sentences and a table are generated. Every run prunes a
+trained model in three stages, to 80, 90 and 95 % zeros, where each stage begins with the result of the one before; 2 of
+4 weights is one stage, to 50 %. A run has a form, an allocation of the zeros to the layers, a method and a learning
+rate:
 
 - forms: single weights; blocks of 4 or 16 outputs with one input (4x1, 16x1); of one output with 4 inputs (1x4); whole
   output channels, the classes excepted; 2 of 4 weights;
@@ -44,10 +45,12 @@ from typing import Literal
 import numpy as np
 import onnx
 import onnxruntime
+import sparse_forms_models
 from idx import read_digits
 
 import onnxtrain
-from onnxtrain.operators import SSGD, Momentum, Optimizer
+from onnxtrain import Sparsity
+from onnxtrain.operators import SSGD, Adam, Momentum, Optimizer
 
 SPARSITIES = (0.8, 0.9, 0.95)
 HELD_OUT = 10_000
@@ -71,7 +74,9 @@ class Network:
         dense_rate: Learning rate of the dense training.
         images: Training images of a screening run and of a final run.
         batch_size: Images per step.
-        small: True for images of three equal channels and half the width and height, means of four pixels.
+        data: "images"; "small images" of three equal channels and half the width and height, means of four pixels;
+            "sentences" or "table", which are generated.
+        adam: True for Adam instead of SGD with momentum and, with ``Sparsity``, instead of SSGD.
     """
 
     last: str
@@ -79,14 +84,18 @@ class Network:
     dense_rate: float
     images: tuple[int, int]
     batch_size: int = 64
-    small: bool = False
+    data: str = "images"
+    adam: bool = False
     batch_norm: str = "frozen"
 
 
 NETWORKS = {
     "mlp": Network("fc3.weight", (0.05, 0.02), 0.05, (10_000, 30_000)),
     "lenet5": Network("ip2.weight", (0.02, 0.008), 0.02, (6_000, 20_000)),
-    "resnet": Network("classifier.weight", (0.05, 0.02), 0.1, (4_000, 8_000), small=True, batch_norm="train"),
+    "resnet": Network("classifier.weight", (0.05, 0.02), 0.1, (4_000, 8_000), data="small images", batch_norm="train"),
+    "vit": Network("classifier.weight", (2e-3, 7e-4), 2e-3, (4_000, 8_000), adam=True),
+    "text": Network("classifier.weight", (2e-3, 7e-4), 2e-3, (6_000, 12_000), data="sentences", adam=True),
+    "table": Network("layer3.weight", (0.05, 0.02), 0.05, (6_000, 20_000), data="table"),
 }
 DENSE_EPOCHS = {"screen": 8, "final": 8}
 EPOCHS, FINE_TUNE_EPOCHS = 2, 1
@@ -98,6 +107,11 @@ def network(name: str, seed: int) -> onnx.ModelProto:
         return onnxtrain.examples.lenet_300_100(seed=seed)
     if name == "lenet5":
         return onnxtrain.examples.lenet5_caffe(seed=seed)
+    if name == "table":
+        columns, classes = sparse_forms_models.COLUMNS, sparse_forms_models.CLASSES
+        return onnxtrain.examples.mlp((columns, 256, 128, classes), seed=seed)
+    if name in ("vit", "text"):
+        return getattr(sparse_forms_models, name)(seed)
     model = onnxtrain.examples.small_resnet(16, (1, 1, 1), seed=seed)
     for axis in model.graph.input[0].type.tensor_type.shape.dim[2:]:  # for the multiplications of each weight
         axis.dim_value = 14
@@ -281,12 +295,15 @@ def append(path: Path, rows: Sequence[Row]) -> None:
 
 
 @functools.cache
-def images_of(data: Path, phase: str, small: bool, count: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """The training images and the images to measure on."""
+def examples_of(data: Path, phase: str, kind: str, count: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """The training examples and the examples to measure on."""
+    if kind in ("sentences", "table"):
+        generate = getattr(sparse_forms_models, kind)
+        return generate(count, 0), generate(HELD_OUT, 1 if phase == "screen" else 2)
     images, labels = read_digits(data, "train")
     train, held_out = (images[:-HELD_OUT][:count], labels[:-HELD_OUT][:count]), (images[-HELD_OUT:], labels[-HELD_OUT:])
     measured = held_out if phase == "screen" else read_digits(data, "t10k")
-    if not small:
+    if kind == "images":
         return train, measured
     return tuple((reduced(x), y) for x, y in (train, measured))
 
@@ -299,7 +316,7 @@ def reduced(images: np.ndarray) -> np.ndarray:
 def parts_of(data: Path, phase: str, model: str, limit: int | None) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     own = NETWORKS[model]
     count = own.images[0 if phase == "screen" else 1]
-    return images_of(data, phase, own.small, min(count, limit or count))
+    return examples_of(data, phase, own.data, min(count, limit or count))
 
 
 def dense_path(folder: Path, phase: str, model: str, seed: int) -> Path:
@@ -314,7 +331,7 @@ def train_dense(data: Path, key: tuple[str, str, int], folder: Path, limit: int 
     trainer = onnxtrain.Trainer(
         network(model, seed),
         loss="softmax_cross_entropy",
-        optimizer=Momentum(own.dense_rate, norm_coefficient=5e-4),
+        optimizer=Adam(own.dense_rate) if own.adam else Momentum(own.dense_rate, norm_coefficient=5e-4),
         seed=seed,
         batch_norm=own.batch_norm,
         threads=1,
@@ -358,9 +375,11 @@ def stage(
 ) -> onnxtrain.PruneResult:
     """Prune to one sparsity: by one cut and training, or by a cut after each epoch, and a last epoch without cuts."""
     once = run.method == "magnitude"
-    momentum = Momentum(run.rate, norm_coefficient=1e-4)
-    rule: Optimizer = momentum
-    if run.method == "ssgd":
+    plain: Optimizer = Adam(run.rate) if own.adam else Momentum(run.rate, norm_coefficient=1e-4)
+    rule = plain
+    if run.method == "ssgd" and own.adam:
+        rule = Adam(run.rate / 3, sparsity=Sparsity(max_scale=5.0))  # scaled steps are larger
+    elif run.method == "ssgd":
         rule = SSGD(run.rate, alpha=0.9, max_scale=5.0, regularization=1e-4)
     kinds = {"n_m": (2, 4)} if run.form == "2:4" else {"sparsity": sparsity, "block": BLOCKS[run.form]}
     names = [name for name in weights_of(run.model) if run.form != "channels" or name != own.last]
@@ -375,7 +394,7 @@ def stage(
             allocation=run.allocation,
             tensors=names,
             optimizer=rule,
-            fine_tune_optimizer=momentum,
+            fine_tune_optimizer=plain,
             epochs=0 if once else EPOCHS,
             rounds=1 if once else EPOCHS,
             fine_tune_epochs=FINE_TUNE_EPOCHS + (EPOCHS if once else 0),
@@ -389,11 +408,12 @@ def stage(
 
 @functools.cache
 def weights_of(model: str) -> dict[str, int]:
-    """The weights of a model, with the number of multiplications of each for one image."""
+    """The weights of a model without its embeddings, with the number of multiplications of each for one example."""
     from onnxtrain.weights.layouts import product_layouts
 
     objective = onnxtrain.Trainer(network(model, 0), loss="softmax_cross_entropy")._objective
-    return {name: layout.uses for name, layout in product_layouts(objective.model, objective.matmul_weights).items()}
+    names = [name for name in objective.matmul_weights if not name.startswith("embeddings.")]
+    return {name: layout.uses for name, layout in product_layouts(objective.model, names).items()}
 
 
 def multiplications(result: onnxtrain.PruneResult, model: str) -> float:

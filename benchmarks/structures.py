@@ -316,12 +316,12 @@ def channels(widths: tuple[int, ...], repeats: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def accuracy(folder: Path, examples: int, seeds: int) -> str:
+def accuracy(folder: Path, examples: int, seeds: int, file: Path | None) -> str:
     """Accuracy at equal latency, as a Markdown table."""
     import structures_accuracy
 
     rows = []
-    for row in structures_accuracy.pairs(folder, examples, seeds):
+    for row in structures_accuracy.pairs(folder, examples, seeds, file):
         rows.append(row)
         print(row, flush=True)
     return structures_accuracy.table(rows)
@@ -337,12 +337,13 @@ def main() -> None:
     parser.add_argument("--accuracy", type=Path, metavar="FOLDER", help="compare accuracy on Fashion-MNIST instead")
     parser.add_argument("--examples", type=int, default=10_000, help="images for --accuracy, of each part")
     parser.add_argument("--seeds", type=int, default=5, help="seeds for --accuracy")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="continue the rows of --accuracy in this file")
     parser.add_argument("--output", type=Path, metavar="FILE.md", help="write the table to this file")
     arguments = parser.parse_args()
     if arguments.channels:
         text = channels((32, 63), 1) if arguments.quick else channels(CHANNELS, 3)
     elif arguments.accuracy:
-        text = accuracy(arguments.accuracy, arguments.examples, arguments.seeds)
+        text = accuracy(arguments.accuracy, arguments.examples, arguments.seeds, arguments.csv)
     else:
         rows = []
         for entry in names(set(QUICK) if arguments.quick else set(arguments.only)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -258,7 +258,7 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
         dropped=objective.dropped,
         quantized=not (config.qat or config.straight_through or config.lora is not None),
     )
-    texts = group_hints(config.groups, objective.table, objective.model)
+    texts = [*group_hints(config.groups, objective.table, objective.model), *_merged_zeros(objective, config)]
     choices = {"train": config.train, "freeze": config.freeze}
     choices |= {repr(group): group.patterns for group in config.groups}
     merged = merged_hints(choices, objective.table, objective.model)
@@ -272,15 +272,31 @@ def _zeros(objective: Objective, config: TrainingConfig) -> list[str]:
     if config.masks or config.qat or any(optimizer.promotes_sparsity for optimizer in objective.optimizers(config)):
         return []
     found = zero_masks(objective.own_weights, config.model.value)
-    size = sum(mask.size for mask in found.values())
-    if size < _PRUNED_SIZE:
+    if sum(mask.size for mask in found.values()) < _PRUNED_SIZE:
         return []
-    zeros = size - sum(int(np.count_nonzero(mask)) for mask in found.values())
-    listed = ", ".join(list(found)[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
     return [
-        f"{zeros:,} of {size:,} elements of {listed} are zero, as after pruning, and training changes them; "
-        f"masks={KEEP!r} keeps them zero."
+        f"{_zeros_of(found)} are zero, as after pruning, and training changes them; masks={KEEP!r} keeps them zero."
     ]
+
+
+def _merged_zeros(objective: Objective, config: TrainingConfig) -> list[str]:
+    """Return a hint on pruned weights that merging their adapters makes dense."""
+    if objective.adapted is None:
+        return []
+    found = zero_masks(dict.fromkeys(objective.adapted.weights), config.model.value)
+    if sum(mask.size for mask in found.values()) < _PRUNED_SIZE:
+        return []
+    return [
+        f"{_zeros_of(found)} are zero, as after pruning, but not with the adapter merged into them; to keep the zeros, "
+        "save the adapter, with a path such as tuned.onnx_adapter."
+    ]
+
+
+def _zeros_of(masks: Mapping[str, np.ndarray]) -> str:
+    size = sum(mask.size for mask in masks.values())
+    zeros = size - sum(int(np.count_nonzero(mask)) for mask in masks.values())
+    listed = ", ".join(list(masks)[:3]) + (f" and {len(masks) - 3} more" if len(masks) > 3 else "")
+    return f"{zeros:,} of {size:,} elements of {listed}"
 
 
 def _set_accuracy(model: ir.Model, level: int | None) -> None:

@@ -283,7 +283,7 @@ CASES = {
         w2=(6, 8, 1, 1),
     ),
     "initializers that are inputs, too": build(
-        text("a = MatMul(x, w) r = Relu(a) y = MatMul(r, w2)", "float[2, 4] x, float[4, 12] w, float[12, 5] w2"),
+        text("a = MatMul(x, w) r = Tanh(a) y = MatMul(r, w2)", "float[2, 4] x, float[4, 12] w, float[12, 5] w2"),
         w=(4, 12),
         w2=(12, 5),
     ),

@@ -44,6 +44,17 @@ def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> No
     assert f"| {form} |" in forms.tables(rows)
 
 
+@pytest.mark.parametrize("name", ["vit", "text", "table"])
+def test_models_of_other_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(forms, "HELD_OUT", 200)
+    write_digits(tmp_path, 500, 300)
+    forms.train_dense(tmp_path, ("screen", name, 0), tmp_path, 200)
+    run = forms.Run("screen", name, "4x1", "ssgd", "uniform", 1e-3, 0)
+    rows = forms.prune(tmp_path, run, tmp_path, 200)
+    assert [row.zeros for row in rows] == pytest.approx([0.8, 0.9, 0.95], abs=0.03)
+    assert all(0 <= row.error < 100 for row in rows)
+
+
 def test_the_table_of_dense_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forms, "HELD_OUT", 100)
     write_digits(tmp_path, 500, 300)

@@ -8,7 +8,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.cli import main
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import NumericalError, OptionError
 from onnxtrain.examples import mlp, points
 
 LOSS = {"loss": "softmax_cross_entropy"}
@@ -90,7 +90,7 @@ def test_a_speedup_is_measured():
             "The target cannot be reached: with all structures removed that may go",
         ),
         ({"structure": "hidden", "speedup": 900.0}, "speedup=900.0 cannot be reached"),
-        ({"structure": "heads", "flops": 0.5}, "The model has no heads to remove"),
+        ({"structure": "heads", "flops": 0.5}, "The model has no heads to remove; choose another structure="),
         ({"structure": "hidden", "flops": 0.5, "rounds": 2}, "rounds= is an option for single weights"),
         ({"structure": "hidden", "flops": 0.5, "storage": "sparse"}, "storage= is an option for single weights"),
         ({"structure": "hidden", "flops": 0.5, "epochs": -1}, "epochs is -1; it needs a number of at least 0"),
@@ -106,6 +106,8 @@ def test_a_speedup_is_measured():
         ({"structure": "hidden", "flops": "0.5"}, "flops is '0.5'; it needs a fraction above 0 and below 1"),
         ({"structure": "hidden", "sparsity": "0.5"}, "sparsity is '0.5'; it needs a fraction above 0 and below 1"),
         ({"structure": "hidden", "speedup": "2"}, "speedup is '2'; it needs a factor above 1"),
+        ({"structure": [], "flops": 0.5}, "structure= is empty; give 'channels', 'heads', 'hidden', or several of"),
+        ({"sparsity": 0.5, "lora": onnxtrain.Lora(rank=2)}, "lora= freezes the model's own weights"),
         ({"structure": 3, "flops": 0.5}, "structure is 3; it needs to be one or several of 'channels'"),
         ({"flops": 0.5}, "flops= is a target for whole structures; give structure=, or sparsity= for single weights"),
         ({"speedup": 2.0}, "speedup= is a target for whole structures"),
@@ -115,6 +117,42 @@ def test_options_that_contradict_each_other(options, message):
     renamed = pytest.warns(DeprecationWarning, match="scope") if "scope" in options else contextlib.nullcontext()
     with renamed, pytest.raises(OptionError, match=message):
         onnxtrain.prune(mlp((4, 16, 3)), points(), **LOSS, **{"epochs": 0, "fine_tune_epochs": 0, **options})
+
+
+def test_quantized_weights():
+    quantized = onnxtrain.quantize(mlp((4, 32, 3)), points()[0])
+    how = {"qat": True, "structure": "hidden", "sparsity": 0.5, **SHORT}
+    result = onnxtrain.prune(quantized, points(), **LOSS, **how)
+    assert all(np.isfinite(row.threshold) for row in result.layers)
+    shapes = {tuple(tensor.dims) for tensor in result.model().graph.initializer if tensor.data_type == 3}
+    assert max(max(shape, default=0) for shape in shapes) < 32
+
+
+def test_settings_follow_from_the_data():
+    lines = []
+    how = {"structure": "hidden", "flops": 0.5, "epochs": 2, "progress": lines.append}
+    onnxtrain.prune(mlp((4, 16, 3)), points(), **LOSS, **how)
+    epochs = [line.split(",")[0] for line in lines if "epoch" in line]
+    assert epochs == [f"{phase}: epoch {n} of 2" for phase in ("training", "fine-tuning") for n in (1, 2)]
+
+
+@pytest.mark.parametrize("target", [{"sparsity": 0.5}, {"structure": "hidden", "flops": 0.5}])
+def test_a_training_that_diverges_starts_again(monkeypatch, target):
+    """The loss of the first training is NaN; with an optimizer of one's own that is an error."""
+    fit, rates, lines = onnxtrain.Trainer.fit, [], []
+
+    def diverging(trainer, *arguments, **options):
+        rates.append(trainer.config.optimizer.learning_rate)
+        if rates[-1] > 0.01:
+            raise NumericalError("The loss became nan.")
+        return fit(trainer, *arguments, **options)
+
+    monkeypatch.setattr(onnxtrain.Trainer, "fit", diverging)
+    onnxtrain.prune(mlp((4, 16, 3)), points(), **LOSS, **SHORT, **target, progress=lines.append)
+    assert [round(rate, 4) for rate in rates] == [0.025, 0.0083, 0.0083]
+    assert "the training diverged; it starts again with a learning rate of 0.0083" in lines
+    with pytest.raises(NumericalError, match="The loss became nan"):
+        onnxtrain.prune(mlp((4, 16, 3)), points(), **LOSS, **SHORT, **target, optimizer=onnxtrain.SSGD(0.02))
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):

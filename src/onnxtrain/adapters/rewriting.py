@@ -28,6 +28,7 @@ def rewritten(file: ModelFile, edit: Callable[[ir.Model, list[Layer]], None]) ->
         file: The model.
         edit: Changes the model, with shapes, in place; it also receives the layers that can have adapters.
     """
+    file = file.dense()
     working = ir.from_proto(file.whole())
     graph = working.graph
     set_folder(working, str(file.folder or ""))

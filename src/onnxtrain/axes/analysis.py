@@ -154,8 +154,8 @@ class Structures:
         assert axis.labels is not None
         return np.asarray(self.roots[axis.labels])
 
-    def tagged(self, kinds: Collection[str]) -> np.ndarray:
-        """Return the structures of these kinds that can be removed."""
+    def tagged(self, kinds: Collection[str], *, locked: bool = False) -> np.ndarray:
+        """Return the structures of these kinds that can be removed, or that cannot."""
         heads = self._of_kind("heads")
         channels = self._of_kind("channels")
         hidden = np.setdiff1d(self._of_kind("hidden"), np.union1d(heads, channels))
@@ -163,7 +163,7 @@ class Structures:
             found for kind, found in (("heads", heads), ("channels", channels), ("hidden", hidden)) if kind in kinds
         ]
         found = np.unique(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
-        return np.array([root for root in found.tolist() if root not in self.locked], np.int64)
+        return np.array([root for root in found.tolist() if (root in self.locked) == locked], np.int64)
 
     def made(self, kind: str) -> list[np.ndarray]:
         """Return the structures along each axis whose indices are structures of this kind."""
@@ -178,6 +178,37 @@ class Structures:
         gone = np.zeros(len(self.roots), bool)
         gone[np.asarray(list(removed), np.int64)] = True
         return np.asarray(~gone[self.roots])
+
+    def read(self) -> Iterator[tuple[str, np.ndarray, int, np.ndarray]]:
+        """Yield for layers the name of the input, the weight, its axis along the input's channels, their structures."""
+        for node in self.model.graph:
+            x, w = (node.inputs[0], node.inputs[1]) if len(node.inputs) > 1 and not node.domain else (None, None)
+            if (
+                x is None
+                or w is None
+                or w.const_value is None
+                or not self.is_weight(w)
+                or x not in self._analysis.known
+            ):
+                continue
+            attributes = node.attributes
+            if node.op_type == "Conv":
+                channels, axis = 1, 0 if "group" in attributes and attributes["group"].as_int() > 1 else 1
+            elif node.op_type == "Gemm" and "transA" not in attributes:
+                channels, axis = 1, 1 if "transB" in attributes and attributes["transB"].as_int() else 0
+            elif node.op_type == "MatMul" and len(w.const_value.shape) == 2:
+                channels, axis = -1, 0
+            else:
+                continue
+            found = self._analysis.known[x][channels]
+            if found.labels is not None and len(found.labels) == w.const_value.shape[axis]:
+                yield str(x.name), np.asarray(w.const_value.numpy()), axis, self.of(found)
+
+    def channels_kept(self, name: str, kept: np.ndarray) -> np.ndarray | None:
+        """Return which entries of a value's axis of structures stay; ``None`` for a value without one."""
+        axes = next((axes for value, axes in self._analysis.known.items() if value.name == name), [])
+        labelled = [axis.labels for axis in axes if axis.labels is not None]
+        return kept[labelled[-1]] if labelled else None
 
     def parts(self) -> list[np.ndarray]:
         """Return the structures of each axis of each tensor: some of each must stay."""

@@ -194,7 +194,7 @@ def command(
     from onnxtrain.pruning.prune import prune
     from onnxtrain.pruning.recipe import choose_optimizer
 
-    console = terminal.console()
+    console, default = terminal.console(), choose_optimizer(pruning.sparsity)
     arguments: dict[str, Any] = dataclasses.asdict(pruning) | dataclasses.asdict(loop)
     defaults = ("block",)
     arguments = {name: value for name, value in arguments.items() if value is not None or name not in defaults}
@@ -221,7 +221,7 @@ def command(
         loss=loss_flags.of(loss),
         validation=reading.held_out(validation, loss),
         target=target,
-        optimizer=settings.build(choose_optimizer(pruning.sparsity)),
+        optimizer=None if (rule := settings.build(default)) == default else rule,
         storage=storage,
         save=path,
         report=report,

@@ -36,7 +36,7 @@ class Working:
     """
 
     def __init__(self, given: Model) -> None:
-        proto = ModelFile.load(given).inlined()
+        proto = ModelFile.load(given).dense().inlined()
         unify_default_domain(proto)
         sort_nodes("The model", proto)
         self.model = ir.from_proto(proto)

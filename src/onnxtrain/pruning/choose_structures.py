@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -29,16 +29,23 @@ Cost = Callable[[np.ndarray], float]
 
 
 def removal_order(
-    structures: Structures, kinds: Collection[Structure], *, by_layer: bool = False, seed: int | None = None
+    structures: Structures,
+    kinds: Collection[Structure],
+    *,
+    spreads: Mapping[str, np.ndarray] | None = None,
+    by_layer: bool = False,
+    seed: int | None = None,
 ) -> list[int]:
     """Return the structures that may go, the least important first; a tenth of every layer stays.
 
-    The importance of a structure is the root mean square of its weights, divided by the mean of its layer, since the
-    weights of layers differ in scale.
+    The importance of a structure is the spread that it adds to the results of the layers that read it, or without
+    examples the norm of its weights. Both are divided by the mean of the layer, tensor by tensor, since layers differ
+    in scale.
 
     Args:
         structures: The structures of a model.
         kinds: Which kinds may go.
+        spreads: Standard deviation of each channel of the layers' inputs, by the inputs' names; by default all alike.
         by_layer: Compare structures within their layer only, so that every layer loses the same fraction.
         seed: Order them randomly instead.
     """
@@ -47,7 +54,7 @@ def removal_order(
         return []
     parts = structures.parts()
     layers = _layers(candidates, parts, len(structures.roots))
-    scores = _mean_squares(structures)[candidates] ** 0.5
+    scores = _squares(structures, spreads)[candidates] ** 0.5
     if seed is not None:
         scores = np.random.default_rng(seed).random(len(candidates))
     for layer in np.unique(layers):
@@ -123,19 +130,47 @@ def _shortest(
     return chosen(order[:high])
 
 
-def _mean_squares(structures: Structures) -> np.ndarray:
-    """Return the mean square of the weights of each structure."""
+def _squares(structures: Structures, spreads: Mapping[str, np.ndarray] | None) -> np.ndarray:
+    """Return the importance of each structure, squared: the mean over the tensors that have a part of it."""
     total, count = np.zeros(len(structures.roots)), np.zeros(len(structures.roots))
+
+    def add(parts: Iterator[tuple[np.ndarray, np.ndarray]], free: np.ndarray) -> None:
+        for roots, squares in parts:
+            here = np.unique(roots)
+            if free[here].all():
+                own = np.bincount(roots, squares, len(total))
+                total[here] += own[here] / max(float(own[here].mean()), 1e-12)
+                count[here] += 1
+
+    if spreads is not None:
+        add(_added(structures, spreads), count == 0)
+    add(_norms(structures), count == 0)
+    return np.asarray(total / np.maximum(count, 1))
+
+
+def _added(structures: Structures, spreads: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the structures along the inputs of layers, and the variance that each entry adds to the results."""
+    for name, weight, axis, roots in structures.read():
+        spread = spreads.get(name)
+        if spread is not None and len(spread) == len(roots):
+            squares = np.square(weight.astype(np.float64))
+            norms = squares.sum(axis=tuple(other for other in range(weight.ndim) if other != axis))
+            yield roots, np.square(spread) * norms
+
+
+def _norms(structures: Structures) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the structures along the axes of the weights, and the square of each entry's norm; vectors are left out."""
     for value, axes in structures.parameters():
-        if not structures.is_weight(value) or value.const_value is None:
+        tensor = value.const_value
+        if not structures.is_weight(value) or tensor is None or sum(size != 1 for size in tensor.shape) < 2:
             continue
-        squares = np.square(np.asarray(value.const_value.numpy()).astype(np.float64))
+        squares = np.square(np.asarray(tensor.numpy()).astype(np.float64))
         for place, axis in enumerate(axes):
             if axis.labels is not None:
-                own = squares.sum(axis=tuple(other for other in range(squares.ndim) if other != place))
-                np.add.at(total, structures.of(axis), own)
-                np.add.at(count, structures.of(axis), squares.size / squares.shape[place])
-    return np.asarray(total / np.maximum(count, 1))
+                yield (
+                    structures.of(axis),
+                    squares.sum(axis=tuple(other for other in range(squares.ndim) if other != place)),
+                )
 
 
 def _layers(candidates: np.ndarray, parts: list[np.ndarray], size: int) -> np.ndarray:

@@ -134,6 +134,12 @@ class Plan:
         return magnitude_cut(weights, sparsity, form)
 
 
+def metric_of(trainer: Trainer) -> str:
+    """Return the metric of a pruning: the accuracy of a classifier, or the loss."""
+    classifies = isinstance(trainer._objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy, Distillation))
+    return "accuracy" if classifies else "loss"
+
+
 class Job:
     """One pruning.
 
@@ -174,9 +180,8 @@ class Job:
         self.form = plan.form()
         if self.form.needs_layouts:
             self.form = replace(self.form, layouts=product_layouts(objective.model, self.names))
-        classifies = isinstance(self.trainer._objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy, Distillation))
-        self.metric = "accuracy" if classifies else "loss"
-        if plan.accuracy_drop is not None and not classifies:
+        self.metric = metric_of(self.trainer)
+        if plan.accuracy_drop is not None and self.metric != "accuracy":
             raise OptionError("accuracy_drop= needs a loss of a classifier; for this loss give sparsity=.")
         self.probes: list[Probe] = []
         self.points: list[Point] = []

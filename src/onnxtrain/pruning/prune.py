@@ -11,7 +11,7 @@ import onnx
 
 from onnxtrain.callbacks.progress import Display
 from onnxtrain.config import Options
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import NumericalError, OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import check_writable
 from onnxtrain.model_file.rescue import save_or_rescue
@@ -31,6 +31,10 @@ __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 
 _ALLOCATIONS: Final[dict[str, Allocation]] = {"layer": "uniform", "global": "global"}
 """Allocations by the values of ``scope``, their old name."""
+
+
+_SLOWER: Final = (3.0, 9.0)
+"""Divisors of the default learning rate after a training that diverged."""
 
 
 def prune(
@@ -97,8 +101,9 @@ def prune(
         n_m: (n, m): of each m successive inputs of an output n remain, such as (2, 4); instead of ``sparsity``.
         allocation: "global" ranks the weights of all tensors together, "uniform" cuts each tensor to the same
             sparsity, "flops" ranks them together and removes more where a weight costs more multiplications.
-        optimizer: Update rule of the training; by default SSGD with momentum, at a learning rate of 0.025. An
-            ``Adam`` or ``Momentum`` gets ``sparsity=Sparsity()`` for "ssgd".
+        optimizer: Update rule of the training; by default SSGD with momentum, at a learning rate of 0.025, and from the
+            start again at a third or a ninth of it where the training diverges. An ``Adam`` or ``Momentum`` gets
+            ``sparsity=Sparsity()`` for "ssgd".
         fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion.
         tensors: Glob patterns of the parameters to prune; by default the weights of linear layers, convolutions,
             recurrent layers and embeddings.
@@ -171,12 +176,17 @@ def prune(
             allocation=allocation,
             optimizer=promoting,
             fine_tune_optimizer=fine_tune_optimizer or rule.plain(),
-            epochs=10 if epochs is None else epochs,
-            fine_tune_epochs=5 if fine_tune_epochs is None else fine_tune_epochs,
-            batch_size=batch_size or 32,
+            epochs=epochs,
+            fine_tune_epochs=fine_tune_epochs,
+            batch_size=batch_size,
             schedule=schedule,
-            fine_tune_schedule=fine_tune_schedule or "cosine",
+            fine_tune_schedule=fine_tune_schedule,
             seed=options.get("seed", 0),
+        )
+    elif options.get("lora") is not None:
+        raise OptionError(
+            "lora= freezes the model's own weights, so that prune() would make the adapter sparse and not the model; "
+            "prune without lora=, then train an adapter of the pruned file."
         )
     elif flops is not None or speedup is not None:
         name = "flops" if flops is not None else "speedup"
@@ -212,15 +222,30 @@ def prune(
         check_report_folder(report)
     display = progress if isinstance(progress, Display) else Display()
     say = display.note if isinstance(progress, Display) else progress or (lambda line: None)
-    if isinstance(plan, StructurePlan):
-        result = prune_structures(
-            plan, model, data, validation, loss=loss, target=target, options=options, say=say, display=display
-        )
-        return _finished(result, save, report, storage)
-    job = Job(plan, model, loss, target, options, say, display)
-    if save is not None and storage == "dense":
-        job.trainer._file.check_writable(save)
-    return _finished(job.run(data, validation), save, report, storage)
+
+    def run(plan: Plan | StructurePlan) -> PruneResult:
+        if isinstance(plan, StructurePlan):
+            return prune_structures(
+                plan, model, data, validation, loss=loss, target=target, options=options, say=say, display=display
+            )
+        job = Job(plan, model, loss, target, options, say, display)
+        if save is not None and storage == "dense":
+            job.trainer._file.check_writable(save)
+        return job.run(data, validation)
+
+    slower = () if optimizer is not None or hasattr(data, "__next__") else _SLOWER
+    for factor in slower:
+        try:
+            return _finished(run(plan), save, report, storage)
+        except NumericalError:
+            rate = rule.learning_rate / factor
+            say(f"the training diverged; it starts again with a learning rate of {rate:.2g}")
+            plan = replace(
+                plan,
+                optimizer=replace(promoting, learning_rate=rate),
+                fine_tune_optimizer=fine_tune_optimizer or replace(rule.plain(), learning_rate=rate),
+            )
+    return _finished(run(plan), save, report, storage)
 
 
 def _finished(

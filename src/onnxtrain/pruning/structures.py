@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,20 +14,25 @@ from onnxtrain.axes import Structures, find_structures
 from onnxtrain.callbacks import Callback, TrainingState
 from onnxtrain.callbacks.progress import Display, Progress, StepsOf
 from onnxtrain.config import Options
-from onnxtrain.data import split_validation
+from onnxtrain.data import Dataset, split_validation
 from onnxtrain.edit.working import Working
 from onnxtrain.errors import OptionError
-from onnxtrain.losses import BinaryCrossEntropy, SoftmaxCrossEntropy
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators import Optimizer
 from onnxtrain.pruning.choose_structures import STRUCTURES, Structure, first_reaching, in_vectors, removal_order
+from onnxtrain.pruning.job import metric_of
 from onnxtrain.pruning.latency import speedup as measured_speedup
+from onnxtrain.pruning.recalibrate import recalibrated, spreads_of
+from onnxtrain.pruning.recipe import choose_batch_size, choose_schedule, choose_stages
 from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import Allocation
 from onnxtrain.schedules import Schedule
 from onnxtrain.trained_model import Source
 from onnxtrain.trainer import Trainer
+
+_EXAMPLES, _SMALL = 256, 1 << 14
+"""Examples on which the layers are recalibrated, and the elements of an example up to which so many are taken."""
 
 _TRIES = 6
 """Models that are cut and timed in the search for a speed-up."""
@@ -48,9 +54,9 @@ class StructurePlan:
     allocation: Allocation
     optimizer: Optimizer
     fine_tune_optimizer: Optimizer
-    epochs: int
-    fine_tune_epochs: int
-    batch_size: int
+    epochs: int | None
+    fine_tune_epochs: int | None
+    batch_size: int | None
     schedule: str | Schedule | None
     fine_tune_schedule: str | Schedule | None
     seed: int
@@ -60,13 +66,15 @@ class StructurePlan:
             raise OptionError(
                 f"allocation is {self.allocation!r}; structure= needs 'global' or 'uniform'; flops= is a target for it."
             )
+        if not self.structure:
+            raise OptionError("structure= is empty; give 'channels', 'heads', 'hidden', or several of them.")
         for kind in self.structure:
             if kind not in STRUCTURES:
                 listed = ", ".join(map(repr, STRUCTURES))
                 raise OptionError(f"structure is {kind!r}; it needs to be one or several of {listed}.")
         targets = {"sparsity": self.sparsity, "flops": self.flops, "speedup": self.speedup}
         given = [name for name, target in targets.items() if target is not None]
-        if not self.structure or len(given) != 1:
+        if len(given) != 1:
             found = " and ".join(f"{name}=" for name in given) or "none of them"
             raise OptionError(f"structure= needs one target: sparsity=, flops= or speedup=; it got {found}.")
         for name in ("sparsity", "flops"):
@@ -76,34 +84,42 @@ class StructurePlan:
         if self.speedup is not None and not (isinstance(self.speedup, (int, float)) and 1 < self.speedup < 1000):
             raise OptionError(f"speedup is {self.speedup!r}; it needs a factor above 1 and below 1000, such as 2.0.")
         for name in ("epochs", "fine_tune_epochs"):
-            if getattr(self, name) < 0:
-                raise OptionError(f"{name} is {getattr(self, name)}; it needs a number of at least 0.")
+            if (given_epochs := getattr(self, name)) is not None and given_epochs < 0:
+                raise OptionError(f"{name} is {given_epochs}; it needs a number of at least 0.")
 
-    def order(self, structures: Structures) -> list[int]:
+    def order(self, structures: Structures, spreads: Mapping[str, np.ndarray] | None = None) -> list[int]:
         """Return the structures that may go, the first to go first.
 
         Raises:
             OptionError: There are none.
         """
         random = self.seed if self.method == "random" else None
-        order = removal_order(structures, self.structure, by_layer=self.allocation == "uniform", seed=random)
+        by_layer = self.allocation == "uniform"
+        order = removal_order(structures, self.structure, spreads=spreads, by_layer=by_layer, seed=random)
         if order:
             return order
-        reasons = dict.fromkeys(structures.locked.values())
-        stops = "; ".join(list(reasons)[:3])
+        held = structures.tagged(self.structure, locked=True)
+        reasons = "; ".join(list(dict.fromkeys(structures.locked[root] for root in held.tolist()))[:3])
         raise OptionError(
             f"The model has no {' or '.join(self.structure)} to remove"
-            + (f": {stops}." if stops else "; choose another structure=.")
+            + (f": {reasons}." if reasons else "; choose another structure=.")
         )
 
-    def choose(self, trained: onnx.ModelProto) -> tuple[list[int], Structures]:
+    def choose(self, trained: onnx.ModelProto, feeds: Mapping[str, np.ndarray] | None) -> tuple[list[int], Structures]:
         """Return the structures to remove from a trained model, and all of its structures.
+
+        Args:
+            trained: The model.
+            feeds: Inputs of examples, on which the layers' inputs are measured; without, norms of weights decide.
 
         Raises:
             OptionError: The target cannot be reached.
         """
         structures = find_structures(Working(trained).model)
-        order = self.order(structures)
+        measured = None
+        if feeds is not None:
+            measured = spreads_of(without(trained, ()), {name for name, *_ in structures.read()}, feeds)
+        order = self.order(structures, measured)
         if self.sparsity is not None:
             most = structures.size() * (1 - self.sparsity)
             return first_reaching(order, structures, structures.size, most), structures
@@ -173,8 +189,7 @@ def prune_structures(
     if options.get("masks") is not None:
         raise OptionError("masks= holds single weights at zero, structure= removes whole structures; give one of them.")
     trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
-    classifies = isinstance(trainer._objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy))
-    metric = "accuracy" if classifies else "loss"
+    metric = metric_of(trainer)
     measured_on = "training data" if validation is None else "validation data"
     if isinstance(validation, float):
         parts = split_validation(trainer._open(data, target=target), validation, plan.seed)
@@ -182,32 +197,48 @@ def prune_structures(
     measured: Source = data if validation is None else validation
 
     def accuracy(of: Trainer) -> float:
-        metrics = ["accuracy"] if classifies else []
+        metrics = ["accuracy"] if metric == "accuracy" else []
         return float(of.evaluate(measured, target=target, metrics=metrics)[metric])
 
-    def fit(who: Trainer, phase: str, epochs: int, schedule: str | Schedule | None) -> None:
+    opened = None if hasattr(data, "__next__") else trainer._open(data, target=target)
+    examples = None if opened is None else opened.size
+    batch_size = plan.batch_size or choose_batch_size(examples)
+    stage = choose_stages(
+        None,
+        zeros=0.0,
+        examples=examples,
+        epochs=plan.epochs,
+        rounds=None,
+        fine_tune_epochs=plan.fine_tune_epochs,
+    )[0]
+
+    def fit(who: Trainer, phase: str, epochs: int, given: str | Schedule | None, *, falling: bool) -> None:
         if epochs:
+            batches = None if opened is None else opened.batch_count(batch_size)
+            steps = None if batches is None else epochs * batches
+            schedule = given or choose_schedule(steps, falling=falling)
             callbacks = [_Lines(say, phase), Progress(StepsOf(display))]
-            who.fit(
-                data, target=target, epochs=epochs, batch_size=plan.batch_size, schedule=schedule, callbacks=callbacks
-            )
+            who.fit(data, target=target, epochs=epochs, batch_size=batch_size, schedule=schedule, callbacks=callbacks)
 
     before = accuracy(trainer)
-    fit(trainer, "training", plan.epochs, plan.schedule)
+    fit(trainer, "training", stage.epochs, plan.schedule, falling=False)
     accuracy_trained = accuracy(trainer)
     trained = trainer.model()
-    removed, structures = plan.choose(trained)
+    feeds = None if opened is None else _batch(trainer, opened, plan)
+    removed, structures = plan.choose(trained, feeds)
     small = without(trained, removed)
     faster = measured_speedup(trained, small)
+    kept = structures.kept(removed)
+    if feeds is not None:
+        small = recalibrated(without(trained, ()), small, lambda name: structures.channels_kept(name, kept), feeds)
     tuner = Trainer(small, loss=loss, optimizer=plan.fine_tune_optimizer, **options)
     cut_accuracy = accuracy(tuner)
-    kept = structures.kept(removed)
     size, left = structures.size(), structures.size(kept)
     say(
         f"removed {len(removed)} structures: {size:,} weights became {left:,}, {metric} {accuracy_trained:.4f} before, "
         f"{cut_accuracy:.4f} after"
     )
-    fit(tuner, "fine-tuning", plan.fine_tune_epochs, plan.fine_tune_schedule)
+    fit(tuner, "fine-tuning", stage.fine_tune_epochs, plan.fine_tune_schedule, falling=True)
     after = accuracy(tuner)
     say(f"result: {metric} {after:.4f}, {faster:.2f} times as fast")
     values = {name: np.array(array) for name, array in tuner._initializers().items()}
@@ -246,6 +277,16 @@ def prune_structures(
     )
 
 
+def _batch(trainer: Trainer, data: Dataset, plan: StructurePlan) -> dict[str, np.ndarray]:
+    """Return the inputs of some random examples."""
+    fixed, elements = trainer._objective.fixed_batch, 0
+    for spec in trainer._objective.inputs:
+        elements += math.prod(size for size in (spec.shape or ())[1:] if isinstance(size, int))
+    rows = fixed.size if fixed is not None else _EXAMPLES if elements <= _SMALL else choose_batch_size(data.size)
+    batch = next(iter(data.batches(rows, shuffle=True, seed=plan.seed)))
+    return dict(trainer._objective.inputs_of(batch))
+
+
 def _row(name: str, array: np.ndarray, mask: np.ndarray | None) -> LayerRow:
     remaining = array if mask is None else array[mask]
     return LayerRow(
@@ -253,7 +294,7 @@ def _row(name: str, array: np.ndarray, mask: np.ndarray | None) -> LayerRow:
         shape=array.shape,
         size=array.size,
         non_zeros=remaining.size,
-        threshold=float(np.min(np.abs(remaining), initial=np.inf)),
+        threshold=float(np.min(np.abs(remaining.astype(np.float32)), initial=np.inf)),
         max_scale=None,
     )
 

@@ -68,7 +68,7 @@ def quantize(
     """
     if bits not in _LEAST_OPSET:
         raise OptionError(f"bits is {bits!r}; it is 8 or 4.")
-    file = ModelFile.load(model)
+    file = ModelFile.load(model).dense()
     known = {node.name for node in file.proto.graph.node}
     unknown = [name for name in exclude if name not in known]
     if unknown:

@@ -1,0 +1,303 @@
+"""Restore the mean and the spread of every layer's outputs after structures were removed from a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+_SMALLEST = 1e-6
+"""Spread below which a channel counts as constant."""
+
+_RANGE = (1 / 3, 3.0)
+"""Range of the factors of a channel's weights."""
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+
+Statistics = tuple[np.ndarray, np.ndarray]
+"""Mean and standard deviation of each channel."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A linear layer or convolution whose weight no other node reads.
+
+    Attributes:
+        node: The node with the weight.
+        adds: The node that adds the bias; the same one where it has the weight, too.
+        bias: Input slot of the bias.
+        outputs: Axis of the weight along which its outputs lie.
+        reduced: Axes of the result to summarize; ``None`` where the channels are its last axis.
+    """
+
+    node: onnx.NodeProto
+    adds: onnx.NodeProto
+    bias: int
+    outputs: int
+    reduced: tuple[int, ...] | None
+
+    @property
+    def result(self) -> str:
+        """The layer's output, with the bias."""
+        return str(self.adds.output[0])
+
+
+def recalibrated(
+    before: onnx.ModelProto,
+    after: onnx.ModelProto,
+    stays: Callable[[str], np.ndarray | None],
+    feeds: Mapping[str, np.ndarray],
+) -> onnx.ModelProto:
+    """Return the smaller model with weights and biases rescaled so that each channel has its former mean and spread.
+
+    Removed inputs of a layer shift and shrink its outputs, which fine-tuning would have to repair first. The layers are
+    corrected in their order, each for inputs that are corrected already.
+
+    Args:
+        before: The model before the removal.
+        after: The smaller model; values have the same names.
+        stays: Returns for a value's name which of its channels stay, or ``None`` for all.
+        feeds: Inputs of one batch of examples.
+    """
+    corrected = onnx.ModelProto()
+    corrected.CopyFrom(after)
+    there = {name for node in before.graph.node for name in node.output}
+    layers = [layer for layer in _layers(corrected) if layer.result in there]
+    if not layers:
+        return after
+    wanted = dict(zip((layer.result for layer in layers), _run(before, layers, feeds), strict=True))
+    for name, (mean, spread) in wanted.items():
+        kept = stays(name)
+        if kept is not None:
+            wanted[name] = mean[kept], spread[kept]
+    found = _run(after, layers, feeds, wanted)
+    values = {tensor.name: tensor for tensor in corrected.graph.initializer}
+    for layer, (mean, spread) in zip(layers, found, strict=True):
+        factor = _factor(wanted[layer.result][1], spread)
+        shift = wanted[layer.result][0] - factor * mean
+        if not (np.isfinite(factor).all() and np.isfinite(shift).all()):
+            return after
+        _rescale(corrected, values, layer, factor, shift)
+    return corrected
+
+
+def spreads_of(
+    model: onnx.ModelProto, names: Collection[str], feeds: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return the standard deviation of each channel of the inputs of linear layers and convolutions.
+
+    Args:
+        model: The model.
+        names: The inputs' names.
+        feeds: Inputs of one batch of examples.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    ranks = {tensor.name: len(tensor.dims) for tensor in copy.graph.initializer}
+    made = {name for node in copy.graph.node for name in node.output}
+    found: dict[str, _Measured] = {}
+    for node in copy.graph.node:
+        if node.op_type in ("Conv", "Gemm", "MatMul") and node.input[0] in made and node.input[0] in names:
+            spatial = (0, *range(2, ranks.get(node.input[1], 2))) if node.op_type == "Conv" else None
+            found.setdefault(node.input[0], _Measured(node.input[0], spatial))
+    del copy.graph.output[:]
+    for value in found.values():
+        copy.graph.node.extend(value.nodes(copy))
+        copy.graph.output.add().CopyFrom(helper.make_tensor_value_info(f"{value.name}/spread", TensorProto.FLOAT, None))
+    return dict(zip(found, _outputs(copy, feeds), strict=True)) if found else {}
+
+
+def _factor(wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
+    factor = np.clip(wanted / np.maximum(found, _SMALLEST), *_RANGE)
+    return np.where(np.maximum(wanted, found) < _SMALLEST, 1.0, factor)
+
+
+def _rescale(
+    model: onnx.ModelProto, values: dict[str, TensorProto], layer: _Layer, factor: np.ndarray, shift: np.ndarray
+) -> None:
+    weight = values[layer.node.input[1]]
+    array = numpy_helper.to_array(weight)
+    shape = [-1 if axis == layer.outputs else 1 for axis in range(array.ndim)]
+    weight.CopyFrom(numpy_helper.from_array((array * factor.reshape(shape)).astype(array.dtype), weight.name))
+    given = values.get(layer.adds.input[layer.bias]) if len(layer.adds.input) > layer.bias else None
+    bias = np.zeros(len(factor)) if given is None else numpy_helper.to_array(given).astype(np.float64)
+    name = f"{layer.node.input[1]}/bias" if given is None else given.name
+    readers = sum(name in node.input for node in model.graph.node)
+    while name in values and (given is None or readers > 1):
+        name, readers = f"{name}'", 0
+    made = numpy_helper.from_array((bias.reshape(-1) * factor + shift).astype(array.dtype), name)
+    if name in values:
+        values[name].CopyFrom(made)
+    else:
+        values[name] = model.graph.initializer.add()
+        values[name].CopyFrom(made)
+        inputs = [*layer.adds.input, *[""] * (layer.bias + 1 - len(layer.adds.input))]
+        inputs[layer.bias] = name
+        del layer.adds.input[:]
+        layer.adds.input.extend(inputs)
+
+
+def _layers(model: onnx.ModelProto) -> Iterator[_Layer]:
+    """Yield the layers of the main graph that can be rescaled, in their order."""
+    graph = model.graph
+    values = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type in _FLOATS}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    uses = Counter(name for body in _bodies(graph) for name in body)
+    outputs = {value.name for value in graph.output}
+    for node in graph.node:
+        weight = values.get(node.input[1]) if len(node.input) > 1 and not node.domain else None
+        if weight is None or len(readers[weight.name]) > 1 or uses[weight.name]:
+            continue
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        rank = len(weight.dims)
+        if node.op_type == "Conv" or (node.op_type == "ConvTranspose" and attributes.get("group", 1) == 1):
+            layer = _Layer(node, node, 2, 0 if node.op_type == "Conv" else 1, (0, *range(2, rank)))
+        elif node.op_type == "Gemm" and attributes.get("alpha", 1) == attributes.get("beta", 1) == 1:
+            layer = _Layer(node, node, 2, 0 if attributes.get("transB") else 1, (0,))
+        elif node.op_type == "MatMul" and rank == 2 and node.output[0] not in outputs:
+            (adds, *more) = readers.get(node.output[0], [node])
+            slots = [index for index, name in enumerate(adds.input) if name in values]
+            if adds.op_type != "Add" or more or len(slots) != 1:
+                continue
+            layer = _Layer(node, adds, slots[0], 1, None)
+        else:
+            continue
+        bias = layer.adds.input[layer.bias] if len(layer.adds.input) > layer.bias else ""
+        size = weight.dims[layer.outputs]
+        if not bias or (bias in values and list(values[bias].dims) == [size] and not uses[bias]):
+            yield layer
+
+
+def _bodies(graph: onnx.GraphProto) -> Iterator[list[str]]:
+    """Yield the inputs of nodes in bodies, which may read values of the graph."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield [name for inner in body.node for name in inner.input]
+                yield from _bodies(body)
+
+
+def _run(
+    model: onnx.ModelProto,
+    layers: Sequence[_Layer],
+    feeds: Mapping[str, np.ndarray],
+    wanted: Mapping[str, Statistics] | None = None,
+) -> list[Statistics]:
+    """Return the statistics of the layers' results; with wanted ones, each layer gets inputs that have these."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    of = {layer.result: layer for layer in layers}
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    nodes = list(graph.node)
+    del graph.node[:]
+    del graph.output[:]
+    for node in nodes:
+        layer = of.get(node.output[0]) if node.output else None
+        if layer is None:
+            graph.node.append(node)
+            continue
+        graph.node.extend(_measuring(copy, node, layer, types[layer.node.input[1]], wanted))
+    for name in of:
+        for kind in ("mean", "spread"):
+            graph.output.add().CopyFrom(helper.make_tensor_value_info(f"{name}/{kind}", TensorProto.FLOAT, None))
+    flat = [array.astype(np.float64) for array in _outputs(copy, feeds)]
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _outputs(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Run a model; return its outputs as vectors."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+    arrays = session.run(None, {name: array for name, array in feeds.items() if name in names})
+    return [np.asarray(array).reshape(-1) for array in arrays]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A value whose channels are measured.
+
+    Attributes:
+        name: Its name; what is measured gets names that begin with it.
+        reduced: Axes to summarize; ``None`` where the channels are the last axis.
+        source: The value to read, if that has another name.
+    """
+
+    name: str
+    reduced: tuple[int, ...] | None
+    source: str | None = None
+
+    def constant(self, model: onnx.ModelProto, kind: str, array: np.ndarray) -> str:
+        """Add an initializer; return its name."""
+        model.graph.initializer.append(numpy_helper.from_array(array, f"{self.name}/{kind}"))
+        return f"{self.name}/{kind}"
+
+    def nodes(self, model: onnx.ModelProto) -> list[onnx.NodeProto]:
+        """Return nodes that compute name/mean and name/spread, and name/centred on the way."""
+        name, wide = self.name, f"{self.name}/wide"
+        found = [helper.make_node("Cast", [self.source or name], [wide], to=TensorProto.FLOAT)]
+        table = wide
+        if self.reduced is None:  # a matrix of rows and channels
+            table = f"{name}/table"
+            found.append(helper.make_node("Flatten", [wide], [table], axis=-1))
+        return [
+            *found,
+            self._mean(model, table, f"{name}/mean"),
+            helper.make_node("Sub", [table, f"{name}/mean"], [f"{name}/centred"]),
+            helper.make_node("Mul", [f"{name}/centred", f"{name}/centred"], [f"{name}/squares"]),
+            self._mean(model, f"{name}/squares", f"{name}/variance"),
+            helper.make_node("Sqrt", [f"{name}/variance"], [f"{name}/spread"]),
+        ]
+
+    def _mean(self, model: onnx.ModelProto, source: str, target: str) -> onnx.NodeProto:
+        axes = [0] if self.reduced is None else list(self.reduced)
+        if next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")) < 18:
+            return helper.make_node("ReduceMean", [source], [target], axes=axes, keepdims=1)
+        listed = self.constant(model, f"{target.rpartition('/')[2]}/axes", np.array(axes))
+        return helper.make_node("ReduceMean", [source, listed], [target], keepdims=1)
+
+
+def _measuring(
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    layer: _Layer,
+    dtype: int,
+    wanted: Mapping[str, Statistics] | None,
+) -> list[onnx.NodeProto]:
+    """Return the node with nodes behind it that measure its result, and that give it the wanted statistics."""
+    name = layer.result
+    value = _Measured(name, layer.reduced, f"{name}/raw")
+    measured = onnx.NodeProto()
+    measured.CopyFrom(node)
+    measured.output[0] = f"{name}/raw"
+    found = [measured, *value.nodes(model)]
+    if wanted is None:
+        return [*found, helper.make_node("Identity", [f"{name}/raw"], [name])]
+    shape = [-1, *[1] * (len(layer.reduced) - 1)] if layer.reduced is not None else [-1]
+    mean, spread = (array.astype(np.float32).reshape(shape) for array in wanted[name])
+    small, low, high = (
+        value.constant(model, f"bound{place}", np.array(bound, np.float32))
+        for place, bound in enumerate((_SMALLEST, *_RANGE))
+    )
+    return [
+        *found,
+        helper.make_node("Max", [f"{name}/spread", small], [f"{name}/divisor"]),
+        helper.make_node("Div", [value.constant(model, "wanted", spread), f"{name}/divisor"], [f"{name}/ratio"]),
+        helper.make_node("Clip", [f"{name}/ratio", low, high], [f"{name}/factor"]),
+        helper.make_node("Mul", [f"{name}/centred", f"{name}/factor"], [f"{name}/scaled"]),
+        helper.make_node("Add", [f"{name}/scaled", value.constant(model, "centre", mean)], [f"{name}/moved"]),
+        helper.make_node("Shape", [f"{name}/raw"], [f"{name}/sizes"]),
+        helper.make_node("Reshape", [f"{name}/moved", f"{name}/sizes"], [f"{name}/back"]),
+        helper.make_node("Cast", [f"{name}/back"], [name], to=dtype),
+    ]
