@@ -184,7 +184,7 @@ def tiles_path(tmp_path_factory):
 # Rows around the edges of tiles (16), of two (32), and beyond a strip of an L2 cache of 2 MiB; the depth around those
 # of a tile (32), and two blocks of it.
 EDGES = [(15, 31, 16), (16, 32, 17), (33, 33, 31), (47, 64, 65)]
-TILES = [*SIZES, *EDGES, (193, 96, 130), (391, 545, 48), (990, 1030, 70)]
+TILES = [*SIZES, *EDGES, (193, 96, 130), (391, 545, 48), (990, 1030, 9)]
 
 
 @pytest.mark.parametrize("transposed", [False, True])
