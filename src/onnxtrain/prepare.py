@@ -44,6 +44,9 @@ from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
 from onnxtrain.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 
+_BEGINNING = 4096
+"""Elements of a frozen weight that are read to see whether it may be pruned."""
+
 _PRUNED_SIZE = 32
 """Elements of weights with zeros from which a model counts as pruned: matrices written by hand are smaller."""
 
@@ -283,7 +286,10 @@ def _merged_zeros(objective: Objective, config: TrainingConfig) -> list[str]:
     """Return a hint on pruned weights that merging their adapters makes dense."""
     if objective.adapted is None:
         return []
-    found = zero_masks(dict.fromkeys(objective.adapted.weights), config.model.value)
+    read = config.model.value
+    # The beginning of a weight tells whether to read all of it: frozen weights are mapped, and may be larger than memory.
+    begin = zero_masks(dict.fromkeys(objective.adapted.weights), lambda name: read(name).reshape(-1)[:_BEGINNING])
+    found = zero_masks(begin, read)
     if sum(mask.size for mask in found.values()) < _PRUNED_SIZE:
         return []
     return [
