@@ -46,7 +46,8 @@ void multiply(const Left& left, Bfloat16Matmul whole, const ParallelFor& paralle
   const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
   whole.block = rounded_up(divided_up(depth, divided_up(depth, tuning::kBfloat16Depth)), kLine);
   whole.strip = strip_rows(whole.block * sizeof(std::uint16_t));
-  BufferPool pool(checked_product(kernels.scratch(most_columns, whole.block), sizeof(std::uint16_t)));
+  const std::size_t most_rows = divided_up(divided_up(whole.rows, unit), cut.rows) * unit;
+  BufferPool pool(checked_product(kernels.scratch(most_rows, most_columns, whole.block, whole.strip), sizeof(std::uint16_t)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
     const std::size_t row = begin_of(row_part, cut.rows, whole.rows, unit);

@@ -116,9 +116,16 @@ inline std::size_t padded_pairs(std::size_t depth) {
   return rounded_up((depth + 1) / 2, kPairUnit);
 }
 
-// Sizes in words: the panels of a block, and two of its rows, or the same amount of a vector's columns.
-inline std::size_t bfloat16_scratch(std::size_t columns, std::size_t block) {
-  return padded<float>(columns) * 2 * padded_pairs(block) + 2 * std::max(padded<float>(columns), kLanes<float> * padded<Pair>(2 * padded_pairs(block)));
+// Columns that are packed at a time: a panel, if each is used for one strip of rows only.
+inline std::size_t packed_columns(std::size_t rows, std::size_t columns, std::size_t strip) {
+  const std::size_t all = padded<float>(columns), panel = kMaxTileVectors * kLanes<float>;
+  return rows <= strip && panel < all ? panel : all;
+}
+
+// Sizes in words: the packed panels of a block, and two rows of one, or the same amount of a vector's columns.
+inline std::size_t bfloat16_scratch(std::size_t rows, std::size_t columns, std::size_t block, std::size_t strip) {
+  const std::size_t pairs = padded_pairs(block), panel = kMaxTileVectors * kLanes<float>;
+  return packed_columns(rows, columns, strip) * 2 * pairs + 2 * std::max(panel, kLanes<float> * padded<Pair>(2 * pairs));
 }
 
 inline void fill_zero_words(std::uint16_t* to, std::size_t count) {
@@ -355,7 +362,7 @@ inline void multiply_bfloat16(const Bfloat16Matmul& p) {
       for (std::size_t index = 0; index < panels.count(); ++index) {
         const std::size_t column = panels.begin(index), width = panels.width(index);
         std::uint16_t* packed = strips == 1 ? p.scratch : p.scratch + 2 * column * padded_pairs(depth);
-        std::uint16_t* lines = p.scratch + padded<float>(p.columns) * 2 * padded_pairs(p.block);
+        std::uint16_t* lines = p.scratch + packed_columns(p.rows, p.columns, p.strip) * 2 * padded_pairs(p.block);
         const PairPanel panel = {begin, depth, column, std::min(p.columns - column, width), width, packed, lines};
         if (first == 0) (p.right.transposed ? pack_transposed_pairs : pack_pairs)(p, panel);
         multiply_panel(p, panel, first, end);

@@ -39,7 +39,7 @@ struct Bfloat16Matmul {
   const float* activation;  // as in `Matmul`
   std::size_t block;       // depth at a time, whole cache lines of words
   std::size_t strip;       // most rows at a time
-  std::uint16_t* scratch;  // `scratch(columns, block)` elements
+  std::uint16_t* scratch;  // `scratch(rows, columns, block, strip)` elements
 };
 
 // Rounds a float matrix: target [rows][stride] = source [rows, depth], zero-padded to `padded_depth`.
@@ -55,7 +55,7 @@ struct Rounding {
 struct Bfloat16Kernels {
   bool by_processor;  // true if the CPU has an instruction for them
   std::size_t row_unit;  // rows that are multiplied together
-  std::size_t (*scratch)(std::size_t columns, std::size_t block);
+  std::size_t (*scratch)(std::size_t rows, std::size_t columns, std::size_t block, std::size_t strip);
   void (*round)(const Rounding&, std::size_t first_row, std::size_t end_row);
   void (*multiply)(const Bfloat16Matmul&);
 };
