@@ -29,16 +29,18 @@ CASES = {
     "by row, weighted": f"{HEAD} {BY_ROW} weighted = Mul(rows, m) loss = ReduceSum<keepdims = 0>(weighted)",
     "class weights": f"{HEAD} {LOSS.replace('(z, l)', '(z, l, c)')}",
     "an adapter": f"y0 = MatMul(x, w) s = MatMul(x, a) r = MatMul(s, b) y = Add(y0, r) z = Flatten<axis = 2>(y) {LOSS}",
+    "a bias with an axis for each of the logits": f"y0 = MatMul(x, w) y = Add(d, y0) z = Flatten<axis = 2>(y) {LOSS}",
     "a bias and a cap": f"y0 = MatMul(x, w) y1 = Add(y0, c) y = Tanh(y1) z = Flatten<axis = 2>(y) {LOSS}",
 }
 """Graphs from hidden states x to a loss."""
-XS = ("x", "w", "a", "b", "c", "m")
+XS = ("x", "w", "a", "b", "c", "d", "m")
 SHAPES = {
     "x": f"n, {LENGTH}, {WIDTH}",
     "w": f"{WIDTH}, {CLASSES}",
     "a": f"{WIDTH}, 2",
     "b": f"2, {CLASSES}",
     "c": f"{CLASSES}",
+    "d": f"1, 1, {CLASSES}",
     "m": f"{BATCH * LENGTH}",
 }
 

@@ -204,11 +204,11 @@ class Structures:
             if found.labels is not None and len(found.labels) == w.const_value.shape[axis]:
                 yield str(x.name), np.asarray(w.const_value.numpy()), axis, self.of(found)
 
-    def channels_kept(self, name: str, kept: np.ndarray) -> np.ndarray | None:
-        """Return which entries of a value's axis of structures stay; ``None`` for a value without one."""
-        axes = next((axes for value, axes in self._analysis.known.items() if value.name == name), [])
-        labelled = [axis.labels for axis in axes if axis.labels is not None]
-        return kept[labelled[-1]] if labelled else None
+    def kept_along(self, name: str, position: int, kept: np.ndarray) -> np.ndarray | None:
+        """Return which entries of an axis of a value stay; ``None`` where the axis has no structures."""
+        axes = next((axes for value, axes in self._analysis.known.items() if value.name == name), None)
+        labels = None if not axes else axes[position].labels
+        return None if labels is None else np.asarray(kept[labels])
 
     def parts(self) -> list[np.ndarray]:
         """Return the structures of each axis of each tensor: some of each must stay."""

@@ -46,7 +46,10 @@ class LogitHead:
         shape = (count, (dimensions(self.logits) or (None,))[-1])
         for node in self.nodes:
             (output,) = node.outputs
-            given = [None if value is None else values.get(value, op.wrap(value)) for value in node.inputs]
+            for value in node.inputs:
+                if value is not None and value not in values:
+                    values[value] = _for_rows(op, node, value)
+            given = [None if value is None else values[value] for value in node.inputs]
             if not node.domain and node.op_type in _RESHAPING:
                 assert given[0] is not None
                 values[output] = given[0]
@@ -142,6 +145,14 @@ def _start(head: LogitHead, rows: ir.Value | None, product: ir.Value, columns: D
     if rows not in head.rows:
         head.rows.append(rows)
     return True
+
+
+def _for_rows(op: Builder, node: ir.Node, value: ir.Value) -> Value:
+    """Return an input that the rows share; one value per class [1, 1, V] as [V], since rows have two axes."""
+    shared = op.wrap(value)
+    if node.op_type not in _BY_CLASS or shared.rank is None or shared.rank <= 2:
+        return shared
+    return op.reshape(shared, [-1], known=(shared.shape or (None,))[-1:])
 
 
 def _is_by_class(value: ir.Value) -> bool:

@@ -11,11 +11,16 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxtrain.model_file.upgrade import upgrade_opset
+
 _SMALLEST = 1e-6
 """Spread below which a channel counts as constant."""
 
 _RANGE = (1 / 3, 3.0)
 """Range of the factors of a channel's weights."""
+
+_OPSET = 18
+"""Opset of the models that are measured, of which the axes of ReduceMean are an input."""
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
@@ -50,7 +55,7 @@ class _Layer:
 def recalibrated(
     before: onnx.ModelProto,
     after: onnx.ModelProto,
-    stays: Callable[[str], np.ndarray | None],
+    stays: Callable[[str, int], np.ndarray | None],
     feeds: Mapping[str, np.ndarray],
 ) -> onnx.ModelProto:
     """Return the smaller model with weights and biases rescaled so that each channel has its former mean and spread.
@@ -61,7 +66,7 @@ def recalibrated(
     Args:
         before: The model before the removal.
         after: The smaller model; values have the same names.
-        stays: Returns for a value's name which of its channels stay, or ``None`` for all.
+        stays: Returns for a value's name and its axis of channels which of these stay, or ``None`` for all.
         feeds: Inputs of one batch of examples.
     """
     corrected = onnx.ModelProto()
@@ -71,10 +76,11 @@ def recalibrated(
     if not layers:
         return after
     wanted = dict(zip((layer.result for layer in layers), _run(before, layers, feeds), strict=True))
-    for name, (mean, spread) in wanted.items():
-        kept = stays(name)
+    for layer in layers:
+        mean, spread = wanted[layer.result]
+        kept = stays(layer.result, -1 if layer.reduced is None else 1)
         if kept is not None:
-            wanted[name] = mean[kept], spread[kept]
+            wanted[layer.result] = mean[kept], spread[kept]
     found = _run(after, layers, feeds, wanted)
     values = {tensor.name: tensor for tensor in corrected.graph.initializer}
     for layer, (mean, spread) in zip(layers, found, strict=True):
@@ -96,8 +102,7 @@ def spreads_of(
         names: The inputs' names.
         feeds: Inputs of one batch of examples.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = _copied(model)
     ranks = {tensor.name: len(tensor.dims) for tensor in copy.graph.initializer}
     made = {name for node in copy.graph.node for name in node.output}
     found: dict[str, _Measured] = {}
@@ -192,8 +197,7 @@ def _run(
     wanted: Mapping[str, Statistics] | None = None,
 ) -> list[Statistics]:
     """Return the statistics of the layers' results; with wanted ones, each layer gets inputs that have these."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = _copied(model)
     graph = copy.graph
     of = {layer.result: layer for layer in layers}
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
@@ -211,6 +215,13 @@ def _run(
             graph.output.add().CopyFrom(helper.make_tensor_value_info(f"{name}/{kind}", TensorProto.FLOAT, None))
     flat = [array.astype(np.float64) for array in _outputs(copy, feeds)]
     return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _copied(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy that the operators of the measurement can be added to; names are the same."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return upgrade_opset(copy, _OPSET)
 
 
 def _outputs(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -261,10 +272,8 @@ class _Measured:
         ]
 
     def _mean(self, model: onnx.ModelProto, source: str, target: str) -> onnx.NodeProto:
-        axes = [0] if self.reduced is None else list(self.reduced)
-        if next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")) < 18:
-            return helper.make_node("ReduceMean", [source], [target], axes=axes, keepdims=1)
-        listed = self.constant(model, f"{target.rpartition('/')[2]}/axes", np.array(axes))
+        axes = np.array([0] if self.reduced is None else self.reduced)
+        listed = self.constant(model, f"{target.rpartition('/')[2]}/axes", axes)
         return helper.make_node("ReduceMean", [source, listed], [target], keepdims=1)
 
 

@@ -230,7 +230,9 @@ def prune_structures(
     faster = measured_speedup(trained, small)
     kept = structures.kept(removed)
     if feeds is not None:
-        small = recalibrated(without(trained, ()), small, lambda name: structures.channels_kept(name, kept), feeds)
+        small = recalibrated(
+            without(trained, ()), small, lambda name, axis: structures.kept_along(name, axis, kept), feeds
+        )
     tuner = Trainer(small, loss=loss, optimizer=plan.fine_tune_optimizer, **options)
     cut_accuracy = accuracy(tuner)
     size, left = structures.size(), structures.size(kept)
