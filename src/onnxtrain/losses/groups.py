@@ -106,9 +106,8 @@ class Rows:
             return labels
         op = self.op
         needed = op.Concat(op.Shape(labels, start=0, end=2), op.Shape(rows, start=1, end=2), axis=0)
-        return require_shape(
-            labels, needed, f"The labels do not have the number of tokens of the prediction {self.output.name!r}."
-        )
+        sentence = f"The labels do not have the number of tokens of the prediction {self.output.name!r}."
+        return require_shape(labels, needed, sentence, may_differ=1)
 
     def mask(self) -> Value | None:
         """Return the mask of tokens [N k, T], where the model has one."""

@@ -146,8 +146,8 @@ class Targets:
         """
         known = dimensions(self.prediction) or ()
         symbols = [f"axis {axis}" for axis in range(len(known))]
-        shape = [size if isinstance(size, int) else name for size, name in zip(known, symbols, strict=True)]
-        free = ir.Value(name=self.prediction.name, type=self.prediction.type, shape=ir.Shape(shape))
+        sizes = [size if isinstance(size, int) else name for size, name in zip(known, symbols, strict=True)]
+        free = ir.Value(name=self.prediction.name, type=self.prediction.type, shape=ir.Shape(sizes))
         wanted = self.loss.target_shape(wrapped(free), self.form.kind) or ()
         inputs = [shape for value in self.inputs if (shape := dimensions(value))]
         first, later = {shape[0] for shape in inputs}, {size for shape in inputs for size in shape[1:]}
@@ -173,8 +173,9 @@ class Targets:
         ]
         return require_shape(
             target,
-            op.Concat(*sizes, axis=0),
+            op.Concat(*sizes, axis=0) if len(sizes) > 1 else sizes[0],
             f"{self.name!r} does not have the sizes of the prediction {self.prediction.name!r}.",
+            may_differ=len(self.compared),
         )
 
     def check_batch_axis(self) -> None:
