@@ -89,3 +89,7 @@ pack([[1, 2], [3]], length=4)
 CsvFile("train.csv", delimiter=";")
 [row.bits for row in adaptable_layers("model.onnx")]
 add_slots(model, "slots.onnx", targets="*.q_proj")
+add_slots(model, "slots.onnx", adapter=["a.onnx_adapter", "b.onnx_adapter"])
+add_slots(model, "slots.onnx", adapter=3)  # WRONG
+onnxtrain.predict(model, x, lora=onnxtrain.Lora(adapter="tuned.onnx_adapter"))
+onnxtrain.predict(model, x, lora="tuned.onnx_adapter")  # WRONG

@@ -70,6 +70,29 @@ def test_fit_takes_ranks_by_pattern_and_initial_values(files, success):
     assert json.loads(success("adapter", "inspect", "b.onnx_adapter", "--json").out)["rank"] == 4
 
 
+def test_one_model_takes_several_adapters_and_commands_compute_with_each(files, success):
+    layers = names(success)
+    for seed, layer in enumerate(layers):
+        lora = ("--lora", str(seed + 1), "--lora-targets", layer, "--learning-rate", "0.1", "--seed", str(seed))
+        success("fit", "model.onnx", *LOSS, *lora, "-o", f"{seed}.onnx_adapter")
+    both = ("0.onnx_adapter", "1.onnx_adapter")
+    listed = success("adapter", "slots", "model.onnx", *both, "-o", "slots.onnx", "--json").out
+    assert json.loads(listed)["slots"] == layers
+    points = np.load(files / "test.npz")["input"]
+    found = [outputs(files / "model.onnx", points)]
+    for adapter in both:
+        success("adapter", "merge", "model.onnx", adapter, "-o", "merged.onnx")
+        data = ("--data", "test.npz")
+        success("predict", "model.onnx", "--lora-adapter", adapter, *data, "-o", "y.npy")
+        found.append(np.load(files / "y.npy"))
+        np.testing.assert_allclose(found[-1], outputs(files / "merged.onnx", points), atol=1e-5)
+        loss = ("--loss", "softmax_cross_entropy", "--json")
+        got = json.loads(success("evaluate", "model.onnx", "--lora-adapter", adapter, *data, *loss).out)
+        expected = json.loads(success("evaluate", "merged.onnx", *data, *loss).out)
+        assert got["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert all(np.abs(found[one] - found[other]).max() > 1e-3 for one, other in ((0, 1), (0, 2), (1, 2)))
+
+
 def test_adapters_are_added(files, success):
     for seed in "12":
         success("fit", "model.onnx", *LOSS, *LORA, "--seed", seed, "-o", f"{seed}.onnx_adapter")
@@ -129,6 +152,10 @@ def test_adapters_are_added(files, success):
         (
             ("adapter", "add", "model.onnx", "a", "-o", "x", "--weights", "1,2"),
             r"--weights has 2 numbers for 1 adapters",
+        ),
+        (
+            ("predict", "model.onnx", "--lora-adapter", "no.onnx_adapter", "--data", "test.npz", "-o", "y.npy"),
+            r"'no.onnx_adapter' does not exist",
         ),
         (("adapter", "slots", "model.onnx", "-o", "model.onnx", "--targets", "*"), r"--output is the model itself"),
     ],

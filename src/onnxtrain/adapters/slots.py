@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxtrain.adapters.adapter import Adapter
 from onnxtrain.adapters.emit import Emitter, Pair
 from onnxtrain.adapters.files import GAIN, A, B, read_adapter
-from onnxtrain.adapters.fitting import chosen_layers, fit, name_of
+from onnxtrain.adapters.fitting import LayerPart, chosen_layers, fit, name_of
 from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, main_output, refuse_magnitudes
 from onnxtrain.adapters.manifest import check_base
 from onnxtrain.adapters.rewriting import rewritten
@@ -28,6 +28,8 @@ from onnxtrain.spelling import checks_arguments
 RANK = "lora_rank"
 """Prefix of the symbolic rank dimension of A and B; every slot has its own."""
 
+AdapterPath = str | os.PathLike[str]
+
 
 @checks_arguments
 @refuses_invalid()
@@ -37,14 +39,16 @@ def add_slots(
     *,
     targets: str | Sequence[str] = AUTO,
     dora: bool = False,
-    adapter: str | os.PathLike[str] | None = None,
+    adapter: AdapterPath | Sequence[AdapterPath] | None = None,
 ) -> list[str]:
     """Write a model with slots for adapters, which ONNX Runtime fills from ``.onnx_adapter`` files.
 
     Each slot is a pair of inputs ``{layer}.lora_A.weight`` [inputs, rank] and ``{layer}.lora_B.weight`` [rank, outputs]
     of any rank. Their defaults have rank 0: without an adapter the model computes the same as before. Tensors that were
-    trained in full beside ``adapter``, such as a head, become inputs, too, with the model's values as defaults. In
-    Python::
+    trained in full beside ``adapter``, such as a head, become inputs, too, with the model's values as defaults.
+
+    One model serves several adapters, of different layers and ranks: each run takes the one that it names, and layers
+    that this one lacks compute as without. In Python::
 
         adapters = onnxruntime.LoraAdapter()
         adapters.Load("tuned.onnx_adapter")
@@ -57,45 +61,74 @@ def add_slots(
         output: The file to write; external data goes beside it.
         targets: The layers that get slots; see :class:`onnxtrain.Lora`.
         dora: Add inputs ``{layer}.lora_gain`` [outputs] for DoRA, too, with ones as defaults.
-        adapter: An adapter whose layers get slots; it replaces ``targets`` and ``dora``.
+        adapter: An adapter, or several, whose layers get slots; it replaces ``targets`` and ``dora``.
 
     Returns:
         The names of the layers with slots.
 
     Raises:
-        ModelError: The model cannot be read, the result cannot be written, or the adapter belongs to another model.
-        OptionError: ``targets`` matches no layer.
+        ModelError: The model cannot be read, the result cannot be written, an adapter belongs to another model, or one
+            is of a packed layer and another of a part of it.
+        OptionError: ``targets`` matches no layer, ``adapter`` is empty, or a tensor that was trained in full cannot
+            become an input.
     """
     file = ModelFile.load(model)
+    given = [adapter] if isinstance(adapter, str | os.PathLike) else adapter
+    if given is not None and not given:
+        raise OptionError("adapter is an empty list; give one adapter or several, or targets=.")
     names: list[str] = []
 
     def edit(working: ir.Model, layers: list[Layer]) -> None:
-        graph, magnitudes = working.graph, dora
-        if adapter is None:
+        graph = working.graph
+        if given is None:
             chosen = choose_layers(layers, targets, main_output(graph))
+            magnitudes = {layer.name for layer in chosen} if dora else set()
         else:
-            checked = _checked(read_adapter(adapter), graph, str(adapter))
-            given, layer_parts = fit(checked, graph, layers, str(adapter))
-            check_base(given.base, file, [layer for layer, _ in layer_parts], str(adapter))
-            chosen, magnitudes = chosen_layers(layers, layer_parts, str(adapter)), given.dora
-            for name in given.tensors:
-                if graph.initializers[name] not in graph.inputs:
-                    graph.inputs.append(graph.initializers[name])
-        if magnitudes:
-            refuse_magnitudes(chosen)
+            chosen, magnitudes = _layers_of(given, file, graph, layers)
+        refuse_magnitudes([layer for layer in chosen if layer.name in magnitudes])
         emitter = Emitter(graph, graph.opset_imports[""])
         for layer_index, layer in enumerate(chosen):
             op = emitter.builder(layer)
             pairs = []
             for part_index, part in enumerate(layer.parts or (None,)):
                 name, rank = name_of(layer, part), f"{RANK}_{layer_index}_{part_index}"
-                pairs.append(_slot(op, layer, part, name, rank, dora=magnitudes))
+                pairs.append(_slot(op, layer, part, name, rank, dora=layer.name in magnitudes))
                 names.append(name)
             emitter.add(op, layer, pairs)
 
     rewritten(file, edit).save(output, {})
     write_names(Path(output), read_names(file))
     return names
+
+
+def _layers_of(
+    paths: Sequence[AdapterPath], file: ModelFile, graph: ir.Graph, layers: Sequence[Layer]
+) -> tuple[list[Layer], set[str]]:
+    """Return the layers that adapters are of, and the names of those with magnitudes.
+
+    Tensors that were trained in full become inputs of the graph.
+
+    Raises:
+        ModelError: An adapter cannot be read or belongs to another model; one is of a packed layer and another of a
+            part of it.
+        OptionError: A tensor that was trained in full cannot become an input.
+    """
+    found: dict[str, LayerPart] = {}
+    full: dict[str, None] = {}
+    magnitudes = set[str]()
+    for path in paths:
+        fitted, layer_parts = fit(_checked(read_adapter(path), graph, str(path)), graph, layers, str(path))
+        check_base(fitted.base, file, [layer for layer, _ in layer_parts], str(path))
+        for (layer, part), entry in zip(layer_parts, fitted.entries.values(), strict=True):
+            found[name_of(layer, part)] = layer, part
+            if entry.magnitude is not None:
+                magnitudes.add(layer.name)
+        full |= dict.fromkeys(fitted.tensors)
+    chosen = chosen_layers(layers, list(found.values()), ", ".join(map(str, paths)))
+    for name in full:
+        if graph.initializers[name] not in graph.inputs:
+            graph.inputs.append(graph.initializers[name])
+    return chosen, magnitudes
 
 
 def _checked(adapter: Adapter, graph: ir.Graph, label: str) -> Adapter:

@@ -24,6 +24,7 @@ Examples
   A model that takes adapters at run time:
     onnxtrain adapter slots model.onnx -o slots.onnx
     onnxtrain adapter slots model.onnx tuned.onnx_adapter -o slots.onnx
+    onnxtrain adapter slots model.onnx songs poems -o slots.onnx
 
   To PEFT and back:
     onnxtrain adapter to-peft model.onnx tuned.onnx_adapter -o tuned
@@ -55,7 +56,7 @@ def command(
         Path | None, Parameter(group=MODEL, help="An .onnx_adapter file, or a folder of PEFT.", show_default=False)
     ] = None,
     /,
-    *more: Annotated[Path, Parameter(group=MODEL, help="add: further adapters.", show_default=False)],
+    *more: Annotated[Path, Parameter(group=MODEL, help="add, slots: further adapters.", show_default=False)],
     output: Annotated[
         Path | None,
         Parameter(
@@ -136,8 +137,9 @@ def command(
         assert adapter is not None
         _add(model, [adapter, *more], output, adding)
     else:
+        given = [] if adapter is None else [adapter, *more]
         rows = _run(
-            action, model, adapter, output, targets=targets, dora=dora, requantize=requantize, base_model=base_model
+            action, model, given, output, targets=targets, dora=dora, requantize=requantize, base_model=base_model
         )
     if json_output:
         print(json.dumps(rows))  # noqa: T201
@@ -171,10 +173,10 @@ def _check(
 
 
 def _check_adding(action: Action, more: Sequence[Path], flags_of_add: Mapping[str, object]) -> None:
-    """Raise OptionError for several adapters or flags of ``add`` with another action."""
+    """Raise OptionError for flags of ``add`` with another action, and several adapters with one that takes one."""
     if action == "add":
         return
-    if more:
+    if more and action != "slots":
         raise OptionError(f"{action} takes one adapter, but {str(more[0])!r} is another; leave it out.")
     for flag, given in flags_of_add.items():
         if given is not None:
@@ -206,7 +208,7 @@ def _add(model: Path, adapters: Sequence[Path], output: Path, flags_of_add: Mapp
 def _run(
     action: Action,
     model: Path,
-    adapter: Path | None,
+    adapters: Sequence[Path],
     output: Path,
     *,
     targets: list[str] | None,
@@ -219,9 +221,9 @@ def _run(
     from onnxtrain.adapters.layers import AUTO
 
     if action == "slots":
-        names = add_slots(model, output, targets=targets or AUTO, dora=dora, adapter=adapter)
+        names = add_slots(model, output, targets=targets or AUTO, dora=dora, adapter=adapters or None)
         return {"slots": names}
-    assert adapter is not None
+    (adapter,) = adapters
     if action == "merge":
         costs = merge_adapter(model, adapter, output, requantize=requantize)
         high = sum(cost.is_high for cost in costs)

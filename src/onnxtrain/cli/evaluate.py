@@ -21,6 +21,10 @@ Examples
     onnxtrain evaluate model.onnx --data test.npz --loss huber --json
     onnxtrain evaluate model.onnx --data test.csv --loss cross_entropy \\
         --metrics accuracy,f1,confusion_matrix
+
+  The model with an adapter, which is not merged:
+    onnxtrain evaluate model.onnx --data test.npz --loss cross_entropy \\
+        --lora-adapter tuned.onnx_adapter
 """
 
 
@@ -28,6 +32,7 @@ def command(
     model: flags.ModelPath,
     /,
     *,
+    lora_adapter: flags.AdapterPath = None,
     data: flags.Data,
     loss: flags.Loss,
     loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
@@ -45,7 +50,14 @@ def command(
     """Run ``onnxtrain evaluate``."""
     from onnxtrain.training.inference.forward import evaluate
 
-    paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--loss": paths.loss(loss)})
+    paths.check_paths(
+        {
+            paths.MODEL: paths.model(model),
+            "--lora-adapter": paths.Given(lora_adapter),
+            "--data": paths.data(data),
+            "--loss": paths.loss(loss),
+        }
+    )
     measured = evaluate(
         model,
         reading.source(data, loss),
@@ -54,6 +66,7 @@ def command(
         metrics=metrics or (),
         batch_size=batch_size,
         output=prediction,
+        lora=flags.adapter_of(lora_adapter),
         runtime=flags.runtime(threads, provider),
     )
     if json_output:

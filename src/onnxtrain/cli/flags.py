@@ -47,6 +47,15 @@ ModelPath = Annotated[Path, Parameter(group=MODEL, help="The ONNX model. It is n
 TunedModelPath = Annotated[
     Path, Parameter(group=MODEL, help="The ONNX model. It is changed only where --in-place says so.")
 ]
+AdapterPath = Annotated[
+    Path | None,
+    Parameter(
+        name="--lora-adapter",
+        group=MODEL,
+        metavar="PATH",
+        help="Use this adapter of the model, an .onnx_adapter file or a PEFT folder.",
+    ),
+]
 InPlace = Annotated[
     bool,
     SWITCH,
@@ -507,6 +516,15 @@ class LoraFlags:
         if self.lora is not None:
             settings["rank"] = self.lora
         return Lora(**settings, dora=self.dora, rslora=self.rslora)
+
+
+def adapter_of(path: Path | None) -> Lora | None:
+    """Return the adapter to compute with; ``None`` without a path."""
+    if path is None:
+        return None
+    from onnxtrain.adapters.lora import Lora
+
+    return Lora(adapter=path)
 
 
 class OptimizerFlags:

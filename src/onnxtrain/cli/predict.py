@@ -23,6 +23,10 @@ Examples
 
   A line for each image, with its file, its label and all probabilities:
     onnxtrain predict tuned.onnx --data pictures --output found.csv
+
+  The model with an adapter, which is not merged:
+    onnxtrain predict model.onnx --data test.npz --output predictions.npz \\
+        --lora-adapter tuned.onnx_adapter
 """
 
 
@@ -30,6 +34,7 @@ def command(
     model: flags.ModelPath,
     /,
     *,
+    lora_adapter: flags.AdapterPath = None,
     data: flags.Data,
     target: flags.Target = None,
     reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
@@ -59,7 +64,7 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain predict``."""
-    from onnxtrain.data.data_names import read_labels
+    from onnxtrain.data.data_names import read_names
     from onnxtrain.model_file.file import ModelFile, check_writable
     from onnxtrain.model_file.writing import AtomicFiles
     from onnxtrain.training.inference.forward import outputs
@@ -71,11 +76,19 @@ def command(
     if probabilities and output.suffix not in TABLE_SUFFIXES:
         raise OptionError(f"--probabilities go to a .csv or .parquet file, but --output is {str(output)!r}.")
     check_table(output)
-    paths.check_paths({paths.MODEL: paths.model(model), "--data": paths.data(data), "--output": paths.output(output)})
+    paths.check_paths(
+        {
+            paths.MODEL: paths.model(model),
+            "--lora-adapter": paths.Given(lora_adapter),
+            "--data": paths.data(data),
+            "--output": paths.output(output),
+        }
+    )
     check_writable(output)
     source = reading.source(data)
     runtime = flags.runtime(threads, provider)
-    arrays = outputs(model, source, target=target, batch_size=batch_size, runtime=runtime)
+    lora = flags.adapter_of(lora_adapter)
+    arrays = outputs(model, source, target=target, batch_size=batch_size, lora=lora, runtime=runtime)
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(
             f"--output is {str(output)!r}, but the model has {len(arrays)} outputs ({', '.join(arrays)}); "
@@ -86,7 +99,7 @@ def command(
         table = prediction_table(
             arrays,
             examples=_files(source, size),
-            labels=read_labels(ModelFile.load(model)),
+            labels=read_names(ModelFile.load(model), lora_adapter).labels,
             probabilities=probabilities,
         )
         write_table(output, table)

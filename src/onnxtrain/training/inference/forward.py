@@ -31,10 +31,11 @@ from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.data_adapter import is_packed, open_with_targets, with_tokenizer
 from onnxtrain.training.inference.evaluation import Evaluator
+from onnxtrain.working_copy.adaptation import Adaptation
 from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
-from onnxtrain.working_copy.training_modes import set_inference
+from onnxtrain.working_copy.training_modes import Modes, set_inference
 from onnxtrain.working_copy.widening import narrow_outputs, widen
 
 
@@ -49,6 +50,7 @@ def evaluate(
     metrics: Metrics = (),
     batch_size: int = 256,
     output: str | None = None,
+    lora: Adaptation | None = None,
     runtime: RuntimeOptions | None = None,
 ) -> dict[str, Any]:
     """Measure loss and metrics of a model on data, like :meth:`onnxtrain.Trainer.evaluate` but without a trainer.
@@ -62,6 +64,7 @@ def evaluate(
             a mapping by output if several outputs have losses.
         batch_size: Examples per batch.
         output: Name of the output that the loss reads.
+        lora: An adapter of the model to use: ``Lora(adapter="tuned.onnx_adapter")``.
         runtime: Threads and providers.
 
     Returns:
@@ -70,11 +73,12 @@ def evaluate(
     Raises:
         ModelError: The model cannot be read.
         DataError: The data does not fit the model.
-        OptionError: An unknown loss, metric or output.
+        OptionError: An unknown loss, metric or output; ``lora`` names no adapter.
     """
-    config = TrainingConfig.of(model, loss, output=output, runtime=runtime)
-    objective = prepare(config, table=()).packing(is_packed(data))
-    names = read_names(config.model)
+    adapter = _adapter_of(lora)
+    config = TrainingConfig.of(model, loss, output=output, lora=lora, runtime=runtime)
+    objective = prepare(config, modes=Modes(), table=()).packing(is_packed(data))
+    names = read_names(config.model, adapter)
     labels, inputs = names.labels, names.specs(objective.inputs)
 
     def adapted(dataset: Dataset, targets: Targets, name: str | None) -> Dataset:
@@ -103,6 +107,7 @@ def predict(
     *,
     target: str | None = None,
     batch_size: int = 256,
+    lora: Adaptation | None = None,
     runtime: RuntimeOptions | None = None,
 ) -> np.ndarray | dict[str, np.ndarray]:
     """Compute the outputs of a model, like :meth:`onnxtrain.Trainer.predict` but without trainer and loss.
@@ -112,6 +117,7 @@ def predict(
         data: Inputs in any form that :func:`onnxtrain.data.open_dataset` takes; targets are not needed.
         target: A table column to ignore.
         batch_size: Examples per batch.
+        lora: An adapter of the model to use: ``Lora(adapter="tuned.onnx_adapter")``.
         runtime: Threads and providers.
 
     Returns:
@@ -120,13 +126,14 @@ def predict(
     Raises:
         ModelError: The model cannot be read.
         DataError: The data does not fit the model.
+        OptionError: ``lora`` names no adapter.
 
     Example:
         >>> import onnxtrain
         >>> onnxtrain.predict(onnxtrain.examples.mlp((4, 3)), np.zeros((2, 4))).shape
         (2, 3)
     """
-    arrays = outputs(model, data, target=target, batch_size=batch_size, runtime=runtime)
+    arrays = outputs(model, data, target=target, batch_size=batch_size, lora=lora, runtime=runtime)
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
 
@@ -137,26 +144,50 @@ def outputs(
     *,
     target: str | None = None,
     batch_size: int = 256,
+    lora: Adaptation | None = None,
     runtime: RuntimeOptions | None = None,
 ) -> dict[str, np.ndarray]:
     """Compute the outputs of a model by name, also of a model with one output; see :func:`predict`."""
+    adapter = _adapter_of(lora)
     file = ModelFile.load(model)
     working = file.training_model()
     remove_cache_inputs(working)
     mark_token_inputs(working)
     runtime = runtime or RuntimeOptions()
-    if _needs_widening(working, runtime):
+    if lora is not None or _needs_widening(working, runtime):
         declared = {str(value.name): value.dtype for value in working.graph.outputs if value.dtype in HALVES}
         widen(working)
         narrow_outputs(working, declared)
     infer_shapes(working)
     separate_head_norms(working)
     set_inference(working)
+    if lora is not None:
+        _attach(lora, working, file)
     objective = of_model(working)
-    inputs = read_names(file).specs(objective.inputs)
+    inputs = read_names(file, adapter).specs(objective.inputs)
     data = with_tokenizer(data, objective, file.folder)
     dataset = open_dataset(data, inputs, target=target, need_target=False)
     return Evaluator(objective, new_states({}, runtime), runtime).predict(dataset, batch_size)
+
+
+def _adapter_of(lora: Adaptation | None) -> str | os.PathLike[str] | None:
+    """Return the path of the adapter to use; ``None`` without ``lora``.
+
+    Raises:
+        OptionError: ``lora`` describes adapters that begin, which change nothing before they are trained.
+    """
+    path: str | os.PathLike[str] | None = getattr(lora, "adapter", None)
+    if lora is not None and path is None:
+        raise OptionError("lora names no adapter, so that it would change nothing; give Lora(adapter=PATH).")
+    return path
+
+
+def _attach(lora: Adaptation, model: ir.Model, file: ModelFile) -> None:
+    """Add an adapter to a working copy that computes in float32, in place, and the tensors trained beside it."""
+    for name, array in lora.attach(model, file, output=None, seed=0, training=False).initial.items():
+        value = model.graph.initializers.get(name)
+        if value is not None and value.dtype is not None:
+            value.const_value = ir.tensor(array.astype(value.dtype.numpy(), copy=False), name=name)
 
 
 def _needs_widening(model: ir.Model, runtime: RuntimeOptions) -> bool:
