@@ -140,7 +140,7 @@ def test_doubtful_layers_are_decided_in_the_whole_model(in_the_model, compiled, 
     alone, whole = [(1.0, 0.8), (0.9, 0.9)], [(2.0, 1.0)]
     answers = iter([*alone, *in_the_model, *whole])
     monkeypatch.setattr(compiling, "_times", lambda *_: next(answers))
-    result = onnxtrain.compile_sparse(mlp(), tmp_path / "fast.onnx")
+    result = onnxtrain.compile_sparse(mlp(0.9), tmp_path / "fast.onnx")
     assert [layer.compiled for layer in result.layers] == compiled
     assert result.speedup == (2.0 if any(compiled) else 1.0)
 

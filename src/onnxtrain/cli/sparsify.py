@@ -61,6 +61,8 @@ def command(
     console.print(table)
     if not any(layer.compiled for layer in result.layers):
         terminal.lines(console, "No layer has enough zeros to be faster on this machine; all stay dense.")
+    if result.removed_units:
+        terminal.lines(console, f"{result.removed_units:,} units without effect are taken out.")
     console.print(
         terminal.facts(
             {

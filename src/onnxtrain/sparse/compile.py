@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from onnxtrain.model_file.proto import default_opset
 from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.sparse.empty_units import without_empty_units
 from onnxtrain.sparse.expand import with_dense_layers
 from onnxtrain.sparse.functions import CONV, LEAST_OPSET, LINEAR, function
 from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, remove_unread, unused
@@ -76,10 +77,12 @@ class SparseModel:
     Attributes:
         layers: All layers with constant weights.
         speedup: Time of the given model by time of the written one, on this machine with one thread.
+        removed_units: Outputs of layers that were taken out, since they were constant or nothing read them.
     """
 
     layers: tuple[SparseLayer, ...]
     speedup: float
+    removed_units: int
 
 
 @checks_arguments
@@ -96,6 +99,9 @@ def compile_sparse(
     the domain ``onnxtrain``, with the bias, batch normalization, residual sum and Relu or Clip that follow. Each layer
     is timed both ways on this machine, and stays dense where that is as fast. A compiled model can be given, too: its
     layers are decided anew, for this machine and these ``sizes``.
+
+    Units whose weights are all zero, and units that nothing reads, are taken out of the model first: what they add to
+    the next layer goes into its bias.
 
     Sessions that register :func:`onnxtrain.custom_ops_library` use the kernels. Other sessions, of any runtime, run the
     same file at dense speed, since both operators are ONNX functions. NaN and infinity in activations do not reach
@@ -129,18 +135,22 @@ def compile_sparse(
     library = str(custom_ops_library())
     check_writable(path)
     file = ModelFile.load(model)
-    proto = upgrade_opset(with_dense_layers(file.dense().inlined()), LEAST_OPSET)
-    feeds = _feeds(proto, sizes or {})
+    given = upgrade_opset(with_dense_layers(file.dense().inlined()), LEAST_OPSET)
+    feeds = _feeds(given, sizes or {})
+    shapes = _shapes(given)
+    proto = without_empty_units(given, shapes)
+    removed = _units(LayerSearch(given.graph, shapes).layers())
     shapes = _shapes(proto)
     layers = list(LayerSearch(proto.graph, shapes).layers())
+    removed -= _units(layers)
     packed = [pack(layer.matrix) for layer in layers]
     tried = [index for index, weight in enumerate(packed) if _relative_cost(weight) <= _HOPELESS]
     activations = _activations(proto, feeds, {name for index in tried for name in layers[index].reads})
     times: dict[int, tuple[float, float]] = {}
     for index in tried:
         found = _layer_models(proto, layers[index], packed[index], activations)
-        given = {name: activations[name] for name in layers[index].reads}
-        times[index] = _times(_session(found[0]), _session(found[1], library), given)
+        inputs = {name: activations[name] for name in layers[index].reads}
+        times[index] = _times(_session(found[0]), _session(found[1], library), inputs)
     speedups = {index: dense / sparse for index, (dense, sparse) in times.items()}
     chosen = [index for index in tried if speedups[index] >= _WORTH_IT]
     doubtful = [index for index in tried if 1 / _DOUBT < speedups[index] < _DOUBT]
@@ -158,11 +168,11 @@ def compile_sparse(
         if before > _BETTER * after:
             chosen, made, session = other, other_made, other_session
     speedup = 1.0
-    if chosen:
-        dense, sparse = _times(_session(proto), session, feeds)
+    if chosen or proto is not given:
+        dense, sparse = _times(_session(given), session, feeds)
         speedup = dense / sparse
         if speedup < _WHOLE:
-            made, speedup, chosen = proto, 1.0, []
+            made, speedup, chosen, removed = given, 1.0, [], 0
     file.replace_by(path, serialised(made))
     return SparseModel(
         tuple(
@@ -177,7 +187,12 @@ def compile_sparse(
             for index, layer in enumerate(layers)
         ),
         speedup,
+        removed,
     )
+
+
+def _units(layers: Iterable[Layer]) -> int:
+    return sum(len(layer.matrix) for layer in layers)
 
 
 def _relative_cost(weight: PackedWeight) -> float:

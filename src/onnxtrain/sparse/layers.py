@@ -97,6 +97,10 @@ class LayerSearch:
             taken.update(follower.output[0] for follower in found.nodes[1:])
             yield found
 
+    def readers(self, name: str) -> list[onnx.NodeProto | None]:
+        """Return the nodes that read a value; ``None`` stands for a subgraph and for an output of the model."""
+        return self._readers.get(name, [])
+
     def _matrix(self, name: str, rank: int) -> np.ndarray | None:
         tensor = self._constants.get(name)
         if tensor is None or tensor.data_type != onnx.TensorProto.FLOAT or len(tensor.dims) != rank:
@@ -104,7 +108,8 @@ class LayerSearch:
         array = numpy_helper.to_array(tensor)
         return array if array.size and np.isfinite(array).all() else None
 
-    def _constant(self, name: str) -> np.ndarray | None:
+    def constant(self, name: str) -> np.ndarray | None:
+        """Return the array of a constant, or ``None`` for another value."""
         tensor = self._constants.get(name)
         return None if tensor is None else numpy_helper.to_array(tensor)
 
@@ -151,7 +156,7 @@ class LayerSearch:
 
     def _row(self, name: str, outputs: int) -> np.ndarray | None:
         """Return a constant that broadcasts along the last axis."""
-        array = self._constant(name)
+        array = self.constant(name)
         if array is None or array.dtype != np.float32 or array.size not in (1, outputs):
             return None
         if array.size == outputs and array.ndim and array.shape[-1] != outputs:
@@ -171,7 +176,7 @@ class LayerSearch:
         self._take_limits(layer)
 
     def _only_reader(self, layer: Layer, operator: str) -> onnx.NodeProto | None:
-        readers = self._readers.get(layer.y, [])
+        readers = self.readers(layer.y)
         node = readers[0] if len(readers) == 1 else None
         return node if node is not None and node.op_type == operator and is_default_domain(node.domain) else None
 
@@ -185,7 +190,7 @@ class LayerSearch:
         node = self._only_reader(layer, "BatchNormalization")
         if node is None or len(node.output) > 1 or node.input[0] != layer.y or attributes(node).get("training_mode"):
             return
-        constants = [self._constant(name) for name in node.input[1:5]]
+        constants = [self.constant(name) for name in node.input[1:5]]
         if any(array is None or array.shape != layer.bias.shape for array in constants):
             return
         scale, shift, mean, variance = (np.asarray(array, np.float64) for array in constants)
@@ -210,7 +215,7 @@ class LayerSearch:
             layer.lower = 0.0
             layer.nodes.append(node)
         elif (node := self._only_reader(layer, "Clip")) is not None and node.input[0] == layer.y:
-            limits = [self._constant(name) if name else None for name in node.input[1:]]
+            limits = [self.constant(name) if name else None for name in node.input[1:]]
             given = [name for name in node.input[1:] if name]
             if sum(limit is not None for limit in limits) != len(given):
                 return
