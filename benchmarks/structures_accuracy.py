@@ -1,11 +1,11 @@
 """Accuracy of structured pruning at equal latency, against Torch-Pruning.
 
 Each architecture is trained densely in PyTorch and exported. Torch-Pruning removes half of the channels of every layer,
-with its defaults; onnxtrain is asked to remove what makes the network as fast as that, and more until it is not slower
-in a direct comparison. Neither trains before the cut. Torch-Pruning ranks channels by the magnitude of their weights in
-PyTorch; onnxtrain ranks those of the exported file, into which the exporter has folded batch normalizations, by what
-they add to the layers that read them on 256 training images, and recalibrates the layers on these images. onnxtrain
-fine-tunes both results with the same optimizer, batches and epochs.
+with its defaults; onnxtrain removes as few multiply-adds as make the network as fast in a direct comparison. Neither
+trains before the cut. Torch-Pruning ranks channels by the magnitude of their weights in PyTorch; onnxtrain ranks those
+of the exported file, into which the exporter has folded batch normalizations, by what they add to the layers that read
+them on 256 training images, and recalibrates the layers on these images. onnxtrain fine-tunes both results with the
+same optimizer, batches and epochs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ DENSE_EPOCHS, TUNE_EPOCHS, BATCH = 3, 2, 64
 RATIO = 0.5
 """Fraction of the channels that Torch-Pruning removes; multiples of 16 remain, which ONNX Runtime runs fast."""
 
-TRIES = 5
-"""Targets that onnxtrain is given, each 3 % higher than the one before, until its network is not the slower one."""
+STEPS = 7
+"""Steps of the bisection for the fraction of multiply-adds that onnxtrain removes."""
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -180,22 +180,25 @@ def theirs(module: nn.Module) -> onnx.ModelProto:
 
 
 def timed(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
-    """Speed-up of the second model: the median of five measurements, each the median of many pairs."""
-    return statistics.median(measured_speedup(before, after) for _ in range(5))
+    """Speed-up of the second model: the median of three measurements, each the median of many pairs."""
+    return statistics.median(measured_speedup(before, after) for _ in range(3))
 
 
 def ours(dense: onnx.ModelProto, other: onnx.ModelProto, data: Arrays) -> onnx.ModelProto:
-    """Remove structures by onnxtrain until the network is at least as fast as the other one."""
-    target = timed(dense, other)
-    for _ in range(TRIES):
+    """Remove as few multiply-adds by onnxtrain as make the network as fast as the other one."""
+    low, high, found = 0.3, 0.95, None
+    for _ in range(STEPS):
+        part = (low + high) / 2
         result = onnxtrain.prune(
-            dense, data, loss="softmax_cross_entropy", structure=("channels", "hidden"), speedup=target,
+            dense, data, loss="softmax_cross_entropy", structure=("channels", "hidden"), flops=part,
             method="magnitude", epochs=0, fine_tune_epochs=0, validation=(data[0][:256], data[1][:256]),
         )  # fmt: skip
         if timed(other, result.model()) >= 1:
-            break
-        target *= 1.03
-    return result.model()
+            high, found = part, result.model()
+        else:
+            low = part
+    assert found is not None, "the network does not become as fast"
+    return found
 
 
 def measured(model: onnx.ModelProto, test: Arrays) -> float:

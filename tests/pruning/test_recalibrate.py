@@ -137,3 +137,15 @@ def test_structures_that_add_nothing_go_first():
     )  # fmt: skip
     assert result.removed_structures == 1
     assert not result.masks["layer1.weight"][5].any()
+
+
+def test_frozen_weights_keep_their_values():
+    points = onnxtrain.examples.points()
+    model = onnxtrain.examples.mlp((4, 16, 16, 3))
+    how = {"loss": "softmax_cross_entropy", "structure": "hidden", "flops": 0.5, "epochs": 0, "fine_tune_epochs": 0}
+    given = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}["layer2.weight"]
+    for options, kept in ({"freeze": "layer2.*"}, True), ({}, False):
+        small = onnxtrain.prune(model, points, **how, **options).model()
+        left = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in small.graph.initializer}["layer2.weight"]
+        assert left.size < given.size
+        assert np.isin(left, given).all() == kept

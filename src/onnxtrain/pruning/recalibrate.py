@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,7 @@ def recalibrated(
     after: onnx.ModelProto,
     stays: Callable[[str, int], np.ndarray | None],
     feeds: Mapping[str, np.ndarray],
+    frozen: Container[str] = (),
 ) -> onnx.ModelProto:
     """Return the smaller model with weights and biases rescaled so that each channel has its former mean and spread.
 
@@ -68,11 +69,12 @@ def recalibrated(
         after: The smaller model; values have the same names.
         stays: Returns for a value's name and its axis of channels which of these stay, or ``None`` for all.
         feeds: Inputs of one batch of examples.
+        frozen: Names of weights that stay as they are.
     """
     corrected = onnx.ModelProto()
     corrected.CopyFrom(after)
     there = {name for node in before.graph.node for name in node.output}
-    layers = [layer for layer in _layers(corrected) if layer.result in there]
+    layers = [layer for layer in _layers(corrected) if layer.result in there and layer.node.input[1] not in frozen]
     if not layers:
         return after
     wanted = dict(zip((layer.result for layer in layers), _run(before, layers, feeds), strict=True))

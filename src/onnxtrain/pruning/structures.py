@@ -230,9 +230,10 @@ def prune_structures(
     faster = measured_speedup(trained, small)
     kept = structures.kept(removed)
     if feeds is not None:
-        small = recalibrated(
-            without(trained, ()), small, lambda name, axis: structures.kept_along(name, axis, kept), feeds
-        )
+        own = {tensor.name for tensor in small.graph.initializer}
+        frozen = own - set(trainer.parameters) if options.get("lora") is None else ()
+        whole = without(trained, ())
+        small = recalibrated(whole, small, lambda name, axis: structures.kept_along(name, axis, kept), feeds, frozen)
     tuner = Trainer(small, loss=loss, optimizer=plan.fine_tune_optimizer, **options)
     cut_accuracy = accuracy(tuner)
     size, left = structures.size(), structures.size(kept)
