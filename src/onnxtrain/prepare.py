@@ -287,7 +287,7 @@ def _merged_zeros(objective: Objective, config: TrainingConfig) -> list[str]:
     if objective.adapted is None:
         return []
     read = config.model.value
-    # The beginning of a weight tells whether to read all of it: frozen weights are mapped, and may be larger than memory.
+    # The beginning of a weight tells whether to read all of it: frozen weights are mapped, perhaps larger than memory.
     begin = zero_masks(dict.fromkeys(objective.adapted.weights), lambda name: read(name).reshape(-1)[:_BEGINNING])
     found = zero_masks(begin, read)
     if sum(mask.size for mask in found.values()) < _PRUNED_SIZE:
