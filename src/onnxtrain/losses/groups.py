@@ -19,6 +19,7 @@ from onnxtrain.ir.value import Dimension, dimensions, is_float
 from onnxtrain.losses.base import Loss, ReducedLoss, node_rank
 from onnxtrain.losses.chunks import head_in_chunks, map_in_chunks
 from onnxtrain.passes.logit_head import as_rows
+from onnxtrain.runtime.failures import require_shape
 from onnxtrain.training_info.recipe import free_names
 
 _EXAMPLES = "examples"
@@ -86,16 +87,27 @@ class Rows:
                 f"The loss compares log-probabilities of tokens, but {logits.name!r} has shape {logits.shape}; it "
                 "needs the logits [batch, tokens, vocabulary] of a language model."
             )
+        head = None if chunk is None else head_in_chunks(logits.ir, loss, chunk)
+        labels = self._of_its_tokens(labels, logits if head is None else op.wrap(head.rows[0]))
         end = op.Expand(op.scalar(IGNORED, labels), op.Concat(op.Shape(labels, start=0, end=2), op.ints(1), axis=0))
         later = op.Slice(labels, op.ints(1), op.ints(np.iinfo(np.int64).max), op.ints(2))
         following = op.Concat(later, end, axis=2).with_shape(labels.shape)
         flat = op.reshape(following, [-1], known=(None,))
-        head = None if chunk is None else head_in_chunks(logits.ir, loss, chunk)
         if head is None or chunk is None:
             negative = _negative(op, as_rows(op, logits), flat)
         else:
             negative = map_in_chunks(op, head, chunk, [(flat, IGNORED)], _negative)
         return -op.reshape(negative, op.Shape(labels), known=labels.shape)
+
+    def _of_its_tokens(self, labels: Value, rows: Value) -> Value:
+        """Emit labels [N, k, T] that a step refuses where rows [N k, T, ...] have another T, if no input names it."""
+        named = {size for value in self.inputs.values() for size in (value.shape or ())[1:]} - {None}
+        if rows.rank != 3 or isinstance(self.tokens(), int) or self.tokens() in named:
+            return labels
+        op = self.op
+        needed = op.Concat(op.Shape(labels, start=0, end=2), op.Shape(rows, start=1, end=2), axis=0)
+        sentence = f"The labels do not have the number of tokens of the prediction {self.output.name!r}."
+        return require_shape(labels, needed, sentence, may_differ=1)
 
     def mask(self) -> Value | None:
         """Return the mask of tokens [N k, T], where the model has one."""

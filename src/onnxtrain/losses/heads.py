@@ -27,6 +27,8 @@ from onnxtrain.losses.base import (
 )
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.metrics.base import MetricInput, NamedMetric
+from onnxtrain.passes.logit_head import find_head
+from onnxtrain.runtime.failures import require_shape
 from onnxtrain.training_info.recipe import LossTerms
 
 
@@ -134,6 +136,46 @@ class Targets:
         return (
             f" Labels have the shape of the logits, ({logits}), without the class axis, here {axis}; for another give "
             "the loss axis=."
+        )
+
+    @cached_property
+    def compared(self) -> dict[int, int]:
+        """Axes of the targets whose sizes only a step can check, with the axes of the prediction that have them.
+
+        Others have a fixed size, or the name of an axis of an input, by which the data are checked.
+        """
+        known = dimensions(self.prediction) or ()
+        symbols = [f"axis {axis}" for axis in range(len(known))]
+        sizes = [size if isinstance(size, int) else name for size, name in zip(known, symbols, strict=True)]
+        free = ir.Value(name=self.prediction.name, type=self.prediction.type, shape=ir.Shape(sizes))
+        wanted = self.loss.target_shape(wrapped(free), self.form.kind) or ()
+        inputs = [shape for value in self.inputs if (shape := dimensions(value))]
+        first, later = {shape[0] for shape in inputs}, {size for shape in inputs for size in shape[1:]}
+        return {
+            axis: symbols.index(size)
+            for axis, (size, own) in enumerate(zip(wanted, dimensions(self.value) or (), strict=True))
+            if size in symbols and (own is None or own not in (later if axis else first))
+        }
+
+    def checked(self, target: Value, prediction: Value) -> Value:
+        """Emit the targets, refusing in the step other sizes than those of the prediction, which might broadcast."""
+        if not self.compared:
+            return target
+        op = target.op
+        if getattr(self.loss, "chunk", None) is not None and (head := find_head(prediction.ir)) is not None:
+            rows = op.wrap(head.rows[0])  # the logits themselves are computed in chunks
+            prediction = rows if rows.rank == prediction.rank else prediction
+        sizes = [
+            op.Shape(prediction, start=other, end=other + 1)
+            if (other := self.compared.get(axis)) is not None
+            else op.Shape(target, start=axis, end=axis + 1)
+            for axis in range(len(dimensions(self.value) or ()))
+        ]
+        return require_shape(
+            target,
+            op.Concat(*sizes, axis=0) if len(sizes) > 1 else sizes[0],
+            f"{self.name!r} does not have the sizes of the prediction {self.prediction.name!r}.",
+            may_differ=len(self.compared),
         )
 
     def check_batch_axis(self) -> None:
@@ -363,7 +405,7 @@ class LossHead(NamedTuple):
         if targets.from_probabilities:
             tiny = op.scalar(np.finfo(prediction.dtype.numpy()).tiny, prediction)
             prediction = op.Log(op.Max(prediction, tiny)).with_shape(prediction.shape)
-        loss, target = targets.loss, op.wrap(targets.value)
+        loss, target = targets.loss, targets.checked(op.wrap(targets.value), prediction)
         if weights is None or not isinstance(loss, LossByExample):
             return loss.build(op, prediction, target)
         return loss.build(op, prediction, target, op.cast(weights, prediction.dtype))

@@ -18,7 +18,7 @@ from onnxtrain.errors import DataError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.declared_shapes import forget_shapes
 from onnxtrain.ir.shapes import infer_shapes
-from onnxtrain.ir.value import dimensions
+from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
 from onnxtrain.losses.heads import Targets, wrapped
 from onnxtrain.training_info.recipe import LossTerms
@@ -156,6 +156,10 @@ class _LossOnRealRows(LossByExample):
     def counts_labels(self) -> bool:
         """As the loss itself."""
         return self.inner.counts_labels
+
+    def target_shape(self, prediction: Value, kind: TargetKind) -> tuple[Dimension, ...] | None:
+        """As the loss itself."""
+        return self.inner.target_shape(prediction, kind)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss."""

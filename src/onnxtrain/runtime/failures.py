@@ -1,4 +1,4 @@
-"""Explain failures inside ONNX Runtime: memory, indices beyond a table, sequences longer than the model's positions."""
+"""Explain failures inside ONNX Runtime: memory, indices beyond a table, sequences that are too long, unequal sizes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ _CACHES = {"RotaryEmbedding": 2, "GroupQueryAttention": 7}
 _REASON = "onnxtrain.failure"
 """Metadata key of a node that data can make fail: the sentence for that."""
 
+_RESHAPED = re.compile(r"Input shape: ?\{([\d,]*)\}, requested shape: ?\{([\d,]*)\}")
+
+_ASKED = "onnxtrain.asked"
+"""Metadata key of a Reshape of :func:`require_shape`: the sizes it asks for, those needed or sums."""
+
 _KEEP_ELEMENTS = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
 
@@ -38,6 +43,28 @@ def explain_failure(output: Value, sentence: str) -> None:
     producer = output.ir.producer()
     assert producer is not None
     producer.metadata_props[_REASON] = sentence
+
+
+def require_shape(value: Value, needed: Value, sentence: str, *, may_differ: int) -> Value:
+    """Emit the same elements, in nodes that fail in a step where their shape differs, also where it would broadcast.
+
+    Args:
+        value: Any tensor.
+        needed: The shape that it must have, a vector of as many sizes.
+        sentence: What is wrong otherwise; the error adds both shapes.
+        may_differ: Number of axes whose sizes may differ; fewer nodes compare one.
+    """
+    op, shape = value.op, needed
+    if may_differ > 1:  # other sizes may have as many elements in all
+        given = op.Shape(value)
+        # Where sizes differ, their sum is asked for: more elements than there are, in every runtime an error.
+        shape = op.Where(op.Equal(given, needed), given, given + needed)
+    result = op.Reshape(value, shape).with_shape(value.shape)
+    explain_failure(result, sentence)
+    producer = result.ir.producer()
+    assert producer is not None
+    producer.metadata_props[_ASKED] = "needed" if shape is needed else "sum"
+    return result
 
 
 def explained(error: Exception) -> str:
@@ -82,8 +109,13 @@ def _by_the_node(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray]) -
     """Return the sentence that the failed node carries, with the shapes of the step's arrays."""
     node = _named_node(text, graph)
     sentence = None if node is None else node.metadata_props.get(_REASON)
-    if sentence is None:
+    if node is None or sentence is None:
         return None
+    if reshaped := _RESHAPED.search(text):
+        given, needed = ([int(size) for size in shape.split(",") if size] for shape in reshaped.groups())
+        if node.metadata_props.get(_ASKED) == "sum":
+            needed = [size if size == own else size - own for own, size in zip(given, needed, strict=True)]
+        return f"{sentence} It has the shape {tuple(given)}, and needs {tuple(needed)}."
     return (
         f"{sentence} The step got "
         + ", ".join(f"{name!r} {array.shape}" for name, array in arrays.items() if array.ndim)
