@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -283,7 +284,10 @@ def _merged_zeros(objective: Objective, config: TrainingConfig) -> list[str]:
     """Return a hint on pruned weights that merging their adapters makes dense."""
     if objective.adapted is None:
         return []
-    found = zero_masks(dict.fromkeys(objective.adapted.weights), config.model.value)
+    names, file = list(dict.fromkeys(objective.adapted.weights)), config.model
+    # The largest first: the pages of a model that is not pruned stay on disk.
+    largest = max(names, key=lambda name: math.prod(file.declared(name).dims), default="")
+    found = zero_masks(names, file.value) if names and zero_masks([largest], file.value) else {}
     if sum(mask.size for mask in found.values()) < _PRUNED_SIZE:
         return []
     return [

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
+from onnxtrain import prepare
 from onnxtrain.cli import main
 from onnxtrain.errors import OnnxTrainError, OptionError, TrainingHint
 from onnxtrain.operators import SSGD, Adam
@@ -341,6 +342,16 @@ def test_a_distilled_model_is_pruned_by_blocks(tmp_path):
     assert blocks_of(result.values["layer1.weight"] != 0, 4)
     assert result.metric == "accuracy"
     assert result.accuracy_after > 0.6
+
+
+def test_hints_read_one_weight_of_a_model_that_is_not_pruned(monkeypatch):
+    """All of them would be mapped into memory, twice as much as a step reads."""
+    read = []
+    monkeypatch.setattr(prepare, "zero_masks", lambda names, value_of: read.extend(names) or {})
+    model = onnxtrain.examples.mlp((4, 32, 16, 3))
+    trainer = onnxtrain.Trainer(model, loss="cross_entropy", lora=onnxtrain.Lora(rank=2), optimizer="adam")
+    assert not any("adapter merged" in hint for hint in trainer.hints)
+    assert [name for name in read if name.startswith("layer")] == ["layer2.weight"]
 
 
 def test_adapters_leave_the_zeros_of_the_model_alone(pruned):
