@@ -95,6 +95,14 @@ def test_given_statistics_stay(attributes: str) -> None:
     assert domains(replaced(model((2, 3, 4), attributes=attributes))) == [""]
 
 
+def test_an_input_of_one_axis_stays() -> None:
+    proto = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> f (float[5] x, float[1] s) => (float[5] y, float[1] m, float[1] v) '
+        "{ y, m, v = BatchNormalization<training_mode = 1>(x, s, s, s, s) }"
+    )
+    assert domains(replaced(proto)) == [""]
+
+
 def test_inputs_of_two_types_stay() -> None:
     proto = model((2, 3, 4))
     for value in proto.graph.input[3:]:

@@ -16,8 +16,8 @@ def use_normalization_kernels(model: ir.Model) -> None:
     """Replace BatchNormalization in training mode by the operator of that name of the domain ``onnxtrain``, in place.
 
     Both compute y and the running statistics; the kernel sums in float64, and any number of threads gives the same
-    bits. Left alone are nodes with inputs of several types, and nodes that read given statistics (without
-    ``training_mode``), which ONNX Runtime fuses.
+    bits. Left alone are nodes with inputs of several types, inputs of one axis, and nodes that read given statistics
+    (without ``training_mode``), which ONNX Runtime fuses.
 
     Requires: types of the inputs. Ensures: the order of the nodes.
     """
@@ -38,4 +38,7 @@ def _is_replaced(node: ir.Node) -> bool:
         return False
     mode = node.attributes.get("training_mode")
     types = {None if value is None else value.dtype for value in node.inputs}
+    x = node.inputs[0]
+    if x is not None and x.shape is not None and len(x.shape) < 2:
+        return False  # one channel, of which the kernel does not know
     return mode is not None and mode.as_int() == 1 and len(types) == 1 and types <= set(KERNEL_TYPES)
