@@ -92,7 +92,7 @@ def test_layers_that_are_not_faster_stay_dense(monkeypatch, tmp_path):
     monkeypatch.setattr(compiling, "_SECONDS", 0.0)
     monkeypatch.setattr(compiling, "_WORTH_IT", 1e9)
     monkeypatch.setattr(compiling, "_DOUBT", 1.0)
-    made, path = mlp(), tmp_path / "fast.onnx"
+    made, path = mlp(0.9), tmp_path / "fast.onnx"
     result = onnxtrain.compile_sparse(made, path)
     assert [layer.compiled for layer in result.layers] == [False, False]
     assert all(layer.speedup is not None for layer in result.layers)
