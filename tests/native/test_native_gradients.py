@@ -115,8 +115,8 @@ def test_gathering_along_any_axis(shape, dtype, data):
     indices = rng.integers(-shape[axis], shape[axis], indices_shape)
     at = axis % len(shape)
     dy = draw([*shape[:at], *indices_shape, *shape[at + 1 :]], dtype, 1)
-    other = draw(shape, dtype, 2) if data.draw(st.booleans()) else None
-    check("GatherGradient", reference.gather, (dy, np.asarray(indices), np.asarray(shape), other), axis=axis)
+    other = [draw(shape, dtype, 2)] if data.draw(st.booleans()) else []
+    check("GatherGradient", reference.gather, (dy, np.asarray(indices), np.asarray(shape), *other), axis=axis)
 
 
 @quick
