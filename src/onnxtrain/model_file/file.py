@@ -85,13 +85,10 @@ def read_file(path: Path) -> tuple[bytes | mmap.mmap, Stamp]:
     """
     label = repr(str(path))
     try:
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelError(_of_folder(path))
-        _check_regular(label, status)  # before opening, which would block on a pipe
+        _check_regular(path, os.stat(path))  # before opening, which would block on a pipe
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            _check_regular(label, status)
+            _check_regular(path, status)
             if status.st_size > _MAXIMUM_BYTES:
                 raise ModelError(
                     f"{label} is larger than 2 GiB, which an ONNX file cannot be; large weights must be external data."
@@ -122,11 +119,11 @@ def _of_folder(path: Path) -> str:
     )
 
 
-def _check_regular(label: str, status: os.stat_result) -> None:
+def _check_regular(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise ModelError(f"{label} is a folder; give the model file in it.")
+        raise ModelError(_of_folder(path))
     if not stat.S_ISREG(status.st_mode):
-        raise ModelError(f"{label} is a device, a pipe or a socket, which may have no end; give a file.")
+        raise ModelError(f"{str(path)!r} is a device, a pipe or a socket, which may have no end; give a file.")
 
 
 def parse_file(path: Path, data: bytes | mmap.mmap) -> tuple[ModelProto, Template, dict[str, slice]]:

@@ -119,13 +119,10 @@ def _is_norm(forward: ir.Node, gradient: ir.Node) -> bool:
     if bias is not None and (dimensions(bias) != dimensions(scale) or bias.dtype != scale.dtype):
         return False
     rank = len(dimensions(x) or ())
-    axis, epsilon = forward.attributes.get_int("axis", -1), forward.attributes.get_float("epsilon", 1e-5)
-    given = gradient.attributes
-    return axis % rank == given["axis"].as_int() % rank and _single(epsilon) == _single(given["epsilon"].as_float())
-
-
-def _single(number: float) -> np.float32:
-    return np.float32(number)
+    own, given = forward.attributes, gradient.attributes
+    epsilons = (own.get_float("epsilon", 1e-5), given["epsilon"].as_float())  # one may have been single precision
+    alike = np.float32(epsilons[0]) == np.float32(epsilons[1])
+    return bool(alike) and own.get_int("axis", -1) % rank == given["axis"].as_int() % rank
 
 
 def _is_silu(node: ir.Node, x: ir.Value | None) -> bool:
