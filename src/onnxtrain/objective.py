@@ -57,6 +57,7 @@ class Objective:
         statistics: Initializers of running statistics, to their new values.
         layers: Batch normalization and dropout layers of the file.
         dropped: Biases that the exporter left out of the file.
+        unstopped: Calls with detached inputs, where the file leaves open which inputs.
         modes: The modes of these layers in training.
         copies: Initializers that are computed from others that they are tied to.
         table: All initializers, trainable or not.
@@ -75,6 +76,7 @@ class Objective:
     statistics: dict[str, str] = field(default_factory=dict)
     layers: LayerCounts = field(default_factory=LayerCounts)
     dropped: tuple[str, ...] = ()
+    unstopped: tuple[str, ...] = ()
     modes: Modes = field(default_factory=Modes)
     copies: Sequence[Copy] = ()
     table: Sequence[Initializer] = ()

@@ -41,6 +41,7 @@ from onnxtrain.working_copy.adaptation import Adapted
 from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
+from onnxtrain.working_copy.program_stops import stop_as_program
 from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
 from onnxtrain.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
 
@@ -90,6 +91,7 @@ def prepare(
     halves = widen(model)
     model = infer_shapes(model)
     separate_head_norms(model)
+    unstopped = stop_as_program(model) if training else ()
     if config.dynamic_batch:
         from onnxtrain.edit.dynamic_batch import dynamic_batch, free_batch_axis
 
@@ -125,6 +127,7 @@ def prepare(
         statistics=statistics,
         layers=layers,
         dropped=dropped,
+        unstopped=unstopped,
         modes=modes,
         copies=copies,
         table=table or (),
@@ -259,6 +262,7 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
         dropout=objective.modes.dropout,
         undecided=[row.name for row in objective.table if row.undecided],
         dropped=objective.dropped,
+        unstopped=objective.unstopped,
         quantized=not (config.qat or config.straight_through or config.lora is not None),
     )
     texts = [*group_hints(config.groups, objective.table, objective.model), *_merged_zeros(objective, config)]

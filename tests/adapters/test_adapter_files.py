@@ -101,6 +101,7 @@ def test_a_folder_is_as_peft_writes_it(tmp_path):
     assert config["target_modules"] == sorted(f"model.layers.{i}.self_attn.{p}_proj" for i in (0, 1) for p in "qv")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", [{}, {"dora": True}, {"packed": True}, {"targets": ["embed_tokens", "up_proj"]}])
 def test_there_and_back_again(settings, tmp_path):
     settings = dict(settings)

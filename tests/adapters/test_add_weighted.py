@@ -39,6 +39,7 @@ def deltas(path):
     return {name: entry.delta() for name, entry in read_adapter(path).entries.items()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", [".onnx_adapter", ""])
 @pytest.mark.parametrize("with_model", [False, True])
 def test_a_sum_is_exact_and_belongs_to_the_model(pair, tmp_path, form, with_model):

@@ -147,6 +147,7 @@ def test_running_statistics_and_norms_are_in_every_form(tmp_path, train):
     assert "body.bn" in config["modules_to_save"]
 
 
+@pytest.mark.thorough
 def test_statistics_alone_are_saved(tmp_path):
     """No initializer but the statistics changes beside the adapters, and a new training leaves them frozen."""
     model = convolutional()

@@ -115,6 +115,7 @@ def test_a_name_that_ends_another_gets_a_pattern_for_itself(tmp_path):
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dora", [False, True])
 def test_pissa_begins_as_the_model_is_with_its_principal_part_in_the_adapter(tmp_path, packed, dora):

@@ -251,7 +251,7 @@ print(trainer.train_step(tokens, labels), peak() - before)
     ("trained", "kernels"),
     [
         ("adapters of all", True),
-        ("adapters of all", False),
+        pytest.param("adapters of all", False, marks=pytest.mark.thorough),
         pytest.param("weights", True, marks=pytest.mark.thorough),
         pytest.param("weights", False, marks=pytest.mark.thorough),
         pytest.param("adapters and norms", True, marks=pytest.mark.thorough),

@@ -66,6 +66,7 @@ def test_the_least_important_go_first():
     assert np.flatnonzero(~result.masks["layer1.bias"]).tolist() == [2, 5]
 
 
+@pytest.mark.thorough
 def test_a_speedup_is_measured():
     how = {"epochs": 0, "fine_tune_epochs": 0}
     model = mlp((4, 4000, 1000, 3))

@@ -100,6 +100,7 @@ VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_view_keeps_the_array_current(name: str) -> None:
     states = doubled()

@@ -216,6 +216,7 @@ def test_a_resumed_training_has_the_same_reference(folder: Path, tmp_path: Path)
     np.testing.assert_array_equal(trained(3, "two", resume=True), whole)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", GROUPS)
 def test_every_loss_trains_from_texts(folder: Path, tmp_path: Path, loss: str):
     kind, model = LOSSES[loss].texts, folder
@@ -261,6 +262,7 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     return f"{shown.out}{shown.err}" if code == 0 else f"refused: {shown.err}"
 
 
+@pytest.mark.thorough
 def test_flags(folder: Path, capsys: pytest.CaptureFixture[str]):
     Path("d.csv").write_text("prompt;chosen;rejected\na;b c;d\na;e;f g\n")
     shown = run(

@@ -88,6 +88,7 @@ def test_empty_batches_of_other_models():
         own.train_step(np.zeros((0, 4), np.float32), np.zeros(0, int))
 
 
+@pytest.mark.thorough
 def test_logits_in_chunks_where_the_model_declares_no_shapes():
     """The model has no shapes between its nodes: those of the logits and of the matrix tell the rows'."""
     inputs = {name: DATA[name] for name in ("input_ids", "attention_mask")}

@@ -40,6 +40,7 @@ def trained(folder: Path, loss: str, data: Any, **options: Any) -> tuple[list[fl
     return [row["loss"] for row in history.rows], trainer.parameters["mix"].tobytes()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", ROWS)
 def test_an_iterator_of_rows_is_as_a_list(folder: Path, loss: str) -> None:
     rows = ROWS[loss]

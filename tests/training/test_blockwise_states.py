@@ -121,6 +121,7 @@ def test_a_training_model_saved_to_a_file_continues():
     assert not np.any(session.state[f"{LARGE}/H_scale"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "optimizer",
     [onnxtrain.Adam(2e-3), onnxtrain.Momentum(0.02), onnxtrain.Adagrad(0.05), onnxtrain.Lion(3e-4)],

@@ -73,6 +73,7 @@ def test_losses_metrics_and_the_trained_file_are_those_of_the_whole_model() -> N
     assert before[0] == pytest.approx(before[1], rel=2e-4)
 
 
+@pytest.mark.thorough
 def test_micro_batches_averages_masks_and_clipping() -> None:
     mask = {"head.weight": np.random.default_rng(1).random(head_trainer().parameters["head.weight"].shape) < 0.5}
     trainers = [head_trainer(accumulate=2, ema=0.9, masks=mask, clip_norm=0.1) for _ in range(2)]
@@ -95,6 +96,7 @@ def test_masks_that_a_callback_sets_hold_in_the_steps_on_features() -> None:
     assert trainer.parameters["head.weight"][1].any()
 
 
+@pytest.mark.thorough
 def test_a_block_in_the_middle_is_trained_with_layers_behind_it() -> None:
     """Two features: a residual connection goes past the first trained layer; batch norm behind it is in training."""
     names = [name for name in onnxtrain.Trainer(resnet(), loss="cross_entropy").parameters if "head" not in name]

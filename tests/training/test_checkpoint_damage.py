@@ -62,6 +62,7 @@ def fit(folder: Path, **options):
     return subject
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
 def test_damage_to_any_byte_is_found(trained: Path, tmp_path: Path, suffix: str) -> None:
     folder = tmp_path / "kept"

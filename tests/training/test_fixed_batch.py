@@ -106,6 +106,7 @@ def assert_close(left: Trainer, right: Trainer) -> None:
         np.testing.assert_allclose(left.parameters[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_evaluation_measures_exactly_all_examples(case: str, tmp_path) -> None:
     fixed, free, examples = pair(case, tmp_path)

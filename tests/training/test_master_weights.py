@@ -55,6 +55,7 @@ def graph_of(learner):
     return learner._session._steps[0].step.model.graph
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("master_weights", [True, False])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_gradients_are_float32_so_that_nothing_scales_losses(kind, master_weights):
@@ -140,6 +141,7 @@ def test_a_resumed_training_continues_bit_for_bit(tmp_path, options):
         )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_learns_with_and_without_kernels(optimizer):
     """The random bits are equal, so weights differ only where updates differ by float32 rounding."""

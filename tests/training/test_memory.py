@@ -30,6 +30,7 @@ def largest(trainer: onnxtrain.Trainer) -> str:
     return max(trainer.parameters, key=lambda name: trainer.parameters[name].size)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fate", ["kept", "replaced", "overwritten", "removed"])
 def test_a_trainer_does_not_need_the_file_any_more(fate: str, tmp_path: Path) -> None:
     """Evaluation, prediction, masks and other target types build new graphs; saving writes the weights."""
@@ -120,6 +121,7 @@ USES: dict[str, Callable[[onnxtrain.Trainer], object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=["whole batches", "micro-batches"])
 @pytest.mark.parametrize("use", USES)
 def test_the_memory_of_a_training_that_nobody_has_any_more_is_free_at_once(

@@ -193,6 +193,9 @@ CALL = "pkg.torch.onnx.fx_node"
 
 _KEPT = (_SCOPES, CALL, REPLACED_WEIGHT)
 
+_STOPPING = ("%detach", "aten.embedding.")
+"""Parts of calls that stop gradients."""
+
 _BIASES = {("Gemm", 2), ("Conv", 2), ("ConvTranspose", 2), ("Add", 0), ("Add", 1)}
 
 
@@ -245,7 +248,7 @@ def role_in_module(operator: str, index: int) -> str:
 
 
 def forget_traces(model: ir.Model) -> None:
-    """Remove node metadata that :func:`module_paths` does not read from a working copy, in place.
+    """Remove node metadata that nothing reads from a working copy, in place.
 
     PyTorch's exporter writes the source lines of each node, which are most of the bytes of a graph.
     """
@@ -253,7 +256,7 @@ def forget_traces(model: ir.Model) -> None:
         for node in all_nodes(part):
             if node.metadata_props:
                 kept = {key: node.metadata_props[key] for key in _KEPT if key in node.metadata_props}
-                if node.op_type not in ("Mul", "Add"):
+                if node.op_type not in ("Mul", "Add") and not any(part in kept.get(CALL, "") for part in _STOPPING):
                     kept.pop(CALL, None)
                 node.metadata_props.clear()
                 node.metadata_props.update(kept)

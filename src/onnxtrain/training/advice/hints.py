@@ -64,6 +64,7 @@ def find_hints(
     dropout: bool = False,
     undecided: Sequence[str] = (),
     dropped: Sequence[str] = (),
+    unstopped: Sequence[str] = (),
     quantized: bool = False,
 ) -> list[Hint]:
     """Find all hints about a model.
@@ -77,12 +78,14 @@ def find_hints(
         dropout: Whether Dropout nodes are active.
         undecided: Tensors whose use and name leave open whether they are trainable.
         dropped: Biases that the exporter omitted.
+        unstopped: Calls with detached inputs, where the file leaves open which inputs.
         quantized: Whether quantization stops gradients.
     """
     return [
         *(Hint(text, surprising) for text, surprising in cache_hints(model.graph)),
         *_undecided(undecided),
         *_dropped(dropped),
+        *_unstopped(unstopped),
         *(_quantized(model) if quantized else ()),
         *_two_bits(model),
         *_shared(model, parameters),
@@ -155,6 +158,20 @@ def _dropped(names: Sequence[str]) -> list[Hint]:
             f"The exporter left out {len(names)} bias{'' if one else 'es'} that {'was' if one else 'were'} zero "
             f"({_listed(names)}): {'it is' if one else 'they are'} not in the file and cannot be trained. "
             "torch.onnx.export(..., optimize=False) keeps them.",
+            surprising=True,
+        )
+    ]
+
+
+def _unstopped(names: Sequence[str]) -> list[Hint]:
+    if not names:
+        return []
+    one = len(names) == 1
+    return [
+        Hint(
+            f"The PyTorch program detaches inputs of {_listed(names)}, but the exporter changed the "
+            f"{'node' if one else 'nodes'}, so that it is not known which inputs: gradients pass them all. "
+            "torch.onnx.export(..., optimize=False) keeps the nodes.",
             surprising=True,
         )
     ]

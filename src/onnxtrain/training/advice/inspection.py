@@ -27,6 +27,7 @@ from onnxtrain.training.advice.hints import dropped_biases, find_hints
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import find_copies
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
+from onnxtrain.working_copy.program_stops import stop_as_program
 from onnxtrain.working_copy.training_modes import find_layers, set_inference
 from onnxtrain.working_copy.widening import in_file, widen
 
@@ -190,6 +191,7 @@ def inspect(
     dropped = dropped_biases(working)
     halves = widen(working)
     layers = find_layers(working)
+    unstopped = stop_as_program(working)
     set_inference(working)
     copy = working.clone()
     loss = None
@@ -208,6 +210,7 @@ def inspect(
         find_copies(file, names),
         undecided=[row.name for row in table if row.undecided],
         dropped=dropped,
+        unstopped=unstopped,
         quantized=True,
     )
     return Inspection(
