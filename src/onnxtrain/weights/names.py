@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import REPLACED_WEIGHT
+from onnxtrain.weights.program import CALL
 from onnxtrain.weights.readers import Functions, arrivals, role_of
 
 
@@ -145,14 +146,6 @@ def is_transform(name: str) -> bool:
     return re.match(_TRANSFORM, last_word(name)) is not None
 
 
-def declared_kind(value: ir.Value) -> str:
-    """Return what an initializer is in PyTorch's program, by its newer exporter; "" where the file does not say.
-
-    PARAMETER is an ``nn.Parameter``, BUFFER a buffer of a module, CONSTANT_TENSOR a tensor written in the code.
-    """
-    return value.metadata_props.get(_KIND, "")
-
-
 def is_mask(name: str) -> bool:
     """Return whether a tensor has the name of a mask."""
     return re.match(_MASK, last_word(name)) is not None
@@ -184,12 +177,6 @@ def is_learned(name: str) -> bool:
 
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
-
-_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""Metadata key of an initializer: what it is in PyTorch's program, such as PARAMETER or BUFFER."""
-
-CALL = "pkg.torch.onnx.fx_node"
-"""Metadata key of a node: its call in the exported program."""
 
 _KEPT = (_SCOPES, CALL, REPLACED_WEIGHT)
 

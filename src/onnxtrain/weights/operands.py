@@ -18,7 +18,6 @@ import onnx_ir as ir
 from onnxtrain.ir.value import dimensions
 from onnxtrain.weights.buffers import is_bias, is_operand_of_weight, is_preprocessed, is_weight
 from onnxtrain.weights.names import (
-    CALL,
     NameOrigin,
     is_buffer,
     is_computed_parameter,
@@ -28,6 +27,7 @@ from onnxtrain.weights.names import (
     last_word,
     origin_of,
 )
+from onnxtrain.weights.program import CALL
 from onnxtrain.weights.readers import (
     REARRANGING,
     Functions,

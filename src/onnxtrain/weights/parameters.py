@@ -14,7 +14,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.weights.buffers import mask_reason, table_reason
-from onnxtrain.weights.names import NameOrigin, declared_kind, module_paths, node_names, origin_of
+from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
 from onnxtrain.weights.operands import (
     FILL,
     LEARNED,
@@ -28,6 +28,7 @@ from onnxtrain.weights.operands import (
     scalar_readers,
     scalar_reason,
 )
+from onnxtrain.weights.program import declared_kind, folded_parameters
 from onnxtrain.weights.readers import Functions, Reader, ReaderUse, arrivals, read_through_identity, role_of, use_of
 
 
@@ -236,9 +237,9 @@ def _as_declared(value: ir.Value, decision: Decision, role: str) -> Decision:
     """Return the decision that agrees with what the file says of PyTorch's program, if it does.
 
     Buffers and tensors of the code are not parameters. An ``nn.Parameter`` is one unless its use or its values say what
-    it is instead, since the file does not say whether it required a gradient.
+    it is instead, since the file does not say whether it required a gradient. A result of parameters counts as one.
     """
-    kind = declared_kind(value)
+    kind = declared_kind(value) or ("PARAMETER" if folded_parameters(value) else "")
     if kind in _DECLARED and (decision.open or not decision.reason):
         return Decision(_DECLARED[kind])
     guessed = decision.open or decision == FILL or (is_scalar(value) and not role)

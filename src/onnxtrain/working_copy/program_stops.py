@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.rules.no_gradient import stopped
 from onnxtrain.ir import Builder
 from onnxtrain.ir.value import is_float
-from onnxtrain.weights.names import CALL, declared_kind
+from onnxtrain.weights.program import CALL, declared_kind
 
 _ARGUMENT: Final = re.compile(r"%(\w+)")
 _DETACHED: Final = re.compile(r"detach_?(_\d+)?")

@@ -15,8 +15,9 @@ import onnx_ir as ir
 from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.weights.buffers import is_weight
-from onnxtrain.weights.names import CALL, module_of
+from onnxtrain.weights.names import module_of
 from onnxtrain.weights.parameters import shared_parameters
+from onnxtrain.weights.program import CALL, folded_parameters
 from onnxtrain.weights.readers import (
     LINEAR,
     Reader,
@@ -86,6 +87,7 @@ def find_hints(
         *_undecided(undecided),
         *_dropped(dropped),
         *_unstopped(unstopped),
+        *_folded(model, parameters),
         *(_quantized(model) if quantized else ()),
         *_two_bits(model),
         *_shared(model, parameters),
@@ -158,6 +160,24 @@ def _dropped(names: Sequence[str]) -> list[Hint]:
             f"The exporter left out {len(names)} bias{'' if one else 'es'} that {'was' if one else 'were'} zero "
             f"({_listed(names)}): {'it is' if one else 'they are'} not in the file and cannot be trained. "
             "torch.onnx.export(..., optimize=False) keeps them.",
+            surprising=True,
+        )
+    ]
+
+
+def _folded(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
+    """Name trained initializers that the exporter computed from parameters by more than another layout."""
+    found = {name: folded_parameters(model.graph.initializers[name]) for name in parameters}
+    results = [name for name, sources in found.items() if sources]
+    if not results:
+        return []
+    lost = list(dict.fromkeys(source for name in results for source in found[name]))
+    one = len(results) == 1
+    return [
+        Hint(
+            f"The exporter computed {_listed(results)} from the parameter{'' if len(lost) == 1 else 's'} "
+            f"{_listed(lost)} and stored the result{'' if one else 's'}: a training changes {'it' if one else 'them'} "
+            "directly, other than PyTorch's. torch.onnx.export(..., optimize=False) keeps the parameters.",
             surprising=True,
         )
     ]

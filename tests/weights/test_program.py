@@ -1,0 +1,65 @@
+"""Initializers that PyTorch's newer exporter computed from parameters are trained, and a hint says so."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import onnxtrain
+
+SIGNATURE = (
+    "\n# inputs\np_d: PARAMETER target='d'\nb_t: BUFFER target='t'\nx: USER_INPUT\n\n# outputs\ny: USER_OUTPUT\n"
+)
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+
+
+def scaled(name, folded_from, signature=SIGNATURE):
+    """The model y = (x scale) weight, whose scale [1, 4] the exporter computed from these values."""
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+    graph (float[N, 4] x) => (float[N, 2] y) {{
+        scaled = Mul(x, {name})
+        y = MatMul(scaled, weight)
+    }}"""
+    model = parser.parse_model(text)
+    generator = np.random.default_rng(0)
+    for own, shape in ((name, (1, 4)), ("weight", (4, 2))):
+        values = generator.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, own))
+    info = model.graph.value_info.add(name=name)
+    info.type.CopyFrom(onnx.helper.make_tensor_type_proto(1, (1, 4)))
+    info.metadata_props.add(key=FOLDED, value=folded_from)
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=signature)
+    return model
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "val_3", "rotary_cos", "masked_fill", "index"])
+def test_a_result_of_a_parameter_is_trained_and_a_hint_names_both(name):
+    model = scaled(name, "['d', 'exp_2', 'val_0']")
+    with pytest.warns(
+        onnxtrain.errors.TrainingHint, match=rf"computed {name} from the parameter d and stored the result:"
+    ):
+        trainer = onnxtrain.Trainer(model, loss="mse")
+    assert name in trainer.parameters
+    assert any("from the parameter d" in hint for hint in onnxtrain.inspect(model).hints)
+    assert not any("from the parameter d" in hint for hint in onnxtrain.Trainer(model, loss="mse", freeze=name).hints)
+
+
+@pytest.mark.parametrize(
+    ("name", "folded_from", "signature"),
+    [
+        ("transpose", "['d', 'val_0', 'view_2']", SIGNATURE),  # another layout
+        ("sigmoid", "['t', 'val_0']", SIGNATURE),  # of a buffer
+        ("sigmoid", "['d'", SIGNATURE),  # not a list
+        ("sigmoid", "[{}, []]", SIGNATURE),
+        ("sigmoid", "7", SIGNATURE),
+        ("sigmoid", "['d']", "PARAMETER"),
+        ("sigmoid", "['d']", ""),
+    ],
+)
+def test_other_initializers_are_sorted_as_without_the_list(name, folded_from, signature):
+    model = scaled(name, folded_from, signature)
+    trainer = onnxtrain.Trainer(model, loss="mse")
+    assert not any("The exporter computed" in hint for hint in trainer.hints)
+    del model.graph.value_info[:]
+    assert set(trainer.parameters) == set(onnxtrain.Trainer(model, loss="mse").parameters)
