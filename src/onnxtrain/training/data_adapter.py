@@ -32,6 +32,7 @@ from onnxtrain.data.naming import (
     columns_of_table,
     is_batch_list,
     is_frame,
+    match_batch,
     named_array,
 )
 from onnxtrain.data.packing import PackedSequences
@@ -98,11 +99,11 @@ class DataAdapter:
             DataError: Arrays do not fit the model, or hold NaN or infinity.
             OptionError: Sample weights are given, but the loss accepts none.
         """
+        if objective.targets is not None and targets is None:
+            inputs, targets, sample_weight = _parts_of_batch(objective, inputs, sample_weight)
         objective = objective.weighting(sample_weight is not None)
         feeds = self._input_feeds(objective, inputs)
         if objective.targets is not None:
-            if targets is None:
-                raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
             if objective.others:
                 objective, found = self._targets_of_several(objective, targets, feeds)
                 feeds |= found
@@ -319,6 +320,23 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
         f"{found.name} holds texts, but the loss {loss.name} compares {reads}; use next_token, which compares the "
         "logits at a token with the next one, or a loss of your own."
     )
+
+
+def _parts_of_batch(objective: Objective, batch: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Return inputs, targets and weights of a batch that holds the targets, in the forms that ``fit`` takes.
+
+    Raises:
+        DataError: The batch is inputs alone, or has another form.
+    """
+    if not isinstance(batch, Mapping | tuple):
+        raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
+    batch, sample_weight = with_weights(batch, sample_weight, objective.inputs)
+    heads = objective.heads
+    if len(heads) > 1:
+        inputs, targets = batch if isinstance(batch, tuple) and len(batch) == 2 else (batch, batch)
+        return inputs, targets_by_output(heads, targets), sample_weight
+    inputs, targets = match_batch(batch, objective.inputs, "the batch")
+    return inputs, targets, sample_weight
 
 
 def _as_array(targets: Any, spec: TensorSpec) -> np.ndarray:
