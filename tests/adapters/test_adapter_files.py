@@ -320,6 +320,10 @@ def test_a_model_with_slots_takes_no_more(tmp_path):
         add_slots(tmp_path / "slots.onnx", tmp_path / "more.onnx")
     with pytest.raises(OptionError, match="already, so that it has adapters, or slots"):
         trained(tmp_path / "slots.onnx", targets="*.{q,v}_proj")
+    trained(decoder(packed=True)).save(tmp_path / "tuned.onnx_adapter")
+    add_slots(decoder(packed=True), tmp_path / "slots.onnx")
+    with pytest.raises(ModelError, match="the model has slots for adapters already; give the model without slots"):
+        add_slots(tmp_path / "slots.onnx", tmp_path / "more.onnx", adapter=tmp_path / "tuned.onnx_adapter")
 
 
 @pytest.mark.parametrize(("kind", "step"), [("BFLOAT16", 2**-8), ("FLOAT16", 2**-11), ("DOUBLE", 0)])

@@ -47,6 +47,11 @@ def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) 
     for name, entry in adapter.entries.items():
         layer_part = own_names.get(name) or _match(by_name, name)
         if layer_part is None:
+            if any(f".lora_{matrix}." in str(value.name) for value in graph.inputs for matrix in "AB"):
+                raise ModelError(
+                    f"{label!r} has an adapter for {name!r}, but the model has slots for adapters already; give the "
+                    "model without slots."
+                )
             shown = ", ".join(layer.name for layer in layers[:4]) + (", ..." if len(layers) > 4 else "")
             raise ModelError(
                 f"{label!r} has an adapter for {name!r}, but the model has no such layer; its layers: "

@@ -23,7 +23,7 @@ from onnxtrain.data.conversion import (
 )
 from onnxtrain.data.data_names import Columns, DataNames
 from onnxtrain.data.labels import learn_labels, no_labels
-from onnxtrain.data.map_dataset import ExampleSource
+from onnxtrain.data.map_dataset import ExampleSource, is_stream
 from onnxtrain.data.naming import (
     NamedColumns,
     NoSuchArrayError,
@@ -366,7 +366,8 @@ def _check_sizes(specs: Sequence[TensorSpec], arrays: Mapping[str, np.ndarray]) 
 
 
 def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
-    """Return rows of texts in a sequence or an iterator as a list, and other data, such as batches, as they are."""
+    """Return rows of texts in a sequence, a stream or an iterator as a list; others, such as batches, as they are."""
+    given, source = source, iter(source) if is_stream(source) else source
     is_iterator = isinstance(source, Iterator)
     if not is_iterator and (not isinstance(source, Sequence) or isinstance(source, str | list) or not source):
         return source
@@ -378,7 +379,7 @@ def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
     again = _joined(first, source) if is_iterator else source
     if first and is_row(first[0], FORMS[loss.texts] if isinstance(loss, GroupLoss) else OF_CHATS):
         return [*again]
-    return again
+    return given if is_stream(given) else again
 
 
 def _joined(first: Iterable[Any], rest: Iterable[Any]) -> Iterator[Any]:
