@@ -40,7 +40,7 @@ from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_cop
 from onnxtrain.working_copy.adaptation import Adapted
 from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.head_norms import separate_head_norms
-from onnxtrain.working_copy.kv_cache import remove_cache_inputs
+from onnxtrain.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
 from onnxtrain.working_copy.program_stops import stop_as_program
 from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
 from onnxtrain.working_copy.widening import hold_rounded, in_file, keep_frozen, rounded, widen
@@ -85,7 +85,9 @@ def prepare(
     model = file.training_model()
     dropped = dropped_biases(model)
     forget_traces(model)
-    if not caches:
+    if caches:
+        let_caches_grow(model.graph)
+    else:
         remove_cache_inputs(model)
     mark_token_inputs(model)
     halves = widen(model)

@@ -256,9 +256,10 @@ class Trainer(TrainedModel):
         """Train one step on one batch; smaller batches are padded for models with a fixed batch size.
 
         Args:
-            inputs: An array, a tuple of arrays in the order of the model's inputs, or a mapping.
+            inputs: An array, a tuple of arrays in the order of the model's inputs, or a mapping. Without ``targets``, a
+                batch as ``fit`` takes it: a mapping that has the targets too, (inputs, targets), or these and weights.
             targets: Class indices or values, by output where several have losses; ``None`` where the loss is an output
-                of the model.
+                of the model, or where the batch holds them.
             sample_weight: One weight per example [N], at least 0, that multiplies its term of the loss.
 
         Returns:

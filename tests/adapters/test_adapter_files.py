@@ -66,6 +66,57 @@ def test_onnxruntime_runs_adapters_in_slots(settings, tmp_path):
     assert run(opened, x).tobytes() == base.tobytes()
 
 
+def tied(weight, *names):
+    """A head with the embedding's weight [8, 11], which has a name; the nodes have names, too."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        f (int64[N, T] input_ids, float[8, 11] w) => (float[N, T, 11] logits) {
+            t = Transpose <perm = [1, 0]> (w)  e = Gather(t, input_ids)  h = Tanh(e)  logits = MatMul(h, w) }""")
+    del model.graph.input[1]
+    array = np.random.default_rng(0).standard_normal((8, 11)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(array, weight))
+    for node, name in zip(model.graph.node, names or [""] * 4, strict=True):
+        node.name = name
+        node.input[:] = [weight if each == "w" else each for each in node.input]
+    return model
+
+
+TIED = {
+    "of genai's builder": tied(
+        "lm_head.MatMul.weight",
+        "/model/embed_tokens/Transpose",
+        "/model/embed_tokens/Gather",
+        "/model/Tanh",
+        "/lm_head/MatMul",
+    ),
+    "nodes without names": tied("wte.weight"),
+}
+"""Models whose head and embedding share a weight."""
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_adapters_of_an_embedding_and_its_tied_head(kind, tmp_path):
+    names = {"of genai's builder": {"model.embed_tokens", "lm_head"}, "nodes without names": {"wte", "wte.2"}}[kind]
+    model, ids = TIED[kind], np.arange(22).reshape(2, 11) % 11
+    lora = Lora(rank=2, alpha=4, targets="*")
+    learner = onnxtrain.Trainer(model, loss="next_token", optimizer="adam(lr=0.05)", lora=lora)
+    for _ in range(3):
+        learner.train_step({"input_ids": ids, "labels": ids})
+    expected = learner.predict(ids)
+    path = tmp_path / "tuned.onnx_adapter"
+    learner.save(path)
+    entries = read_adapter(path).entries
+    assert set(entries) == names
+    assert entries[min(names)].inputs == (11 if min(names) == "wte" else 8)
+    add_slots(model, tmp_path / "slots.onnx", adapter=path)
+    np.testing.assert_allclose(run(session(tmp_path / "slots.onnx"), ids, path), expected, atol=1e-5)
+    again = onnxtrain.Trainer(model, loss="next_token", lora=Lora(adapter=path))
+    np.testing.assert_allclose(again.predict(ids), expected, atol=1e-6)
+    convert_adapter(model, path, tmp_path / "folder")
+    convert_adapter(model, tmp_path / "folder", tmp_path / "back.onnx_adapter")
+    again = onnxtrain.Trainer(model, loss="next_token", lora=Lora(adapter=tmp_path / "back.onnx_adapter"))
+    np.testing.assert_allclose(again.predict(ids), expected, atol=1e-6)
+
+
 def test_slots_take_adapters_of_any_rank(tmp_path):
     model, (x, _) = decoder(packed=True), batch()
     assert len(add_slots(model, tmp_path / "slots.onnx")) == 8
@@ -270,6 +321,10 @@ def test_a_model_with_slots_takes_no_more(tmp_path):
         add_slots(tmp_path / "slots.onnx", tmp_path / "more.onnx")
     with pytest.raises(OptionError, match="already, so that it has adapters, or slots"):
         trained(tmp_path / "slots.onnx", targets="*.{q,v}_proj")
+    trained(decoder(packed=True)).save(tmp_path / "tuned.onnx_adapter")
+    add_slots(decoder(packed=True), tmp_path / "slots.onnx")
+    with pytest.raises(ModelError, match="the model has slots for adapters already; give the model without slots"):
+        add_slots(tmp_path / "slots.onnx", tmp_path / "more.onnx", adapter=tmp_path / "tuned.onnx_adapter")
 
 
 @pytest.mark.parametrize(("kind", "step"), [("BFLOAT16", 2**-8), ("FLOAT16", 2**-11), ("DOUBLE", 0)])

@@ -128,7 +128,7 @@ OPTIONS = [
     ),
     Mistake(
         "no validation file",
-        r"--validation is 'tests\.npz'; it needs a \.npz or \.csv file.* or a fraction",
+        r"There is no file 'tests\.npz'; --validation needs a file or folder of data, or a fraction such as 0\.1\.",
         fit("--validation", "tests.npz"),
     ),
     Mistake(

@@ -228,6 +228,16 @@ def test_training_models_and_pickles_have_all_losses():
     assert again.train_step(X, BOTH) == learner.train_step(X, BOTH)
 
 
+def test_a_step_takes_the_batches_of_fit():
+    expected = trainer().train_step(X, BOTH)
+    for batch in ({"x": X, **BOTH}, (X, BOTH), ({"x": X}, BOTH)):
+        assert trainer().train_step(batch) == expected
+    weights = np.linspace(0, 2, 12).astype(np.float32)
+    assert trainer().train_step((X, BOTH, weights)) == trainer().train_step(X, BOTH, sample_weight=weights)
+    with pytest.raises(DataError, match="The targets of 'place' are missing; got x, kind"):
+        trainer().train_step({"x": X, "kind": KIND})
+
+
 def test_one_loss_by_output_accepts_both_forms_of_its_target():
     learner, expected = trainer({"place": "mse"}), onnxtrain.Trainer(two_outputs(), loss="mse", output="place")
     assert learner.train_step(X, {"place": PLACE}) == expected.train_step(X, PLACE)

@@ -41,6 +41,28 @@ TEMPLATES = {
 }
 """Templates in the manner of well-known ones."""
 
+THINKING = (  # as of Qwen 3: the last answer has a thought, perhaps empty, and earlier ones have none
+    "{%- set ns = namespace(question=-1) %}{%- for message in messages %}{%- if message.role == 'user' %}"
+    "{%- set ns.question = loop.index0 %}{%- endif %}{%- endfor %}"
+    "{%- if tools %}{{- '<|im_start|>system\nTools:' }}{%- for tool in tools %}{{- '\n' + (tool | tojson) }}"
+    "{%- endfor %}{{- '<|im_end|>\n' }}{%- endif %}"
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' }}"
+    "{%- set text = message.content if message.content is string else '' %}{%- set thought = '' %}"
+    "{%- if message.reasoning_content is defined %}{%- set thought = message.reasoning_content %}"
+    "{%- elif '</think>' in text %}{%- set thought = text.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    "{%- set text = text.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
+    "{%- if message.role == 'assistant' and loop.index0 > ns.question and (loop.last or thought) %}"
+    "{{- '<think>\n' + thought + '\n</think>\n\n' }}{%- endif %}{{- text }}"
+    "{%- for call in message.tool_calls or [] %}{{- '\n<call>' + (call.function | tojson) + '</call>' }}{%- endfor %}"
+    "{{- '<|im_end|>\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+
+ENDED = (  # as of Phi 3: the text ends with a token where no answer is asked for
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ '<|endoftext|>' }}{% endif %}"
+)
+"""Templates that render an answer in another way where messages follow it."""
+
 GENERATION = (
     "{{ bos_token }}{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
     "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}{{ '<|im_end|>' }}{% endgeneration %}"

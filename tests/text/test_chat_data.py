@@ -13,7 +13,7 @@ from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data.map_dataset import by_length
 from onnxtrain.errors import CheckpointError, DataError, OptionError, TrainingHint
 from onnxtrain.text import ChatData
-from text.chats import CHATS, GENERATION, TEMPLATES, language_model, tokenizer, write_rows
+from text.chats import CHATS, ENDED, GENERATION, TEMPLATES, THINKING, language_model, tokenizer, write_rows
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
@@ -109,6 +109,96 @@ def test_learned_text(tmp_path):
     assert [labels for _, labels in everything] == [ids for ids, _ in rows]
 
 
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Bonn"}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "wanted"),
+    [
+        (
+            THINKING,
+            CHATS[1],
+            "Guten Tag, schöne Grüße!<|im_end|>\n<think>\n\n</think>\n\nSure: \U0001f600 \U0001f600<|im_end|>\n",
+        ),
+        (ENDED, CHATS[1], "Guten Tag, schöne Grüße!<|im_end|>\nSure: \U0001f600 \U0001f600<|im_end|>\n<|endoftext|>"),
+        (
+            THINKING,
+            [
+                {"role": "user", "content": "Two?"},
+                {"role": "assistant", "content": "<think>\nOne and one.\n</think>\n\nYes,\ntwo."},
+                {"role": "user", "content": "And?"},
+                {"role": "assistant", "content": "<think>\nMore?\n</think>\n\nThree."},
+            ],
+            "Yes,\ntwo.<|im_end|>\n<think>\nMore?\n</think>\n\nThree.<|im_end|>\n",
+        ),
+        (
+            THINKING,
+            [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Rain?"},
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                {"role": "tool", "content": "dry"},
+                {"role": "assistant", "content": "No."},
+            ],
+            '\n<call>{"name": "weather", "arguments": {"city": "Bonn"}}</call><|im_end|>\n'
+            "<think>\n\n</think>\n\nNo.<|im_end|>\n",
+        ),
+        (
+            ENDED,
+            [
+                {"role": "user", "content": "One"},
+                {"role": "assistant", "content": "<b>[1]"},
+                {"role": "user", "content": "Two"},
+                {"role": "assistant", "content": "two"},
+            ],
+            "<b>[1]<|im_end|>\ntwo<|im_end|>\n<|endoftext|>",
+        ),
+        (
+            TEMPLATES["chatml"],
+            [
+                {"role": "user", "content": "Two?"},
+                {"role": "assistant", "content": "Yes."},
+                {"role": "assistant", "content": "Two."},
+            ],
+            "Yes.<|im_end|>\nTwo.<|im_end|>\n",  # without the words that ask for an answer
+        ),
+    ],
+    ids=["thinking", "ended", "thoughts", "tools", "marks", "two answers"],
+)
+def test_answers_that_change_where_messages_follow(tmp_path, template, chat, wanted):
+    """The labels of earlier answers are their text in the whole chat."""
+    folder = tokenizer(tmp_path, template)
+    row = {"messages": chat, "tools": [CALL]} if "Rain?" in str(chat) else {"messages": chat}
+    rows = read([row], tokenizer=folder)
+    assert learned(folder, rows) == [wanted]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.role }}: {{ m.content | upper if loop.last else m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}",
+        "{{ messages | length }}{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}",
+    ],
+    ids=["another text", "another beginning"],
+)
+def test_answers_that_are_not_found_are_refused(tmp_path, template):
+    folder = tokenizer(tmp_path, template)
+    with pytest.raises(
+        DataError, match=r"row 0 of the dataset cannot be rendered: .*in another way when the others fol"
+    ):
+        read([{"messages": CHATS[1]}], tokenizer=folder)
+
+
+@pytest.mark.parametrize(
+    "row", [{"text": "a\ud800b"}, {"messages": [*CHATS[1], {"role": "user", "content": "\udfff"}]}]
+)
+def test_halves_of_characters_are_refused(tmp_path, row):
+    with pytest.raises(DataError, match=r"^row 1 of the dataset holds half of a character \(a surrogate"):
+        read([ROWS[0], row], tokenizer=tokenizer(tmp_path))
+
+
 def test_prompts_and_completions(tmp_path):
     folder = tokenizer(tmp_path)
     words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -163,6 +253,7 @@ def test_parquet_and_datasets(tmp_path):
     assert read(tmp_path / "d.parquet", tokenizer=folder) == wanted
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     assert read(datasets.Dataset.from_list(ROWS), tokenizer=folder) == wanted
+    assert read(datasets.Dataset.from_list(ROWS).to_iterable_dataset(), tokenizer=folder) == wanted
 
 
 def test_chat_templates_of_a_folder(tmp_path):

@@ -122,6 +122,13 @@ def test_a_dataset_without_a_column(folder: Path) -> None:
         onnxtrain.Trainer(folder, loss="kto").fit(data, progress=False)
 
 
+@pytest.mark.parametrize("loss", ["next_token", "dpo"])
+def test_a_stream_of_rows_is_as_a_list(folder: Path, loss: str) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets are not installed")
+    stream = datasets.Dataset.from_list(ROWS[loss]).to_iterable_dataset()
+    assert trained(folder, loss, stream) == trained(folder, loss, ROWS[loss])
+
+
 def test_the_weight_of_a_row_multiplies_its_loss(folder: Path) -> None:
     """The row without an answer is left out with its weight."""
     trainer = onnxtrain.Trainer(folder, loss="next_token")

@@ -315,12 +315,34 @@ def test_bad_options(options, message: str) -> None:
         (np.zeros((4, 6)), np.zeros(4, int), r"needs shape \(batch, 5\), but got \(4, 6\)"),
         (np.zeros((4, 5)), np.zeros((4, 2, 2), int), r"'target' needs shape"),
         (np.zeros((4, 5)), None, "This loss needs targets"),
+        ({"input": np.zeros((4, 5))}, None, "the batch holds only the input 'input': add an array of targets"),
+        ({"input": np.zeros((4, 5)), "a": 0, "b": 0}, None, "the batch has 'a' and 'b' besides the inputs"),
+        ((np.zeros((4, 5)), np.zeros((4, 5)), np.zeros((4, 5)), 0), None, "the batch is a sequence of 4"),
         ({"wrong": np.zeros((4, 5))}, np.zeros(4, int), r"The inputs \['.*'\] are missing; got wrong"),
     ],
 )
 def test_arrays_that_do_not_fit(inputs, targets, message: str) -> None:
     with pytest.raises(DataError, match=message):
         trainer().train_step(inputs, targets)
+
+
+@pytest.mark.parametrize("form", ["mapping", "pair", "mapping and targets", "with weights"])
+def test_a_step_takes_the_batches_of_fit(form: str) -> None:
+    x, y = data()
+    weights = np.arange(len(x), dtype=np.float32)
+    batch = {
+        "mapping": {"input": x, "labels": y},
+        "pair": (x, y),
+        "mapping and targets": ({"input": x}, y),
+        "with weights": (x, y, weights),
+    }[form]
+    whole, step, plain = trainer(), trainer(), trainer()
+    loss = whole.fit(batch, epochs=1, batch_size=len(x), shuffle=False, progress=False).rows[0]["loss"]
+    assert step.train_step(batch) == pytest.approx(loss, rel=1e-6)
+    given = {"sample_weight": weights} if form == "with weights" else {}
+    assert plain.train_step(x, y, **given) == pytest.approx(loss, rel=1e-6)
+    for name, value in plain.parameters.items():
+        np.testing.assert_array_equal(step.parameters[name], value)
 
 
 def test_labels_out_of_range() -> None:

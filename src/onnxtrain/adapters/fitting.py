@@ -21,8 +21,8 @@ LayerPart = tuple[Layer, Part | None]
 def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> tuple[Adapter, list[LayerPart]]:
     """Return the adapter with its entries renamed to the model's layer names, and the layer of each entry.
 
-    An entry matches a layer of the same name, or the only layer whose path ends with the entry's name or the reverse:
-    exporters wrap models into others.
+    An entry matches the layer whose adapter has this name, the only layer that is also called so, or the only one whose
+    path ends with the entry's name or the reverse: exporters wrap models into others.
 
     Args:
         adapter: The adapter as read.
@@ -35,6 +35,8 @@ def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) 
             initializer, or one of another shape.
     """
     adapter = fit_tensors(adapter, graph, layers, label)
+    own_names: dict[str, LayerPart] = {layer.name: (layer, None) for layer in layers}
+    own_names |= {part.name: (layer, part) for layer in layers for part in layer.parts}
     by_name: dict[str, list[LayerPart]] = {}
     for layer in layers:
         for name in layer.names:
@@ -43,8 +45,13 @@ def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) 
             by_name.setdefault(part.name, []).append((layer, part))
     found: dict[str, tuple[Entry, LayerPart]] = {}
     for name, entry in adapter.entries.items():
-        layer_part = _match(by_name, name)
+        layer_part = own_names.get(name) or _match(by_name, name)
         if layer_part is None:
+            if any(f".lora_{matrix}." in str(value.name) for value in graph.inputs for matrix in "AB"):
+                raise ModelError(
+                    f"{label!r} has an adapter for {name!r}, but the model has slots for adapters already; give the "
+                    "model without slots."
+                )
             shown = ", ".join(layer.name for layer in layers[:4]) + (", ..." if len(layers) > 4 else "")
             raise ModelError(
                 f"{label!r} has an adapter for {name!r}, but the model has no such layer; its layers: "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from onnxtrain.adapters.names import layer_names, matches
+from onnxtrain.adapters.names import in_checkpoints, layer_names, matches, name_of_node
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.value import dimensions, is_float
@@ -131,18 +131,31 @@ def find_layers(model: ir.Model) -> list[Layer]:
 
 
 def _with_own_names(layers: list[Layer]) -> list[Layer]:
-    """Make first names unique: a layer that shares a weight gets its next free name, or a number."""
-    count: dict[str, int] = {}
+    """Make first names unique: of layers that share a weight, the one whose node is called like it keeps its name.
+
+    Else the first keeps it. The others get their next free name, or a number.
+    """
+    owners: dict[str, Layer] = {}
+    for layer in layers:
+        if layer.name not in owners or (_is_named_by_node(layer) and not _is_named_by_node(owners[layer.name])):
+            owners[layer.name] = layer
+    taken = set(owners)
     found = []
     for layer in layers:
-        own = next((name for name in layer.names if name not in count), "")
-        number = 2
-        while not own or own in count:
-            own, number = f"{layer.name}.{number}", number + 1
-        count[own] = 1
-        names = (own, *(name for name in layer.names if name != own))
-        found.append(replace(layer, names=names))
+        own = layer.name
+        if owners[own] is not layer:
+            own = next((name for name in layer.names if name not in taken), "")
+            number = 2
+            while not own or own in taken:
+                own, number = f"{layer.name}.{number}", number + 1
+            taken.add(own)
+        found.append(replace(layer, names=(own, *(name for name in layer.names if name != own))))
     return found
+
+
+def _is_named_by_node(layer: Layer) -> bool:
+    name = name_of_node(layer.node)
+    return layer.name in (name, in_checkpoints(name))
 
 
 def choose_layers(layers: Sequence[Layer], targets: str | Sequence[str], output: ir.Value | None) -> list[Layer]:

@@ -37,10 +37,19 @@ def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = N
     found = [] if origin_of(name) is NameOrigin.EXPORTER else [_WEIGHT.sub("", name)]
     found += [_WEIGHT.sub("", path) for path in module_paths(weight, functions)]
     found += [_NODE.sub("", other) for other in node_names(weight, functions) if "/" not in other]
-    own = (node.name or "").strip("/").replace("/", ".")
-    found += [_NODE.sub("", own)] if own else []
+    found += [own] if (own := name_of_node(node)) else []
     found += [name] if not found else []
     return tuple(dict.fromkeys(other for one in found for other in (in_checkpoints(one), one) if other))
+
+
+def name_of_node(node: ir.Node) -> str:
+    """Return the name of a layer by its node, "" for a node without name.
+
+    Example:
+        >>> name_of_node(ir.Node("", "MatMul", [], name="/model/lm_head/MatMul"))
+        'model.lm_head'
+    """
+    return _NODE.sub("", (node.name or "").strip("/").replace("/", "."))
 
 
 def in_checkpoints(name: str) -> str:

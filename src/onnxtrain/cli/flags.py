@@ -375,7 +375,8 @@ class ReaderFlags:
             return float(validation)
         except ValueError:
             raise DataError(
-                f"--validation is {validation!r}; it needs a .npz or .csv file, a folder, or a fraction such as 0.1."
+                f"There is no file {validation!r}; --validation needs a file or folder of data, or a fraction such as "
+                "0.1."
             ) from None
 
     def _only(self, *names: str, kind: str, path: str) -> None:

@@ -449,6 +449,11 @@ def is_hugging_face(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == "datasets" and hasattr(value, "column_names")
 
 
+def is_stream(value: object) -> bool:
+    """Return whether a value is a dataset of the package ``datasets`` that is read once, in order."""
+    return is_hugging_face(value) and not isinstance(value, dict) and not hasattr(value, "__len__")
+
+
 def refuse_other_kinds(value: Any) -> None:
     """Refuse a dictionary of datasets, and a stream.
 

@@ -14,7 +14,7 @@ import numpy as np
 from onnxtrain.data.conversion import TensorSpec
 from onnxtrain.data.csv_file import CSV_SUFFIXES, CsvFile
 from onnxtrain.data.files import Reader
-from onnxtrain.data.map_dataset import is_hugging_face, refuse_other_kinds
+from onnxtrain.data.map_dataset import is_hugging_face, is_stream, refuse_other_kinds
 from onnxtrain.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
 from onnxtrain.errors import DataError
 from onnxtrain.model_file.small_files import MEGABYTE, RefusedFileError, check_regular_file, parse_json
@@ -226,8 +226,9 @@ def read_records(
             yield label, {"text": line} if parse is None else parse(line, f"{label} of '{path}'")
     elif isinstance(source, Iterable):
         if is_hugging_face(source):
-            refuse_other_kinds(source)
             plain: Any = source
+            if not is_stream(source):
+                refuse_other_kinds(source)
             source = plain.with_format(None)
         yield from ((f"row {number}", row) for number, row in enumerate(source))
     else:

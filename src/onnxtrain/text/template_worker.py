@@ -7,6 +7,7 @@ with ``break`` and ``continue``, ``raise_exception``, ``strftime_now``, a ``tojs
 
 import datetime
 import json
+import re
 import secrets
 from typing import Any
 
@@ -19,6 +20,15 @@ import jinja2.sandbox
 Chat = dict[str, Any]
 """``messages``, ``tools`` and ``options`` of a chat, ``prompt`` (messages before the completion) and ``answers``; or
 ``ask`` for the words that ask for an answer, too."""
+
+
+_CHANGED = (
+    "the chat template renders the first messages in another way when the others follow, so that the answers are not "
+    "found; mark them in the template by {% generation %}, or set train_on='all'"
+)
+
+_OPEN_MARK = re.compile(r"[<\[][^<>\[\]]*$")
+"""The beginning of a special token, such as ``<|``, at the end of a text."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -96,8 +106,7 @@ class Renderer:
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
                 start = self._start(chat, text, index)
-                before = text if index + 1 == len(messages) else self._render(chat, messages[: index + 1])
-                spans.append((start, self._prefix(text, before)))
+                spans.append((start, start + self._length(chat, text[start:], index, start)))
         return text, spans
 
     def _start(self, chat: Chat, text: str, index: int) -> int:
@@ -105,15 +114,33 @@ class Renderer:
         earlier = chat["messages"][:index]
         if not earlier:
             raise ValueError("the first message is an answer; put the question before it")
-        asks = earlier[-1]["role"] != "assistant"
-        return self._prefix(text, self._render(chat, earlier, add_generation_prompt=asks))
+        asked = self._render(chat, earlier, add_generation_prompt=True)
+        if earlier[-1]["role"] == "assistant" and not text.startswith(asked):
+            asked = self._render(chat, earlier)  # no words ask for another answer
+        return self._prefix(text, asked)
+
+    def _length(self, chat: Chat, rest: str, index: int, start: int) -> int:
+        """Return the characters of an answer at the beginning of the text from ``start`` on.
+
+        Templates may end the last message in another way (Phi 3), or begin it so (Qwen 3, with an empty thought): then
+        the answer is what both renderings begin with, or an end of the one as last message, if it has its last line.
+        """
+        message, messages = chat["messages"][index], chat["messages"]
+        if index + 1 == len(messages):
+            return len(rest)
+        own = self._render(chat, messages[: index + 1])[start:]
+        if rest.startswith(own):
+            return len(own)
+        ends = (own[at:] for at in range(len(own)) if own[at] == rest[0] and rest.startswith(own[at:]))
+        last = _last_line(message)
+        for found in (_OPEN_MARK.sub("", _shared(own, rest)), next(ends, "")):
+            if last and last in found:
+                return len(found)
+        raise ValueError(_CHANGED)
 
     def _prefix(self, text: str, start: str) -> int:
         if not text.startswith(start):
-            raise ValueError(
-                "the chat template renders the first messages in another way when the others follow, so that the "
-                "answers are not found; mark them in the template by {% generation %}, or set train_on='all'"
-            )
+            raise ValueError(_CHANGED)
         return len(start)
 
     def _marked(self, chat: Chat, text: str) -> list[tuple[int, int]]:
@@ -146,6 +173,23 @@ class Renderer:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+
+
+def _shared(one: str, other: str) -> str:
+    """Return what two texts begin with."""
+    size = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:size]
+
+
+def _last_line(message: dict[str, Any]) -> str:
+    """Return the end of a message that its rendering has: the name of a function that it calls, else its last line."""
+    calls = message.get("tool_calls")
+    if calls:
+        return str((calls[-1].get("function") or calls[-1]).get("name", ""))
+    content = message.get("content") or ""
+    texts = [content] if isinstance(content, str) else [str(part.get("text", "")) for part in content]
+    lines = "\n".join(texts).split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def start(settings: Any) -> tuple[Any, Any]:

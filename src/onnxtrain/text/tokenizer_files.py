@@ -88,6 +88,11 @@ class ChatTokenizer:
         """
         rendered = iter(self._rendered([row for row in rows if row.messages is not None], answers=answers))
         texts = [self._ended(row, answers=answers) if row.messages is None else next(rendered) for row in rows]
+        for row, (text, _) in zip(rows, texts, strict=True):
+            if not _is_unicode(text):
+                raise DataError(
+                    f"{row.label} holds half of a character (a surrogate, such as \\ud800), which no token has."
+                )
         encoded: list[Encoded | None] = [None] * len(rows)
         for plain in (True, False):  # a template writes the special tokens itself
             own = [index for index, row in enumerate(rows) if (row.messages is None) == plain]
@@ -180,6 +185,14 @@ class ChatTokenizer:
         except DataError as error:
             raise DataError(f"the chat template cannot be used: {str(error).rstrip('.')}.") from error
         return self._process
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _settings(path: Path) -> dict[str, Any]:

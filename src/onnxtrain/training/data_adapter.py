@@ -23,7 +23,7 @@ from onnxtrain.data.conversion import (
 )
 from onnxtrain.data.data_names import Columns, DataNames
 from onnxtrain.data.labels import learn_labels, no_labels
-from onnxtrain.data.map_dataset import ExampleSource
+from onnxtrain.data.map_dataset import ExampleSource, is_stream
 from onnxtrain.data.naming import (
     NamedColumns,
     NoSuchArrayError,
@@ -32,6 +32,7 @@ from onnxtrain.data.naming import (
     columns_of_table,
     is_batch_list,
     is_frame,
+    match_batch,
     named_array,
 )
 from onnxtrain.data.packing import PackedSequences
@@ -98,11 +99,11 @@ class DataAdapter:
             DataError: Arrays do not fit the model, or hold NaN or infinity.
             OptionError: Sample weights are given, but the loss accepts none.
         """
+        if objective.targets is not None and targets is None:
+            inputs, targets, sample_weight = _parts_of_batch(objective, inputs, sample_weight)
         objective = objective.weighting(sample_weight is not None)
         feeds = self._input_feeds(objective, inputs)
         if objective.targets is not None:
-            if targets is None:
-                raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
             if objective.others:
                 objective, found = self._targets_of_several(objective, targets, feeds)
                 feeds |= found
@@ -321,6 +322,23 @@ def with_tokenizer(source: Any, objective: Objective, folder: Path | None) -> An
     )
 
 
+def _parts_of_batch(objective: Objective, batch: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Return inputs, targets and weights of a batch that holds the targets, in the forms that ``fit`` takes.
+
+    Raises:
+        DataError: The batch is inputs alone, or has another form.
+    """
+    if not isinstance(batch, Mapping | tuple):
+        raise DataError("This loss needs targets; give them to train_step(inputs, targets).")
+    batch, sample_weight = with_weights(batch, sample_weight, objective.inputs)
+    heads = objective.heads
+    if len(heads) > 1:
+        inputs, targets = batch if isinstance(batch, tuple) and len(batch) == 2 else (batch, batch)
+        return inputs, targets_by_output(heads, targets), sample_weight
+    inputs, targets = match_batch(batch, objective.inputs, "the batch")
+    return inputs, targets, sample_weight
+
+
 def _as_array(targets: Any, spec: TensorSpec) -> np.ndarray:
     try:
         return np.asarray(targets)
@@ -348,7 +366,8 @@ def _check_sizes(specs: Sequence[TensorSpec], arrays: Mapping[str, np.ndarray]) 
 
 
 def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
-    """Return rows of texts in a sequence or an iterator as a list, and other data, such as batches, as they are."""
+    """Return rows of texts in a sequence, a stream or an iterator as a list; others, such as batches, as they are."""
+    given, source = source, iter(source) if is_stream(source) else source
     is_iterator = isinstance(source, Iterator)
     if not is_iterator and (not isinstance(source, Sequence) or isinstance(source, str | list) or not source):
         return source
@@ -360,7 +379,7 @@ def _with_listed_rows(source: Any, loss: NextToken | GroupLoss) -> Any:
     again = _joined(first, source) if is_iterator else source
     if first and is_row(first[0], FORMS[loss.texts] if isinstance(loss, GroupLoss) else OF_CHATS):
         return [*again]
-    return again
+    return given if is_stream(given) else again
 
 
 def _joined(first: Iterable[Any], rest: Iterable[Any]) -> Iterator[Any]:

@@ -78,6 +78,17 @@ def remove_cache_inputs(model: ir.Model) -> list[str]:
     return names
 
 
+def let_caches_grow(graph: ir.Graph) -> None:
+    """Make caches that are as long as a window of attention grow from empty ones, as the others of a model do.
+
+    The window itself stays: attention to positions before it is masked. With the attribute, ONNX Runtime requires that
+    a cache has the window's length from the beginning.
+    """
+    for node in graph:
+        if node.op_type == "GroupQueryAttention":
+            node.attributes.pop(_WINDOWED, None)
+
+
 def cache_outputs(graph: ir.Graph) -> dict[str, str]:
     """Return the KV caches of a decoder: the name of each growing cache input, and of the output that continues it.
 
