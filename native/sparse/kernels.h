@@ -122,6 +122,98 @@ void multiply_lanes(const SparseLanes& part) {
   }
 }
 
+// The first `count` elements, less than a vector; the others are zero, and are not read or written.
+inline Vector<float> load_first(const float* from, std::size_t count) {
+#if defined(__AVX512F__)
+  return (Vector<float>)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
+#else
+  float elements[kLanes<float>] = {};
+  copy(from, count, elements);
+  return load(elements);
+#endif
+}
+
+inline void store_first(float* to, std::size_t count, Vector<float> value) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)value);
+#else
+  float elements[kLanes<float>];
+  store(elements, value);
+  copy(elements, count, to);
+#endif
+}
+
+inline constexpr std::size_t kMostGradientVectors = kVectorRegisters == 32 ? 8 : 4;
+
+template <std::size_t vectors>
+void add_gradients(const SparseGradient& part) {
+  constexpr std::size_t lanes = kLanes<float>;
+  for (std::size_t output = part.first; output < part.last; ++output) {
+    Vector<float> dy[vectors];
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < vectors; ++v) dy[v] = load(part.dy + (output * vectors + v) * lanes);
+    if (part.db != nullptr) {
+      Vector<float> sum = part.add ? load(part.db + output * lanes) : Vector<float>{};
+#pragma GCC unroll 8
+      for (std::size_t v = 0; v < vectors; ++v) sum += dy[v];
+      store(part.db + output * lanes, sum);
+    }
+    const std::size_t end = part.starts[output + 1];
+    for (std::size_t e = part.starts[output]; e < end; e += lanes) {
+      const std::size_t count = end - e < lanes ? end - e : lanes;
+      Vector<float> sums[lanes];
+      const auto product = [&](const float* x) {
+        Vector<float> sum = dy[0] * load(x);
+#pragma GCC unroll 8
+        for (std::size_t v = 1; v < vectors; ++v) sum += dy[v] * load(x + v * lanes);
+        return sum;
+      };
+      if (count == lanes) {
+#pragma GCC unroll 16
+        for (std::size_t l = 0; l < lanes; ++l) sums[l] = product(part.x + part.offsets[e + l]);
+      } else {
+        for (std::size_t l = 0; l < lanes; ++l) {
+          sums[l] = l < count ? product(part.x + part.offsets[e + l]) : Vector<float>{};
+        }
+      }
+      transpose_in_registers<float>(sums);
+#pragma GCC unroll 4
+      for (std::size_t step = lanes / 2; step > 0; step /= 2) {
+#pragma GCC unroll 8
+        for (std::size_t l = 0; l < step; ++l) sums[l] += sums[l + step];
+      }
+      if (count == lanes) {
+        store(part.dw + e, part.add ? load(part.dw + e) + sums[0] : sums[0]);
+      } else {
+        store_first(part.dw + e, count, part.add ? load_first(part.dw + e, count) + sums[0] : sums[0]);
+      }
+    }
+  }
+}
+
+template <std::size_t vectors = kMostGradientVectors>
+inline AddGradients gradients_of(std::size_t count) {
+  if constexpr (vectors > 1) {
+    if (count < vectors) return gradients_of<vectors - 1>(count);
+  }
+  return add_gradients<vectors>;
+}
+
+inline AddGradients sparse_gradients(std::size_t vectors) { return gradients_of<>(vectors); }
+
+std::size_t count_non_zeros(const float* x, std::size_t count) {
+  constexpr std::size_t lanes = kLanes<float>;
+  std::size_t found = 0, i = 0;
+  while (i + lanes <= count) {
+    const std::size_t most = i + lanes * (std::size_t{1} << 20), end = most < count ? most : count;
+    auto hits = load(x + i) != Vector<float>{};  // -1 in lanes that are not zero
+    for (i += lanes; i + lanes <= end; i += lanes) hits += load(x + i) != Vector<float>{};
+    for (std::size_t lane = 0; lane < lanes; ++lane) found -= static_cast<std::size_t>(static_cast<std::ptrdiff_t>(hits[lane]));
+  }
+  for (; i < count; ++i) found += x[i] != 0.0f;
+  return found;
+}
+
 void transpose_rows(const float* x, std::size_t rows, std::size_t row_stride, std::size_t first, std::size_t last,
                     float* x_t, std::size_t stride) {
   constexpr std::size_t lanes = kLanes<float>;
@@ -144,27 +236,6 @@ inline Vector<float> limited(const SparseEnding& ending, Vector<float> y) {
   const Vector<float> lower = broadcast(ending.lower), upper = broadcast(ending.upper);
   y = y < lower ? lower : y;
   return y > upper ? upper : y;
-}
-
-// The first `count` elements, less than a vector; the others are zero, and are not read or written.
-inline Vector<float> load_first(const float* from, std::size_t count) {
-#if defined(__AVX512F__)
-  return (Vector<float>)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
-#else
-  float elements[kLanes<float>] = {};
-  copy(from, count, elements);
-  return load(elements);
-#endif
-}
-
-inline void store_first(float* to, std::size_t count, Vector<float> value) {
-#if defined(__AVX512F__)
-  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)value);
-#else
-  float elements[kLanes<float>];
-  store(elements, value);
-  copy(elements, count, to);
-#endif
 }
 
 // The even elements of the first 2 count - 1; the others are zero, and are not read.
@@ -207,6 +278,10 @@ void pad_plane(const PaddedAxis& rows, const PaddedAxis& columns, const float* f
   }
 }
 
+inline Vector<float> gated(Vector<float> gate, Vector<float> y) {
+  return y * (gate > Vector<float>{} ? broadcast(1.0f) : Vector<float>{});
+}
+
 inline void end_sums(const SparseEnding& ending, std::size_t count, const float* sums, float* y) {
   constexpr std::size_t lanes = kLanes<float>;
   const Vector<float> shift = broadcast(ending.shift);
@@ -215,13 +290,15 @@ inline void end_sums(const SparseEnding& ending, std::size_t count, const float*
     Vector<float> sum = load(sums + i) + shift;
     if (ending.bias != nullptr) sum += load(ending.bias + i);
     if (ending.residual != nullptr) sum += load(ending.residual + i);
-    store(y + i, limited(ending, sum));
+    sum = limited(ending, sum);
+    store(y + i, ending.gate != nullptr ? gated(load(ending.gate + i), sum) : sum);
   }
   if (const std::size_t left = count - i; left > 0) {
     Vector<float> sum = load_first(sums + i, left) + shift;
     if (ending.bias != nullptr) sum += load_first(ending.bias + i, left);
     if (ending.residual != nullptr) sum += load_first(ending.residual + i, left);
-    store_first(y + i, left, limited(ending, sum));
+    sum = limited(ending, sum);
+    store_first(y + i, left, ending.gate != nullptr ? gated(load_first(ending.gate + i, left), sum) : sum);
   }
 }
 
@@ -296,6 +373,7 @@ void end_transposed(const SparseEnding& ending, std::size_t outputs, std::size_t
         const std::size_t place = (row + r) * y_stride + first;
         if (at.bias != nullptr) at.bias += first;
         if (at.residual != nullptr) at.residual += place;
+        if (at.gate != nullptr) at.gate += place;
         end_sums(at, count, reinterpret_cast<const float*>(&block[r]), y + place);
       }
     }
