@@ -29,8 +29,8 @@ LEAST = 64
 """Rows and columns of the weights that are pruned."""
 
 FORMS = tuple((zeros, block) for zeros in (0.8, 0.9, 0.95) for block in (1, 4))
-LAYERS = tuple((*sizes, zeros, block) for sizes in ((256, 256, 1024), (256, 1024, 1024), (768, 768, 512), (3072, 768, 512),
-               (256, 256, 64), (768, 768, 16)) for zeros, block in ((0.7, 1), *FORMS))  # fmt: skip
+SIZES = ((256, 256, 1024), (256, 1024, 1024), (768, 768, 512), (3072, 768, 512), (256, 256, 64), (768, 768, 16))
+LAYERS = tuple((*sizes, zeros, block) for sizes in SIZES for zeros, block in ((0.7, 1), *FORMS))
 """Depth, outputs, rows, zeros and block."""
 
 

@@ -93,7 +93,7 @@ void require_weight_type(const Inputs& inputs, ElementType type) {
   if (type != kFloat || stored_as(inputs[1].type) == Stored::kFloat) inputs.require_same_type(1, 0);
 }
 
-// The mask in an optional input, as of weights [depth, outputs] or, if transposed, [outputs, depth]; null if there is none.
+// The mask in an optional input, of weights [depth, outputs] or, if transposed, [outputs, depth]; null if there is none.
 std::unique_ptr<const SparseMatrix> mask_of(const Attributes& attributes, std::size_t index, bool transposed,
                                             bool in_blocks) {
   if (attributes.input_count() <= index) return nullptr;
@@ -101,8 +101,8 @@ std::unique_ptr<const SparseMatrix> mask_of(const Attributes& attributes, std::s
 }
 
 // A mask has the shape [rows, columns] of w; it is skipped for operands that are not float.
-bool is_masked(const Inputs& inputs, std::size_t index, const std::vector<std::int64_t>& w, bool rounded, ElementType type,
-               int stored) {
+bool is_masked(const Inputs& inputs, std::size_t index, const std::vector<std::int64_t>& w, bool rounded,
+               ElementType type, int stored) {
   if (!inputs.has(index)) return false;
   inputs.require_shape(index, w);
   return type == kFloat && !rounded && stored == ort::kTypeFloat;
@@ -158,7 +158,8 @@ void LinearNode::compute(const Call& call) const {
   void* y = call.output(0, y_shape);
   if (is_masked(inputs, 3, w, rounded, type, inputs[1].type)) {
     const auto* added = static_cast<const float*>(bias.data);
-    const SparseEnding ending = sparse_ending(bias.by_row ? nullptr : added, bias.by_row ? added : nullptr, relu_, nullptr);
+    const SparseEnding ending =
+        sparse_ending(bias.by_row ? nullptr : added, bias.by_row ? added : nullptr, relu_, nullptr);
     if (masked_linear(*mask_, x.count, numbers(inputs, 0), numbers(inputs, 1), ending, static_cast<float*>(y),
                       call.parallel_for())) {
       return;
@@ -207,7 +208,8 @@ void LinearGradientNode::compute(const Call& call) const {
 }
 
 const Signature LinearWeightGradientNode::kSignature = {
-    "LinearWeightGradient", {"dy", "x", "mask"}, 2, 2, {-1}, {}, {ort::kTypeUndefined, ort::kTypeUndefined, ort::kTypeBool}};
+    "LinearWeightGradient", {"dy", "x", "mask"}, 2, 2, {-1}, {}, {ort::kTypeUndefined, ort::kTypeUndefined,
+                                                                   ort::kTypeBool}};
 
 void LinearWeightGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -219,7 +221,7 @@ void LinearWeightGradientNode::compute(const Call& call) const {
   inputs.require_shape(1, x_shape);
   const std::int64_t in = x_shape.back(), out = inputs[0].shape.back();
   void* db = with_bias_ ? call.output(1, {out}) : nullptr;
-  const std::vector<std::int64_t> w = transposed_ ? std::vector<std::int64_t>{out, in} : std::vector<std::int64_t>{in, out};
+  const std::vector<std::int64_t> w = {transposed_ ? out : in, transposed_ ? in : out};
   void* dw = call.output(0, w);
   const Buffer unwanted(dw == nullptr ? checked_product(x.size, dy.size, size_of(type)) : 0);
   if (dw == nullptr) dw = unwanted.as<void>();

@@ -208,7 +208,7 @@ std::size_t count_non_zeros(const float* x, std::size_t count) {
     const std::size_t most = i + lanes * (std::size_t{1} << 20), end = most < count ? most : count;
     auto hits = load(x + i) != Vector<float>{};  // -1 in lanes that are not zero
     for (i += lanes; i + lanes <= end; i += lanes) hits += load(x + i) != Vector<float>{};
-    for (std::size_t lane = 0; lane < lanes; ++lane) found -= static_cast<std::size_t>(static_cast<std::ptrdiff_t>(hits[lane]));
+    for (std::size_t lane = 0; lane < lanes; ++lane) found += static_cast<std::size_t>(-hits[lane]);
   }
   for (; i < count; ++i) found += x[i] != 0.0f;
   return found;
@@ -290,15 +290,13 @@ inline void end_sums(const SparseEnding& ending, std::size_t count, const float*
     Vector<float> sum = load(sums + i) + shift;
     if (ending.bias != nullptr) sum += load(ending.bias + i);
     if (ending.residual != nullptr) sum += load(ending.residual + i);
-    sum = limited(ending, sum);
-    store(y + i, ending.gate != nullptr ? gated(load(ending.gate + i), sum) : sum);
+    store(y + i, limited(ending, sum));
   }
   if (const std::size_t left = count - i; left > 0) {
     Vector<float> sum = load_first(sums + i, left) + shift;
     if (ending.bias != nullptr) sum += load_first(ending.bias + i, left);
     if (ending.residual != nullptr) sum += load_first(ending.residual + i, left);
-    sum = limited(ending, sum);
-    store_first(y + i, left, ending.gate != nullptr ? gated(load_first(ending.gate + i, left), sum) : sum);
+    store_first(y + i, left, limited(ending, sum));
   }
 }
 
@@ -360,6 +358,10 @@ void end_transposed(const SparseEnding& ending, std::size_t outputs, std::size_t
   constexpr std::size_t lanes = kLanes<float>;
   for (std::size_t first = 0; first < outputs; first += lanes) {
     const std::size_t count = outputs - first < lanes ? outputs - first : lanes;
+    Vector<float> shift = broadcast(ending.shift);
+    if (ending.bias != nullptr) {
+      shift += count == lanes ? load(ending.bias + first) : load_first(ending.bias + first, count);
+    }
     for (std::size_t row = 0; row < rows; row += lanes) {
       Vector<float> block[lanes];
 #pragma GCC unroll 16
@@ -369,12 +371,19 @@ void end_transposed(const SparseEnding& ending, std::size_t outputs, std::size_t
       transpose_in_registers<float>(block);
       const std::size_t in_block = rows - row < lanes ? rows - row : lanes;
       for (std::size_t r = 0; r < in_block; ++r) {
-        SparseEnding at = ending;
         const std::size_t place = (row + r) * y_stride + first;
-        if (at.bias != nullptr) at.bias += first;
-        if (at.residual != nullptr) at.residual += place;
-        if (at.gate != nullptr) at.gate += place;
-        end_sums(at, count, reinterpret_cast<const float*>(&block[r]), y + place);
+        Vector<float> sum = block[r] + shift;
+        if (count == lanes) {
+          if (ending.residual != nullptr) sum += load(ending.residual + place);
+          sum = limited(ending, sum);
+          if (ending.gate != nullptr) sum = gated(load(ending.gate + place), sum);
+          store(y + place, sum);
+        } else {
+          if (ending.residual != nullptr) sum += load_first(ending.residual + place, count);
+          sum = limited(ending, sum);
+          if (ending.gate != nullptr) sum = gated(load_first(ending.gate + place, count), sum);
+          store_first(y + place, count, sum);
+        }
       }
     }
   }

@@ -120,7 +120,9 @@ SparseMatrix::SparseMatrix(const Tensor& mask, bool transposed, bool in_blocks) 
     for (std::size_t position = 0; position < depth_; ++position) {
       if (!kept[index(first, position)]) continue;
       positions_.push_back(static_cast<std::int32_t>(position));
-      for (std::size_t b = 0; b < block_; ++b) sources_.push_back(static_cast<std::int32_t>(index(first + b, position)));
+      for (std::size_t b = 0; b < block_; ++b) {
+        sources_.push_back(static_cast<std::int32_t>(index(first + b, position)));
+      }
     }
     starts_.push_back(static_cast<std::uint32_t>(positions_.size()));
   }

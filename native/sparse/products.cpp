@@ -20,6 +20,9 @@ namespace {
 constexpr std::size_t kOutputs = 16, kMostOutputs = 64;
 constexpr std::size_t kMostSums = kMostOutputs * kMostSpan + 16;  // a vector is read beyond the last
 
+// Of which the offsets of transposed rows have 32 bits, however many vectors a row has.
+constexpr std::size_t kMostDepth = std::numeric_limits<std::int32_t>::max() / kMostSpan;
+
 const SparseTable& table() { return *kernels()->sparse; }
 
 std::size_t most_tasks(const SparseMatrix& weights, std::size_t rows) {
@@ -131,19 +134,21 @@ void linear_by_panels(const SparseMatrix& weights, const float* values, std::siz
   }
 }
 
-// Whether `products` multiplications per row, each taking as long as `product` dense ones, are less work than the dense
-// product, with rows in whole vectors, x and y transposed, and `use` for the weights.
-bool pays(const SparseMatrix& mask, std::size_t rows, double product, double use) {
+// Whether multiplications under a mask are less work than the dense product, if each takes as long as `product` dense
+// ones and an element of the dense matrix as long as `element`.
+bool pays(const SparseMatrix& mask, std::size_t rows, double product, double element) {
+  if (mask.depth() > kMostDepth) return false;
   const auto padded = static_cast<double>(divided_up(rows, table().lanes) * table().lanes);
   const auto depth = static_cast<double>(mask.depth()), outputs = static_cast<double>(mask.outputs());
-  const double sparse = padded * (static_cast<double>(mask.products()) * product +
-                                  (depth + outputs) * tuning::kMaskedElement) +
-                        depth * outputs * use;
+  const auto products = static_cast<double>(mask.products());
+  const double sparse = padded * (products * product + (depth + outputs) * tuning::kMaskedElement) +
+                        products * tuning::kMaskedWeight + depth * outputs * element;
   return sparse < tuning::kMaskedShare * static_cast<double>(rows) * depth * outputs;
 }
 
 // The values of the entries of a mask in a dense matrix; false if it is not zero elsewhere.
-bool gather(const SparseMatrix& mask, const float* w, float* values, std::size_t tasks, const ParallelFor& parallel_for) {
+bool gather(const SparseMatrix& mask, const float* w, float* values, std::size_t tasks,
+            const ParallelFor& parallel_for) {
   const std::vector<std::int32_t>& sources = mask.sources();
   const std::size_t all = mask.depth() * mask.outputs();
   std::atomic<std::size_t> found = 0, kept = 0;
@@ -169,10 +174,10 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
   }
 }
 
-bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, const float* w, const SparseEnding& ending,
-                   float* y, const ParallelFor& parallel_for) {
+bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, const float* w,
+                   const SparseEnding& ending, float* y, const ParallelFor& parallel_for) {
   const double product = mask.block() == 1 ? tuning::kMaskedProduct : tuning::kMaskedBlockProduct;
-  if (!pays(mask, rows, product, tuning::kMaskedUse)) return false;
+  if (!pays(mask, rows, product, tuning::kMaskedCheck)) return false;
   const Buffer values(checked_product(mask.products(), sizeof(float)));
   if (!gather(mask, w, values.as<float>(), most_tasks(mask, rows), parallel_for)) return false;
   linear_by_panels(mask, values.as<float>(), rows, x, ending, y, parallel_for, nullptr);
@@ -181,16 +186,18 @@ bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, c
 
 bool masked_weight_gradient(const SparseMatrix& mask, std::size_t rows, const float* dy, const float* x, float* dw,
                             float* db, const ParallelFor& parallel_for) {
-  if (!pays(mask, rows, tuning::kMaskedGradientProduct, tuning::kMaskedUse)) return false;
+  if (!pays(mask, rows, tuning::kMaskedGradientProduct, tuning::kMaskedFill)) return false;
   const std::size_t lanes = table().lanes, depth = mask.depth(), outputs = mask.outputs();
   // Panels of rows, transposed: [panel][depth, then outputs][vectors * lanes].
   const std::size_t all_vectors = divided_up(rows, lanes);
-  const std::size_t panels = divided_up(all_vectors, table().most_gradient_vectors);
+  const std::size_t in_cache = share_of_second_cache(tuning::kMaskedPanelShare) / (sizeof(float) * lanes) / depth;
+  const std::size_t most_vectors = std::clamp<std::size_t>(in_cache, 1, table().most_gradient_vectors);
+  const std::size_t panels = divided_up(all_vectors, most_vectors);
   const std::size_t most = divided_up(all_vectors, panels), stride = most * lanes;
-  if (checked_product(depth, stride) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) return false;
   const std::size_t x_size = checked_product(depth, stride), dy_size = checked_product(outputs, stride);
   const std::size_t share = share_of_second_cache(tuning::kSparsePanelShare) / sizeof(float);
-  const std::size_t panel_size = checked_sum(x_size, dy_size), together = std::clamp<std::size_t>(share / panel_size, 1, panels);
+  const std::size_t panel_size = checked_sum(x_size, dy_size);
+  const std::size_t together = std::clamp<std::size_t>(share / panel_size, 1, panels);
   const Buffer transposed(checked_product(together, panel_size, sizeof(float)));
   const Buffer sums(checked_product(checked_sum(mask.products(), db == nullptr ? 0 : outputs * lanes), sizeof(float)));
   float* const of_entries = sums.as<float>();
@@ -208,7 +215,8 @@ bool masked_weight_gradient(const SparseMatrix& mask, std::size_t rows, const fl
         const std::size_t vectors = std::min(most, some_vectors - v / most * most);
         float* const to = transposed.as<float>() + v / most * panel_size;
         table().transpose(x + row * depth, count, depth, 0, depth, to + v % most * lanes, stride);
-        table().transpose(dy + row * outputs, count, outputs, 0, outputs, to + x_size + v % most * lanes, vectors * lanes);
+        table().transpose(dy + row * outputs, count, outputs, 0, outputs, to + x_size + v % most * lanes,
+                          vectors * lanes);
       }
     });
     for_each_part(parallel_for, parts, parts, [&](std::size_t begin, std::size_t end) {

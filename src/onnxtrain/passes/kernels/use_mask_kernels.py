@@ -61,12 +61,11 @@ def _layer_gradients(where: ir.Node, weight: ir.Value) -> Iterator[ir.Node]:
             continue
         if not node.domain and node.op_type in ("Add", "Sum", "Identity"):
             waiting += node.inputs
-        elif dimensions(gradient) != dimensions(weight) or gradient.dtype != weight.dtype:
-            continue
-        elif _is(node, "LinearWeightGradient") and gradient is node.outputs[0]:
-            yield node
-        elif _is(node, "LinearGradient") and gradient is node.outputs[1] and node.inputs[1] is weight:
-            yield node
+        elif dimensions(gradient) == dimensions(weight) and gradient.dtype == weight.dtype:
+            of_weight = _is(node, "LinearWeightGradient") and gradient is node.outputs[0]
+            of_both = _is(node, "LinearGradient") and gradient is node.outputs[1] and node.inputs[1] is weight
+            if of_weight or of_both:
+                yield node
 
 
 def _give(layer: ir.Node, mask: ir.Value) -> None:
