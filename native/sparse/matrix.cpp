@@ -100,16 +100,17 @@ SparseMatrix::SparseMatrix(const Tensor& mask, bool transposed, bool in_blocks) 
   }
   outputs_ = static_cast<std::size_t>(shape[transposed ? 0 : 1]);
   depth_ = static_cast<std::size_t>(shape[transposed ? 1 : 0]);
-  const auto* kept = static_cast<const bool*>(mask.data);
+  const auto* bytes = static_cast<const std::uint8_t*>(mask.data);  // a file may have others than 0 and 1
   const auto index = [&](std::size_t output, std::size_t position) {
     return transposed ? output * depth_ + position : position * outputs_ + output;
   };
+  const auto is_kept = [&](std::size_t output, std::size_t position) { return bytes[index(output, position)] != 0; };
   const auto fits = [&](std::size_t block) {
     if (outputs_ % block != 0) return false;
     for (std::size_t output = 0; output < outputs_; ++output) {
       const std::size_t first = output / block * block;
       for (std::size_t position = 0; position < depth_; ++position) {
-        if (kept[index(output, position)] != kept[index(first, position)]) return false;
+        if (is_kept(output, position) != is_kept(first, position)) return false;
       }
     }
     return true;
@@ -118,7 +119,7 @@ SparseMatrix::SparseMatrix(const Tensor& mask, bool transposed, bool in_blocks) 
   starts_.push_back(0);
   for (std::size_t first = 0; first < outputs_; first += block_) {
     for (std::size_t position = 0; position < depth_; ++position) {
-      if (!kept[index(first, position)]) continue;
+      if (!is_kept(first, position)) continue;
       positions_.push_back(static_cast<std::int32_t>(position));
       for (std::size_t b = 0; b < block_; ++b) {
         sources_.push_back(static_cast<std::int32_t>(index(first + b, position)));

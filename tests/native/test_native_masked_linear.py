@@ -7,7 +7,7 @@ import pytest
 from kernel_case import Case
 from kernel_session import run
 
-SIZES = [(128, 96, 160), (200, 160, 84), (1030, 72, 48)]
+SIZES = [(128, 96, 160), (200, 160, 84), (1030, 136, 104)]
 """Rows, inputs and outputs for which the kernels skip zeros at 95 %, also beside whole vectors and panels."""
 
 
@@ -31,7 +31,8 @@ def call(operator, feeds, path=None, threads=2, outputs=1, **attributes):
     }[operator]  # fmt: skip
     given = {name: feeds.get(name) for name in names}
     kinds = (np.float32,) * outputs
-    return run(Case(operator, given, attributes, outputs, types=kinds, constants=("mask",)), path, threads)
+    constants = ("mask",) if given["mask"] is not None else ()
+    return run(Case(operator, given, attributes, outputs, types=kinds, constants=constants), path, threads)
 
 
 def close(found, expected):
@@ -106,7 +107,7 @@ def test_other_types_are_multiplied_densely(kind):
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (np.ones((256, 256), np.uint8), r"mask.*type uint8|has type"),
+        (np.ones((256, 256), np.uint8), r"Type 'tensor\(uint8\)' of input parameter \(mask\)"),
         (np.ones(256, bool), r"the mask has type bool and shape \[256\]: it must be bool with two axes"),
         (np.ones((0, 256), bool), r"shape \[0, 256\]: it must be bool with two axes and 1 to 2147483647 elements"),
         (np.ones((128, 256), bool), r"input 3 \(mask\) has shape \[128, 256\], and must have shape \[256, 256\]"),
