@@ -109,6 +109,19 @@ inline constexpr std::size_t kSparsePanelShare = 256;
 inline constexpr std::size_t kSparseSliceBytes = 24 * 1024;
 inline constexpr std::size_t kSparseSliceProducts = 72, kSparseSliceBlockProducts = 800;
 
+// Linear layers under a mask take sparse products where these are expected to take at most this share of the time of the
+// dense one. In dense multiply-adds: a multiplication of a single weight, of a weight in a block, and of a weight in its
+// gradient; an element of x or y, which is transposed; a weight that is gathered from the dense matrix or scattered into
+// it; and an element of that matrix, which is checked for zeros, or filled with them. An Intel Xeon with AVX-512;
+// python benchmarks/masked_step.py --layers. Bits.
+inline constexpr double kMaskedShare = 0.73;
+inline constexpr double kMaskedProduct = 2.5, kMaskedBlockProduct = 1.2, kMaskedGradientProduct = 3.0;
+inline constexpr double kMaskedElement = 20.0, kMaskedWeight = 150.0, kMaskedCheck = 2.0, kMaskedFill = 8.0;
+
+// Rows of x, transposed, from which gradients of weights under a mask are added at a time, in 1024ths of the L2 cache.
+// Bits.
+inline constexpr std::size_t kMaskedPanelShare = 512;
+
 // Bytes of the padded planes of a strip of an image, which stay in an L2 cache beside what is read and written. Bits.
 inline constexpr std::size_t kSparseStripBytes = 320 * 1024;
 

@@ -282,6 +282,36 @@ SPARSE = {
     for rows in (1, 8, 128)
     for threads in (1, 2)
 } | {"product with 90 % zeros, 128 rows, depth 3,072, one thread": sparse((128, 3072), 1)}
+
+
+def masked(rows: int, zeros: float, operator: str) -> Case:
+    """A linear layer of 256 inputs and outputs under a mask, or the gradient of its weight."""
+
+    def make() -> Work:
+        random = np.random.default_rng(0)
+        mask = random.random((256, 256)) >= zeros
+        feeds = {name: random.standard_normal((rows, 256), np.float32) for name in ("x", "dy")}
+        feeds["w"] = random.standard_normal((256, 256), np.float32) * mask
+        names = ["x", "w", "", "mask"] if operator == "Linear" else ["dy", "x", "mask"]
+        feeds = {name: feeds[name] for name in names if name in feeds}
+        graph = helper.make_graph(
+            [helper.make_node(operator, names, ["y"], domain=ONNXTRAIN_DOMAIN)],
+            "node",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in feeds.items()],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(mask, "mask")],
+        )
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
+        return Work(helper.make_model(graph, opset_imports=opsets, ir_version=8), feeds, 1)
+
+    return make
+
+
+MASKED = {
+    f"{operator} under a mask with {zeros:.0%} zeros, {rows} rows": masked(rows, zeros, operator)
+    for operator in ("Linear", "LinearWeightGradient")
+    for rows, zeros in ((1024, 0.7), (1024, 0.95), (64, 0.9))
+}
 SPARSE_CONVOLUTIONS = {
     f"convolution with 95 % zeros, {channels} channels, {size} x {size}": sparse(
         (1, channels, size, size), 1, 0.95, kernel_shape=[3, 3], pads=[1] * 4
@@ -357,6 +387,10 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kBlockBytes", "kLargeWeights", "kLeastPositions", "kPackedElements"), CONVOLUTIONS),
     **dict.fromkeys(("kChunkDepth", "kTileCost", "kRunCost", "kClassesWorthIt", "kCostedRows"), CONVOLUTIONS),
     **dict.fromkeys(("kLeastSparseProducts", "kSparseTasks", "kSparseRows", "kSparsePanelShare"), SPARSE),
+    **dict.fromkeys(
+        ("kMaskedShare", "kMaskedProduct", "kMaskedBlockProduct", "kMaskedGradientProduct", "kMaskedElement"), MASKED
+    ),
+    **dict.fromkeys(("kMaskedWeight", "kMaskedCheck", "kMaskedFill", "kMaskedPanelShare"), MASKED),
     **dict.fromkeys(
         ("kSparseSliceBytes", "kSparseSliceProducts", "kSparseSliceBlockProducts", "kSparseStripBytes"),
         SPARSE_CONVOLUTIONS,

@@ -1,11 +1,13 @@
 #include "matmul/node.h"
 
+#include <limits>
 #include <utility>
 
 #include "operators/shapes.h"
 #include "matmul/bfloat16.h"
 #include "matmul/matmul.h"
 #include "scratch.h"
+#include "sparse/products.h"
 
 namespace onnxtrain {
 namespace {
@@ -91,24 +93,50 @@ void require_weight_type(const Inputs& inputs, ElementType type) {
   if (type != kFloat || stored_as(inputs[1].type) == Stored::kFloat) inputs.require_same_type(1, 0);
 }
 
+// The mask in an optional input, of weights [depth, outputs] or, if transposed, [outputs, depth]; null if there is none.
+std::unique_ptr<const SparseMatrix> mask_of(const Attributes& attributes, std::size_t index, bool transposed,
+                                            bool in_blocks) {
+  if (attributes.input_count() <= index) return nullptr;
+  return std::make_unique<const SparseMatrix>(attributes.constant(index, "mask"), transposed, in_blocks);
+}
+
+// A mask has the shape [rows, columns] of w; it is skipped for operands that are not float.
+bool is_masked(const Inputs& inputs, std::size_t index, const std::vector<std::int64_t>& w, bool rounded,
+               ElementType type, int stored) {
+  if (!inputs.has(index)) return false;
+  inputs.require_shape(index, w);
+  return type == kFloat && !rounded && stored == ort::kTypeFloat;
+}
+
+SparseEnding sparse_ending(const float* bias, const float* residual, bool relu, const float* gate) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  return {bias, residual, gate, 0.0f, relu ? 0.0f : -infinity, infinity, relu};
+}
+
 }  // namespace
 
 LinearNode::LinearNode(const Attributes& attributes)
     : compute_(compute_of(attributes)),
       transposed_(attributes.integer("transB", 0) != 0),
-      relu_(has_relu(attributes)) {}
+      relu_(has_relu(attributes)),
+      mask_(mask_of(attributes, 3, transposed_, true)) {}
 
 LinearGradientNode::LinearGradientNode(const Attributes& attributes)
     : compute_(compute_of(attributes)),
       transposed_(attributes.integer("transB", 0) != 0),
-      relu_(has_relu(attributes)) {}
+      relu_(has_relu(attributes)),
+      mask_(mask_of(attributes, 3, !transposed_, true)),
+      gradient_mask_(mask_of(attributes, 3, transposed_, false)) {}
 
 LinearWeightGradientNode::LinearWeightGradientNode(const Attributes& attributes)
     : compute_(compute_of(attributes)),
       transposed_(attributes.integer("transB", 0) != 0),
-      with_bias_(attributes.output_count() > 1) {}
+      with_bias_(attributes.output_count() > 1),
+      mask_(mask_of(attributes, 2, transposed_, false)) {}
 
-const Signature LinearNode::kSignature = {"Linear", {"x", "w", "b"}, 2, 1, {-1}, {{2, 0}}};
+const std::vector<int> kMaskTypes = {ort::kTypeUndefined, ort::kTypeUndefined, ort::kTypeUndefined, ort::kTypeBool};
+
+const Signature LinearNode::kSignature = {"Linear", {"x", "w", "b", "mask"}, 2, 1, {-1}, {{2, 0}}, kMaskTypes};
 
 void LinearNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -128,12 +156,21 @@ void LinearNode::compute(const Call& call) const {
     if (!bias.by_row) inputs.require_shape(2, {w[over_outputs]});
   }
   void* y = call.output(0, y_shape);
+  if (is_masked(inputs, 3, w, rounded, type, inputs[1].type)) {
+    const auto* added = static_cast<const float*>(bias.data);
+    const SparseEnding ending =
+        sparse_ending(bias.by_row ? nullptr : added, bias.by_row ? added : nullptr, relu_, nullptr);
+    if (masked_linear(*mask_, x.count, numbers(inputs, 0), numbers(inputs, 1), ending, static_cast<float*>(y),
+                      call.parallel_for())) {
+      return;
+    }
+  }
   const Linear sizes = {x.count, x.size, static_cast<std::size_t>(w[over_outputs]), transposed_};
   multiply(rounded, type, sizes, inputs[0].data, inputs[1], bias, y, call.parallel_for(),
            {relu_ ? Ending::kRelu : Ending::kNone, nullptr});
 }
 
-const Signature LinearGradientNode::kSignature = {"LinearGradient", {"dy", "w", "x"}, 3, 3, {2}, {}};
+const Signature LinearGradientNode::kSignature = {"LinearGradient", {"dy", "w", "x", "mask"}, 3, 3, {2}, {}, kMaskTypes};
 
 void LinearGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -155,17 +192,24 @@ void LinearGradientNode::compute(const Call& call) const {
   const Buffer unwanted(dw == nullptr && db != nullptr ? checked_product(x.size, dy.size, size_of(type)) : 0);
   if (dw == nullptr && db != nullptr) dw = unwanted.as<void>();
   const ParallelFor parallel_for = call.parallel_for();
-  if (dz != nullptr) {
+  const bool masked = is_masked(inputs, 3, w, rounded, type, inputs[1].type);
+  const SparseEnding ending = sparse_ending(nullptr, nullptr, false, relu_ ? numbers(inputs, 2) : nullptr);
+  if (dz != nullptr && !(masked && masked_linear(*mask_, dy.count, numbers(inputs, 0), numbers(inputs, 1), ending,
+                                                 static_cast<float*>(dz), parallel_for))) {
     multiply(rounded, type, {dy.count, dy.size, x.size, !transposed_}, inputs[0].data, inputs[1], {}, dz,
              parallel_for, {relu_ ? Ending::kReluGradient : Ending::kNone, inputs[2].data});
   }
-  if (dw != nullptr) {
+  if (dw != nullptr && !(masked && masked_weight_gradient(*gradient_mask_, x.count, numbers(inputs, 0),
+                                                          numbers(inputs, 2), static_cast<float*>(dw),
+                                                          static_cast<float*>(db), parallel_for))) {
     sum_over_rows(rounded, type, {x.count, x.size, dy.size, transposed_}, inputs[0].data, inputs[2].data, dw, db,
                   parallel_for);
   }
 }
 
-const Signature LinearWeightGradientNode::kSignature = {"LinearWeightGradient", {"dy", "x"}, 2, 2, {-1}, {}};
+const Signature LinearWeightGradientNode::kSignature = {
+    "LinearWeightGradient", {"dy", "x", "mask"}, 2, 2, {-1}, {}, {ort::kTypeUndefined, ort::kTypeUndefined,
+                                                                   ort::kTypeBool}};
 
 void LinearWeightGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -177,11 +221,18 @@ void LinearWeightGradientNode::compute(const Call& call) const {
   inputs.require_shape(1, x_shape);
   const std::int64_t in = x_shape.back(), out = inputs[0].shape.back();
   void* db = with_bias_ ? call.output(1, {out}) : nullptr;
-  void* dw = call.output(0, transposed_ ? std::vector<std::int64_t>{out, in} : std::vector<std::int64_t>{in, out});
+  const std::vector<std::int64_t> w = {transposed_ ? out : in, transposed_ ? in : out};
+  void* dw = call.output(0, w);
   const Buffer unwanted(dw == nullptr ? checked_product(x.size, dy.size, size_of(type)) : 0);
   if (dw == nullptr) dw = unwanted.as<void>();
+  const bool rounded = in_bfloat16(compute_, type);
+  if (is_masked(inputs, 2, w, rounded, type, ort::kTypeFloat) &&
+      masked_weight_gradient(*mask_, x.count, numbers(inputs, 0), numbers(inputs, 1), static_cast<float*>(dw),
+                             static_cast<float*>(db), call.parallel_for())) {
+    return;
+  }
   const Linear sizes = {x.count, x.size, dy.size, transposed_};
-  sum_over_rows(in_bfloat16(compute_, type), type, sizes, inputs[0].data, inputs[1].data, dw, db, call.parallel_for());
+  sum_over_rows(rounded, type, sizes, inputs[0].data, inputs[1].data, dw, db, call.parallel_for());
 }
 
 LowBitNode::LowBitNode(const Attributes& attributes)

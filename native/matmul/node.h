@@ -1,9 +1,15 @@
 // Linear layers and their weight gradients as nodes. Attributes: transB (0), for weights stored as [outputs, inputs];
 // compute, "float32" or, for float inputs, "bfloat16": operands are rounded to bfloat16 and accumulated in float;
 // activation, "" or "Relu".
+//
+// With float operands, a constant bool `mask` of the shape of w says where w may differ from zero: where it is sparse
+// enough, products skip the rest, and dw is zero there. A w that is not zero elsewhere is multiplied as a dense one.
 #pragma once
 
+#include <memory>
+
 #include "operators/fused_node.h"
+#include "sparse/matrix.h"
 
 namespace onnxtrain {
 
@@ -21,6 +27,7 @@ class LinearNode final : public FusedNode {
  private:
   Compute compute_;
   bool transposed_, relu_;
+  std::unique_ptr<const SparseMatrix> mask_;
 };
 
 // From dy, w and x = activation(z): dz = dy wᵀ times the activation's gradient and, if requested, dw and db. With float
@@ -35,6 +42,7 @@ class LinearGradientNode final : public FusedNode {
  private:
   Compute compute_;
   bool transposed_, relu_;
+  std::unique_ptr<const SparseMatrix> mask_, gradient_mask_;
 };
 
 // From dy and x: dw in the layout of w and, if requested, db.
@@ -48,6 +56,7 @@ class LinearWeightGradientNode final : public FusedNode {
  private:
   Compute compute_;
   bool transposed_, with_bias_;
+  std::unique_ptr<const SparseMatrix> mask_;
 };
 
 // Linear layers with the packed weights w [N, K] of ONNX Runtime's MatMulNBits. Attributes: K, N, bits (2, 4 or 8),

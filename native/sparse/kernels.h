@@ -122,6 +122,98 @@ void multiply_lanes(const SparseLanes& part) {
   }
 }
 
+// The first `count` elements, less than a vector; the others are zero, and are not read or written.
+inline Vector<float> load_first(const float* from, std::size_t count) {
+#if defined(__AVX512F__)
+  return (Vector<float>)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
+#else
+  float elements[kLanes<float>] = {};
+  copy(from, count, elements);
+  return load(elements);
+#endif
+}
+
+inline void store_first(float* to, std::size_t count, Vector<float> value) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)value);
+#else
+  float elements[kLanes<float>];
+  store(elements, value);
+  copy(elements, count, to);
+#endif
+}
+
+inline constexpr std::size_t kMostGradientVectors = kVectorRegisters == 32 ? 8 : 4;
+
+template <std::size_t vectors>
+void add_gradients(const SparseGradient& part) {
+  constexpr std::size_t lanes = kLanes<float>;
+  for (std::size_t output = part.first; output < part.last; ++output) {
+    Vector<float> dy[vectors];
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < vectors; ++v) dy[v] = load(part.dy + (output * vectors + v) * lanes);
+    if (part.db != nullptr) {
+      Vector<float> sum = part.add ? load(part.db + output * lanes) : Vector<float>{};
+#pragma GCC unroll 8
+      for (std::size_t v = 0; v < vectors; ++v) sum += dy[v];
+      store(part.db + output * lanes, sum);
+    }
+    const std::size_t end = part.starts[output + 1];
+    for (std::size_t e = part.starts[output]; e < end; e += lanes) {
+      const std::size_t count = end - e < lanes ? end - e : lanes;
+      Vector<float> sums[lanes];
+      const auto product = [&](const float* x) {
+        Vector<float> sum = dy[0] * load(x);
+#pragma GCC unroll 8
+        for (std::size_t v = 1; v < vectors; ++v) sum += dy[v] * load(x + v * lanes);
+        return sum;
+      };
+      if (count == lanes) {
+#pragma GCC unroll 16
+        for (std::size_t l = 0; l < lanes; ++l) sums[l] = product(part.x + part.offsets[e + l]);
+      } else {
+        for (std::size_t l = 0; l < lanes; ++l) {
+          sums[l] = l < count ? product(part.x + part.offsets[e + l]) : Vector<float>{};
+        }
+      }
+      transpose_in_registers<float>(sums);
+#pragma GCC unroll 4
+      for (std::size_t step = lanes / 2; step > 0; step /= 2) {
+#pragma GCC unroll 8
+        for (std::size_t l = 0; l < step; ++l) sums[l] += sums[l + step];
+      }
+      if (count == lanes) {
+        store(part.dw + e, part.add ? load(part.dw + e) + sums[0] : sums[0]);
+      } else {
+        store_first(part.dw + e, count, part.add ? load_first(part.dw + e, count) + sums[0] : sums[0]);
+      }
+    }
+  }
+}
+
+template <std::size_t vectors = kMostGradientVectors>
+inline AddGradients gradients_of(std::size_t count) {
+  if constexpr (vectors > 1) {
+    if (count < vectors) return gradients_of<vectors - 1>(count);
+  }
+  return add_gradients<vectors>;
+}
+
+inline AddGradients sparse_gradients(std::size_t vectors) { return gradients_of<>(vectors); }
+
+std::size_t count_non_zeros(const float* x, std::size_t count) {
+  constexpr std::size_t lanes = kLanes<float>;
+  std::size_t found = 0, i = 0;
+  while (i + lanes <= count) {
+    const std::size_t most = i + lanes * (std::size_t{1} << 20), end = most < count ? most : count;
+    auto hits = load(x + i) != Vector<float>{};  // -1 in lanes that are not zero
+    for (i += lanes; i + lanes <= end; i += lanes) hits += load(x + i) != Vector<float>{};
+    for (std::size_t lane = 0; lane < lanes; ++lane) found += static_cast<std::size_t>(-hits[lane]);
+  }
+  for (; i < count; ++i) found += x[i] != 0.0f;
+  return found;
+}
+
 void transpose_rows(const float* x, std::size_t rows, std::size_t row_stride, std::size_t first, std::size_t last,
                     float* x_t, std::size_t stride) {
   constexpr std::size_t lanes = kLanes<float>;
@@ -144,27 +236,6 @@ inline Vector<float> limited(const SparseEnding& ending, Vector<float> y) {
   const Vector<float> lower = broadcast(ending.lower), upper = broadcast(ending.upper);
   y = y < lower ? lower : y;
   return y > upper ? upper : y;
-}
-
-// The first `count` elements, less than a vector; the others are zero, and are not read or written.
-inline Vector<float> load_first(const float* from, std::size_t count) {
-#if defined(__AVX512F__)
-  return (Vector<float>)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
-#else
-  float elements[kLanes<float>] = {};
-  copy(from, count, elements);
-  return load(elements);
-#endif
-}
-
-inline void store_first(float* to, std::size_t count, Vector<float> value) {
-#if defined(__AVX512F__)
-  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)value);
-#else
-  float elements[kLanes<float>];
-  store(elements, value);
-  copy(elements, count, to);
-#endif
 }
 
 // The even elements of the first 2 count - 1; the others are zero, and are not read.
@@ -205,6 +276,10 @@ void pad_plane(const PaddedAxis& rows, const PaddedAxis& columns, const float* f
   for (std::size_t row = 0; row < rows.count; ++row, from += rows.stride * row_size, to += columns.total) {
     copy_row(from, columns.stride, columns.count, to);
   }
+}
+
+inline Vector<float> gated(Vector<float> gate, Vector<float> y) {
+  return y * (gate > Vector<float>{} ? broadcast(1.0f) : Vector<float>{});
 }
 
 inline void end_sums(const SparseEnding& ending, std::size_t count, const float* sums, float* y) {
@@ -283,6 +358,10 @@ void end_transposed(const SparseEnding& ending, std::size_t outputs, std::size_t
   constexpr std::size_t lanes = kLanes<float>;
   for (std::size_t first = 0; first < outputs; first += lanes) {
     const std::size_t count = outputs - first < lanes ? outputs - first : lanes;
+    Vector<float> shift = broadcast(ending.shift);
+    if (ending.bias != nullptr) {
+      shift += count == lanes ? load(ending.bias + first) : load_first(ending.bias + first, count);
+    }
     for (std::size_t row = 0; row < rows; row += lanes) {
       Vector<float> block[lanes];
 #pragma GCC unroll 16
@@ -292,11 +371,19 @@ void end_transposed(const SparseEnding& ending, std::size_t outputs, std::size_t
       transpose_in_registers<float>(block);
       const std::size_t in_block = rows - row < lanes ? rows - row : lanes;
       for (std::size_t r = 0; r < in_block; ++r) {
-        SparseEnding at = ending;
         const std::size_t place = (row + r) * y_stride + first;
-        if (at.bias != nullptr) at.bias += first;
-        if (at.residual != nullptr) at.residual += place;
-        end_sums(at, count, reinterpret_cast<const float*>(&block[r]), y + place);
+        Vector<float> sum = block[r] + shift;
+        if (count == lanes) {
+          if (ending.residual != nullptr) sum += load(ending.residual + place);
+          sum = limited(ending, sum);
+          if (ending.gate != nullptr) sum = gated(load(ending.gate + place), sum);
+          store(y + place, sum);
+        } else {
+          if (ending.residual != nullptr) sum += load_first(ending.residual + place, count);
+          sum = limited(ending, sum);
+          if (ending.gate != nullptr) sum = gated(load_first(ending.gate + place, count), sum);
+          store_first(y + place, count, sum);
+        }
       }
     }
   }

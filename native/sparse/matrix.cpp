@@ -91,6 +91,44 @@ SparseMatrix::SparseMatrix(const std::vector<std::int64_t>& shape, const Tensor&
   }
 }
 
+SparseMatrix::SparseMatrix(const Tensor& mask, bool transposed, bool in_blocks) {
+  const std::vector<std::int64_t>& shape = mask.shape;
+  if (mask.type != ort::kTypeBool || shape.size() != 2 || shape[0] < 1 || shape[1] < 1 ||
+      shape[0] > kMostElements / shape[1]) {
+    throw std::invalid_argument("the mask has type " + type_name(mask.type) + " and shape " + text_of(shape) +
+                                ": it must be bool with two axes and 1 to 2147483647 elements.");
+  }
+  outputs_ = static_cast<std::size_t>(shape[transposed ? 0 : 1]);
+  depth_ = static_cast<std::size_t>(shape[transposed ? 1 : 0]);
+  const auto* bytes = static_cast<const std::uint8_t*>(mask.data);  // a file may have others than 0 and 1
+  const auto index = [&](std::size_t output, std::size_t position) {
+    return transposed ? output * depth_ + position : position * outputs_ + output;
+  };
+  const auto is_kept = [&](std::size_t output, std::size_t position) { return bytes[index(output, position)] != 0; };
+  const auto fits = [&](std::size_t block) {
+    if (outputs_ % block != 0) return false;
+    for (std::size_t output = 0; output < outputs_; ++output) {
+      const std::size_t first = output / block * block;
+      for (std::size_t position = 0; position < depth_; ++position) {
+        if (is_kept(output, position) != is_kept(first, position)) return false;
+      }
+    }
+    return true;
+  };
+  block_ = in_blocks && fits(8) ? 8 : in_blocks && fits(4) ? 4 : 1;
+  starts_.push_back(0);
+  for (std::size_t first = 0; first < outputs_; first += block_) {
+    for (std::size_t position = 0; position < depth_; ++position) {
+      if (!is_kept(first, position)) continue;
+      positions_.push_back(static_cast<std::int32_t>(position));
+      for (std::size_t b = 0; b < block_; ++b) {
+        sources_.push_back(static_cast<std::int32_t>(index(first + b, position)));
+      }
+    }
+    starts_.push_back(static_cast<std::uint32_t>(positions_.size()));
+  }
+}
+
 SparseMatrix::Entries SparseMatrix::entries(const std::vector<std::size_t>& key, std::size_t slice,
                                             const std::function<std::int32_t(std::size_t)>& offset_of) const {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -117,6 +155,7 @@ SparseMatrix::Entries SparseMatrix::sliced(std::size_t slice,
       std::uint32_t& entry = next[row];
       for (; entry < starts_[row + 1] && static_cast<std::size_t>(positions_[entry]) < end; ++entry) {
         made->offsets.push_back(offset_of(static_cast<std::size_t>(positions_[entry])));
+        if (values_.empty()) continue;
         const float* const from = values_.data() + entry * block_;
         made->values.insert(made->values.end(), from, from + block_);
       }

@@ -1,7 +1,9 @@
 #include "sparse/products.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -17,6 +19,9 @@ namespace {
 // Outputs that a task has at least, and the most whose sums it has together.
 constexpr std::size_t kOutputs = 16, kMostOutputs = 64;
 constexpr std::size_t kMostSums = kMostOutputs * kMostSpan + 16;  // a vector is read beyond the last
+
+// Of which the offsets of transposed rows have 32 bits, however many vectors a row has.
+constexpr std::size_t kMostDepth = std::numeric_limits<std::int32_t>::max() / kMostSpan;
 
 const SparseTable& table() { return *kernels()->sparse; }
 
@@ -52,14 +57,14 @@ void linear_by_lanes(const SparseMatrix& weights, std::size_t rows, const float*
   }
 }
 
-// The sums of some outputs, from the first of a block.
-void multiply(const SparseMatrix& weights, const SlicedEntries& entries, std::size_t output, std::size_t outputs,
-              std::size_t vectors, const float* x, float* sums) {
+// The sums of some outputs, from the first of a block, with the values of the entries in their order.
+void multiply(const SparseMatrix& weights, const SlicedEntries& entries, const float* values, std::size_t output,
+              std::size_t outputs, std::size_t vectors, const float* x, float* sums) {
   const std::size_t first = output / weights.block(), last = first + outputs / weights.block();
   const MultiplyRows rows = table().rows(weights.block(), vectors);
   for (std::size_t slice = 0; slice < entries.slices; ++slice) {
     const std::uint32_t* const starts = entries.starts.data() + slice * (weights.block_rows() + 1);
-    rows({starts, entries.offsets.data(), entries.values.data(), first, last, slice > 0, x, sums});
+    rows({starts, entries.offsets.data(), values, first, last, slice > 0, x, sums});
   }
 }
 
@@ -73,16 +78,10 @@ void for_outputs(const SparseMatrix& weights, std::size_t ranges, std::size_t ra
   }
 }
 
-}  // namespace
-
-void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x, const SparseEnding& ending, float* y,
-                   const ParallelFor& parallel_for, const Memory* memory) {
+// sparse_linear on panels of rows, with the values of the entries in their order; null for those of constant weights.
+void linear_by_panels(const SparseMatrix& weights, const float* values, std::size_t rows, const float* x,
+                      const SparseEnding& ending, float* y, const ParallelFor& parallel_for, const Memory* memory) {
   const std::size_t lanes = table().lanes, depth = weights.depth(), outputs = weights.outputs();
-  if (rows == 0) return;
-  if (rows < tuning::kSparseRows && rows < lanes) {
-    return linear_by_lanes(weights, rows, x, ending, y, parallel_for);
-  }
-
   // Panels of rows, transposed: [panel][depth][vectors * lanes].
   const std::size_t all_vectors = divided_up(rows, lanes);
   const std::size_t panels = divided_up(all_vectors, table().most_vectors(weights.block()));
@@ -93,6 +92,7 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
   const auto entries = weights.entries({stride}, depth, [&](std::size_t position) {
     return static_cast<std::int32_t>(position * stride);
   });
+  if (values == nullptr) values = entries->values.data();
   // A few panels at a time, which stay in the cache.
   const std::size_t panel_size = checked_product(depth, stride);
   const std::size_t share = share_of_second_cache(tuning::kSparsePanelShare) / sizeof(float);
@@ -118,10 +118,11 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
       const std::size_t row = (first_vector + panel * most) * lanes, count = std::min(vectors * lanes, rows - row);
       alignas(64) float sums[kMostSums];
       for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some) {
-        multiply(weights, *entries, output, some, vectors, transposed.as<float>() + panel * panel_size, sums);
+        multiply(weights, *entries, values, output, some, vectors, transposed.as<float>() + panel * panel_size, sums);
         SparseEnding at = ending;
         if (at.bias != nullptr) at.bias += output;
         if (at.residual != nullptr) at.residual += row * outputs + output;
+        if (at.gate != nullptr) at.gate += row * outputs + output;
         table().end_transposed(at, some, count, vectors * lanes, sums, y + row * outputs + output, outputs);
       });
     };
@@ -131,6 +132,109 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
       parallel_for(some_panels * ranges, work);
     }
   }
+}
+
+// Whether multiplications under a mask are less work than the dense product, if each takes as long as `product` dense
+// ones and an element of the dense matrix as long as `element`.
+bool pays(const SparseMatrix& mask, std::size_t rows, double product, double element) {
+  if (mask.depth() > kMostDepth) return false;
+  const auto padded = static_cast<double>(divided_up(rows, table().lanes) * table().lanes);
+  const auto depth = static_cast<double>(mask.depth()), outputs = static_cast<double>(mask.outputs());
+  const auto products = static_cast<double>(mask.products());
+  const double sparse = padded * (products * product + (depth + outputs) * tuning::kMaskedElement) +
+                        products * tuning::kMaskedWeight + depth * outputs * element;
+  return sparse < tuning::kMaskedShare * static_cast<double>(rows) * depth * outputs;
+}
+
+// The values of the entries of a mask in a dense matrix; false if it is not zero elsewhere.
+bool gather(const SparseMatrix& mask, const float* w, float* values, std::size_t tasks,
+            const ParallelFor& parallel_for) {
+  const std::vector<std::int32_t>& sources = mask.sources();
+  const std::size_t all = mask.depth() * mask.outputs();
+  std::atomic<std::size_t> found = 0, kept = 0;
+  for_each_part(parallel_for, tasks, tasks, [&](std::size_t first, std::size_t last) {
+    const std::size_t from = part_begin(all, tasks, first), to = part_begin(all, tasks, last);
+    found += table().non_zeros(w + from, to - from);
+    const std::size_t begin = part_begin(sources.size(), tasks, first), end = part_begin(sources.size(), tasks, last);
+    for (std::size_t e = begin; e < end; ++e) values[e] = w[sources[e]];
+    kept += table().non_zeros(values + begin, end - begin);
+  });
+  return found == kept;
+}
+
+}  // namespace
+
+void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x, const SparseEnding& ending, float* y,
+                   const ParallelFor& parallel_for, const Memory* memory) {
+  if (rows == 0) return;
+  if (rows < tuning::kSparseRows && rows < table().lanes) {
+    linear_by_lanes(weights, rows, x, ending, y, parallel_for);
+  } else {
+    linear_by_panels(weights, nullptr, rows, x, ending, y, parallel_for, memory);
+  }
+}
+
+bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, const float* w,
+                   const SparseEnding& ending, float* y, const ParallelFor& parallel_for) {
+  const double product = mask.block() == 1 ? tuning::kMaskedProduct : tuning::kMaskedBlockProduct;
+  if (!pays(mask, rows, product, tuning::kMaskedCheck)) return false;
+  const Buffer values(checked_product(mask.products(), sizeof(float)));
+  if (!gather(mask, w, values.as<float>(), most_tasks(mask, rows), parallel_for)) return false;
+  linear_by_panels(mask, values.as<float>(), rows, x, ending, y, parallel_for, nullptr);
+  return true;
+}
+
+bool masked_weight_gradient(const SparseMatrix& mask, std::size_t rows, const float* dy, const float* x, float* dw,
+                            float* db, const ParallelFor& parallel_for) {
+  if (!pays(mask, rows, tuning::kMaskedGradientProduct, tuning::kMaskedFill)) return false;
+  const std::size_t lanes = table().lanes, depth = mask.depth(), outputs = mask.outputs();
+  // Panels of rows, transposed: [panel][depth, then outputs][vectors * lanes].
+  const std::size_t all_vectors = divided_up(rows, lanes);
+  const std::size_t in_cache = share_of_second_cache(tuning::kMaskedPanelShare) / (sizeof(float) * lanes) / depth;
+  const std::size_t most_vectors = std::clamp<std::size_t>(in_cache, 1, table().most_gradient_vectors);
+  const std::size_t panels = divided_up(all_vectors, most_vectors);
+  const std::size_t most = divided_up(all_vectors, panels), stride = most * lanes;
+  const std::size_t x_size = checked_product(depth, stride), dy_size = checked_product(outputs, stride);
+  const std::size_t share = share_of_second_cache(tuning::kSparsePanelShare) / sizeof(float);
+  const std::size_t panel_size = checked_sum(x_size, dy_size);
+  const std::size_t together = std::clamp<std::size_t>(share / panel_size, 1, panels);
+  const Buffer transposed(checked_product(together, panel_size, sizeof(float)));
+  const Buffer sums(checked_product(checked_sum(mask.products(), db == nullptr ? 0 : outputs * lanes), sizeof(float)));
+  float* const of_entries = sums.as<float>();
+  float* const of_bias = db == nullptr ? nullptr : of_entries + mask.products();
+  const std::size_t tasks = most_tasks(mask, rows);
+  std::vector<std::int32_t> offsets(mask.positions());
+  for (std::int32_t& offset : offsets) offset *= static_cast<std::int32_t>(stride);
+  const std::size_t parts = std::min(tasks, divided_up(outputs, kOutputs));
+  for (std::size_t before = 0; before < panels; before += together) {
+    const std::size_t first_vector = before * most;
+    const std::size_t some_vectors = std::min(all_vectors - first_vector, std::min(together, panels - before) * most);
+    for_each_part(parallel_for, some_vectors, tasks, [&](std::size_t first, std::size_t last) {
+      for (std::size_t v = first; v < last; ++v) {
+        const std::size_t row = (first_vector + v) * lanes, count = std::min(lanes, rows - row);
+        const std::size_t vectors = std::min(most, some_vectors - v / most * most);
+        float* const to = transposed.as<float>() + v / most * panel_size;
+        table().transpose(x + row * depth, count, depth, 0, depth, to + v % most * lanes, stride);
+        table().transpose(dy + row * outputs, count, outputs, 0, outputs, to + x_size + v % most * lanes,
+                          vectors * lanes);
+      }
+    });
+    for_each_part(parallel_for, parts, parts, [&](std::size_t begin, std::size_t end) {
+      const std::size_t first = part_begin(outputs, parts, begin), last = part_begin(outputs, parts, end);
+      for (std::size_t panel = 0; panel * most < some_vectors; ++panel) {
+        const std::size_t vectors = std::min(most, some_vectors - panel * most);
+        const float* const from = transposed.as<float>() + panel * panel_size;
+        table().gradients(vectors)({mask.starts().data(), offsets.data(), first, last, before + panel > 0, from + x_size,
+                                    from, of_entries, of_bias});
+      }
+    });
+  }
+  std::fill_n(dw, depth * outputs, 0.0f);
+  for (std::size_t e = 0; e < mask.products(); ++e) dw[mask.sources()[e]] = of_entries[e];
+  for (std::size_t output = 0; db != nullptr && output < outputs; ++output) {
+    db[output] = std::accumulate(of_bias + output * lanes, of_bias + (output + 1) * lanes, 0.0f);
+  }
+  return true;
 }
 
 namespace {
@@ -285,7 +389,7 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
       const float* const from = source + (strip - before) * strip_stride + begin;
       alignas(64) float sums[kMostSums];
       for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some_outputs) {
-        multiply(weights, *entries, output, some_outputs, some, from, sums);
+        multiply(weights, *entries, entries->values.data(), output, some_outputs, some, from, sums);
         const std::size_t place = (strip / strips_per_image * outputs + output) * y_size +
                                   strip % strips_per_image * window_rows * w.windows[1];
         SparseEnding at = ending;

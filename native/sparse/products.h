@@ -16,6 +16,17 @@ namespace onnxtrain {
 void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x, const SparseEnding& ending, float* y,
                    const ParallelFor& parallel_for, const Memory* memory);
 
+// The same with dense weights w, laid out like the mask, that are zero where the mask is false. Returns false and leaves
+// y alone if they are not, or if a dense product takes less time.
+bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, const float* w,
+                   const SparseEnding& ending, float* y, const ParallelFor& parallel_for);
+
+// dw, laid out like the mask, whose blocks have one output: xᵀ dy where the mask is true, and zero elsewhere; and db
+// [outputs], the sum of dy over its rows (null: not requested). Returns false and leaves both alone if a dense product
+// takes less time.
+bool masked_weight_gradient(const SparseMatrix& mask, std::size_t rows, const float* dy, const float* x, float* dw,
+                            float* db, const ParallelFor& parallel_for);
+
 // Two spatial axes: sizes of x, y and the kernel, and where windows begin.
 struct SparseWindows {
   std::size_t images, channels;

@@ -31,9 +31,21 @@ struct SparseLanes {
   float* sums;                   // by output
 };
 
-// y = min(max(sums + bias + shift + residual, lower), upper).
+// Gradients of the entries of a mask, whose block rows have one output: dw[e] = sum over rows of dy[output] *
+// x[offsets[e] ...].
+struct SparseGradient {
+  const std::uint32_t* starts;  // of the entries of each output, one more than there are outputs
+  const std::int32_t* offsets;  // of the row of x, per entry
+  std::size_t first, last;      // outputs
+  bool add;                     // to what is in dw and db
+  const float *dy, *x;          // transposed: [outputs][vectors * lanes], and rows as long
+  float* dw;                    // by entry
+  float* db;                    // [outputs][lanes] sums of dy over its rows; null: not requested
+};
+
+// y = min(max(sums + bias + shift + residual, lower), upper), times 1 where `gate` is above zero and times 0 elsewhere.
 struct SparseEnding {
-  const float *bias, *residual;  // null: none
+  const float *bias, *residual, *gate;  // null: none; `gate` only for rows
   float shift, lower, upper;
   bool has_limits;
 };
@@ -55,6 +67,7 @@ struct PaddedAxis {
 };
 
 using MultiplyRows = void (*)(const SparseRows&);
+using AddGradients = void (*)(const SparseGradient&);
 
 struct SparseTable {
   std::size_t lanes;
@@ -63,6 +76,10 @@ struct SparseTable {
   std::size_t (*most_vectors)(std::size_t block);
   MultiplyRows (*rows)(std::size_t block, std::size_t vectors);
   void (*by_lanes)(const SparseLanes&);
+  // The most vectors of rows whose gradients are added at a time, and the kernel for a number of vectors.
+  std::size_t most_gradient_vectors;
+  AddGradients (*gradients)(std::size_t vectors);
+  std::size_t (*non_zeros)(const float* x, std::size_t count);
   // Transposes up to `lanes` rows of x, columns [first, last), to x_t[column * stride + row]; rows beyond `rows` are zero.
   void (*transpose)(const float* x, std::size_t rows, std::size_t row_stride, std::size_t first, std::size_t last,
                     float* x_t, std::size_t stride);
@@ -72,7 +89,7 @@ struct SparseTable {
   // Ends [outputs][positions] sums; `bias` is by output, `residual` is laid out like y.
   void (*end_windows)(const SparseEnding& ending, const SparseSpan& span, std::size_t outputs, const float* sums,
                       float* y);
-  // Ends [outputs][vectors * lanes] sums as rows [row][outputs] of y; `residual` is laid out like y.
+  // Ends [outputs][vectors * lanes] sums as rows [row][outputs] of y; `residual` and `gate` are laid out like y.
   void (*end_transposed)(const SparseEnding& ending, std::size_t outputs, std::size_t rows, std::size_t sums_stride,
                          const float* sums, float* y, std::size_t y_stride);
 };

@@ -36,6 +36,7 @@ from onnxtrain.passes.kernels.split_cross_entropy import split_cross_entropy
 from onnxtrain.passes.kernels.use_convolution_kernels import use_convolution_kernels
 from onnxtrain.passes.kernels.use_half_weights import use_half_weights
 from onnxtrain.passes.kernels.use_low_bit_kernels import use_low_bit_kernels
+from onnxtrain.passes.kernels.use_mask_kernels import use_mask_kernels
 from onnxtrain.passes.kernels.use_normalization_kernels import use_normalization_kernels
 from onnxtrain.passes.memory.number_layers import number_layers
 from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
@@ -137,6 +138,7 @@ def lower_graph(
         remove_unused(model)
         fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
         fuse_additions(graph)  # an adapter's output by its matmul, an embedding's gradient in place
+        use_mask_kernels(graph)  # linear layers under masks skip what stays zero
         fuse_elementwise(graph)  # chains of elementwise operators: one node
         rematerialize_dequantized(graph)  # frozen low-bit weights are in float only while they are read
         optimizer_in_backward(graph)  # an update for every few layers, in the backward pass

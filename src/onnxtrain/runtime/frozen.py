@@ -117,9 +117,15 @@ class FrozenTensors:
 
 
 def _may_be_bound(value: ir.Value) -> bool:
-    """Return whether all consumers of a value, seen through Reshape, are as fast on a graph input."""
+    """Return whether all consumers of a value, seen through Reshape, are as fast on a graph input.
+
+    Linear layers pack their mask when the session is created, so it stays an initializer.
+    """
     return not value.is_graph_output() and all(
-        node.domain == ONNXTRAIN_DOMAIN
+        (
+            node.domain == ONNXTRAIN_DOMAIN
+            and not (value.dtype == ir.DataType.BOOL and node.op_type.startswith("Linear"))
+        )
         or node.op_type in _BOUND.get(node.domain, ())
         or ((node.domain, node.op_type) == ("", "Reshape") and _may_be_bound(node.outputs[0]))
         for node in value.consumers()

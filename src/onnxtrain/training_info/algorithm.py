@@ -15,7 +15,7 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import TRAINING_DOMAIN
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.operators.schema import State
-from onnxtrain.training_info.recipe import LossTerms, StepEntry, StepSpec
+from onnxtrain.training_info.recipe import MASK, LossTerms, StepEntry, StepSpec
 from onnxtrain.training_info.rounding import Rounding, widened
 from onnxtrain.training_info.update import AVERAGE, average_node, norm_of, optimizer_nodes, row_squares
 
@@ -215,7 +215,7 @@ class Algorithm:
         masked = []
         for name, gradient in zip(self.parameters, gradients, strict=True):
             if name in self._spec.masks:
-                mask = self.constant(f"{name}/mask", self._spec.masks[name])
+                mask = self.constant(f"{name}{MASK}", self._spec.masks[name])
                 gradient = op.Where(mask, gradient, op.scalar(0.0, gradient)).with_shape(gradient.shape)
             masked.append(gradient)
         return masked

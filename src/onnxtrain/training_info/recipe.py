@@ -25,6 +25,10 @@ SYNCHRONIZED_KEY = "onnxtrain.synchronized"
 Sessions read it; files, which are for one process, do not have it."""
 
 
+MASK = "/mask"
+"""End of the name of a mask, a constant that is named after its parameter."""
+
+
 @dataclass(frozen=True)
 class Names:
     """Names of the algorithms' own inputs, results and update count."""
