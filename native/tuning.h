@@ -62,6 +62,10 @@ inline constexpr std::size_t kChainElements = 256;
 // Columns of rows that are added up together (the gradient of Gather).
 inline constexpr std::size_t kGatherColumns = 32;
 
+// Rows that are asked for ahead while rows are added up in another order than that of memory, and bytes of each; the CPU
+// goes on with longer rows by itself.
+inline constexpr std::size_t kAheadRows = 12, kAheadRowBytes = 256;
+
 // Products of matrices. -----------------------------------------------------------------------------------------------
 
 // Depth per block: of a matrix multiplication, and of one whose sums stay in memory. Both then read from the L2 cache.

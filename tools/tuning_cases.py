@@ -363,6 +363,8 @@ CASES: dict[str, dict[str, Case]] = {
     "kSoftmaxColumns": SOFTMAX,
     **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
     "kGatherColumns": GATHER,
+    "kAheadRows": GATHER,
+    "kAheadRowBytes": GATHER,
     **dict.fromkeys(
         ("kProductDepth", "kStripShare", "kLeastStripRows", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS
     ),

@@ -10,33 +10,45 @@
 namespace onnxtrain {
 namespace {
 
-// Columns [begin, begin + tuning::kGatherColumns) of the sum of the rows at `count` positions, in float64 and in order.
-// The sum is rounded before the other term is added, as in an addition of its own.
-template <typename T>
-void add_columns(const RowSumsCall& call, const std::size_t* positions, std::size_t count, std::size_t begin,
-                 const T* other, T* out) {
+// Columns [begin, begin + kWideLanes * vectors) of the sum of the rows at `count` positions, in float64 and in order. The
+// sum is rounded before the other term is added, as in an addition of its own.
+template <std::size_t vectors, typename T>
+inline void add_columns(const RowSumsCall& call, const std::size_t* positions, std::size_t count, std::size_t begin,
+                        const T* other, T* out) {
   const T* rows = static_cast<const T*>(call.rows) + begin;
-  WideVector sums[tuning::kGatherColumns / kWideLanes] = {};
+  WideVector sums[vectors] = {};
   for (std::size_t p = 0; p < count; ++p) {
     const T* row = rows + positions[p] * call.width;
-    for (std::size_t v = 0; v < tuning::kGatherColumns / kWideLanes; ++v) {
+    for (std::size_t v = 0; v < vectors; ++v) {
       WideVector value;
       load(row + v * kWideLanes, value);
       sums[v] += value;
     }
   }
-  for (std::size_t i = 0; i < tuning::kGatherColumns; ++i) {
-    const T sum = static_cast<T>(sums[i / kWideLanes][i % kWideLanes]);
-    out[begin + i] = other == nullptr ? sum : other[begin + i] + sum;
+  for (std::size_t v = 0; v < vectors; ++v) {
+    const std::size_t at = begin + v * kWideLanes;
+    const auto sum = narrow<T>(sums[v]);
+    store(out + at, other == nullptr ? sum : few(other + at) + sum);
   }
+}
+
+// Asks for the first cache lines of a row that is read soon: rows are read in the order of the table, not of memory.
+template <typename T>
+inline void ask_for_row(const RowSumsCall& call, std::size_t position) {
+  const auto* row = static_cast<const char*>(call.rows) + position * call.width * sizeof(T);
+  const std::size_t bytes = call.width * sizeof(T);
+  for (std::size_t line = 0; line < bytes && line < tuning::kAheadRowBytes; line += 64) __builtin_prefetch(row + line);
 }
 
 // One row of the table; `other` is null or a row that is added, which may be `out`.
 template <typename T>
 void add_rows(const RowSumsCall& call, const std::size_t* positions, std::size_t count, const T* other, T* out) {
+  constexpr std::size_t most = tuning::kGatherColumns / kWideLanes;
   std::size_t begin = 0;
   for (; begin + tuning::kGatherColumns <= call.width; begin += tuning::kGatherColumns)
-    add_columns(call, positions, count, begin, other, out);
+    add_columns<most>(call, positions, count, begin, other, out);
+  for (; begin + kWideLanes <= call.width; begin += kWideLanes)
+    add_columns<1>(call, positions, count, begin, other, out);
   const T* rows = static_cast<const T*>(call.rows);
   for (; begin < call.width; ++begin) {
     double sum = 0.0;
@@ -50,6 +62,7 @@ void row_sums(const RowSumsCall& call, std::size_t first, std::size_t last) {
   const std::size_t* starts = call.starts;
   T* table = static_cast<T*>(call.table);
   const T* other = static_cast<const T*>(call.other);
+  const std::size_t end = starts[last];
   for (std::size_t row = first; row < last;) {
     std::size_t next = row;
     while (next < last && starts[next + 1] == starts[next]) ++next;
@@ -63,6 +76,9 @@ void row_sums(const RowSumsCall& call, std::size_t first, std::size_t last) {
     row = next;
     for (; row < last && starts[row + 1] != starts[row]; ++row) {
       const std::size_t at = row * call.width;
+      for (std::size_t p = starts[row]; p < starts[row + 1] && p + tuning::kAheadRows < end; ++p) {
+        ask_for_row<T>(call, call.positions[p + tuning::kAheadRows]);
+      }
       add_rows(call, call.positions + starts[row], starts[row + 1] - starts[row],
                other == nullptr ? nullptr : other + at, table + at);
     }

@@ -2,7 +2,8 @@
 //
 // Included by kernels.cpp only. The windows of one output row are compared side by side, one window position after the
 // other; near borders each position has a range of windows for which it lies within x. Three spatial axes: missing ones
-// are leading axes of size 1. Adjacent 2 x 2 windows, the most common case, have a separate path that needs no indices.
+// are leading axes of size 1. Adjacent windows of 2 x 2 or 2 x 2 x 2, the most common case, have a separate path that
+// needs no indices.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -167,21 +168,39 @@ class MaxPoolImage {
   T* dx_;
 };
 
-// Adjacent 2 x 2 windows within x.
-inline bool is_two_by_two(const MaxPoolCall& call) {
-  if (call.kernel[0] != 1 || call.strides[0] != 1 || call.begin[0] != 0 || call.windows[0] != call.size[0]) return false;
-  for (int axis = 1; axis < 3; ++axis) {
-    if (call.kernel[axis] != 2 || call.strides[axis] != 2 || call.dilations[axis] != 1 || call.begin[axis] != 0 ||
-        2 * call.windows[axis] > call.size[axis]) {
+// Adjacent windows within x of 2 elements along the last two axes, and of `planes` along the first.
+inline bool is_adjacent(const MaxPoolCall& call, std::int64_t planes) {
+  for (int axis = 0; axis < 3; ++axis) {
+    const std::int64_t elements = axis == 0 ? planes : 2;
+    if (call.kernel[axis] != elements || call.strides[axis] != elements || call.dilations[axis] != 1 ||
+        call.begin[axis] != 0 || elements * call.windows[axis] > call.size[axis]) {
       return false;
     }
   }
-  return true;
+  return planes == 2 || call.windows[0] == call.size[0];
 }
+
+// Where the rows of a block of windows begin: in x and in dx, in the order of the elements of a window.
+template <typename T, int rows>
+struct WindowRows {
+  const T* x[rows];
+  T* dx[rows];
+
+  WindowRows from(std::size_t column) const {
+    WindowRows moved;
+    for (int row = 0; row < rows; ++row) {
+      moved.x[row] = x[row] + column;
+      moved.dx[row] = dx[row] + column;
+    }
+    return moved;
+  }
+};
 
 // A block of windows over two rows. Not inlined, because compilers then emit branches instead of vectors.
 template <typename T>
-__attribute__((noinline)) void two_by_two_block(const T* x, const T* below, const T* dy, T* dx, T* dx_below) {
+__attribute__((noinline)) void adjacent_block(const WindowRows<T, 2>& rows, const T* dy) {
+  const T *x = rows.x[0], *below = rows.x[1];
+  T *dx = rows.dx[0], *dx_below = rows.dx[1];
   ONNXTRAIN_VECTORIZE
   for (std::size_t j = 0; j < tuning::kPooledTogether; ++j) {
     const T a = x[2 * j], b = x[2 * j + 1], c = below[2 * j], d = below[2 * j + 1];
@@ -198,61 +217,108 @@ __attribute__((noinline)) void two_by_two_block(const T* x, const T* below, cons
   }
 }
 
-// A partial block of windows.
+// A block of windows over two rows of two planes.
 template <typename T>
-void two_by_two_few(const T* x, const T* below, const T* dy, T* dx, T* dx_below, std::size_t count) {
-  T upper[2 * tuning::kPooledTogether] = {}, lower[2 * tuning::kPooledTogether] = {},
-              slopes[tuning::kPooledTogether] = {};
-  T d_upper[2 * tuning::kPooledTogether], d_lower[2 * tuning::kPooledTogether];
-  for (std::size_t i = 0; i < 2 * count; ++i) {
-    upper[i] = x[i];
-    lower[i] = below[i];
-  }
-  for (std::size_t j = 0; j < count; ++j) slopes[j] = dy[j];
-  two_by_two_block(upper, lower, slopes, d_upper, d_lower);
-  for (std::size_t i = 0; i < 2 * count; ++i) {
-    dx[i] = d_upper[i];
-    dx_below[i] = d_lower[i];
+__attribute__((noinline)) void adjacent_block(const WindowRows<T, 4>& rows, const T* dy) {
+  const T *x = rows.x[0], *below = rows.x[1], *behind = rows.x[2], *last = rows.x[3];
+  T *dx = rows.dx[0], *dx_below = rows.dx[1], *dx_behind = rows.dx[2], *dx_last = rows.dx[3];
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t j = 0; j < tuning::kPooledTogether; ++j) {
+    const T a = x[2 * j], b = x[2 * j + 1], c = below[2 * j], d = below[2 * j + 1];
+    const T e = behind[2 * j], f = behind[2 * j + 1], g = last[2 * j], h = last[2 * j + 1];
+    const bool b_larger = !(b <= a);
+    const T of_two = b_larger ? b : a;
+    const bool c_larger = !(c <= of_two);
+    const T of_three = c_larger ? c : of_two;
+    const bool d_larger = !(d <= of_three);
+    const T of_four = d_larger ? d : of_three;
+    const bool e_larger = !(e <= of_four);
+    const T of_five = e_larger ? e : of_four;
+    const bool f_larger = !(f <= of_five);
+    const T of_six = f_larger ? f : of_five;
+    const bool g_larger = !(g <= of_six);
+    const T of_seven = g_larger ? g : of_six;
+    const bool h_larger = !(h <= of_seven);
+    const T not_h = h_larger ? T(0) : dy[j], not_g = g_larger ? T(0) : not_h, not_f = f_larger ? T(0) : not_g;
+    const T not_e = e_larger ? T(0) : not_f, not_d = d_larger ? T(0) : not_e, not_c = c_larger ? T(0) : not_d;
+    dx[2 * j] = b_larger ? T(0) : not_c;
+    dx[2 * j + 1] = b_larger ? not_c : T(0);
+    dx_below[2 * j] = c_larger ? not_d : T(0);
+    dx_below[2 * j + 1] = d_larger ? not_e : T(0);
+    dx_behind[2 * j] = e_larger ? not_f : T(0);
+    dx_behind[2 * j + 1] = f_larger ? not_g : T(0);
+    dx_last[2 * j] = g_larger ? not_h : T(0);
+    dx_last[2 * j + 1] = h_larger ? dy[j] : T(0);
   }
 }
 
-template <typename T>
-void two_by_two_row(const T* x, const T* dy, T* dx, std::size_t size, std::size_t count) {
+// A partial block of windows.
+template <typename T, int rows>
+void adjacent_few(const WindowRows<T, rows>& given, const T* dy, std::size_t count) {
+  T x[rows][2 * tuning::kPooledTogether] = {}, dx[rows][2 * tuning::kPooledTogether],
+      slopes[tuning::kPooledTogether] = {};
+  WindowRows<T, rows> few;
+  for (int row = 0; row < rows; ++row) {
+    for (std::size_t i = 0; i < 2 * count; ++i) x[row][i] = given.x[row][i];
+    few.x[row] = x[row];
+    few.dx[row] = dx[row];
+  }
+  for (std::size_t j = 0; j < count; ++j) slopes[j] = dy[j];
+  adjacent_block(few, slopes);
+  for (int row = 0; row < rows; ++row) {
+    for (std::size_t i = 0; i < 2 * count; ++i) given.dx[row][i] = dx[row][i];
+  }
+}
+
+template <typename T, int rows>
+void adjacent_row(const WindowRows<T, rows>& given, const T* dy, std::size_t size, std::size_t count) {
   if (count < tuning::kPooledTogether) {
-    two_by_two_few(x, x + size, dy, dx, dx + size, count);
+    adjacent_few(given, dy, count);
   } else {
     for (std::size_t j = 0; j < count; j += tuning::kPooledTogether) {
       const std::size_t at = j + tuning::kPooledTogether <= count
                                  ? j
                                  : count - tuning::kPooledTogether;  // the last block ends with the row
-      two_by_two_block(x + 2 * at, x + size + 2 * at, dy + at, dx + 2 * at, dx + size + 2 * at);
+      adjacent_block(given.from(2 * at), dy + at);
     }
   }
-  for (std::size_t i = 2 * count; i < size; ++i) dx[i] = dx[size + i] = T(0);
+  for (int row = 0; row < rows; ++row) {
+    for (std::size_t i = 2 * count; i < size; ++i) given.dx[row][i] = T(0);
+  }
 }
 
-template <typename T>
-void two_by_two_images(const MaxPoolCall& call, std::size_t first, std::size_t last) {
-  const auto height = static_cast<std::size_t>(call.size[1]), width = static_cast<std::size_t>(call.size[2]);
-  const auto rows = static_cast<std::size_t>(call.windows[1]), count = static_cast<std::size_t>(call.windows[2]);
+template <typename T, int planes>
+void adjacent_images(const MaxPoolCall& call, std::size_t first, std::size_t last) {
+  const auto depth = static_cast<std::size_t>(call.size[0]), height = static_cast<std::size_t>(call.size[1]);
+  const auto width = static_cast<std::size_t>(call.size[2]), slices = static_cast<std::size_t>(call.windows[0]);
+  const auto lines = static_cast<std::size_t>(call.windows[1]), count = static_cast<std::size_t>(call.windows[2]);
+  const std::size_t plane = height * width;
   for (std::size_t image = first; image < last; ++image) {
-    const T *x = static_cast<const T*>(call.x) + image * height * width;
-    const T* dy = static_cast<const T*>(call.dy) + image * rows * count;
-    T* dx = static_cast<T*>(call.dx) + image * height * width;
-    for (std::size_t y = 0; y < rows; ++y) {
-      two_by_two_row(x + 2 * y * width, dy + y * count, dx + 2 * y * width, width, count);
+    const T *x = static_cast<const T*>(call.x) + image * depth * plane;
+    const T* dy = static_cast<const T*>(call.dy) + image * slices * lines * count;
+    T* dx = static_cast<T*>(call.dx) + image * depth * plane;
+    for (std::size_t z = 0; z < slices; ++z) {
+      for (std::size_t y = 0; y < lines; ++y, dy += count) {
+        WindowRows<T, 2 * planes> rows;
+        for (std::size_t row = 0; row < 2 * planes; ++row) {
+          const std::size_t at = (planes * z + row / 2) * plane + (2 * y + row % 2) * width;
+          rows.x[row] = x + at;
+          rows.dx[row] = dx + at;
+        }
+        adjacent_row(rows, dy, width, count);
+      }
+      for (std::size_t behind = planes * z; behind < planes * (z + 1); ++behind) {
+        for (std::size_t i = 2 * lines * width; i < plane; ++i) dx[behind * plane + i] = T(0);
+      }
     }
-    for (std::size_t i = 2 * rows * width; i < height * width; ++i) dx[i] = T(0);
+    for (std::size_t i = planes * slices * plane; i < depth * plane; ++i) dx[i] = T(0);
   }
 }
 
 template <typename T>
 void max_pool_gradient(const MaxPoolCall& call, std::size_t first, std::size_t last) {
-  if (is_two_by_two(call)) {
-    const auto depth = static_cast<std::size_t>(call.size[0]);
-    two_by_two_images<T>(call, first * depth, last * depth);
-    return;
-  }
+  if (is_adjacent(call, 1)) return adjacent_images<T, 1>(call, first, last);
+  if (is_adjacent(call, 2)) return adjacent_images<T, 2>(call, first, last);
   for (std::size_t image = first; image < last; ++image) MaxPoolImage<T>(call, image).run();
 }
 

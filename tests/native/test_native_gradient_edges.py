@@ -116,6 +116,9 @@ def test_rows_of_minus_infinity_have_a_first_maximum(instruction_set, library_pa
     expected = np.zeros((4, 20))
     expected[::2, ::2] = 1
     np.testing.assert_array_equal(dx[0, 0], expected)
+    volumes, slopes = np.full((1, 1, 4, 4, 20), -np.inf, dtype), np.ones((1, 1, 2, 2, 10), dtype)
+    (of_volumes,) = run(library_path, "MaxPoolGradient", slopes, volumes, kernel_shape=[2] * 3, strides=[2] * 3)
+    np.testing.assert_array_equal(of_volumes[0, 0], [expected, np.zeros_like(expected)] * 2)
     dy = np.ones((1, 1, 2, 10), dtype)
     (dx,) = run(library_path, "MaxPoolGradient", dy, x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     expected = np.zeros((4, 20))

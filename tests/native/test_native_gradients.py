@@ -107,6 +107,14 @@ def test_max_pooling_side_by_side(height, width, dtype):
 
 
 @quick
+@given(depth=st.integers(2, 5), height=st.integers(2, 5), width=st.integers(2, 40), dtype=types)
+def test_max_pooling_side_by_side_in_volumes(depth, height, width, dtype):
+    x = np.asarray(np.round(draw([2, 2, depth, height, width], dtype, 1) * 2), dtype)
+    dy = draw([2, 2, depth // 2, height // 2, width // 2], dtype, 2)
+    check("MaxPoolGradient", reference.max_pool, (dy, x), kernel_shape=[2, 2, 2], strides=[2, 2, 2])
+
+
+@quick
 @given(shape=st.lists(st.integers(1, 70), min_size=1, max_size=3), dtype=types, data=st.data())
 def test_gathering_along_any_axis(shape, dtype, data):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))

@@ -66,14 +66,36 @@ def test_half_of_a_row_stays():
     assert operators(passed(proto, fuse_scatter)) == operators(proto)
 
 
-@pytest.mark.parametrize("size", ["1", "k"])
-def test_one_index_for_all_rows_stays(size):
-    """An Expand also repeats a list of one index along its own axis."""
+@pytest.mark.parametrize("size", [1, "k"])
+def test_a_list_of_one_index_is_repeated(size):
+    """The list may have one index for all rows, which an Expand repeats along its own axis, too."""
     proto = model(WAYS["into others"])
-    proto.graph.input[2].CopyFrom(
-        helper.make_tensor_value_info("i", TensorProto.INT64, [int(size) if size == "1" else size])
+    proto.graph.input[2].CopyFrom(helper.make_tensor_value_info("i", TensorProto.INT64, [size]))
+    found = passed(proto, fuse_scatter)
+    assert operators(found).count("GatherGradient") == 1
+    assert operators(found).count("Expand") == 1
+
+
+@pytest.mark.parametrize("targets", [1, 3])
+def test_training_with_lists_of_unknown_length(targets):
+    """A graph network reads sources and targets as inputs of one shape, whose flattened lengths have no common name."""
+    body = f"""t = Reshape(target, all) s = Reshape(source, all) h = Mul(x, g) m = Gather(h, s) u = Mul(m, m) {ZEROS}
+        column = Unsqueeze(t, last) wanted = Shape(u) places = Expand(column, wanted)
+        y = ScatterElements <reduction = "add"> (zeros, places, u)"""
+    proto = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> f (float[n, 4] x, int64[n, d] source, int64[n, e] target) => '
+        f"(float[n, 4] y) <{CONSTANTS}, int64[1] all = {{-1}}> {{ {body} }}"
     )
-    assert operators(passed(proto, fuse_scatter)) == operators(proto)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(3, 4)).astype(np.float32)
+    inputs = {"x": x, "source": random.integers(0, 3, (3, 1)), "target": np.array([[2], [0], [2]])[:, :1]}
+    if targets == 1:  # a single target, to which every message goes
+        inputs = {"x": x[:1], "source": np.zeros((1, 5), np.int64), "target": np.zeros((1, 1), np.int64)}
+    (plain_losses, plain), (losses, trainer) = trained_both_ways(proto, "g", inputs, np.ones_like(inputs["x"]))
+    np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)
+    assert losses[-1] < losses[0]
+    assert "ScatterElements" in operators_of_step(plain)
+    assert not {"ScatterElements", "GatherElements"} & set(operators_of_step(trainer))
 
 
 @pytest.mark.parametrize("nodes", WAYS.values(), ids=WAYS)

@@ -49,13 +49,18 @@ def fold_sizes(model: ir.Model) -> dict[ir.Value, Content]:
     for _ in range(_ROUNDS):
         if not _fold(model.graph, known):
             break
-        for value in [output for node in model.graph for output in node.outputs]:
-            sizes = dimensions(value)
-            if sizes is not None and any(_is_made_up(size) for size in sizes):
-                value.shape = ir.Shape([None if _is_made_up(size) else size for size in sizes])
-        infer_shapes(model)
+        infer_again(model)
         known.clear()
     return known
+
+
+def infer_again(model: ir.Model) -> None:
+    """Infer the sizes that inference did not find before, in place."""
+    for value in [output for node in model.graph for output in node.outputs]:
+        sizes = dimensions(value)
+        if sizes is not None and any(_is_made_up(size) for size in sizes):
+            value.shape = ir.Shape([None if _is_made_up(size) else size for size in sizes])
+    infer_shapes(model)
 
 
 def _fold(graph: ir.Graph, known: dict[ir.Value, Content]) -> bool:
@@ -187,11 +192,19 @@ def _content(node: ir.Node, known: dict[ir.Value, Content]) -> Content | None:
         return np.asarray(rule(first, *rest), object)
     if operator == "Gather" and integers("axis", 0) == 0 and first.ndim == 1:
         return np.asarray(first[rest[0].astype(np.int64)], object)
-    if operator == "Slice" and first.ndim == 1:
-        bounds = [content.reshape(-1).astype(np.int64).tolist() for content in rest]
-        step = bounds[3][0] if len(bounds) > 3 else 1
-        start, end = bounds[0][0], bounds[1][0]
-        return first[slice(start, end, step)] if step > 0 else None
+    if operator == "Slice":
+        starts, ends, *more = (content.reshape(-1).astype(np.int64).tolist() for content in rest)
+        axes, steps = more[0] if more else range(len(starts)), more[1] if len(more) > 1 else [1] * len(starts)
+        cut = [slice(None)] * first.ndim
+        for axis, *bounds in zip(axes, starts, ends, steps, strict=True):
+            cut[axis] = slice(*bounds)
+        return first[tuple(cut)]
+    if operator == "Transpose":
+        permutation = node.attributes.get_ints("perm", range(first.ndim)[::-1])
+        return first.transpose(list(permutation))
+    if operator == "ConstantOfShape" and math.prod(first) <= _LONGEST:
+        filled = node.attributes.get("value")
+        return np.full(first.astype(np.int64), 0 if filled is None else filled.as_tensor().numpy().item(), object)
     if operator == "Concat" and all(content.ndim == 1 for content in (first, *rest)):
         return np.concatenate([first, *rest])
     if operator in ("Squeeze", "Unsqueeze", "Reshape"):

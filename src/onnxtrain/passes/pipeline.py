@@ -21,6 +21,7 @@ from onnxtrain.passes.fuse.fuse_attention import fuse_attention
 from onnxtrain.passes.fuse.fuse_elementwise import fuse_elementwise
 from onnxtrain.passes.fuse.fuse_linear import fuse_linear
 from onnxtrain.passes.fuse.fuse_norms import fuse_norms
+from onnxtrain.passes.fuse.fuse_padding import fuse_padding
 from onnxtrain.passes.fuse.fuse_relu import fuse_relu
 from onnxtrain.passes.fuse.fuse_rotary import fuse_rotary
 from onnxtrain.passes.fuse.fuse_scatter import fuse_scatter
@@ -106,6 +107,7 @@ def lower_graph(
         fuse_norms(model)  # RMS norm: one node for seven
         fuse_rotary(model)  # rotary embedding: one node for seven
         fuse_slices(model)  # consecutive slices: one Split, whose gradient is one Concat
+        fuse_padding(model)  # zeros before a convolution: its own padding
         fuse_scatter(model)  # rows added at indices: one node that sorts them
         fuse_attention(model)  # scores, mask, softmax and matmul: one node
         fuse_linear(model, frozen=rounds)  # matmul, transposition, bias and Relu: one node

@@ -84,12 +84,17 @@ def _of_elements(op: Builder, node: ir.Node) -> _Rows | None:
     others = [place for place in range(rank) if place != axis]
     if any(not isinstance(sizes[place], int) or sizes[place] != given[place] for place in others):
         return None
-    listed = _repeated(indices, axis, rank, given[axis])
-    return None if listed is None else _Rows(op.wrap(listed), rows, axis)
+    listed = _repeated(indices, axis, rank)
+    if listed is None:
+        return None
+    wide, (size,) = op.wrap(listed), dimensions(listed) or (None,)
+    if size != given[axis] and (size == 1 or not isinstance(size, int)):
+        wide = op.Expand(wide, op.dimension(op.wrap(rows), axis))  # the list may be one index, for all rows
+    return _Rows(wide, rows, axis)
 
 
-def _repeated(indices: ir.Value, axis: int, rank: int, size: Dimension) -> ir.Value | None:
-    """The list that an Expand repeats along every axis but one, if it has the given size, or one that is not 1."""
+def _repeated(indices: ir.Value, axis: int, rank: int) -> ir.Value | None:
+    """The list that an Expand repeats along every axis but one."""
     expand = indices.producer()
     if expand is None or expand.op_type != "Expand":
         return None
@@ -99,10 +104,8 @@ def _repeated(indices: ir.Value, axis: int, rank: int, size: Dimension) -> ir.Va
         return None
     listed, axes = unsqueeze.inputs[0], unsqueeze.inputs[1]
     places, sizes = constant_array(axes), dimensions(listed)
-    if places is None or sizes is None or len(sizes) != 1 or sizes[0] is None:
+    if places is None or sizes is None or len(sizes) != 1:
         return None
-    if sizes[0] != size and (sizes[0] == 1 or isinstance(sizes[0], str)):
-        return None  # an Expand repeats a single index along the axis, too
     added = sorted(int(each) % rank for each in places.reshape(-1))
     return listed if added == [place for place in range(rank) if place != axis] else None
 
