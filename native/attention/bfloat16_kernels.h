@@ -47,6 +47,8 @@ struct HeadSizes {
   }
 };
 
+inline std::size_t parts_of(std::size_t count, std::size_t most) { return (count + most - 1) / most; }
+
 // Multiplies whole tiles of rows by a panel.
 inline void multiply_block(PairTile tile, std::size_t rows, std::size_t width) {
   const std::size_t step = kInTiles ? kTwoTiles : tile_rows(width / kLanes<float>);
@@ -55,6 +57,15 @@ inline void multiply_block(PairTile tile, std::size_t rows, std::size_t width) {
     tile.left += step * tile.left_stride;
     tile.sums += step * tile.sums_stride;
   }
+}
+
+// Fetches a row of a tensor into the L2 cache. Rows of a head are too far apart for the CPU to foresee them.
+template <int writes>
+inline void ask_for_row(const void* tensor, const Head<float>& head, std::size_t rows, std::size_t row,
+                        std::size_t count) {
+  if (tensor == nullptr || row >= rows) return;
+  const float* from = head.at(tensor, rows, row, count);
+  for (std::size_t i = 0; i < count; i += kLineBytes / sizeof(float)) __builtin_prefetch(from + i, writes, 2);
 }
 
 // Rounds rows to words; zeros follow each.
@@ -103,6 +114,22 @@ inline __m512i two_as_words(Vector<float> first, Vector<float> second) {
   return (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
 }
 
+// e**t for t <= 80 with a relative error below 1e-6; 0 below 1e-37, where the CPU is slow. NaN stays NaN.
+inline Vector<float> exponential(Vector<float> t) {
+  const __m512 lowest = (__m512)broadcast(-87.0f);
+  const __mmask16 is_seen = _mm512_cmp_ps_mask((__m512)t, lowest, _CMP_NLT_UQ);
+  t = (Vector<float>)_mm512_max_ps(lowest, (__m512)t);  // the second if one is NaN
+  const Vector<float> k = (t * 0x1.715476p0f + 0x1.8p23f) - 0x1.8p23f;       // rounded to an integer
+  const Vector<float> r = t - k * 0x1.62e430p-1f;
+  Vector<float> sum = r * (1.0f / 720.0f) + 1.0f / 120.0f;
+  sum = sum * r + 1.0f / 24.0f;
+  sum = sum * r + 1.0f / 6.0f;
+  sum = sum * r + 0.5f;
+  sum = sum * r + 1.0f;
+  sum = sum * r + 1.0f;
+  return (Vector<float>)_mm512_maskz_scalef_ps(is_seen, (__m512)sum, (__m512)k);
+}
+
 // Turns a row of scores, in whole vectors, into words of exp(score - largest of the row); the sum is that of the
 // exponentials before they are rounded.
 inline RowSum<float> exponentials_as_words(float* row, const float* bias, std::size_t count, float scale,
@@ -112,14 +139,14 @@ inline RowSum<float> exponentials_as_words(float* row, const float* bias, std::s
   for (std::size_t i = 0; i < count; i += lanes) {
     const Vector<float> score = load(row + i) * scale + load(bias + i);
     store(row + i, score);
-    most = score > most ? score : most;
+    most = (Vector<float>)_mm512_max_ps((__m512)score, (__m512)most);  // the second if the first is NaN
   }
   const float largest = largest_lane<float>(most);
   bool empty = largest == kMinusInfinity<float>;
   for (std::size_t i = 0; empty && i < count; ++i) empty = row[i] == kMinusInfinity<float>;
   Vector<float> sums = {};
   for (std::size_t i = 0; i < count; i += lanes) {
-    const auto e = exp_of_single<Vector<float>, Vector<std::uint32_t>>(load(row + i) - largest);
+    const Vector<float> e = exponential(load(row + i) - largest);
     sums += e;
     const __m256bh rounded = _mm512_cvtneps_pbh((__m512)e);
     __builtin_memcpy(words + i, &rounded, sizeof rounded);
@@ -240,7 +267,7 @@ struct Slopes {
 inline Slopes slopes_of(const ScoreRow& row, std::size_t i, float scale) {
   if (i < row.begin || i >= row.end) return {Vector<float>{}, Vector<float>{}};
   const Vector<float> score = load(row.scores + i) * scale + (load(row.bias + i) - row.log_sum);
-  const auto p = exp_of_single<Vector<float>, Vector<std::uint32_t>>(score);
+  const Vector<float> p = exponential(score);
   return {p, p * (load(row.dp + i) - row.delta)};
 }
 
@@ -283,111 +310,188 @@ inline void write_transposed(const float* from, std::size_t from_stride, std::si
   }
 }
 
-inline void attention_gradient_in_bfloat16(const AttentionCall& call, std::size_t number, void* buffer) {
-  const Bfloat16GradientLayout layout(call);
-  const AttentionShape& s = call.shape;
-  const HeadSizes sizes(s);
-  const Head<float> head(call, number);
-  Word* scratch = static_cast<Word*>(buffer);
-  const auto floats = [scratch](std::size_t at) { return reinterpret_cast<float*>(scratch + at); };
-  Word *keys = scratch + layout.keys, *values = scratch + layout.values, *key_rows = scratch + layout.key_rows;
-  Word *q = scratch + layout.q, *dy = scratch + layout.dy, *lines = scratch + layout.lines;
-  Word *q_columns = scratch + layout.q_columns, *dy_columns = scratch + layout.dy_columns;
-  Word *p = scratch + layout.p, *slopes = scratch + layout.slopes, *slope_rows = scratch + layout.slope_rows;
-  float *scores = floats(layout.scores), *dp = floats(layout.dp);
-  float *dq = floats(layout.dq), *dk = floats(layout.dk), *dv = floats(layout.dv);
-  const std::size_t stride = odd_lines<float>(sizes.keys), size_depth = sizes.size_depth, value_depth = sizes.value_depth;
-  const float scale = static_cast<float>(call.scale);
-  const float *k = head.at(call.k, s.keys, 0, s.size), *v = head.at(call.v, s.keys, 0, s.value_size);
-  pack_as_columns(k, head.stride, s.keys, s.size, keys, size_depth, lines);
-  pack_as_columns(v, head.value_stride, s.keys, s.value_size, values, value_depth, lines);
-  if (call.dq != nullptr) pack_as_depth(k, head.stride, s.keys, s.size, key_rows, lines);
-  fill_zero(dk, sizes.width * stride);
-  fill_zero(dv, sizes.value_width * stride);
-  BiasRows<float> biases[2] = {{call, head, floats(layout.biases[0])}, {call, head, floats(layout.biases[1])}};
-  float deltas[kGradientQueries];
-  [[maybe_unused]] const Tiles tiles;
+// The gradient of one head. Each block of 64 queries goes over the keys in steps of 32 queries by 64 keys.
+class Bfloat16Gradient {
+ public:
+  Bfloat16Gradient(const AttentionCall& call, std::size_t number, Word* scratch)
+      : call_(call),
+        s_(call.shape),
+        sizes_(call.shape),
+        layout_(call),
+        head_(call, number),
+        scratch_(scratch),
+        stride_(odd_lines<float>(sizes_.keys)),
+        biases_{{call, head_, floats(layout_.biases[0])}, {call, head_, floats(layout_.biases[1])}},
+        log_sums_(static_cast<const float*>(call.log_sum) + number * call.shape.queries) {
+    const float *k = head_.at(call.k, s_.keys, 0, s_.size), *v = head_.at(call.v, s_.keys, 0, s_.value_size);
+    Word* lines = words(layout_.lines);
+    pack_as_columns(k, head_.stride, s_.keys, s_.size, words(layout_.keys), sizes_.size_depth, lines);
+    pack_as_columns(v, head_.value_stride, s_.keys, s_.value_size, words(layout_.values), sizes_.value_depth, lines);
+    if (call.dq != nullptr) pack_as_depth(k, head_.stride, s_.keys, s_.size, words(layout_.key_rows), lines);
+    fill_zero(floats(layout_.dk), sizes_.width * stride_);
+    fill_zero(floats(layout_.dv), sizes_.value_width * stride_);
+  }
 
-  for (std::size_t query = 0; query < s.queries; query += kGradientQueries) {
-    const std::size_t rows = std::min(kGradientQueries, s.queries - query), tiled = rounded_up(rows, kTileLines);
-    const std::size_t pairs = padded_pairs(rows);
-    const float* q_rows = head.at(call.q, s.queries, query, s.size);
-    const float* dy_rows = head.at(call.dy, s.queries, query, s.value_size);
-    const float* y_rows = head.at(static_cast<const void*>(call.y), s.queries, query, s.value_size);
-    const float* log_sum = static_cast<const float*>(call.log_sum) + number * s.queries + query;
-    round_rows(q_rows, head.stride, rows, s.size, q, size_depth);
-    round_rows(dy_rows, head.value_stride, rows, s.value_size, dy, value_depth);
-    round_transposed({q_rows, static_cast<std::size_t>(head.stride), true, s.size, rows, q_columns, kGradientQueries,
-                      kGradientQueries}, 0, s.size);
-    round_transposed({dy_rows, static_cast<std::size_t>(head.value_stride), true, s.value_size, rows, dy_columns,
-                      kGradientQueries, kGradientQueries}, 0, s.value_size);
-    for (std::size_t row = 0; row < rows; ++row) {
-      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head.value_stride;
-      deltas[row] = dot(dy_rows + at, y_rows + at, s.value_size);
+  // Adds the gradients of queries [query, query + 64).
+  void add_queries(std::size_t query) {
+    query_ = query;
+    rows_ = std::min(kGradientQueries, s_.queries - query);
+    read_queries();
+    seen_ = biases_[0].seen(query, query + rows_);
+    begin_ = seen_.begin / kPanelColumns * kPanelColumns;
+    halves_ = parts_of(rows_, kTwoTiles);
+    const std::size_t steps = parts_of(seen_.end - begin_, kPanelColumns) * halves_;
+    for (std::size_t step = 0; step < steps; ++step) {
+      multiply_scores(step);
+      round_step(step);
+      if (step % halves_ == halves_ - 1) multiply_slopes(key_of(step));
     }
-    const KeyRange seen = biases[0].seen(query, query + rows);
-    const std::size_t begin = seen.begin / kPanelColumns * kPanelColumns;
-    for (std::size_t key = begin; key < seen.end; key += kPanelColumns) {
-      const std::size_t width = std::min(kPanelColumns, sizes.keys - key);
-      // The row of a query, without keys if there is no such query, or if its gradient is zero.
-      const auto row_of = [&](std::size_t row, std::size_t within) -> ScoreRow {
-        ScoreRow found = {scores + within * kPanelColumns, dp + within * kPanelColumns, nullptr, 0, 0, 0, 0};
-        if (row >= rows || (call.zero_empty_rows && !(log_sum[row] - log_sum[row] == 0.0f))) return found;
-        const KeyRange own = biases[row % 2].seen_by(query + row, seen);
-        const KeyRange both = {std::max(own.begin, static_cast<std::uint32_t>(key)),
-                               std::min(own.end, static_cast<std::uint32_t>(key + width))};
-        if (both.begin >= both.end) return found;
-        found.bias = biases[row % 2].of(query + row, both) + key;
-        found.begin = both.begin - key;
-        found.end = both.end - key;
-        found.log_sum = log_sum[row];
-        found.delta = deltas[row];
-        return found;
-      };
-      for (std::size_t half = 0; half < 2 * pairs; half += kTwoTiles) {
-        const std::size_t count = half < rows ? rounded_up(std::min(kTwoTiles, rows - half), kTileLines) : 0;
-        for (std::size_t column = 0; column < width; column += kTwoTiles) {
-          multiply_block({q + half * size_depth, size_depth, size_depth / 2, keys + (key + column) * size_depth, false,
-                          scores + column, kPanelColumns}, count, kTwoTiles);
-          multiply_block({dy + half * value_depth, value_depth, value_depth / 2, values + (key + column) * value_depth,
-                          false, dp + column, kPanelColumns}, count, kTwoTiles);
-        }
-        for (std::size_t row = half; row < std::min(half + kTwoTiles, 2 * pairs); row += 2) {
-          const ScoreRow first = row_of(row, row - half), second = row_of(row + 1, row + 1 - half);
-          round_slopes(first, second, width, scale, call.dbias != nullptr, p + row * width, slopes + row * width,
-                       slope_rows + row * kPanelColumns);
-          if (call.dbias == nullptr) continue;
-          for (const ScoreRow* one : {&first, &second}) {
-            if (one->begin == one->end) continue;
-            const std::size_t at = key + one->begin, end = std::min(key + one->end, s.keys);
-            add_bias_gradient(call, head.batch, head.head, query + (one == &first ? row : row + 1), at,
-                              one->dp + one->begin, end - at);
-          }
-        }
-      }
-      if (call.dv != nullptr) {
-        multiply_block({dy_columns, kGradientQueries, pairs, p, true, dv + key, stride}, sizes.value_width, width);
-      }
-      if (call.dk != nullptr) {
-        multiply_block({q_columns, kGradientQueries, pairs, slopes, true, dk + key, stride}, sizes.width, width);
-      }
-      if (call.dq != nullptr) {
-        multiply_by_rows({slope_rows, kPanelColumns, 0, key_rows, key != begin, dq, sizes.width}, tiled, key,
-                         key + width, sizes.key_depth, sizes.width);
-      }
-    }
-    if (call.dq == nullptr) continue;
-    for (std::size_t row = 0; row < rows; ++row) {
-      scale_row(dq + row * sizes.width, s.size, scale, head.at(call.dq, s.queries, query + row, s.size));
+    if (call_.dq == nullptr) return;
+    for (std::size_t row = 0; row < rows_; ++row) {
+      scale_row(floats(layout_.dq) + row * sizes_.width, s_.size, static_cast<float>(call_.scale),
+                head_.at(call_.dq, s_.queries, query_ + row, s_.size));
     }
   }
-  if (call.dk != nullptr) {
-    write_transposed(dk, stride, s.keys, s.size, scale, head.at(call.dk, s.keys, 0, s.size), head.stride);
+
+  void write_keys() const {
+    if (call_.dk != nullptr) {
+      write_transposed(floats(layout_.dk), stride_, s_.keys, s_.size, static_cast<float>(call_.scale),
+                       head_.at(call_.dk, s_.keys, 0, s_.size), head_.stride);
+    }
+    if (call_.dv != nullptr) {
+      write_transposed(floats(layout_.dv), stride_, s_.keys, s_.value_size, 1.0f,
+                       head_.at(call_.dv, s_.keys, 0, s_.value_size), head_.value_stride);
+    }
   }
-  if (call.dv != nullptr) {
-    write_transposed(dv, stride, s.keys, s.value_size, 1.0f, head.at(call.dv, s.keys, 0, s.value_size),
-                     head.value_stride);
+
+ private:
+  Word* words(std::size_t at) const { return scratch_ + at; }
+  float* floats(std::size_t at) const { return reinterpret_cast<float*>(scratch_ + at); }
+  std::size_t key_of(std::size_t step) const { return begin_ + step / halves_ * kPanelColumns; }
+  std::size_t width_of(std::size_t key) const { return std::min(kPanelColumns, sizes_.keys - key); }
+
+  // Rounds q and dy, as rows and as columns, and multiplies dy by y.
+  void read_queries() {
+    const float* q = head_.at(call_.q, s_.queries, query_, s_.size);
+    const float* dy = head_.at(call_.dy, s_.queries, query_, s_.value_size);
+    const float* y = head_.at(static_cast<const void*>(call_.y), s_.queries, query_, s_.value_size);
+    round_rows(q, head_.stride, rows_, s_.size, words(layout_.q), sizes_.size_depth);
+    round_rows(dy, head_.value_stride, rows_, s_.value_size, words(layout_.dy), sizes_.value_depth);
+    round_transposed({q, static_cast<std::size_t>(head_.stride), true, s_.size, rows_, words(layout_.q_columns),
+                      kGradientQueries, kGradientQueries}, 0, s_.size);
+    round_transposed({dy, static_cast<std::size_t>(head_.value_stride), true, s_.value_size, rows_,
+                      words(layout_.dy_columns), kGradientQueries, kGradientQueries}, 0, s_.value_size);
+    for (std::size_t row = 0; row < rows_; ++row) {
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head_.value_stride;
+      deltas_[row] = dot(dy + at, y + at, s_.value_size);
+    }
   }
+
+  // The scores of a step, and the gradients of its probabilities.
+  void multiply_scores(std::size_t step) const {
+    const std::size_t key = key_of(step), half = step % halves_ * kTwoTiles;
+    const std::size_t rows = rounded_up(std::min(kTwoTiles, rows_ - half), kTileLines);
+    const std::size_t depth = sizes_.size_depth, value_depth = sizes_.value_depth;
+    for (std::size_t column = 0; column < width_of(key); column += kTwoTiles) {
+      multiply_block({words(layout_.q) + half * depth, depth, depth / 2, words(layout_.keys) + (key + column) * depth,
+                      false, floats(layout_.scores) + column, kPanelColumns}, rows, kTwoTiles);
+      multiply_block({words(layout_.dy) + half * value_depth, value_depth, value_depth / 2,
+                      words(layout_.values) + (key + column) * value_depth, false,
+                      floats(layout_.dp) + column, kPanelColumns}, rows, kTwoTiles);
+    }
+  }
+
+  // A query of a step; without keys if there is no such query, or if its gradient is zero.
+  ScoreRow row_of(std::size_t step, std::size_t row) {
+    const std::size_t at = row % kTwoTiles * kPanelColumns, key = key_of(step);
+    ScoreRow found = {floats(layout_.scores) + at, floats(layout_.dp) + at, nullptr, 0, 0, 0, 0};
+    if (row >= rows_) return found;
+    found.log_sum = log_sums_[query_ + row];
+    found.delta = deltas_[row];
+    if (call_.zero_empty_rows && !(found.log_sum - found.log_sum == 0.0f)) return found;
+    const KeyRange own = biases_[row % 2].seen_by(query_ + row, seen_);
+    const KeyRange both = {std::max(own.begin, static_cast<std::uint32_t>(key)),
+                           std::min(own.end, static_cast<std::uint32_t>(key + width_of(key)))};
+    if (both.begin >= both.end) return found;
+    found.bias = biases_[row % 2].of(query_ + row, both) + key;
+    found.begin = both.begin - key;
+    found.end = both.end - key;
+    return found;
+  }
+
+  void round_step(std::size_t step) {
+    const std::size_t key = key_of(step), width = width_of(key), first = step % halves_ * kTwoTiles;
+    const std::size_t last = std::min(first + kTwoTiles, 2 * padded_pairs(rows_));
+    for (std::size_t row = first; row < last; row += 2) {
+      if (key == begin_) ask_for_queries(row);
+      if (query_ + kGradientQueries >= s_.queries) ask_for_keys(key + row);
+      const ScoreRow rows[2] = {row_of(step, row), row_of(step, row + 1)};
+      round_slopes(rows[0], rows[1], width, static_cast<float>(call_.scale), call_.dbias != nullptr,
+                   words(layout_.p) + row * width, words(layout_.slopes) + row * width,
+                   words(layout_.slope_rows) + row * kPanelColumns);
+      for (std::size_t i = 0; i < 2 && call_.dbias != nullptr; ++i) {
+        if (rows[i].begin == rows[i].end) continue;
+        const std::size_t at = key + rows[i].begin, end = std::min(key + rows[i].end, s_.keys);
+        add_bias_gradient(call_, head_.batch, head_.head, query_ + row + i, at, rows[i].dp + rows[i].begin, end - at);
+      }
+    }
+  }
+
+  // Two rows of the next block of queries, and of this one's result.
+  void ask_for_queries(std::size_t row) const {
+    for (const std::size_t query : {query_ + row, query_ + row + 1}) {
+      ask_for_row<0>(call_.q, head_, s_.queries, query + kGradientQueries, s_.size);
+      ask_for_row<0>(call_.dy, head_, s_.queries, query + kGradientQueries, s_.value_size);
+      ask_for_row<0>(call_.y, head_, s_.queries, query + kGradientQueries, s_.value_size);
+      ask_for_row<1>(call_.dq, head_, s_.queries, query, s_.size);
+    }
+  }
+
+  // Two rows of the results by key.
+  void ask_for_keys(std::size_t row) const {
+    for (const std::size_t key : {row, row + 1}) {
+      ask_for_row<1>(call_.dk, head_, s_.keys, key, s_.size);
+      ask_for_row<1>(call_.dv, head_, s_.keys, key, s_.value_size);
+    }
+  }
+
+  // Adds a block's products of slopes and probabilities.
+  void multiply_slopes(std::size_t key) const {
+    const std::size_t pairs = padded_pairs(rows_), width = width_of(key);
+    if (call_.dv != nullptr) {
+      multiply_block({words(layout_.dy_columns), kGradientQueries, pairs, words(layout_.p), true,
+                      floats(layout_.dv) + key, stride_}, sizes_.value_width, width);
+    }
+    if (call_.dk != nullptr) {
+      multiply_block({words(layout_.q_columns), kGradientQueries, pairs, words(layout_.slopes), true,
+                      floats(layout_.dk) + key, stride_}, sizes_.width, width);
+    }
+    if (call_.dq != nullptr) {
+      multiply_by_rows({words(layout_.slope_rows), kPanelColumns, 0, words(layout_.key_rows), key != begin_,
+                        floats(layout_.dq), sizes_.width}, rounded_up(rows_, kTileLines), key, key + width,
+                       sizes_.key_depth, sizes_.width);
+    }
+  }
+
+  const AttentionCall& call_;
+  const AttentionShape& s_;
+  const HeadSizes sizes_;
+  const Bfloat16GradientLayout layout_;
+  const Head<float> head_;
+  Word* const scratch_;
+  const std::size_t stride_;  // of dk and dv, transposed
+  BiasRows<float> biases_[2];  // of even and of odd queries
+  const float* log_sums_;
+  float deltas_[kGradientQueries];
+  std::size_t query_ = 0, rows_ = 0, begin_ = 0, halves_ = 0;
+  KeyRange seen_ = {0, 0};
+};
+
+inline void attention_gradient_in_bfloat16(const AttentionCall& call, std::size_t number, void* buffer) {
+  Bfloat16Gradient gradient(call, number, static_cast<Word*>(buffer));
+  [[maybe_unused]] const Tiles tiles;
+  for (std::size_t query = 0; query < call.shape.queries; query += kGradientQueries) gradient.add_queries(query);
+  gradient.write_keys();
 }
 
 inline std::size_t bfloat16_attention_scratch(const AttentionCall& call, bool gradient) {
