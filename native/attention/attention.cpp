@@ -43,7 +43,8 @@ struct Planned {
       : call(call_), kernel(kernels()->attention[type]) {
     const AttentionShape& s = call.shape;
     require_addressable(s);
-    if (const Bfloat16Attention* rounding = call.in_bfloat16 ? bfloat16_attention() : nullptr) {
+    const bool rounds = call.in_bfloat16 && std::min(s.queries, s.keys) >= tuning::kBfloat16Positions;
+    if (const Bfloat16Attention* rounding = rounds ? bfloat16_attention() : nullptr) {
       kernel.scratch = rounding->scratch;
       kernel.attend = rounding->attend;
       kernel.gradient = rounding->gradient;

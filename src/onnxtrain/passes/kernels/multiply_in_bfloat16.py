@@ -17,10 +17,10 @@ LEAST = 64
 def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
     """Let matmuls round their operands to bfloat16 and accumulate in float, forward and backward, in place.
 
-    ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits``, ``MatMulNBitsGradient``, ``Attention`` and
-    ``AttentionGradient`` of the domain ``onnxtrain`` get the attribute ``compute``. Linear layers whose weights have
-    fewer than 64 rows or columns, or unknown sizes, stay in float32, and float64 nodes stay in float64. Everything else
-    (softmax, norms, losses, updates) is never rounded.
+    ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits``, ``MatMulNBitsGradient``, ``Attention``
+    and ``AttentionGradient`` of the domain ``onnxtrain`` get the attribute ``compute``. Linear layers whose weights
+    have fewer than 64 rows or columns, or unknown sizes, stay in float32, and float64 nodes stay in float64. Everything
+    else (softmax, norms, losses, updates) is never rounded.
 
     Requires: types, and the shapes of weights. Ensures: a sorted graph.
 
