@@ -149,6 +149,9 @@ inline constexpr std::size_t kShortHead = 1800;
 // Most keys of a short sequence; vectors of a block of its scores, which stay in the L2 cache.
 inline constexpr std::size_t kShortKeys = 128, kLaneScores = 1024;
 
+// Queries and keys from which on attention in bfloat16 pays for rounding and packing; fewer are multiplied in float. Bits.
+inline constexpr std::size_t kBfloat16Positions = 32;
+
 // Sums of the gradient of a bias that several heads share, and the most elements of all. Bits.
 inline constexpr std::size_t kBiasParts = 8, kBiasElements = std::size_t{1} << 25;
 

@@ -406,6 +406,15 @@ def test_products_are_measured_beside_those_of_torch() -> None:
 
 
 @pytest.mark.torch
+def test_attention_is_measured_in_both_types_beside_that_of_torch() -> None:
+    pytest.importorskip("torch")
+    header, row = rows(run("attention.py", "--quick", "--against-torch"))
+    assert header[1:] == ["float32", "bfloat16", "PyTorch, float32", "PyTorch, bfloat16"]
+    assert row[0] == "1 x 2 x 40 x 32, causal"
+    assert all(float(number) > 0 for cell in row[1:] for number in cell.split(" + "))
+
+
+@pytest.mark.torch
 def test_structures_of_an_exported_network_go() -> None:
     pytest.importorskip("transformers")
     text = run("structures.py", "--only", "bert")

@@ -116,6 +116,12 @@ ATTENTION = {
     f"{heads} heads of {length}": node("Attention", [(2, length, heads, 64)] * 3, scale=0.125)
     for heads, length in ((4, 128), (12, 512))
 }
+BFLOAT16_ATTENTION = {
+    f"bfloat16, 4 heads of {length}, {size} wide": node(
+        "Attention", [(32, length, 4, size)] * 3, scale=0.125, compute="bfloat16"
+    )
+    for length, size in ((17, 128), (33, 64))
+}
 SHORT_ATTENTION = {
     f"{heads} heads of {length}, {size} wide": node("Attention", [(64, length, heads, size)] * 3, scale=0.25)
     for heads, length, size in ((4, 33, 8), (4, 64, 32))
@@ -379,6 +385,7 @@ CASES: dict[str, dict[str, Case]] = {
     ),
     **dict.fromkeys(("kMaskedScoreRows", "kKeysPerMaskedRow"), CAUSAL_ATTENTION),
     **dict.fromkeys(("kShortKeys", "kShortHead", "kLaneScores"), SHORT_ATTENTION),
+    "kBfloat16Positions": BFLOAT16_ATTENTION,
     **dict.fromkeys(("kBiasParts", "kBiasElements"), BIAS_GRADIENT),
     **dict.fromkeys(("kLeastStepProducts", "kLeastUnits", "kCachedWeightsShare", "kLeastBatchRows"), RECURRENT),
     **dict.fromkeys(("kFactorDepth", "kUncachedWeights", "kColumnsAheadBytes", "kPolls"), RECURRENT),

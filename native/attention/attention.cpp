@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "attention/bfloat16_table.h"
 #include "cache.h"
 #include "ranges.h"
 #include "scratch.h"
@@ -34,7 +35,7 @@ void require_addressable(const AttentionShape& s) {
 // A call with its block size and offset table filled in.
 struct Planned {
   AttentionCall call;
-  const AttentionKernels& kernel;
+  AttentionKernels kernel;
   std::vector<std::ptrdiff_t> ones, rows, value_rows, score_rows;
   std::vector<KeyRange> ranges;
 
@@ -42,6 +43,12 @@ struct Planned {
       : call(call_), kernel(kernels()->attention[type]) {
     const AttentionShape& s = call.shape;
     require_addressable(s);
+    const bool rounds = call.in_bfloat16 && std::min(s.queries, s.keys) >= tuning::kBfloat16Positions;
+    if (const Bfloat16Attention* rounding = rounds ? bfloat16_attention() : nullptr) {
+      kernel.scratch = rounding->scratch;
+      kernel.attend = rounding->attend;
+      kernel.gradient = rounding->gradient;
+    }
     const std::size_t stride = kernel.score_stride(s.keys);
     const std::size_t fitting =
         share_of_second_cache(tuning::kScoreShare) / std::max<std::size_t>(1, stride * size_of(type));

@@ -70,21 +70,15 @@ void attend(const AttentionCall& call, std::size_t number, std::size_t first, st
       sums[row] = sum.sum;
     }
     if (call.log_sum != nullptr) {
-      T* log_sum = static_cast<T*>(call.log_sum) + number * s.queries + query;
-      ONNXTRAIN_VECTORIZE
-      for (std::size_t row = 0; row < rows; ++row) {
-        log_sum[row] = static_cast<T>(static_cast<double>(largest[row]) + logarithm(static_cast<double>(sums[row])));
-      }
+      write_log_sums(largest, sums, rows, static_cast<T*>(call.log_sum) + number * s.queries + query);
     }
     if (call.y == nullptr) continue;
     multiply_panels(Matmul<T>{scores + keys.begin, static_cast<std::ptrdiff_t>(stride), call.ones, rows, seen,
                                scratch + layout.values, s.keys, keys.begin, s.value_size, 0, s.value_size, false,
                                results, width});
     for (std::size_t row = 0; row < rows; ++row) {
-      T *y = head.at(call.y, s.queries, query + row, s.value_size), *from = results + row * width;
-      const T inverse = T(1) / sums[row];
-      ONNXTRAIN_VECTORIZE
-      for (std::size_t i = 0; i < s.value_size; ++i) y[i] = from[i] * inverse;
+      scale_row(results + row * width, s.value_size, T(1) / sums[row],
+                head.at(call.y, s.queries, query + row, s.value_size));
     }
   }
 }

@@ -111,17 +111,20 @@ class BiasRows {
     if (data_ == nullptr) {
       fill_zero(row_, keys_);
     } else if (query_ == 0) {
-      write(data_);
+      write(data_, {0, static_cast<std::uint32_t>(keys_)});
     }
   }
 
   // Valid until the next call, for the query's keys in whole vectors.
-  const T* operator[](std::size_t query) {
+  const T* operator[](std::size_t query) { return of(query, {0, static_cast<std::uint32_t>(keys_)}); }
+
+  // The same for those of its keys that are in a range.
+  const T* of(std::size_t query, KeyRange keys) {
     if (ranges_ != nullptr) return show(range_of(query));
     if (data_ == nullptr || query_ == 0) return row_;
     const T* from = data_ + static_cast<std::ptrdiff_t>(query) * query_;
     if (key_ == 1 && keys_ % kLanes<T> == 0) return from;
-    write(from);
+    write(from, keys);
     return row_;
   }
 
@@ -172,11 +175,12 @@ class BiasRows {
     return seen;
   }
 
-  void write(const T* from) const {
+  void write(const T* from, KeyRange keys) const {
+    const std::size_t end = keys.end < keys_ ? keys.end : keys_;
     if (key_ == 1) {
-      copy(from, keys_, row_);
+      copy(from + keys.begin, end - keys.begin, row_ + keys.begin);
     } else {
-      for (std::size_t i = 0; i < keys_; ++i) row_[i] = *from;
+      for (std::size_t i = keys.begin; i < end; ++i) row_[i] = *from;
     }
   }
 

@@ -32,6 +32,7 @@ AttentionCall call_of(const Inputs& inputs, std::size_t first, std::size_t bias,
                 size(shape[2]), size(shape[3]), size(inputs[v].shape[3])};
   call.scale = attributes.scale;
   call.zero_empty_rows = attributes.zero_empty_rows;
+  call.in_bfloat16 = in_bfloat16(attributes.compute, inputs.element_type(q));
   call.q = inputs[q].data;
   call.k = inputs[k].data;
   call.v = inputs[v].data;

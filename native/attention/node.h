@@ -1,17 +1,22 @@
-// Scaled dot-product attention and its gradient as nodes. Attributes: scale, and zero_empty_rows (0).
+// Scaled dot-product attention and its gradient as nodes. Attributes: scale, zero_empty_rows (0), and compute, as of
+// linear layers.
 #pragma once
 
 #include "attention/attention.h"
+#include "operators/compute.h"
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
 
 struct AttentionAttributes {
   explicit AttentionAttributes(const Attributes& attributes)
-      : scale(attributes.number("scale")), zero_empty_rows(attributes.integer("zero_empty_rows", 0) != 0) {}
+      : scale(attributes.number("scale")),
+        zero_empty_rows(attributes.integer("zero_empty_rows", 0) != 0),
+        compute(compute_of(attributes)) {}
 
   double scale;
   bool zero_empty_rows;
+  Compute compute;
 };
 
 // y = softmax(scale q kᵀ + bias) v per head, and the logarithm of the sum of exp(scores) per row. q is [batch, queries,

@@ -70,6 +70,21 @@ RowSum<T> exponentials(T* row, const T* bias, std::size_t count, T scale, bool z
   return {empty ? kMinusInfinity<T> : kNotANumber<T>, T(1)};
 }
 
+// The logarithms of the sums of exp(score) of rows.
+template <typename T>
+void write_log_sums(const T* largest, const T* sums, std::size_t rows, T* log_sums) {
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t row = 0; row < rows; ++row) {
+    log_sums[row] = static_cast<T>(static_cast<double>(largest[row]) + logarithm(static_cast<double>(sums[row])));
+  }
+}
+
+template <typename T>
+void scale_row(const T* from, std::size_t count, T factor, T* to) {
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) to[i] = from[i] * factor;
+}
+
 template <typename T>
 inline T dot(const T* a, const T* b, std::size_t count) {
   Vector<T> sums = {};

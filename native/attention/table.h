@@ -22,6 +22,7 @@ struct AttentionCall {
   AttentionShape shape;
   double scale;
   bool zero_empty_rows;  // treats a row of scores whose softmax is NaN as zeros
+  bool in_bfloat16;      // rounds the operands of products where the CPU has instructions for it, but for short heads
   const void *q, *k, *v;
   const void* bias;               // null if absent
   std::ptrdiff_t bias_stride[4];  // by batch, head, query and key; 0 where broadcast

@@ -8,6 +8,7 @@
 #include <unistd.h>
 #endif
 
+#include "attention/bfloat16_table.h"
 #include "kernels/kernel_table.h"
 #include "matmul/bfloat16_table.h"
 
@@ -22,9 +23,11 @@ extern const KernelTable kKernels_avx512;
 #endif
 #if defined(ONNXTRAIN_HAS_AVX512_BF16)
 extern const Bfloat16Kernels kBfloat16_avx512_bf16;
+extern const Bfloat16Attention kBfloat16Attention_avx512_bf16;
 #endif
 #if defined(ONNXTRAIN_HAS_AMX_BF16)
 extern const Bfloat16Kernels kBfloat16_amx_bf16;
+extern const Bfloat16Attention kBfloat16Attention_amx_bf16;
 #endif
 
 namespace {
@@ -94,6 +97,14 @@ const Choice& choice() {
   return chosen;
 }
 
+#if defined(ONNXTRAIN_HAS_AVX512_BF16)
+// Whether AVX-512 is in use, and the CPU has its extension AVX512-BF16.
+bool multiplies_pairs() {
+  static const bool has = choice().table == &kKernels_avx512 && __builtin_cpu_supports("avx512bf16");
+  return has;
+}
+#endif
+
 }  // namespace
 
 const KernelTable* kernels() { return choice().table; }
@@ -103,10 +114,19 @@ const Bfloat16Kernels& bfloat16_kernels() {
   if (choice().tiles) return kBfloat16_amx_bf16;
 #endif
 #if defined(ONNXTRAIN_HAS_AVX512_BF16)
-  static const bool by_processor = kernels() == &kKernels_avx512 && __builtin_cpu_supports("avx512bf16");
-  if (by_processor) return kBfloat16_avx512_bf16;
+  if (multiplies_pairs()) return kBfloat16_avx512_bf16;
 #endif
   return *kernels()->bfloat16;
+}
+
+const Bfloat16Attention* bfloat16_attention() {
+#if defined(ONNXTRAIN_HAS_AMX_BF16)
+  if (choice().tiles) return &kBfloat16Attention_amx_bf16;
+#endif
+#if defined(ONNXTRAIN_HAS_AVX512_BF16)
+  if (multiplies_pairs()) return &kBfloat16Attention_avx512_bf16;
+#endif
+  return nullptr;
 }
 
 const char* kernels_error() { return choice().error.empty() ? nullptr : choice().error.c_str(); }

@@ -8,12 +8,11 @@
 
 #include <memory>
 
+#include "operators/compute.h"
 #include "operators/fused_node.h"
 #include "sparse/matrix.h"
 
 namespace onnxtrain {
-
-enum class Compute { kAsGiven, kBfloat16 };
 
 // y = activation(x w + b); x is [..., inputs], w [inputs, outputs]; b [outputs] is optional. With float x, w may be
 // float16 or bfloat16.

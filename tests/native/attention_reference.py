@@ -22,6 +22,7 @@ class Attention:
         masked: True if about a third of the bias is -inf.
         empty: Rows of queries whose bias is all -inf.
         causal: True if a query sees no later key.
+        compute: The attribute; "float32" is left out.
     """
 
     batch: int = 2
@@ -35,11 +36,13 @@ class Attention:
     empty: tuple[int, ...] = ()
     causal: bool = False
     zero_empty_rows: int = 0
+    compute: str = "float32"
 
     @property
-    def attributes(self) -> dict[str, float]:
+    def attributes(self) -> dict[str, float | str]:
         scale = float(np.float32(1 / np.sqrt(max(1, self.size))))
-        return {"scale": scale, "zero_empty_rows": self.zero_empty_rows}
+        attributes: dict[str, float | str] = {"scale": scale, "zero_empty_rows": self.zero_empty_rows}
+        return attributes if self.compute == "float32" else attributes | {"compute": self.compute}
 
     def draw(self, dtype) -> dict[str, np.ndarray]:
         """q, k, v, dy and, where there is one, the bias."""

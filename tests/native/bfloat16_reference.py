@@ -36,3 +36,30 @@ def product_in_order(x, w, bias=None):
             term = x[:, place, None].astype(np.float64) * w[place]
             total = (total.astype(np.float64) + term).astype(np.float32)
     return total
+
+
+def attention(feeds, scale):
+    """y and log_sum of attention in float64, from rounded operands of both products."""
+    q, k, v = (rounded(feeds[name]).astype(np.float64) for name in ("q", "k", "v"))
+    scores = scale * np.einsum("bshd,bthd->bhst", q, k) + feeds.get("bias", np.zeros(())).astype(np.float64)
+    largest = scores.max(-1, keepdims=True)
+    e = np.exp(scores - largest)
+    total = e.sum(-1)
+    y = np.einsum("bhst,bthe->bshe", rounded(e), v) / total.transpose(0, 2, 1)[..., None]
+    return {"y": y, "log_sum": largest[..., 0] + np.log(total)}
+
+
+def attention_gradient(feeds, scale):
+    """dq, dk, dv and the gradient of the scores in float64, from rounded operands of all products."""
+    q, k, v, dy = (rounded(feeds[name]).astype(np.float64) for name in ("q", "k", "v", "dy"))
+    scores = scale * np.einsum("bshd,bthd->bhst", q, k) + feeds.get("bias", np.zeros(())).astype(np.float64)
+    p = np.exp(scores - feeds["log_sum"].astype(np.float64)[..., None])
+    delta = np.einsum("bshe,bshe->bhs", feeds["dy"].astype(np.float64), feeds["y"])[..., None]
+    slopes = p * (np.einsum("bshe,bthe->bhst", dy, v) - delta)
+    of_slopes = rounded(slopes).astype(np.float64)
+    return {
+        "dq": scale * np.einsum("bhst,bthd->bshd", of_slopes, k),
+        "dk": scale * np.einsum("bhst,bshd->bthd", of_slopes, q),
+        "dv": np.einsum("bhst,bshe->bthe", rounded(p).astype(np.float64), dy),
+        "slopes": slopes,
+    }

@@ -51,3 +51,17 @@ def instruction_set(request, libraries, monkeypatch):
 @pytest.fixture
 def library_path(instruction_set, libraries):
     return str(libraries[instruction_set][0])
+
+
+@pytest.fixture(scope="session")
+def tiles_path(tmp_path_factory):
+    """A copy of the library that multiplies bfloat16 in tiles of AMX."""
+    path = tmp_path_factory.mktemp("amx") / "libonnxtrain_kernels.so"
+    shutil.copy(native.custom_ops_library(), path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONNXTRAIN_INSTRUCTION_SET", "amx")
+        try:
+            native.load(path)
+        except OnnxTrainError as error:
+            pytest.skip(str(error))
+    return str(path)

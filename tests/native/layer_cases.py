@@ -18,26 +18,27 @@ from rounding_reference import BFLOAT16
 
 def attention(rng: np.random.Generator) -> Case:
     bias = pick(rng, None, (1, 1, -2, -1), (1, 1, 1, -1), (-4, -3, -2, -1))
-    sizes = some(rng, 0 if rng.random() < 0.2 else 1, 40, 6)
+    sizes = some(rng, 0 if rng.random() < 0.2 else 1, pick(rng, 40, 70), 6)
     case = attention_reference.Attention(min(sizes[0], 2), min(sizes[1], 3), *sizes[2:])
     if bias is not None:
         full = (case.batch, case.heads, case.queries, case.keys)
         case = replace(case, bias=tuple(full[n] if n < 0 else n for n in bias))
     feeds = case.draw(element_type(rng))
     names = attention_reference.INPUTS["Attention"]
-    legal = 0 not in sizes
+    compute = _compute(rng, feeds["q"].dtype)[0]
+    legal = 0 not in sizes and not compute
 
     def expected() -> list[np.ndarray]:
         values, _ = case.expected(feeds)
         return [values["y"], values["log_sum"]]
 
     given = {name: feeds.get(name) for name in names}
-    return Case("Attention", given, case.attributes, 2, expected if legal else None)
+    return Case("Attention", given, case.attributes | compute, 2, expected if legal else None)
 
 
 def attention_gradient(rng: np.random.Generator) -> Case:
     """Any y and log_sum, so that there is nothing to compare with; some shapes do not fit."""
-    sizes = some(rng, 0 if rng.random() < 0.3 else 1, 30, 6)
+    sizes = some(rng, 0 if rng.random() < 0.3 else 1, pick(rng, 30, 70), 6)
     case = attention_reference.Attention(min(sizes[0], 2), min(sizes[1], 3), *sizes[2:])
     bias = pick(rng, None, (1, 1, -2, -1), (1, -3, -2, -1), (1, 1, 1, 1), (-4, -3, -2, -1))
     if bias is not None:
@@ -52,7 +53,8 @@ def attention_gradient(rng: np.random.Generator) -> Case:
         feeds[name] = floating(rng, some(rng, 0, 4, int(rng.integers(0, 5))), dtype)
     names = attention_reference.INPUTS["AttentionGradient"]
     outputs = 4 if rng.random() < 0.5 else 3  # the gradient of a bias, which may be missing
-    return Case("AttentionGradient", {name: feeds.get(name) for name in names}, case.attributes, outputs)
+    attributes = case.attributes | _compute(rng, dtype)[0]
+    return Case("AttentionGradient", {name: feeds.get(name) for name in names}, attributes, outputs)
 
 
 def wide_attention(rng: np.random.Generator) -> Case:

@@ -5,7 +5,6 @@ the depth. They are bit-identical to float32 sums in the kernel's order, the sam
 """
 
 import re
-import shutil
 
 import bfloat16_reference as reference
 import low_bit_reference
@@ -21,9 +20,7 @@ from optimizer_sessions import element_type
 from rounding_reference import BFLOAT16
 
 from onnxtrain.autodiff.engine import Backward
-from onnxtrain.errors import OnnxTrainError
 from onnxtrain.passes.kernels.resolve_fused import resolve_fused
-from onnxtrain.runtime import native
 from onnxtrain.runtime.native import custom_ops_library
 
 PATH = str(custom_ops_library())
@@ -165,20 +162,6 @@ def test_threads_do_not_change_a_bit_of_low_bit(operator):
     one, *others = (low_bit(PATH, operator, given, attributes, threads) for threads in (1, 2, 3))
     for other in others:
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.fixture(scope="module")
-def tiles_path(tmp_path_factory):
-    """A copy of the library that multiplies in tiles of AMX."""
-    path = tmp_path_factory.mktemp("amx") / "libonnxtrain_kernels.so"
-    shutil.copy(native.custom_ops_library(), path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONNXTRAIN_INSTRUCTION_SET", "amx")
-        try:
-            native.load(path)
-        except OnnxTrainError as error:
-            pytest.skip(str(error))
-    return str(path)
 
 
 # Rows around the edges of tiles (16), of two (32), and beyond a strip of an L2 cache of 2 MiB; the depth around those

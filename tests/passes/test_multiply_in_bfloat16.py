@@ -1,4 +1,4 @@
-"""Linear layers in bfloat16: selection, operands and results."""
+"""Linear layers and attention in bfloat16: selection, operands and results."""
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +13,7 @@ from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.passes.build_gradients import Derivative
 from onnxtrain.passes.kernels.multiply_in_bfloat16 import LEAST
 from onnxtrain.passes.pipeline import lower_graph
-from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.runtime.native import custom_ops_library, multiplies_bfloat16
 
 WIDE, NARROW, ROWS = LEAST, LEAST - 1, 5
 STORED = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -67,11 +67,11 @@ def lowered(proto, of="gain", compute="bfloat16", *, kernels=True):
 
 
 def products(working):
-    """Return this project's linear layers, and the type that each computes in."""
+    """Return this project's linear layers and attention, and the type that each computes in."""
     return sorted(
         (node.op_type, node.attributes["compute"].value if "compute" in node.attributes else "float32")
         for node in working.graph
-        if node.domain == "onnxtrain" and node.op_type.startswith(("Linear", "MatMulNBits"))
+        if node.domain == "onnxtrain" and node.op_type.startswith(("Linear", "MatMulNBits", "Attention"))
     )
 
 
@@ -125,6 +125,34 @@ def test_weights_of_few_bits():
     exact, close = run(lowered(few_bits(), compute="float32"), x=x), run(working, x=x)
     for one, other in zip(exact, close, strict=True):
         assert 0 < np.abs(one - other).max() < 0.02 * np.abs(one).max()
+
+
+def attention(kind="float"):
+    """Return y = -softmax(q (g k)) v per head of 64 tokens."""
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g ({kind}[2,64,3,32] q, {kind}[2,64,3,32] k, {kind}[2,64,3,32] v) => ({kind}[2,64,3,32] y) {{
+        scaled = Mul(k, gain) a = Transpose<perm=[0,2,1,3]>(q) j = Transpose<perm=[0,2,3,1]>(scaled)
+        w = Transpose<perm=[0,2,1,3]>(v) n = MatMul(a, j) p = Softmax<axis=-1>(n) o = MatMul(p, w)
+        r = Transpose<perm=[0,2,1,3]>(o) y = Neg(r) }}""")
+    gain = np.full(32, 0.2, np.float32 if kind == "float" else np.float64)
+    model.graph.initializer.append(numpy_helper.from_array(gain, "gain"))
+    return model
+
+
+def test_attention_and_its_gradient_round():
+    working = lowered(attention())
+    assert products(working) == [("Attention", "bfloat16"), ("AttentionGradient", "bfloat16")]
+    random = np.random.default_rng(3)
+    feeds = {name: random.standard_normal((2, 64, 3, 32)).astype(np.float32) for name in "qkv"}
+    exact, close = run(lowered(attention(), compute="float32"), **feeds), run(working, **feeds)
+    for one, other in zip(exact, close, strict=True):
+        difference = np.abs(one - other).max()
+        assert difference < 0.02 * np.abs(one).max()
+        assert (difference > 1e-5 * np.abs(one).max()) == multiplies_bfloat16()
+
+
+def test_attention_in_float64_stays():
+    assert {compute for _, compute in products(lowered(attention("double")))} == {"float32"}
 
 
 @pytest.mark.parametrize("sizes", [{"inputs": NARROW}, {"outputs": NARROW}])

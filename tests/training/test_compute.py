@@ -1,4 +1,4 @@
-"""Matrix multiplication in bfloat16: losses near those of float32, requirements, values that are not rounded."""
+"""Matrix multiplication and attention in bfloat16: losses near those of float32, requirements, what is not rounded."""
 
 import ml_dtypes
 import numpy as np
@@ -63,16 +63,19 @@ def test_a_network_learns_alike(anywhere):
     np.testing.assert_allclose(found, exact, rtol=0.01, atol=0.01 * exact[0])
 
 
+@pytest.mark.parametrize("tokens", [8, 64])  # attention of 8 tokens stays in float32
 @pytest.mark.parametrize("stored", ["float", np.float16, ml_dtypes.bfloat16], ids=["float", "float16", "bfloat16"])
-def test_adapters_learn_alike(anywhere, monkeypatch, stored):
+def test_adapters_learn_alike(anywhere, monkeypatch, stored, tokens):
     """Every loss of 20 steps is within a hundredth of float32's; adapters themselves stay in float32."""
     model = language_model(monkeypatch, stored)
-    words = np.random.default_rng(1).integers(0, decoder.VOCABULARY, (3, 9))
+    words = np.random.default_rng(1).integers(0, decoder.VOCABULARY, (3, tokens + 1))
     lora = onnxtrain.Lora(rank=4, alpha=8, targets="*_proj")
     options = {"loss": "softmax_cross_entropy", "lora": lora}
     _, exact = losses(model, (words[:, :-1], words[:, 1:]), "float32", **options)
     trainer, found = losses(model, (words[:, :-1], words[:, 1:]), "bfloat16", **options)
-    bases = [node.inputs[1] for node in rounded_nodes(trainer)]
+    nodes = rounded_nodes(trainer)
+    assert {"Attention", "AttentionGradient"} <= {node.op_type for node in nodes}
+    bases = [node.inputs[1] for node in nodes if not node.op_type.startswith("Attention")]
     assert len(bases) >= 4 * 7 - 3  # two layers; without trainable weights before them, input gradients are missing
     assert all(min(value.shape) >= 64 for value in bases)
     if stored != "float":

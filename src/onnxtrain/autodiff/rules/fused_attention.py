@@ -1,7 +1,8 @@
 """Scaled dot-product attention as one operator of this project's domain, and its gradient.
 
 Queries are [b, s, h, d], keys [b, t, h, d], values [b, t, h, e]. The forward pass keeps the logarithm of each row's sum
-[b, h, s] for the gradient instead of the probabilities [b, h, s, t].
+[b, h, s] for the gradient instead of the probabilities [b, h, s, t]. With ``compute`` = "bfloat16" the operands of all
+matmuls are rounded to bfloat16, if the processor has instructions for it; softmax and scale are not.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import emit, register_fused
+from onnxtrain.autodiff.fused import emit, matmul_operands, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.ir import Value
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+
+ATTENTION, ATTENTION_GRADIENT = "Attention", "AttentionGradient"
+"""The operators."""
 
 _LAST = -1
 _LOG_SUM = 1  # the output
@@ -47,7 +51,7 @@ def _attention(node: Node, q: Value, k: Value, v: Value, bias: Value | None) -> 
     op, scale = node.op, float(node.attribute("scale"))
     query, values = _swapped(q), _swapped(v)
     keys = op.Transpose(k, perm=[0, 2, 3, 1])
-    scores = (query @ keys) * scale
+    scores = _product(node, query, keys) * scale
     scores = scores if bias is None else scores + bias
     probability = op.Softmax(scores, axis=_LAST)
     if node.attribute("zero_empty_rows", 0):
@@ -55,17 +59,23 @@ def _attention(node: Node, q: Value, k: Value, v: Value, bias: Value | None) -> 
     return _Attention(query, keys, values, scores, probability, scale)
 
 
+def _product(node: Node, a: Value, b: Value) -> Value:
+    """A matmul of the node."""
+    a, b = matmul_operands(node, a, b)
+    return a @ b
+
+
 def _swapped(value: Value) -> Value:
     """[b, s, h, d] as [b, h, s, d], and back."""
     return value.op.Transpose(value, perm=[0, 2, 1, 3])
 
 
-@register_fused("Attention")
+@register_fused(ATTENTION)
 def attention(node: Node) -> Sequence[Value | None]:
     """From q, k, v and bias?: y = softmax(scale q kᵀ + bias) v [b, s, h, e] and log Σ_t exp(score) [b, h, s]."""
     parts = _attention(node, node.x, node.input_required(1), node.input_required(2), node.input(3))
     log_sum = _log_sum(parts.scores) if node.has_output(1) else None
-    return [_swapped(parts.probability @ parts.values), log_sum]
+    return [_swapped(_product(node, parts.probability, parts.values)), log_sum]
 
 
 def _log_sum(scores: Value) -> Value:
@@ -81,7 +91,7 @@ def _log_sum(scores: Value) -> Value:
     return op.Squeeze(total, last)
 
 
-@register_gradient("Attention", domain=ONNXTRAIN_DOMAIN)
+@register_gradient(ATTENTION, domain=ONNXTRAIN_DOMAIN)
 def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Gradients:
     """y = p v, p = softmax(z), z = scale q kᵀ + bias: dz = p (dy vᵀ - Σ_t p dy vᵀ), dv = pᵀ dy, dq = scale dz k.
 
@@ -92,20 +102,20 @@ def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Grad
     if node.arrives(_LOG_SUM):
         parts = _attention(node, q, k, v, bias)
         p = parts.probability
-        (dscores,) = emit(node.op, "SoftmaxGradient", _dp(parts, dy), p, like=[p], axis=_LAST)
+        (dscores,) = emit(node.op, "SoftmaxGradient", _dp(node, parts, dy), p, like=[p], axis=_LAST)
         if dlog_sum is not None:
             dscores = dscores + p * node.op.Unsqueeze(dlog_sum, node.op.ints(_LAST))
         dbias = None if bias is None else node.op.reduce_to(dscores, bias)
-        return [*_gradients(parts, dy, dscores), dbias][: len(node.inputs)]
+        return [*_gradients(node, parts, dy, dscores), dbias][: len(node.inputs)]
     shape = None if q.shape is None else (q.shape[0], q.shape[2], q.shape[1])
     log_sum = node.output_required(1, q.dtype, shape)
     settings = {"scale": float(node.attribute("scale")), "zero_empty_rows": node.attribute("zero_empty_rows", 0)}
     like = [q, k, v, *([bias] if node.wants(bias) else [])]
-    found = emit(node.op, "AttentionGradient", dy, q, k, v, node.y, log_sum, bias, like=like, **settings)
+    found = emit(node.op, ATTENTION_GRADIENT, dy, q, k, v, node.y, log_sum, bias, like=like, **settings)
     return [*found, None][: len(node.inputs)]
 
 
-@register_fused("AttentionGradient")
+@register_fused(ATTENTION_GRADIENT)
 def attention_gradient(node: Node) -> Sequence[Value]:
     """From dy, q, k, v, y, log_sum and bias?: dq = scale dz k, dk = scale dzᵀ q, dv = pᵀ dy, dz = p (dp - Σ_t p dp).
 
@@ -115,20 +125,20 @@ def attention_gradient(node: Node) -> Sequence[Value]:
     """
     op = node.op
     parts = _attention(node, node.input_required(1), node.input_required(2), node.input_required(3), node.input(6))
-    dp, p, bias = _dp(parts, node.x), parts.probability, node.input(6)
+    dp, p, bias = _dp(node, parts, node.x), parts.probability, node.input(6)
     dscores = p * (dp - op.ReduceSum(dp * p, op.ints(_LAST), keepdims=1))
-    gradients = _gradients(parts, node.x, dscores)
+    gradients = _gradients(node, parts, node.x, dscores)
     return gradients if bias is None or not node.has_output(3) else [*gradients, op.reduce_to(dscores, bias)]
 
 
-def _dp(parts: _Attention, dy: Value) -> Value:
-    return _swapped(dy) @ dy.op.Transpose(parts.values, perm=[0, 1, 3, 2])
+def _dp(node: Node, parts: _Attention, dy: Value) -> Value:
+    return _product(node, _swapped(dy), dy.op.Transpose(parts.values, perm=[0, 1, 3, 2]))
 
 
-def _gradients(parts: _Attention, dy: Value, dscores: Value) -> tuple[Value, Value, Value]:
+def _gradients(node: Node, parts: _Attention, dy: Value, dscores: Value) -> tuple[Value, Value, Value]:
     """dq, dk and dv."""
     op, scaled = dy.op, dscores * parts.scale
-    dq = scaled @ op.Transpose(parts.keys, perm=[0, 1, 3, 2])
-    dk = op.Transpose(scaled, perm=[0, 1, 3, 2]) @ parts.query
-    dv = op.Transpose(parts.probability, perm=[0, 1, 3, 2]) @ _swapped(dy)
+    dq = _product(node, scaled, op.Transpose(parts.keys, perm=[0, 1, 3, 2]))
+    dk = _product(node, op.Transpose(scaled, perm=[0, 1, 3, 2]), parts.query)
+    dv = _product(node, op.Transpose(parts.probability, perm=[0, 1, 3, 2]), _swapped(dy))
     return _swapped(dq), _swapped(dk), _swapped(dv)

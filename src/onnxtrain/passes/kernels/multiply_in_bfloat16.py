@@ -1,9 +1,10 @@
-"""Compute linear layers with the CPU's bfloat16 instructions, where the training asks for it."""
+"""Compute linear layers and attention with the CPU's bfloat16 instructions, where the training asks for it."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff.rules.fused_attention import ATTENTION, ATTENTION_GRADIENT
 from onnxtrain.autodiff.rules.matmul_nbits import GRADIENT, PRODUCT
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
@@ -14,12 +15,12 @@ LEAST = 64
 
 
 def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
-    """Let linear layers round their operands to bfloat16 and accumulate in float, forward and backward, in place.
+    """Let matmuls round their operands to bfloat16 and accumulate in float, forward and backward, in place.
 
-    ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits`` and ``MatMulNBitsGradient`` of the domain
-    ``onnxtrain`` get the attribute ``compute``. Linear layers whose weights have fewer than 64 rows or columns, or
-    unknown sizes, stay in float32, and float64 ones stay in float64. Everything else (attention, norms, losses,
-    updates) is never rounded.
+    ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits``, ``MatMulNBitsGradient``, ``Attention``
+    and ``AttentionGradient`` of the domain ``onnxtrain`` get the attribute ``compute``. Linear layers whose weights
+    have fewer than 64 rows or columns, or unknown sizes, stay in float32, and float64 nodes stay in float64. Everything
+    else (softmax, norms, losses, updates) is never rounded.
 
     Requires: types, and the shapes of weights. Ensures: a sorted graph.
 
@@ -35,7 +36,11 @@ def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
 
 
 def _is_worth_it(node: ir.Node) -> bool:
-    """Return whether a node is a linear layer in float whose weight is large enough."""
+    """Return whether a node is attention in float, or a linear layer in float whose weight is large enough."""
+    x = node.inputs[0]
+    is_float = x is not None and x.dtype == ir.DataType.FLOAT
+    if node.op_type in (ATTENTION, ATTENTION_GRADIENT):
+        return is_float
     if node.op_type in (PRODUCT, GRADIENT):
         sizes: list[object] = [node.attributes[name].as_int() for name in ("K", "N")]
     elif node.op_type in ("Linear", "LinearGradient"):
@@ -44,8 +49,6 @@ def _is_worth_it(node: ir.Node) -> bool:
         sizes = [size for value in node.inputs[:2] for size in _sizes(value)[-1:]]
     else:
         return False
-    x = node.inputs[0]
-    is_float = x is not None and x.dtype == ir.DataType.FLOAT
     return is_float and len(sizes) == 2 and all(isinstance(size, int) and size >= LEAST for size in sizes)
 
 
