@@ -105,7 +105,8 @@ inline constexpr std::size_t kLeastSparseProducts = std::size_t{1} << 18, kSpars
 // Rows from which on vectors go over the rows; fewer take vectors over the outputs.
 inline constexpr std::size_t kSparseRows = 8;
 
-// Transposed rows of x that are multiplied at a time, in 1024ths of the L2 cache; at least one panel.
+// Transposed rows of x that are multiplied at a time, in 1024ths of the L2 cache; at least one panel, and two where these
+// take at most twice this share.
 inline constexpr std::size_t kSparsePanelShare = 256;
 
 // Bytes of x that the entries of a slice of the channels read: half of an L1 cache; and the fewest multiplications of

@@ -93,10 +93,12 @@ void linear_by_panels(const SparseMatrix& weights, const float* values, std::siz
     return static_cast<std::int32_t>(position * stride);
   });
   if (values == nullptr) values = entries->values.data();
-  // A few panels at a time, which stay in the cache.
+  // A few panels at a time, which stay in the cache. Of two, each of two threads multiplies the one that it has transposed,
+  // and reads nothing that another core has written.
   const std::size_t panel_size = checked_product(depth, stride);
   const std::size_t share = share_of_second_cache(tuning::kSparsePanelShare) / sizeof(float);
-  const std::size_t together = std::clamp<std::size_t>(share / panel_size, 1, panels);
+  const std::size_t least = std::min<std::size_t>(panels, panel_size <= share ? 2 : 1);
+  const std::size_t together = std::clamp<std::size_t>(share / panel_size, least, panels);
   const Buffer transposed(checked_product(together, panel_size, sizeof(float)), memory);
   const std::size_t tasks = most_tasks(weights, std::min(rows, together * stride));
   for (std::size_t before = 0; before < panels; before += together) {

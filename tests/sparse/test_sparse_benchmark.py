@@ -73,3 +73,10 @@ def test_the_page_shows_the_columns_that_the_benchmark_prints():
     start = page.index(benchmark.HEADER[0])
     assert page[start + 1] == benchmark.HEADER[1]
     assert page[start + 2].startswith("| ")
+
+
+@pytest.mark.thorough  # it takes timings
+def test_the_products_under_masks_have_a_row():
+    command = [sys.executable, "masked_step.py", "--layers", "--quick", "--turns", "1"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT / "benchmarks")
+    assert "| 16 x 768, 768 x 768 | 95%, 4x1 |" in done.stdout
