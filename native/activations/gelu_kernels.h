@@ -80,18 +80,36 @@ inline Gelu<T> gelu_logistic(T x, T alpha) {
 
 enum class GeluKind { kExact, kTanh, kLogistic };
 
-// dx = dy (P(x) + x P'(x)), and y = x P(x).
+template <typename T, GeluKind kind>
+inline Gelu<T> gelu_of(T x, T alpha) {
+  return kind == GeluKind::kExact ? gelu(x) : kind == GeluKind::kTanh ? gelu_tanh(x) : gelu_logistic(x, alpha);
+}
+
+// dx = dy (P(x) + x P'(x)), and y = x P(x). With a third input, the factor f of a gated unit y f: dy is its gradient, dx
+// takes dy f for it, the second result is y f, and the third is df = dy y.
 template <typename T, GeluKind kind, bool with_result>
 void gelu_gradient(const void* scalars, std::size_t count, const void* const* inputs, void* const* outputs) {
   const T *dy = static_cast<const T*>(inputs[0]), *x = static_cast<const T*>(inputs[1]);
   T *dx = static_cast<T*>(outputs[0]), *y = static_cast<T*>(outputs[with_result ? 1 : 0]);
   const T alpha = kind == GeluKind::kLogistic ? static_cast<T>(*static_cast<const double*>(scalars)) : T(1);
+  const T* factors = with_result ? static_cast<const T*>(inputs[2]) : nullptr;
+  if (factors != nullptr) {
+    T* df = static_cast<T*>(outputs[2]);
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < count; ++i) {
+      const T value = x[i], factor = factors[i], gradient = dy[i];
+      const Gelu<T> found = gelu_of<T, kind>(value, alpha);
+      const T result = value * found.probability;
+      dx[i] = gradient * factor * found.slope;
+      y[i] = result * factor;
+      df[i] = gradient * result;
+    }
+    return;
+  }
   // Asks for what is read next: an exponential and a division an element fill the window of the CPU before.
   for_each_element<T>(count, {dy, x}, [=](std::size_t i) {
     const T value = x[i];
-    const Gelu<T> found = kind == GeluKind::kExact  ? gelu(value)
-                          : kind == GeluKind::kTanh ? gelu_tanh(value)
-                                                    : gelu_logistic(value, alpha);
+    const Gelu<T> found = gelu_of<T, kind>(value, alpha);
     dx[i] = dy[i] * found.slope;
     if (with_result) y[i] = value * found.probability;
   });

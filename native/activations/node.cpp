@@ -74,7 +74,7 @@ void ClipGradientNode::compute(const Call& call) const {
 }
 
 const Signature GeluGradientNode::kSignature = {
-    "GeluGradient", {"dy", "x"}, 2, 2, {0, 1}, {{0, 0}, {1, 0}, {1, 1}}};
+    "GeluGradient", {"dy", "x", "factor"}, 2, 3, {0, 1, 0}, {{0, 0}, {1, 0}, {1, 1}, {2, 2}}};
 
 GeluGradientNode::GeluGradientNode(const Attributes& attributes)
     : approximate_(attributes.text("approximate", "none")), alpha_(attributes.number("alpha", 1.0f)) {
@@ -93,6 +93,14 @@ void GeluGradientNode::compute(const Call& call) const {
   const auto& kernels = approximate_ == "none"   ? table.gelu_gradient
                         : approximate_ == "tanh" ? table.gelu_tanh_gradient
                                                  : table.gelu_logistic_gradient;
+  if (inputs.has(2)) {
+    inputs.require_same_type(2, 0);
+    inputs.require_same_shape(2, 0);
+    const std::vector<std::int64_t>& shape = inputs[0].shape;
+    void *dx = call.output(0, shape), *result = call.output(1, shape), *dfactor = call.output(2, shape);
+    return run_elementwise(kernels[1], &alpha_, type, inputs[0].count(), {inputs[0].data, inputs[1].data, inputs[2].data},
+                           {dx, result, dfactor}, call.parallel_for());
+  }
   run_with_result(kernels, &alpha_, type, inputs, call);
 }
 

@@ -25,7 +25,8 @@ class ClipGradientNode final : public FusedNode {
   void compute(const Call& call) const override;
 };
 
-// dx = dy (P(x) + x P'(x)), with Gelu's P exact, or approximated by tanh or by the logistic function of alpha x.
+// dx = dy (P(x) + x P'(x)), with Gelu's P exact, or approximated by tanh or by the logistic function of alpha x; and
+// y = x P(x). Of a gated unit y f, given the factor f: dx from dy f, y f itself, and df = dy y.
 class GeluGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

@@ -24,7 +24,7 @@ constexpr std::size_t kRoundedRows = 16;  // at a time: the lanes of the widest 
 void round_left(const Bfloat16Kernels& kernels, const Left& left, const Bfloat16Matmul& product, std::uint16_t* words,
                 const ParallelFor& parallel_for) {
   const Rounding rounding = {left.data,     left.line,     left.transposed,    product.rows,
-                             product.depth, words,         product.left_stride, rounded_up(product.depth, kLine)};
+                             product.depth, words,         product.left_stride};
   const std::size_t rows = std::max(kRoundedRows, rounded_up(tuning::kTaskElements / std::max<std::size_t>(product.depth, 1),
                                                              kRoundedRows));
   parallel_for(divided_up(product.rows, rows), [&](std::size_t task) {

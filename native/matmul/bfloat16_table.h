@@ -25,8 +25,8 @@ struct StoredMatrix {
 // A part of a multiplication: target[row, column] = bias[row, column] + sum over the depth of left[row, depth] *
 // right[depth, column].
 struct Bfloat16Matmul {
-  const std::uint16_t* left;  // rounded, rows `left_stride` apart, zero-padded to whole cache lines, with
-                              // room for `row_unit` rows behind the last
+  const std::uint16_t* left;  // from `round`, with `left_stride` words per row and room for `row_unit` rows behind the
+                              // last
   std::size_t left_stride;
   StoredMatrix right;
   std::size_t first_column;  // of the right matrix
@@ -42,14 +42,14 @@ struct Bfloat16Matmul {
   std::uint16_t* scratch;  // `scratch(rows, columns, block, strip)` elements
 };
 
-// Rounds a float matrix: target [rows][stride] = source [rows, depth], zero-padded to `padded_depth`.
+// Rounds a float matrix [rows, depth] to words, `stride` for each row, in the layout that `multiply` reads.
 struct Rounding {
   const float* source;
   std::size_t line;  // elements between lines of the source
   bool transposed;   // true if lines are columns
   std::size_t rows, depth;
   std::uint16_t* target;
-  std::size_t stride, padded_depth;
+  std::size_t stride;  // whole cache lines
 };
 
 struct Bfloat16Kernels {

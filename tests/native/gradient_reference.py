@@ -17,7 +17,7 @@ INPUTS = {
     "CountedDropout": ("x", "ratio", "count"),
     "Elementwise": ("x0", "x1", "x2"),
     "GatherGradient": ("dy", "indices", "shape", "other"),
-    "GeluGradient": ("dy", "x"),
+    "GeluGradient": ("dy", "x", "factor"),
     "LayerNormalizationGradient": ("dy", "x", "scale", "bias"),
     "LogSoftmaxGradient": ("dy", "y"),
     "MatMulNBits": ("x", "integers", "scales", "packed_zeros", "zeros"),

@@ -159,6 +159,7 @@ BAD = [
     ("GatherGradient", [ones(2, 3), np.array([0, 1]), np.array([4, 3])], {"axis": 2}, "must be from -2 to 1"),
     ("GatherGradient", [ones(2, 3), np.array([0, 1]), np.array([4, 3]), ones(4, 2)], {}, r"\(other\).*\[4, 2\]"),
     ("GeluGradient", [ones(2), ones(3)], {}, "they must have one shape"),
+    ("GeluGradient", [ones(2), ones(2), ones(3)], {}, r"\(factor\) has shape \[3\].*they must have one shape"),
     (
         "GeluGradient",
         [ones(2), ones(2)],

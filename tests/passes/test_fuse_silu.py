@@ -82,7 +82,7 @@ def test_only_the_input_is_kept_for_the_backward_pass() -> None:
     """The node returns the product again, so that no gradient reads that of the forward pass, nor the sigmoid."""
     graph = lowered().graph
     (gradient,) = (node for node in graph if node.op_type == "GeluGradient")
-    assert len(gradient.outputs) == 2
+    assert len(gradient.outputs) == 3  # by both factors, and the product
     (sigmoid,) = (node for node in graph if node.op_type == "Sigmoid")
     (product,) = (reader for reader, _ in sigmoid.outputs[0].uses())
     assert [reader.op_type for reader, _ in product.outputs[0].uses()] == ["Mul"]

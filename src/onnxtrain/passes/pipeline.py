@@ -19,6 +19,7 @@ from onnxtrain.passes.fuse.fuse_activations import fuse_activations
 from onnxtrain.passes.fuse.fuse_additions import fuse_additions
 from onnxtrain.passes.fuse.fuse_attention import fuse_attention
 from onnxtrain.passes.fuse.fuse_elementwise import fuse_elementwise
+from onnxtrain.passes.fuse.fuse_gates import fuse_gates
 from onnxtrain.passes.fuse.fuse_linear import fuse_linear
 from onnxtrain.passes.fuse.fuse_norms import fuse_norms
 from onnxtrain.passes.fuse.fuse_padding import fuse_padding
@@ -139,6 +140,7 @@ def lower_graph(
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for
         remove_unused(model)
         fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
+        fuse_gates(graph)  # the gradient of a gated unit: one node for four
         fuse_additions(graph)  # an adapter's output by its matmul, an embedding's gradient in place
         use_mask_kernels(graph)  # linear layers under masks skip what stays zero
         fuse_elementwise(graph)  # chains of elementwise operators: one node

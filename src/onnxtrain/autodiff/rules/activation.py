@@ -187,8 +187,19 @@ def gelu(node: Node, dy: Value) -> Gradients:
 
 @register_fused("GeluGradient")
 def gelu_gradient(node: Node) -> Sequence[Value]:
-    """From dy and x: dx = dy (P(x) + x p(x)), exact or approximated by tanh or sigmoid; and y = x P(x)."""
-    op, dy, x = node.op, node.x, node.input_required(1)
+    """From dy and x: dx = dy (P(x) + x p(x)), exact or approximated by tanh or sigmoid; and y = x P(x).
+
+    From dy, x and a factor f, of a gated unit y f: dx with dy f for dy; y f; and df = dy y.
+    """
+    factor = node.input(2)
+    if factor is None:
+        return _gelu_gradient(node, node.x)
+    dx, y = _gelu_gradient(node, node.x * factor)
+    return [dx, y * factor, node.x * y]
+
+
+def _gelu_gradient(node: Node, dy: Value) -> list[Value]:
+    op, x = node.op, node.input_required(1)
     if node.attribute("approximate") == "sigmoid":
         alpha = float(node.attribute("alpha", 1.0))
         probability = op.Sigmoid(x if alpha == 1 else x * alpha)
