@@ -117,6 +117,53 @@ def test_adapters_of_an_embedding_and_its_tied_head(kind, tmp_path):
     np.testing.assert_allclose(again.predict(ids), expected, atol=1e-6)
 
 
+def test_the_head_behind_a_soft_cap_is_the_output_layer():
+    """As in Gemma 2, where it is tied to the embedding; the name of one layer is not a target for the other."""
+    model = TIED["of genai's builder"]
+    capped = onnx.ModelProto.FromString(model.SerializeToString())
+    mix = np.eye(8, dtype=np.float32)
+    capped.graph.initializer.append(numpy_helper.from_array(mix, "mix"))
+    nodes = list(capped.graph.node)
+    nodes[2].CopyFrom(onnx.helper.make_node("MatMul", ["e", "mix"], ["h"]))
+    nodes[3].output[0] = "scores"
+    thirty = numpy_helper.from_array(np.array(30, np.float32))
+    nodes += [
+        onnx.helper.make_node("Constant", [], ["cap"], value=thirty),
+        onnx.helper.make_node("Div", ["scores", "cap"], ["small"]),
+        onnx.helper.make_node("Tanh", ["small"], ["squashed"]),
+        onnx.helper.make_node("Mul", ["squashed", "cap"], ["logits"]),
+    ]
+    del capped.graph.node[:]
+    capped.graph.node.extend(nodes)
+    for targets, wanted in (
+        ("all-linear", {"mix"}),
+        ("lm_head", {"lm_head"}),
+        ("embed_tokens", {"model.embed_tokens"}),
+    ):
+        learner = onnxtrain.Trainer(capped, loss="next_token", lora=Lora(rank=2, targets=targets))
+        assert {name.partition(".lora_")[0] for name in learner.parameters} == wanted
+
+
+def test_dora_trains_beside_a_column_of_zeros(tmp_path):
+    """The weights of a padding token are often zeros, and have no direction."""
+    model = decoder()
+    (weight,) = (each for each in model.graph.initializer if each.name == f"{Q}.weight")
+    array = numpy_helper.to_array(weight).copy()
+    array[:, 3], array[3] = 0, 0
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    learner = trained(model, dora=True, steps=1)
+    assert np.isfinite(learner.train_step(*batch()))
+    x, _ = batch()
+    expected = learner.predict(x)
+    learner.save(tmp_path / "tuned.onnx_adapter")
+    learner.save(tmp_path / "merged.onnx")
+    add_slots(model, tmp_path / "slots.onnx", adapter=tmp_path / "tuned.onnx_adapter")
+    np.testing.assert_allclose(
+        run(session(tmp_path / "slots.onnx"), x, tmp_path / "tuned.onnx_adapter"), expected, atol=1e-5
+    )
+    np.testing.assert_allclose(onnxtrain.predict(tmp_path / "merged.onnx", x), expected, atol=1e-5)
+
+
 def test_slots_take_adapters_of_any_rank(tmp_path):
     model, (x, _) = decoder(packed=True), batch()
     assert len(add_slots(model, tmp_path / "slots.onnx")) == 8

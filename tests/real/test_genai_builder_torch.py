@@ -1,11 +1,13 @@
 """Models that onnxruntime-genai's builder writes for each of its architectures: training, evaluation and padding."""
 
+import copy
 import re
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from safetensors import numpy as safetensors_numpy
 
 import onnxtrain
 from onnxtrain.errors import DataError, GradientError, ModelError
@@ -168,18 +170,18 @@ def test_samples_are_what_genai_writes(name, precision, made, tmp_path):
     )
     for _ in range(15):
         trainer.train_step(feeds_of(path), LABELS)
-    copy, adapter = tmp_path / "tuned", tmp_path / "tuned.onnx_adapter"
-    copy.mkdir()
+    folder, adapter = tmp_path / "tuned", tmp_path / "tuned.onnx_adapter"
+    folder.mkdir()
     for file in path.parent.iterdir():
         if file.is_file() and not file.name.startswith("model.onnx"):
-            (copy / file.name).write_bytes(file.read_bytes())
+            (folder / file.name).write_bytes(file.read_bytes())
     trainer.save(adapter)
-    onnxtrain.adapters.add_slots(path, copy / "model.onnx", adapter=adapter)
+    onnxtrain.adapters.add_slots(path, folder / "model.onnx", adapter=adapter)
     model = trainer._text_generator(path.parent, None)._model
     for prompt in ([5, 6, 7], [40], [3, 9, 27, 81, 12, 36]):
         model.begin()
         own = continued(prompt, model, 16, {END}, None)
-        assert own == written(copy, prompt, 16, adapter)
+        assert own == written(folder, prompt, 16, adapter)
 
 
 @pytest.mark.parametrize("name", ["Qwen3ForCausalLM", pytest.param("Gemma3ForCausalLM", marks=pytest.mark.thorough)])
@@ -205,6 +207,71 @@ def test_norms_inside_of_attention_are_computed(name, made):
     trainer.save(changed / "tuned.onnx")
     saved = [list(node.input) for node in onnx.load(changed / "tuned.onnx").graph.node if "GroupQuery" in node.op_type]
     assert saved == [list(node.input) for node in nodes]
+
+
+ROUNDED = {"GraniteMoeHybridForCausalLM": 0.05, "OlmoForCausalLM": 0.3, "PhiForCausalLM": 0.02}
+"""Architectures whose files differ by more than rounding from transformers; how much logits move further apart."""
+
+
+def logits_of(model, folder=None):
+    """Return the logits of transformers, with an adapter of PEFT."""
+    peft = pytest.importorskip("peft")
+    model = copy.deepcopy(model)
+    tuned = model if folder is None else peft.PeftModel.from_pretrained(model, folder)
+    with torch.no_grad():
+        return tuned.eval()(input_ids=torch.from_numpy(IDS)).logits.numpy()
+
+
+def logits_with(path, adapter):
+    feeds = feeds_of(path, np.ones_like(IDS))
+    return onnxtrain.predict(path, feeds, lora=onnxtrain.Lora(adapter=adapter))["logits"]
+
+
+@pytest.mark.sampled(20)
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("name", TRAINED)
+def test_peft_computes_with_every_layer_of_a_folder(name, dora, made, tmp_path):
+    """The checkpoint packs, splits or renames some layers, and PEFT leaves out adapters of layers that it lacks."""
+    path, model = made(name)
+    lora = onnxtrain.Lora(rank=3, targets="all-linear" if dora else "*", dora=dora)
+    trainer = trainer_of(path, lora=lora)
+    for _ in range(5):
+        trainer.train_step(feeds_of(path), LABELS)
+    trainer.save(tmp_path / "tuned.onnx_adapter")
+    trainer.save(tmp_path / "tuned")
+    ours, before = logits_with(path, tmp_path / "tuned.onnx_adapter"), logits_of(model)
+    theirs = logits_of(model, tmp_path / "tuned")
+    assert np.abs(ours - before).max() > 0.2
+    np.testing.assert_allclose(ours, theirs, atol=ROUNDED.get(name, 1e-4))
+    np.testing.assert_allclose(logits_with(path, tmp_path / "tuned"), ours, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("int4", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("dora", [False, True])
+def test_an_adapter_of_a_packed_layer_keeps_its_rank(precision, dora, made, tmp_path):
+    """PEFT's adapters of Phi 3's qkv_proj and gate_up_proj, of which the builder splits the second."""
+    peft = pytest.importorskip("peft")
+    path, model = made("Phi3ForCausalLM", precision)
+    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["qkv_proj", "gate_up_proj"], use_dora=dora)
+    tuned = peft.get_peft_model(copy.deepcopy(model), config)
+    with torch.no_grad():
+        for name, parameter in tuned.named_parameters():
+            if "lora_B" in name or "magnitude" in name:
+                parameter.add_(torch.randn_like(parameter) / 10)
+    tuned.save_pretrained(tmp_path / "first")
+    if precision == "fp32":
+        np.testing.assert_allclose(
+            logits_with(path, tmp_path / "first"), logits_of(model, tmp_path / "first"), atol=1e-4
+        )
+    adapter = tmp_path / "tuned.onnx_adapter"
+    onnxtrain.adapters.convert_adapter(path, tmp_path / "first", adapter)
+    onnxtrain.adapters.convert_adapter(path, adapter, tmp_path / "again")
+    first, again = (
+        safetensors_numpy.load_file(tmp_path / each / "adapter_model.safetensors") for each in ("first", "again")
+    )
+    assert first.keys() == again.keys()
+    for name, value in first.items():
+        np.testing.assert_allclose(again[name], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.sampled(4)

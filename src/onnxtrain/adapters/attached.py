@@ -12,11 +12,12 @@ import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Entry, concatenated
 from onnxtrain.adapters.files import SUFFIX, is_adapter_path, write_adapter
-from onnxtrain.adapters.fitting import LayerPart, gains, name_of
+from onnxtrain.adapters.fitting import gains, name_of
 from onnxtrain.adapters.full_tensors import for_peft
-from onnxtrain.adapters.layers import Layer, Part, find_layers
+from onnxtrain.adapters.layers import Layer, LayerPart, Part, find_layers
 from onnxtrain.adapters.manifest import describe_base
 from onnxtrain.adapters.merging import check_mergeable, merged_weights
+from onnxtrain.adapters.packing import in_checkpoint
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.large_data import MadeArrays
@@ -158,6 +159,8 @@ class Attached(Adapted):
         in_file = {layer.name: layer.y.dtype for layer in layers}
         dtypes = {slot.name: in_file.get(slot.layer.name) or ir.DataType.FLOAT for slot in self.slots}
         multiples = gains([slot.layer_part for slot in self.slots], adapter)
+        if Path(path).suffix != SUFFIX:
+            adapter = in_checkpoint(adapter, layers, file.folder)
         write_adapter(Path(path), adapter, dtypes, multiples, lambda: for_peft(adapter, model.graph, layers, str(path)))
 
     def check_mergeable(self) -> None:

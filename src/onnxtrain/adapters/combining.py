@@ -19,6 +19,7 @@ from onnxtrain.adapters.convert import fitted
 from onnxtrain.adapters.files import SUFFIX, element_types, is_adapter_path, read_adapter, write_adapter
 from onnxtrain.adapters.full_tensors import for_peft
 from onnxtrain.adapters.manifest import describe_base
+from onnxtrain.adapters.packing import in_checkpoint
 from onnxtrain.adapters.validity import checked
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.model_file.file import ModelFile
@@ -92,6 +93,8 @@ def add_weighted(
         entries = {name: _combined(name, each, combination, size) for name, each in terms.items()}
     largest = max(entry.rank for entry in entries.values())
     result = checked(replace(settings, entries=entries, rank=largest, alpha=float(largest)), str(path))
+    if path.suffix != SUFFIX:
+        result = read.in_checkpoint(result)
     write_adapter(path, result, read.dtypes, {}, lambda: read.in_modules(result))
 
 
@@ -104,6 +107,7 @@ class _Read:
         base: The description of their model, if known.
         dtypes: The element types of its layers, for an ``.onnx_adapter`` file.
         checkpoint: The PyTorch model that PEFT adds their sum to.
+        in_checkpoint: Returns an adapter as one of the checkpoint.
         in_modules: Returns an adapter's tensors that were trained in full, by names and in layouts of PyTorch.
     """
 
@@ -111,6 +115,7 @@ class _Read:
     base: Mapping[str, Any] | None
     dtypes: Mapping[str, ir.DataType]
     checkpoint: Checkpoint
+    in_checkpoint: Callable[[Adapter], Adapter]
     in_modules: Callable[[Adapter], Mapping[str, Array]]
 
 
@@ -188,7 +193,14 @@ def _read(paths: Sequence[str], output: Path, model: str | os.PathLike[str] | on
         adapters, graph = [found for found, _, _ in matched], matched[0][2]
         base = describe_base(file, layers.values())
         checkpoint = _checkpoint(adapters).completed(file.folder, None)
-        return _Read(adapters, base, dtypes, checkpoint, lambda result: for_peft(result, *graph, str(output)))
+        return _Read(
+            adapters,
+            base,
+            dtypes,
+            checkpoint,
+            lambda result: in_checkpoint(result, graph[1], file.folder),
+            lambda result: for_peft(result, *graph, str(output)),
+        )
     if any(files) and not all(files):
         raise OptionError(
             "An .onnx_adapter file and a PEFT folder may name the layers differently; give the model that both belong "
@@ -197,7 +209,9 @@ def _read(paths: Sequence[str], output: Path, model: str | os.PathLike[str] | on
     adapters = [read_adapter(path) for path in paths]
     dtypes = {name: dtype for path in paths if files[-1] for name, dtype in element_types(Path(path)).items()}
     common = _common_base(paths, [adapter.base for adapter in adapters])
-    return _Read(adapters, common, dtypes, _checkpoint(adapters), lambda result: result.of_modules)
+    return _Read(
+        adapters, common, dtypes, _checkpoint(adapters), lambda result: result, lambda result: result.of_modules
+    )
 
 
 def _checkpoint(adapters: Sequence[Adapter]) -> Checkpoint:

@@ -12,12 +12,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter
-from onnxtrain.adapters.files import is_adapter_path, read_adapter, write_adapter
-from onnxtrain.adapters.fitting import LayerPart, fit, gains
+from onnxtrain.adapters.files import SUFFIX, is_adapter_path, read_adapter, write_adapter
+from onnxtrain.adapters.fitting import fit, gains
 from onnxtrain.adapters.full_tensors import for_peft
-from onnxtrain.adapters.layers import Layer, find_layers
+from onnxtrain.adapters.layers import Layer, LayerPart, find_layers
 from onnxtrain.adapters.manifest import check_base, describe_base
 from onnxtrain.adapters.merging import MOST_LOST, Cost, is_quantized, merged_weights
+from onnxtrain.adapters.packing import in_checkpoint
 from onnxtrain.adapters.rewriting import with_adapters
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import OptionError
@@ -143,7 +144,10 @@ def convert_adapter(
     dtypes = {
         name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, layer_parts, strict=True)
     }
-    write_adapter(path, found, dtypes, gains(layer_parts, found), lambda: for_peft(found, *model_graph, str(path)))
+    multiples = gains(layer_parts, found)
+    if path.suffix != SUFFIX:
+        found = in_checkpoint(found, model_graph[1], file.folder)
+    write_adapter(path, found, dtypes, multiples, lambda: for_peft(found, *model_graph, str(path)))
 
 
 @checks_arguments
@@ -194,6 +198,6 @@ def fitted(file: ModelFile, path: AdapterPath) -> tuple[Adapter, list[LayerPart]
     """
     model = infer_shapes(file.training_model())
     layers = find_layers(model)
-    found, layer_parts = fit(read_adapter(path), model.graph, layers, str(path))
+    found, layer_parts = fit(read_adapter(path), model.graph, layers, str(path), file.folder)
     check_base(found.base, file, [layer for layer, _ in layer_parts], str(path))
     return found, layer_parts, (model.graph, layers)

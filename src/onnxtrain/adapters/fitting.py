@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
 from onnxtrain.adapters.full_tensors import fit_tensors
-from onnxtrain.adapters.layers import Layer, Part, refuse_magnitudes
+from onnxtrain.adapters.layers import Layer, LayerPart, Part, refuse_magnitudes
 from onnxtrain.adapters.names import in_checkpoints
+from onnxtrain.adapters.packing import in_model
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import ModelError
 
-LayerPart = tuple[Layer, Part | None]
-"""A layer, and the part of it if it is packed."""
 
-
-def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> tuple[Adapter, list[LayerPart]]:
+def fit(
+    adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str, folder: Path | None
+) -> tuple[Adapter, list[LayerPart]]:
     """Return the adapter with its entries renamed to the model's layer names, and the layer of each entry.
 
     An entry matches the layer whose adapter has this name, the only layer that is also called so, or the only one whose
@@ -29,12 +30,13 @@ def fit(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) 
         graph: The model's main graph.
         layers: The layers of the model.
         label: Name of the adapter in errors.
+        folder: The folder of the model.
 
     Raises:
         ModelError: An entry matches no layer, or a layer of another size; a tensor that was trained in full matches no
             initializer, or one of another shape.
     """
-    adapter = fit_tensors(adapter, graph, layers, label)
+    adapter = in_model(fit_tensors(adapter, graph, layers, label), layers, folder)
     own_names: dict[str, LayerPart] = {layer.name: (layer, None) for layer in layers}
     own_names |= {part.name: (layer, part) for layer in layers for part in layer.parts}
     by_name: dict[str, list[LayerPart]] = {}

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Array, Entry
-from onnxtrain.adapters.fitting import LayerPart, name_of
-from onnxtrain.adapters.layers import Layer, Part, find_layers
+from onnxtrain.adapters.fitting import name_of
+from onnxtrain.adapters.layers import Layer, LayerPart, Part, find_layers
 from onnxtrain.adapters.merging import is_quantized
 from onnxtrain.adapters.values import columns_of, matrix
 from onnxtrain.errors import OptionError

@@ -45,6 +45,10 @@ _VIEWS = frozenset({"Identity", "Cast", "Transpose", "DequantizeLinear"})
 """Operators between an initializer and the matrix multiplication that reads it."""
 
 
+_BEHIND_THE_HEAD = frozenset({"Identity", "Cast", "Reshape", "Softmax", "LogSoftmax", "Mul", "Div", "Tanh"})
+"""Operators between the layer that computes the output and the output."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A layer of the checkpoint that an exporter packed with others into one linear layer.
@@ -115,6 +119,10 @@ class Layer:
         return (self.inputs, self.outputs, *self.window)
 
 
+LayerPart = tuple[Layer, Part | None]
+"""A layer, and the part of it if it is packed."""
+
+
 def find_layers(model: ir.Model) -> list[Layer]:
     """Return the layers of a model's main graph that can have an adapter, in the order of their nodes.
 
@@ -139,18 +147,28 @@ def _with_own_names(layers: list[Layer]) -> list[Layer]:
     for layer in layers:
         if layer.name not in owners or (_is_named_by_node(layer) and not _is_named_by_node(owners[layer.name])):
             owners[layer.name] = layer
-    taken = set(owners)
-    found = []
+    final = dict(owners)
+    own_names = []
     for layer in layers:
         own = layer.name
         if owners[own] is not layer:
-            own = next((name for name in layer.names if name not in taken), "")
+            own = next((name for name in layer.names if name not in final), "")
             number = 2
-            while not own or own in taken:
+            while not own or own in final:
                 own, number = f"{layer.name}.{number}", number + 1
-            taken.add(own)
-        found.append(replace(layer, names=(own, *(name for name in layer.names if name != own))))
-    return found
+            final[own] = layer
+        own_names.append(own)
+    return [
+        replace(
+            layer, names=(own, *(n for n in layer.names if n != own and not _is_of_other_kind(layer, final.get(n))))
+        )
+        for layer, own in zip(layers, own_names, strict=True)
+    ]
+
+
+def _is_of_other_kind(layer: Layer, owner: Layer | None) -> bool:
+    """Return whether one of two layers is an embedding, so that a target for the name of one is not for the other."""
+    return owner is not None and owner.is_embedding != layer.is_embedding
 
 
 def _is_named_by_node(layer: Layer) -> bool:
@@ -243,14 +261,21 @@ def _with_parts(layer: Layer, parts: Sequence[Part]) -> Layer:
 
 
 def _gives(layer: Layer, output: ir.Value | None) -> bool:
-    """Return whether only shape operations, casts or a softmax lie between a layer and the output."""
+    """Return whether only shape operations, casts, a softmax, scales or caps lie between a layer and the output."""
     value = layer.y
     while value is not output:
         readers = [node for node in value.consumers() if not node.domain]
-        if len(readers) != 1 or readers[0].op_type not in ("Identity", "Cast", "Reshape", "Softmax", "LogSoftmax"):
+        if len(readers) != 1 or readers[0].op_type not in _BEHIND_THE_HEAD:
+            return False
+        if readers[0].op_type in ("Mul", "Div") and not any(map(_is_constant, readers[0].inputs)):
             return False
         value = readers[0].outputs[0]
     return True
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    return source(value) is not None or (node is not None and node.op_type == "Constant")
 
 
 def _readers(layer: Layer) -> int:

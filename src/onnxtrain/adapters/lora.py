@@ -16,9 +16,18 @@ from onnxtrain.adapters.adapter import Adapter, Array, Entry, concatenated
 from onnxtrain.adapters.attached import Attached, Slot
 from onnxtrain.adapters.emit import Dropout, Emitter, Pair, column_norms
 from onnxtrain.adapters.files import read_adapter, unfolded
-from onnxtrain.adapters.fitting import LayerPart, chosen_layers, fit, name_of
+from onnxtrain.adapters.fitting import chosen_layers, fit, name_of
 from onnxtrain.adapters.initial import INITS, Init, Residuals, principal_entry, random_entry
-from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, find_layers, main_output, refuse_magnitudes
+from onnxtrain.adapters.layers import (
+    AUTO,
+    Layer,
+    LayerPart,
+    Part,
+    choose_layers,
+    find_layers,
+    main_output,
+    refuse_magnitudes,
+)
 from onnxtrain.adapters.manifest import check_base
 from onnxtrain.adapters.merging import is_quantized
 from onnxtrain.adapters.names import matches
@@ -234,7 +243,7 @@ class Lora(Adaptation):
         """Read the adapter to start from, and match it to the layers."""
         if self.adapter is None:
             return None
-        adapter, layer_parts = fit(read_adapter(self.adapter), graph, layers, str(self.adapter))
+        adapter, layer_parts = fit(read_adapter(self.adapter), graph, layers, str(self.adapter), file.folder)
         check_base(adapter.base, file, [layer for layer, _ in layer_parts], str(self.adapter))
         ranks = {entry.rank for entry in adapter.entries.values()}
         if self.rank not in (_RANK, *ranks) and not adapter.folded:  # there it is the scale of the adapter

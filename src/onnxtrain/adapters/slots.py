@@ -13,8 +13,8 @@ import onnx_ir as ir
 from onnxtrain.adapters.adapter import Adapter
 from onnxtrain.adapters.emit import Emitter, Pair
 from onnxtrain.adapters.files import GAIN, A, B, read_adapter
-from onnxtrain.adapters.fitting import LayerPart, chosen_layers, fit, name_of
-from onnxtrain.adapters.layers import AUTO, Layer, Part, choose_layers, main_output, refuse_magnitudes
+from onnxtrain.adapters.fitting import chosen_layers, fit, name_of
+from onnxtrain.adapters.layers import AUTO, Layer, LayerPart, Part, choose_layers, main_output, refuse_magnitudes
 from onnxtrain.adapters.manifest import check_base
 from onnxtrain.adapters.rewriting import rewritten
 from onnxtrain.data.data_names import read_names, write_names
@@ -117,7 +117,7 @@ def _layers_of(
     full: dict[str, None] = {}
     magnitudes = set[str]()
     for path in paths:
-        fitted, layer_parts = fit(_checked(read_adapter(path), graph, str(path)), graph, layers, str(path))
+        fitted, layer_parts = fit(_checked(read_adapter(path), graph, str(path)), graph, layers, str(path), file.folder)
         check_base(fitted.base, file, [layer for layer, _ in layer_parts], str(path))
         for (layer, part), entry in zip(layer_parts, fitted.entries.values(), strict=True):
             found[name_of(layer, part)] = layer, part

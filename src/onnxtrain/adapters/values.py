@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import onnx_ir as ir
 
@@ -29,13 +31,21 @@ def matrix(layer: Layer) -> Array:
     return found.T if transposed else found
 
 
+LEAST_NORM: Final = 1e-12
+"""The norm of a column of zeros; its square is a normal number in float32."""
+
+
 def norms(layer: Layer, entry: Entry | None, part: Part | None) -> Array:
-    """Compute the column norms of a layer's weight [outputs] in float64, with an adapter added if one is given."""
+    """Compute the column norms of a layer's weight [outputs] in float64, with an adapter added if one is given.
+
+    Columns of zeros, as of padding in a head that is tied to an embedding, have the norm `LEAST_NORM`: magnitudes are
+    divided by norms.
+    """
     weight = columns_of(layer, part, matrix(layer)).astype(np.float64)
     if entry is not None:
         weight = weight + entry.delta()
     flat = weight.reshape(len(weight), -1).T if layer.is_convolution else weight
-    return np.asarray(np.sqrt(np.einsum("ij,ij->j", flat, flat)))
+    return np.asarray(np.maximum(np.sqrt(np.einsum("ij,ij->j", flat, flat)), LEAST_NORM))
 
 
 def columns_of(layer: Layer, part: Part | None, weight: Array) -> Array:
