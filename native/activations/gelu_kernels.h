@@ -92,21 +92,20 @@ void gelu_gradient(const void* scalars, std::size_t count, const void* const* in
   const T *dy = static_cast<const T*>(inputs[0]), *x = static_cast<const T*>(inputs[1]);
   T *dx = static_cast<T*>(outputs[0]), *y = static_cast<T*>(outputs[with_result ? 1 : 0]);
   const T alpha = kind == GeluKind::kLogistic ? static_cast<T>(*static_cast<const double*>(scalars)) : T(1);
+  // Both loops ask for what is read next: an exponential and a division an element fill the window of the CPU before.
   const T* factors = with_result ? static_cast<const T*>(inputs[2]) : nullptr;
   if (factors != nullptr) {
     T* df = static_cast<T*>(outputs[2]);
-    ONNXTRAIN_VECTORIZE
-    for (std::size_t i = 0; i < count; ++i) {
+    for_each_element<T>(count, {dy, x, factors}, [=](std::size_t i) {
       const T value = x[i], factor = factors[i], gradient = dy[i];
       const Gelu<T> found = gelu_of<T, kind>(value, alpha);
       const T result = value * found.probability;
       dx[i] = gradient * factor * found.slope;
       y[i] = result * factor;
       df[i] = gradient * result;
-    }
+    });
     return;
   }
-  // Asks for what is read next: an exponential and a division an element fill the window of the CPU before.
   for_each_element<T>(count, {dy, x}, [=](std::size_t i) {
     const T value = x[i];
     const Gelu<T> found = gelu_of<T, kind>(value, alpha);

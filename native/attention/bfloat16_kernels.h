@@ -18,7 +18,8 @@ namespace {
 using Word = std::uint16_t;
 
 inline constexpr std::size_t kTwoTiles = 2 * kTileLines;  // rows or columns; as many words are a tile's depth
-inline constexpr std::size_t kPanelColumns = 64;          // most columns of a panel of values, keys or probabilities
+inline constexpr std::size_t kPanelColumns = 64;          // most columns of a panel of probabilities
+inline constexpr std::size_t kPackedColumns = kInTiles ? kTwoTiles : kPanelColumns;  // of values or keys, as they are packed
 inline constexpr std::size_t kForwardQueries = kTwoTiles, kGradientQueries = 64;
 
 // Offsets in words, each from the beginning of a cache line on.
@@ -68,10 +69,28 @@ inline void ask_for_row(const void* tensor, const Head<float>& head, std::size_t
   for (std::size_t i = 0; i < count; i += kLineBytes / sizeof(float)) __builtin_prefetch(from + i, writes, 2);
 }
 
-// Rounds rows to words; zeros follow each.
+// Writes rounded parts of rows, `stride` words apart; zeros follow each row.
+struct WriteRows {
+  const Rounding& r;
+
+  void operator()(const float* from, std::size_t row, std::size_t begin, std::size_t count) const {
+    Word* to = r.target + row * r.stride + begin;
+    round_to_words(from, count, to);
+    if (begin + count == r.depth) fill_zero_words(to + count, r.stride - r.depth);
+  }
+};
+
+// Rounds rows to words.
 inline void round_rows(const float* from, std::ptrdiff_t stride, std::size_t rows, std::size_t count, Word* to,
                        std::size_t words) {
-  round_lines({from, static_cast<std::size_t>(stride), false, rows, count, to, words, words}, 0, rows);
+  const Rounding r = {from, static_cast<std::size_t>(stride), false, rows, count, to, words};
+  round_lines(r, 0, rows, WriteRows{r});
+}
+
+// Rounds rows of queries as rows of a head's elements.
+inline void round_columns(const float* from, std::ptrdiff_t stride, std::size_t rows, std::size_t count, Word* to) {
+  const Rounding r = {from, static_cast<std::size_t>(stride), true, count, rows, to, kGradientQueries};
+  round_transposed(r, 0, count, WriteRows{r});
 }
 
 // Packs rows as panels of columns, to be multiplied by rows of the same length.
@@ -90,9 +109,9 @@ inline void pack_as_depth(const float* from, std::ptrdiff_t stride, std::size_t 
   Bfloat16Matmul matrix = {};
   matrix.right = {Stored::kFloat, from, static_cast<std::size_t>(stride), false, nullptr};
   const std::size_t width = padded<float>(count), depth = 2 * padded_pairs(rows);
-  for (std::size_t column = 0; column < width; column += kPanelColumns) {
-    pack_pairs(matrix, {0, rows, column, std::min(kPanelColumns, count - column),
-                        std::min(kPanelColumns, width - column), to + column * depth, lines});
+  for (std::size_t column = 0; column < width; column += kPackedColumns) {
+    pack_pairs(matrix, {0, rows, column, std::min(kPackedColumns, count - column),
+                        std::min(kPackedColumns, width - column), to + column * depth, lines});
   }
 }
 
@@ -101,8 +120,8 @@ inline void multiply_by_rows(PairTile tile, std::size_t rows, std::size_t begin,
                              std::size_t width) {
   const Word* packed = tile.columns;
   tile.pairs = (std::min(end, depth) - begin) / 2;
-  for (std::size_t column = 0; column < width; column += kPanelColumns) {
-    const std::size_t columns = std::min(kPanelColumns, width - column);
+  for (std::size_t column = 0; column < width; column += kPackedColumns) {
+    const std::size_t columns = std::min(kPackedColumns, width - column);
     tile.columns = packed + column * depth + begin * columns;
     multiply_block(tile, rows, columns);
     tile.sums += columns;
@@ -377,10 +396,8 @@ class Bfloat16Gradient {
     const float* y = head_.at(static_cast<const void*>(call_.y), s_.queries, query_, s_.value_size);
     round_rows(q, head_.stride, rows_, s_.size, words(layout_.q), sizes_.size_depth);
     round_rows(dy, head_.value_stride, rows_, s_.value_size, words(layout_.dy), sizes_.value_depth);
-    round_transposed({q, static_cast<std::size_t>(head_.stride), true, s_.size, rows_, words(layout_.q_columns),
-                      kGradientQueries, kGradientQueries}, 0, s_.size);
-    round_transposed({dy, static_cast<std::size_t>(head_.value_stride), true, s_.value_size, rows_,
-                      words(layout_.dy_columns), kGradientQueries, kGradientQueries}, 0, s_.value_size);
+    round_columns(q, head_.stride, rows_, s_.size, words(layout_.q_columns));
+    round_columns(dy, head_.value_stride, rows_, s_.value_size, words(layout_.dy_columns));
     for (std::size_t row = 0; row < rows_; ++row) {
       const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head_.value_stride;
       deltas_[row] = dot(dy + at, y + at, s_.value_size);

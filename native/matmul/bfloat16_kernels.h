@@ -26,16 +26,6 @@ inline Vector<float> add_products(Vector<float> sum, Vector<Pair> left, Vector<P
 }
 #endif
 
-struct PairTile {
-  const std::uint16_t* left;  // rows `left_stride` words apart
-  std::size_t left_stride;
-  std::size_t pairs;  // half the depth
-  const std::uint16_t* columns;  // [pairs][vectors * lanes]
-  bool accumulate;  // adds to the contents of `sums`
-  float* sums;      // rows `sums_stride` apart
-  std::size_t sums_stride;
-};
-
 template <std::size_t rows, std::size_t vectors>
 void multiply_pairs(const PairTile& tile) {
   constexpr std::size_t lanes = kLanes<float>;
@@ -90,6 +80,11 @@ inline MultiplyPairs multiply_pairs_of(std::size_t rows, std::size_t vectors) {
 
 struct Tiles {};
 
+// Multiplies rows, at most as many as a tile has, by a panel of `width` columns.
+inline void multiply_rows(const PairTile& tile, std::size_t rows, std::size_t width) {
+  multiply_pairs_of(rows, width / kLanes<float>)(tile);
+}
+
 // Multiplies rows [begin, end) by a panel.
 inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std::size_t begin, std::size_t end) {
   constexpr std::size_t lanes = kLanes<float>;
@@ -110,8 +105,9 @@ inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std:
     for (std::size_t r = rows; r < std::min(2 * rows, end - row); ++r) {  // the output of the next tile
       for (std::size_t v = 0; v < valid; v += lanes) __builtin_prefetch(target + r * p.target_row + v, 1);
     }
-    multiply_pairs_of(rows, width / lanes)({p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(),
-                                            panel.packed, accumulate, whole ? target : buffer, whole ? p.target_row : width});
+    multiply_rows({p.left + row * p.left_stride + panel.begin, p.left_stride, panel.pairs(), panel.packed, accumulate,
+                   whole ? target : buffer, whole ? p.target_row : width},
+                  rows, width);
     for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * width, valid, target + r * p.target_row);
     if (ends) {
       const float* activation = p.activation == nullptr ? nullptr : p.activation + (target - p.target);

@@ -81,6 +81,18 @@ struct PairPanel {
   }
 };
 
+// Rows of a rounded left matrix times columns of pairs.
+struct PairTile {
+  const std::uint16_t* left;  // rows `left_stride` words apart, of 16 at a time with AMX
+  std::size_t left_stride;
+  std::size_t pairs;  // half the depth
+  const std::uint16_t* columns;  // [pairs][width]
+  bool accumulate;  // adds to the contents of `sums`
+  float* sums;      // rows `sums_stride` apart
+  std::size_t sums_stride;
+  std::size_t left_step = 2 * kTileLines;  // words between steps of 16 pairs, with AMX
+};
+
 // Layout of a panel in memory.
 inline Lines panel_lines(const Bfloat16Matmul& p, const PairPanel& panel) {
   const MatrixPart part = {panel.begin, panel.depth, p.first_column + panel.column, panel.columns};
@@ -188,16 +200,19 @@ inline void round_row(const Rounding& r, const float* from, std::size_t row, std
   }
 }
 
-inline void round_lines(const Rounding& r, std::size_t first_row, std::size_t end_row) {
+// Calls write(from, row, begin, count) for parts of the rows.
+template <typename Write>
+inline void round_lines(const Rounding& r, std::size_t first_row, std::size_t end_row, Write write) {
   for (std::size_t begin = 0; begin < r.depth; begin += kWidened) {
     for (std::size_t row = first_row; row < end_row; ++row) {
-      round_row(r, r.source + row * r.line + begin, row, begin, std::min(r.depth - begin, kWidened));
+      write(r.source + row * r.line + begin, row, begin, std::min(r.depth - begin, kWidened));
     }
   }
 }
 
-// As many rows as a vector has lanes, transposed in squares along the depth.
-inline void round_transposed(const Rounding& r, std::size_t first_row, std::size_t end_row) {
+// As many rows as a vector has lanes, transposed in squares along the depth; calls `write` as above.
+template <typename Write>
+inline void round_transposed(const Rounding& r, std::size_t first_row, std::size_t end_row, Write write) {
   constexpr std::size_t lanes = kLanes<float>;
   alignas(kVectorBytes) float lines[lanes * kWidened];
   for (std::size_t row = first_row; row < end_row; row += lanes) {
@@ -219,13 +234,20 @@ inline void round_transposed(const Rounding& r, std::size_t first_row, std::size
         transpose_in_registers<float>(square);
         for (std::size_t i = 0; i < lanes; ++i) store(lines + i * kWidened + k, square[i]);
       }
-      for (std::size_t i = 0; i < rows; ++i) round_row(r, lines + i * kWidened, row + i, begin, depth);
+      for (std::size_t i = 0; i < rows; ++i) write(lines + i * kWidened, row + i, begin, depth);
     }
   }
 }
 
 inline void round_matrix(const Rounding& r, std::size_t first_row, std::size_t end_row) {
-  (r.transposed ? round_transposed : round_lines)(r, first_row, end_row);
+  const auto write = [&r](const float* from, std::size_t row, std::size_t begin, std::size_t count) {
+    round_row(r, from, row, begin, count);
+  };
+  if (r.transposed) {
+    round_transposed(r, first_row, end_row, write);
+  } else {
+    round_lines(r, first_row, end_row, write);
+  }
 }
 
 }  // namespace

@@ -34,14 +34,13 @@ class Tiles {
 
 // Sums in tiles 0 to 3, rows in 4 and 5, columns in 6 and 7.
 template <std::size_t row_tiles, std::size_t column_tiles>
-void multiply_in_tiles(const std::uint16_t* left, const std::uint16_t* right, std::size_t pairs, bool accumulate, float* sums,
-                       std::size_t sums_stride) {
-  constexpr std::size_t kTileWords = kTileLines * kLeftWords, kRightWords = column_tiles * kTileWords;
-  constexpr std::size_t kLeftBytes = kLineBytes, kRightBytes = column_tiles * kLineBytes;
-  const std::size_t sums_bytes = sums_stride * sizeof(float);
-  float* below = sums + kTileLines * sums_stride;
+void multiply_in_tiles(const PairTile& tile, std::size_t width) {
+  const std::size_t sums_bytes = tile.sums_stride * sizeof(float), left_bytes = tile.left_stride * sizeof(std::uint16_t);
+  const std::size_t right_bytes = width * sizeof(Pair);
+  float *sums = tile.sums, *below = sums + kTileLines * tile.sums_stride;
+  const std::uint16_t *left = tile.left, *right = tile.columns;
   finish_stores();
-  if (accumulate) {
+  if (tile.accumulate) {
     _tile_loadd(0, sums, sums_bytes);
     if constexpr (column_tiles == 2) _tile_loadd(1, sums + kTileLines, sums_bytes);
     if constexpr (row_tiles == 2) _tile_loadd(2, below, sums_bytes);
@@ -52,26 +51,38 @@ void multiply_in_tiles(const std::uint16_t* left, const std::uint16_t* right, st
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (std::size_t k = 0; k < pairs; k += kTileLines) {
-    _tile_loadd(4, left, kLeftBytes);
-    _tile_loadd(6, right, kRightBytes);
+  for (std::size_t k = 0; k < tile.pairs; k += kTileLines) {
+    _tile_loadd(4, left, left_bytes);
+    _tile_loadd(6, right, right_bytes);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (column_tiles == 2) {
-      _tile_loadd(7, right + 2 * kTileLines, kRightBytes);
+      _tile_loadd(7, right + 2 * kTileLines, right_bytes);
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (row_tiles == 2) {
-      _tile_loadd(5, left + kTileWords, kLeftBytes);
+      _tile_loadd(5, left + kTileLines * tile.left_stride, left_bytes);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (column_tiles == 2) _tile_dpbf16ps(3, 5, 7);
     }
-    left += 2 * kTileWords;
-    right += kRightWords;
+    left += tile.left_step;
+    right += 2 * kTileLines * width;
   }
   _tile_stored(0, sums, sums_bytes);
   if constexpr (column_tiles == 2) _tile_stored(1, sums + kTileLines, sums_bytes);
   if constexpr (row_tiles == 2) _tile_stored(2, below, sums_bytes);
   if constexpr (row_tiles == 2 && column_tiles == 2) _tile_stored(3, below + kTileLines, sums_bytes);
+}
+
+// Multiplies up to two tiles of rows by columns that lie `width` apart from pair to pair.
+inline void multiply_rows(PairTile tile, std::size_t rows, std::size_t width) {
+  for (std::size_t column = 0; column < width; column += 2 * kTileLines) {
+    const bool two = width - column > kTileLines;
+    const auto multiply = rows > kTileLines ? (two ? multiply_in_tiles<2, 2> : multiply_in_tiles<2, 1>)
+                                            : (two ? multiply_in_tiles<1, 2> : multiply_in_tiles<1, 1>);
+    multiply(tile, width);
+    tile.columns += 4 * kTileLines;
+    tile.sums += 2 * kTileLines;
+  }
 }
 
 // Multiplies rows [begin, end) by a panel; `begin` is a multiple of two tiles' rows. Tiles read rows behind the end, which
@@ -96,9 +107,9 @@ inline void multiply_panel(const Bfloat16Matmul& p, const PairPanel& panel, std:
       const bool whole = valid == breadth && rows % kTileLines == 0;
       float* sums = target + column;
       for (std::size_t r = 0; r < rows && accumulate && !whole; ++r) copy(sums + r * p.target_row, valid, buffer + r * kSide);
-      const auto multiply = rows > kTileLines ? (breadth == kSide ? multiply_in_tiles<2, 2> : multiply_in_tiles<2, 1>)
-                                              : (breadth == kSide ? multiply_in_tiles<1, 2> : multiply_in_tiles<1, 1>);
-      multiply(left, panel.at(0, column), panel.pairs(), accumulate, whole ? sums : buffer, whole ? p.target_row : kSide);
+      multiply_rows({left, kLeftWords, panel.pairs(), panel.at(0, column), accumulate, whole ? sums : buffer,
+                     whole ? p.target_row : kSide, kRowUnit * kLeftWords},
+                    rows, breadth);
       for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * kSide, valid, sums + r * p.target_row);
     }
     if (ends) {
