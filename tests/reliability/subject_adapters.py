@@ -59,6 +59,8 @@ class Subject:
         shutil.copy(self._shared / "model.onnx", model)
         config = case / "config.json"  # of the checkpoint, beside the model
         config.write_text(json.dumps({"architectures": ["BertForSequenceClassification"], "_name_or_path": "bert"}))
+        settings = case / "genai_config.json"
+        settings.write_text(json.dumps({"model": {"type": generator.choice(("llama", "phi", "phi3"))}}))
         if generator.random() < 0.6:
             adapter = case / "folder"
             shutil.copytree(self._shared / "folder", adapter)
@@ -69,7 +71,7 @@ class Subject:
                 shutil.copy(self._shared / name, case / name)
             target = generator.choice((adapter, case / "a.onnx_adapter.json"))
         if generator.random() < 0.1:
-            target = config
+            target = generator.choice((config, settings))
         spoil_file(target, generator)
         with np.errstate(all="ignore"):
             operations.run("describe", lambda: describe_adapter(adapter))

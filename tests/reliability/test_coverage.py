@@ -30,7 +30,7 @@ FUZZED = {
         "training/checkpoints/records.py", "training/checkpoints/checkpoint.py", "training/description.py",
     ),
     "data": ("data/files.py", "data/opening.py"),
-    "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py"),
+    "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py", "adapters/packing.py"),
     "small": (
         "model_file/small_files.py", "data/text_file.py", "data/tokenizer.py", "data/data_names.py", "report/runs.py",
         "cli/configuration.py", "cli/fit.py", "training/import_states.py", "autodiff/options.py",

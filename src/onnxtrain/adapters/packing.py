@@ -118,7 +118,7 @@ def _part(whole: Entry, start: int, end: int, rows: Array | slice) -> Entry:
 def _kind(folder: Path | None) -> str:
     """Return the model's type by onnxruntime-genai's settings beside it; "" without them."""
     try:
-        found = {} if folder is None else read_json(folder / "genai_config.json")
+        found = {} if folder is None else read_json(folder / "genai_config.json", finite=False)
     except (OSError, ValueError):
         return ""
     model = found.get("model") if isinstance(found, dict) else None
