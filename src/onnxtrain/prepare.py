@@ -265,6 +265,7 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
         undecided=[row.name for row in objective.table if row.undecided],
         dropped=objective.dropped,
         unstopped=objective.unstopped,
+        table=objective.table,
         quantized=not (config.qat or config.straight_through or config.lora is not None),
     )
     texts = [*group_hints(config.groups, objective.table, objective.model), *_merged_zeros(objective, config)]

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.weights.names import is_literal, is_mask, is_table, is_transform
-from onnxtrain.weights.program import declared_kind, folded_parameters
+from onnxtrain.weights.program import declared_kind
 from onnxtrain.weights.readers import (
     LINEAR,
     REARRANGING,
@@ -58,7 +58,7 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
         readers: The readers of the initializer.
     """
     name = value.name or ""
-    is_named = not _is_learned(value)  # its author says more than its name
+    is_named = declared_kind(value) != "PARAMETER"  # its author says more than its name
     if is_named and is_table(name):
         return "a position table, by its name"
     if is_named and is_transform(name):
@@ -76,11 +76,6 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
     return "a tensor written in the model's code, by its name" if written else ""
 
 
-def _is_learned(value: ir.Value) -> bool:
-    """Return whether the file says that a tensor is a parameter, or computed from parameters."""
-    return declared_kind(value) == "PARAMETER" or bool(folded_parameters(value))
-
-
 def mask_reason(value: ir.Value) -> str:
     """Return why a tensor is a mask; "" where it is not.
 
@@ -96,7 +91,7 @@ def mask_reason(value: ir.Value) -> str:
     low, high = float(array.min()), float(array.max())
     if not (np.isfinite(low) and np.isfinite(high)) or max(abs(low), abs(high)) >= _HUGE:
         return "a mask: it holds infinite or huge values"
-    if not _is_learned(value) and is_mask(value.name or ""):
+    if declared_kind(value) != "PARAMETER" and is_mask(value.name or ""):
         return "a mask, by its name"
     fill = _BEFORE_SOFTMAX if all(_meets_softmax(reader[0]) for reader in readers) else _FILL
     if low <= fill and high <= 0 and _values(array) in range(2, _FEW + 1):

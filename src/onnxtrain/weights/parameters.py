@@ -28,7 +28,7 @@ from onnxtrain.weights.operands import (
     scalar_readers,
     scalar_reason,
 )
-from onnxtrain.weights.program import declared_kind, folded_parameters
+from onnxtrain.weights.program import declared_kind
 from onnxtrain.weights.readers import Functions, Reader, ReaderUse, arrivals, read_through_identity, role_of, use_of
 
 
@@ -177,6 +177,10 @@ def _reached(
     return set[ir.Value]().union(*(reached(forward, y, candidates) for y in targets))
 
 
+FROZEN, NOT_NAMED = "frozen", "not named by train="
+"""Reasons of constants that the caller chose."""
+
+
 def _reason(name: str, value: ir.Value, reached: set[ir.Value], train: set[str] | None, freeze: set[str] | None) -> str:
     if not is_float(value):
         kind = "unknown" if value.dtype is None else value.dtype.name.lower()
@@ -187,9 +191,9 @@ def _reason(name: str, value: ir.Value, reached: set[ir.Value], train: set[str] 
     if value not in reached:
         return "the loss does not depend on it through a differentiable path"
     if freeze is not None and name in freeze:
-        return "frozen"
+        return FROZEN
     if train is not None and name not in train:
-        return "not named by train="
+        return NOT_NAMED
     return ""
 
 
@@ -237,9 +241,9 @@ def _as_declared(value: ir.Value, decision: Decision, role: str) -> Decision:
     """Return the decision that agrees with what the file says of PyTorch's program, if it does.
 
     Buffers and tensors of the code are not parameters. An ``nn.Parameter`` is one unless its use or its values say what
-    it is instead, since the file does not say whether it required a gradient. A result of parameters counts as one.
+    it is instead, since the file does not say whether it required a gradient.
     """
-    kind = declared_kind(value) or ("PARAMETER" if folded_parameters(value) else "")
+    kind = declared_kind(value)
     if kind in _DECLARED and (decision.open or not decision.reason):
         return Decision(_DECLARED[kind])
     guessed = decision.open or decision == FILL or (is_scalar(value) and not role)

@@ -16,7 +16,7 @@ from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.weights.buffers import is_weight
 from onnxtrain.weights.names import module_of
-from onnxtrain.weights.parameters import shared_parameters
+from onnxtrain.weights.parameters import FROZEN, NOT_NAMED, Initializer, shared_parameters
 from onnxtrain.weights.program import CALL, folded_parameters
 from onnxtrain.weights.readers import (
     LINEAR,
@@ -66,6 +66,7 @@ def find_hints(
     undecided: Sequence[str] = (),
     dropped: Sequence[str] = (),
     unstopped: Sequence[str] = (),
+    table: Sequence[Initializer] = (),
     quantized: bool = False,
 ) -> list[Hint]:
     """Find all hints about a model.
@@ -80,6 +81,7 @@ def find_hints(
         undecided: Tensors whose use and name leave open whether they are trainable.
         dropped: Biases that the exporter omitted.
         unstopped: Calls with detached inputs, where the file leaves open which inputs.
+        table: The initializers.
         quantized: Whether quantization stops gradients.
     """
     return [
@@ -87,7 +89,7 @@ def find_hints(
         *_undecided(undecided),
         *_dropped(dropped),
         *_unstopped(unstopped),
-        *_folded(model, parameters),
+        *_folded(model, table),
         *(_quantized(model) if quantized else ()),
         *_two_bits(model),
         *_shared(model, parameters),
@@ -165,19 +167,24 @@ def _dropped(names: Sequence[str]) -> list[Hint]:
     ]
 
 
-def _folded(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
-    """Name trained initializers that the exporter computed from parameters by more than another layout."""
-    found = {name: folded_parameters(model.graph.initializers[name]) for name in parameters}
-    results = [name for name, sources in found.items() if sources]
-    if not results:
+def _folded(model: ir.Model, table: Sequence[Initializer]) -> list[Hint]:
+    """Name initializers that the exporter computed from parameters by more than another layout."""
+    values = model.graph.initializers
+    rows = [row for row in table if row.name in values and row.reason not in (FROZEN, NOT_NAMED)]
+    found = {row: sources for row in rows if (sources := folded_parameters(values[row.name]))}
+    if not found:
         return []
-    lost = list(dict.fromkeys(source for name in results for source in found[name]))
-    one = len(results) == 1
+    lost = list(dict.fromkeys(source for sources in found.values() for source in sources))
+    trained = [row.name for row in found if row.trainable]
+    one = len(lost) == 1
+    missing = "parameter is" if one else "parameters are"
+    directly = f"; a training changes {_listed(trained)} directly, other than PyTorch's" if trained else ""
     return [
         Hint(
-            f"The exporter computed {_listed(results)} from the parameter{'' if len(lost) == 1 else 's'} "
-            f"{_listed(lost)} and stored the result{'' if one else 's'}: a training changes {'it' if one else 'them'} "
-            "directly, other than PyTorch's. torch.onnx.export(..., optimize=False) keeps the parameters.",
+            f"The exporter computed {_listed([row.name for row in found])} from the parameter{'' if one else 's'} "
+            f"{_listed(lost)} and stored the result{'' if len(found) == 1 else 's'}: the {missing} "
+            f"not in the file and cannot be trained{directly}. torch.onnx.export(..., optimize=False) keeps "
+            f"{'it' if one else 'them'}.",
             surprising=True,
         )
     ]

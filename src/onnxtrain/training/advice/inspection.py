@@ -211,6 +211,7 @@ def inspect(
         undecided=[row.name for row in table if row.undecided],
         dropped=dropped,
         unstopped=unstopped,
+        table=table,
         quantized=True,
     )
     return Inspection(
