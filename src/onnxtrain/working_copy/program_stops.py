@@ -39,9 +39,11 @@ def stop_as_program(model: ir.Model) -> tuple[str, ...]:
         call = node.metadata_props.get(CALL, "")
         if "%detach" in call:
             calls.setdefault(call, []).append(node)
+    known = {value.name for value in (*graph.inputs, *(output for node in graph for output in node.outputs))}
+    known.update(map(_in_program, graph.initializers.values()))
     unclear = []
     for call, readers in calls.items():
-        detached = _detached(graph, readers, call)
+        detached = _detached(readers, call, known)
         if detached is None:
             unclear.append(call.partition(" : ")[0].lstrip("%"))
             continue
@@ -57,13 +59,13 @@ def stop_as_program(model: ir.Model) -> tuple[str, ...]:
     return tuple(unclear)
 
 
-def _detached(graph: ir.Graph, nodes: list[ir.Node], call: str) -> list[tuple[ir.Node, int]] | None:
+def _detached(nodes: list[ir.Node], call: str, known: set[str | None]) -> list[tuple[ir.Node, int]] | None:
     """Return the inputs of nodes that are results of ``detach`` in their call, also where the file has no Identity.
 
     Args:
-        graph: The graph of the nodes.
         nodes: The nodes that compute the call.
         call: ``%sum : [num_users=1] = call_function[target=...](args = (%x, %detach), kwargs = {})``.
+        known: The names in the program of all values of the file.
 
     Returns:
         Nodes and slots, or ``None`` where their order and names do not tell which they are.
@@ -76,8 +78,6 @@ def _detached(graph: ir.Graph, nodes: list[ir.Node], call: str) -> list[tuple[ir
         for slot, value in enumerate(node.inputs)
         if value is not None and value not in inner and (value.name in names or not _is_number(value))
     ]
-    known = {value.name for value in (*graph.inputs, *(output for node in graph for output in node.outputs))}
-    known.update(_in_program(value) for value in graph.initializers.values())
     if len(read) == len(names) and all(
         _in_program(value) == name for (_, _, value), name in zip(read, names, strict=True) if name in known
     ):
