@@ -10,7 +10,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain import examples
-from onnxtrain.cli import flags
+from onnxtrain.cli.training_flags import Training
 from onnxtrain.config import AdvancedOptions, ModelOptions, Options, TrainingConfig
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.model_file.file import ModelFile
@@ -70,7 +70,7 @@ def test_others_pass_the_options_on():
 
 
 def test_the_command_line_has_the_options_and_their_defaults():
-    given = flags.Training().arguments()
+    given = Training().arguments()
     elsewhere = {"accumulate", "threads", "sparsify", "runtime", "lora", "ema", "distributed"}
     assert set(given) == OPTIONS - elsewhere
     assert given.pop("masks") is None

@@ -11,7 +11,10 @@ from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.export import sizes_of
-from onnxtrain.cli.flags import DATA, RESULTS, RUNNING, OptimizerSettings, Training
+from onnxtrain.cli.flags import DATA, RESULTS, RUNNING
+from onnxtrain.cli.loss_flags import LossFlags
+from onnxtrain.cli.optimizer_flags import OptimizerSettings
+from onnxtrain.cli.training_flags import Training
 
 HELP = "Run one training step on an execution provider and compare it with the CPU's."
 
@@ -33,7 +36,7 @@ def command(
     *,
     provider: Annotated[str, Parameter(group=RUNNING, metavar="NAME", help="The provider, such as cuda or openvino.")],
     loss: flags.Loss,
-    loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
+    loss_flags: LossFlags = LossFlags(),  # noqa: B008 - frozen
     data: Annotated[
         str | None, Parameter(group=DATA, metavar="PATH", help="Data for the batch.  [default: random values]")
     ] = None,

@@ -8,8 +8,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.flags import ReaderFlags
+from onnxtrain.cli.loss_flags import LossFlags
+from onnxtrain.cli.reader_flags import ReaderFlags
 
 HELP = "Measure the loss and other metrics of a model on data."
 
@@ -35,7 +37,7 @@ def command(
     lora_adapter: flags.AdapterPath = None,
     data: flags.Data,
     loss: flags.Loss,
-    loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
+    loss_flags: LossFlags = LossFlags(),  # noqa: B008 - frozen
     target: flags.Target = None,
     reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
     metrics: flags.Metrics = None,
@@ -66,7 +68,7 @@ def command(
         metrics=metrics or (),
         batch_size=batch_size,
         output=prediction,
-        lora=flags.adapter_of(lora_adapter),
+        lora=adapter_of(lora_adapter),
         runtime=flags.runtime(threads, provider),
     )
     if json_output:

@@ -13,7 +13,10 @@ from rich.console import Console
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.flags import LOSS, RESULTS, SWITCH, TRAINED, OptimizerSettings, Training
+from onnxtrain.cli.flags import LOSS, RESULTS, SWITCH, TRAINED
+from onnxtrain.cli.loss_flags import LossFlags
+from onnxtrain.cli.optimizer_flags import OptimizerSettings
+from onnxtrain.cli.training_flags import Training
 from onnxtrain.cli.web_page import RUNTIME, WEB_FILES, WebPage
 from onnxtrain.config import Precision
 from onnxtrain.errors import OptionError
@@ -149,7 +152,7 @@ def command(
     loss: Annotated[
         str | None, Parameter(group=LOSS, metavar="NAME", help=f"{flags.LOSS_HELP} A training model has its own.")
     ] = None,
-    loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
+    loss_flags: LossFlags = LossFlags(),  # noqa: B008 - frozen
     accumulate: Annotated[
         bool,
         SWITCH,

@@ -13,23 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths
+from onnxtrain.cli.adapter_flags import LoraFlags
 from onnxtrain.cli.configuration import Config, as_toml, command_line
 from onnxtrain.cli.distributed import DistributedFlags
-from onnxtrain.cli.flags import (
-    DATA,
-    LOOP,
-    RESULTS,
-    RUNNING,
-    SWITCH,
-    TRAINED,
-    LoraFlags,
-    OptimizerFlags,
-    OptimizerSettings,
-    ReaderFlags,
-    Training,
-)
+from onnxtrain.cli.flags import DATA, LOOP, RESULTS, RUNNING, SWITCH, TRAINED
+from onnxtrain.cli.loss_flags import LossFlags
 from onnxtrain.cli.messages import in_flags
+from onnxtrain.cli.optimizer_flags import OptimizerFlags, OptimizerSettings
 from onnxtrain.cli.process import quiet_on_request, unattended
+from onnxtrain.cli.reader_flags import ReaderFlags
+from onnxtrain.cli.training_flags import Training
 from onnxtrain.errors import DataError, OptionError, TrainingHint
 
 if TYPE_CHECKING:
@@ -253,7 +246,7 @@ def command(
     *,
     data: flags.Data,
     loss: flags.Loss,
-    loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
+    loss_flags: LossFlags = LossFlags(),  # noqa: B008 - frozen
     validation: flags.Validation = None,
     target: flags.Target = None,
     sample_weight: Annotated[

@@ -91,7 +91,8 @@ def _explained(argument: Argument) -> str:
 
 
 def _argument_names() -> set[str]:
-    from onnxtrain.cli.flags import LossFlags, ReaderFlags
+    from onnxtrain.cli.loss_flags import LossFlags
+    from onnxtrain.cli.reader_flags import ReaderFlags
     from onnxtrain.config import AdvancedOptions
     from onnxtrain.pruning.prune import prune
     from onnxtrain.trainer import Trainer

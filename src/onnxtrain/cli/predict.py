@@ -9,8 +9,9 @@ import numpy as np
 from cyclopts import Parameter
 
 from onnxtrain.cli import flags, paths, terminal
+from onnxtrain.cli.adapter_flags import adapter_of
 from onnxtrain.cli.configuration import Config
-from onnxtrain.cli.flags import ReaderFlags
+from onnxtrain.cli.reader_flags import ReaderFlags
 from onnxtrain.errors import OptionError
 
 HELP = "Write the outputs of a model for data; a target in the data is ignored."
@@ -87,7 +88,7 @@ def command(
     check_writable(output)
     source = reading.source(data)
     runtime = flags.runtime(threads, provider)
-    lora = flags.adapter_of(lora_adapter)
+    lora = adapter_of(lora_adapter)
     arrays = outputs(model, source, target=target, batch_size=batch_size, lora=lora, runtime=runtime)
     if output.suffix == ".npy" and len(arrays) > 1:
         raise OptionError(

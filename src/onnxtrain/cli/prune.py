@@ -13,8 +13,12 @@ from cyclopts import Group, Parameter
 
 from onnxtrain.cli import flags, paths, terminal
 from onnxtrain.cli.configuration import Config, as_toml
-from onnxtrain.cli.flags import LOOP, RESULTS, SWITCH, IntegerPair, PruningOptimizer, ReaderFlags, Training
+from onnxtrain.cli.flags import LOOP, RESULTS, SWITCH
+from onnxtrain.cli.loss_flags import LossFlags
+from onnxtrain.cli.optimizer_flags import IntegerPair, PruningOptimizer
 from onnxtrain.cli.process import quiet_on_request, unattended
+from onnxtrain.cli.reader_flags import ReaderFlags
+from onnxtrain.cli.training_flags import Training
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -152,7 +156,7 @@ def command(
     *,
     data: flags.Data,
     loss: flags.Loss,
-    loss_flags: flags.LossFlags = flags.LossFlags(),  # noqa: B008 - frozen
+    loss_flags: LossFlags = LossFlags(),  # noqa: B008 - frozen
     validation: flags.Validation = None,
     target: flags.Target = None,
     reading: ReaderFlags = ReaderFlags(),  # noqa: B008 - frozen
