@@ -20,8 +20,6 @@ from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.executor import Executor
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.losses.base import Forms
-from onnxtrain.losses.cross_entropy import NextToken
-from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.losses.heads import Metrics
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
@@ -46,10 +44,6 @@ if TYPE_CHECKING:
 
 Source = Any
 """Data in any form that :func:`onnxtrain.data.open_dataset` takes."""
-
-
-_REFERENCE_BATCH = 8
-"""Examples per batch of the reference's predictions."""
 
 
 class TrainedModel:
@@ -253,25 +247,10 @@ class TrainedModel:
         return evaluator, dataset
 
     def _reference(self, source: Comparisons) -> np.ndarray:
-        """Predict what the loss compares with the model before training: the file's, with an adapter to continue.
+        """Predict with the model before training (:func:`predict_reference`)."""
+        from onnxtrain.training.inference.reference_model import predict_reference
 
-        New adapters are left out: they change nothing yet, or are taken out of the weights.
-
-        Raises:
-            DataError: The data does not fit the model.
-        """
-        from onnxtrain.data.opening import open_dataset
-        from onnxtrain.runtime.device_states import new_states
-        from onnxtrain.training.inference.evaluation import Evaluator
-
-        config = self.config
-        lora = config.lora if getattr(config.lora, "adapter", None) is not None else None
-        plain = dataclasses.replace(config, lora=lora, qat=False, train=None, freeze=("*",), groups=())
-        objective = prepare(plain, modes=Modes(), copies=(), table=())
-        dataset = open_dataset(source, objective.inputs, need_target=False, validate=False)
-        evaluator = Evaluator(objective, new_states({}, config.runtime), config.runtime)
-        (found,) = evaluator.predict(dataset, _REFERENCE_BATCH).values()
-        return found
+        return predict_reference(self.config, source)
 
     def _warn_of_rows(self, dataset: Dataset) -> None:
         """Warn of rows of data that were cut or left out.
@@ -327,34 +306,12 @@ class TrainedModel:
             DataError: The model is no language model, or the tokenizer cannot be read.
             OptionError: The loss trains scores or embeddings, or the model is in memory, and no tokenizer is given.
         """
-        from onnxtrain.text.generation import CachedModel, TextGenerator, WholeModel
-        from onnxtrain.training.inference.evaluation import Evaluator
-        from onnxtrain.working_copy.kv_cache import cache_outputs, head_size
+        from onnxtrain.training.inference.text_continuation import text_generator
 
         found = self._data.folder if tokenizer is None else tokenizer
         if found is None:
             raise OptionError("The model is in memory, so that its tokenizer is unknown; give tokenizer=.")
-        config, own = self.config, self._objective
-        grouped = isinstance(own.loss, GroupLoss)
-        if isinstance(own.loss, GroupLoss):  # an example is several rows, a sample is one
-            if own.loss.texts not in ("pairs", "judged"):
-                raise OptionError(
-                    f"Samples of text need a model that predicts tokens, but the loss {own.loss.name} trains scores or "
-                    "embeddings; leave samples out."
-                )
-            config = dataclasses.replace(config, loss=NextToken())
-            own = prepare(config, modes=Modes(), copies=own.copies, table=own.table)
-        caches = cache_outputs(config.model.training_model().graph)
-        if caches:
-            objective = prepare(config, modes=Modes(), copies=own.copies, table=own.table, caches=True)
-            sizes = {name: size for name in caches if (size := head_size(objective.model.graph, name)) is not None}
-            if sizes.keys() == caches.keys():
-                scores = str(objective.prediction.name)
-                run = Evaluator(objective, self._states, config.runtime).runner([scores, *caches.values()])
-                return TextGenerator(CachedModel(objective.inputs, run, scores, caches, sizes), found, chat_template)
-        evaluator = Evaluator(own, self._states, config.runtime) if grouped else self._evaluator(own.form, ema=False)
-        scores = str(evaluator.objective.prediction.name)
-        return TextGenerator(WholeModel(own.inputs, evaluator.runner([scores]), scores), found, chat_template)
+        return text_generator(self.config, self._objective, self._states, found, chat_template)
 
     @checks_arguments
     def predict_proba(

@@ -1,0 +1,34 @@
+"""Predict with the model as it was before training: the reference of losses that compare rows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from onnxtrain.config import TrainingConfig
+from onnxtrain.data.opening import open_dataset
+from onnxtrain.prepare import prepare
+from onnxtrain.runtime.device_states import new_states
+from onnxtrain.text.comparison_data import Comparisons
+from onnxtrain.training.inference.evaluation import Evaluator
+from onnxtrain.working_copy.training_modes import Modes
+
+_BATCH_SIZE = 8
+
+
+def predict_reference(config: TrainingConfig, source: Comparisons) -> np.ndarray:
+    """Predict what the loss compares with the model before training: the file's, with an adapter to continue.
+
+    New adapters are left out: they change nothing yet, or are taken out of the weights.
+
+    Raises:
+        DataError: The data does not fit the model.
+    """
+    lora = config.lora if getattr(config.lora, "adapter", None) is not None else None
+    plain = dataclasses.replace(config, lora=lora, qat=False, train=None, freeze=("*",), groups=())
+    objective = prepare(plain, modes=Modes(), copies=(), table=())
+    dataset = open_dataset(source, objective.inputs, need_target=False, validate=False)
+    evaluator = Evaluator(objective, new_states({}, config.runtime), config.runtime)
+    (found,) = evaluator.predict(dataset, _BATCH_SIZE).values()
+    return found
