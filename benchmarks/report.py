@@ -60,6 +60,7 @@ def sections(environments: Sequence[str], mnist: str | None) -> dict[str, list[s
         "step": ["step.py", "--peers", ",".join(peers), *places],
         "zoo": ["zoo_step.py"],
         "zoo-limits": ["limits.py"],
+        "side-by-side": ["side_by_side.py"],
         "recurrent": ["recurrent.py"],
         "startup": ["startup.py", "--imports"],
         "reading": ["reading.py"],

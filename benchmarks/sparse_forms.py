@@ -93,8 +93,8 @@ NETWORKS = {
     "mlp": Network("fc3.weight", (0.05, 0.02), 0.05, (10_000, 30_000)),
     "lenet5": Network("ip2.weight", (0.02, 0.008), 0.02, (6_000, 20_000)),
     "resnet": Network("classifier.weight", (0.05, 0.02), 0.1, (4_000, 8_000), data="small images", batch_norm="train"),
-    "vit": Network("classifier.weight", (2e-3, 7e-4), 2e-3, (4_000, 8_000), adam=True),
-    "text": Network("classifier.weight", (2e-3, 7e-4), 2e-3, (6_000, 12_000), data="sentences", adam=True),
+    "vit": Network("classifier.weight", (2e-3,), 2e-3, (4_000, 8_000), adam=True),
+    "text": Network("classifier.weight", (2e-3,), 2e-3, (6_000, 12_000), data="sentences", adam=True),
     "table": Network("layer3.weight", (0.05, 0.02), 0.05, (6_000, 20_000), data="table"),
 }
 DENSE_EPOCHS = {"screen": 8, "final": 8}
@@ -197,17 +197,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def screening(models: Iterable[str]) -> list[Run]:
+def screening(models: Sequence[str]) -> list[Run]:
     """All runs of the screening, so that the first ones of every model come first."""
-    combinations = [
-        (form, method, allocation, rate)
-        for rate, form, method, allocation in itertools.product((0, 1), FORMS, METHODS, ALLOCATIONS)
-        if form != "2:4" or allocation == "global"
-    ]
+    most = max((len(NETWORKS[model].rates) for model in models), default=0)
     return [
         Run("screen", model, form, method, allocation, NETWORKS[model].rates[rate], 0)
-        for form, method, allocation, rate in combinations
+        for rate, form, method, allocation in itertools.product(range(most), FORMS, METHODS, ALLOCATIONS)
+        if form != "2:4" or allocation == "global"
         for model in models
+        if rate < len(NETWORKS[model].rates)
     ]
 
 

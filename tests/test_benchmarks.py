@@ -40,6 +40,14 @@ def run(script: str, *arguments: str, expected: int = 0) -> str:
     return result.stdout
 
 
+def run_refused(script: str, *arguments: str) -> str:
+    """The message of a run that is refused for its arguments."""
+    command = [sys.executable, str(BENCHMARKS / script), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    assert result.returncode == 2
+    return result.stderr
+
+
 def rows(text: str) -> list[list[str]]:
     """The cells of a Markdown table, without its rule."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
@@ -132,6 +140,18 @@ def test_gpu_says_that_there_is_none_and_its_script_runs_on_the_processor(models
     assert rows(placement)[1][2] == "none"
     assert rows(agreement)[1][1:] == ["2", "0.0e+00"]
     assert min(map(float, rows(update)[1][1:3])) > 0
+
+
+@pytest.mark.torch
+def test_side_by_side_compares_two_trainers_with_one(models: str) -> None:
+    text = run("side_by_side.py", "--quick", "--models", "mlp", "--folder", models)
+    header, *found = rows(text)
+    assert header[2:] == ["one trainer, steps/s", "two, half of the threads each", "two, all threads each"]
+    assert [row[1] for row in found] == ["onnxtrain", "PyTorch"]
+    assert all(float(cell) > 0 for row in found for cell in row[2:])
+    assert "geometric mean" in text
+    refused = run_refused("side_by_side.py", "--threads", "1")
+    assert "--threads is 1; two trainers that share them need at least 2" in refused
 
 
 @pytest.mark.torch

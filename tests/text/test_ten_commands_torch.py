@@ -95,7 +95,7 @@ def test_the_commands_lead_to_an_answer(tmp_path: Path, monkeypatch: pytest.Monk
     lora = onnxtrain.Lora(adapter=tmp_path / "kept" / "best.onnx_adapter")
     trainer = onnxtrain.Trainer(tmp_path / "folder", loss="next_token", lora=lora)
     cached = trainer._text_generator(None, None)
-    monkeypatch.setattr("onnxtrain.working_copy.kv_cache.cache_outputs", lambda graph: {})
+    monkeypatch.setattr("onnxtrain.training.inference.text_continuation.cache_outputs", lambda graph: {})
     whole = trainer._text_generator(None, None)
     assert type(cached._model) is not type(whole._model)
     for prompt in ("What is two and two?", "And a smile?"):
