@@ -23,7 +23,7 @@ struct ClipScalars {
 
 // The activation behind a batch normalization; a Clip has the bounds.
 struct ActivationCall {
-  enum Kind { kNone, kRelu, kClip, kHardSwish, kSilu };
+  enum Kind { kNone, kRelu, kClip, kHardSwish };
   Kind kind;
   double low, high;
 };

@@ -3,7 +3,6 @@
 // Included by kernels.cpp only. Each has the formulas, and the treatment of NaN, of the operator that it replaces.
 #pragma once
 
-#include "activations/gelu_kernels.h"
 #include "kernels/kernel_table.h"
 
 namespace onnxtrain {
@@ -11,21 +10,18 @@ namespace {
 
 template <typename T>
 struct NoActivation {
-  static constexpr bool kCostly = false;
   T value(T x) const { return x; }
   T gradient(T dy, T) const { return dy; }
 };
 
 template <typename T>
 struct ReluActivation {
-  static constexpr bool kCostly = false;
   T value(T x) const { return x < T(0) ? T(0) : x; }
   T gradient(T dy, T x) const { return dy * (x > T(0) ? T(1) : T(0)); }
 };
 
 template <typename T>
 struct ClipActivation {
-  static constexpr bool kCostly = false;
   T low, high;
   T value(T x) const {
     const T raised = x < low ? low : x;
@@ -40,7 +36,6 @@ struct ClipActivation {
 // x min(max(x / 6 + 1/2, 0), 1).
 template <typename T>
 struct HardSwishActivation {
-  static constexpr bool kCostly = false;
   T value(T x) const {
     const T line = x * T(1.0 / 6.0) + T(0.5), raised = line < T(0) ? T(0) : line;
     return x * (raised > T(1) ? T(1) : raised);
@@ -51,14 +46,6 @@ struct HardSwishActivation {
   }
 };
 
-// x / (1 + exp(-x)).
-template <typename T>
-struct SiluActivation {
-  static constexpr bool kCostly = true;  // an exponential and a division
-  T value(T x) const { return x * gelu_logistic(x, T(1)).probability; }
-  T gradient(T dy, T x) const { return dy * gelu_logistic(x, T(1)).slope; }
-};
-
 // Returns run(activation) for the activation of a call.
 template <typename T, typename Run>
 void with_activation(const ActivationCall& call, Run run) {
@@ -67,7 +54,6 @@ void with_activation(const ActivationCall& call, Run run) {
     case ActivationCall::kRelu: return run(ReluActivation<T>{});
     case ActivationCall::kClip: return run(ClipActivation<T>{static_cast<T>(call.low), static_cast<T>(call.high)});
     case ActivationCall::kHardSwish: return run(HardSwishActivation<T>{});
-    case ActivationCall::kSilu: return run(SiluActivation<T>{});
   }
 }
 

@@ -352,33 +352,21 @@ SlopeCorrection<Same<T>> finish_channel(const BatchNormalizationCall& call, std:
   return {{less}, {times}, {static_cast<T>(scale * inverse)}};
 }
 
-// c and g of a run, and g once more, at dx, unless that is null.
+// x and g of a run, side by side for their sums.
 template <typename T, typename Numbers, typename Activation>
 void find_slopes(const Normalization<Numbers> by, const Activation activation, std::size_t size, const T* x,
-                 const T* dy, T* centred, T* g, T* dx) {
-  if (dx == nullptr) {
-    ONNXTRAIN_VECTORIZE
-    for (std::size_t i = 0; i < size; ++i) {
-      const T c = by.centred(i, x[i]);
-      centred[i] = c;
-      g[i] = activation.gradient(dy[i], by.normalized(i, c));
-    }
-  } else {
-    ONNXTRAIN_VECTORIZE
-    for (std::size_t i = 0; i < size; ++i) {
-      const T c = by.centred(i, x[i]);
-      centred[i] = c;
-      g[i] = dx[i] = activation.gradient(dy[i], by.normalized(i, c));
-    }
+                 const T* dy, T* copied, T* g) {
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < size; ++i) {
+    copied[i] = x[i];
+    g[i] = activation.gradient(dy[i], by.normalized(i, by.centred(i, x[i])));
   }
 }
 
-// dx, and the result y again; either may be null, dx may be where x or dy is, y where x is. With `Slope` NoActivation dy is
-// g already.
-template <typename Slope, typename T, typename Numbers, typename Activation>
+// dx, and the result y again; either may be null, dx may be where x or dy is, y where x is.
+template <typename T, typename Numbers, typename Activation>
 void write_slopes(const Normalization<Numbers> by, const SlopeCorrection<Numbers> slopes, bool given_statistics,
-                  const Slope slope, const Activation activation, std::size_t size, const T* x, const T* dy, T* dx,
-                  T* y) {
+                  const Activation activation, std::size_t size, const T* x, const T* dy, T* dx, T* y) {
   if (dx == nullptr) {
     if (y != nullptr) normalize_run<T>(by, activation, size, x, nullptr, y);
   } else if (given_statistics) {
@@ -387,29 +375,30 @@ void write_slopes(const Normalization<Numbers> by, const SlopeCorrection<Numbers
   } else if (y == nullptr) {
     ONNXTRAIN_VECTORIZE
     for (std::size_t i = 0; i < size; ++i) {
-      const T c = by.centred(i, x[i]), g = slope.gradient(dy[i], by.normalized(i, c));
+      const T c = by.centred(i, x[i]), g = activation.gradient(dy[i], by.normalized(i, c));
       dx[i] = ((g - slopes.less[i]) - c * slopes.times[i]) * slopes.scale[i];
     }
   } else {
     ONNXTRAIN_VECTORIZE
     for (std::size_t i = 0; i < size; ++i) {
-      const T c = by.centred(i, x[i]), n = by.normalized(i, c), g = slope.gradient(dy[i], n);
+      const T c = by.centred(i, x[i]), n = by.normalized(i, c), g = activation.gradient(dy[i], n);
       dx[i] = ((g - slopes.less[i]) - c * slopes.times[i]) * slopes.scale[i];
       y[i] = activation.value(n);
     }
   }
 }
 
-// Sums of g and of g c over the runs of a channel, which are put into blocks of the L1 cache.
+// Sums of g and of g c, with c in float64, over the runs of a channel, which are put into blocks of the L1 cache.
 template <typename T>
 class ChannelSums {
  public:
+  explicit ChannelSums(double mean) : mean_(mean) {}
+
   template <typename Activation>
-  void add(const Normalization<Same<T>>& by, const Activation& activation, std::size_t size, const T* x, const T* dy,
-           T* dx) {
+  void add(const Normalization<Same<T>>& by, const Activation& activation, std::size_t size, const T* x, const T* dy) {
     for (std::size_t at = 0; at < size;) {
       const std::size_t room = kBlock - filled_, left = size - at, count = left < room ? left : room;
-      find_slopes(by, activation, count, x + at, dy + at, c_ + filled_, g_ + filled_, part<T>(dx, at));
+      find_slopes(by, activation, count, x + at, dy + at, x_ + filled_, g_ + filled_);
       filled_ += count;
       at += count;
       if (filled_ == kBlock) empty();
@@ -417,7 +406,7 @@ class ChannelSums {
   }
 
   void finish() {
-    for (; filled_ % kSumLanes != 0; ++filled_) c_[filled_] = g_[filled_] = T(0);
+    for (; filled_ % kSumLanes != 0; ++filled_) x_[filled_] = g_[filled_] = T(0);
     empty();
   }
 
@@ -432,8 +421,9 @@ class ChannelSums {
     for (std::size_t i = 0; i < filled_; i += kSumLanes) {
       for (std::size_t v = 0; v < kLaneVectors; ++v) {
         WideVector c, g;
-        load(c_ + i + v * kWideLanes, c);
+        load(x_ + i + v * kWideLanes, c);
         load(g_ + i + v * kWideLanes, g);
+        c -= mean_;
         sum.lanes[v] += g;
         products.lanes[v] += g * c;
       }
@@ -443,16 +433,11 @@ class ChannelSums {
     filled_ = 0;
   }
 
+  double mean_;
   LaneSum sum_, products_;
-  T c_[kBlock], g_[kBlock];
+  T x_[kBlock], g_[kBlock];
   std::size_t filled_ = 0;
 };
-
-// True if the first pass of the gradient writes g to dx, as the second one would take as long to compute it again.
-template <typename Activation>
-bool keeps_slopes(const BatchNormalizationCall& call) {
-  return Activation::kCostly && call.dx != nullptr && call.dx != call.x;
-}
 
 template <typename T, typename Activation>
 void batch_normalization_channel(const BatchNormalizationCall& call, std::size_t channel, const Activation& activation) {
@@ -462,25 +447,19 @@ void batch_normalization_channel(const BatchNormalizationCall& call, std::size_t
   const auto compute = [&] { return channel_statistics(x, call.batch, step, call.size); };
   const auto statistics = statistics_for<T>(call, channel, compute);
   const auto by = normalization_of(statistics, call.epsilon, call.scale, call.bias, channel);
-  const bool is_given = call.mean != nullptr, is_kept = keeps_slopes<Activation>(call);
-  ChannelSums<T> sums;
+  const bool is_given = call.mean != nullptr;
+  ChannelSums<T> sums(statistics.wide_mean());
   if (!is_given || call.dscale != nullptr || call.dbias != nullptr) {
     for (std::size_t n = 0; n < call.batch; ++n) {
       const std::size_t at = n * step;
-      sums.add(by, activation, call.size, x + at, dy + at, is_kept ? dx + at : nullptr);
+      sums.add(by, activation, call.size, x + at, dy + at);
     }
     sums.finish();
   }
   const auto slopes = finish_channel(call, channel, statistics, sums.g(), sums.gc());
   for (std::size_t n = 0; n < call.batch; ++n) {
     const std::size_t at = n * step;
-    if (is_kept) {
-      write_slopes(by, slopes, is_given, NoActivation<T>{}, activation, call.size, x + at, static_cast<const T*>(dx) + at,
-                   dx + at, part<T>(y, at));
-    } else {
-      write_slopes(by, slopes, is_given, activation, activation, call.size, x + at, dy + at, part<T>(dx, at),
-                   part<T>(y, at));
-    }
+    write_slopes(by, slopes, is_given, activation, call.size, x + at, dy + at, part<T>(dx, at), part<T>(y, at));
   }
 }
 
@@ -490,29 +469,32 @@ void batch_normalization_columns(const BatchNormalizationCall& call, const Colum
   constexpr std::size_t kColumns = ColumnSums::kColumns, kRows = tuning::kGatheredElements / kColumns;
   const T *x = static_cast<const T*>(call.x) + block.begin(), *dy = static_cast<const T*>(call.dy) + block.begin();
   T *dx = part<T>(call.dx, block.begin()), *y = part<T>(call.y, block.begin());
-  const bool is_given = call.mean != nullptr, is_kept = keeps_slopes<Activation>(call);
+  const bool is_given = call.mean != nullptr;
   ChannelStatistics<T> statistics[kColumns];
   if (call.batch_mean == nullptr && !is_given) column_statistics(block, x, statistics);
   ColumnNormalizations<T> by;
+  double means[kColumns] = {};
   for (std::size_t i = 0; i < block.channels; ++i) {
     const std::size_t channel = block.first + i;
     statistics[i] = statistics_for<T>(call, channel, [&] { return statistics[i]; });
+    for (std::size_t at = i * block.size; at < (i + 1) * block.size; ++at) means[at] = statistics[i].wide_mean();
     by.set(i, block.size, normalization_of(statistics[i], call.epsilon, call.scale, call.bias, channel));
   }
   const std::size_t padded = ColumnSums::padded(block.columns());
   ColumnSums sums;
-  T c[kRows * kColumns] = {}, g[kRows * kColumns] = {};  // columns behind the last channel stay zero
+  T copied[kRows * kColumns] = {}, g[kRows * kColumns] = {};  // columns behind the last channel stay zero
   for (std::size_t begin = 0; begin < block.rows; begin += kRows) {
     const std::size_t rows = block.rows - begin < kRows ? block.rows - begin : kRows;
     for (std::size_t n = 0; n < rows; ++n) {
       const std::size_t at = (begin + n) * block.step;
-      find_slopes(by.all(), activation, block.columns(), x + at, dy + at, c + n * padded, g + n * padded,
-                  is_kept ? dx + at : nullptr);
+      find_slopes(by.all(), activation, block.columns(), x + at, dy + at, copied + n * padded, g + n * padded);
     }
     sums.add_rows(rows, padded, [&](std::size_t n, std::size_t at, WideVector& sum, WideVector& product) {
-      WideVector factor, slope;
-      load(c + n * padded + at, factor);
+      WideVector factor, slope, mean;
+      load(copied + n * padded + at, factor);
       load(g + n * padded + at, slope);
+      load(means + at, mean);
+      factor -= mean;
       sum += slope;
       product += slope * factor;
     });
@@ -531,13 +513,8 @@ void batch_normalization_columns(const BatchNormalizationCall& call, const Colum
   const SlopeCorrection<const T*> slopes = {less, times, scale};
   for (std::size_t n = 0; n < block.rows; ++n) {
     const std::size_t at = n * block.step;
-    if (is_kept) {
-      write_slopes(by.all(), slopes, is_given, NoActivation<T>{}, activation, block.columns(), x + at,
-                   static_cast<const T*>(dx) + at, dx + at, part<T>(y, at));
-    } else {
-      write_slopes(by.all(), slopes, is_given, activation, activation, block.columns(), x + at, dy + at,
-                   part<T>(dx, at), part<T>(y, at));
-    }
+    write_slopes(by.all(), slopes, is_given, activation, block.columns(), x + at, dy + at, part<T>(dx, at),
+                 part<T>(y, at));
   }
 }
 

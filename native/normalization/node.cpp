@@ -19,8 +19,7 @@ ActivationCall activation_of(const Attributes& attributes) {
   constexpr std::pair<const char*, ActivationCall::Kind> kKnown[] = {{"", ActivationCall::kNone},
                                                                      {"Relu", ActivationCall::kRelu},
                                                                      {"Clip", ActivationCall::kClip},
-                                                                     {"HardSwish", ActivationCall::kHardSwish},
-                                                                     {"SiLU", ActivationCall::kSilu}};
+                                                                     {"HardSwish", ActivationCall::kHardSwish}};
   const std::string name = attributes.text("activation", "");
   for (const auto& [known, kind] : kKnown) {
     if (name != known) continue;
@@ -28,7 +27,7 @@ ActivationCall activation_of(const Attributes& attributes) {
     return {kind, attributes.number("low", -kInfinite), attributes.number("high", kInfinite)};
   }
   throw std::invalid_argument("attribute 'activation' is '" + name +
-                              "': it must be Relu, Clip, HardSwish or SiLU, or be left out.");
+                              "': it must be Relu, Clip or HardSwish, or be left out.");
 }
 
 // A call for the channels of input 0, of which inputs `vectors`, if they are given, have a number each; all have one type.

@@ -132,7 +132,7 @@ def batch_normalization_with_activation(rng: np.random.Generator) -> Case:
     size = (shape[1] if len(shape) > 1 and shape[1] <= MOST else 1,)
     x, scale, bias, mean = (floating(rng, each, dtype) for each in (shape, size, size, size))
     variance = abs(floating(rng, size, dtype)) + dtype(1)
-    activation = pick(rng, "", "Relu", "Clip", "HardSwish", "SiLU")
+    activation = pick(rng, "", "Relu", "Clip", "HardSwish")
     attributes = {"activation": activation, **({"low": 0.0, "high": 1.5} if activation == "Clip" else {})}
     if rng.random() < 0.5:
         kept = {"mean": np.stack([mean, mean * dtype(0)]), "variance": np.stack([variance, variance * dtype(0)])}

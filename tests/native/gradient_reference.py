@@ -134,9 +134,6 @@ def activated(n, activation="", low=0.0, high=1.5):
         return np.clip(n, low, high), ((n >= low) & (n <= high)).astype(float)
     if activation == "HardSwish":
         return n * np.clip(n / 6 + 0.5, 0, 1), np.where(abs(n) < 3, n / 3 + 0.5, n > 0)
-    if activation == "SiLU":
-        s = 1 / (1 + np.exp(-n))
-        return n * s, s + n * s * (1 - s)
     return n, np.ones_like(n)
 
 

@@ -264,16 +264,10 @@ def _hard_swish_slope(node: Node, dy: Value, x: Value) -> Value:
     return dy * op.Where(op.binary("Less", op.Abs(x), 3), x * (1 / 3) + 0.5, beyond)
 
 
-def _silu_slope(node: Node, dy: Value, x: Value) -> Value:
-    s = x.op.Sigmoid(x)
-    return dy * (s + x * s * (1 - s))
-
-
 FUSED_ACTIVATIONS: Mapping[str, tuple[Callable[[Node, Value], Value], Callable[[Node, Value, Value], Value]]] = {
     "Clip": (_clipped, _clip_slope),
     "HardSwish": (lambda node, x: x.op.HardSwish(x).with_shape(x.shape), _hard_swish_slope),
     "Relu": (lambda node, x: x.op.Relu(x), lambda node, dy, x: dy * x.op.Sign(x.op.Relu(x)).with_shape(x.shape)),
-    "SiLU": (lambda node, x: x * x.op.Sigmoid(x), _silu_slope),
 }
 """Activations inside other operators of this project: the result of each and its gradient from dy, by its input.
 

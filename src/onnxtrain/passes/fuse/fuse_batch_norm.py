@@ -6,7 +6,7 @@ the activation. One node reads and writes once, and its gradient computes the no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ _SAME_NAME = frozenset({"HardSwish", "Relu"})
 
 
 class _Behind(NamedTuple):
-    """What the node computes behind a normalization.
+    """The nodes behind a normalization that the fused node computes, too.
 
     Attributes:
         nodes: The nodes, in order.
@@ -42,8 +42,8 @@ class _Behind(NamedTuple):
 def fuse_batch_norm(model: ir.Model) -> None:
     """Replace batch normalization in training mode, and what follows it, by one node of the domain ``onnxtrain``.
 
-    Behind it may be Relu, Clip by constants, HardSwish, or SiLU as x sigmoid(x); or the addition of a value of the same
-    sizes and then Relu. Left alone are:
+    Behind it may be Relu, Clip by constants, or HardSwish; or the addition of a value of the same sizes and then Relu.
+    Left alone are:
 
     - normalization over several processes, whose statistics another pass computes;
     - what the kernel of :mod:`~onnxtrain.passes.kernels.use_normalization_kernels` does not take;
@@ -95,8 +95,6 @@ def _behind(norm: ir.Node, named: Collection[str]) -> _Behind:
     if is_needed(n, named):
         return _Behind()
     readers = [reader for reader, _ in n.uses()]
-    if len(readers) == 2:
-        return _silu(n, readers, named)
     if len(readers) != 1 or readers[0].graph is not norm.graph or readers[0].domain:
         return _Behind()
     (node,) = readers
@@ -119,17 +117,6 @@ def _clip(node: ir.Node) -> _Behind:
         bounds[name] = number
     low, high = bounds.get("low", -np.inf), bounds.get("high", np.inf)
     return _Behind((node,), {ACTIVATION: "Clip", "low": low, "high": high}) if low <= high else _Behind()
-
-
-def _silu(n: ir.Value, readers: Sequence[ir.Node], named: Collection[str]) -> _Behind:
-    """The product of n and sigmoid(n)."""
-    sigmoid, product = sorted(readers, key=lambda node: node.op_type, reverse=True)
-    if sigmoid.op_identifier() != ("", "Sigmoid", "") or product.op_identifier() != ("", "Mul", ""):
-        return _Behind()
-    s = sigmoid.outputs[0]
-    if set(product.inputs) != {n, s} or len(s.uses()) != 1 or is_needed(s, named):
-        return _Behind()
-    return _Behind((sigmoid, product), {ACTIVATION: "SiLU"})
 
 
 def _residual(n: ir.Value, add: ir.Node, named: Collection[str]) -> _Behind:

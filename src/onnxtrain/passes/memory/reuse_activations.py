@@ -115,6 +115,8 @@ def _is_batch_norm(forward: ir.Node, gradient: ir.Node) -> bool:
     """Return whether a node keeps the statistics that the gradient reads, and gives what it computes again."""
     if forward.op_identifier() != (ONNXTRAIN_DOMAIN, "BatchNormalization", "") or len(forward.inputs) > 5:
         return False  # a residual was added
+    if "activation" not in forward.attributes:
+        return False  # its gradient would write one tensor more than before
     return len(gradient.inputs) > 5 and list(gradient.inputs[3:5]) == list(forward.outputs[3:5])
 
 
