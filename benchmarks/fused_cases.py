@@ -143,6 +143,15 @@ def cases() -> list[Case]:
         inputs = [normal(*size), normal(*size), channel]
         found.append(Case("BatchNormalizationGradient", text(size), inputs, [0, 2, 2], batch_norm, {"epsilon": 1e-5}))
 
+        def batch_norm_relu(x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Run:
+            return lambda: functional.batch_norm(x, mean, variance, scale, bias, True).relu_()
+
+        inputs = [normal(*size), *[channel] * 3, np.abs(channel)]
+        kept = (2, size[1])
+        results = [0, 3, 4, kept, kept]
+        relu_behind = {"activation": "Relu"}
+        found.append(Case("BatchNormalization", f"{text(size)}, relu", inputs, results, batch_norm_relu, relu_behind))
+
     image = (64, 6, 28, 28)
 
     def max_pool(dy: Any, x: Any) -> Run:

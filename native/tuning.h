@@ -46,12 +46,13 @@ inline constexpr std::size_t kPreparedElements = 1024, kMeasuredElements = 512;
 
 // Normalization, softmax, pooling. ------------------------------------------------------------------------------------
 
-// Channels of a batch normalization without further axes that are processed together.
-inline constexpr std::size_t kNormalizedColumns = 32;
+// Elements side by side of several short channels of a batch normalization that are processed together at most; a task has
+// a quarter at least.
+inline constexpr std::size_t kNormalizedColumns = 256;
 
-// Elements of short channels that are gathered; columns of a softmax over an inner axis, and windows of a row, that are
-// processed together; 2 x 2 windows whose slopes are found together.
-inline constexpr std::size_t kGatheredElements = 256;
+// Elements of a batch normalization whose slopes are summed together; columns of a softmax over an inner axis, and windows
+// of a row, that are processed together; 2 x 2 windows whose slopes are found together.
+inline constexpr std::size_t kGatheredElements = 2048;
 inline constexpr std::size_t kSoftmaxColumns = 64;
 inline constexpr std::int64_t kPooledWindows = 128;
 inline constexpr std::size_t kPooledTogether = 8;

@@ -54,5 +54,7 @@ inline void for_each_element(std::size_t count, const T* const (&streams)[count_
 ONNXTRAIN_ANYWHERE inline float square_root(float value) { return __builtin_sqrtf(value); }
 ONNXTRAIN_ANYWHERE inline double square_root(double value) { return __builtin_sqrt(value); }
 
+inline double reciprocal_root(double value) { return 1.0 / square_root(value); }
+
 }  // namespace
 }  // namespace onnxtrain

@@ -21,23 +21,35 @@ struct ClipScalars {
   double low, high;
 };
 
+// The activation behind a batch normalization; a Clip has the bounds.
+struct ActivationCall {
+  enum Kind { kNone, kRelu, kClip, kHardSwish };
+  Kind kind;
+  double low, high;
+};
+
 // Batch normalization of x [batch, channels, size] by the statistics of the batch; null results are not
-// computed.
+// computed. The addend, of the shape of x, is added before the activation; it may be null. batch_mean and batch_variance are
+// [2, channels]: each statistic is the sum of two numbers.
 struct BatchStatisticsCall {
   std::size_t batch, channels, size;
   double epsilon, momentum;
-  const void *x, *scale, *bias, *mean, *variance;
-  void *y, *new_mean, *new_variance;
+  ActivationCall activation;
+  const void *x, *scale, *bias, *mean, *variance, *addend;
+  void *y, *new_mean, *new_variance, *batch_mean, *batch_variance;
 };
 
-// x and dy are [batch, channels, size]; scale, mean and variance have one element per channel. Null results are not
-// computed. dx may be the buffer of dy or of x.
+// x and dy are [batch, channels, size], not empty; scale, bias, mean and variance have one element per channel. Null results
+// are not computed. dx may be the buffer of dy or of x, y that of x. The statistics of the batch are those kept by the forward
+// pass, or computed if these are null, too; with given statistics there is no activation and no y.
 struct BatchNormalizationCall {
   std::size_t batch, channels, size;
   double epsilon;
-  const void *dy, *x, *scale;
-  const void *mean, *variance;  // null: batch statistics
-  void *dx, *dscale, *dbias;
+  ActivationCall activation;
+  const void *dy, *x, *scale, *bias;  // bias: null if there is no activation
+  const void *mean, *variance;  // null: the statistics of the batch
+  const void *batch_mean, *batch_variance;
+  void *dx, *dscale, *dbias, *y;
 };
 
 // x and dy are [rows, size], scale and bias are [size]; bias may be null. dx may be the buffer of dy or of x, or null. y is

@@ -1,11 +1,13 @@
-// Batch normalization in training mode, and gradients of normalizations: inputs dy, x, scale, outputs dx, dscale, dbias.
+// Batch normalization in training mode with the activation behind it, and gradients of normalizations: inputs dy, x, scale,
+// outputs dx, dscale, dbias.
 #pragma once
 
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
 
-// ONNX's operator with training_mode = 1: y, and the running statistics of momentum times those given.
+// ONNX's operator with training_mode = 1: y, and the running statistics of momentum times those given. An addend is added to
+// y before the activation. The last two outputs are the statistics of the batch, as the gradient reads them.
 class BatchNormalizationNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -15,9 +17,12 @@ class BatchNormalizationNode final : public FusedNode {
 
  private:
   double epsilon_, momentum_;
+  ActivationCall activation_;
 };
 
-// mean and variance, if given, are used as in inference; otherwise the statistics of the batch.
+// mean and variance, if given, are used as in inference; with training_mode = 1 they are the statistics of the batch that the
+// forward pass kept; otherwise these are computed. dy is the gradient of the activation's result, which is y, and is given
+// again where it is wanted.
 class BatchNormalizationGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -27,6 +32,8 @@ class BatchNormalizationGradientNode final : public FusedNode {
 
  private:
   double epsilon_;
+  bool of_batch_;
+  ActivationCall activation_;
 };
 
 // Over the axes from `axis` on; scale and bias have their shape. An output behind the others is the result of the

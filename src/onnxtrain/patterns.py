@@ -47,6 +47,16 @@ def alternatives(pattern: str) -> tuple[str, ...]:
     return tuple("".join(chosen) for each in choices for chosen in itertools.product(*each))
 
 
+def match_alike(patterns: Iterable[str], names: Sequence[str]) -> bool:
+    """Return whether each pattern matches all of the names, or none of them.
+
+    Example:
+        >>> [match_alike(patterns, ["conv1", "relu1"]) for patterns in ([], ["*1", "fc*"], ["*1", "conv*"])]
+        [True, True, False]
+    """
+    return all(len({matches(pattern, name) for name in names}) < 2 for pattern in patterns)
+
+
 def matches(pattern: str, *names: str) -> bool:
     """Return whether a pattern matches one of the names.
 

@@ -126,6 +126,28 @@ def batch_normalization(rng: np.random.Generator) -> Case:
     return Case("BatchNormalizationGradient", feeds, {}, 3, expected if legal else None)
 
 
+def batch_normalization_with_activation(rng: np.random.Generator) -> Case:
+    """Forwards, or the gradient from arbitrary statistics."""
+    shape, dtype = any_shape(rng), element_type(rng)
+    size = (shape[1] if len(shape) > 1 and shape[1] <= MOST else 1,)
+    x, scale, bias, mean = (floating(rng, each, dtype) for each in (shape, size, size, size))
+    variance = abs(floating(rng, size, dtype)) + dtype(1)
+    activation = pick(rng, "", "Relu", "Clip", "HardSwish")
+    attributes = {"activation": activation, **({"low": 0.0, "high": 1.5} if activation == "Clip" else {})}
+    if rng.random() < 0.5:
+        kept = {"mean": np.stack([mean, mean * dtype(0)]), "variance": np.stack([variance, variance * dtype(0)])}
+        feeds = {"dy": floating(rng, shape, dtype), "x": x, "scale": scale, **kept, "bias": bias}
+        return Case("BatchNormalizationGradient", feeds, {"training_mode": 1, **attributes}, 4)
+    addend = pick(rng, None, floating(rng, shape, dtype))
+    feeds = {"x": x, "scale": scale, "bias": bias, "mean": mean, "variance": variance, "addend": addend}
+    legal = len(shape) > 1 and 0 not in shape and math.prod(shape) // shape[1] > 3
+
+    def expected() -> list[np.ndarray]:
+        return gradient_reference.batch_normalization_forward(*feeds.values(), activation)
+
+    return Case("BatchNormalization", feeds, attributes, 5, expected if legal else None)
+
+
 def chain(rng: np.random.Generator) -> Case:
     shape, dtype = any_shape(rng), element_type(rng)
     steps: list[str] = []

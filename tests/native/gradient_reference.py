@@ -126,6 +126,29 @@ def batch_normalization(dy, x, scale, mean=None, variance=None, epsilon=EPSILON)
     return dx, products.sum(axes), dy.sum(axes)
 
 
+def activated(n, activation="", low=0.0, high=1.5):
+    """An activation and its slope, in float64."""
+    if activation == "Relu":
+        return np.maximum(n, 0), (n > 0).astype(float)
+    if activation == "Clip":
+        return np.clip(n, low, high), ((n >= low) & (n <= high)).astype(float)
+    if activation == "HardSwish":
+        return n * np.clip(n / 6 + 0.5, 0, 1), np.where(abs(n) < 3, n / 3 + 0.5, n > 0)
+    return n, np.ones_like(n)
+
+
+def batch_normalization_forward(x, scale, bias, mean, variance, addend=None, activation="", momentum=0.9):
+    """y, the running statistics, and those of the batch."""
+    x, scale, bias, mean, variance, addend = wide(x, scale, bias, mean, variance, addend)
+    axes, column = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+    own_mean, own_variance = x.mean(axes), x.var(axes)
+    y = (x - own_mean.reshape(column)) / np.sqrt(own_variance.reshape(column) + EPSILON)
+    y = y * scale.reshape(column) + bias.reshape(column) + (0 if addend is None else addend)
+    running = [momentum * old + (1 - momentum) * own for old, own in ((mean, own_mean), (variance, own_variance))]
+    kept = [np.stack([own, np.zeros_like(own)]) for own in (own_mean, own_variance)]
+    return [activated(y, activation)[0], *running, *kept]
+
+
 def layer_normalization(dy, x, scale, bias=0.0, axis=-1, epsilon=EPSILON):
     dy, x, scale = wide(dy, x, scale)
     axis %= x.ndim

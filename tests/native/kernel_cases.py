@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from gradient_cases import batch_normalization, chain, cross_entropy, elementwise, gather, normalization, softmax
+from gradient_cases import (
+    batch_normalization,
+    batch_normalization_with_activation,
+    chain,
+    cross_entropy,
+    elementwise,
+    gather,
+    normalization,
+    softmax,
+)
 from kernel_case import Case, pick
 from layer_cases import attention, attention_gradient, linear, linear_gradient, low_bit, recurrent, wide_attention
 from sparse_cases import sparse_convolution, sparse_linear
@@ -14,9 +23,10 @@ from window_cases import convolution, max_pool, max_pool_same
 from window_cases import sweep as sweep
 
 DRAWS: tuple[Callable[[np.random.Generator], Case], ...] = (
-    convolution, convolution, convolution, max_pool, max_pool_same, gather, softmax, cross_entropy, elementwise,
-    chain, normalization, batch_normalization, attention, attention_gradient, wide_attention, linear, linear_gradient,
-    low_bit, optimizer, recurrent, recurrent, after, sparse_linear, sparse_convolution,
+    convolution, convolution, convolution, max_pool, max_pool_same, gather, softmax, cross_entropy,
+    elementwise, chain, normalization, batch_normalization, batch_normalization_with_activation, attention,
+    attention_gradient, wide_attention, linear, linear_gradient, low_bit, optimizer, recurrent, recurrent,
+    after, sparse_linear, sparse_convolution,
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from onnxtrain.passes.fuse.fold_batch_norm import fold_batch_norm
 from onnxtrain.passes.fuse.fuse_activations import fuse_activations
 from onnxtrain.passes.fuse.fuse_additions import fuse_additions
 from onnxtrain.passes.fuse.fuse_attention import fuse_attention
+from onnxtrain.passes.fuse.fuse_batch_norm import fuse_batch_norm
 from onnxtrain.passes.fuse.fuse_elementwise import fuse_elementwise
 from onnxtrain.passes.fuse.fuse_gates import fuse_gates
 from onnxtrain.passes.fuse.fuse_linear import fuse_linear
@@ -104,6 +105,7 @@ def lower_graph(
     if kernels:
         skip_ignored_rows(graph)  # whose labels are ignored: their logits are not computed
         fold_batch_norm(model)  # of frozen layers, into their convolutions
+        fuse_batch_norm(model)  # in training mode, with the activation behind it
         fuse_activations(model)  # Gelu: one node for five
         fuse_norms(model)  # RMS norm: one node for seven
         fuse_rotary(model)  # rotary embedding: one node for seven
@@ -134,7 +136,7 @@ def lower_graph(
             split_recurrent_gradients(model)  # values that their matmuls do not read are released before them
         split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
-        use_normalization_kernels(model)  # batch normalization in training mode
+        use_normalization_kernels(model)  # batch normalization in training mode, over several processes
         use_low_bit_kernels(model)
         use_half_weights(model)  # matmuls read weights in 16 bits as they are stored
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for

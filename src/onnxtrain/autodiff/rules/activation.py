@@ -6,7 +6,7 @@ At a kink the gradient is PyTorch's: relu'(0) = 0, and x = 0 belongs to the nega
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -246,3 +246,30 @@ def log_softmax_gradient(node: Node) -> Sequence[Value]:
     """From dy and y: dx_i = dy_i - exp(y_i) sum_j dy_j."""
     op, dy, y = node.op, node.x, node.input_required(1)
     return [dy - op.Exp(y) * op.ReduceSum(dy, op.ints(node.attribute("axis")), keepdims=1)]
+
+
+def _clipped(node: Node, x: Value) -> Value:
+    op = x.op
+    low, high = (op.scalar(node.attribute(name), x) for name in ("low", "high"))
+    return op.Clip(x, low, high).with_shape(x.shape)
+
+
+def _clip_slope(node: Node, dy: Value, x: Value) -> Value:
+    return x.op.Where(x.op.Equal(x, _clipped(node, x)), dy, x.op.scalar(0, dy))
+
+
+def _hard_swish_slope(node: Node, dy: Value, x: Value) -> Value:
+    op = x.op
+    beyond = op.cast(op.binary("Greater", x, 0), x.dtype)
+    return dy * op.Where(op.binary("Less", op.Abs(x), 3), x * (1 / 3) + 0.5, beyond)
+
+
+FUSED_ACTIVATIONS: Mapping[str, tuple[Callable[[Node, Value], Value], Callable[[Node, Value, Value], Value]]] = {
+    "Clip": (_clipped, _clip_slope),
+    "HardSwish": (lambda node, x: x.op.HardSwish(x).with_shape(x.shape), _hard_swish_slope),
+    "Relu": (lambda node, x: x.op.Relu(x), lambda node, dy, x: dy * x.op.Sign(x.op.Relu(x)).with_shape(x.shape)),
+}
+"""Activations inside other operators of this project: the result of each and its gradient from dy, by its input.
+
+The attributes ``low`` and ``high`` of the node are the bounds of a Clip.
+"""

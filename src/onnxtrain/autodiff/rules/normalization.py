@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
+from onnxtrain.autodiff.rules.activation import FUSED_ACTIVATIONS
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import HALVES, dimensions
 
@@ -46,40 +47,53 @@ def _one_type(node: ir.Node) -> bool:
 
 @register_fused("BatchNormalizationGradient", has_kernel=_one_type)
 def batch_normalization_gradient(node: Node) -> Sequence[Value]:
-    """From dy, x, scale, and optionally mean and variance (else the batch's own): dx, dscale, db."""
+    """From dy, x, scale, and optionally mean and variance (else the batch's own): dx, dscale, db.
+
+    With ``training_mode`` the statistics are the batch's own and [2, channels]. With ``activation`` dy is the gradient
+    of the activation's result, which bias is read for, and which follows the other outputs.
+    """
     op, scale, mean, variance = node.op, node.input_required(2), node.input(3), node.input(4)
     dy, given = node.x, node.input_required(1)
     x = given
     if x.rank is None:
-        x, dy = _flat_images(x), _flat_images(dy)
+        x, dy = flat_images(x), flat_images(dy)
     rank = x.rank or 3
     axes = [0, *range(2, rank)]
     epsilon = node.attribute("epsilon", 1e-5)
-    if mean is None or variance is None:
+    if mean is None or variance is None or node.attribute("training_mode", 0):
+        again: list[Value] = []
+        if (bias := node.input(5)) is not None:
+            centred, inverse = standardize(op, x, axes, epsilon)
+            n = centred * inverse * column(op, scale, rank) + column(op, bias, rank)
+            y = n
+            if (name := node.attribute("activation", "")) in FUSED_ACTIVATIONS:
+                result, slope = FUSED_ACTIVATIONS[name]
+                y, dy = result(node, n), slope(node, dy, n)
+            again = [image_like(y, given)]
         dx, dscale, db = _per_channel(op, x, dy, scale, axes, epsilon)
         channels = op.ints(-1)
         dscale = op.Reshape(dscale, channels).with_shape(scale.shape)
-        return _image_like(dx, given), dscale, op.Reshape(db, channels).with_shape(scale.shape)
+        return image_like(dx, given), dscale, op.Reshape(db, channels).with_shape(scale.shape), *again
     factor = op.cast(scale, variance.dtype) * _inverse_root(variance + epsilon)
-    dx = dy * op.cast(_column(op, factor, rank), dy.dtype)
+    dx = dy * op.cast(column(op, factor, rank), dy.dtype)
     ones, zeros = op.ones_like(scale), op.zeros_like(scale)
     normalized = op.BatchNormalization(x, ones, zeros, mean, variance, epsilon=epsilon)
     dscale = op.cast(op.ReduceSum(dy * normalized, op.ints(*axes), keepdims=0), scale.dtype)
     db = op.cast(op.ReduceSum(dy, op.ints(*axes), keepdims=0), scale.dtype)
-    return _image_like(dx, given), dscale, db
+    return image_like(dx, given), dscale, db
 
 
-def _flat_images(x: Value) -> Value:
+def flat_images(x: Value) -> Value:
     """Reshape to [batch, channels, pixels], from any rank."""
     return x.op.Reshape(x, x.op.ints(0, 0, -1)).with_shape((None, None, None))
 
 
-def _image_like(dx: Value, x: Value) -> Value:
-    """Undo :func:`_flat_images` where x has an unknown rank."""
+def image_like(dx: Value, x: Value) -> Value:
+    """Undo :func:`flat_images` where x has an unknown rank."""
     return dx.op.reshape_like(dx, x) if x.rank is None else dx
 
 
-def _column(op: Builder, per_channel: Value, rank: int) -> Value:
+def column(op: Builder, per_channel: Value, rank: int) -> Value:
     """Reshape [channels] to [channels, 1, ...], which broadcasts over an image."""
     return op.Unsqueeze(per_channel, op.ints(*range(1, rank - 1))) if rank > 2 else per_channel
 
@@ -88,18 +102,24 @@ def _inverse_root(value: Value) -> Value:
     return value.op.Reciprocal(value.op.Sqrt(value))
 
 
+def standardize(op: Builder, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
+    """Return x minus its mean, and 1 / sqrt(var + ε)."""
+    over = op.ints(*axes)
+    centred = x - op.ReduceMean(x, over, keepdims=1)
+    return centred, _inverse_root(op.ReduceMean(centred * centred, over, keepdims=1) + epsilon)
+
+
 def _per_channel(
     op: Builder, x: Value, dy: Value, scale: Value, axes: Sequence[int], epsilon: float
 ) -> tuple[Value, Value, Value]:
     """dx, Σ dy x̂ and Σ dy over the axes of the statistics, along which scale is constant."""
     assert x.rank is not None
     over, count = op.ints(*axes), op.count(x, axes)
-    centred = x - op.ReduceMean(x, over, keepdims=1)
-    inverse = _inverse_root(op.ReduceMean(centred * centred, over, keepdims=1) + epsilon)
+    centred, inverse = standardize(op, x, axes, epsilon)
     db = op.ReduceSum(dy, over, keepdims=1)
     products = op.ReduceSum(dy * centred, over, keepdims=1)
     slope = products * inverse * inverse / count
-    factor = op.cast(_column(op, scale, x.rank), x.dtype) * inverse
+    factor = op.cast(column(op, scale, x.rank), x.dtype) * inverse
     dx = (dy - db / count - centred * slope) * factor
     return dx, op.cast(products * inverse, scale.dtype), op.cast(db, scale.dtype)
 
@@ -108,12 +128,12 @@ def _per_channel(
 def instance_normalization(node: Node, dy: Value) -> Gradients:
     """y = scale x̂ + b, statistics per image and channel: dscale = Σ dy x̂, db = Σ dy, dx as above."""
     op, x, scale = node.op, node.x, node.input_required(1)
-    images, dy = (_flat_images(x), _flat_images(dy)) if x.rank is None else (x, dy)
+    images, dy = (flat_images(x), flat_images(dy)) if x.rank is None else (x, dy)
     axes = range(2, x.rank or 3)
     dx, dscale, db = _per_channel(op, images, dy, scale, axes, node.attribute("epsilon", 1e-5))
     over = op.ints(0, *axes)
     return (
-        _image_like(dx, x),
+        image_like(dx, x),
         op.ReduceSum(dscale, over, keepdims=0),
         op.ReduceSum(db, over, keepdims=0),
     )

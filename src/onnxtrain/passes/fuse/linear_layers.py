@@ -11,7 +11,7 @@ from onnxtrain.autodiff.fused import KERNEL_TYPES
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.passes.fuse.patterns import Match, OneOf, Op, Pattern, Var
 from onnxtrain.passes.fuse.transposition import is_identity, order_of
-from onnxtrain.patterns import matches
+from onnxtrain.patterns import match_alike
 
 OPERATOR = "Linear"
 """Operator of the domain ``onnxtrain`` that replaces the nodes."""
@@ -55,7 +55,11 @@ def layer_of(match: Match, named: Collection[str] = (), patterns: Sequence[str] 
     matmul, w = match["matmul"], match["w"]
     transposed = "transB" in matmul.attributes and matmul.attributes["transB"].as_int() != 0
     while (node := w.producer()) is not None and not node.domain and node.op_type == "Transpose":
-        if w.name in named or is_identity(order_of(node, 2)) or not _alike(matmul, node, patterns):
+        if (
+            w.name in named
+            or is_identity(order_of(node, 2))
+            or not match_alike(patterns, [matmul.name or "", node.name or ""])
+        ):
             break
         w, transposed = node.inputs[0], not transposed
     return Layer(match["x"], w, transposed, match.get("bias"))
@@ -72,12 +76,6 @@ def check_layer(match: Match, patterns: Sequence[str] = ()) -> str | None:
     size: Dimension = (dimensions(w) or ())[0 if transposed else 1]
     if bias is not None and (size is None or dimensions(bias) != (size,) or bias.dtype != x.dtype):
         return f"the bias has shape {dimensions(bias)} and type {bias.dtype}; it must be known as [{size}] of {x.dtype}"
-    if not all(_alike(matmul, node, patterns) for node in match.nodes):
+    if not match_alike(patterns, [node.name or "" for node in match.nodes]):
         return "recompute= has patterns for some of its nodes and not for the others"
     return None
-
-
-def _alike(one: ir.Node, other: ir.Node, patterns: Sequence[str]) -> bool:
-    """Return whether the same patterns match both names."""
-    first, second = one.name or "", other.name or ""
-    return all(matches(pattern, first) == matches(pattern, second) for pattern in patterns)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import KERNEL_TYPES, VERSION
+from onnxtrain.autodiff.fused import VERSION
+from onnxtrain.autodiff.rules.fused_batch_norm import normalizes_batches
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 
@@ -23,7 +24,7 @@ def use_normalization_kernels(model: ir.Model) -> None:
     """
     used = False
     for node in model.graph:
-        if not _is_replaced(node):
+        if not normalizes_batches(node):
             continue
         node.domain = ONNXTRAIN_DOMAIN
         node.version = None
@@ -31,14 +32,3 @@ def use_normalization_kernels(model: ir.Model) -> None:
         used = True
     if used:
         model.graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
-
-
-def _is_replaced(node: ir.Node) -> bool:
-    if node.op_identifier() != ("", "BatchNormalization", ""):
-        return False
-    mode = node.attributes.get("training_mode")
-    types = {None if value is None else value.dtype for value in node.inputs}
-    x = node.inputs[0]
-    if x is not None and x.shape is not None and len(x.shape) < 2:
-        return False  # one channel, of which the kernel does not know
-    return mode is not None and mode.as_int() == 1 and len(types) == 1 and types <= set(KERNEL_TYPES)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff.engine import Backward
 from onnxtrain.ir.clone import Values, clone_nodes
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.value import constant_number, dimensions
 from onnxtrain.passes.memory.recompute import COPY, SHAPES_ONLY
@@ -25,6 +25,7 @@ from onnxtrain.passes.memory.recompute import COPY, SHAPES_ONLY
 _VIEWS = frozenset({"Flatten", "Reshape"})
 
 _PLACES = {"ClipGradient": 1, "GeluGradient": 1, "RMSNormalizationGradient": 2, "LayerNormalizationGradient": 3}
+_PLACES |= {"BatchNormalizationGradient": 3}
 """Operators that give y, and the place of this output."""
 
 _NORMS = {
@@ -92,6 +93,8 @@ def _activation(node: ir.Node, carrying: Collection[ir.Node]) -> ir.Node | None:
 
 def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
     """Return whether a node computes the activation or norm that the other node is the gradient of."""
+    if gradient.op_type == "BatchNormalizationGradient":
+        return _is_batch_norm(forward, gradient)
     if gradient.op_type in _NORMS:
         return _is_norm(forward, gradient)
     if gradient.op_type == "ClipGradient":
@@ -106,6 +109,15 @@ def _is_function_of(forward: ir.Node, gradient: ir.Node) -> bool:
         return forward.op_identifier() == (MICROSOFT_DOMAIN, name, "") and not _given(forward.inputs[1:])
     own = forward.attributes.get("approximate")
     return forward.op_type == "Gelu" and approximate == ("none" if own is None else own.as_string())
+
+
+def _is_batch_norm(forward: ir.Node, gradient: ir.Node) -> bool:
+    """Return whether a node keeps the statistics that the gradient reads, and gives what it computes again."""
+    if forward.op_identifier() != (ONNXTRAIN_DOMAIN, "BatchNormalization", "") or len(forward.inputs) > 5:
+        return False  # a residual was added
+    if "activation" not in forward.attributes:
+        return False  # its gradient would write one tensor more than before
+    return len(gradient.inputs) > 5 and list(gradient.inputs[3:5]) == list(forward.outputs[3:5])
 
 
 def _is_norm(forward: ir.Node, gradient: ir.Node) -> bool:
