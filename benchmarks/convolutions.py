@@ -58,7 +58,13 @@ LARGE = (
 )
 """Layers at 224 x 224 pixels."""
 
-SMALL = (Layer(64, 32, 64, 3), Layer(64, 32, 128, 3, 2), Layer(128, 16, 128, 3), Layer(256, 8, 256, 3), Layer(512, 4, 512, 3))
+SMALL = (
+    Layer(64, 32, 64, 3),
+    Layer(64, 32, 128, 3, 2),
+    Layer(128, 16, 128, 3),
+    Layer(256, 8, 256, 3),
+    Layer(512, 4, 512, 3),
+)
 """Layers at 32 x 32 pixels."""
 
 CASES = [(2, layer) for layer in LARGE] + [(8, layer) for layer in LARGE] + [(32, layer) for layer in SMALL]
@@ -150,7 +156,10 @@ def convolution_of_torch(arrays: dict[str, np.ndarray], layer: Layer, result: st
     padding = layer.kernel // 2
     if result == "y":
         return lambda: torch.conv2d(x, w.bfloat16(), None, layer.stride, padding)
-    mask, arguments = [result == "dx", result == "dw", False], ([layer.stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1)
+    mask, arguments = (
+        [result == "dx", result == "dw", False],
+        ([layer.stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1),
+    )
     return lambda: torch.ops.aten.convolution_backward(dy, x, w.bfloat16(), None, *arguments, mask)
 
 

@@ -196,6 +196,7 @@ inline constexpr std::size_t kBlockSumShare = 512, kLeastBlockPositions = 256;
 
 // Words of x that the weight gradient in bfloat16 rounds at a time. Bits.
 inline constexpr std::size_t kGradientSourceWords = std::size_t{1} << 24;
+inline constexpr std::size_t kGradientDepth = 1024;
 
 // Minimum positions per block if its copy of the source is too large: fewer do not justify a copy. Bits.
 inline constexpr std::ptrdiff_t kFewestPositions = 64;

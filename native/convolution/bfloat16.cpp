@@ -20,7 +20,7 @@ using Word = std::uint16_t;
 constexpr std::size_t kBehind = 64;  // readable bytes behind a source
 constexpr std::size_t kLineBytes = 64;
 
-std::size_t in_lines(std::size_t bytes) { return rounded_up(bytes, kLineBytes); }
+std::size_t cache_lines(std::size_t bytes) { return rounded_up(bytes, kLineBytes); }
 
 // For each offset, the end of the neighbouring ones that it belongs to.
 std::vector<std::size_t> run_ends(const std::vector<std::ptrdiff_t>& offsets) {
@@ -47,7 +47,7 @@ class RoundedBlocks {
 
   const Blocks& blocks() const { return blocks_; }
   std::size_t bytes() const {
-    return in_lines(checked_sum(checked_product(blocks_.copy_size(channels_), std::size_t{pairs_ ? 4u : 2u}), kBehind));
+    return cache_lines(checked_sum(checked_product(blocks_.copy_size(channels_), std::size_t{pairs_ ? 4u : 2u}), kBehind));
   }
 
   std::vector<std::ptrdiff_t> tap_offsets(std::vector<Tap> taps) const {
@@ -70,6 +70,7 @@ class RoundedBlocks {
       box.size[axis] = source.size[axis];
       box.start[axis] = block.start[axis] * grid_.step[axis] + grid_.lowest[axis];
       box.extent[axis] = blocks_.extent[axis];
+      box.every[axis] = grid_.reach[axis] == 0 ? grid_.step[axis] : 1;
     }
     box.step = grid_.step[2];
     box.pairs = pairs_;
@@ -111,13 +112,22 @@ void round_weights(const PlaneCorrelation<float>& p, const std::vector<PhasePart
   parallel_for(parts.size() * tasks, [&](std::size_t task) {
     const PhasePart& part = parts[task / tasks];
     const std::size_t first = task % tasks * kRows, end = std::min(first + kRows, p.columns);
+    const Weights<float>& w = p.weights;
+    if (part.phase->taps.size() == 1 && std::min(w.column_stride, w.channel_stride) == 1) {  // a matrix
+      const bool transposed = w.column_stride == 1;
+      const auto line = static_cast<std::size_t>(transposed ? w.channel_stride : w.column_stride);
+      bfloat16_kernels().round({w.data, line, transposed, p.columns, p.source.channels, part.weights.words(),
+                                part.weights.stride()},
+                               first, end);
+      return;
+    }
     WeightRounding rounding = {};
     rounding.depth = part.depth;
     rounding.target = part.weights.words();
     rounding.stride = part.weights.stride();
-    rounding.source = p.weights.data;
-    rounding.row_stride = p.weights.column_stride;
-    rounding.channel_stride = p.weights.channel_stride;
+    rounding.source = w.data;
+    rounding.row_stride = w.column_stride;
+    rounding.channel_stride = w.channel_stride;
     rounding.channels = p.source.channels;
     rounding.taps = part.phase->taps.size();
     rounding.offsets = offsets[task / tasks].data();
@@ -144,6 +154,15 @@ std::size_t row_parts(std::size_t blocks, std::size_t rows, std::size_t products
   static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
   const std::size_t threads = std::clamp<std::size_t>(products / tuning::kLeastProducts, 1, cores);
   return std::clamp<std::size_t>(divided_up(threads, blocks), 1, std::max<std::size_t>(1, rows / tuning::kLeastRows));
+}
+
+// The same convolution with planes as lines, if it has one kernel element at each position.
+Convolution in_lines(const Convolution& convolution) {
+  Convolution c = convolution;
+  if (!is_pointwise(c)) return c;
+  c.input[2] = c.output[2] = product(index_of(c.input));
+  for (const int axis : {0, 1}) c.input[axis] = c.output[axis] = 1;
+  return c;
 }
 
 void correlate(const Convolution& c, const PlaneCorrelation<float>& p, const ParallelFor& parallel_for) {
@@ -233,23 +252,26 @@ void correlate(const Convolution& c, const PlaneCorrelation<float>& p, const Par
 
 }  // namespace
 
-void convolve_in_bfloat16(const Convolution& c, const float* x, const float* w, const float* bias, float* y,
+void convolve_in_bfloat16(const Convolution& convolution, const float* x, const float* w, const float* bias, float* y,
                           const ParallelFor& parallel_for) {
+  const Convolution c = in_lines(convolution);
   correlate(c, forward_correlation(c, x, w, bias, y), parallel_for);
 }
 
-void convolution_input_gradient_in_bfloat16(const Convolution& c, const float* dy, const float* w, float* dx,
+void convolution_input_gradient_in_bfloat16(const Convolution& convolution, const float* dy, const float* w, float* dx,
                                             const ParallelFor& parallel_for) {
+  const Convolution c = in_lines(convolution);
   correlate(c, input_gradient_correlation(c, dy, w, dx), parallel_for);
 }
 
 // Rows are channels of dy, columns are channels of x and taps, and the depth is the positions of a block.
-void convolution_weight_gradient_in_bfloat16(const Convolution& c, const float* x, const float* dy, float* dw,
+void convolution_weight_gradient_in_bfloat16(const Convolution& convolution, const float* x, const float* dy, float* dw,
                                              const ParallelFor& parallel_for) {
+  const Convolution c = in_lines(convolution);
   const std::vector<Tap> taps = taps_of(c);
   const Planes<float> of_x = {x, 1, c.inputs, index_of(c.input)}, of_dy = {dy, 1, c.outputs, index_of(c.output)};
   const RoundedBlocks rounded(Grid(index_of(c.output), index_of(c.stride), taps), c.batch, c.inputs,
-                              tuning::kGradientSourceWords, std::numeric_limits<std::size_t>::max(), false);
+                              tuning::kGradientSourceWords, tuning::kGradientDepth, false);
   const std::vector<std::ptrdiff_t> columns = rounded.tap_offsets(taps);
   const Buffer source(rounded.bytes());
   for (const Block& block : rounded.blocks().all) {

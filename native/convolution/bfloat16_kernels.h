@@ -41,7 +41,7 @@ inline void round_box_row(const BoxRounding& box, const float* first, const floa
       round_to_words(one, count, to);
     }
   };
-  for (std::ptrdiff_t phase = 0; phase < step; ++phase, target += words * width) {
+  for (std::ptrdiff_t phase = 0; phase < step; phase += box.every[2], target += words * width) {
     const std::ptrdiff_t origin = box.start[2] + phase;  // elements origin + step * i, as far as they exist
     const std::ptrdiff_t begin = std::min(width, origin >= 0 ? 0 : (step - 1 - origin) / step);
     const std::ptrdiff_t end =
@@ -68,6 +68,15 @@ inline void round_box_row(const BoxRounding& box, const float* first, const floa
   }
 }
 
+// Asks for the part of a row that a box covers, and in the next plane, too, if it reads two: each is far from the last.
+inline void prefetch_row(const BoxRounding& box, const float* row) {
+  const std::ptrdiff_t end = std::min(box.size[2], box.start[2] + box.extent[2]);
+  for (std::ptrdiff_t at = std::max<std::ptrdiff_t>(box.start[2], 0); at < end; at += 16) {
+    __builtin_prefetch(row + at);
+    if (box.pairs) __builtin_prefetch(row + box.source_stride + at);
+  }
+}
+
 inline void round_boxes(const BoxRounding& box) {
   const std::size_t together = box.pairs ? 2 : 1;
   const std::ptrdiff_t row_words = static_cast<std::ptrdiff_t>(together) * box.extent[2];
@@ -78,14 +87,16 @@ inline void round_boxes(const BoxRounding& box) {
     const float* source = box.source + static_cast<std::ptrdiff_t>(plane) * box.source_stride;
     const bool two = box.pairs && plane + 1 < box.planes;
     std::uint16_t* target = box.target + static_cast<std::ptrdiff_t>(plane) * box.target_stride;
-    for (std::ptrdiff_t d = 0; d < box.extent[0]; ++d) {
-      for (std::ptrdiff_t h = 0; h < box.extent[1]; ++h, target += row_words) {
+    for (std::ptrdiff_t d = 0; d < box.extent[0]; d += box.every[0]) {
+      for (std::ptrdiff_t h = 0; h < box.extent[1]; h += box.every[1]) {
+        std::uint16_t* to = target + (d * box.extent[1] + h) * row_words;
         if (is_outside(0, d) || is_outside(1, h)) {
-          fill_zero_words(target, static_cast<std::size_t>(row_words));
+          fill_zero_words(to, static_cast<std::size_t>(row_words));
           continue;
         }
         const float* row = source + ((d + box.start[0]) * box.size[1] + h + box.start[1]) * box.size[2];
-        round_box_row(box, row, two ? row + box.source_stride : nullptr, target);
+        prefetch_row(box, row + static_cast<std::ptrdiff_t>(together) * box.source_stride);
+        round_box_row(box, row, two ? row + box.source_stride : nullptr, to);
       }
     }
   }

@@ -9,7 +9,7 @@
 
 namespace onnxtrain {
 
-// Boxes out of planes, with zeros outside of the plane. The elements of a row that lie `step` apart are side by side:
+// Boxes out of planes, with zeros outside of the plane; elements that are not read are left out. The elements of a row that lie `step` apart are side by side:
 // those of the first position, then those of the next, and so on. With `pairs`, the elements of two planes are one pair;
 // a last plane without a second has zeros there.
 struct BoxRounding {
@@ -17,6 +17,7 @@ struct BoxRounding {
   std::ptrdiff_t start[kAxes];   // of the box in the plane, may be negative
   std::ptrdiff_t extent[kAxes];  // of the box; along the last axis a multiple of the step
   std::ptrdiff_t step;
+  std::ptrdiff_t every[kAxes];  // 1, or the step of positions, where these read no elements between them
   bool pairs;
   std::size_t planes;
   const float* source;

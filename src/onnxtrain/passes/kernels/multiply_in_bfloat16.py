@@ -1,4 +1,4 @@
-"""Compute linear layers and attention with the CPU's bfloat16 instructions, where the training asks for it."""
+"""Compute linear layers, convolutions and attention with the CPU's bfloat16 instructions, where the training asks for it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ LEAST = 64
 def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
     """Let matmuls round their operands to bfloat16 and accumulate in float, forward and backward, in place.
 
-    ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits``, ``MatMulNBitsGradient``, ``Attention``
-    and ``AttentionGradient`` of the domain ``onnxtrain`` get the attribute ``compute``. Linear layers whose weights
-    have fewer than 64 rows or columns, or unknown sizes, stay in float32, and float64 nodes stay in float64. Everything
-    else (softmax, norms, losses, updates) is never rounded.
+    ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits``, ``MatMulNBitsGradient``, ``Conv``,
+    ``ConvInputGradient``, ``ConvWeightGradient``, ``Attention`` and ``AttentionGradient`` of the domain ``onnxtrain``
+    get the attribute ``compute``. Linear layers whose weights have fewer than 64 rows or columns, convolutions of
+    several groups or few channels, and weights of unknown sizes stay in float32, and float64 nodes stay in float64.
+    Everything else (softmax, norms, losses, updates) is never rounded.
 
     Requires: types, and the shapes of weights. Ensures: a sorted graph.
 
@@ -36,11 +37,13 @@ def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
 
 
 def _is_worth_it(node: ir.Node) -> bool:
-    """Return whether a node is attention in float, or a linear layer in float whose weight is large enough."""
+    """Return whether a node in float is attention, or a layer whose weight is large enough."""
     x = node.inputs[0]
     is_float = x is not None and x.dtype == ir.DataType.FLOAT
     if node.op_type in (ATTENTION, ATTENTION_GRADIENT):
         return is_float
+    if node.op_type in CONVOLUTIONS:
+        return is_float and _is_large_enough(node)
     if node.op_type in (PRODUCT, GRADIENT):
         sizes: list[object] = [node.attributes[name].as_int() for name in ("K", "N")]
     elif node.op_type in ("Linear", "LinearGradient"):
