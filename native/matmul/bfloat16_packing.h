@@ -196,41 +196,53 @@ inline void copy_words(const std::uint16_t* from, std::size_t count, std::uint16
   for (std::size_t i = 0; i < count; i += 2 * kLanes<Pair>) store_pairs(to + i, load_pairs(from + i));
 }
 
+// Words that lie side by side in the source and in what is packed.
+struct WordRun {
+  std::ptrdiff_t from;
+  std::uint32_t to, count;
+};
+
+// Copies runs of words; up to a vector of what lies behind a run is overwritten.
+inline void copy_runs(const std::uint16_t* from, const WordRun* runs, std::size_t count, std::uint16_t* to) {
+  constexpr std::size_t kFew = 8;  // as in rows of the smallest images
+  for (const WordRun* run = runs; run != runs + count; ++run) {
+    if (run->count <= kFew) {
+      __builtin_memcpy(to + run->to, from + run->from, kFew * sizeof(std::uint16_t));
+    } else {
+      copy_words(from + run->from, run->count, to + run->to);
+    }
+  }
+}
+
 // From patches of words: neighbouring positions of a column lie side by side.
 inline void pack_word_patches(const Bfloat16Matmul& p, const PairPanel& panel) {
   const Patches& patches = *p.patches;
   const std::size_t last = panel.begin + panel.depth;
+  WordRun runs[tuning::kBfloat16Depth + 2 * kTileLines];
+  std::size_t count = 0;
+  for (std::size_t k = panel.begin; k < last; ++count) {
+    const std::size_t end = std::min(patches.run_ends[k], last);
+    runs[count] = {patches.depth[k], static_cast<std::uint32_t>(k - panel.begin), static_cast<std::uint32_t>(end - k)};
+    k = end;
+  }
   pack_columns(panel, [&](std::size_t column, std::uint16_t* line) {
-    const std::uint16_t* source = patches.source + patches.columns[p.first_column + column];
-    for (std::size_t k = panel.begin; k < last;) {
-      const std::size_t end = std::min(patches.run_ends[k], last);
-      const std::uint16_t* from = source + patches.depth[k];
-      if (end - k == 1) {
-        line[k - panel.begin] = *from;
-      } else {
-        copy_words(from, end - k, line + k - panel.begin);
-      }
-      k = end;
-    }
+    copy_runs(patches.source + patches.columns[p.first_column + column], runs, count, line);
   });
 }
 
 // From patches of pairs: neighbouring columns lie side by side. What is written behind a row is overwritten by the next
 // one, or lies where the next panel will, or its lines.
 inline void pack_pair_patches(const Bfloat16Matmul& p, const PairPanel& panel) {
-  struct Run {
-    std::ptrdiff_t from;
-    std::size_t to, count;  // words
-  };
   const Patches& patches = *p.patches;
   const std::size_t first = p.first_column + panel.column, given = (panel.depth + 1) / 2;
   for (std::size_t side = 0; side < panel.width; side += panel.breadth(side)) {
     const std::size_t breadth = panel.breadth(side), valid = std::min(panel.columns, side + breadth);
-    Run runs[kMaxTileVectors * kLanes<float>];
+    WordRun runs[kMaxTileVectors * kLanes<float>];
     std::size_t count = 0;
     for (std::size_t j = side; j < valid; ++count) {
       const std::size_t end = std::min(patches.run_ends[first + j] - first, valid);
-      runs[count] = {2 * patches.columns[first + j], 2 * (j - side), 2 * (end - j)};
+      runs[count] = {2 * patches.columns[first + j], static_cast<std::uint32_t>(2 * (j - side)),
+                     static_cast<std::uint32_t>(2 * (end - j))};
       j = end;
     }
     std::uint16_t* to = panel.at(0, side);
@@ -240,7 +252,7 @@ inline void pack_pair_patches(const Bfloat16Matmul& p, const PairPanel& panel) {
         continue;
       }
       const std::uint16_t* from = patches.source + 2 * patches.depth[panel.begin / 2 + k];
-      for (std::size_t run = 0; run < count; ++run) copy_words(from + runs[run].from, runs[run].count, to + runs[run].to);
+      copy_runs(from, runs, count, to);
       if (valid < side + breadth) {
         const std::size_t filled = valid > side ? valid - side : 0;
         fill_zero_words(to + 2 * filled, 2 * (breadth - filled));
