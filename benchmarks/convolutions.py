@@ -40,6 +40,7 @@ class Layer(NamedTuple):
 
     @property
     def windows(self) -> int:
+        """The size of the result."""
         return (self.size + 2 * (self.kernel // 2) - self.kernel) // self.stride + 1
 
 

@@ -194,9 +194,9 @@ inline constexpr std::size_t kGradientPositions = 1024;
 // read once.
 inline constexpr std::size_t kBlockSumShare = 512, kLeastBlockPositions = 256;
 
-// Words of x that the weight gradient in bfloat16 rounds at a time. Bits.
-inline constexpr std::size_t kGradientSourceWords = std::size_t{1} << 24;
-inline constexpr std::size_t kGradientDepth = 1024;
+// Words of x, and positions, that the weight gradient in bfloat16 rounds at a time: about a block of the depth, which then
+// stays in the L2 cache. (All at once took 1.1 to 2.3 times as long with images of 56 x 56.) Bits.
+inline constexpr std::size_t kGradientSourceWords = std::size_t{1} << 24, kGradientDepth = 1024;
 
 // Minimum positions per block if its copy of the source is too large: fewer do not justify a copy. Bits.
 inline constexpr std::ptrdiff_t kFewestPositions = 64;

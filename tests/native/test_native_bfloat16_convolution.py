@@ -247,7 +247,7 @@ def test_without_the_attribute_nothing_is_rounded():
     [
         (np.float32, {"compute": "float16"}, "attribute 'compute' is 'float16': it must be float32 or bfloat16"),
         (np.float64, COMPUTE, "attribute 'compute' is 'bfloat16', and its inputs have type double: they must be float"),
-        (np.float32, COMPUTE | {"group": 2}, "'bfloat16', and attribute 'group' is 2: convolutions in bfloat16 have one group"),
+        (np.float32, COMPUTE | {"group": 2}, "'bfloat16', and attribute 'group' is 2: convolutions in bfloat16 have one"),
     ],
 )  # fmt: skip
 def test_invalid_types_and_attributes_are_refused(operator, dtype, changed, sentence):
@@ -261,7 +261,7 @@ def test_invalid_types_and_attributes_are_refused(operator, dtype, changed, sent
 def test_bodies_round_alike(operator):
     """The definition in standard operators, as another runtime computes it."""
     case = plain(2, 12, 20, 9, 3, stride=2)
-    x, w, dy, b = arrays = case.draw(np.float32)
+    x, w, *_ = arrays = case.draw(np.float32)
     feeds = case.feeds(operator, *arrays)
     node = helper.make_node(operator, list(feeds), ["out"], domain="onnxtrain", **case.attributes, **COMPUTE)
     values = [helper.make_tensor_value_info(name, element_type(array), array.shape) for name, array in feeds.items()]

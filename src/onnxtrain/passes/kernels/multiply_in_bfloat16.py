@@ -13,18 +13,22 @@ from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.value import dimensions
 
 LEAST = 64
-"""Least rows and columns of a weight that are worth the rounding: narrower ones, as in adapters, stay exact."""
+"""Least rows and columns of a weight that are worth the rounding: narrower ones, as in adapters, stay exact. Also the
+least terms of the sums of a convolution."""
 
 CONVOLUTIONS = ("Conv", "ConvInputGradient", "ConvWeightGradient")
 
-FEW_ROWS = 16
-"""Least channels of the result of a convolution, or of its gradient by x, in bfloat16: half of a tile's rows."""
+LEAST_ROWS = 16
+"""Least channels of the result of a convolution, or of its gradient by x, in bfloat16: a tile's rows."""
 
 LEAST_OUTPUTS = 32
-"""Least outputs of a convolution whose weight gradient is in bfloat16: each patch is arranged for all of them."""
+"""Least outputs of a convolution whose weight gradient is in bfloat16: a patch is arranged once for all of them."""
 
-SHORT_ROWS = 16
-"""Rows of an image that are shorter than this take longer to arrange, and need twice as many outputs."""
+LONG_ROW = 28
+"""Positions of a row of an image; shorter rows take longer to arrange: weight gradients need twice the outputs."""
+
+TINY_ROW = 7
+"""Positions of a row, below which convolutions of one kernel element, which read each element once, stay exact."""
 
 
 def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
@@ -69,28 +73,37 @@ def _is_worth_it(node: ir.Node) -> bool:
 
 
 def _gains(node: ir.Node) -> bool:
-    """Return whether a convolution is faster in bfloat16: of one group, with long sums and enough rows of a matmul.
+    """Return whether a convolution is faster in bfloat16: of one group, with long sums, and many rows of a matmul.
 
-    ``benchmarks/convolutions.py`` measures layers of ResNets. CPU time over that of float32 on an Intel Xeon with AMX:
+    CPU time over that of float32, Intel Xeon with AMX, one thread (``benchmarks/convolutions.py`` has more layers):
 
-        layer                                       y     dx    dw
-        8 x 64 x 56 x 56, 3 x 3, 64                TABLE
+        layer                               y     dx     dw
+        8 x 64 x 56 x 56, 3 x 3, 64       0.29   0.41   0.46
+        8 x 512 x 7 x 7, 3 x 3, 512       0.30   0.43   0.28
+        8 x 64 x 56 x 56, 1 x 1, 256      0.61   0.73   0.69
+        8 x 24 x 28 x 28, 3 x 3, 24       0.58   0.55   0.68, in float32
+        32 x 64 x 7 x 7, 3 x 3, 64        0.57   0.49   0.65
+        32 x 32 x 7 x 7, 3 x 3, 32        0.60   0.59   0.96, in float32
+        8 x 24 x 56 x 56, 1 x 1, 144      1.10   0.89   0.76; y in float32
+        8 x 96 x 28 x 28, 1 x 1, 24       0.81   1.19   0.85; dx and dw in float32
+        32 x 64 x 4 x 4, 1 x 1, 64        1.17   1.26   1.32, all in float32
     """
     kernel, group = node.attributes["kernel_shape"].as_ints(), node.attributes["group"].as_int()
-    if group != 1:
+    of_weight = node.op_type == "ConvWeightGradient"
+    images = [_sizes(value) for value in node.inputs[: 2 if of_weight else 1]]
+    widths = [sizes[-1] for sizes in images if sizes and isinstance(sizes[-1], int)]
+    if group != 1 or (math.prod(kernel) == 1 and min(widths, default=TINY_ROW) < TINY_ROW):
         return False
-    if node.op_type == "ConvWeightGradient":
-        (_, outputs, *_, width), (_, inputs, *_) = (_sizes(value) or (None,) * 3 for value in node.inputs[:2])
-        is_short = isinstance(width, int) and width < SHORT_ROWS
-        rows, least = outputs, LEAST_OUTPUTS * (2 if is_short else 1)
-        terms = LEAST
-    else:
-        outputs, inputs = _sizes(node.inputs[1])[:2] or (None, None)
-        forward = node.op_type == "Conv"
-        rows, least = (outputs if forward else inputs), FEW_ROWS
-        channels = inputs if forward else outputs
-        terms = channels * math.prod(kernel) if isinstance(channels, int) else 0
-    return isinstance(rows, int) and rows >= least and terms >= LEAST
+    if of_weight:
+        outputs = images[0][1] if images[0] else None
+        least = LEAST_OUTPUTS if min(widths, default=LONG_ROW) >= LONG_ROW else 2 * LEAST_OUTPUTS
+        return isinstance(outputs, int) and outputs >= least
+    rows, channels = (_sizes(node.inputs[1]) or (None, None))[:2]
+    if node.op_type == "ConvInputGradient":
+        rows, channels = channels, rows
+    if not isinstance(rows, int) or not isinstance(channels, int):
+        return False
+    return rows >= LEAST_ROWS and channels * math.prod(kernel) >= LEAST
 
 
 def _sizes(value: ir.Value | None) -> tuple[object, ...]:
