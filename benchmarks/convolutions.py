@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     for name, call in calls.items():
                         best[name] = min(best[name], seconds(call))
                 operations = 2 * arrays["dy"].size * layer.inputs * layer.kernel**2
-                row += [f"{operations / best[name] / 1e9:.0f}" for name in best]
+                row += [f"{operations / best[name] / 1e9:.3g}" for name in best]
             rows.append(row)
     names = ["float32", "bfloat16", *(["PyTorch"] if options.against_torch else [])]
     head = ["batch, layer", *(f"{result} {name}" for result in OPERATORS for name in names)]
