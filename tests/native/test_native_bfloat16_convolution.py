@@ -247,7 +247,7 @@ def test_without_the_attribute_nothing_is_rounded():
     [
         (np.float32, {"compute": "float16"}, "attribute 'compute' is 'float16': it must be float32 or bfloat16"),
         (np.float64, COMPUTE, "attribute 'compute' is 'bfloat16', and its inputs have type double: they must be float"),
-        (np.float32, COMPUTE | {"group": 2}, "'bfloat16', and attribute 'group' is 2: convolutions in bfloat16 have one"),
+        (np.float32, COMPUTE | {"group": 2}, "'bfloat16', and attribute 'group' is 2: conv"),
     ],
 )  # fmt: skip
 def test_invalid_types_and_attributes_are_refused(operator, dtype, changed, sentence):

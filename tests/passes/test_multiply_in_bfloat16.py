@@ -186,6 +186,19 @@ def test_convolutions_and_their_gradients_round(of):
         assert 1e-5 * np.abs(one).max() < np.abs(one - other).max() < 0.02 * np.abs(one).max()
 
 
+@pytest.mark.parametrize(("of", "found"), [("gain", "Conv"), ("w", "ConvWeightGradient")])
+def test_gradients_of_transposed_convolutions_round(of, found):
+    model = convolution(kernel=2)
+    node = next(node for node in model.graph.node if node.op_type == "Conv")
+    node.op_type = "ConvTranspose"
+    del node.attribute[:]
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    working = lowered(model, of=of)
+    assert products(working) == [(found, "bfloat16")]
+    assert any(node.op_type == "ConvTranspose" and not node.domain for node in working.graph)
+
+
 @pytest.mark.parametrize(
     ("sizes", "gaining"),
     [
