@@ -22,12 +22,12 @@ constexpr std::size_t kLineBytes = 64;
 
 std::size_t cache_lines(std::size_t bytes) { return rounded_up(bytes, kLineBytes); }
 
-// For each offset, the end of the neighbouring ones that it belongs to.
-std::vector<std::size_t> run_ends(const std::vector<std::ptrdiff_t>& offsets) {
+// For each offset, the end of those `step` apart that it belongs to.
+std::vector<std::size_t> run_ends(const std::vector<std::ptrdiff_t>& offsets, std::ptrdiff_t step = 1) {
   std::vector<std::size_t> ends(offsets.size());
   std::size_t end = offsets.size();
   for (std::size_t i = offsets.size(); i-- > 0;) {
-    if (i + 1 < offsets.size() && offsets[i + 1] != offsets[i] + 1) end = i + 1;
+    if (i + 1 < offsets.size() && offsets[i + 1] != offsets[i] + step) end = i + 1;
     ends[i] = end;
   }
   return ends;
@@ -135,20 +135,6 @@ void round_weights(const PlaneCorrelation<float>& p, const std::vector<PhasePart
   });
 }
 
-// Writes rows of sums to their positions.
-void scatter(const float* sums, std::size_t stride, std::size_t rows, const std::vector<std::ptrdiff_t>& offsets,
-             const std::vector<std::size_t>& ends, std::ptrdiff_t plane, float* target) {
-  for (std::size_t row = 0; row < rows; ++row, sums += stride, target += plane) {
-    for (std::size_t i = 0; i < offsets.size(); i = ends[i]) {
-      if (ends[i] == i + 1) {
-        target[offsets[i]] = sums[i];
-      } else {
-        std::copy(sums + i, sums + ends[i], target + offsets[i]);
-      }
-    }
-  }
-}
-
 // Row parts of each of so many blocks, so that every core has work: each part packs the block for itself.
 std::size_t row_parts(std::size_t blocks, std::size_t rows, std::size_t products) {
   static const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
@@ -222,10 +208,11 @@ void correlate(const Convolution& c, const PlaneCorrelation<float>& p, const Par
         const auto column_ends = run_ends(columns);
         const auto targets =
             plane_offsets(block, p.target_size, part.phase->target_start, part.phase->target_step, target_image);
-        const auto target_ends = run_ends(targets);
+        const std::ptrdiff_t step = part.phase->target_step[2];
+        const auto target_ends = run_ends(targets, step);
         float* target = p.target + static_cast<std::ptrdiff_t>(box.image) * target_image +
                         static_cast<std::ptrdiff_t>(first) * target_plane;
-        const bool direct = target_ends[0] == targets.size();
+        const bool direct = target_ends[0] == targets.size() && (step == 1 || targets.size() == 1);
         const Patches patches = {source, true, part.offsets.data(), columns.data(), column_ends.data()};
         Bfloat16Matmul product = products[i];
         product.left = part.weights.words() + first * part.weights.stride();
@@ -244,7 +231,9 @@ void correlate(const Convolution& c, const PlaneCorrelation<float>& p, const Par
           product.bias_row = product.target_row;
         }
         bfloat16_kernels().multiply(product);
-        if (!direct) scatter(sums_here, sums_stride, count, targets, target_ends, target_plane, target);
+        if (direct) continue;
+        bfloat16_convolution().scatter({sums_here, sums_stride, count, targets.size(), targets.data(), target_ends.data(), step,
+                                        target, target_plane});
       }
     });
   });

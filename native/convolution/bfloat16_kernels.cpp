@@ -11,6 +11,7 @@ const Bfloat16Convolution ONNXTRAIN_OF_SET(kBfloat16Convolution_) = {
     .round_boxes = round_boxes,
     .round_weights = round_weights,
     .round_planes = round_planes,
+    .scatter = scatter,
 };
 
 }  // namespace onnxtrain

@@ -1,6 +1,10 @@
 // Rounds the operands of convolutions to bfloat16. Included by bfloat16_kernels.cpp only.
 #pragma once
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 
 #include "convolution/bfloat16_table.h"
@@ -168,6 +172,38 @@ inline void round_planes(const PlaneRounding& r, std::size_t first_row, std::siz
       }
       fill_zero_words(words + end - begin, whole - (end - begin));
       place_words(words, row, begin, whole, r.stride, r.target);
+    }
+  }
+}
+
+inline void write_apart(const float* from, std::size_t count, std::ptrdiff_t step, float* to) {
+  std::size_t i = 0;
+#if defined(__AVX512F__)
+  if (step == 2) {
+    const __m512i order = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    for (; i < count; i += 8) {
+      const std::size_t some = std::min<std::size_t>(count - i, 8);
+      const __m256 sums = _mm256_maskz_loadu_ps(static_cast<__mmask8>((1u << some) - 1), from + i);
+      const auto mask = static_cast<__mmask16>(0x5555u & ((1u << 2 * some) - 1));
+      _mm512_mask_storeu_ps(to + 2 * i, mask, _mm512_permutexvar_ps(order, _mm512_castps256_ps512(sums)));
+    }
+    return;
+  }
+#endif
+  for (; i < count; ++i) to[static_cast<std::ptrdiff_t>(i) * step] = from[i];
+}
+
+inline void scatter(const SumScatter& s) {
+  for (std::size_t row = 0; row < s.rows; ++row) {
+    const float* sums = s.sums + row * s.stride;
+    float* target = s.target + static_cast<std::ptrdiff_t>(row) * s.target_stride;
+    for (std::size_t i = 0; i < s.count; i = s.run_ends[i]) {
+      const std::size_t count = s.run_ends[i] - i;
+      if (s.step == 1) {
+        copy(sums + i, count, target + s.offsets[i]);
+      } else {
+        write_apart(sums + i, count, s.step, target + s.offsets[i]);
+      }
     }
   }
 }

@@ -1,5 +1,5 @@
-// Operands of convolutions, rounded to bfloat16 as the multiplication of matrices reads them (matmul/bfloat16_table.h):
-// functions over pointers, compiled once per instruction set. Strides and offsets count elements.
+// Operands of convolutions, rounded to bfloat16 as the multiplication of matrices reads them (matmul/bfloat16_table.h), and
+// results at positions of images: functions over pointers, compiled once per instruction set. Strides and offsets count elements.
 #pragma once
 
 #include <cstddef>
@@ -50,10 +50,22 @@ struct PlaneRounding : LeftRounding {
   const std::size_t* run_ends;  // the end of the neighbouring offsets that each belongs to
 };
 
+// Rows of sums, to be written to positions of planes.
+struct SumScatter {
+  const float* sums;
+  std::size_t stride, rows, count;  // of a row
+  const std::ptrdiff_t* offsets;
+  const std::size_t* run_ends;  // the end of the offsets `step` apart that each belongs to
+  std::ptrdiff_t step;
+  float* target;
+  std::ptrdiff_t target_stride;  // between rows
+};
+
 struct Bfloat16Convolution {
   void (*round_boxes)(const BoxRounding&);
   void (*round_weights)(const WeightRounding&, std::size_t first_row, std::size_t end_row);
   void (*round_planes)(const PlaneRounding&, std::size_t first_row, std::size_t end_row);
+  void (*scatter)(const SumScatter&);
 };
 
 // The functions for the layout of `bfloat16_kernels()`.
