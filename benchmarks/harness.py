@@ -28,6 +28,7 @@ BUSY_CORES = 0.1
 # float32 differs from itself in float64 by 0.5 % at the third step.
 FIRST_TOLERANCE = 1e-4
 LATER_TOLERANCE = 2e-2
+ROUNDED_TOLERANCE = 5e-2
 
 
 class PeerError(Exception):
@@ -210,10 +211,16 @@ def measure(
     return results
 
 
-def losses_differ(found: Measurement, reference: Measurement) -> str:
-    """Return a sentence if the first losses of two peers disagree, else ""."""
+def losses_differ(found: Measurement, reference: Measurement, *, rounded: bool = False) -> str:
+    """Return a sentence if the first losses of two peers disagree, else "".
+
+    Args:
+        found: One of them.
+        reference: The other.
+        rounded: Whether one rounds operands to bfloat16.
+    """
     for step, (mine, theirs) in enumerate(zip(found.losses, reference.losses, strict=True)):
-        tolerance = LATER_TOLERANCE if step else FIRST_TOLERANCE
+        tolerance = ROUNDED_TOLERANCE if rounded else LATER_TOLERANCE if step else FIRST_TOLERANCE
         if not abs(mine - theirs) <= tolerance * abs(theirs):
             return f"the loss of step {step} is {mine:.6g}, the reference's {theirs:.6g}"
     return ""

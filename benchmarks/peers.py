@@ -61,10 +61,12 @@ class Peer:
     Attributes:
         title: Its name in tables.
         interpreter: The Python that runs it: ``"own"`` for the benchmark's, else the name of an environment.
+        rounds: Whether operands are rounded to bfloat16, so that losses differ more.
     """
 
     title: ClassVar[str]
     interpreter: ClassVar[str] = "own"
+    rounds: ClassVar[bool] = False
 
     def __init__(self, task: Task) -> None:
         raise NotImplementedError
@@ -83,10 +85,10 @@ class OnnxTrain(Peer):
 
     title = "onnxtrain"
     kernels: ClassVar[bool | None] = None
-    state_dtype: ClassVar[str | None] = None
+    precision: ClassVar[str | None] = None
 
     def __init__(self, task: Task) -> None:
-        self.trainer = onnxtrain_trainer(task, kernels=self.kernels, state_dtype=self.state_dtype)
+        self.trainer = onnxtrain_trainer(task, kernels=self.kernels, precision=self.precision)
 
     @staticmethod
     def prepare(task: Task) -> None:  # noqa: D102
@@ -113,14 +115,22 @@ class OnnxTrainBfloat16(OnnxTrain):
     """onnxtrain with bfloat16 states."""
 
     title = "onnxtrain, states in bfloat16"
-    state_dtype = "bfloat16"
+    precision = "states=bfloat16"
 
 
 class OnnxTrain8Bit(OnnxTrain):
     """onnxtrain with 8-bit states."""
 
     title = "onnxtrain, states in 8 bits"
-    state_dtype = "8bit"
+    precision = "states=8bit"
+
+
+class OnnxTrainInBfloat16(OnnxTrain):
+    """onnxtrain with operands of layers rounded to bfloat16."""
+
+    title = "onnxtrain, bfloat16"
+    precision = "bfloat16"
+    rounds = True
 
 
 class OnnxTrainBodies(OnnxTrain):
@@ -141,8 +151,9 @@ class Torch(Peer):
         torch.set_num_threads(task.threads)
         self.torch = torch
         self.model = find_model(task.model)
-        self.module = self.compiled(self.model.module())
-        self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, eps=EPSILON, fused=True)
+        module = self.model.module()
+        self.module = self.compiled(module)
+        self.optimizer = torch.optim.Adam(module.parameters(), lr=LEARNING_RATE, eps=EPSILON, fused=True)
 
     def compiled(self, module: Any) -> Any:
         """The callable of a step."""
@@ -165,6 +176,20 @@ class TorchCompile(Torch):
 
     def compiled(self, module: Any) -> Any:  # noqa: D102
         return self.torch.compile(module)
+
+
+class TorchAutocast(Torch):
+    """PyTorch eager with fused Adam, under autocast to bfloat16."""
+
+    title = "PyTorch, autocast"
+    rounds = True
+
+    def compiled(self, module: Any) -> Any:  # noqa: D102
+        def computed(*inputs: Any) -> Any:
+            with self.torch.autocast("cpu", self.torch.bfloat16):
+                return module(*inputs).float()
+
+        return computed
 
 
 class OnnxRuntimeTraining(Peer):
@@ -262,10 +287,12 @@ PEERS: dict[str, type[Peer]] = {
     "onnxtrain": OnnxTrain,
     "onnxtrain-bfloat16": OnnxTrainBfloat16,
     "onnxtrain-8bit": OnnxTrain8Bit,
+    "onnxtrain-in-bfloat16": OnnxTrainInBfloat16,
     "onnxtrain-bodies": OnnxTrainBodies,
     "earlier": Earlier,
     "torch": Torch,
     "torch-compile": TorchCompile,
+    "torch-autocast": TorchAutocast,
     "onnxruntime-training": OnnxRuntimeTraining,
     "onnxsim": OnnxSim,
 }
@@ -276,7 +303,7 @@ def onnxtrain_trainer(
     *,
     kernels: bool | None = None,
     profile: str | None = None,
-    state_dtype: str | None = None,
+    precision: str | None = None,
     providers: Sequence[str] | None = None,
 ) -> Any:
     """The onnxtrain trainer for a task whose model is already exported."""
@@ -289,7 +316,7 @@ def onnxtrain_trainer(
         batch_norm="train",
         tie=True,  # exporters write an output layer that is the embedding as a tensor of its own
         untie=True,  # they merge equal running statistics
-        **({} if state_dtype is None else {"precision": onnxtrain.Precision(states=state_dtype)}),
+        **({} if precision is None else {"precision": precision}),
         runtime=onnxtrain.RuntimeOptions(
             threads=task.threads,
             kernels=kernels,

@@ -132,9 +132,10 @@ def compare(
     measured |= {peer: Measurement(problem=problem) for peer, problem in missing.items() if peer in by_peer}
     reference = measured.get(against)
     if reference is not None and not reference.problem:
-        for result in measured.values():
+        for peer, result in measured.items():
             if not result.problem:
-                result.problem = losses_differ(result, reference)
+                rounded = PEERS[peer].rounds or PEERS[against].rounds
+                result.problem = losses_differ(result, reference, rounded=rounded)
     return {peer: measured[peer] for peer in by_peer}
 
 

@@ -290,6 +290,10 @@ def test_idx_refuses_other_files(tmp_path: Path) -> None:
 def test_losses_that_differ_are_reported() -> None:
     reference = harness.Measurement(losses=[2.0, 1.0])
     assert harness.losses_differ(harness.Measurement(losses=[2.0001, 1.01]), reference) == ""
+    assert harness.losses_differ(harness.Measurement(losses=[2.01, 1.04]), reference, rounded=True) == ""
+    assert "the loss of step 1 is 1.06" in harness.losses_differ(
+        harness.Measurement(losses=[2.01, 1.06]), reference, rounded=True
+    )
     assert "the loss of step 0 is 2.01" in harness.losses_differ(harness.Measurement(losses=[2.01, 1.0]), reference)
     assert "the loss of step 1 is nan" in harness.losses_differ(
         harness.Measurement(losses=[2.0, float("nan")]), reference
@@ -423,6 +427,16 @@ def test_products_are_measured_beside_those_of_torch() -> None:
     header, row = rows(run("products.py", "--quick", "--against-torch"))
     assert header[-2:] == ["PyTorch, float32", "PyTorch, bfloat16"]
     assert float(row[-1]) > 0
+
+
+@pytest.mark.torch
+def test_convolutions_are_measured_in_both_types_beside_those_of_torch() -> None:
+    pytest.importorskip("torch")
+    header, row = rows(run("convolutions.py", "--quick", "--against-torch"))
+    assert header[1:4] == ["y float32", "y bfloat16", "y PyTorch"]
+    assert len(header) == len(row) == 10
+    assert row[0] == "1 x 8 x 6 x 6, 3 x 3, 8"
+    assert all(float(rate) > 0 for rate in row[1:])
 
 
 @pytest.mark.torch

@@ -257,6 +257,19 @@ BFLOAT16 = {
 }
 """Of processors with AVX512-BF16."""
 
+BFLOAT16_CONVOLUTIONS = {
+    f"{operator} in bfloat16, {channels} channels of {size}": node(
+        operator,
+        [(8, channels, size, size), (channels, channels, 3, 3) if operator == "Conv" else (8, channels, size, size)],
+        pads=[1] * 4,
+        kernel_shape=[3, 3],
+        compute="bfloat16",
+    )
+    for operator in ("Conv", "ConvWeightGradient")
+    for channels, size in ((64, 56), (256, 14))
+}
+"""Of processors with AVX512-BF16."""
+
 
 def sparse(x_shape: tuple[int, ...], threads: int, zeros: float = 0.9, **window: list[int]) -> Case:
     """A linear layer of 768 outputs, or a convolution with as many channels as x has, with single zeros."""
@@ -376,6 +389,9 @@ CASES: dict[str, dict[str, Case]] = {
     ),
     "kSumDepth": LINEAR_STEPS,
     "kBfloat16Depth": BFLOAT16,
+    **dict.fromkeys(
+        ("kBlockSumShare", "kLeastBlockPositions", "kGradientSourceWords", "kGradientDepth"), BFLOAT16_CONVOLUTIONS
+    ),
     "kLeastProducts": PRODUCTS | SHARED,
     **dict.fromkeys(("kPackingCost", "kReadingCost", "kFewTiles"), PRODUCTS),
     "kStripRows": {**PRODUCTS, **CONVOLUTIONS},

@@ -44,11 +44,13 @@ Grid::Grid(const Index& size_, const Index& step_, const std::vector<Tap>& taps)
   }
 }
 
-Blocks::Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::size_t elements, std::size_t positions) {
+Blocks::Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::size_t elements, std::size_t positions,
+               std::ptrdiff_t row_unit) {
   Index box = grid.size;
   const auto covered = [&] {
     for (int axis = 0; axis < kAxes; ++axis) extent[axis] = (box[axis] - 1) * grid.step[axis] + grid.reach[axis] + 1;
-    return static_cast<std::size_t>(product(extent));  // at most one plane
+    extent[2] = (extent[2] + row_unit - 1) / row_unit * row_unit;
+    return static_cast<std::size_t>(product(extent));  // about one plane at most
   };
   const auto too_large = [&] {
     return saturating_product(covered(), channels) > elements || static_cast<std::size_t>(product(box)) > positions;

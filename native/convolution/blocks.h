@@ -54,8 +54,10 @@ struct Blocks {
   std::ptrdiff_t channel_stride;
   std::size_t most_positions;
 
-  // At most `elements` elements in a block's copy of `channels` channels, and about `positions` positions per block.
-  Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::size_t elements, std::size_t positions);
+  // At most `elements` elements in a block's copy of `channels` channels, and about `positions` positions per block. Rows of
+  // a copy have multiples of `row_unit` elements.
+  Blocks(const Grid& grid, std::size_t batch, std::size_t channels, std::size_t elements, std::size_t positions,
+         std::ptrdiff_t row_unit = 1);
 
   std::size_t copy_size(std::size_t channels) const {
     return checked_product(static_cast<std::size_t>(channel_stride), channels);

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "convolution/bfloat16.h"
 #include "convolution/products.h"
 #include "sizes.h"
 
@@ -148,18 +149,30 @@ void weight_gradient_as(const Convolution& c, const void* x, const void* dy, voi
       .weight_gradient(static_cast<const T*>(x), static_cast<const T*>(dy), static_cast<T*>(dw));
 }
 
-void convolve(ElementType type, const Convolution& convolution, const void* x, const void* w, const void* bias, void* y,
+void convolve(ElementType type, bool in_bfloat16, const Convolution& convolution, const void* x, const void* w, const void* bias, void* y,
               const ParallelFor& parallel_for) {
+  if (in_bfloat16 && !convolution.is_empty()) {
+    return convolve_in_bfloat16(convolution, static_cast<const float*>(x), static_cast<const float*>(w),
+                                static_cast<const float*>(bias), static_cast<float*>(y), parallel_for);
+  }
   (type == kFloat ? convolve_as<float> : convolve_as<double>)(convolution, x, w, bias, y, parallel_for);
 }
 
-void convolution_input_gradient(ElementType type, const Convolution& convolution, const void* dy, const void* w,
+void convolution_input_gradient(ElementType type, bool in_bfloat16, const Convolution& convolution, const void* dy, const void* w,
                                 void* dx, const ParallelFor& parallel_for) {
+  if (in_bfloat16 && !convolution.is_empty()) {
+    return convolution_input_gradient_in_bfloat16(convolution, static_cast<const float*>(dy), static_cast<const float*>(w),
+                                                  static_cast<float*>(dx), parallel_for);
+  }
   (type == kFloat ? input_gradient_as<float> : input_gradient_as<double>)(convolution, dy, w, dx, parallel_for);
 }
 
-void convolution_weight_gradient(ElementType type, const Convolution& convolution, const void* x, const void* dy,
+void convolution_weight_gradient(ElementType type, bool in_bfloat16, const Convolution& convolution, const void* x, const void* dy,
                                  void* dw, const ParallelFor& parallel_for) {
+  if (in_bfloat16 && !convolution.is_empty()) {
+    return convolution_weight_gradient_in_bfloat16(convolution, static_cast<const float*>(x), static_cast<const float*>(dy),
+                                                   static_cast<float*>(dw), parallel_for);
+  }
   (type == kFloat ? weight_gradient_as<float> : weight_gradient_as<double>)(convolution, x, dy, dw, parallel_for);
 }
 

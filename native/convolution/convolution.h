@@ -44,16 +44,16 @@ struct Convolution {
   bool is_empty() const;
 };
 
-// y = x * w + bias; bias may be null.
-void convolve(ElementType type, const Convolution& convolution, const void* x, const void* w, const void* bias, void* y,
+// y = x * w + bias; bias may be null. Operands of one group of floats may be rounded to bfloat16.
+void convolve(ElementType type, bool in_bfloat16, const Convolution& convolution, const void* x, const void* w, const void* bias, void* y,
               const ParallelFor& parallel_for);
 
 // dx from dy.
-void convolution_input_gradient(ElementType type, const Convolution& convolution, const void* dy, const void* w,
+void convolution_input_gradient(ElementType type, bool in_bfloat16, const Convolution& convolution, const void* dy, const void* w,
                                 void* dx, const ParallelFor& parallel_for);
 
 // dw from dy.
-void convolution_weight_gradient(ElementType type, const Convolution& convolution, const void* x, const void* dy,
+void convolution_weight_gradient(ElementType type, bool in_bfloat16, const Convolution& convolution, const void* x, const void* dy,
                                  void* dw, const ParallelFor& parallel_for);
 
 }  // namespace onnxtrain

@@ -176,17 +176,6 @@ struct PackTask {
 }  // namespace
 
 template <typename T>
-Grid PlaneCorrelation<T>::grid() const {
-  Index size = {0, 0, 0};
-  std::vector<Tap> taps;
-  for (const Phase& phase : phases) {
-    for (int axis = 0; axis < kAxes; ++axis) size[axis] = std::max(size[axis], phase.size[axis]);
-    taps.insert(taps.end(), phase.taps.begin(), phase.taps.end());
-  }
-  return Grid(size, phases[0].step, taps);
-}
-
-template <typename T>
 void ConvolutionProducts<T>::correlate(const PlaneCorrelation<T>& p) const {
   const auto is_empty = [](const Phase& phase) { return phase.taps.empty(); };
   const bool all_empty = std::all_of(p.phases.begin(), p.phases.end(), is_empty);
@@ -196,13 +185,13 @@ void ConvolutionProducts<T>::correlate(const PlaneCorrelation<T>& p) const {
   PlaneCorrelation<T> reached = p;  // reached by some tap; the rest is zero (gradients only)
   reached.phases.erase(std::remove_if(reached.phases.begin(), reached.phases.end(), is_empty), reached.phases.end());
   if (!p.all_phases || reached.phases.size() < p.phases.size()) clear(p.target, count);
-  if (!prefers_filter(p.source, reached.grid(), p.columns)) return multiply(reached);
+  if (!prefers_filter(p.source, grid_of(reached.phases), p.columns)) return multiply(reached);
   for (const Phase& phase : reached.phases) filter(reached, phase);
 }
 
 template <typename T>
 void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
-  const Grid grid = p.grid();
+  const Grid grid = grid_of(p.phases);
   const std::size_t groups = p.source.group, channels = p.source.channels;
   const std::size_t padded_columns = rounded_up(p.columns, kernels_.lanes);
   std::size_t depth = 0;  // of all phases
@@ -286,8 +275,6 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
   });
 }
 
-template struct PlaneCorrelation<float>;
-template struct PlaneCorrelation<double>;
 #define ONNXTRAIN_CORRELATION(T)                                                      \
   template void ConvolutionProducts<T>::correlate(const PlaneCorrelation<T>&) const; \
   template void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>&) const;

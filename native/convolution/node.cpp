@@ -1,5 +1,8 @@
 #include "convolution/node.h"
 
+#include <stdexcept>
+#include <string>
+
 namespace onnxtrain {
 namespace {
 
@@ -18,11 +21,22 @@ ConvolutionAttributes attributes_of(const Attributes& attributes) {
   return result;
 }
 
+Compute compute_of(const Attributes& attributes, const ConvolutionAttributes& convolution) {
+  const Compute compute = compute_of(attributes);
+  if (compute == Compute::kBfloat16 && convolution.group != 1) {
+    throw std::invalid_argument("attribute 'compute' is 'bfloat16', and attribute 'group' is " +
+                                std::to_string(convolution.group) +
+                                ": convolutions in bfloat16 have one group; leave 'compute' out.");
+  }
+  return compute;
+}
+
 }  // namespace
 
 const Signature ConvNode::kSignature = {"Conv", {"x", "w", "b"}, 2, 1, {-1}, {}};
 
-ConvNode::ConvNode(const Attributes& attributes) : attributes_(attributes_of(attributes)) {}
+ConvNode::ConvNode(const Attributes& attributes)
+    : attributes_(attributes_of(attributes)), compute_(compute_of(attributes, attributes_)) {}
 
 void ConvNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -38,14 +52,15 @@ void ConvNode::compute(const Call& call) const {
     bias = inputs[2].data;
   }
   void* y = call.output(0, y_shape);
-  convolve(type, convolution, inputs[0].data, inputs[1].data, bias, y, call.parallel_for());
+  convolve(type, in_bfloat16(compute_, type), convolution, inputs[0].data, inputs[1].data, bias, y, call.parallel_for());
 }
 
 const Signature ConvInputGradientNode::kSignature = {
     "ConvInputGradient", {"dy", "w", "x_shape"}, 3, 1, {-1}, {},
     {ort::kTypeUndefined, ort::kTypeUndefined, ort::kTypeInt64}};
 
-ConvInputGradientNode::ConvInputGradientNode(const Attributes& attributes) : attributes_(attributes_of(attributes)) {}
+ConvInputGradientNode::ConvInputGradientNode(const Attributes& attributes)
+    : attributes_(attributes_of(attributes)), compute_(compute_of(attributes, attributes_)) {}
 
 void ConvInputGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -55,12 +70,13 @@ void ConvInputGradientNode::compute(const Call& call) const {
   const Convolution convolution(attributes_, x_shape, inputs[0].shape);
   inputs.require_shape(1, convolution.weight_shape(attributes_));
   void* dx = call.output(0, x_shape);
-  convolution_input_gradient(type, convolution, inputs[0].data, inputs[1].data, dx, call.parallel_for());
+  convolution_input_gradient(type, in_bfloat16(compute_, type), convolution, inputs[0].data, inputs[1].data, dx, call.parallel_for());
 }
 
 const Signature ConvWeightGradientNode::kSignature = {"ConvWeightGradient", {"dy", "x"}, 2, 1, {-1}, {}};
 
-ConvWeightGradientNode::ConvWeightGradientNode(const Attributes& attributes) : attributes_(attributes_of(attributes)) {}
+ConvWeightGradientNode::ConvWeightGradientNode(const Attributes& attributes)
+    : attributes_(attributes_of(attributes)), compute_(compute_of(attributes, attributes_)) {}
 
 void ConvWeightGradientNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
@@ -68,7 +84,7 @@ void ConvWeightGradientNode::compute(const Call& call) const {
   inputs.require_same_type(1, 0);
   const Convolution convolution(attributes_, inputs[1].shape, inputs[0].shape);
   void* dw = call.output(0, convolution.weight_shape(attributes_));
-  convolution_weight_gradient(type, convolution, inputs[1].data, inputs[0].data, dw, call.parallel_for());
+  convolution_weight_gradient(type, in_bfloat16(compute_, type), convolution, inputs[1].data, inputs[0].data, dw, call.parallel_for());
 }
 
 }  // namespace onnxtrain

@@ -1,7 +1,9 @@
-// Convolutions and their gradients as nodes. Attributes as of ONNX's Conv, without auto_pad; kernel_shape is required.
+// Convolutions and their gradients as nodes. Attributes as of ONNX's Conv, without auto_pad; kernel_shape is required. With
+// `compute` = "bfloat16" the operands of a convolution of one group are rounded to bfloat16.
 #pragma once
 
 #include "convolution/convolution.h"
+#include "operators/compute.h"
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
@@ -16,6 +18,7 @@ class ConvNode final : public FusedNode {
 
  private:
   ConvolutionAttributes attributes_;
+  Compute compute_;
 };
 
 // dx from dy, w and the shape of x.
@@ -28,6 +31,7 @@ class ConvInputGradientNode final : public FusedNode {
 
  private:
   ConvolutionAttributes attributes_;
+  Compute compute_;
 };
 
 // dw from dy and x.
@@ -40,6 +44,7 @@ class ConvWeightGradientNode final : public FusedNode {
 
  private:
   ConvolutionAttributes attributes_;
+  Compute compute_;
 };
 
 }  // namespace onnxtrain

@@ -1,64 +1,12 @@
 #include "convolution/products.h"
 
 #include <algorithm>
-#include <set>
 
 #include "cache.h"
 #include "scratch.h"
 #include "tuning.h"
 
 namespace onnxtrain {
-namespace {
-
-Index index_of(const std::ptrdiff_t (&sizes)[kAxes]) { return {sizes[0], sizes[1], sizes[2]}; }
-
-// Phases of large strides that no kernel element reaches are skipped; beyond this many phases, most are.
-constexpr std::size_t kMostPhases = 4096;
-
-// Positions of x one stride apart, from `start` on: the same kernel elements reach them, so their gradient is a
-// correlation of dy with those elements.
-Phase phase_of(const Index& start, const Index& size, const Index& stride, const std::vector<Tap>& taps) {
-  Phase phase = {{}, {1, 1, 1}, start, stride, {}};
-  for (int axis = 0; axis < kAxes; ++axis) {
-    phase.size[axis] = (size[axis] - start[axis] + stride[axis] - 1) / stride[axis];
-  }
-  for (const Tap& tap : taps) {
-    Tap turned = {{}, tap.weight};
-    bool reaches = true;
-    for (int axis = 0; axis < kAxes; ++axis) {
-      const std::ptrdiff_t distance = start[axis] - tap.offset[axis];
-      reaches = reaches && distance % stride[axis] == 0;
-      turned.offset[axis] = distance / stride[axis];
-    }
-    if (reaches) phase.taps.push_back(turned);
-  }
-  return phase;
-}
-
-// All phases or, where there are too many, those that some kernel element reaches.
-std::vector<Phase> phases_of(const Index& size, const Index& stride, const std::vector<Tap>& taps, bool& all) {
-  Index starts;
-  for (int axis = 0; axis < kAxes; ++axis) starts[axis] = std::min(size[axis], stride[axis]);
-  all = static_cast<std::size_t>(product(starts)) <= kMostPhases;
-  std::set<Index> found;
-  for (std::ptrdiff_t number = 0; all && number < product(starts); ++number) {
-    found.insert({number / (starts[1] * starts[2]), number / starts[2] % starts[1], number % starts[2]});
-  }
-  for (const Tap& tap : taps) {
-    Index start;
-    for (int axis = 0; axis < kAxes; ++axis) {
-      start[axis] = ((tap.offset[axis] % stride[axis]) + stride[axis]) % stride[axis];
-    }
-    if (start[0] < starts[0] && start[1] < starts[1] && start[2] < starts[2]) found.insert(start);
-  }
-  std::vector<Phase> phases;
-  phases.reserve(found.size());
-  for (const Index& start : found) phases.push_back(phase_of(start, size, stride, taps));
-  return phases;
-}
-
-}  // namespace
-
 template <typename T>
 ConvolutionProducts<T>::ConvolutionProducts(const Convolution& convolution, const ParallelFor& parallel_for)
     : c_(convolution), parallel_for_(parallel_for), kernels_(kernels_of<T>(*kernels()->convolution)) {}
@@ -96,58 +44,42 @@ bool ConvolutionProducts<T>::many_groups() const {
 }
 
 template <typename T>
-bool ConvolutionProducts<T>::is_pointwise() const {
-  for (int axis = 0; axis < kAxes; ++axis) {
-    if (c_.kernel[axis] != 1 || c_.stride[axis] != 1 || c_.input[axis] != c_.output[axis] || c_.pad[axis] != 0) {
-      return false;
-    }
-  }
-  return true;
+PlaneCorrelation<T> forward_correlation(const Convolution& c, const T* x, const T* w, const T* bias, T* y) {
+  const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c.kernel)));
+  const auto inputs = static_cast<std::ptrdiff_t>(c.inputs), outputs = static_cast<std::ptrdiff_t>(c.outputs);
+  const Phase phase = {index_of(c.output), index_of(c.stride), {0, 0, 0}, {1, 1, 1}, taps_of(c)};
+  const Weights<T> weights = {w, bias, outputs * inputs * positions, inputs * positions, positions};
+  return {{x, c.group, c.inputs, index_of(c.input)}, {phase}, weights, c.outputs, y, index_of(c.output)};
 }
 
-// Offsets of the kernel over x, in the order of the weights.
 template <typename T>
-std::vector<Tap> ConvolutionProducts<T>::taps() const {
-  std::vector<Tap> taps;
-  for (std::ptrdiff_t d = 0; d < c_.kernel[0]; ++d) {
-    for (std::ptrdiff_t h = 0; h < c_.kernel[1]; ++h) {
-      for (std::ptrdiff_t w = 0; w < c_.kernel[2]; ++w) {
-        const Index at = {d * c_.dilation[0] - c_.pad[0], h * c_.dilation[1] - c_.pad[1],
-                          w * c_.dilation[2] - c_.pad[2]};
-        taps.push_back({at, static_cast<std::ptrdiff_t>(taps.size())});
-      }
-    }
-  }
-  return taps;
+PlaneCorrelation<T> input_gradient_correlation(const Convolution& c, const T* dy, const T* w, T* dx) {
+  const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c.kernel)));
+  const auto inputs = static_cast<std::ptrdiff_t>(c.inputs), outputs = static_cast<std::ptrdiff_t>(c.outputs);
+  const Weights<T> weights = {w, nullptr, outputs * inputs * positions, positions, inputs * positions};
+  const Index size = index_of(c.input);
+  bool all_phases = true;
+  std::vector<Phase> phases = phases_of(size, index_of(c.stride), taps_of(c), all_phases);
+  return {{dy, c.group, c.outputs, index_of(c.output)}, std::move(phases), weights, c.inputs, dx, size, all_phases};
 }
 
 template <typename T>
 void ConvolutionProducts<T>::forward(const T* x, const T* w, const T* bias, T* y) const {
   if (c_.is_empty()) return fill(y, c_.outputs, c_.output, bias);
-  const Planes<T> source = {x, c_.group, c_.inputs, index_of(c_.input)};
-  const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c_.kernel)));
-  const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs);
-  if (is_pointwise()) return pointwise(source, w, inputs, 1, c_.outputs, bias, y);
-  const Phase phase = {index_of(c_.output), index_of(c_.stride), {0, 0, 0}, {1, 1, 1}, taps()};
-  const Weights<T> weights = {w, bias, static_cast<std::ptrdiff_t>(c_.outputs) * inputs * positions, inputs * positions,
-                              positions};
-  correlate({source, {phase}, weights, c_.outputs, y, index_of(c_.output)});
+  const PlaneCorrelation<T> correlation = forward_correlation(c_, x, w, bias, y);
+  if (!is_pointwise(c_)) return correlate(correlation);
+  pointwise(correlation.source, w, static_cast<std::ptrdiff_t>(c_.inputs), 1, c_.outputs, bias, y);
 }
 
 template <typename T>
 void ConvolutionProducts<T>::input_gradient(const T* dy, const T* w, T* dx) const {
   if (c_.is_empty()) return fill(dx, c_.inputs, c_.input, nullptr);
-  const Planes<T> source = {dy, c_.group, c_.outputs, index_of(c_.output)};
-  const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c_.kernel)));
-  const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs), outputs = static_cast<std::ptrdiff_t>(c_.outputs);
-  const Index size = index_of(c_.input), stride = index_of(c_.stride);
-  if (is_pointwise()) return pointwise(source, w, 1, inputs, c_.inputs, nullptr, dx);
-  const Weights<T> weights = {w, nullptr, outputs * inputs * positions, positions, inputs * positions};
-  bool all_phases = true;
-  std::vector<Phase> phases = phases_of(size, stride, taps(), all_phases);
-  const PlaneCorrelation<T> correlation = {source, std::move(phases), weights, c_.inputs, dx, size, all_phases};
+  const PlaneCorrelation<T> correlation = input_gradient_correlation(c_, dy, w, dx);
+  if (is_pointwise(c_)) {
+    return pointwise(correlation.source, w, 1, static_cast<std::ptrdiff_t>(c_.inputs), c_.inputs, nullptr, dx);
+  }
   if (prefers_winograd(correlation)) return winograd(correlation);
-  if (prefers_spread(correlation)) return spread(source, w, dx);
+  if (prefers_spread(correlation)) return spread(correlation.source, w, dx);
   correlate(correlation);
 }
 
@@ -205,7 +137,7 @@ bool ConvolutionProducts<T>::prefers_spread(const PlaneCorrelation<T>& p) const 
 
 template <typename T>
 void ConvolutionProducts<T>::spread(const Planes<T>& source, const T* weights, T* target) const {
-  const std::vector<Tap> all = taps();
+  const std::vector<Tap> all = taps_of(c_);
   const Index input = index_of(c_.input), output = source.size, stride = index_of(c_.stride);
   Spreading<T> task = {};
   std::vector<SpreadTap> spread_taps;
@@ -259,10 +191,10 @@ void ConvolutionProducts<T>::weight_gradient(const T* x, const T* dy, T* dw) con
   const auto positions = static_cast<std::ptrdiff_t>(product(index_of(c_.kernel)));
   const auto inputs = static_cast<std::ptrdiff_t>(c_.inputs);
   const Planes<T> from_x = {x, c_.group, c_.inputs, input}, from_dy = {dy, c_.group, c_.outputs, output};
-  const std::vector<Tap> all = taps();
+  const std::vector<Tap> all = taps_of(c_);
   const Grid grid(output, index_of(c_.stride), all);
   const bool products = !is_depthwise() && !many_groups();
-  if (is_pointwise() && products && c_.inputs < c_.outputs) {  // the columns are repacked: choose the smaller number
+  if (is_pointwise(c_) && products && c_.inputs < c_.outputs) {  // the columns are repacked: choose the smaller number
     accumulate({from_dy, from_x, grid, all, dw, inputs, 1});
   } else {
     accumulate({from_x, from_dy, grid, all, dw, 1, inputs * positions});
@@ -281,7 +213,7 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
   const std::size_t most =
       std::clamp<std::size_t>(tuning::kGradientSumBytes / sizeof(T) / (taps * padded_columns), 1, channels);
   const std::size_t ranges = divided_up(channels, most), in_range = divided_up(channels, ranges);
-  const bool direct = is_pointwise();
+  const bool direct = is_pointwise(c_);
   const Blocks blocks = [&] {
     Blocks result(p.grid, c_.batch, direct ? 1 : in_range, tuning::kBlockBytes / sizeof(T), tuning::kGradientPositions);
     if (direct) {
@@ -367,6 +299,8 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
   parallel_for_(groups * ranges, [&](std::size_t task) { unpack(task / ranges, task % ranges); });
 }
 
+template PlaneCorrelation<float> forward_correlation(const Convolution&, const float*, const float*, const float*, float*);
+template PlaneCorrelation<float> input_gradient_correlation(const Convolution&, const float*, const float*, float*);
 template class ConvolutionProducts<float>;
 template class ConvolutionProducts<double>;
 

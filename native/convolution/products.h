@@ -1,8 +1,7 @@
 // Convolutions as matrix multiplications: which ones, over which blocks, in which order.
 #pragma once
 
-#include "convolution/blocks.h"
-#include "convolution/convolution.h"
+#include "convolution/phases.h"
 
 namespace onnxtrain {
 
@@ -16,13 +15,6 @@ struct Planes {
   std::ptrdiff_t plane() const { return product(size); }
   std::ptrdiff_t image() const { return plane() * static_cast<std::ptrdiff_t>(group * channels); }
   const T* of_group(std::size_t g) const { return data + plane() * static_cast<std::ptrdiff_t>(g * channels); }
-};
-
-// Target positions that the same taps reach: start + target_step * q, from source step * q + tap, for q in a grid of
-// `count`.
-struct Phase {
-  Index size, step, target_start, target_step;
-  std::vector<Tap> taps;
 };
 
 template <typename T>
@@ -42,10 +34,15 @@ struct PlaneCorrelation {
   T* target;
   Index target_size;
   bool all_phases = true;  // otherwise the target has further positions, which are zero
-
-  // The largest grid, with all taps.
-  Grid grid() const;
 };
+
+// y = x * w + bias.
+template <typename T>
+PlaneCorrelation<T> forward_correlation(const Convolution& c, const T* x, const T* w, const T* bias, T* y);
+
+// dx from dy.
+template <typename T>
+PlaneCorrelation<T> input_gradient_correlation(const Convolution& c, const T* dy, const T* w, T* dx);
 
 // target[column, channel, tap] = sum over images and grid of source[image, channel, step * q + tap] *
 // columns[image, column, q].
@@ -90,10 +87,8 @@ class ConvolutionProducts {
   void filter(const PlaneCorrelation<T>& correlation, const Phase& phase) const;
   void filter_gradient(const PlaneProducts<T>& products) const;
 
-  bool is_pointwise() const;
   std::size_t pixels_at_once(std::size_t depth) const;
   bool many_groups() const;
-  std::vector<Tap> taps() const;
   std::size_t weight_count() const;
   void clear(T* data, std::size_t count) const;
   void fill(T* data, std::size_t channels, const std::ptrdiff_t (&size)[kAxes], const T* bias) const;

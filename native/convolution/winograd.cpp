@@ -83,7 +83,7 @@ bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>& p) cons
   }
   if (c_.outputs == 0 || product(p.source.size) == 0) return false;
   const Phase& phase = p.phases[0];
-  const Grid grid = p.grid();
+  const Grid grid = grid_of(p.phases);
   const TileGrid tiles(phase.size, c_.batch);
   const auto count = static_cast<double>(tiles.all_rows * tiles.in_row);
   const auto channels = static_cast<double>(p.source.channels), columns = static_cast<double>(p.columns);
@@ -100,7 +100,7 @@ bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>& p) cons
 template <typename T>
 void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
   const Phase& phase = p.phases[0];
-  const Grid grid = p.grid();
+  const Grid grid = grid_of(p.phases);
   const TileGrid tiles(phase.size, c_.batch);
   const std::size_t channels = p.source.channels, panels = kernels_.panels(p.columns);
   const std::size_t padded_columns = rounded_up(p.columns, kernels_.lanes);

@@ -9,6 +9,7 @@
 #endif
 
 #include "attention/bfloat16_table.h"
+#include "convolution/bfloat16_table.h"
 #include "kernels/kernel_table.h"
 #include "matmul/bfloat16_table.h"
 
@@ -23,10 +24,12 @@ extern const KernelTable kKernels_avx512;
 #endif
 #if defined(ONNXTRAIN_HAS_AVX512_BF16)
 extern const Bfloat16Kernels kBfloat16_avx512_bf16;
+extern const Bfloat16Convolution kBfloat16Convolution_avx512_bf16;
 extern const Bfloat16Attention kBfloat16Attention_avx512_bf16;
 #endif
 #if defined(ONNXTRAIN_HAS_AMX_BF16)
 extern const Bfloat16Kernels kBfloat16_amx_bf16;
+extern const Bfloat16Convolution kBfloat16Convolution_amx_bf16;
 extern const Bfloat16Attention kBfloat16Attention_amx_bf16;
 #endif
 
@@ -117,6 +120,16 @@ const Bfloat16Kernels& bfloat16_kernels() {
   if (multiplies_pairs()) return kBfloat16_avx512_bf16;
 #endif
   return *kernels()->bfloat16;
+}
+
+const Bfloat16Convolution& bfloat16_convolution() {
+#if defined(ONNXTRAIN_HAS_AMX_BF16)
+  if (choice().tiles) return kBfloat16Convolution_amx_bf16;
+#endif
+#if defined(ONNXTRAIN_HAS_AVX512_BF16)
+  if (multiplies_pairs()) return kBfloat16Convolution_avx512_bf16;
+#endif
+  return *kernels()->bfloat16_convolution;
 }
 
 const Bfloat16Attention* bfloat16_attention() {

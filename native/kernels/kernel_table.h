@@ -143,6 +143,7 @@ using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, st
                                           void* products, double* dscale, double* dbias);
 
 struct AttentionKernels;
+struct Bfloat16Convolution;
 struct Bfloat16Kernels;
 struct ConvolutionTable;
 struct OptimizerKernels;
@@ -181,6 +182,7 @@ struct KernelTable {
   const AttentionKernels* attention;  // indexed by ElementType
   const MatmulTable* product;
   const Bfloat16Kernels* bfloat16;
+  const Bfloat16Convolution* bfloat16_convolution;
   const RecurrentTable* recurrent;
   const SparseTable* sparse;
 };

@@ -23,6 +23,7 @@
 namespace onnxtrain {
 
 extern const AttentionKernels ONNXTRAIN_OF_SET(kAttention_)[kElementTypes];
+extern const Bfloat16Convolution ONNXTRAIN_OF_SET(kBfloat16Convolution_);
 extern const Bfloat16Kernels ONNXTRAIN_OF_SET(kBfloat16_);
 extern const ConvolutionTable ONNXTRAIN_OF_SET(kConvolution_);
 extern const OptimizerKernels ONNXTRAIN_OF_SET(kOptimizers_)[];
@@ -62,6 +63,7 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .attention = ONNXTRAIN_OF_SET(kAttention_),
     .product = &ONNXTRAIN_OF_SET(kProduct_),
     .bfloat16 = &ONNXTRAIN_OF_SET(kBfloat16_),
+    .bfloat16_convolution = &ONNXTRAIN_OF_SET(kBfloat16Convolution_),
     .recurrent = &ONNXTRAIN_OF_SET(kRecurrent_),
     .sparse = &ONNXTRAIN_OF_SET(kSparse_),
 };

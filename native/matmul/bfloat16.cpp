@@ -34,20 +34,35 @@ void round_left(const Bfloat16Kernels& kernels, const Left& left, const Bfloat16
 
 void multiply(const Left& left, Bfloat16Matmul whole, const ParallelFor& parallel_for) {
   if (whole.rows == 0 || whole.columns == 0) return;
+  const RoundedLeft rounded(whole.rows, whole.depth);
+  whole.left = rounded.words();
+  whole.left_stride = rounded.stride();
+  round_left(bfloat16_kernels(), left, whole, rounded.words(), parallel_for);
+  multiply_rounded(whole, parallel_for);
+}
+
+}  // namespace
+
+RoundedLeft::RoundedLeft(std::size_t rows, std::size_t depth)
+    : stride_(checked_product(divided_up(depth, kLine) | 1, kLine)),  // an odd number of cache lines
+      words_(checked_product(checked_sum(rows, bfloat16_kernels().row_unit), stride_, sizeof(std::uint16_t))) {}
+
+std::size_t choose_blocks(Bfloat16Matmul& product, std::size_t rows, std::size_t columns) {
+  const std::size_t depth = std::max<std::size_t>(product.depth, 1);
+  product.block = rounded_up(divided_up(depth, divided_up(depth, tuning::kBfloat16Depth)), kLine);
+  product.strip = strip_rows(product.block * sizeof(std::uint16_t));
+  return checked_product(bfloat16_kernels().scratch(rows, columns, product.block, product.strip), sizeof(std::uint16_t));
+}
+
+void multiply_rounded(Bfloat16Matmul whole, const ParallelFor& parallel_for) {
+  if (whole.rows == 0 || whole.columns == 0) return;
   constexpr std::size_t kUnit = 16;  // of columns
   const Bfloat16Kernels& kernels = bfloat16_kernels();
-  whole.left_stride = checked_product(divided_up(whole.depth, kLine) | 1, kLine);  // an odd number of cache lines
   const std::size_t unit = kernels.row_unit;
-  const Buffer words(checked_product(checked_sum(whole.rows, unit), whole.left_stride, sizeof(std::uint16_t)));
-  round_left(kernels, left, whole, words.as<std::uint16_t>(), parallel_for);
-  whole.left = words.as<std::uint16_t>();
   const Cut cut(whole.rows, whole.columns, whole.depth, tuning::kBfloat16Depth * sizeof(std::uint16_t), false);
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
-  const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
-  whole.block = rounded_up(divided_up(depth, divided_up(depth, tuning::kBfloat16Depth)), kLine);
-  whole.strip = strip_rows(whole.block * sizeof(std::uint16_t));
   const std::size_t most_rows = divided_up(divided_up(whole.rows, unit), cut.rows) * unit;
-  BufferPool pool(checked_product(kernels.scratch(most_rows, most_columns, whole.block, whole.strip), sizeof(std::uint16_t)));
+  BufferPool pool(choose_blocks(whole, most_rows, most_columns));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
     const std::size_t row = begin_of(row_part, cut.rows, whole.rows, unit);
@@ -67,8 +82,6 @@ void multiply(const Left& left, Bfloat16Matmul whole, const ParallelFor& paralle
     });
   });
 }
-
-}  // namespace
 
 void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, const void* w, const LinearBias& bias,
                         float* y, const ParallelFor& parallel_for, const LinearEnding& ending) {

@@ -7,8 +7,28 @@
 #include "parallel.h"
 #include "matmul/bfloat16_table.h"
 #include "matmul/matmul.h"
+#include "scratch.h"
 
 namespace onnxtrain {
+
+// Memory of a rounded left matrix.
+class RoundedLeft {
+ public:
+  RoundedLeft(std::size_t rows, std::size_t depth);
+
+  std::uint16_t* words() const { return words_.as<std::uint16_t>(); }
+  std::size_t stride() const { return stride_; }
+
+ private:
+  std::size_t stride_;
+  Buffer words_;
+};
+
+// Sets the blocks of a multiplication, and returns the bytes of scratch for that many rows and columns.
+std::size_t choose_blocks(Bfloat16Matmul& product, std::size_t rows, std::size_t columns);
+
+// The whole product of a rounded left matrix.
+void multiply_rounded(Bfloat16Matmul product, const ParallelFor& parallel_for);
 
 // y = x w + bias, then the epilogue, with weights of any type.
 void linear_in_bfloat16(const Linear& sizes, const float* x, Stored stored, const void* w, const LinearBias& bias,

@@ -143,7 +143,7 @@ inline void multiply_bfloat16(const Bfloat16Matmul& p) {
         const std::size_t column = panels.begin(index), width = panels.width(index);
         std::uint16_t* packed = strips == 1 ? p.scratch : p.scratch + 2 * column * padded_pairs(depth);
         const PairPanel panel = {begin, depth, column, std::min(p.columns - column, width), width, packed, lines};
-        if (first == 0) (p.right.transposed ? pack_transposed_pairs : pack_pairs)(p, panel);
+        if (first == 0) pack_panel(p, panel);
         multiply_panel(p, panel, first, end);
       }
     }

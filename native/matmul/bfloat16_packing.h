@@ -50,9 +50,11 @@ inline std::size_t packed_columns(std::size_t rows, std::size_t columns, std::si
   return rows <= strip && panel < all ? panel : all;
 }
 
-// Words of a panel's lines while they are packed: two rows, or the columns of a vector.
+// Words of a panel's lines while they are packed: two rows, or the columns of a vector, and those behind the last line
+// that are written with it.
 inline std::size_t packed_lines(std::size_t block) {
-  return 2 * std::max(kMaxTileVectors * kLanes<float>, kLanes<float> * padded<Pair>(2 * padded_pairs(block)));
+  constexpr std::size_t behind = 2 * kLanes<Pair>;
+  return behind + 2 * std::max(kMaxTileVectors * kLanes<float>, kLanes<float> * padded<Pair>(2 * padded_pairs(block)));
 }
 
 inline void fill_zero_words(std::uint16_t* to, std::size_t count) {
@@ -159,16 +161,17 @@ inline void pack_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
   }
 }
 
-// From a matrix whose lines are columns.
-inline void pack_transposed_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
+// From columns: calls read(column, line) for the words of each.
+template <typename Read>
+inline void pack_columns(const PairPanel& panel, Read read) {
   constexpr std::size_t lanes = kLanes<Pair>;
   const std::size_t pairs = panel.pairs(), stride = 2 * padded<Pair>(pairs);
   for (std::size_t j = 0; j < panel.width; j += lanes) {
     for (std::size_t i = 0; i < lanes; ++i) {
       std::uint16_t* line = panel.lines + i * stride;
-      const std::size_t read = j + i < panel.columns ? panel.depth : 0;
-      if (read != 0) read_words(p.right, p.first_column + panel.column + j + i, panel.begin, panel.depth, line);
-      fill_zero_words(line + read, stride - read);
+      const std::size_t count = j + i < panel.columns ? panel.depth : 0;
+      if (count != 0) read(panel.column + j + i, line);
+      fill_zero_words(line + count, stride - count);
     }
     for (std::size_t k = 0; k < pairs; k += lanes) {
       Vector<Pair> square[lanes];
@@ -179,6 +182,88 @@ inline void pack_transposed_pairs(const Bfloat16Matmul& p, const PairPanel& pane
       for (std::size_t i = 0; i < rows; ++i) store_pairs(panel.at(k + i, j), square[i]);
     }
   }
+}
+
+// From a matrix whose lines are columns.
+inline void pack_transposed_pairs(const Bfloat16Matmul& p, const PairPanel& panel) {
+  pack_columns(panel, [&](std::size_t column, std::uint16_t* line) {
+    read_words(p.right, p.first_column + column, panel.begin, panel.depth, line);
+  });
+}
+
+// Copies `count` words and, up to a whole vector, those behind them.
+inline void copy_words(const std::uint16_t* from, std::size_t count, std::uint16_t* to) {
+  for (std::size_t i = 0; i < count; i += 2 * kLanes<Pair>) store_pairs(to + i, load_pairs(from + i));
+}
+
+// Words that lie side by side in the source and in what is packed.
+struct WordRun {
+  std::ptrdiff_t from;
+  std::uint32_t to, count;
+};
+
+// Copies runs of words; up to a vector of what lies behind a run is overwritten.
+inline void copy_runs(const std::uint16_t* from, const WordRun* runs, std::size_t count, std::uint16_t* to) {
+  constexpr std::size_t kFew = 8;  // as in rows of the smallest images
+  for (const WordRun* run = runs; run != runs + count; ++run) {
+    if (run->count <= kFew) {
+      __builtin_memcpy(to + run->to, from + run->from, kFew * sizeof(std::uint16_t));
+    } else {
+      copy_words(from + run->from, run->count, to + run->to);
+    }
+  }
+}
+
+// From patches of words: neighbouring positions of a column lie side by side.
+inline void pack_word_patches(const Bfloat16Matmul& p, const PairPanel& panel) {
+  const Patches& patches = *p.patches;
+  const std::size_t last = panel.begin + panel.depth;
+  WordRun runs[tuning::kBfloat16Depth + 2 * kTileLines];
+  std::size_t count = 0;
+  for (std::size_t k = panel.begin; k < last; ++count) {
+    const std::size_t end = std::min(patches.run_ends[k], last);
+    runs[count] = {patches.depth[k], static_cast<std::uint32_t>(k - panel.begin), static_cast<std::uint32_t>(end - k)};
+    k = end;
+  }
+  pack_columns(panel, [&](std::size_t column, std::uint16_t* line) {
+    copy_runs(patches.source + patches.columns[p.first_column + column], runs, count, line);
+  });
+}
+
+// From patches of pairs: neighbouring columns lie side by side. What is written behind a row is overwritten by the next
+// one, or lies where the next panel will, or its lines.
+inline void pack_pair_patches(const Bfloat16Matmul& p, const PairPanel& panel) {
+  const Patches& patches = *p.patches;
+  const std::size_t first = p.first_column + panel.column, given = (panel.depth + 1) / 2;
+  for (std::size_t side = 0; side < panel.width; side += panel.breadth(side)) {
+    const std::size_t breadth = panel.breadth(side), valid = std::min(panel.columns, side + breadth);
+    WordRun runs[kMaxTileVectors * kLanes<float>];
+    std::size_t count = 0;
+    for (std::size_t j = side; j < valid; ++count) {
+      const std::size_t end = std::min(patches.run_ends[first + j] - first, valid);
+      runs[count] = {2 * patches.columns[first + j], static_cast<std::uint32_t>(2 * (j - side)),
+                     static_cast<std::uint32_t>(2 * (end - j))};
+      j = end;
+    }
+    std::uint16_t* to = panel.at(0, side);
+    for (std::size_t k = 0; k < panel.pairs(); ++k, to += 2 * breadth) {
+      if (k >= given) {
+        fill_zero_words(to, 2 * breadth);
+        continue;
+      }
+      const std::uint16_t* from = patches.source + 2 * patches.depth[panel.begin / 2 + k];
+      copy_runs(from, runs, count, to);
+      if (valid < side + breadth) {
+        const std::size_t filled = valid > side ? valid - side : 0;
+        fill_zero_words(to + 2 * filled, 2 * (breadth - filled));
+      }
+    }
+  }
+}
+
+inline void pack_panel(const Bfloat16Matmul& p, const PairPanel& panel) {
+  if (p.patches != nullptr) return (p.patches->pairs ? pack_pair_patches : pack_word_patches)(p, panel);
+  (p.right.transposed ? pack_transposed_pairs : pack_pairs)(p, panel);
 }
 
 // Words of the depth that lie together in a row of the rounded left matrix, and where they lie.
@@ -197,6 +282,14 @@ inline void round_row(const Rounding& r, const float* from, std::size_t row, std
     const std::size_t size = std::min(count - k, kLeftWords);
     round_to_words(from + k, size, to);
     fill_zero_words(to + size, kLeftWords - size);
+  }
+}
+
+// Copies `count` words of a row from `begin` on, both multiples of `kLeftWords`.
+inline void place_words(const std::uint16_t* from, std::size_t row, std::size_t begin, std::size_t count,
+                        std::size_t stride, std::uint16_t* target) {
+  for (std::size_t k = 0; k < count; k += kLeftWords) {
+    __builtin_memcpy(target + left_at(row, begin + k, stride), from + k, kLeftWords * sizeof(std::uint16_t));
   }
 }
 

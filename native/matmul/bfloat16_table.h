@@ -22,6 +22,17 @@ struct StoredMatrix {
   const LowBit<float>* low_bit;  // null otherwise
 };
 
+// The right matrix as elements of a rounded source, such as the patches that a convolution reads: its element [k, j] lies
+// at depth[k] + columns[j]. With `pairs`, the source consists of pairs, and so does the depth. Bytes of one vector
+// behind the last element must be readable.
+struct Patches {
+  const std::uint16_t* source;
+  bool pairs;
+  const std::ptrdiff_t* depth;
+  const std::ptrdiff_t* columns;
+  const std::size_t* run_ends;  // of the columns of pairs, or else of the depth: the end of the neighbouring offsets
+};
+
 // A part of a multiplication: target[row, column] = bias[row, column] + sum over the depth of left[row, depth] *
 // right[depth, column].
 struct Bfloat16Matmul {
@@ -29,6 +40,7 @@ struct Bfloat16Matmul {
                               // last
   std::size_t left_stride;
   StoredMatrix right;
+  const Patches* patches;  // in place of the right matrix; null: none
   std::size_t first_column;  // of the right matrix
   std::size_t rows, columns, depth;
   const float* bias;     // null: zero; may be the target

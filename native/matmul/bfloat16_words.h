@@ -35,9 +35,16 @@ inline void round_to_words(const float* from, std::size_t count, std::uint16_t* 
     const __m512bh words = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16), _mm512_loadu_ps(from + i));
     __builtin_memcpy(to + i, &words, sizeof words);
   }
-#endif
+  if (i == count) return;
+  const __mmask32 rest = (1u << (count - i)) - 1;
+  const auto first = static_cast<__mmask16>(rest), second = static_cast<__mmask16>(rest >> 16);
+  const __m512bh words =
+      _mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(second, from + i + 16), _mm512_maskz_loadu_ps(first, from + i));
+  _mm512_mask_storeu_epi16(to + i, rest, (__m512i)words);
+#else
   ONNXTRAIN_VECTORIZE
   for (std::size_t j = i; j < count; ++j) to[j] = rounded(from[j]);
+#endif
 }
 
 // Elements converted to float at a time.

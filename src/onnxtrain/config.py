@@ -43,10 +43,11 @@ class Precision:
     As text, ``"bfloat16"`` or ``"bfloat16, states=8bit, master_weights=false"``.
 
     Args:
-        compute: ``"bfloat16"`` rounds the operands of linear layers and of attention to bfloat16, forward and backward,
-            and accumulates in float32: about twice the rate on CPUs with AVX512-BF16; other CPUs refuse it. Linear
-            layers with fewer than 64 rows or columns (adapters), softmax, norms, losses and updates stay in float32, as
-            do ``evaluate`` and ``predict``, which compute as the saved model does.
+        compute: ``"bfloat16"`` rounds the operands of linear layers, attention and convolutions, forward and
+            backward, and accumulates in float32: about twice the rate on CPUs with AVX512-BF16; other CPUs refuse it.
+            Linear layers with fewer than 64 rows or columns (adapters), convolutions of few channels or several groups,
+            softmax, norms, losses and updates stay in float32, as do ``evaluate`` and ``predict``, which compute as the
+            saved model does.
         states: ``"bfloat16"`` keeps the optimizer's states of float32 parameters in half the bytes; ``"8bit"``, or
             ``"int8"``, in a quarter, block-wise: 8-bit values with one scale per 256, for parameters of at least 4,096
             elements, with the native kernels only. Rounding is stochastic and unbiased; its samples follow from the
@@ -500,9 +501,9 @@ class TrainingConfig:
         metadata=_option(
             'Number formats of computation, states and weights, :class:`onnxtrain.Precision`, or text: ``"bfloat16"``.',
             choose_precision,
-            flag="Number formats: bfloat16 rounds the operands of linear layers and attention (faster with "
-            "AVX512-BF16); 'states=bfloat16' or 'states=8bit' stores the optimizer's states in fewer bytes, rounded "
-            "stochastically; 'master_weights=false' holds bfloat16 weights as the file does.",
+            flag="Number formats: bfloat16 rounds the operands of linear layers, attention and convolutions "
+            "(faster with AVX512-BF16); 'states=bfloat16' or 'states=8bit' stores the optimizer's states in fewer "
+            "bytes, rounded stochastically; 'master_weights=false' holds bfloat16 weights as the file does.",
         ),
     )
     distributed: Distributed = field(

@@ -1,4 +1,4 @@
-"""Linear layers and attention in bfloat16: selection, operands and results."""
+"""Linear layers, convolutions and attention in bfloat16: selection, operands and results."""
 
 import ml_dtypes
 import numpy as np
@@ -67,11 +67,11 @@ def lowered(proto, of="gain", compute="bfloat16", *, kernels=True):
 
 
 def products(working):
-    """Return this project's linear layers and attention, and the type that each computes in."""
+    """Return this project's linear layers, convolutions and attention, and the type that each computes in."""
     return sorted(
         (node.op_type, node.attributes["compute"].value if "compute" in node.attributes else "float32")
         for node in working.graph
-        if node.domain == "onnxtrain" and node.op_type.startswith(("Linear", "MatMulNBits", "Attention"))
+        if node.domain == "onnxtrain" and node.op_type.startswith(("Linear", "MatMulNBits", "Attention", "Conv"))
     )
 
 
@@ -153,6 +153,75 @@ def test_attention_and_its_gradient_round():
 
 def test_attention_in_float64_stays():
     assert {compute for _, compute in products(lowered(attention("double")))} == {"float32"}
+
+
+def convolution(*, inputs=64, outputs=64, size=28, kernel=3, group=1, kind="float", stride=1):
+    """Return y = -(w * (g x)), and its weight."""
+    pads = ",".join([str(kernel // 2)] * 4)
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g ({kind}[2,{inputs},{size},{size}] x) => ({kind}[2,{outputs},{-(-size // stride)},{-(-size // stride)}] y) {{
+        h = Mul(x, gain) p = Conv<pads=[{pads}], group={group}, strides=[{stride},{stride}]>(h, w) y = Neg(p) }}""")
+    random, dtype = np.random.default_rng(4), np.float32 if kind == "float" else np.float64
+    w = random.standard_normal((outputs, inputs // group, kernel, kernel)).astype(dtype)
+    gain = np.full((1, inputs, 1, 1), 0.2, dtype)
+    model.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(gain, "gain")])
+    return model
+
+
+def rounded_convolutions(of, **sizes):
+    """Return y, dx and dw as far as they are computed in bfloat16."""
+    names = {"Conv": "y", "ConvInputGradient": "dx", "ConvWeightGradient": "dw"}
+    found = products(lowered(convolution(**sizes), of=of))
+    assert [kind for kind, _ in found] == ["Conv", "ConvInputGradient" if of == "gain" else "ConvWeightGradient"]
+    return {names[kind] for kind, compute in found if compute == "bfloat16"}
+
+
+@pytest.mark.parametrize("of", ["gain", "w"])
+def test_convolutions_and_their_gradients_round(of):
+    working = lowered(convolution(), of=of)
+    x = np.random.default_rng(3).standard_normal((2, 64, 28, 28)).astype(np.float32)
+    exact, close = run(lowered(convolution(), of=of, compute="float32"), x=x), run(working, x=x)
+    assert rounded_convolutions(of) == {"y", "dx" if of == "gain" else "dw"}
+    for one, other in zip(exact, close, strict=True):
+        assert 1e-5 * np.abs(one).max() < np.abs(one - other).max() < 0.02 * np.abs(one).max()
+
+
+@pytest.mark.parametrize(("of", "found"), [("gain", "Conv"), ("w", "ConvWeightGradient")])
+def test_gradients_of_transposed_convolutions_round(of, found):
+    model = convolution(kernel=2)
+    node = next(node for node in model.graph.node if node.op_type == "Conv")
+    node.op_type = "ConvTranspose"
+    del node.attribute[:]
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    working = lowered(model, of=of)
+    assert products(working) == [(found, "bfloat16")]
+    assert any(node.op_type == "ConvTranspose" and not node.domain for node in working.graph)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gaining"),
+    [
+        ({}, {"y", "dx", "dw"}),
+        ({"stride": 2}, {"y", "dx", "dw"}),
+        ({"group": 2}, set()),
+        ({"group": 64}, set()),
+        ({"kind": "double"}, set()),
+        ({"inputs": 8, "outputs": 24}, {"y"}),  # 72 terms and 24 rows; 8 rows of dx, 24 outputs
+        ({"inputs": 6, "outputs": 32}, {"dw"}),  # 54 terms; 6 rows of dx
+        ({"inputs": 16, "outputs": 15}, {"dx"}),  # 15 rows of y; 135 terms of dx
+        ({"outputs": 32}, {"y", "dx", "dw"}),
+        ({"outputs": 31}, {"y", "dx"}),
+        ({"outputs": 32, "size": 27}, {"y", "dx"}),
+        ({"size": 4}, {"y", "dx", "dw"}),
+        ({"size": 7, "kernel": 1}, {"y", "dx", "dw"}),
+        ({"size": 6, "kernel": 1}, set()),
+        ({"inputs": 63, "kernel": 1}, {"dx", "dw"}),
+        ({"outputs": 63, "kernel": 1}, {"y", "dw"}),
+    ],
+)
+def test_convolutions_round_where_they_gain(sizes, gaining):
+    assert rounded_convolutions("gain", **sizes) | rounded_convolutions("w", **sizes) == gaining
 
 
 @pytest.mark.parametrize("sizes", [{"inputs": NARROW}, {"outputs": NARROW}])

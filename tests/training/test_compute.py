@@ -1,4 +1,4 @@
-"""Matrix multiplication and attention in bfloat16: losses near those of float32, requirements, what is not rounded."""
+"""Matmuls, convolutions and attention in bfloat16: losses near those of float32, requirements, what is not rounded."""
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 import onnxtrain
 from onnxtrain.errors import GradientError, OptionError
 from onnxtrain.runtime import native
-from zoo import decoder
+from zoo import convolutional, decoder
 
 STEPS = 20
 
@@ -61,6 +61,23 @@ def test_a_network_learns_alike(anywhere):
     assert found != exact
     assert exact[-1] < 0.5 * exact[0]
     np.testing.assert_allclose(found, exact, rtol=0.01, atol=0.01 * exact[0])
+
+
+def images():
+    random = np.random.default_rng(2)
+    return random.standard_normal((8, 16, 28, 28)).astype(np.float32), random.integers(0, 5, 8)
+
+
+def test_a_convolutional_network_learns_alike(anywhere):
+    """Every loss of 20 steps is within a hundredth of float32's, of the first loss."""
+    model = convolutional.model()
+    options = {"loss": "softmax_cross_entropy"}
+    _, exact = losses(model, images(), "float32", **options)
+    trainer, found = losses(model, images(), "bfloat16", **options)
+    assert {"Conv", "ConvInputGradient", "ConvWeightGradient"} <= {node.op_type for node in rounded_nodes(trainer)}
+    assert found != exact
+    assert exact[-1] < 0.5 * exact[0]
+    np.testing.assert_allclose(found, exact, atol=0.01 * exact[0])
 
 
 @pytest.mark.parametrize("tokens", [8, 64])  # attention of 8 tokens stays in float32

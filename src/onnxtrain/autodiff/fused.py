@@ -88,7 +88,7 @@ def emit(
 
 
 def matmul_operands(node: Node, *values: Value) -> list[Value]:
-    """The operands of a matmul, rounded to bfloat16 where the attribute ``compute`` is "bfloat16"."""
+    """The operands of a matmul or convolution, rounded to bfloat16 where the attribute ``compute`` is "bfloat16"."""
     if node.attribute("compute", "float32") != "bfloat16":
         return list(values)
     return [node.op.cast(node.op.cast(value, ir.DataType.BFLOAT16), ir.DataType.FLOAT) for value in values]

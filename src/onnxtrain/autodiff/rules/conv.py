@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import emit, register_fused
+from onnxtrain.autodiff.fused import emit, matmul_operands, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.windows import Windows, kernel_of, spatial_sizes, split_padding, windows_fit, windows_of
@@ -59,14 +59,15 @@ def _has_kernel(node: ir.Node) -> bool:
 @register_fused("ConvInputGradient", has_kernel=_has_kernel)
 def convolution_input_gradient(node: Node) -> Sequence[Value]:
     """From dy, w and the shape of x, with Conv's attributes: dx = dy transposed-* w."""
-    weight, x_shape, group = node.input_required(1), node.input_required(2), node.attribute("group", 1)
-    return [_input_gradient(windows_of(node, weight, x=node.y), node.x, weight, group, x_shape)]
+    given, x_shape, group = node.input_required(1), node.input_required(2), node.attribute("group", 1)
+    dy, weight = matmul_operands(node, node.x, given)
+    return [_input_gradient(windows_of(node, given, x=node.y), dy, weight, group, x_shape)]
 
 
 @register_fused("ConvWeightGradient", has_kernel=_has_kernel)
 def convolution_weight_gradient(node: Node) -> Sequence[Value]:
     """From dy and x, with Conv's attributes: dw = Σ over windows of dy xᵀ."""
-    dy, x = node.x, node.input_required(1)
+    dy, x = matmul_operands(node, node.x, node.input_required(1))
     return [weight_gradient(windows_of(node, node.y, x=x), x, dy, node.y, node.attribute("group", 1))]
 
 
