@@ -9,6 +9,7 @@
 #include "matmul/epilogue.h"
 #include "matmul/low_bit_kernels.h"
 #include "matmul/half_weight_kernels.h"
+#include "matmul/outer_products.h"
 #include "matmul/packing.h"
 #include "matmul/table.h"
 #include "tuning.h"
@@ -30,54 +31,6 @@ std::size_t panels_scratch(std::size_t rows, std::size_t columns, std::size_t bl
 template <typename T>
 std::size_t product_scratch(std::size_t rows, std::size_t columns, std::size_t block, std::size_t strip) {
   return panels_scratch<T>(rows, columns, block, strip) + std::min(rows, strip) * block + kLanes<T>;
-}
-
-// Packs `depth` rows of the right matrix into a zero-padded panel.
-template <typename T>
-void pack_rows(const T* from, std::ptrdiff_t stride, std::size_t depth, std::size_t columns, std::size_t width, T* to) {
-  if (columns == kMaxTileVectors * kLanes<T>) {
-    for (std::size_t k = 0; k < depth; ++k, from += stride, to += width) {
-#pragma GCC unroll 4
-      for (std::size_t v = 0; v < kMaxTileVectors; ++v) store(to + v * kLanes<T>, load(from + v * kLanes<T>));
-    }
-  } else {
-    for (std::size_t k = 0; k < depth; ++k, from += stride, to += width) {
-      copy(from, columns, to);
-      fill_zero(to + columns, width - columns);
-    }
-  }
-}
-
-// sums[i] (+)= the sum of element i over `depth` rows, `stride` apart. Row lengths are whole vectors.
-template <typename T>
-inline void add_block(const T* rows, std::size_t stride, std::size_t depth, std::size_t count, bool accumulate,
-                      T* sums) {
-  constexpr std::size_t lanes = kLanes<T>;
-  for (std::size_t i = 0; i < count; i += lanes) {
-    Vector<T> sum[4] = {};
-    std::size_t k = 0;
-    for (; k + 4 <= depth; k += 4) {
-#pragma GCC unroll 4
-      for (std::size_t j = 0; j < 4; ++j) sum[j] += load(rows + (k + j) * stride + i);
-    }
-    for (; k < depth; ++k) sum[0] += load(rows + k * stride + i);
-    const Vector<T> total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    for (std::size_t lane = 0; lane < lanes && i + lane < count; ++lane) {
-      sums[i + lane] = accumulate ? sums[i + lane] + total[lane] : total[lane];
-    }
-  }
-}
-
-// The same, several rows at a time.
-template <typename T>
-void add_rows(const T* rows, std::size_t stride, std::size_t depth, std::size_t at_a_time, std::size_t count,
-              bool accumulate, T* sums) {
-  std::size_t done = 0;
-  do {
-    const std::size_t next = depth - done < at_a_time ? depth - done : at_a_time;
-    add_block(rows + done * stride, stride, next, count, accumulate || done != 0, sums);
-    done += next;
-  } while (done < depth);
 }
 
 // A block of the depth, with the panels of the right matrix and the rows of the left as the tiles read them.
@@ -130,7 +83,7 @@ void multiply_panel(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
                                    in_place ? static_cast<std::size_t>(p.right.row) : width};
     tile.left = left + static_cast<std::ptrdiff_t>(row) * p.left.row;
     if (packed) tile.left = block.strip + tiles.begin(t) * block.depth;
-    tile.left_row = p.left.row;
+    tile.left_line = p.left.row;
     for (Ahead& ahead : block.ahead) ahead.fetch();
     constexpr Fetching nothing = Fetching::kNothing;
     (packed ? multiply_of<T, nothing, Left::kPacked> : multiply_of<T, nothing, Left::kRows>)(rows, vectors)(tile);
@@ -156,7 +109,7 @@ Lines panel_lines(const Matmul<T>& p, std::size_t begin, std::size_t depth, std:
                              : lines_of(first, columns, depth, p.right.column);
 }
 
-// Packs a panel of the right matrix, and sums it over the depth if requested.
+// Packs a panel of the right matrix.
 template <typename T>
 void arrange_panel(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t column, std::size_t width) {
   const std::size_t columns = p.columns - column < width ? p.columns - column : width;
@@ -174,9 +127,6 @@ void arrange_panel(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t 
       pack<T>({right, p.right_end, p.right.column, p.ones, columns, block.depth, 0, block.depth, 0, 1, packed});
     }
   }
-  if (p.right_sums != nullptr) {
-    add_rows(packed, width, block.depth, p.sum_block, columns, block.begin != 0, p.right_sums + column);
-  }
 }
 
 template <typename T>
@@ -186,7 +136,7 @@ MatmulBlock<T> block_at(const Matmul<T>& p, std::size_t begin, const Panels<T>& 
   block.depth = p.depth - begin < p.block ? p.depth - begin : p.block;
   block.panels = p.scratch;
   block.one_at_a_time = one_panel_at_a_time(p.rows, p.strip);
-  const bool few = p.rows <= tuning::kFewTiles * kMaxTileRows && p.columns > 0 && p.right_sums == nullptr;
+  const bool few = p.rows <= tuning::kFewTiles * kMaxTileRows && p.columns > 0;
   if (few && p.is_as_given() && p.right.column == 1) {
     block.columns = p.right.data + static_cast<std::ptrdiff_t>(begin) * p.right.row;
   }
@@ -200,7 +150,7 @@ void pack_tile(const T* from, std::ptrdiff_t column, std::size_t depth, T* to) {
   for (std::size_t k = 0; k < depth; ++k, from += column, to += rows) __builtin_memcpy(to, from, rows * sizeof(T));
 }
 
-// Packs rows [first, last) of the left matrix, and sums them over the depth if requested.
+// Packs rows [first, last) of the left matrix.
 template <typename T>
 void pack_strip(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t first, std::size_t last) {
   static constexpr decltype(&pack_tile<T, 1>) kPack[] = {pack_tile<T, 1>, pack_tile<T, 2>, pack_tile<T, 3>,
@@ -212,9 +162,6 @@ void pack_strip(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t fir
     T* packed = block.strip + tiles.begin(t) * block.depth;
     kPack[rows - 1](p.left.data + static_cast<std::ptrdiff_t>(block.begin) * p.left.column + row, p.left.column,
                     block.depth, packed);
-    if (p.left_sums != nullptr) {
-      add_rows(packed, rows, block.depth, p.sum_block, rows, block.begin != 0, p.left_sums + row);
-    }
   }
 }
 
@@ -229,11 +176,6 @@ void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
     return left < width ? left : width;
   };
   const Parts strips(p.rows, p.strip);
-  if (strips.count == 0 && p.right_sums != nullptr) {
-    for (std::size_t panel = 0; panel < panels.count(); ++panel) {
-      arrange_panel(p, block, panels.begin(panel), panels.width(panel));
-    }
-  }
   for (std::size_t strip = 0; strip < strips.count; ++strip) {
     const std::size_t first = strips.begin(strip), last = first + strips.size(strip);
     const bool more = strip + 1 < strips.count;
@@ -265,10 +207,15 @@ void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
 
 template <typename T>
 void multiply_matrices(const Matmul<T>& p) {
+  if (p.sums_in_cache) {
+    add_outer_products(p);
+    return;
+  }
   const Panels<T> panels(p.columns);
-  std::size_t begin = 0;
+  std::size_t begin = 0, summed = 0;
   do {
     MatmulBlock<T> block = block_at(p, begin, panels);
+    summed = sum_columns(p, summed, begin + block.depth);
     multiply_block(p, block, panels);
     begin += block.depth;
   } while (begin < p.depth);

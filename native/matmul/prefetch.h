@@ -42,6 +42,32 @@ class Ahead {
   std::size_t part_ = 0, at_ = 0;  // `at_` within the first line
 };
 
+// Lines that are read after the current ones, prefetched while tiles multiply: the same number of bytes at each depth
+// element, of which there are `steps` in all.
+class Spread {
+ public:
+  Spread() = default;
+  Spread(const Lines& lines, std::size_t steps) : lines_(lines), step_(divided_up(lines.count * lines.length, steps)) {
+    if (lines.stride != static_cast<std::ptrdiff_t>(lines.length)) return;
+    lines_.length *= lines_.count;  // they are one line
+    lines_.count = 1;
+  }
+
+  // Sets the share of a tile of that depth. Returns whether there is one.
+  bool takes(std::size_t depth, Stream& stream) {
+    if (at_ >= lines_.count * lines_.length) return false;
+    const std::size_t line = at_ / lines_.length, within = at_ % lines_.length;
+    stream = {lines_.first + static_cast<std::ptrdiff_t>(line) * lines_.stride + within, step_, lines_.length - within,
+              lines_.length, lines_.stride - static_cast<std::ptrdiff_t>(lines_.length)};
+    at_ += depth * step_;
+    return true;
+  }
+
+ private:
+  Lines lines_ = {};
+  std::size_t step_ = 0, at_ = 0;
+};
+
 template <typename T>
 Lines lines_of(const T* first, std::size_t count, std::size_t length, std::ptrdiff_t stride) {
   return {reinterpret_cast<const char*>(first), count, length * sizeof(T),
