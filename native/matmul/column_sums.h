@@ -10,7 +10,7 @@
 namespace onnxtrain {
 namespace {
 
-// sums[i] (+)= the sum of element i over `depth` rows, `stride` apart, for i < count: that many whole vectors, or a part
+// sums[i] (+)= the sum of element i over `depth` rows, `stride` apart, for i < count: `vectors` whole vectors, or a part
 // of one. Every fourth row is added to the same vector.
 template <typename T, std::size_t vectors>
 inline void add_vectors(const T* rows, std::size_t stride, std::size_t depth, std::size_t count, bool accumulate,
@@ -40,7 +40,9 @@ inline void add_vectors(const T* rows, std::size_t stride, std::size_t depth, st
   }
   T totals[vectors * lanes];
 #pragma GCC unroll 4
-  for (std::size_t v = 0; v < vectors; ++v) store(totals + v * lanes, (sum[0][v] + sum[1][v]) + (sum[2][v] + sum[3][v]));
+  for (std::size_t v = 0; v < vectors; ++v) {
+    store(totals + v * lanes, (sum[0][v] + sum[1][v]) + (sum[2][v] + sum[3][v]));
+  }
   for (std::size_t i = 0; i < count; ++i) sums[i] = accumulate ? sums[i] + totals[i] : totals[i];
 }
 
@@ -49,7 +51,9 @@ template <typename T>
 void add_columns(const T* rows, std::size_t stride, std::size_t depth, std::size_t count, bool accumulate, T* sums) {
   constexpr std::size_t most = kMaxTileVectors * kLanes<T>;
   std::size_t i = 0;
-  for (; i + most <= count; i += most) add_vectors<T, kMaxTileVectors>(rows + i, stride, depth, most, accumulate, sums + i);
+  for (; i + most <= count; i += most) {
+    add_vectors<T, kMaxTileVectors>(rows + i, stride, depth, most, accumulate, sums + i);
+  }
   for (; i < count; i += kLanes<T>) {
     add_vectors<T, 1>(rows + i, stride, depth, std::min(count - i, kLanes<T>), accumulate, sums + i);
   }
@@ -64,7 +68,8 @@ std::size_t sum_columns(const Matmul<T>& p, std::size_t done, std::size_t end) {
     const std::size_t depth = std::min(p.depth - done, p.sum_block);
     const auto add = [&](const T* data, std::ptrdiff_t line, std::size_t count, T* sums) {
       if (sums == nullptr) return;
-      add_columns(data + static_cast<std::ptrdiff_t>(done) * line, static_cast<std::size_t>(line), depth, count, done != 0, sums);
+      const T* first = data + static_cast<std::ptrdiff_t>(done) * line;
+      add_columns(first, static_cast<std::size_t>(line), depth, count, done != 0, sums);
     };
     add(p.left.data, p.left.column, p.rows, p.left_sums);
     add(p.right.data, p.right.row, p.columns, p.right_sums);

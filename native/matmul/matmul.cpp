@@ -33,13 +33,15 @@ void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
   const std::size_t most_rows = divided_up(divided_up(whole.rows, kRowUnit), cut.rows) * kRowUnit;
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
   Matmul<T> common = whole;
-  common.sums_in_cache = is_of_lines(whole) && saturating_product(whole.rows, whole.columns, sizeof(T)) <= share_of_second_cache(tuning::kOuterShare);
+  const std::size_t sum_bytes = saturating_product(whole.rows, whole.columns, sizeof(T));
+  common.sums_in_cache = is_of_lines(whole) && sum_bytes <= share_of_second_cache(tuning::kOuterShare);
   common.block = common.sums_in_cache ? evenly(tuning::kOuterDepth) : block;
   common.sum_block = sum_block;
   common.strip = strip_rows(block * sizeof(T));
   const auto ones = multiples(1, common.block);
   common.ones = ones.data();
-  BufferPool pool(checked_product(kernels_for.scratch(most_rows, most_columns, common.block, common.strip), sizeof(T)));
+  const std::size_t scratch = kernels_for.scratch(most_rows, most_columns, common.block, common.strip);
+  BufferPool pool(checked_product(scratch, sizeof(T)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
     const std::size_t row = begin_of(row_part, cut.rows, whole.rows, kRowUnit);

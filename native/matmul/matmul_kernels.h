@@ -41,7 +41,7 @@ struct MatmulBlock {
   bool one_at_a_time;
   const T* columns;  // null: all columns are packed; otherwise read in place, except in a partial panel
   T* strip;  // packed rows of the left matrix, [tile][depth][rows of the tile]; null: read in place
-  Ahead ahead[2];  // of the right and the left matrix
+  Ahead ahead[2];  // of the right matrix, and of a packed left one
 
   T* panel_at(std::size_t column) const { return one_at_a_time ? panels : panels + column * depth; }
 };
@@ -84,9 +84,17 @@ void multiply_panel(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
     tile.left = left + static_cast<std::ptrdiff_t>(row) * p.left.row;
     if (packed) tile.left = block.strip + tiles.begin(t) * block.depth;
     tile.left_line = p.left.row;
-    for (Ahead& ahead : block.ahead) ahead.fetch();
+    for (Ahead& ahead : block.ahead) ahead.fetch(block.depth);
+    // Rows that are read in place are prefetched one tile ahead, while the first panel is multiplied.
+    const auto* next = tile.left + static_cast<std::ptrdiff_t>(rows) * p.left.row;
+    const bool fetches = !packed && panel == 0 && t + 1 < tiles.count &&
+                         Ahead(lines_of(next, tiles.size(t + 1), block.depth, p.left.row), block.depth)
+                             .takes(block.depth, tile.ahead[0]);
     constexpr Fetching nothing = Fetching::kNothing;
-    (packed ? multiply_of<T, nothing, Left::kPacked> : multiply_of<T, nothing, Left::kRows>)(rows, vectors)(tile);
+    const auto multiply_tile = packed    ? multiply_of<T, nothing, Left::kPacked>
+                               : fetches ? multiply_of<T, Fetching::kStream, Left::kRows>
+                                         : multiply_of<T, nothing, Left::kRows>;
+    multiply_tile(rows, vectors)(tile);
     for (std::size_t r = 0; r < rows && !whole; ++r) {
       copy(buffer + r * width, valid, target + static_cast<std::ptrdiff_t>(r) * p.target_row);
     }
@@ -166,11 +174,10 @@ void pack_strip(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t fir
 }
 
 // Strips of rows, each with all panels, which are packed for the first strip; prefetches the next panel and the next
-// strip of the left matrix.
+// packed strip of the left matrix.
 template <typename T>
 void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& panels) {
   const std::size_t next = block.begin + block.depth, next_depth = p.depth - next < p.block ? p.depth - next : p.block;
-  const auto tiles = [&](std::size_t rows) { return Parts(rows, kPackedRows).count; };
   const auto valid = [&](std::size_t panel) {
     const std::size_t left = p.columns - panels.begin(panel), width = panels.width(panel);
     return left < width ? left : width;
@@ -179,16 +186,15 @@ void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
   for (std::size_t strip = 0; strip < strips.count; ++strip) {
     const std::size_t first = strips.begin(strip), last = first + strips.size(strip);
     const bool more = strip + 1 < strips.count;
+    const std::size_t steps = Parts(last - first, kPackedRows).count * block.depth;
     const std::size_t depth = more ? block.depth : next_depth;
     if (block.strip != nullptr) pack_strip(p, block, first, last);
     block.ahead[1] = {};
-    if (depth != 0 && p.columns != 0) {
-      const auto at = static_cast<std::ptrdiff_t>(more ? block.begin : next);
-      const T* from = p.left.data + at * p.left.column + static_cast<std::ptrdiff_t>(more ? last : 0) * p.left.row;
+    if (block.strip != nullptr && depth != 0 && p.columns != 0) {
+      const auto line = static_cast<std::ptrdiff_t>(more ? block.begin : next);
+      const T* from = p.left.data + line * p.left.column + (more ? last : 0);
       const std::size_t rows = strips.size(more ? strip + 1 : 0);
-      const bool in_columns = p.left.row == 1;
-      block.ahead[1] = {in_columns ? lines_of(from, depth, rows, p.left.column) : lines_of(from, rows, depth, p.left.row),
-                        panels.count() * tiles(last - first)};
+      block.ahead[1] = {lines_of(from, depth, rows, p.left.column), panels.count() * steps};
     }
     for (std::size_t panel = 0; panel < panels.count(); ++panel) {
       const bool in_place = block.columns != nullptr && valid(panel) == panels.width(panel);
@@ -196,9 +202,9 @@ void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
       block.ahead[0] = {};
       if (strip == 0 && panel + 1 < panels.count() && block.columns == nullptr) {
         block.ahead[0] = {panel_lines(p, block.begin, block.depth, panels.begin(panel + 1), valid(panel + 1)),
-                          tiles(last - first)};
+                          steps};
       } else if (!more && panel + 1 == panels.count() && next_depth != 0 && block.columns == nullptr) {
-        block.ahead[0] = {panel_lines(p, next, next_depth, 0, valid(0)), tiles(last - first)};
+        block.ahead[0] = {panel_lines(p, next, next_depth, 0, valid(0)), steps};
       }
       multiply_panel(p, block, panels, panel, first, last);
     }

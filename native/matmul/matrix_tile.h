@@ -56,6 +56,7 @@ enum class Left {
 // What a tile prefetches.
 enum class Fetching {
   kNothing,
+  kStream,   // the first of the streams in `ahead`
   kStreams,  // the streams in `ahead`
   kColumns,  // the columns themselves, if they come from beyond the core's caches
 };
@@ -130,7 +131,7 @@ void multiply(const Tile<T>& tile) {
 #pragma GCC unroll 3
     for (std::size_t i = 0; i < pointers; ++i) left[i] = tile.left + static_cast<std::ptrdiff_t>(3 * i) * tile.left_line;
     const auto element = [&](std::size_t r, std::size_t i) {
-      if constexpr (layout != Left::kRows) return left[0][static_cast<std::ptrdiff_t>(i) * step + static_cast<std::ptrdiff_t>(r)];
+      if constexpr (layout != Left::kRows) return left[0][static_cast<std::ptrdiff_t>(i) * step + static_cast<int>(r)];
       return left[r / 3][static_cast<std::ptrdiff_t>(r % 3) * tile.left_line + static_cast<std::ptrdiff_t>(i)];
     };
     const auto advance = [&](std::size_t by) {
@@ -142,10 +143,8 @@ void multiply(const Tile<T>& tile) {
     for (; k + kUnrolledDepth <= tile.depth; k += kUnrolledDepth) {
 #pragma GCC unroll 4
       for (std::size_t i = 0; i < kUnrolledDepth; ++i) {
-        if constexpr (fetching == Fetching::kStreams) {
-          first.fetch();
-          second.fetch();
-        }
+        if constexpr (fetching == Fetching::kStream || fetching == Fetching::kStreams) first.fetch();
+        if constexpr (fetching == Fetching::kStreams) second.fetch();
         add_products([&](std::size_t r) { return element(r, i); });
       }
       advance(kUnrolledDepth);

@@ -1,7 +1,8 @@
-// Products of matrices whose depth goes over the lines of both, as in weight gradients: sums of outer products of lines.
+// Products of matrices whose depth goes over the lines of both, as in weight gradients: sums of outer products.
 // The left matrix is read in place, a few lines at a time, and the sums stay in the L2 cache meanwhile.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "matmul/column_sums.h"
@@ -33,7 +34,7 @@ void pack_rows(const T* from, std::ptrdiff_t stride, std::size_t depth, std::siz
 template <typename T>
 struct OuterBlock {
   std::size_t begin, depth;
-  Spread ahead[2];  // prefetches the lines that follow
+  Ahead ahead[2];  // prefetches the lines that follow
 
   OuterBlock(const Matmul<T>& p, const Panels<T>& panels, std::size_t from)
       : begin(from), depth(std::min(p.depth - from, p.block)) {
@@ -42,10 +43,10 @@ struct OuterBlock {
     for (std::size_t panel = 0; panel < panels.count(); ++panel) {
       steps += Parts(p.rows, tile_rows(panels.vectors(panel))).count * depth;
     }
-    if (next_depth == 0 || steps == 0) return;
+    if (next_depth == 0) return;
     const auto at = static_cast<std::ptrdiff_t>(next);
-    ahead[0] = Spread(lines_of(p.right.data + at * p.right.row, next_depth, p.columns, p.right.row), steps);
-    ahead[1] = Spread(lines_of(p.left.data + at * p.left.column, next_depth, p.rows, p.left.column), steps);
+    ahead[0] = Ahead(lines_of(p.right.data + at * p.right.row, next_depth, p.columns, p.right.row), steps);
+    ahead[1] = Ahead(lines_of(p.left.data + at * p.left.column, next_depth, p.rows, p.left.column), steps);
   }
 };
 
@@ -68,9 +69,11 @@ void add_panel(const Matmul<T>& p, OuterBlock<T>& block, const T* columns, std::
                     whole ? static_cast<std::size_t>(p.target_row) : width, stride};
     tile.left = left + row;
     tile.left_line = p.left.column;
-    const bool more = block.ahead[0].takes(block.depth, tile.ahead[0]), also = block.ahead[1].takes(block.depth, tile.ahead[1]);
-    (more && also ? multiply_of<T, Fetching::kStreams, Left::kColumns>
-                  : multiply_of<T, Fetching::kNothing, Left::kColumns>)(rows, vectors)(tile);
+    bool fetches = true;
+    for (std::size_t i = 0; i < 2; ++i) fetches = block.ahead[i].takes(block.depth, tile.ahead[i]) && fetches;
+    const auto multiply_tile = fetches ? multiply_of<T, Fetching::kStreams, Left::kColumns>
+                                       : multiply_of<T, Fetching::kNothing, Left::kColumns>;
+    multiply_tile(rows, vectors)(tile);
     for (std::size_t r = 0; r < rows && !whole; ++r) copy(buffer + r * width, valid, line(r));
   }
 }
@@ -80,7 +83,8 @@ template <typename T>
 void add_outer_products(const Matmul<T>& p) {
   const Panels<T> panels(p.columns);
   // Lines of the right matrix are packed where they are far apart: few sets of the L1 cache would hold them.
-  const bool near = static_cast<std::size_t>(p.right.row) * sizeof(T) <= tuning::kNearLineBytes || p.rows <= tuning::kFewTiles * kMaxTileRows;
+  const bool near = static_cast<std::size_t>(p.right.row) * sizeof(T) <= tuning::kNearLineBytes ||
+                    p.rows <= tuning::kFewTiles * kMaxTileRows;
   std::size_t begin = 0, summed = 0;
   do {
     OuterBlock<T> block(p, panels, begin);
