@@ -2,23 +2,26 @@
 
     python benchmarks/products.py
     python benchmarks/products.py --against-torch
+    python benchmarks/products.py --weight-gradients --against-torch
 
 y = x w of the native kernels on one thread, with weights stored in float32, bfloat16 and int4, at 2 operations per
 multiplication. The variants alternate; a figure is that of the fastest call in CPU time, so that other programs matter
-little. bfloat16 rows are meaningful only on a CPU with AVX512-BF16.
+little. bfloat16 rows are meaningful only on a CPU with AVX512-BF16. With --weight-gradients, dw = x^T dy in float32, of
+layers of the zoo (zoo_models.py), each call with other arrays, which come from beyond the core's caches.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 
 import ml_dtypes
 import numpy as np
 import onnxruntime
 from harness import ForeignLoad, load_line, machine_line, table, write_report
-from onnx import TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 import onnxtrain
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
@@ -28,6 +31,13 @@ SIZES = (
     (2048, 2048, 2048),
 )
 QUICK = ((8, 64, 64),)
+GRADIENTS = (
+    *((16384, 32, 32), (8192, 64, 64), (4096, 64, 256), (768, 96, 96), (512, 96, 384), (2048, 128, 128)),
+    *((1024, 192, 192), (1024, 768, 192), (1024, 192, 768), (1024, 192, 1000), (1024, 256, 256), (1024, 845, 256)),
+)
+"""Rows, inputs and outputs."""
+CACHED = 1 << 23
+"""Bytes of arrays that a core's caches do not hold."""
 BLOCK = 32
 WAYS = {
     "float32": ("float32", "float32"),
@@ -45,14 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="one small product, one round")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--against-torch", action="store_true", help="also multiply by PyTorch")
+    parser.add_argument("--weight-gradients", action="store_true", help="gradients of weights instead")
     parser.add_argument("--output", help="write the report here")
     options = parser.parse_args(arguments)
     rows = []
+    shapes = GRADIENTS if options.weight_gradients else SIZES
     with ForeignLoad() as foreign:
-        for sizes in QUICK if options.quick else SIZES:
-            calls = {name: product(sizes, *way) for name, way in WAYS.items()}
-            if options.against_torch:
-                calls |= {f"PyTorch, {kind}": product_of_torch(sizes, kind) for kind in ("float32", "bfloat16")}
+        for sizes in QUICK if options.quick else shapes:
+            if options.weight_gradients:
+                calls = {"float32": weight_gradient(sizes)}
+                if options.against_torch:
+                    calls["PyTorch, float32"] = weight_gradient_of_torch(sizes)
+            else:
+                calls = {name: product(sizes, *way) for name, way in WAYS.items()}
+                if options.against_torch:
+                    calls |= {f"PyTorch, {kind}": product_of_torch(sizes, kind) for kind in ("float32", "bfloat16")}
             best = dict.fromkeys(calls, float("inf"))
             for _ in range(1 if options.quick else options.rounds):
                 for name, call in calls.items():
@@ -60,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             operations = 2 * sizes[0] * sizes[1] * sizes[2]
             rates = [f"{operations / best[name] / 1e9:.1f}" for name in best]
             rows.append([" x ".join(f"{size:,}" for size in sizes), *rates])
-    head = ["rows x depth x columns", *best]
+    head = ["rows x inputs x outputs" if options.weight_gradients else "rows x depth x columns", *best]
     title = "GFLOP/s of one thread, by processor time"
     write_report("\n".join([title, "", table(head, rows), "", machine_line(), load_line(foreign)]), options.output)
 
@@ -80,6 +97,40 @@ def product_of_torch(sizes: tuple[int, int, int], kind: str) -> Callable[[], obj
     rows, depth, columns = sizes
     x, w = (torch.randn(shape).to(getattr(torch, kind)) for shape in ((rows, depth), (depth, columns)))
     return lambda: x @ w
+
+
+def weight_gradient_of_torch(sizes: tuple[int, int, int]) -> Callable[[], object]:
+    """A call of PyTorch's x^T dy, each with the next of some arrays."""
+    import torch
+
+    torch.set_num_threads(1)
+    pairs = cycle([(torch.from_numpy(x), torch.from_numpy(dy)) for x, dy in operands(sizes)])
+
+    def call() -> object:
+        x, dy = next(pairs)
+        return x.T @ dy
+
+    return call
+
+
+def weight_gradient(sizes: tuple[int, int, int]) -> Callable[[], object]:
+    """A call of dw = x^T dy, each with the next of some arrays."""
+    rows, inputs, outputs = sizes
+    node = helper.make_node("LinearWeightGradient", ["dy", "x"], ["dw"], domain=ONNXTRAIN_DOMAIN)
+    session = session_of(node, {"dy": (rows, outputs), "x": (rows, inputs)}, {"dw": (inputs, outputs)})
+    feeds = cycle([{"dy": dy, "x": x} for x, dy in operands(sizes)])
+    return lambda: session.run(None, next(feeds))
+
+
+def operands(sizes: tuple[int, int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pairs of x and dy, so many that the caches do not hold them."""
+    rows, inputs, outputs = sizes
+    random = np.random.default_rng(0)
+
+    def draw(size: int) -> np.ndarray:
+        return random.standard_normal((rows, size)).astype(np.float32)
+
+    return [(draw(inputs), draw(outputs)) for _ in range(1 + CACHED // (4 * rows * (inputs + outputs)))]
 
 
 def product(sizes: tuple[int, int, int], stored: str, compute: str) -> Callable[[], object]:
@@ -102,19 +153,29 @@ def product(sizes: tuple[int, int, int], stored: str, compute: str) -> Callable[
         helper.make_tensor(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array.tobytes(), raw=True)
         for name, array in arrays.items()
     ]
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, size])
-        for name, size in (("x", depth), ("y", columns))
+    session = session_of(node, {"x": (rows, depth)}, {"y": (rows, columns)}, weights)
+    feeds = {"x": random.standard_normal((rows, depth)).astype(np.float32)}
+    return lambda: session.run(None, feeds)
+
+
+def session_of(
+    node: NodeProto,
+    inputs: Mapping[str, tuple[int, int]],
+    outputs: Mapping[str, tuple[int, int]],
+    weights: Sequence[TensorProto] = (),
+) -> onnxruntime.InferenceSession:
+    """A session of one node on one thread."""
+    given, results = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items()]
+        for values in (inputs, outputs)
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
-    model = helper.make_model(helper.make_graph([node], "product", [x], [y], weights), opset_imports=opsets)
+    model = helper.make_model(helper.make_graph([node], "product", given, results, weights), opset_imports=opsets)
     model.ir_version = 10
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.register_custom_ops_library(str(onnxtrain.custom_ops_library()))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {"x": random.standard_normal((rows, depth)).astype(np.float32)}
-    return lambda: session.run(None, feeds)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 if __name__ == "__main__":

@@ -76,6 +76,10 @@ inline constexpr std::size_t kProductDepth = 512, kAccumulationDepth = 512;
 // Rows that are added up at a time beside a multiplication over the same rows (bias gradients). Bits.
 inline constexpr std::size_t kSumDepth = 256;
 
+// Depth at a time of a product whose sums stay in the cache meanwhile, and the most bytes of these sums, in 1024ths of
+// the L2 cache; lines of the right matrix that are at most so many bytes apart are read in place.
+inline constexpr std::size_t kOuterDepth = 128, kOuterShare = 384, kNearLineBytes = 512;
+
 // Depth per block of a bfloat16 multiplication: as many bytes. Tiles of AMX wait for their sums, which are read and
 // written twice as often with 512: with a depth of 2,048 that took 1.2 times as long.
 inline constexpr std::size_t kBfloat16Depth = 1024;

@@ -440,6 +440,14 @@ def test_convolutions_are_measured_in_both_types_beside_those_of_torch() -> None
 
 
 @pytest.mark.torch
+def test_weight_gradients_are_measured_beside_those_of_torch() -> None:
+    pytest.importorskip("torch")
+    header, row = rows(run("products.py", "--quick", "--weight-gradients", "--against-torch"))
+    assert header == ["rows x inputs x outputs", "float32", "PyTorch, float32"]
+    assert all(float(rate) > 0 for rate in row[1:])
+
+
+@pytest.mark.torch
 def test_attention_is_measured_in_both_types_beside_that_of_torch() -> None:
     pytest.importorskip("torch")
     header, row = rows(run("attention.py", "--quick", "--against-torch"))

@@ -112,6 +112,12 @@ PRODUCTS = {
     f"{rows} x {depth} x {columns}": node("Linear", [(rows, depth), (depth, columns)])
     for rows, depth, columns in ((32, 784, 256), (512, 256, 1024), (1024, 768, 768))
 }
+WEIGHT_GRADIENTS = {
+    f"weight gradient, {rows} rows, {inputs} to {outputs}": node(
+        "LinearWeightGradient", [(rows, outputs), (rows, inputs)]
+    )
+    for rows, inputs, outputs in ((8192, 64, 64), (1024, 256, 256), (1024, 768, 192), (1024, 845, 256))
+}
 ATTENTION = {
     f"{heads} heads of {length}": node("Attention", [(2, length, heads, 64)] * 3, scale=0.125)
     for heads, length in ((4, 128), (12, 512))
@@ -388,6 +394,7 @@ CASES: dict[str, dict[str, Case]] = {
         ("kProductDepth", "kStripShare", "kLeastStripRows", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS
     ),
     "kSumDepth": LINEAR_STEPS,
+    **dict.fromkeys(("kOuterDepth", "kOuterShare", "kNearLineBytes"), WEIGHT_GRADIENTS),
     "kBfloat16Depth": BFLOAT16,
     **dict.fromkeys(
         ("kBlockSumShare", "kLeastBlockPositions", "kGradientSourceWords", "kGradientDepth"), BFLOAT16_CONVOLUTIONS

@@ -12,6 +12,12 @@
 namespace onnxtrain {
 namespace {
 
+// True if the depth goes over lines of both matrices, and the products are added up without a beginning or an end.
+template <typename T>
+bool is_of_lines(const Matmul<T>& p) {
+  return p.left.row == 1 && p.is_as_given() && p.right.column == 1 && p.bias == nullptr && p.ending == Ending::kNone;
+}
+
 template <typename T>
 void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
   const bool sums = whole.left_sums != nullptr || whole.right_sums != nullptr;
@@ -21,19 +27,21 @@ void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
   const std::size_t depth = std::max<std::size_t>(whole.depth, 1);
   const auto evenly = [&](std::size_t most) { return divided_up(depth, divided_up(depth, most)); };
   const std::size_t sum_block = evenly(tuning::kSumDepth);
-  const std::size_t sum_blocks = std::max<std::size_t>(1, tuning::kProductDepth / tuning::kSumDepth);
-  const std::size_t block = sums ? std::min(depth, sum_blocks * sum_block) : evenly(tuning::kProductDepth);
+  const std::size_t block = evenly(tuning::kProductDepth);
   const std::size_t column_bytes = std::max(block, tuning::kProductDepth / 2) * sizeof(float);
   const Cut cut(whole.rows, whole.columns, whole.depth, column_bytes, whole.left.row == 1);
   const std::size_t most_rows = divided_up(divided_up(whole.rows, kRowUnit), cut.rows) * kRowUnit;
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
   Matmul<T> common = whole;
-  common.block = block;
+  const std::size_t sum_bytes = saturating_product(whole.rows, whole.columns, sizeof(T));
+  common.sums_in_cache = is_of_lines(whole) && sum_bytes <= share_of_second_cache(tuning::kOuterShare);
+  common.block = common.sums_in_cache ? evenly(tuning::kOuterDepth) : block;
   common.sum_block = sum_block;
   common.strip = strip_rows(block * sizeof(T));
   const auto ones = multiples(1, common.block);
   common.ones = ones.data();
-  BufferPool pool(checked_product(kernels_for.scratch(most_rows, most_columns, block, common.strip), sizeof(T)));
+  const std::size_t scratch = kernels_for.scratch(most_rows, most_columns, common.block, common.strip);
+  BufferPool pool(checked_product(scratch, sizeof(T)));
   parallel_for(cut.rows * cut.columns, [&](std::size_t task) {
     const std::size_t row_part = task / cut.columns, column_part = task % cut.columns;
     const std::size_t row = begin_of(row_part, cut.rows, whole.rows, kRowUnit);

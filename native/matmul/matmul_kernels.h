@@ -9,6 +9,7 @@
 #include "matmul/epilogue.h"
 #include "matmul/low_bit_kernels.h"
 #include "matmul/half_weight_kernels.h"
+#include "matmul/outer_products.h"
 #include "matmul/packing.h"
 #include "matmul/table.h"
 #include "tuning.h"
@@ -32,54 +33,6 @@ std::size_t product_scratch(std::size_t rows, std::size_t columns, std::size_t b
   return panels_scratch<T>(rows, columns, block, strip) + std::min(rows, strip) * block + kLanes<T>;
 }
 
-// Packs `depth` rows of the right matrix into a zero-padded panel.
-template <typename T>
-void pack_rows(const T* from, std::ptrdiff_t stride, std::size_t depth, std::size_t columns, std::size_t width, T* to) {
-  if (columns == kMaxTileVectors * kLanes<T>) {
-    for (std::size_t k = 0; k < depth; ++k, from += stride, to += width) {
-#pragma GCC unroll 4
-      for (std::size_t v = 0; v < kMaxTileVectors; ++v) store(to + v * kLanes<T>, load(from + v * kLanes<T>));
-    }
-  } else {
-    for (std::size_t k = 0; k < depth; ++k, from += stride, to += width) {
-      copy(from, columns, to);
-      fill_zero(to + columns, width - columns);
-    }
-  }
-}
-
-// sums[i] (+)= the sum of element i over `depth` rows, `stride` apart. Row lengths are whole vectors.
-template <typename T>
-inline void add_block(const T* rows, std::size_t stride, std::size_t depth, std::size_t count, bool accumulate,
-                      T* sums) {
-  constexpr std::size_t lanes = kLanes<T>;
-  for (std::size_t i = 0; i < count; i += lanes) {
-    Vector<T> sum[4] = {};
-    std::size_t k = 0;
-    for (; k + 4 <= depth; k += 4) {
-#pragma GCC unroll 4
-      for (std::size_t j = 0; j < 4; ++j) sum[j] += load(rows + (k + j) * stride + i);
-    }
-    for (; k < depth; ++k) sum[0] += load(rows + k * stride + i);
-    const Vector<T> total = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    for (std::size_t lane = 0; lane < lanes && i + lane < count; ++lane) {
-      sums[i + lane] = accumulate ? sums[i + lane] + total[lane] : total[lane];
-    }
-  }
-}
-
-// The same, several rows at a time.
-template <typename T>
-void add_rows(const T* rows, std::size_t stride, std::size_t depth, std::size_t at_a_time, std::size_t count,
-              bool accumulate, T* sums) {
-  std::size_t done = 0;
-  do {
-    const std::size_t next = depth - done < at_a_time ? depth - done : at_a_time;
-    add_block(rows + done * stride, stride, next, count, accumulate || done != 0, sums);
-    done += next;
-  } while (done < depth);
-}
-
 // A block of the depth, with the panels of the right matrix and the rows of the left as the tiles read them.
 template <typename T>
 struct MatmulBlock {
@@ -88,7 +41,7 @@ struct MatmulBlock {
   bool one_at_a_time;
   const T* columns;  // null: all columns are packed; otherwise read in place, except in a partial panel
   T* strip;  // packed rows of the left matrix, [tile][depth][rows of the tile]; null: read in place
-  Ahead ahead[2];  // of the right and the left matrix
+  Ahead ahead[2];  // of the right matrix, and of a packed left one
 
   T* panel_at(std::size_t column) const { return one_at_a_time ? panels : panels + column * depth; }
 };
@@ -130,10 +83,18 @@ void multiply_panel(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
                                    in_place ? static_cast<std::size_t>(p.right.row) : width};
     tile.left = left + static_cast<std::ptrdiff_t>(row) * p.left.row;
     if (packed) tile.left = block.strip + tiles.begin(t) * block.depth;
-    tile.left_row = p.left.row;
-    for (Ahead& ahead : block.ahead) ahead.fetch();
+    tile.left_line = p.left.row;
+    for (Ahead& ahead : block.ahead) ahead.fetch(block.depth);
+    // Rows that are read in place are prefetched one tile ahead, while the first panel is multiplied.
+    const auto* next = tile.left + static_cast<std::ptrdiff_t>(rows) * p.left.row;
+    const bool fetches = !packed && panel == 0 && t + 1 < tiles.count &&
+                         Ahead(lines_of(next, tiles.size(t + 1), block.depth, p.left.row), block.depth)
+                             .takes(block.depth, tile.ahead[0]);
     constexpr Fetching nothing = Fetching::kNothing;
-    (packed ? multiply_of<T, nothing, Left::kPacked> : multiply_of<T, nothing, Left::kRows>)(rows, vectors)(tile);
+    const auto multiply_tile = packed    ? multiply_of<T, nothing, Left::kPacked>
+                               : fetches ? multiply_of<T, Fetching::kStream, Left::kRows>
+                                         : multiply_of<T, nothing, Left::kRows>;
+    multiply_tile(rows, vectors)(tile);
     for (std::size_t r = 0; r < rows && !whole; ++r) {
       copy(buffer + r * width, valid, target + static_cast<std::ptrdiff_t>(r) * p.target_row);
     }
@@ -156,7 +117,7 @@ Lines panel_lines(const Matmul<T>& p, std::size_t begin, std::size_t depth, std:
                              : lines_of(first, columns, depth, p.right.column);
 }
 
-// Packs a panel of the right matrix, and sums it over the depth if requested.
+// Packs a panel of the right matrix.
 template <typename T>
 void arrange_panel(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t column, std::size_t width) {
   const std::size_t columns = p.columns - column < width ? p.columns - column : width;
@@ -174,9 +135,6 @@ void arrange_panel(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t 
       pack<T>({right, p.right_end, p.right.column, p.ones, columns, block.depth, 0, block.depth, 0, 1, packed});
     }
   }
-  if (p.right_sums != nullptr) {
-    add_rows(packed, width, block.depth, p.sum_block, columns, block.begin != 0, p.right_sums + column);
-  }
 }
 
 template <typename T>
@@ -186,7 +144,7 @@ MatmulBlock<T> block_at(const Matmul<T>& p, std::size_t begin, const Panels<T>& 
   block.depth = p.depth - begin < p.block ? p.depth - begin : p.block;
   block.panels = p.scratch;
   block.one_at_a_time = one_panel_at_a_time(p.rows, p.strip);
-  const bool few = p.rows <= tuning::kFewTiles * kMaxTileRows && p.columns > 0 && p.right_sums == nullptr;
+  const bool few = p.rows <= tuning::kFewTiles * kMaxTileRows && p.columns > 0;
   if (few && p.is_as_given() && p.right.column == 1) {
     block.columns = p.right.data + static_cast<std::ptrdiff_t>(begin) * p.right.row;
   }
@@ -200,7 +158,7 @@ void pack_tile(const T* from, std::ptrdiff_t column, std::size_t depth, T* to) {
   for (std::size_t k = 0; k < depth; ++k, from += column, to += rows) __builtin_memcpy(to, from, rows * sizeof(T));
 }
 
-// Packs rows [first, last) of the left matrix, and sums them over the depth if requested.
+// Packs rows [first, last) of the left matrix.
 template <typename T>
 void pack_strip(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t first, std::size_t last) {
   static constexpr decltype(&pack_tile<T, 1>) kPack[] = {pack_tile<T, 1>, pack_tile<T, 2>, pack_tile<T, 3>,
@@ -212,41 +170,31 @@ void pack_strip(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t fir
     T* packed = block.strip + tiles.begin(t) * block.depth;
     kPack[rows - 1](p.left.data + static_cast<std::ptrdiff_t>(block.begin) * p.left.column + row, p.left.column,
                     block.depth, packed);
-    if (p.left_sums != nullptr) {
-      add_rows(packed, rows, block.depth, p.sum_block, rows, block.begin != 0, p.left_sums + row);
-    }
   }
 }
 
 // Strips of rows, each with all panels, which are packed for the first strip; prefetches the next panel and the next
-// strip of the left matrix.
+// packed strip of the left matrix.
 template <typename T>
 void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& panels) {
   const std::size_t next = block.begin + block.depth, next_depth = p.depth - next < p.block ? p.depth - next : p.block;
-  const auto tiles = [&](std::size_t rows) { return Parts(rows, kPackedRows).count; };
   const auto valid = [&](std::size_t panel) {
     const std::size_t left = p.columns - panels.begin(panel), width = panels.width(panel);
     return left < width ? left : width;
   };
   const Parts strips(p.rows, p.strip);
-  if (strips.count == 0 && p.right_sums != nullptr) {
-    for (std::size_t panel = 0; panel < panels.count(); ++panel) {
-      arrange_panel(p, block, panels.begin(panel), panels.width(panel));
-    }
-  }
   for (std::size_t strip = 0; strip < strips.count; ++strip) {
     const std::size_t first = strips.begin(strip), last = first + strips.size(strip);
     const bool more = strip + 1 < strips.count;
+    const std::size_t steps = Parts(last - first, kPackedRows).count * block.depth;
     const std::size_t depth = more ? block.depth : next_depth;
     if (block.strip != nullptr) pack_strip(p, block, first, last);
     block.ahead[1] = {};
-    if (depth != 0 && p.columns != 0) {
-      const auto at = static_cast<std::ptrdiff_t>(more ? block.begin : next);
-      const T* from = p.left.data + at * p.left.column + static_cast<std::ptrdiff_t>(more ? last : 0) * p.left.row;
+    if (block.strip != nullptr && depth != 0 && p.columns != 0) {
+      const auto line = static_cast<std::ptrdiff_t>(more ? block.begin : next);
+      const T* from = p.left.data + line * p.left.column + (more ? last : 0);
       const std::size_t rows = strips.size(more ? strip + 1 : 0);
-      const bool in_columns = p.left.row == 1;
-      block.ahead[1] = {in_columns ? lines_of(from, depth, rows, p.left.column) : lines_of(from, rows, depth, p.left.row),
-                        panels.count() * tiles(last - first)};
+      block.ahead[1] = {lines_of(from, depth, rows, p.left.column), panels.count() * steps};
     }
     for (std::size_t panel = 0; panel < panels.count(); ++panel) {
       const bool in_place = block.columns != nullptr && valid(panel) == panels.width(panel);
@@ -254,9 +202,9 @@ void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
       block.ahead[0] = {};
       if (strip == 0 && panel + 1 < panels.count() && block.columns == nullptr) {
         block.ahead[0] = {panel_lines(p, block.begin, block.depth, panels.begin(panel + 1), valid(panel + 1)),
-                          tiles(last - first)};
+                          steps};
       } else if (!more && panel + 1 == panels.count() && next_depth != 0 && block.columns == nullptr) {
-        block.ahead[0] = {panel_lines(p, next, next_depth, 0, valid(0)), tiles(last - first)};
+        block.ahead[0] = {panel_lines(p, next, next_depth, 0, valid(0)), steps};
       }
       multiply_panel(p, block, panels, panel, first, last);
     }
@@ -265,10 +213,15 @@ void multiply_block(const Matmul<T>& p, MatmulBlock<T>& block, const Panels<T>& 
 
 template <typename T>
 void multiply_matrices(const Matmul<T>& p) {
+  if (p.sums_in_cache) {
+    add_outer_products(p);
+    return;
+  }
   const Panels<T> panels(p.columns);
-  std::size_t begin = 0;
+  std::size_t begin = 0, summed = 0;
   do {
     MatmulBlock<T> block = block_at(p, begin, panels);
+    summed = sum_columns(p, summed, begin + block.depth);
     multiply_block(p, block, panels);
     begin += block.depth;
   } while (begin < p.depth);

@@ -48,13 +48,15 @@ struct Stream {
 // How the left rows of a tile lie in memory.
 enum class Left {
   kAnywhere,  // each where `rows` points, its elements at `offsets`
-  kRows,      // `left_row` apart, from `left` on, their elements side by side
+  kRows,      // `left_line` apart, from `left` on, their elements side by side
   kPacked,    // [depth][rows], from `left` on
+  kColumns,   // side by side, from `left` on, their elements `left_line` apart
 };
 
 // What a tile prefetches.
 enum class Fetching {
   kNothing,
+  kStream,   // the first of the streams in `ahead`
   kStreams,  // the streams in `ahead`
   kColumns,  // the columns themselves, if they come from beyond the core's caches
 };
@@ -71,7 +73,7 @@ struct Tile {
   std::size_t columns_stride = 0;  // 0: contiguous
   Stream ahead[2] = {};  // data to prefetch
   const T* left = nullptr;
-  std::ptrdiff_t left_row = 0;
+  std::ptrdiff_t left_line = 0;
 };
 
 // Depth elements per iteration, unless the left rows are anywhere.
@@ -123,23 +125,28 @@ void multiply(const Tile<T>& tile) {
     }
   } else {
     // Three rows per pointer: with multiples of the stride that addresses have room for.
-    constexpr std::size_t pointers = layout == Left::kPacked ? 1 : (rows + 2) / 3;
-    constexpr std::size_t step = layout == Left::kPacked ? rows : 1;
+    constexpr std::size_t pointers = layout == Left::kRows ? (rows + 2) / 3 : 1;
+    const std::ptrdiff_t step = layout == Left::kRows ? 1 : layout == Left::kPacked ? rows : tile.left_line;
     const T* left[pointers];
 #pragma GCC unroll 3
-    for (std::size_t i = 0; i < pointers; ++i) left[i] = tile.left + static_cast<std::ptrdiff_t>(3 * i) * tile.left_row;
+    for (std::size_t i = 0; i < pointers; ++i) left[i] = tile.left + static_cast<std::ptrdiff_t>(3 * i) * tile.left_line;
     const auto element = [&](std::size_t r, std::size_t i) {
-      if constexpr (layout == Left::kPacked) return left[0][i * rows + r];
-      return left[r / 3][static_cast<std::ptrdiff_t>(r % 3) * tile.left_row + static_cast<std::ptrdiff_t>(i)];
+      if constexpr (layout != Left::kRows) return left[0][static_cast<std::ptrdiff_t>(i) * step + static_cast<int>(r)];
+      return left[r / 3][static_cast<std::ptrdiff_t>(r % 3) * tile.left_line + static_cast<std::ptrdiff_t>(i)];
     };
     const auto advance = [&](std::size_t by) {
 #pragma GCC unroll 3
-      for (std::size_t i = 0; i < pointers; ++i) left[i] += by * step;
+      for (std::size_t i = 0; i < pointers; ++i) left[i] += static_cast<std::ptrdiff_t>(by) * step;
     };
+    [[maybe_unused]] Stream first = tile.ahead[0], second = tile.ahead[1];
     std::size_t k = 0;
     for (; k + kUnrolledDepth <= tile.depth; k += kUnrolledDepth) {
 #pragma GCC unroll 4
-      for (std::size_t i = 0; i < kUnrolledDepth; ++i) add_products([&](std::size_t r) { return element(r, i); });
+      for (std::size_t i = 0; i < kUnrolledDepth; ++i) {
+        if constexpr (fetching == Fetching::kStream || fetching == Fetching::kStreams) first.fetch();
+        if constexpr (fetching == Fetching::kStreams) second.fetch();
+        add_products([&](std::size_t r) { return element(r, i); });
+      }
       advance(kUnrolledDepth);
     }
     for (; k < tile.depth; ++k) {

@@ -19,27 +19,52 @@ struct Lines {
   std::ptrdiff_t stride;
 };
 
-// Lines that are read after the current ones, prefetched into the L2 cache in parts, one before each tile.
+// Lines that are read after the current ones, prefetched in parts: as many bytes for each depth element of the tiles
+// that are multiplied before, of which there are `steps` in all.
 class Ahead {
  public:
   Ahead() = default;
-  Ahead(const Lines& lines, std::size_t parts) : lines_(lines), part_(divided_up(lines.count * lines.length, parts)) {}
+  Ahead(const Lines& lines, std::size_t steps) : lines_(lines) {
+    if (lines.stride == static_cast<std::ptrdiff_t>(lines.length)) {  // they are one line
+      lines_.length *= lines_.count;
+      lines_.count = 1;
+    }
+    step_ = steps == 0 ? 0 : divided_up(size(), steps);
+  }
 
-  void fetch() {
-    for (std::size_t left = part_; left != 0 && lines_.count != 0;) {
-      const std::size_t end = at_ + std::min(left, lines_.length - at_);
-      left -= end - at_;
-      for (; at_ < end; at_ += std::min(kLineBytes, end - at_)) __builtin_prefetch(lines_.first + at_, 0, 2);
-      if (at_ < lines_.length) return;
-      at_ = 0;
-      lines_.first += lines_.stride;
-      --lines_.count;
+  // Sets the part of a tile of that depth, to be prefetched while it is multiplied. Returns false if there is none; a
+  // part of more than a cache line for each depth element is prefetched now.
+  bool takes(std::size_t depth, Stream& stream) {
+    if (at_ >= size()) return false;
+    if (step_ > kLineBytes) {
+      fetch(depth);
+      return false;
+    }
+    stream = {address(at_), step_, lines_.length - at_ % lines_.length, lines_.length,
+              lines_.stride - static_cast<std::ptrdiff_t>(lines_.length)};
+    at_ += depth * step_;
+    return true;
+  }
+
+  // Prefetches the part of a tile of that depth now, into the L2 cache.
+  void fetch(std::size_t depth) {
+    const std::size_t end = std::min(size(), at_ + depth * step_);
+    while (at_ < end) {
+      const std::size_t line_end = std::min(end, (at_ / lines_.length + 1) * lines_.length);
+      const char* from = address(at_);
+      for (std::size_t i = 0; i < line_end - at_; i += kLineBytes) __builtin_prefetch(from + i, 0, 2);
+      at_ = line_end;
     }
   }
 
  private:
+  std::size_t size() const { return lines_.count * lines_.length; }
+  const char* address(std::size_t at) const {
+    return lines_.first + static_cast<std::ptrdiff_t>(at / lines_.length) * lines_.stride + at % lines_.length;
+  }
+
   Lines lines_ = {};
-  std::size_t part_ = 0, at_ = 0;  // `at_` within the first line
+  std::size_t step_ = 0, at_ = 0;
 };
 
 template <typename T>

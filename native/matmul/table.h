@@ -83,7 +83,8 @@ struct Matmul {
   bool is_as_given() const { return low_bit == nullptr && half_weights == nullptr; }  // true if the right matrix is not converted
 
   std::size_t block;  // depth at a time
-  std::size_t sum_block;  // of `left_sums` and `right_sums`; a block contains whole ones
+  std::size_t sum_block;  // of `left_sums` and `right_sums`
+  bool sums_in_cache;     // the depth goes over lines of both matrices, and the target fits a share of the L2 cache
   std::size_t strip;  // most rows that are packed at a time
   const std::ptrdiff_t* ones;  // 0, 1, ...: `block` of them
   T* scratch;  // `scratch(rows, columns, block, strip)` elements
