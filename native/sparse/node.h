@@ -16,7 +16,7 @@ namespace onnxtrain {
 class SparseNode : public FusedNode {
  protected:
   explicit SparseNode(const Attributes& attributes);
-  SparseEnding ending(const Inputs& inputs, const std::vector<std::int64_t>& y_shape) const;
+  SparseEnding ending(const Inputs& inputs, const std::vector<std::int64_t>& residual_shape) const;
   void require_float(const Inputs& inputs) const;
 
   SparseMatrix weights_;
@@ -34,7 +34,8 @@ class SparseLinearNode final : public SparseNode {
 };
 
 // y [images, outputs, ...] from x [images, channels, ...]: a convolution over one or two axes with the attributes of
-// ONNX's Conv, without auto_pad and group; the depth of the weights is [channels, kernel].
+// ONNX's Conv, without auto_pad and group; the depth of the weights is [channels, kernel]. Attributes y_pads and
+// residual_pads: zeros around the windows in y, and elements around them in the residual, which are left out.
 class SparseConvNode final : public SparseNode {
  public:
   static const Signature kSignature;
@@ -44,6 +45,7 @@ class SparseConvNode final : public SparseNode {
 
  private:
   ConvolutionAttributes attributes_;
+  std::vector<std::int64_t> y_pads_, residual_pads_;
 };
 
 }  // namespace onnxtrain

@@ -43,6 +43,35 @@ _END = """
     y = Clip (with_residual, low, high)
 """
 
+# A padded residual without its padding, and y with it: pads are those of the spatial axes, as Conv has them.
+_PADS = """
+    {name}_halves = Constant <value_ints: ints = @{name}_pads> ()
+    {name}_rows = Reshape ({name}_halves, two_rows)
+    {name}_ends = Concat <axis: int = 1> (no_pads, {name}_rows)
+"""
+
+_PADDED_END = f"""
+    two_rows = Constant <value_ints: ints = [2, -1]> ()
+    no_pads = Constant <value: tensor = int64[2, 2] {{0, 0, 0, 0}}> ()
+    {_PADS.format(name="y")}
+    y_all = Reshape (y_ends, rest)
+    {_PADS.format(name="residual")}
+    first = Constant <value_int: int = 0> ()
+    second = Constant <value_int: int = 1> ()
+    begins = Gather (residual_ends, first)
+    behind = Gather (residual_ends, second)
+    none_behind = Equal (behind, first)
+    open_end = Constant <value_int: int = 9223372036854775807> ()
+    before_end = Neg (behind)
+    ends = Where (none_behind, open_end, before_end)
+    inner_residual = Slice (residual, begins, ends)
+    with_residual = Add (sum, inner_residual)
+    low = Constant <value_float: float = @lower> ()
+    high = Constant <value_float: float = @upper> ()
+    limited = Clip (with_residual, low, high)
+    y = Pad (limited, y_all)
+"""
+
 _BODIES = {
     LINEAR: f"""
 <domain: "{ONNXTRAIN_DOMAIN}", opset_import: ["": OPSET]>
@@ -59,7 +88,7 @@ _BODIES = {
 """,
     CONV: f"""
 <domain: "{ONNXTRAIN_DOMAIN}", opset_import: ["": OPSET]>
-{CONV} <shape, lower, upper, weight_shape, kernel_shape, strides, pads, dilations>
+{CONV} <shape, lower, upper, weight_shape, kernel_shape, strides, pads, dilations PADS_ATTRIBUTES>
     (x, values, deltas, bias, residual) => (y)
 {{
     {_WEIGHT}
@@ -68,13 +97,21 @@ _BODIES = {
     weight = Reshape (by_output, full_shape)
     sum = Conv <kernel_shape: ints = @kernel_shape, strides: ints = @strides, pads: ints = @pads,
         dilations: ints = @dilations> (x, weight, bias)
-    {_END.format("sum")}
+    END
 }}
 """,
 }
 
 
-def function(operator: str, opset: int) -> onnx.FunctionProto:
-    """Return the function of an operator for a model of an opset."""
-    made: onnx.FunctionProto = parser.parse_function(_BODIES[operator].replace("OPSET", str(opset)))
+def function(operator: str, opset: int, *, padded: bool = False) -> onnx.FunctionProto:
+    """Return the function of an operator for a model of an opset.
+
+    Args:
+        operator: ``LINEAR`` or ``CONV``.
+        opset: The model's opset.
+        padded: Whether the nodes of a convolution have the attributes ``y_pads`` and ``residual_pads``.
+    """
+    body = _BODIES[operator].replace("OPSET", str(opset))
+    body = body.replace("PADS_ATTRIBUTES", ", y_pads, residual_pads" if padded else "")
+    made: onnx.FunctionProto = parser.parse_function(body.replace("END", _PADDED_END if padded else _END.format("sum")))
     return made
