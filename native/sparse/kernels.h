@@ -330,8 +330,8 @@ void end_rows(const SparseEnding& ending, const SparseSpan& span, std::size_t ou
   const std::size_t count = rows_of_span(span, rows);
   if (count == 0) return;
   const SpanRow& final_row = rows[count - 1];
-  // Of rows without gaps, the next one is written over what is too much.
-  const bool dense = span.y.columns == span.windows;
+  // Of rows without gaps, the next one is written over what is too much, unless the residual is there.
+  const bool dense = span.y.columns == span.windows && ending.residual != y;
   const std::size_t final_end = final_row.row * span.y.columns + final_row.column + final_row.count;
   for (std::size_t o = 0; o < outputs; ++o, sums += span.sums_stride, y += span.y.size) {
     const Vector<float> shift = broadcast(ending.bias != nullptr ? ending.bias[o] + ending.shift : ending.shift);
@@ -370,27 +370,39 @@ inline Vector<float> masked(Vector<float> y, const std::int32_t* mask) {
   return (Vector<float>)((Vector<std::int32_t>)y & load(mask));
 }
 
+// Asks for what the next run of an output reads or writes, which may have left the L2 cache.
+inline void prefetch_next(const float* place, std::size_t run) { __builtin_prefetch(place + run, 1, 2); }
+
 template <bool has_residual, bool has_limits, bool has_masks>
 void end_vectors(const SparseEnding& ending, const SparseRun& run, std::size_t outputs, const float* sums, float* y) {
   constexpr std::size_t lanes = kLanes<float>;
   const float* residual = ending.residual;
   for (std::size_t o = 0; o < outputs; ++o, sums += run.vectors * lanes, y += run.y_stride) {
     const Vector<float> shift = broadcast(ending.bias != nullptr ? ending.bias[o] + ending.shift : ending.shift);
-    const auto ended = [&](Vector<float> sum, std::size_t place) {
+    const auto ended = [&](std::size_t place, Vector<float> other) {
+      Vector<float> sum = load(sums + place) + shift;
+      if (has_residual) sum += other;
       if (has_limits) sum = limited(ending, sum);
       return has_masks ? masked(sum, run.masks + place) : sum;
     };
-    for (std::size_t v = 0; v < run.vectors; ++v) {
-      const bool last = v + 1 == run.vectors;
-      const std::size_t place = last ? run.last_vector : v * lanes;
-      Vector<float> sum = load(sums + place) + shift;
-      if (!last || run.count == lanes) {
-        if (has_residual) sum += load(residual + place);
-        store(y + place, ended(sum, place));
-      } else {
-        if (has_residual) sum += load_first(residual + place, run.count);
-        store_first(y + place, run.count, ended(sum, place));
-      }
+    const auto of_residual = [&](std::size_t place) {
+      if (has_residual) prefetch_next(residual + place, run.vectors * lanes);
+      return has_residual ? load(residual + place) : Vector<float>{};
+    };
+    // First, since it may overlap the one before and y may be in the place of the residual.
+    const bool whole = run.count == lanes;
+    const Vector<float> last = whole          ? of_residual(run.last_vector)
+                               : has_residual ? load_first(residual + run.last_vector, run.count)
+                                              : Vector<float>{};
+    for (std::size_t v = 0; v + 1 < run.vectors; ++v) {
+      prefetch_next(y + v * lanes, run.vectors * lanes);
+      store(y + v * lanes, ended(v * lanes, of_residual(v * lanes)));
+    }
+    if (whole) {
+      prefetch_next(y + run.last_vector, run.vectors * lanes);
+      store(y + run.last_vector, ended(run.last_vector, last));
+    } else {
+      store_first(y + run.last_vector, run.count, ended(run.last_vector, last));
     }
     if (has_residual) residual += run.residual_stride;
   }

@@ -111,7 +111,7 @@ void SparseLinearNode::compute(const Call& call) const {
   sparse_linear(weights_, product(x, 0, x.size() - 1), floats(inputs, 0), ends, y, call.parallel_for(), memory_.get());
 }
 
-const Signature SparseConvNode::kSignature = {"SparseConv", kInputs, 5, 1, {-1}, {}, kTypes};
+const Signature SparseConvNode::kSignature = {"SparseConv", kInputs, 5, 1, {-1}, {{4, 0}}, kTypes};
 
 SparseConvNode::SparseConvNode(const Attributes& attributes)
     : SparseNode(attributes),
@@ -154,8 +154,12 @@ void SparseConvNode::compute(const Call& call) const {
     windows.begin[to] = static_cast<std::size_t>(attributes_.pads[axis]);
     windows.padded[to] = static_cast<std::size_t>(attributes_.padded(axis, x[2 + axis]));
   }
-  const SparseEnding ends = ending(inputs, with_border(windows_shape, residual_pads_));
+  SparseEnding ends = ending(inputs, with_border(windows_shape, residual_pads_));
   auto* y = static_cast<float*>(call.output(0, with_border(windows_shape, y_pads_)));
+  // Each element of the residual is read before y is written in its place, if that is the same one.
+  const bool moves = ends.residual != nullptr && ends.residual == y && y_pads_ != residual_pads_;
+  const Buffer copy(moves ? checked_product(inputs[4].count(), sizeof(float)) : 0, memory_.get());
+  if (moves) ends.residual = std::copy_n(ends.residual, inputs[4].count(), copy.as<float>()) - inputs[4].count();
   sparse_convolution(weights_, windows, floats(inputs, 0), ends, y, call.parallel_for(), memory_.get());
 }
 

@@ -430,6 +430,11 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
                              residual_placed.size};
       const float* const from = source + (strip - before) * strip_stride + begin;
       alignas(64) float sums[kMostSums];
+      // What the next tile reads first; strips have been copied into the cache.
+      for (std::size_t channel = 0; as_given && range == 0 && part + 1 < parts && channel < w.channels; ++channel) {
+        const float* const next = from + channel * planes.size + planes.row_span * planes.columns + (some + 1) * lanes;
+        for (std::size_t v = 0; v < some; ++v) __builtin_prefetch(next + v * lanes, 0, 2);
+      }
       for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some_outputs) {
         multiply(weights, *entries, entries->values.data(), output, some_outputs, tile, from, sums);
         SparseEnding at = ending;
