@@ -332,6 +332,7 @@ void end_rows(const SparseEnding& ending, const SparseSpan& span, std::size_t ou
   const SpanRow& final_row = rows[count - 1];
   // Of rows without gaps, the next one is written over what is too much, unless the residual is there.
   const bool dense = span.y.columns == span.windows && ending.residual != y;
+  const bool bordered = span.before + span.after > 0;
   const std::size_t final_end = final_row.row * span.y.columns + final_row.column + final_row.count;
   for (std::size_t o = 0; o < outputs; ++o, sums += span.sums_stride, y += span.y.size) {
     const Vector<float> shift = broadcast(ending.bias != nullptr ? ending.bias[o] + ending.shift : ending.shift);
@@ -343,7 +344,7 @@ void end_rows(const SparseEnding& ending, const SparseSpan& span, std::size_t ou
       const std::size_t end = dense ? final_end : first + row.count;
       float* const to = y + first;
       const float* const other = has_residual ? residual + row.row * span.residual.columns + row.column : nullptr;
-      if (row.column == 0) fill_zero(to - span.before, span.before);
+      if (bordered && row.column == 0) fill_zero(to - span.before, span.before);
       for (std::size_t i = 0; i < row.count; i += lanes) {
         Vector<float> sum = load(sums + from + i) + shift;
         if (first + i + lanes <= end) {
@@ -355,7 +356,7 @@ void end_rows(const SparseEnding& ending, const SparseSpan& span, std::size_t ou
           store_first(to + i, left, ended(sum));
         }
       }
-      if (row.column + row.count == span.windows) fill_zero(to + row.count, span.after);
+      if (bordered && row.column + row.count == span.windows) fill_zero(to + row.count, span.after);
     }
   }
 }

@@ -54,6 +54,18 @@ std::vector<std::int64_t> with_border(std::vector<std::int64_t> shape, const std
   return shape;
 }
 
+std::vector<std::int64_t> without_border(std::vector<std::int64_t> shape, const std::vector<std::int64_t>& border) {
+  const std::vector<std::int64_t> whole = shape;
+  const std::size_t rank = border.size() / 2;
+  for (std::size_t axis = 0; axis < rank; ++axis) {
+    shape[2 + axis] -= checked_sum(border[axis], border[rank + axis]);
+    if (shape[2 + axis] >= 0) continue;
+    throw std::invalid_argument("input 0 (x) has shape " + text_of(whole) + ": it is smaller than attribute 'x_pads', " +
+                                text_of(border) + ".");
+  }
+  return shape;
+}
+
 SparseBorder border_of(const std::vector<std::int64_t>& sizes) {
   SparseBorder border;
   const std::size_t rank = sizes.size() / 2;
@@ -116,6 +128,7 @@ const Signature SparseConvNode::kSignature = {"SparseConv", kInputs, 5, 1, {-1},
 SparseConvNode::SparseConvNode(const Attributes& attributes)
     : SparseNode(attributes),
       attributes_(convolution_attributes(attributes)),
+      x_pads_(border_attribute(attributes, "x_pads", attributes_.kernel_shape.size())),
       y_pads_(border_attribute(attributes, "y_pads", attributes_.kernel_shape.size())),
       residual_pads_(border_attribute(attributes, "residual_pads", attributes_.kernel_shape.size())) {
   std::int64_t taps = 1;
@@ -140,19 +153,20 @@ void SparseConvNode::compute(const Call& call) const {
                                 " axes and " + std::to_string(channels) + " channels.");
   }
   w[1] = channels;
-  const std::vector<std::int64_t> windows_shape = attributes_.output_shape(x, w);
-  Convolution(attributes_, x, windows_shape);  // checks that windows stay within the addressable range
+  const std::vector<std::int64_t> inner = without_border(x, x_pads_);
+  const std::vector<std::int64_t> windows_shape = attributes_.output_shape(inner, w);
+  Convolution(attributes_, inner, windows_shape);  // checks that windows stay within the addressable range
   SparseWindows windows = {static_cast<std::size_t>(x[0]), static_cast<std::size_t>(channels), {1, 1}, {1, 1}, {1, 1},
-                           {1, 1}, {1, 1}, {0, 0}, {1, 1}, border_of(y_pads_), border_of(residual_pads_)};
+                           {1, 1}, {1, 1}, {0, 0}, {1, 1}, border_of(x_pads_), border_of(y_pads_), border_of(residual_pads_)};
   for (std::size_t axis = 0; axis < rank; ++axis) {
     const std::size_t to = 2 - rank + axis;
-    windows.size[to] = static_cast<std::size_t>(x[2 + axis]);
+    windows.size[to] = static_cast<std::size_t>(inner[2 + axis]);
     windows.windows[to] = static_cast<std::size_t>(windows_shape[2 + axis]);
     windows.kernel[to] = static_cast<std::size_t>(attributes_.kernel_shape[axis]);
     windows.strides[to] = static_cast<std::size_t>(attributes_.strides[axis]);
     windows.dilations[to] = static_cast<std::size_t>(attributes_.dilations[axis]);
     windows.begin[to] = static_cast<std::size_t>(attributes_.pads[axis]);
-    windows.padded[to] = static_cast<std::size_t>(attributes_.padded(axis, x[2 + axis]));
+    windows.padded[to] = static_cast<std::size_t>(attributes_.padded(axis, inner[2 + axis]));
   }
   SparseEnding ends = ending(inputs, with_border(windows_shape, residual_pads_));
   auto* y = static_cast<float*>(call.output(0, with_border(windows_shape, y_pads_)));

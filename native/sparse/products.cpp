@@ -247,16 +247,27 @@ bool masked_weight_gradient(const SparseMatrix& mask, std::size_t rows, const fl
 
 namespace {
 
+// Where the elements of a plane of these sizes are in memory, inside of a border.
+struct Placed {
+  std::size_t columns, size, first;
+
+  Placed(const std::size_t (&sizes)[2], const SparseBorder& border)
+      : columns(checked_sum(border.before[1], sizes[1], border.after[1])),
+        size(checked_product(columns, checked_sum(border.before[0], sizes[0], border.after[0]))),
+        first(border.before[0] * columns + border.before[1]) {}
+};
+
 // A strip of an image, some rows of windows, as planes that a window's taps read at constant distances: padded, and one
 // plane for each remainder of the strides.
 struct Planes {
   std::size_t row_span, rows, columns, size, per_channel;
 
-  Planes(const SparseWindows& w, std::size_t window_rows, std::size_t least_columns)
+  // With rows and planes of at least these sizes.
+  Planes(const SparseWindows& w, std::size_t window_rows, std::size_t least_columns, std::size_t least_size = 0)
       : row_span((w.kernel[0] - 1) * w.dilations[0] / w.strides[0]),
         rows(window_rows + row_span),
         columns(std::max(least_columns, divided_up(w.padded[1], w.strides[1]))),
-        size(checked_product(rows, columns)),
+        size(std::max(least_size, checked_product(rows, columns))),
         per_channel(phases(w, 0) * phases(w, 1)) {}
 
   static std::size_t phases(const SparseWindows& w, std::size_t axis) {
@@ -272,15 +283,15 @@ struct Planes {
     return (channel * per_channel + phase) * size + row / w.strides[0] * columns + column / w.strides[1];
   }
 
-  // Fills the planes of some channels for `window_rows` rows of windows from `first` on.
-  void fill(const SparseWindows& w, const float* x, std::size_t channels, std::size_t first, std::size_t window_rows,
-            float* to) const {
+  // Fills the planes of some channels for `window_rows` rows of windows from `first` on. Channels of x are as placed.
+  void fill(const SparseWindows& w, const Placed& placed, const float* x, std::size_t channels, std::size_t first,
+            std::size_t window_rows, float* to) const {
     for (std::size_t row_phase = 0, plane = 0; row_phase < phases(w, 0); ++row_phase) {
       const PaddedAxis some_rows = axis_of(w, 0, row_phase, first, window_rows + row_span);
       for (std::size_t column_phase = 0; column_phase < phases(w, 1); ++column_phase, ++plane) {
         const PaddedAxis all_columns = axis_of(w, 1, column_phase, 0, columns);
         for (std::size_t channel = 0; channel < channels; ++channel) {
-          table().pad(some_rows, all_columns, x + channel * w.size[0] * w.size[1], w.size[1],
+          table().pad(some_rows, all_columns, x + channel * placed.size, placed.columns,
                       to + (channel * per_channel + plane) * size);
         }
       }
@@ -306,16 +317,6 @@ struct Planes {
     const std::size_t first = count > 0 ? (from + before) * stride + phase - begin : 0;  // in x
     return {first, stride, before, count, total};
   }
-};
-
-// Where the windows of a plane are in memory.
-struct Placed {
-  std::size_t columns, size, first;
-
-  Placed(const SparseWindows& w, const SparseBorder& border)
-      : columns(checked_sum(border.before[1], w.windows[1], border.after[1])),
-        size(checked_product(columns, checked_sum(border.before[0], w.windows[0], border.after[0]))),
-        first(border.before[0] * columns + border.before[1]) {}
 };
 
 // Rows of windows of a strip: so many that its planes stay in the L2 cache beside what is written, but at least a few
@@ -344,21 +345,22 @@ std::size_t channels_of_slice(const SparseMatrix& weights, std::size_t channels,
 void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, const float* x, const SparseEnding& ending,
                         float* y, const ParallelFor& parallel_for, const Memory* memory) {
   const std::size_t lanes = table().lanes, most_vectors = table().most_vectors(weights.block());
-  const std::size_t outputs = weights.outputs(), x_size = w.size[0] * w.size[1];
-  const Placed y_placed(w, w.y), residual_placed(w, w.residual);
+  const std::size_t outputs = weights.outputs();
+  const Placed x_placed(w.size, w.x), y_placed(w.windows, w.y), residual_placed(w.windows, w.residual);
   if (w.windows[0] * w.windows[1] == 0) std::fill_n(y, checked_product(w.images, outputs, y_placed.size), 0.0f);
   if (w.images == 0 || w.windows[0] * w.windows[1] == 0) return;
   const bool padded = w.padded[0] != w.size[0] || w.padded[1] != w.size[1] || w.strides[0] * w.strides[1] > 1;
-  const std::size_t all_positions = (w.windows[0] - 1) * w.size[1] + w.windows[1];  // unless padded
+  const std::size_t all_positions = (w.windows[0] - 1) * x_placed.columns + w.windows[1];  // unless padded
   // Of several vectors, the last overlaps the one before, so that nothing is read beyond x.
   const bool as_given = !padded && (all_positions % lanes == 0 || (all_positions > lanes && most_vectors > 1));
   // Rows of the planes are as long as those of y, if these are not much longer.
   const std::size_t own_columns = divided_up(w.padded[1], w.strides[1]);
-  const std::size_t columns = !as_given && y_placed.columns <= 2 * own_columns ? y_placed.columns : 0;
+  const std::size_t wanted = y_placed.columns <= 2 * own_columns ? y_placed.columns : 0;
+  const std::size_t columns = as_given ? x_placed.columns : wanted;
   const std::size_t window_rows = as_given ? w.windows[0] : strip_rows(w, columns);
   const std::size_t strips_per_image = divided_up(w.windows[0], window_rows);
   const std::size_t strips = checked_product(w.images, strips_per_image);
-  const Planes planes(w, window_rows, columns);
+  const Planes planes(w, window_rows, columns, as_given ? x_placed.size : 0);
   const std::size_t strip_size = checked_product(w.channels, planes.per_channel, planes.size);
   if (checked_sum(strip_size, 2 * lanes) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     throw std::invalid_argument("a padded image has " + std::to_string(strip_size) +
@@ -371,7 +373,7 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
   const std::size_t channels =
       channels_of_slice(weights, w.channels, planes.read(w, most * lanes) * sizeof(float), most);
   const auto entries =
-      weights.entries({planes.rows, planes.columns, channels}, channels * taps,
+      weights.entries({planes.size, planes.columns, channels}, channels * taps,
                       [&](std::size_t position) { return static_cast<std::int32_t>(planes.offset(w, position)); });
 
   // Where rows of y, and of the residual, are as long as those of the planes, vectors go over the ends of rows.
@@ -387,7 +389,7 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
   const std::size_t share = tuning::kSparseStripBytes / sizeof(float) / std::max<std::size_t>(1, strip_stride);
   const std::size_t together = as_given ? strips : std::clamp<std::size_t>(share, 1, strips);
   const Buffer planes_of_strips(as_given ? 0 : checked_product(together, strip_stride, sizeof(float)), memory);
-  const float* const source = as_given ? x : planes_of_strips.as<float>();
+  const float* const source = as_given ? x + x_placed.first : planes_of_strips.as<float>();
   for (std::size_t before = 0; before < strips; before += together) {
     const std::size_t some_strips = std::min(together, strips - before);
     const std::size_t tasks = most_tasks(weights, checked_product(some_strips, positions_of(window_rows)));
@@ -402,7 +404,8 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
           const std::size_t first = part_begin(w.channels, parts, part);
           const std::size_t some = part_begin(w.channels, parts, part + 1) - first;
           float* const to = planes_of_strips.as<float>() + (strip - before) * strip_stride;
-          planes.fill(w, x + (strip / strips_per_image * w.channels + first) * x_size, some,
+          const std::size_t channel = strip / strips_per_image * w.channels + first;
+          planes.fill(w, x_placed, x + channel * x_placed.size + x_placed.first, some,
                       strip % strips_per_image * window_rows, rows_of(strip),
                       to + first * planes.per_channel * planes.size);
           if (part == 0) std::fill_n(to + strip_size, lanes, 0.0f);
@@ -458,7 +461,7 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
         const std::size_t begin_below = y_placed.first + (row + rows - 1) * y_placed.columns + w.windows[1] + after;
         const std::size_t between = runs ? planes.columns - w.windows[1] : 0;
         const std::size_t below = part + 1 < parts ? 0 : is_last ? y_placed.size - begin_below : between;
-        for (std::size_t o = 0; o < some_outputs; ++o) {
+        for (std::size_t o = 0; above + below > 0 && o < some_outputs; ++o) {
           float* const plane = planes_of_y + o * y_placed.size;
           std::fill_n(plane, above, 0.0f);
           std::fill_n(plane + begin_below, below, 0.0f);

@@ -43,32 +43,38 @@ _END = """
     y = Clip (with_residual, low, high)
 """
 
-# A padded residual without its padding, and y with it: pads are those of the spatial axes, as Conv has them.
-_PADS = """
-    {name}_halves = Constant <value_ints: ints = @{name}_pads> ()
-    {name}_rows = Reshape ({name}_halves, two_rows)
-    {name}_ends = Concat <axis: int = 1> (no_pads, {name}_rows)
-"""
-
-_PADDED_END = f"""
+# The attributes x_pads, y_pads and residual_pads are of the spatial axes, as Conv's pads: a row before them, one behind.
+_PAD_CONSTANTS = """
     two_rows = Constant <value_ints: ints = [2, -1]> ()
-    no_pads = Constant <value: tensor = int64[2, 2] {{0, 0, 0, 0}}> ()
-    {_PADS.format(name="y")}
-    y_all = Reshape (y_ends, rest)
-    {_PADS.format(name="residual")}
+    no_pads = Constant <value: tensor = int64[2, 2] {0, 0, 0, 0}> ()
     first = Constant <value_int: int = 0> ()
     second = Constant <value_int: int = 1> ()
-    begins = Gather (residual_ends, first)
-    behind = Gather (residual_ends, second)
-    none_behind = Equal (behind, first)
     open_end = Constant <value_int: int = 9223372036854775807> ()
-    before_end = Neg (behind)
-    ends = Where (none_behind, open_end, before_end)
-    inner_residual = Slice (residual, begins, ends)
-    with_residual = Add (sum, inner_residual)
-    low = Constant <value_float: float = @lower> ()
-    high = Constant <value_float: float = @upper> ()
-    limited = Clip (with_residual, low, high)
+"""
+
+_ALL_AXES = """
+    {name}_attribute = Constant <value_ints: ints = @{name}_pads> ()
+    {name}_spatial = Reshape ({name}_attribute, two_rows)
+    {name}_rows = Concat <axis: int = 1> (no_pads, {name}_spatial)
+"""
+
+_INNER = (
+    _ALL_AXES
+    + """
+    {name}_begins = Gather ({name}_rows, first)
+    {name}_behind = Gather ({name}_rows, second)
+    {name}_open = Equal ({name}_behind, first)
+    {name}_negative = Neg ({name}_behind)
+    {name}_ends = Where ({name}_open, open_end, {name}_negative)
+    {name}_inner = Slice ({name}, {name}_begins, {name}_ends)
+"""
+)
+
+_PADDED_END = f"""
+    {_INNER.format(name="residual")}
+    {_END.format("sum").replace("residual)", "residual_inner)").replace("y =", "limited =")}
+    {_ALL_AXES.format(name="y")}
+    y_all = Reshape (y_rows, rest)
     y = Pad (limited, y_all)
 """
 
@@ -95,8 +101,9 @@ _BODIES = {
     by_output = Transpose <perm: ints = [0, 2, 1]> (blocks)
     full_shape = Constant <value_ints: ints = @weight_shape> ()
     weight = Reshape (by_output, full_shape)
+    BEGINNING
     sum = Conv <kernel_shape: ints = @kernel_shape, strides: ints = @strides, pads: ints = @pads,
-        dilations: ints = @dilations> (x, weight, bias)
+        dilations: ints = @dilations> (INPUT, weight, bias)
     END
 }}
 """,
@@ -109,9 +116,17 @@ def function(operator: str, opset: int, *, padded: bool = False) -> onnx.Functio
     Args:
         operator: ``LINEAR`` or ``CONV``.
         opset: The model's opset.
-        padded: Whether the nodes of a convolution have the attributes ``y_pads`` and ``residual_pads``.
+        padded: Whether the nodes of a convolution have the attributes ``x_pads``, ``y_pads`` and ``residual_pads``.
     """
-    body = _BODIES[operator].replace("OPSET", str(opset))
-    body = body.replace("PADS_ATTRIBUTES", ", y_pads, residual_pads" if padded else "")
-    made: onnx.FunctionProto = parser.parse_function(body.replace("END", _PADDED_END if padded else _END.format("sum")))
+    parts = {
+        "OPSET": str(opset),
+        "PADS_ATTRIBUTES": ", x_pads, y_pads, residual_pads" if padded else "",
+        "BEGINNING": _PAD_CONSTANTS + _INNER.format(name="x") if padded else "",
+        "INPUT": "x_inner" if padded else "x",
+        "END": _PADDED_END if padded else _END.format("sum"),
+    }
+    body = _BODIES[operator]
+    for name, text in parts.items():
+        body = body.replace(name, text)
+    made: onnx.FunctionProto = parser.parse_function(body)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -33,11 +33,16 @@ def with_padded_images(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | 
     if not found:
         return None
     for node in layers:
-        given = attributes(node)
-        none = (0,) * len(given["pads"])
-        x, y, residual = node.input[0], node.output[0], node.input[4]
-        inner = [pad - padded for pad, padded in zip(given["pads"], found.get(x, none), strict=True)]
-        _set(node, pads=inner, y_pads=found.get(y, none), residual_pads=found.get(residual, none))
+        pads = attributes(node)["pads"]
+        none = (0,) * len(pads)
+        around_x = found.get(node.input[0], none)
+        _set(
+            node,
+            pads=[max(pad - padded, 0) for pad, padded in zip(pads, around_x, strict=True)],
+            x_pads=[max(padded - pad, 0) for pad, padded in zip(pads, around_x, strict=True)],
+            y_pads=found.get(node.output[0], none),
+            residual_pads=found.get(node.input[4], none),
+        )
     _widen_no_residual(graph, layers)
     kept = [entry for entry in made.functions if (entry.domain, entry.name) != (ONNXTRAIN_DOMAIN, CONV)]
     del made.functions[:]
@@ -52,7 +57,7 @@ def with_padded_images(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | 
     return made
 
 
-def _pads(graph: onnx.GraphProto, layers: Iterable[onnx.NodeProto]) -> dict[str, Pads]:
+def _pads(graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto]) -> dict[str, Pads]:
     """Return the padding of each result that gets one."""
     own = {id(node) for node in layers}
     others = {value.name for value in graph.output}
@@ -62,16 +67,22 @@ def _pads(graph: onnx.GraphProto, layers: Iterable[onnx.NodeProto]) -> dict[str,
     found: dict[str, Pads] = {}
     for y in results:
         readers = [attributes(node) for node in layers if node.input[0] == y]
-        pads = tuple(min(sizes) for sizes in zip(*(given["pads"] for given in readers), strict=True))
         # A convolution with strides copies its input in any case, to read it in steps.
-        direct = any(tuple(given["pads"]) == pads and set(given["strides"]) == {1} for given in readers)
-        if any(pads) and direct:
-            found[y] = pads
-    for node in layers:
-        residual, pads = node.input[4], found.get(node.output[0])
-        if pads and residual in results - set(found) and all(reader.input[0] != residual for reader in layers):
-            found[residual] = pads  # rows as long as those of the result that it is added to
+        wanted = [given["pads"] for given in readers if set(given["strides"]) == {1} and any(given["pads"])]
+        if wanted and any(least := tuple(map(min, *wanted, wanted[0]))):
+            found[y] = least
+    while added := _like_residuals(layers, results, found):
+        found |= added
     return found
+
+
+def _like_residuals(
+    layers: Iterable[onnx.NodeProto], results: set[str], found: Mapping[str, Pads]
+) -> dict[str, Pads]:
+    """Return the padding of results that others with padding are added to, or that are added to these."""
+    pairs = [(node.output[0], node.input[4]) for node in layers]
+    pairs += [(residual, y) for y, residual in pairs]
+    return {name: found[other] for name, other in pairs if name in results - set(found) and other in found}
 
 
 def _sums(pads: Pads) -> list[int]:
