@@ -43,7 +43,7 @@ _END = """
     y = Clip (with_residual, low, high)
 """
 
-# The attributes x_pads, y_pads and residual_pads are of the spatial axes, as Conv's pads: a row before them, one behind.
+# x_pads, y_pads and residual_pads are of the spatial axes, as Conv's pads: a row of those before, one of those behind.
 _PAD_CONSTANTS = """
     two_rows = Constant <value_ints: ints = [2, -1]> ()
     no_pads = Constant <value: tensor = int64[2, 2] {0, 0, 0, 0}> ()

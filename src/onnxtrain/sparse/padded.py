@@ -9,6 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.model_file.proto import default_opset
 from onnxtrain.sparse.functions import CONV, function
 from onnxtrain.sparse.layers import attributes, names_in_subgraphs, unused
 
@@ -16,15 +17,16 @@ Pads = tuple[int, ...]
 """Sizes before the spatial axes, then behind them, as in Conv."""
 
 
-def with_padded_images(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | None:
+def with_padded_images(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     """Return the model with results of sparse convolutions written with the padding that their readers need.
 
     Only sparse convolutions read such a result. ``None`` if there is none.
 
     Args:
         proto: A model whose nodes of the operator ``SparseConv`` pad no result; it is not changed.
-        opset: Its opset.
     """
+    opset = default_opset(proto.opset_import)
+    assert opset is not None
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     graph = made.graph
@@ -59,11 +61,7 @@ def with_padded_images(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto | 
 
 def _pads(graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto]) -> dict[str, Pads]:
     """Return the padding of each result that gets one."""
-    own = {id(node) for node in layers}
-    others = {value.name for value in graph.output}
-    others |= {name for node in graph.node if id(node) not in own for name in node.input}
-    others |= {name for node in graph.node for name in names_in_subgraphs(node)}
-    results = {node.output[0] for node in layers} - others
+    results = {node.output[0] for node in layers} - _read_by_others(graph, layers)
     found: dict[str, Pads] = {}
     for y in results:
         readers = [attributes(node) for node in layers if node.input[0] == y]
@@ -76,9 +74,7 @@ def _pads(graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto]) -> dict[str,
     return found
 
 
-def _like_residuals(
-    layers: Iterable[onnx.NodeProto], results: set[str], found: Mapping[str, Pads]
-) -> dict[str, Pads]:
+def _like_residuals(layers: Iterable[onnx.NodeProto], results: set[str], found: Mapping[str, Pads]) -> dict[str, Pads]:
     """Return the padding of results that others with padding are added to, or that are added to these."""
     pairs = [(node.output[0], node.input[4]) for node in layers]
     pairs += [(residual, y) for y, residual in pairs]
@@ -87,6 +83,45 @@ def _like_residuals(
 
 def _sums(pads: Pads) -> list[int]:
     return [before + behind for before, behind in zip(pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True)]
+
+
+def without_padded_images(graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
+    """Return the padding of the convolutions' inputs, by their results, if no image of the graph is padded.
+
+    Args:
+        graph: The graph, whose declared shapes of padded results are removed.
+        layers: Nodes of it that become dense.
+
+    Raises:
+        ValueError: An attribute of a convolution does not fit the one that computes its input.
+    """
+    layers = [node for node in layers if node.op_type == CONV]
+    given = {node.output[0]: attributes(node) for node in layers}
+    none = {y: (0,) * len(values["pads"]) for y, values in given.items()}
+    around = {y: tuple(values.get("y_pads", none[y])) for y, values in given.items()}
+    padded = {y for y, pads in around.items() if any(pads)}
+    if found := sorted(padded & _read_by_others(graph, layers)):
+        raise ValueError(f"a node other than a sparse convolution reads {found[0]!r}, which is padded")
+    pads: dict[str, list[int]] = {}
+    for node in layers:
+        y, values = node.output[0], given[node.output[0]]
+        around_x = around.get(node.input[0], none[y])
+        inner = values.get("x_pads", none[y])
+        of_residual = tuple(values.get("residual_pads", none[y]))
+        pads[y] = [pad + size - left for pad, size, left in zip(values["pads"], around_x, inner, strict=True)]
+        if min(pads[y]) < 0 or of_residual != around.get(node.input[4], none[y]):
+            raise ValueError("x_pads or residual_pads are not those of the node that computes the input")
+    kept = [value for value in graph.value_info if value.name not in padded]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    return pads
+
+
+def _read_by_others(graph: onnx.GraphProto, layers: Iterable[onnx.NodeProto]) -> set[str]:
+    own = {node.output[0] for node in layers}
+    others = {value.name for value in graph.output}
+    others |= {name for node in graph.node if own.isdisjoint(node.output) for name in node.input}
+    return others | {name for node in graph.node for name in names_in_subgraphs(node)}
 
 
 def _set(node: onnx.NodeProto, **changed: Iterable[int]) -> None:
