@@ -116,9 +116,18 @@ def bordered(array, border, value=0.0):
     return np.pad(array, [(0, 0), (0, 0), *zip(border[:axes], border[axes:], strict=True)], constant_values=value)
 
 
+UNPADDED = (16, 5, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), (9, 9))
+
+
 @pytest.mark.parametrize("block", [1, 4, 16])
-@pytest.mark.parametrize("borders", BORDERS, ids=str)
-@pytest.mark.parametrize("case", [*CONVOLUTIONS, (16, 5, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), (9, 9))], ids=str)
+@pytest.mark.parametrize(
+    ("case", "borders"),
+    [
+        *((case, BORDERS[index % len(BORDERS)]) for index, case in enumerate(CONVOLUTIONS)),
+        *((UNPADDED, borders) for borders in BORDERS),
+    ],
+    ids=str,
+)
 def test_borders_in_memory(library_path, case, borders, block):
     """Elements around x and the residual are not read, and those around y are zero: the rest is as without them."""
     outputs, channels, kernel, strides, pads, dilations, size = case
