@@ -18,6 +18,7 @@ const SparseTable ONNXTRAIN_OF_SET(kSparse_) = {
     .pad = pad_plane,
     .end = end_sums,
     .end_windows = end_windows,
+    .end_run = end_run,
     .end_transposed = end_transposed,
 };
 

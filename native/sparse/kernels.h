@@ -30,10 +30,12 @@ inline std::size_t most_sparse_vectors(std::size_t block) {
 }
 
 template <std::size_t block, std::size_t vectors>
-inline void add_entry(const float* x, const float* values, Vector<float> (&sum)[block][vectors]) {
+inline void add_entry(const float* x, std::size_t last_vector, const float* values,
+                      Vector<float> (&sum)[block][vectors]) {
   Vector<float> row[vectors];
 #pragma GCC unroll 8
-  for (std::size_t v = 0; v < vectors; ++v) row[v] = load(x + v * kLanes<float>);
+  for (std::size_t v = 0; v + 1 < vectors; ++v) row[v] = load(x + v * kLanes<float>);
+  row[vectors - 1] = load(x + last_vector);
 #pragma GCC unroll 8
   for (std::size_t b = 0; b < block; ++b) {
     const Vector<float> value = broadcast(values[b]);
@@ -47,6 +49,8 @@ void multiply_rows(const SparseRows& part) {
   constexpr std::size_t together = block * vectors >= kIndependentSums ? 1 : kIndependentSums / (block * vectors);
   const float* values = part.values + part.starts[part.first] * block;
   const std::int32_t* offset = part.offsets + part.starts[part.first];
+  const std::size_t last_vector = vectors > 1 ? part.last_vector : 0;
+  const auto place = [&](std::size_t v) { return v + 1 < vectors ? v * kLanes<float> : last_vector; };
   float* sums = part.sums;
   for (std::size_t r = part.first; r < part.last; ++r) {
     Vector<float> sum[together][block][vectors] = {};
@@ -54,16 +58,16 @@ void multiply_rows(const SparseRows& part) {
 #pragma GCC unroll 8
       for (std::size_t b = 0; b < block; ++b) {
 #pragma GCC unroll 8
-        for (std::size_t v = 0; v < vectors; ++v) sum[0][b][v] = load(sums + (b * vectors + v) * kLanes<float>);
+        for (std::size_t v = 0; v < vectors; ++v) sum[0][b][v] = load(sums + b * vectors * kLanes<float> + place(v));
       }
     }
     const std::int32_t* const end = part.offsets + part.starts[r + 1];
     for (; offset + together <= end; offset += together, values += together * block) {
 #pragma GCC unroll 8
-      for (std::size_t t = 0; t < together; ++t) add_entry(part.x + offset[t], values + t * block, sum[t]);
+      for (std::size_t t = 0; t < together; ++t) add_entry(part.x + offset[t], last_vector, values + t * block, sum[t]);
     }
     if constexpr (together > 1) {
-      for (; offset < end; ++offset, values += block) add_entry(part.x + *offset, values, sum[0]);
+      for (; offset < end; ++offset, values += block) add_entry(part.x + *offset, last_vector, values, sum[0]);
     }
 #pragma GCC unroll 8
     for (std::size_t b = 0; b < block; ++b) {
@@ -72,9 +76,9 @@ void multiply_rows(const SparseRows& part) {
         Vector<float> total = sum[0][b][v];
 #pragma GCC unroll 8
         for (std::size_t t = 1; t < together; ++t) total += sum[t][b][v];
-        store(sums, total);
-        sums += kLanes<float>;
+        store(sums + place(v), total);
       }
+      sums += vectors * kLanes<float>;
     }
   }
 }
@@ -300,9 +304,9 @@ inline void end_sums(const SparseEnding& ending, std::size_t count, const float*
   }
 }
 
-// The windows of a span that lie in one row: `count` from sums + from to y + to.
+// The windows of a span that lie in one row: `count` from sums + from, from window `column` of row `row` on.
 struct SpanRow {
-  std::size_t from, to, count;
+  std::size_t from, row, column, count;
 };
 
 inline std::size_t rows_of_span(const SparseSpan& span, SpanRow* rows) {
@@ -312,7 +316,7 @@ inline std::size_t rows_of_span(const SparseSpan& span, SpanRow* rows) {
     const std::size_t next = span.end < (row + 1) * span.columns ? span.end : (row + 1) * span.columns;
     if (column < span.windows) {
       const std::size_t last = next < row * span.columns + span.windows ? next : row * span.columns + span.windows;
-      rows[count++] = {position - span.begin, row * span.windows + column, last - position};
+      rows[count++] = {position - span.begin, row, column, last - position};
     }
     position = next;
   }
@@ -325,24 +329,34 @@ void end_rows(const SparseEnding& ending, const SparseSpan& span, std::size_t ou
   SpanRow rows[kMostSpan];
   const std::size_t count = rows_of_span(span, rows);
   if (count == 0) return;
-  const std::size_t end = rows[count - 1].to + rows[count - 1].count;
-  for (std::size_t o = 0; o < outputs; ++o, sums += span.sums_stride, y += span.y_stride) {
+  const SpanRow& final_row = rows[count - 1];
+  // Of rows without gaps, the next one is written over what is too much, unless the residual is there.
+  const bool dense = span.y.columns == span.windows && ending.residual != y;
+  const bool bordered = span.before + span.after > 0;
+  const std::size_t final_end = final_row.row * span.y.columns + final_row.column + final_row.count;
+  for (std::size_t o = 0; o < outputs; ++o, sums += span.sums_stride, y += span.y.size) {
     const Vector<float> shift = broadcast(ending.bias != nullptr ? ending.bias[o] + ending.shift : ending.shift);
-    const float* const residual = has_residual ? ending.residual + o * span.y_stride : nullptr;
+    const float* const residual = has_residual ? ending.residual + o * span.residual.size : nullptr;
     const auto ended = [&](Vector<float> sum) { return has_limits ? limited(ending, sum) : sum; };
     for (std::size_t r = 0; r < count; ++r) {
-      const std::size_t from = rows[r].from, to = rows[r].to;
-      for (std::size_t i = 0; i < rows[r].count; i += lanes) {
+      const SpanRow& row = rows[r];
+      const std::size_t first = row.row * span.y.columns + row.column, from = row.from;
+      const std::size_t end = dense ? final_end : first + row.count;
+      float* const to = y + first;
+      const float* const other = has_residual ? residual + row.row * span.residual.columns + row.column : nullptr;
+      if (bordered && row.column == 0) fill_zero(to - span.before, span.before);
+      for (std::size_t i = 0; i < row.count; i += lanes) {
         Vector<float> sum = load(sums + from + i) + shift;
-        if (to + i + lanes <= end) {  // the next row is written over what is too much
-          if (has_residual) sum += load(residual + to + i);
-          store(y + to + i, ended(sum));
+        if (first + i + lanes <= end) {
+          if (has_residual) sum += load(other + i);
+          store(to + i, ended(sum));
         } else {
-          const std::size_t left = end - to - i < rows[r].count - i ? end - to - i : rows[r].count - i;
-          if (has_residual) sum += load_first(residual + to + i, left);
-          store_first(y + to + i, left, ended(sum));
+          const std::size_t left = end - first - i < row.count - i ? end - first - i : row.count - i;
+          if (has_residual) sum += load_first(other + i, left);
+          store_first(to + i, left, ended(sum));
         }
       }
+      if (bordered && row.column + row.count == span.windows) fill_zero(to + row.count, span.after);
     }
   }
 }
@@ -351,6 +365,60 @@ void end_windows(const SparseEnding& ending, const SparseSpan& span, std::size_t
   const auto end = ending.residual != nullptr ? (ending.has_limits ? end_rows<true, true> : end_rows<true, false>)
                                               : (ending.has_limits ? end_rows<false, true> : end_rows<false, false>);
   end(ending, span, outputs, sums, y);
+}
+
+inline Vector<float> masked(Vector<float> y, const std::int32_t* mask) {
+  return (Vector<float>)((Vector<std::int32_t>)y & load(mask));
+}
+
+// Asks for what the next run of an output reads or writes, which may have left the L2 cache.
+inline void prefetch_next(const float* place, std::size_t run) { __builtin_prefetch(place + run, 1, 2); }
+
+template <bool has_residual, bool has_limits, bool has_masks>
+void end_vectors(const SparseEnding& ending, const SparseRun& run, std::size_t outputs, const float* sums, float* y) {
+  constexpr std::size_t lanes = kLanes<float>;
+  const float* residual = ending.residual;
+  for (std::size_t o = 0; o < outputs; ++o, sums += run.vectors * lanes, y += run.y_stride) {
+    const Vector<float> shift = broadcast(ending.bias != nullptr ? ending.bias[o] + ending.shift : ending.shift);
+    const auto ended = [&](std::size_t place, Vector<float> other) {
+      Vector<float> sum = load(sums + place) + shift;
+      if (has_residual) sum += other;
+      if (has_limits) sum = limited(ending, sum);
+      return has_masks ? masked(sum, run.masks + place) : sum;
+    };
+    const auto of_residual = [&](std::size_t place) {
+      if (has_residual) prefetch_next(residual + place, run.vectors * lanes);
+      return has_residual ? load(residual + place) : Vector<float>{};
+    };
+    // First, since it may overlap the one before and y may be in the place of the residual.
+    const bool whole = run.count == lanes;
+    const Vector<float> last = whole          ? of_residual(run.last_vector)
+                               : has_residual ? load_first(residual + run.last_vector, run.count)
+                                              : Vector<float>{};
+    for (std::size_t v = 0; v + 1 < run.vectors; ++v) {
+      prefetch_next(y + v * lanes, run.vectors * lanes);
+      store(y + v * lanes, ended(v * lanes, of_residual(v * lanes)));
+    }
+    if (whole) {
+      prefetch_next(y + run.last_vector, run.vectors * lanes);
+      store(y + run.last_vector, ended(run.last_vector, last));
+    } else {
+      store_first(y + run.last_vector, run.count, ended(run.last_vector, last));
+    }
+    if (has_residual) residual += run.residual_stride;
+  }
+}
+
+void end_run(const SparseEnding& ending, const SparseRun& run, std::size_t outputs, const float* sums, float* y) {
+  const auto of = [&]<bool has_residual, bool has_limits>() {
+    return run.masks != nullptr ? end_vectors<has_residual, has_limits, true>
+                                : end_vectors<has_residual, has_limits, false>;
+  };
+  const auto end =
+      ending.residual != nullptr
+          ? (ending.has_limits ? of.template operator()<true, true>() : of.template operator()<true, false>())
+          : (ending.has_limits ? of.template operator()<false, true>() : of.template operator()<false, false>());
+  end(ending, run, outputs, sums, y);
 }
 
 void end_transposed(const SparseEnding& ending, std::size_t outputs, std::size_t rows, std::size_t sums_stride,

@@ -1,5 +1,6 @@
 #include "sparse/node.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "operators/shapes.h"
@@ -35,6 +36,46 @@ ConvolutionAttributes convolution_attributes(const Attributes& attributes) {
   return result;
 }
 
+// Elements around windows, by axis the ones before and the ones behind, laid out like pads; none if not given.
+std::vector<std::int64_t> border_attribute(const Attributes& attributes, const char* name, std::size_t rank) {
+  std::vector<std::int64_t> border = attributes.integers(name);
+  if (border.empty()) border.assign(2 * rank, 0);
+  const bool negative = std::any_of(border.begin(), border.end(), [](std::int64_t size) { return size < 0; });
+  if (border.size() == 2 * rank && !negative) return border;
+  throw std::invalid_argument("attribute '" + std::string(name) + "' is " + text_of(border) + ": it must have " +
+                              std::to_string(2 * rank) + " sizes that are not negative.");
+}
+
+std::vector<std::int64_t> with_border(std::vector<std::int64_t> shape, const std::vector<std::int64_t>& border) {
+  const std::size_t rank = border.size() / 2;
+  for (std::size_t axis = 0; axis < rank; ++axis) {
+    shape[2 + axis] = checked_sum(shape[2 + axis], border[axis], border[rank + axis]);
+  }
+  return shape;
+}
+
+std::vector<std::int64_t> without_border(std::vector<std::int64_t> shape, const std::vector<std::int64_t>& border) {
+  const std::vector<std::int64_t> whole = shape;
+  const std::size_t rank = border.size() / 2;
+  for (std::size_t axis = 0; axis < rank; ++axis) {
+    shape[2 + axis] -= checked_sum(border[axis], border[rank + axis]);
+    if (shape[2 + axis] >= 0) continue;
+    throw std::invalid_argument("input 0 (x) has shape " + text_of(whole) + ": it is smaller than attribute 'x_pads', " +
+                                text_of(border) + ".");
+  }
+  return shape;
+}
+
+SparseBorder border_of(const std::vector<std::int64_t>& sizes) {
+  SparseBorder border;
+  const std::size_t rank = sizes.size() / 2;
+  for (std::size_t axis = 0; axis < rank; ++axis) {
+    border.before[2 - rank + axis] = static_cast<std::size_t>(sizes[axis]);
+    border.after[2 - rank + axis] = static_cast<std::size_t>(sizes[rank + axis]);
+  }
+  return border;
+}
+
 }  // namespace
 
 SparseNode::SparseNode(const Attributes& attributes)
@@ -49,14 +90,14 @@ void SparseNode::require_float(const Inputs& inputs) const {
   inputs.require_type(4, ort::kTypeFloat);
 }
 
-SparseEnding SparseNode::ending(const Inputs& inputs, const std::vector<std::int64_t>& y_shape) const {
+SparseEnding SparseNode::ending(const Inputs& inputs, const std::vector<std::int64_t>& residual_shape) const {
   SparseEnding ending = {};
   inputs.require_shape(3, {static_cast<std::int64_t>(weights_.outputs())});
   ending.bias = floats(inputs, 3);
-  if (inputs[4].shape.empty()) {
+  if (inputs[4].count() == 1 && inputs[4].shape != residual_shape) {
     ending.shift = *floats(inputs, 4);
   } else {
-    inputs.require_shape(4, y_shape);
+    inputs.require_shape(4, residual_shape);
     ending.residual = floats(inputs, 4);
   }
   ending.lower = lower_;
@@ -82,10 +123,14 @@ void SparseLinearNode::compute(const Call& call) const {
   sparse_linear(weights_, product(x, 0, x.size() - 1), floats(inputs, 0), ends, y, call.parallel_for(), memory_.get());
 }
 
-const Signature SparseConvNode::kSignature = {"SparseConv", kInputs, 5, 1, {-1}, {}, kTypes};
+const Signature SparseConvNode::kSignature = {"SparseConv", kInputs, 5, 1, {-1}, {{4, 0}}, kTypes};
 
 SparseConvNode::SparseConvNode(const Attributes& attributes)
-    : SparseNode(attributes), attributes_(convolution_attributes(attributes)) {
+    : SparseNode(attributes),
+      attributes_(convolution_attributes(attributes)),
+      x_pads_(border_attribute(attributes, "x_pads", attributes_.kernel_shape.size())),
+      y_pads_(border_attribute(attributes, "y_pads", attributes_.kernel_shape.size())),
+      residual_pads_(border_attribute(attributes, "residual_pads", attributes_.kernel_shape.size())) {
   std::int64_t taps = 1;
   for (const std::int64_t size : attributes_.kernel_shape) taps = checked_product(taps, size);
   if (weights_.depth() % static_cast<std::size_t>(taps) == 0) return;
@@ -108,22 +153,27 @@ void SparseConvNode::compute(const Call& call) const {
                                 " axes and " + std::to_string(channels) + " channels.");
   }
   w[1] = channels;
-  const std::vector<std::int64_t> y_shape = attributes_.output_shape(x, w);
-  Convolution(attributes_, x, y_shape);  // checks that windows stay within the addressable range
+  const std::vector<std::int64_t> inner = without_border(x, x_pads_);
+  const std::vector<std::int64_t> windows_shape = attributes_.output_shape(inner, w);
+  Convolution(attributes_, inner, windows_shape);  // checks that windows stay within the addressable range
   SparseWindows windows = {static_cast<std::size_t>(x[0]), static_cast<std::size_t>(channels), {1, 1}, {1, 1}, {1, 1},
-                           {1, 1}, {1, 1}, {0, 0}, {1, 1}};
+                           {1, 1}, {1, 1}, {0, 0}, {1, 1}, border_of(x_pads_), border_of(y_pads_), border_of(residual_pads_)};
   for (std::size_t axis = 0; axis < rank; ++axis) {
     const std::size_t to = 2 - rank + axis;
-    windows.size[to] = static_cast<std::size_t>(x[2 + axis]);
-    windows.windows[to] = static_cast<std::size_t>(y_shape[2 + axis]);
+    windows.size[to] = static_cast<std::size_t>(inner[2 + axis]);
+    windows.windows[to] = static_cast<std::size_t>(windows_shape[2 + axis]);
     windows.kernel[to] = static_cast<std::size_t>(attributes_.kernel_shape[axis]);
     windows.strides[to] = static_cast<std::size_t>(attributes_.strides[axis]);
     windows.dilations[to] = static_cast<std::size_t>(attributes_.dilations[axis]);
     windows.begin[to] = static_cast<std::size_t>(attributes_.pads[axis]);
-    windows.padded[to] = static_cast<std::size_t>(attributes_.padded(axis, x[2 + axis]));
+    windows.padded[to] = static_cast<std::size_t>(attributes_.padded(axis, inner[2 + axis]));
   }
-  const SparseEnding ends = ending(inputs, y_shape);
-  auto* y = static_cast<float*>(call.output(0, y_shape));
+  SparseEnding ends = ending(inputs, with_border(windows_shape, residual_pads_));
+  auto* y = static_cast<float*>(call.output(0, with_border(windows_shape, y_pads_)));
+  // Each element of the residual is read before y is written in its place, if that is the same one.
+  const bool moves = ends.residual != nullptr && ends.residual == y && y_pads_ != residual_pads_;
+  const Buffer copy(moves ? checked_product(inputs[4].count(), sizeof(float)) : 0, memory_.get());
+  if (moves) ends.residual = std::copy_n(ends.residual, inputs[4].count(), copy.as<float>()) - inputs[4].count();
   sparse_convolution(weights_, windows, floats(inputs, 0), ends, y, call.parallel_for(), memory_.get());
 }
 

@@ -16,7 +16,7 @@ namespace onnxtrain {
 class SparseNode : public FusedNode {
  protected:
   explicit SparseNode(const Attributes& attributes);
-  SparseEnding ending(const Inputs& inputs, const std::vector<std::int64_t>& y_shape) const;
+  SparseEnding ending(const Inputs& inputs, const std::vector<std::int64_t>& residual_shape) const;
   void require_float(const Inputs& inputs) const;
 
   SparseMatrix weights_;
@@ -34,7 +34,9 @@ class SparseLinearNode final : public SparseNode {
 };
 
 // y [images, outputs, ...] from x [images, channels, ...]: a convolution over one or two axes with the attributes of
-// ONNX's Conv, without auto_pad and group; the depth of the weights is [channels, kernel].
+// ONNX's Conv, without auto_pad and group; the depth of the weights is [channels, kernel]. Attributes x_pads,
+// y_pads and residual_pads, laid out like pads: elements around x that are left out, zeros around the windows of y, and
+// elements around them in the residual that are left out.
 class SparseConvNode final : public SparseNode {
  public:
   static const Signature kSignature;
@@ -44,6 +46,7 @@ class SparseConvNode final : public SparseNode {
 
  private:
   ConvolutionAttributes attributes_;
+  std::vector<std::int64_t> x_pads_, y_pads_, residual_pads_;
 };
 
 }  // namespace onnxtrain

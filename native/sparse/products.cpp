@@ -57,14 +57,19 @@ void linear_by_lanes(const SparseMatrix& weights, std::size_t rows, const float*
   }
 }
 
+// Vectors of x that are multiplied at a time; the last may overlap the one before.
+struct Tile {
+  std::size_t vectors, last_vector;
+};
+
 // The sums of some outputs, from the first of a block, with the values of the entries in their order.
 void multiply(const SparseMatrix& weights, const SlicedEntries& entries, const float* values, std::size_t output,
-              std::size_t outputs, std::size_t vectors, const float* x, float* sums) {
+              std::size_t outputs, const Tile& tile, const float* x, float* sums) {
   const std::size_t first = output / weights.block(), last = first + outputs / weights.block();
-  const MultiplyRows rows = table().rows(weights.block(), vectors);
+  const MultiplyRows rows = table().rows(weights.block(), tile.vectors);
   for (std::size_t slice = 0; slice < entries.slices; ++slice) {
     const std::uint32_t* const starts = entries.starts.data() + slice * (weights.block_rows() + 1);
-    rows({starts, entries.offsets.data(), values, first, last, slice > 0, x, sums});
+    rows({starts, entries.offsets.data(), values, first, last, slice > 0, tile.last_vector, x, sums});
   }
 }
 
@@ -120,7 +125,8 @@ void linear_by_panels(const SparseMatrix& weights, const float* values, std::siz
       const std::size_t row = (first_vector + panel * most) * lanes, count = std::min(vectors * lanes, rows - row);
       alignas(64) float sums[kMostSums];
       for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some) {
-        multiply(weights, *entries, values, output, some, vectors, transposed.as<float>() + panel * panel_size, sums);
+        multiply(weights, *entries, values, output, some, {vectors, (vectors - 1) * lanes},
+                 transposed.as<float>() + panel * panel_size, sums);
         SparseEnding at = ending;
         if (at.bias != nullptr) at.bias += output;
         if (at.residual != nullptr) at.residual += row * outputs + output;
@@ -241,16 +247,27 @@ bool masked_weight_gradient(const SparseMatrix& mask, std::size_t rows, const fl
 
 namespace {
 
+// Where the elements of a plane of these sizes are in memory, inside of a border.
+struct Placed {
+  std::size_t columns, size, first;
+
+  Placed(const std::size_t (&sizes)[2], const SparseBorder& border)
+      : columns(checked_sum(border.before[1], sizes[1], border.after[1])),
+        size(checked_product(columns, checked_sum(border.before[0], sizes[0], border.after[0]))),
+        first(border.before[0] * columns + border.before[1]) {}
+};
+
 // A strip of an image, some rows of windows, as planes that a window's taps read at constant distances: padded, and one
 // plane for each remainder of the strides.
 struct Planes {
   std::size_t row_span, rows, columns, size, per_channel;
 
-  Planes(const SparseWindows& w, std::size_t window_rows)
+  // With rows and planes of at least these sizes.
+  Planes(const SparseWindows& w, std::size_t window_rows, std::size_t least_columns, std::size_t least_size = 0)
       : row_span((w.kernel[0] - 1) * w.dilations[0] / w.strides[0]),
         rows(window_rows + row_span),
-        columns(divided_up(w.padded[1], w.strides[1])),
-        size(checked_product(rows, columns)),
+        columns(std::max(least_columns, divided_up(w.padded[1], w.strides[1]))),
+        size(std::max(least_size, checked_product(rows, columns))),
         per_channel(phases(w, 0) * phases(w, 1)) {}
 
   static std::size_t phases(const SparseWindows& w, std::size_t axis) {
@@ -266,15 +283,15 @@ struct Planes {
     return (channel * per_channel + phase) * size + row / w.strides[0] * columns + column / w.strides[1];
   }
 
-  // Fills the planes of some channels for `window_rows` rows of windows from `first` on.
-  void fill(const SparseWindows& w, const float* x, std::size_t channels, std::size_t first, std::size_t window_rows,
-            float* to) const {
+  // Fills the planes of some channels for `window_rows` rows of windows from `first` on. Channels of x are as placed.
+  void fill(const SparseWindows& w, const Placed& placed, const float* x, std::size_t channels, std::size_t first,
+            std::size_t window_rows, float* to) const {
     for (std::size_t row_phase = 0, plane = 0; row_phase < phases(w, 0); ++row_phase) {
       const PaddedAxis some_rows = axis_of(w, 0, row_phase, first, window_rows + row_span);
       for (std::size_t column_phase = 0; column_phase < phases(w, 1); ++column_phase, ++plane) {
         const PaddedAxis all_columns = axis_of(w, 1, column_phase, 0, columns);
         for (std::size_t channel = 0; channel < channels; ++channel) {
-          table().pad(some_rows, all_columns, x + channel * w.size[0] * w.size[1], w.size[1],
+          table().pad(some_rows, all_columns, x + channel * placed.size, placed.columns,
                       to + (channel * per_channel + plane) * size);
         }
       }
@@ -304,8 +321,8 @@ struct Planes {
 
 // Rows of windows of a strip: so many that its planes stay in the L2 cache beside what is written, but at least a few
 // tiles.
-std::size_t strip_rows(const SparseWindows& w) {
-  const Planes one(w, 1);
+std::size_t strip_rows(const SparseWindows& w, std::size_t least_columns) {
+  const Planes one(w, 1, least_columns);
   const std::size_t row_bytes = checked_product(w.channels, one.per_channel, one.columns, sizeof(float));
   const std::size_t rows = tuning::kSparseStripBytes / std::max<std::size_t>(1, row_bytes);
   const std::size_t least = divided_up(2 * kMostSpan, one.columns) + 3 * one.row_span;
@@ -327,15 +344,23 @@ std::size_t channels_of_slice(const SparseMatrix& weights, std::size_t channels,
 
 void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, const float* x, const SparseEnding& ending,
                         float* y, const ParallelFor& parallel_for, const Memory* memory) {
-  const std::size_t lanes = table().lanes, outputs = weights.outputs();
-  const std::size_t x_size = w.size[0] * w.size[1], y_size = w.windows[0] * w.windows[1];
-  if (w.images == 0 || y_size == 0) return;
+  const std::size_t lanes = table().lanes, most_vectors = table().most_vectors(weights.block());
+  const std::size_t outputs = weights.outputs();
+  const Placed x_placed(w.size, w.x), y_placed(w.windows, w.y), residual_placed(w.windows, w.residual);
+  if (w.windows[0] * w.windows[1] == 0) std::fill_n(y, checked_product(w.images, outputs, y_placed.size), 0.0f);
+  if (w.images == 0 || w.windows[0] * w.windows[1] == 0) return;
   const bool padded = w.padded[0] != w.size[0] || w.padded[1] != w.size[1] || w.strides[0] * w.strides[1] > 1;
-  const bool as_given = !padded && ((w.windows[0] - 1) * w.size[1] + w.windows[1]) % lanes == 0;
-  const std::size_t window_rows = as_given ? w.windows[0] : strip_rows(w);
+  const std::size_t all_positions = (w.windows[0] - 1) * x_placed.columns + w.windows[1];  // unless padded
+  // Of several vectors, the last overlaps the one before, so that nothing is read beyond x.
+  const bool as_given = !padded && (all_positions % lanes == 0 || (all_positions > lanes && most_vectors > 1));
+  // Rows of the planes are as long as those of y, if these are not much longer.
+  const std::size_t own_columns = divided_up(w.padded[1], w.strides[1]);
+  const std::size_t wanted = y_placed.columns <= 2 * own_columns ? y_placed.columns : 0;
+  const std::size_t columns = as_given ? x_placed.columns : wanted;
+  const std::size_t window_rows = as_given ? w.windows[0] : strip_rows(w, columns);
   const std::size_t strips_per_image = divided_up(w.windows[0], window_rows);
   const std::size_t strips = checked_product(w.images, strips_per_image);
-  const Planes planes(w, window_rows);
+  const Planes planes(w, window_rows, columns, as_given ? x_placed.size : 0);
   const std::size_t strip_size = checked_product(w.channels, planes.per_channel, planes.size);
   if (checked_sum(strip_size, 2 * lanes) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     throw std::invalid_argument("a padded image has " + std::to_string(strip_size) +
@@ -343,20 +368,28 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
   }
   const auto positions_of = [&](std::size_t rows) { return (rows - 1) * planes.columns + w.windows[1]; };
   const auto vectors_of = [&](std::size_t rows) { return divided_up(positions_of(rows), lanes); };
-  const std::size_t tiles = divided_up(vectors_of(window_rows), table().most_vectors(weights.block()));
+  const std::size_t tiles = divided_up(vectors_of(window_rows), most_vectors);
   const std::size_t most = divided_up(vectors_of(window_rows), tiles), taps = w.kernel[0] * w.kernel[1];
   const std::size_t channels =
       channels_of_slice(weights, w.channels, planes.read(w, most * lanes) * sizeof(float), most);
   const auto entries =
-      weights.entries({planes.rows, planes.columns, channels}, channels * taps,
+      weights.entries({planes.size, planes.columns, channels}, channels * taps,
                       [&](std::size_t position) { return static_cast<std::int32_t>(planes.offset(w, position)); });
+
+  // Where rows of y, and of the residual, are as long as those of the planes, vectors go over the ends of rows.
+  const bool runs = y_placed.columns == planes.columns &&
+                    (ending.residual == nullptr || residual_placed.columns == planes.columns);
+  std::vector<std::int32_t> masks(runs && w.windows[1] < planes.columns ? planes.columns + kMostSpan : 0, -1);
+  for (std::size_t column = 0; column < masks.size(); ++column) {
+    if (column % planes.columns >= w.windows[1]) masks[column] = 0;
+  }
 
   // A few strips at a time, which stay in the cache. Vectors may be read beyond the last plane.
   const std::size_t strip_stride = as_given ? strip_size : strip_size + lanes;
   const std::size_t share = tuning::kSparseStripBytes / sizeof(float) / std::max<std::size_t>(1, strip_stride);
   const std::size_t together = as_given ? strips : std::clamp<std::size_t>(share, 1, strips);
   const Buffer planes_of_strips(as_given ? 0 : checked_product(together, strip_stride, sizeof(float)), memory);
-  const float* const source = as_given ? x : planes_of_strips.as<float>();
+  const float* const source = as_given ? x + x_placed.first : planes_of_strips.as<float>();
   for (std::size_t before = 0; before < strips; before += together) {
     const std::size_t some_strips = std::min(together, strips - before);
     const std::size_t tasks = most_tasks(weights, checked_product(some_strips, positions_of(window_rows)));
@@ -371,7 +404,8 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
           const std::size_t first = part_begin(w.channels, parts, part);
           const std::size_t some = part_begin(w.channels, parts, part + 1) - first;
           float* const to = planes_of_strips.as<float>() + (strip - before) * strip_stride;
-          planes.fill(w, x + (strip / strips_per_image * w.channels + first) * x_size, some,
+          const std::size_t channel = strip / strips_per_image * w.channels + first;
+          planes.fill(w, x_placed, x + channel * x_placed.size + x_placed.first, some,
                       strip % strips_per_image * window_rows, rows_of(strip),
                       to + first * planes.per_channel * planes.size);
           if (part == 0) std::fill_n(to + strip_size, lanes, 0.0f);
@@ -382,23 +416,56 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
     const std::size_t ranges =
         std::min(divided_up(outputs, kOutputs), divided_up(tasks, checked_product(some_strips, tiles)));
     const auto work = [&](std::size_t item) {
-      const std::size_t strip = before + item / (tiles * ranges), tile = item / ranges % tiles, range = item % ranges;
-      const std::size_t positions = positions_of(rows_of(strip)), vectors = vectors_of(rows_of(strip));
+      const std::size_t strip = before + item / (tiles * ranges), part = item / ranges % tiles, range = item % ranges;
+      const std::size_t rows = rows_of(strip), positions = positions_of(rows), vectors = vectors_of(rows);
       const std::size_t parts = divided_up(vectors, most);
-      if (tile >= parts) return;
-      const std::size_t first = part_begin(vectors, parts, tile), some = part_begin(vectors, parts, tile + 1) - first;
+      if (part >= parts) return;
+      const std::size_t first = part_begin(vectors, parts, part), some = part_begin(vectors, parts, part + 1) - first;
       const std::size_t begin = first * lanes, end = std::min(begin + some * lanes, positions);
+      const Tile tile = {some, some > 1 ? end - begin - lanes : 0};
+      const std::size_t image = strip / strips_per_image, row = strip % strips_per_image * window_rows;
+      const std::size_t run_begin = runs ? begin : 0;  // from the first window of the strip
+      const SparseSpan span = {begin,         end,          planes.columns,          w.windows[1],
+                               w.y.before[1], w.y.after[1], some * lanes,            {y_placed.columns, y_placed.size},
+                               {residual_placed.columns, residual_placed.size}};
+      const SparseRun run = {some, tile.last_vector, some > 1 ? lanes : end - begin,
+                             masks.empty() ? nullptr : masks.data() + begin % planes.columns, y_placed.size,
+                             residual_placed.size};
       const float* const from = source + (strip - before) * strip_stride + begin;
       alignas(64) float sums[kMostSums];
+      // What the next tile reads first; strips have been copied into the cache.
+      for (std::size_t channel = 0; as_given && range == 0 && part + 1 < parts && channel < w.channels; ++channel) {
+        const float* const next = from + channel * planes.size + planes.row_span * planes.columns + (some + 1) * lanes;
+        for (std::size_t v = 0; v < some; ++v) __builtin_prefetch(next + v * lanes, 0, 2);
+      }
       for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some_outputs) {
-        multiply(weights, *entries, entries->values.data(), output, some_outputs, some, from, sums);
-        const std::size_t place = (strip / strips_per_image * outputs + output) * y_size +
-                                  strip % strips_per_image * window_rows * w.windows[1];
+        multiply(weights, *entries, entries->values.data(), output, some_outputs, tile, from, sums);
         SparseEnding at = ending;
         if (at.bias != nullptr) at.bias += output;
-        if (at.residual != nullptr) at.residual += place;
-        const SparseSpan span = {begin, end, planes.columns, w.windows[1], some * lanes, y_size};
-        table().end_windows(at, span, some_outputs, sums, y + place);
+        if (at.residual != nullptr) {
+          at.residual += (image * outputs + output) * residual_placed.size + residual_placed.first +
+                         row * residual_placed.columns + run_begin;
+        }
+        float* const planes_of_y = y + (image * outputs + output) * y_placed.size;
+        float* const to = planes_of_y + y_placed.first + row * y_placed.columns + run_begin;
+        if (runs) {
+          table().end_run(at, run, some_outputs, sums, to);
+        } else {
+          table().end_windows(at, span, some_outputs, sums, to);
+        }
+        // What is above the windows of the image and, unless rows have been ended with their borders, between them and
+        // below them.
+        const bool is_last = row + rows == w.windows[0];
+        const std::size_t beside = runs ? 0 : w.y.before[1], after = runs ? 0 : w.y.after[1];
+        const std::size_t above = part == 0 && row == 0 ? y_placed.first - beside : 0;
+        const std::size_t begin_below = y_placed.first + (row + rows - 1) * y_placed.columns + w.windows[1] + after;
+        const std::size_t between = runs ? planes.columns - w.windows[1] : 0;
+        const std::size_t below = part + 1 < parts ? 0 : is_last ? y_placed.size - begin_below : between;
+        for (std::size_t o = 0; above + below > 0 && o < some_outputs; ++o) {
+          float* const plane = planes_of_y + o * y_placed.size;
+          std::fill_n(plane, above, 0.0f);
+          std::fill_n(plane + begin_below, below, 0.0f);
+        }
       });
     };
     for_each_part(parallel_for, some_strips * tiles * ranges, tasks, [&](std::size_t first, std::size_t last) {

@@ -27,13 +27,21 @@ bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, c
 bool masked_weight_gradient(const SparseMatrix& mask, std::size_t rows, const float* dy, const float* x, float* dw,
                             float* db, const ParallelFor& parallel_for);
 
-// Two spatial axes: sizes of x, y and the kernel, and where windows begin.
+// Elements by axis in front of others and behind them.
+struct SparseBorder {
+  std::size_t before[2] = {0, 0}, after[2] = {0, 0};
+};
+
+// Two spatial axes: sizes of x and the kernel, numbers of windows, and where the first begins; and what is in memory
+// around x, which is not read, around the windows of y, which becomes zero, and around those of the residual.
 struct SparseWindows {
   std::size_t images, channels;
   std::size_t size[2], windows[2], kernel[2], strides[2], dilations[2], begin[2], padded[2];
+  SparseBorder x = {}, y = {}, residual = {};
 };
 
-// y [images, outputs, windows] from x [images, channels, size]; the depth of the weights is [channels, kernel].
+// y [images, outputs, windows] from x [images, channels, size], with their borders; the depth of the weights is
+// [channels, kernel].
 void sparse_convolution(const SparseMatrix& weights, const SparseWindows& windows, const float* x,
                         const SparseEnding& ending, float* y, const ParallelFor& parallel_for, const Memory* memory);
 

@@ -15,6 +15,7 @@ struct SparseRows {
   const float* values;          // [entries][block]
   std::size_t first, last;      // block rows
   bool add;                     // to what is in sums
+  std::size_t last_vector;      // where the last vector begins, in x and in sums: it may overlap the one before
   const float* x;
   float* sums;                  // [(last - first) * block][vectors * lanes]
 };
@@ -53,11 +54,24 @@ struct SparseEnding {
 // The most vectors of the most lanes of a sum, in elements.
 inline constexpr std::size_t kMostSpan = 8 * 16;
 
-// Positions [begin, end) of windows in rows of `columns`; the first `windows` of a row belong to y [outputs, rows,
-// windows].
+// An image of planes in memory: elements from one row to the next, and from one plane to the next.
+struct SparseImage {
+  std::size_t columns, size;
+};
+
+// Positions [begin, end) of windows in rows of `columns`, of which the first `windows` belong to y; the elements beside
+// them in a row of y, `before` and `after`, become zero.
 struct SparseSpan {
-  std::size_t begin, end, columns, windows;
-  std::size_t sums_stride, y_stride;  // between outputs; a vector may be read beyond the last sum
+  std::size_t begin, end, columns, windows, before, after;
+  std::size_t sums_stride;  // between outputs; a vector may be read beyond the last sum
+  SparseImage y, residual;
+};
+
+// Positions of windows in rows as long as those of y and of the residual: `vectors` of them, `count` in the last.
+struct SparseRun {
+  std::size_t vectors, last_vector, count;
+  const std::int32_t* masks;  // [positions]: 0 where y is zero, -1 elsewhere; null: nowhere
+  std::size_t y_stride, residual_stride;  // between outputs
 };
 
 // One axis of a plane that is copied: `total` places, of which `count` hold every `stride`-th element from `first` on,
@@ -86,9 +100,12 @@ struct SparseTable {
   // Copies a plane with rows of `row_size` elements.
   void (*pad)(const PaddedAxis& rows, const PaddedAxis& columns, const float* from, std::size_t row_size, float* to);
   void (*end)(const SparseEnding& ending, std::size_t count, const float* sums, float* y);
-  // Ends [outputs][positions] sums; `bias` is by output, `residual` is laid out like y.
+  // Ends [outputs][positions] sums; `bias` is by output, y and `residual` point to the first window of an image's first
+  // row.
   void (*end_windows)(const SparseEnding& ending, const SparseSpan& span, std::size_t outputs, const float* sums,
                       float* y);
+  // The same; y and `residual` point to the first position.
+  void (*end_run)(const SparseEnding& ending, const SparseRun& run, std::size_t outputs, const float* sums, float* y);
   // Ends [outputs][vectors * lanes] sums as rows [row][outputs] of y; `residual` and `gate` are laid out like y.
   void (*end_transposed)(const SparseEnding& ending, std::size_t outputs, std::size_t rows, std::size_t sums_stride,
                          const float* sums, float* y, std::size_t y_stride);

@@ -85,9 +85,26 @@ def sparse_convolution(rng: np.random.Generator) -> Case:
     if rng.random() < 0.15:
         name = pick(rng, "kernel_shape", "strides", "dilations", "pads")
         attributes[name] = replaced(attributes[name], 0, pick(rng, *EXTREMES))
+    around = {f"{name}_pads": some(rng, 0, 2, 2 * axes) if rng.random() < 0.3 else (0,) * 2 * axes for name in BORDERED}
     windows = tuple(
         max(0, (size + pads[a] + pads[axes + a] - dilations[a] * (kernel[a] - 1) - 1) // strides[a] + 1)
         for a, size in enumerate(x.shape[2:])
     )
     last, limits = ends(rng, rows * block, (x.shape[0], rows * block, *windows))
-    return Case("SparseConv", {"x": x, **given, **last}, attributes | limits, constants=CONSTANTS)
+    if last["residual"].ndim:
+        last["residual"] = bordered(last["residual"], around["residual_pads"])
+    x = bordered(x, around["x_pads"])
+    if rng.random() < 0.1:
+        name = pick(rng, *around)
+        around[name] = replaced(around[name], 0, pick(rng, *EXTREMES))
+    return Case("SparseConv", {"x": x, **given, **last}, attributes | limits | around, constants=CONSTANTS)
+
+
+BORDERED = ("x", "y", "residual")
+
+
+def bordered(array: np.ndarray, border: tuple[int, ...]) -> np.ndarray:
+    """An image with elements around it that are never read."""
+    axes = len(border) // 2
+    around = [(0, 0), (0, 0), *zip(border[:axes], border[axes:], strict=True)]
+    return np.pad(array, around, constant_values=np.nan)

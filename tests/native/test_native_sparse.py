@@ -102,6 +102,73 @@ def test_convolution(library_path, case, block):
         np.testing.assert_array_equal(found, run(case, library_path, 3)[0])  # the same bits with any number of threads
 
 
+BORDERS = [
+    # around x, around y, around the residual
+    ((0, 0, 0, 0), (1, 1, 1, 1), (1, 1, 1, 1)),
+    ((0, 0, 0, 0), (1, 2, 0, 3), (0, 0, 0, 0)),
+    ((2, 1, 0, 3), (0, 0, 0, 0), (2, 0, 1, 1)),
+    ((1, 0, 1, 2), (0, 1, 0, 0), (0, 1, 3, 0)),
+]
+
+
+def bordered(array, border, value=0.0):
+    axes = len(border) // 2
+    return np.pad(array, [(0, 0), (0, 0), *zip(border[:axes], border[axes:], strict=True)], constant_values=value)
+
+
+UNPADDED = (16, 5, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), (9, 9))
+
+
+@pytest.mark.parametrize("block", [1, 4, 16])
+@pytest.mark.parametrize(
+    ("case", "borders"),
+    [
+        *((case, BORDERS[index % len(BORDERS)]) for index, case in enumerate(CONVOLUTIONS)),
+        *((UNPADDED, borders) for borders in BORDERS),
+    ],
+    ids=str,
+)
+def test_borders_in_memory(library_path, case, borders, block):
+    """Elements around x and the residual are not read, and those around y are zero: the rest is as without them."""
+    outputs, channels, kernel, strides, pads, dilations, size = case
+    axes = len(kernel)
+    if outputs % block:
+        pytest.skip("no whole blocks")
+    x_pads, y_pads, residual_pads = (tuple(border[: 2 * axes]) for border in borders)
+    packed = pack(blocks_of(outputs, channels * int(np.prod(kernel)), block, 0.3))
+    x = RNG.standard_normal((2, channels, *size), np.float32)
+    feeds = {"x": x, "values": packed.values, "deltas": packed.deltas, "bias": np.ones(outputs, np.float32)}
+    window = {"kernel_shape": kernel, "strides": strides, "pads": pads, "dilations": dilations, "shape": packed.shape}
+    plain = run(Case("SparseConv", {**feeds, "residual": NONE.reshape(())}, window, constants=CONSTANTS), library_path)[
+        0
+    ]
+    residual = RNG.standard_normal(plain.shape, np.float32)
+    around = {"x_pads": x_pads, "y_pads": y_pads, "residual_pads": residual_pads}
+    feeds |= {"x": bordered(x, x_pads, np.nan), "residual": bordered(residual, residual_pads, np.inf)}
+    found = run(Case("SparseConv", feeds, window | around | {"upper": 9.0}, constants=CONSTANTS), library_path)[0]
+    wanted = bordered(np.minimum(plain + residual, np.float32(9)), y_pads)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found == 0, wanted == 0)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"y_pads": [1, 1, 1]}, r"attribute 'y_pads' is \[1, 1, 1\]: it must have 2 sizes that are not negative"),
+        ({"residual_pads": [0, -1]}, r"attribute 'residual_pads' is \[0, -1\]: it must have 2 sizes that are not"),
+        ({"x_pads": [2, 2]}, r"input 0 \(x\) has shape \[1, 5, 3\]: it is smaller than attribute 'x_pads', \[2, 2\]"),
+        ({"x_pads": [2**62, 2**62]}, r"x_pads|does not fit into 64 bits"),
+        ({"y_pads": [2**62, 2**62]}, r"does not fit into 64 bits"),
+        ({"residual_pads": [1, 0]}, r"input 4 \(residual\) has shape \[1, 4, 3\], and must have shape \[1, 4, 4\]"),
+    ],
+)
+def test_hostile_borders_are_refused(attributes, message):
+    feeds = GOOD | {"x": np.ones((1, 5, 3), np.float32), "residual": np.zeros((1, 4, 3), np.float32)}
+    case = Case("SparseConv", feeds, {"shape": [4, 5, 1], "kernel_shape": [1], **attributes}, constants=CONSTANTS)
+    with pytest.raises(Exception, match=rf"SparseConv: .*({message})"):
+        run(case)
+
+
 def test_the_same_bits_with_any_number_of_threads():
     matrix, x = blocks_of(512, 512, 4), RNG.standard_normal((100, 512), np.float32)
     found = [linear(matrix, x, threads=threads) for threads in (1, 2, 3)]

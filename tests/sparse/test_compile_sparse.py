@@ -26,6 +26,7 @@ def every_layer(monkeypatch):
     monkeypatch.setattr(compiling, "_WORTH_IT", 0.0)
     monkeypatch.setattr(compiling, "_WHOLE", 0.0)
     monkeypatch.setattr(compiling, "_DOUBT", 1.0)
+    monkeypatch.setattr(compiling, "_AS_FAST", float("inf"))
 
 
 def operators(path):

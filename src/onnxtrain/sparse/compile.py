@@ -24,6 +24,7 @@ from onnxtrain.sparse.expand import with_dense_layers
 from onnxtrain.sparse.functions import CONV, LEAST_OPSET, LINEAR, function
 from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, remove_unread, unused
 from onnxtrain.sparse.packed import COST, PackedWeight, pack
+from onnxtrain.sparse.padded import with_padded_images
 from onnxtrain.spelling import checks_arguments
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ _WORTH_IT, _WHOLE = 1.1, 1.0
 _DOUBT, _MOST_DOUBTFUL, _BETTER = 1.5, 8, 1.02
 """Layers whose speed-up alone lies between the first and its reciprocal, the slowest of them, are decided in the whole
 model, where the cost of a call does not hide them: what must get faster by the last factor."""
+
+_AS_FAST = 1.05
+"""The most time with padded images, relative to the time without them: they save copies, and timings have noise."""
 
 _PAIRS, _SECONDS = 15, 0.15
 """Turns of both models whose fastest decide, since other programs only add time; seconds of the dense ones in all."""
@@ -99,6 +103,8 @@ def compile_sparse(
     the domain ``onnxtrain``, with the bias, batch normalization, residual sum and Relu or Clip that follow. Each layer
     is timed both ways on this machine, and stays dense where that is as fast. A compiled model can be given, too: its
     layers are decided anew, for this machine and these ``sizes``.
+
+    A convolution writes its result with the padding that the next one reads, unless that is slower.
 
     Units whose weights are all zero, and units that nothing reads, are taken out of the model first: what they add to
     the next layer goes into its bias.
@@ -167,6 +173,11 @@ def compile_sparse(
         before, after = _times(session, other_session, feeds)
         if before > _BETTER * after:
             chosen, made, session = other, other_made, other_session
+    if (padded := with_padded_images(made)) is not None:
+        padded_session = _session(padded, library)
+        before, after = _times(session, padded_session, feeds)
+        if after < _AS_FAST * before:
+            made, session = padded, padded_session
     speedup = 1.0
     if chosen or proto is not given:
         dense, sparse = _times(_session(given), session, feeds)

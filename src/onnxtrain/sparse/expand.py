@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,16 @@ from onnxtrain.errors import ModelError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.sparse.functions import CONV, LINEAR
 from onnxtrain.sparse.layers import attributes, remove_unread, unused
+from onnxtrain.sparse.padded import without_padded_images
 
-_WINDOWS = ("kernel_shape", "strides", "pads", "dilations")
+_WINDOWS = ("kernel_shape", "strides", "dilations")
 
 
 def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with standard operators for its sparse layers, or the model itself if it has none.
 
     Raises:
-        ModelError: Packed weights do not fit together.
+        ModelError: Packed weights, or the padding of neighbours, do not fit together.
     """
     layers = [node for node in proto.graph.node if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (LINEAR, CONV)]
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
@@ -34,9 +35,17 @@ def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
     names = {name for node in graph.node for name in (*node.input, *node.output)} | set(constants)
     names |= {value.name for value in graph.input}
     results = {node.output[0] for node in layers}
+    try:
+        pads = without_padded_images(graph, layers)
+    except (KeyError, ValueError) as error:
+        raise ModelError(
+            f"The padding of sparse convolutions does not fit together ({error}); the file is damaged or was changed: "
+            "compile the pruned model again."
+        ) from error
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        nodes.extend(_dense(graph, node, constants, names) if node.output[:1] and node.output[0] in results else [node])
+        is_sparse = node.output[:1] and node.output[0] in results
+        nodes.extend(_dense(graph, node, constants, names, pads) if is_sparse else [node])
     del graph.node[:]
     graph.node.extend(nodes)
     remove_unread(graph, {name for node in layers for name in node.input[1:]})
@@ -68,7 +77,11 @@ def dense_matrix(values: np.ndarray, deltas: np.ndarray, shape: list[int]) -> np
 
 
 def _dense(
-    graph: onnx.GraphProto, node: onnx.NodeProto, constants: dict[str, np.ndarray], names: set[str]
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    constants: dict[str, np.ndarray],
+    names: set[str],
+    pads: Mapping[str, list[int]],
 ) -> Iterator[onnx.NodeProto]:
     """Yield the standard operators of a sparse layer; its weight becomes an initializer.
 
@@ -93,7 +106,8 @@ def _dense(
     steps: list[tuple[str, list[str], dict[str, Any]]] = []
     if node.op_type == CONV:
         weight = put("weight", matrix.reshape(given["weight_shape"]))
-        steps.append(("Conv", [x, weight, bias], {name: given[name] for name in _WINDOWS}))
+        windows = {name: given[name] for name in _WINDOWS} | {"pads": pads[node.output[0]]}
+        steps.append(("Conv", [x, weight, bias], windows))
     else:
         steps.append(("MatMul", [x, put("weight", matrix.T)], {}))
         if constants[bias].any():
