@@ -49,7 +49,6 @@ def test_a_hint_names_a_result_and_its_parameter(name):
 @pytest.mark.parametrize(
     ("name", "folded_from", "signature"),
     [
-        ("transpose", "['d', 'val_0', 'view_2']", SIGNATURE),  # another layout
         ("sigmoid", "['d'", SIGNATURE),  # not a list
         ("sigmoid", "[{}, []]", SIGNATURE),
         ("sigmoid", "7", SIGNATURE),
@@ -73,3 +72,11 @@ def test_a_result_of_buffers_and_constants_alone_is_a_constant(folded_from):
     (row,) = [row for row in onnxtrain.inspect(model).initializers if row.name == "mul_3"]
     assert row.reason == "computed from constants by the exporter"
     assert "mul_3" in onnxtrain.Trainer(model, loss="mse", train=["*", "mul_3"]).parameters
+
+
+@pytest.mark.parametrize(("name", "is_trained"), [("transpose", True), ("val_3", True), ("expand", False)])
+def test_a_parameter_in_another_layout_is_trained_unless_repeated(name, is_trained):
+    model = scaled(name, "['d', 'val_0', 'view_2']")
+    trainer = onnxtrain.Trainer(model, loss="mse")
+    assert (name in trainer.parameters) == is_trained
+    assert not any("The exporter computed" in hint for hint in trainer.hints)
