@@ -9,13 +9,16 @@
 namespace onnxtrain {
 namespace {
 
-// dx = dy where y > 0, else 0 dy: NaN in dy propagates, as with standard operators.
+// dx = 0 where y <= 0, else dy. Chosen, not multiplied: dy is infinite in sqrt(relu(x)) where x < 0.
 template <typename T>
 void relu_gradient(const void*, std::size_t count, const void* const* inputs, void* const* outputs) {
   const T *dy = static_cast<const T*>(inputs[0]), *y = static_cast<const T*>(inputs[1]);
   T* dx = static_cast<T*>(outputs[0]);
   ONNXTRAIN_VECTORIZE
-  for (std::size_t i = 0; i < count; ++i) dx[i] = dy[i] * (y[i] > T(0) ? T(1) : T(0));
+  for (std::size_t i = 0; i < count; ++i) {
+    const T slope = dy[i];
+    dx[i] = y[i] <= T(0) ? T(0) : slope;
+  }
 }
 
 // dx = dy where low <= x <= high, else 0, and y = min(max(x, low), high).

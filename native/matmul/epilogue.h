@@ -27,16 +27,15 @@ inline void end_by_relu(std::size_t count, T* sums) {
   for (; i < count; ++i) sums[i] = sums[i] < T(0) ? T(0) : sums[i];
 }
 
-// Gradient of Relu's input from the gradient of its result y: the slope is a factor, as in ReluGradient.
+// Gradient of Relu's input from the gradient of its result y: chosen, as in ReluGradient.
 template <typename T>
 inline void end_by_slope(std::size_t count, const T* y, T* sums) {
   constexpr std::size_t lanes = kLanes<T>;
   std::size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    const Vector<T> slope = load(y + i) > Vector<T>{} ? broadcast(T(1)) : Vector<T>{};
-    store(sums + i, load(sums + i) * slope);
+    store(sums + i, load(y + i) <= Vector<T>{} ? Vector<T>{} : load(sums + i));
   }
-  for (; i < count; ++i) sums[i] *= y[i] > T(0) ? T(1) : T(0);
+  for (; i < count; ++i) sums[i] = y[i] <= T(0) ? T(0) : sums[i];
 }
 
 // Applies the epilogue to a tile; `activation` is Relu's result at the same positions, or null. Both have row stride

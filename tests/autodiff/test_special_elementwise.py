@@ -99,6 +99,24 @@ def test_value_at_special_points(operator: str, inputs: Any, attributes: Any, ex
 
 
 @pytest.mark.parametrize(
+    ("operator", "inputs", "expected"),
+    [
+        ("Relu", ([-1.0, 0.0, 1.0],), [0, 0, INF]),
+        ("Clip", ([-1.0, 0.5, 2.0], 0.0, 1.0), [0, INF, 0]),
+        ("Max", ([-1.0, 1.0], [0.0, 0.0]), [0, INF]),
+        ("Min", ([-1.0, 1.0], [0.0, 0.0]), [INF, 0]),
+        ("HardSigmoid", ([-4.0, 0.0, 4.0],), [0, INF, 0]),
+        ("HardSwish", ([-4.0, 0.0, 4.0],), [0, INF, INF]),
+        ("ThresholdedRelu", ([0.5, 1.5],), [0, INF]),
+        ("Shrink", ([0.1, 1.5],), [0, INF]),
+    ],
+)
+def test_an_infinite_gradient_is_zero_where_nothing_passes(operator: str, inputs: Any, expected: Any) -> None:
+    (dx,) = gradients(operator, *inputs, dy=np.full(len(inputs[0]), INF))
+    np.testing.assert_array_equal(dx, np.asarray(expected, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
     ("exclusive", "reverse", "expected"),
     [
         # y = 2, 0, 0, 0 and the weights are 1, 10, 100, 1000.

@@ -49,6 +49,14 @@ CASES = {
         ),
         r"computed index from the parameter table and",
     ),
+    "within a call": (
+        lambda: module(lambda self, x: self.last(torch.logaddexp(x, self.shift)), shift=parameter(8)),
+        r"computed val_\d+ from the parameter shift and",
+    ),
+    "factor of one": (
+        lambda: module(lambda self, x: self.last(x * self.one), one=torch.nn.Parameter(torch.tensor(1.0))),
+        r"lacks 1 parameter of the PyTorch program \(one\)",
+    ),
     "scale of one more": (
         lambda: module(lambda self, x: self.last(F.rms_norm(x, (8,)) * (1 + self.scale)), scale=parameter(8)),
         r"computed add.* from the parameter scale and",
@@ -76,6 +84,44 @@ def test_the_optimizing_exporter_loses_them_with_a_hint(name, tmp_path):
     assert not any("The exporter computed" in hint for hint in trainer.hints)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     for _ in range(3):
+        loss = F.mse_loss(network(rows), targets)
+        np.testing.assert_allclose(trainer.train_step(rows.numpy(), targets.numpy()), loss.item(), rtol=2e-5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+CONSTANTS = {
+    "interpolation": lambda: module(
+        lambda self, x: (
+            self.last(F.interpolate(x[:, None], size=8, mode="linear", align_corners=True)[:, 0] * 2)
+            + F.interpolate(self.last(x)[:, None], size=5, mode="linear")[:, 0, :3]
+        )
+    ),
+    "compared": lambda: module(lambda self, x: torch.lerp(x, self.last(x)[:, :1], self.part), part=parameter(8)),
+    "recurrent": lambda: module(
+        lambda self, x: self.last(self.own(x[:, None])[0][:, 0]), own=torch.nn.LSTM(8, 8, batch_first=True)
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "compared" else pytest.mark.thorough) for n in CONSTANTS]
+)
+def test_what_is_computed_from_constants_is_not_trained(name, tmp_path):
+    torch.manual_seed(0)
+    network = CONSTANTS[name]()
+    rows = torch.randn(6, 8)
+    targets = torch.randn_like(network(rows))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            copy.deepcopy(network), (rows,), tmp_path / "model.onnx", optimize=name != "compared", verbose=False
+        )
+    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="mse", optimizer=onnxtrain.SGD(0.1))
+    assert not any("The exporter computed" in hint for hint in trainer.hints)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(4):
         loss = F.mse_loss(network(rows), targets)
         np.testing.assert_allclose(trainer.train_step(rows.numpy(), targets.numpy()), loss.item(), rtol=2e-5)
         optimizer.zero_grad()

@@ -63,13 +63,19 @@ CASES = {
     "padding, last row": lambda: tokens(
         lambda self, ids: self.last(self.table(ids).mean(1)), table=torch.nn.Embedding(4, 4, padding_idx=-1)
     ),
+    "counts": lambda: tokens(
+        lambda self, ids: self.last(self.table(ids).mean(1)), table=torch.nn.Embedding(9, 4, scale_grad_by_freq=True)
+    ),
+    "counts and padding": lambda: tokens(
+        lambda self, ids: self.last(self.table(ids).mean(1)), table=torch.nn.Embedding(9, 4, 1, scale_grad_by_freq=True)
+    ),
     "padding and detached": lambda: tokens(
         lambda self, ids: self.last((self.table(ids) * self.table(ids).mean(1, keepdim=True).detach()).mean(1))
     ),
 }
 
 
-QUICK = ("straight through", "a value and itself", "padding, tied")
+QUICK = ("straight through", "a value and itself", "padding, tied", "counts and padding")
 
 
 @pytest.mark.parametrize(
@@ -96,6 +102,18 @@ def test_steps_equal_pytorchs(name, optimize, tmp_path):
     assert len(held) >= 2
     for key, value in held.items():
         np.testing.assert_allclose(values[key], value, rtol=2e-5, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("optimize", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_a_table_with_max_norm_is_named(optimize, tmp_path):
+    module, inputs = tokens(
+        lambda self, ids: self.last(self.table(ids).mean(1)), table=torch.nn.Embedding(9, 4, max_norm=0.5)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (inputs,), tmp_path / "model.onnx", optimize=optimize, verbose=False)
+    with pytest.warns(onnxtrain.errors.TrainingHint, match="has max_norm: PyTorch rescales the rows in place"):
+        onnxtrain.Trainer(tmp_path / "model.onnx", loss="mse")
 
 
 def trained(module, inputs):

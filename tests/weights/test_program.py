@@ -49,8 +49,6 @@ def test_a_hint_names_a_result_and_its_parameter(name):
 @pytest.mark.parametrize(
     ("name", "folded_from", "signature"),
     [
-        ("transpose", "['d', 'val_0', 'view_2']", SIGNATURE),  # another layout
-        ("sigmoid", "['t', 'val_0']", SIGNATURE),  # of a buffer
         ("sigmoid", "['d'", SIGNATURE),  # not a list
         ("sigmoid", "[{}, []]", SIGNATURE),
         ("sigmoid", "7", SIGNATURE),
@@ -64,3 +62,21 @@ def test_other_initializers_are_sorted_as_without_the_list(name, folded_from, si
     assert not any("The exporter computed" in hint for hint in trainer.hints)
     del model.graph.value_info[:]
     assert set(trainer.parameters) == set(onnxtrain.Trainer(model, loss="mse").parameters)
+
+
+@pytest.mark.parametrize("folded_from", ["['t', 'val_0']", "['arange', 'val_1']"])
+def test_a_result_of_buffers_and_constants_alone_is_a_constant(folded_from):
+    model = scaled("mul_3", folded_from)
+    trainer = onnxtrain.Trainer(model, loss="mse")
+    assert list(trainer.parameters) == ["weight"]
+    (row,) = [row for row in onnxtrain.inspect(model).initializers if row.name == "mul_3"]
+    assert row.reason == "computed from constants by the exporter"
+    assert "mul_3" in onnxtrain.Trainer(model, loss="mse", train=["*", "mul_3"]).parameters
+
+
+@pytest.mark.parametrize(("name", "is_trained"), [("transpose", True), ("val_3", True), ("expand", False)])
+def test_a_parameter_in_another_layout_is_trained_unless_repeated(name, is_trained):
+    model = scaled(name, "['d', 'val_0', 'view_2']")
+    trainer = onnxtrain.Trainer(model, loss="mse")
+    assert (name in trainer.parameters) == is_trained
+    assert not any("The exporter computed" in hint for hint in trainer.hints)

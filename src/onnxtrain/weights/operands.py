@@ -82,26 +82,26 @@ def scalar_readers(value: ir.Value, functions: Functions | None = None) -> list[
     return arrivals(value, functions, REARRANGING - _SPREADING)
 
 
-def scalar_reason(value: ir.Value) -> str:
-    """Return why a one-element initializer is not a parameter; "" for a parameter."""
+def scalar_decision(value: ir.Value) -> Decision:
+    """Decide on a one-element initializer; open for a common number under an author's name, such as a scale of 1."""
     if _is_weight(value):
-        return ""
+        return LEARNED
     name, readers = value.name or "", scalar_readers(value)
     number = _number(value)
+    constant = Decision(REASON)
     if number is not None and (not math.isfinite(number) or abs(number) >= _HUGE):
-        return REASON
+        return constant
     origin = origin_of(name)
     limited = arrivals(value, through=REARRANGING | {"Clip"})
     shaped = any(node.op_type in _SHAPING and not node.domain for node, _ in limited)
     if origin is NameOrigin.EXPORTER:
         learned = shaped or (re.match(_SHAPED, name) is not None and number is not None and not is_common(number))
-    elif any(_is_epsilon(reader, number) for reader in readers) or _is_of_activation(number) or is_buffer(name):
-        learned = False
-    elif origin is NameOrigin.MODULE or is_learned(name) or shaped or any(_is_bias(reader) for reader in readers):
-        learned = True
-    else:
-        learned = number is not None and not is_common(number)
-    return "" if learned else REASON
+        return LEARNED if learned else constant
+    if any(_is_epsilon(reader, number) for reader in readers) or _is_of_activation(number) or is_buffer(name):
+        return constant
+    if origin is NameOrigin.MODULE or is_learned(name) or shaped or any(_is_bias(reader) for reader in readers):
+        return LEARNED
+    return Decision(REASON, open=True) if number is None or is_common(number) else LEARNED
 
 
 def _number(value: ir.Value) -> float | None:

@@ -25,11 +25,20 @@ from onnxtrain.weights.operands import (
     operand_decision,
     preprocesses,
     rotary_tables,
+    scalar_decision,
     scalar_readers,
-    scalar_reason,
 )
-from onnxtrain.weights.program import declared_kind
-from onnxtrain.weights.readers import Functions, Reader, ReaderUse, arrivals, read_through_identity, role_of, use_of
+from onnxtrain.weights.program import declared_kind, is_declared_parameter, is_folded_constant
+from onnxtrain.weights.readers import (
+    OPERAND_OF,
+    Functions,
+    Reader,
+    ReaderUse,
+    arrivals,
+    read_through_identity,
+    role_of,
+    use_of,
+)
 
 
 @dataclass(frozen=True)
@@ -221,10 +230,11 @@ def _decision(value: ir.Value, role: str, is_rotary: bool) -> Decision:
         is_rotary: True if it is one of a pair of cosine and sine tables.
     """
     if role:
-        # An author's exponent may be trained, as in generalized-mean pooling.
-        return Decision(role, open=role == _EXPONENT and origin_of(value.name or "") is not NameOrigin.EXPORTER)
+        # An author's exponent may be trained, as in generalized-mean pooling, and so may a threshold that is compared.
+        may_be = role == _EXPONENT or all(part.startswith(OPERAND_OF) for part in role.split(" and "))
+        return Decision(role, open=may_be and origin_of(value.name or "") is not NameOrigin.EXPORTER)
     if is_scalar(value):
-        return PREPROCESSING if preprocesses(value, arrivals(value)) else Decision(scalar_reason(value))
+        return PREPROCESSING if preprocesses(value, arrivals(value)) else scalar_decision(value)
     shape = dimensions(value)
     if shape is not None and 0 in shape:
         return Decision("empty")
@@ -234,20 +244,26 @@ def _decision(value: ir.Value, role: str, is_rotary: bool) -> Decision:
     return Decision(reason) if reason else operand_decision(value)
 
 
+_PASSED = (OPERAND_OF, "bound of Clip", "exponent of Pow", "padding value", "window of STFT")
+"""Purposes that leave open whether a declared parameter is one: gradients pass these inputs, or the others it has."""
+
 _DECLARED = {"BUFFER": "a buffer of a PyTorch module", "CONSTANT_TENSOR": "a tensor written in the model's code"}
 
 
 def _as_declared(value: ir.Value, decision: Decision, role: str) -> Decision:
     """Return the decision that agrees with what the file says of PyTorch's program, if it does.
 
-    Buffers and tensors of the code are not parameters. An ``nn.Parameter`` is one unless its use or its values say what
-    it is instead, since the file does not say whether it required a gradient.
+    Buffers, tensors of the code, and what the exporter computed from these alone are not parameters. An
+    ``nn.Parameter`` is one unless its use or its values say what it is instead, since the file does not say whether it
+    required a gradient.
     """
     kind = declared_kind(value)
-    if kind in _DECLARED and (decision.open or not decision.reason):
-        return Decision(_DECLARED[kind])
-    guessed = decision.open or decision == FILL or (is_scalar(value) and not role)
-    return LEARNED if kind == "PARAMETER" and guessed else decision
+    reason = "computed from constants by the exporter" if is_folded_constant(value) else _DECLARED.get(kind)
+    if reason and (decision.open or not decision.reason):
+        return Decision(reason)
+    passed = all(part.startswith(_PASSED) for part in role.split(" and "))
+    guessed = decision.open or decision == FILL or passed or (is_scalar(value) and not role)
+    return LEARNED if guessed and is_declared_parameter(value) else decision
 
 
 def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:

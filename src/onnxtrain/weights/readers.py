@@ -224,6 +224,9 @@ BIASES: _Slots = {
 
 _STATES: _Slots = {("", "LSTM"): (5, 6), ("", "GRU"): (5,), ("", "RNN"): (5,)}
 
+OPERAND_OF = "operand of "
+"""Beginning of the purpose of a tensor that is compared."""
+
 _QUANTIZED = "quantization scale"
 
 _SETTINGS: Mapping[tuple[str, str], Mapping[int, str]] = {
@@ -249,7 +252,7 @@ _SETTINGS: Mapping[tuple[str, str], Mapping[int, str]] = {
     ("", "QLinearConv"): dict.fromkeys((1, 4, 6), _QUANTIZED),
     ("", "QLinearMatMul"): dict.fromkeys((1, 4, 6), _QUANTIZED),
     **{
-        ("", operator): dict.fromkeys((0, 1), f"operand of {operator}")
+        ("", operator): dict.fromkeys((0, 1), f"{OPERAND_OF}{operator}")
         for operator in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
     },
     (MICROSOFT_DOMAIN, "DequantizeLinear"): {1: _QUANTIZED},

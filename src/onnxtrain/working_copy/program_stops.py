@@ -1,7 +1,8 @@
 """Stop gradients where the PyTorch program behind a file does: at ``detach`` and at the padding row of embeddings.
 
 ONNX has no operator for either. PyTorch's newer exporter records the call behind each node as metadata, which tells
-both, also where it removed the Identity of a ``detach``. Files of other exporters do not tell.
+both (and ``scale_grad_by_freq`` of embeddings), also where it removed the Identity of a ``detach``. Files of other
+exporters do not tell.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Final
 import onnx_ir as ir
 
 from onnxtrain.autodiff.rules.no_gradient import stopped
-from onnxtrain.ir import Builder
+from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import is_float
 from onnxtrain.weights.program import CALL, declared_kind
 
 _ARGUMENT: Final = re.compile(r"%(\w+)")
 _DETACHED: Final = re.compile(r"detach_?(_\d+)?")
-_EMBEDDING: Final = re.compile(r"target=torch\.ops\.aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d+)\b")
+_EMBEDDING: Final = re.compile(r"target=torch\.ops\.aten\.embedding\.default\]\(args = \(%\w+, %\w+, (-?\d+)(, True)?")
 _BEGINNINGS: Final = {"PARAMETER": "p_", "BUFFER": "b_", "CONSTANT_TENSOR": "c_"}
 """Beginnings of the names of initializers in a program, by what they are there."""
 
@@ -26,7 +27,8 @@ _BEGINNINGS: Final = {"PARAMETER": "p_", "BUFFER": "b_", "CONSTANT_TENSOR": "c_"
 def stop_as_program(model: ir.Model) -> tuple[str, ...]:
     """Add StopGradient to a working copy where the program of its file stops gradients, in place.
 
-    An embedding with ``padding_idx=p`` passes no gradient from the tokens p to its table, as in PyTorch.
+    An embedding with ``padding_idx=p`` passes no gradient from the tokens p to its table, and one with
+    ``scale_grad_by_freq`` divides that of each token by its count, as in PyTorch.
 
     Args:
         model: A working copy with shapes whose nodes have the exporter's metadata.
@@ -54,8 +56,8 @@ def stop_as_program(model: ir.Model) -> tuple[str, ...]:
                 node.replace_input_with(slot, stopped(op, op.wrap(value)).ir)
     nodes = list(graph)
     for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-        if padding := _EMBEDDING.search(node.metadata_props.get(CALL, "")):
-            _stop_padding(graph, node, following, int(padding[1]))
+        if lookup := _EMBEDDING.search(node.metadata_props.get(CALL, "")):
+            _pass_as_embedding(graph, node, following, int(lookup[1]), share=lookup[2] is not None)
     return tuple(unclear)
 
 
@@ -102,15 +104,40 @@ def _is_number(value: ir.Value) -> bool:
     return value.is_initializer() and declared_kind(value) not in _BEGINNINGS
 
 
-def _stop_padding(graph: ir.Graph, node: ir.Node, following: ir.Node | None, row: int) -> None:
-    """y = table[tokens], where y of the token ``row`` is a constant to the gradient."""
-    value, tokens = node.outputs[0], node.inputs[1]
-    if node.op_type != "Gather" or node.domain or tokens is None or not is_float(value):
+def _pass_as_embedding(graph: ir.Graph, node: ir.Node, following: ir.Node | None, padding: int, *, share: bool) -> None:
+    """y = table[tokens], whose gradient passes as in PyTorch's embedding.
+
+    Args:
+        graph: The graph of the node.
+        node: The lookup.
+        following: The node behind it.
+        padding: The token of whose rows y is a constant to the gradient; negative for none.
+        share: True if the gradient is divided by how often each token occurs (``scale_grad_by_freq``).
+    """
+    value = node.outputs[0]
+    if node.op_type != "Gather" or node.domain or not is_float(value) or not (share or padding >= 0):
         return
     uses = list(value.uses())
     op = Builder(graph, graph.opset_imports[""], before=following)
-    y = op.wrap(value)
-    padding = op.Unsqueeze(op.binary("Equal", op.wrap(tokens), row), op.ints(-1))
-    kept = op.Where(padding, stopped(op, y), y).with_shape(y.shape)
+    y = kept = op.wrap(value)
+    table, tokens = (op.wrap(given) for given in node.inputs if given is not None)
+    if share:
+        part = y * op.Unsqueeze(op.Reciprocal(_counts(table, tokens, y)), op.ints(-1))
+        kept = (part + stopped(op, y - part)).with_shape(y.shape)
+    if padding >= 0:
+        is_padding = op.Unsqueeze(op.binary("Equal", tokens, padding), op.ints(-1))
+        kept = op.Where(is_padding, stopped(op, kept), kept).with_shape(y.shape)
     for reader, slot in uses:
         reader.replace_input_with(slot, kept.ir)
+    if value.is_graph_output():
+        graph.outputs[list(graph.outputs).index(value)] = kept.ir
+        name, value.name = value.name, f"{value.name}/rows"
+        kept.ir.name = name
+
+
+def _counts(table: Value, tokens: Value, like: Value) -> Value:
+    """How often each token occurs among all, in the shape of the tokens."""
+    op, rows = table.op, table.op.Reshape(tokens, table.op.ints(-1))
+    none = op.Expand(op.scalar(0, like), op.Shape(table, start=0, end=1))
+    ones = op.Expand(op.scalar(1, like), op.Shape(rows))
+    return op.Gather(op.ScatterElements(none, rows, ones, reduction="add"), tokens)

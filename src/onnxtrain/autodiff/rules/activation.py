@@ -45,15 +45,20 @@ def _slope(value: Value, negative: float = 0.0) -> Value:
 
 @register_gradient("Relu")
 def relu(node: Node, dy: Value) -> Gradients:
-    """y = max(x, 0): dx = dy where y > 0, else 0 dy."""
+    """y = max(x, 0): dx = dy where y > 0, else 0."""
     return emit(node.op, "ReluGradient", dy, node.y, like=[dy])
 
 
 @register_fused("ReluGradient")
 def relu_gradient(node: Node) -> Sequence[Value]:
-    """From dy and y ≥ 0: dx = dy sign(y). Where y is NaN, so is dx."""
-    y = node.input_required(1)
-    return [node.x * node.op.Sign(y).with_shape(y.shape)]
+    """From dy and y ≥ 0: dx = 0 where y ≤ 0, else dy."""
+    return [where_positive(node.x, node.input_required(1))]
+
+
+def where_positive(dy: Value, y: Value) -> Value:
+    """0 where y ≤ 0, else dy: chosen, not multiplied, since dy is infinite in sqrt(relu(x)) where x < 0."""
+    op = dy.op
+    return op.Where(op.binary("LessOrEqual", y, 0), op.scalar(0, dy), dy).with_shape(dy.shape)
 
 
 @register_gradient("LeakyRelu")
@@ -109,9 +114,9 @@ def sigmoid(node: Node, dy: Value) -> Gradients:
 @register_gradient("HardSigmoid")
 def hard_sigmoid(node: Node, dy: Value) -> Gradients:
     """y = min(max(a x + b, 0), 1): dx = a dy where 0 < y < 1, else 0."""
-    y = node.y
+    op, y = node.op, node.y
     alpha: float = node.attribute("alpha", 0.2)
-    return dy * (_slope(y * (1 - y)) * alpha)
+    return op.Where(op.binary("Greater", y * (1 - y), 0), dy * alpha, op.scalar(0, dy))
 
 
 @register_gradient("HardSwish")
@@ -119,7 +124,7 @@ def hard_swish(node: Node, dy: Value) -> Gradients:
     """y = x min(max(x / 6 + 1/2, 0), 1): dx = dy (x / 3 + 1/2) where |x| < 3; beyond, dy above and 0 below."""
     op, x = node.op, node.x
     inside = op.binary("Less", op.Abs(x), 3)
-    return dy * op.Where(inside, x * (1 / 3) + 0.5, _slope(x))
+    return op.Where(inside, dy * (x * (1 / 3) + 0.5), where_positive(dy, x))
 
 
 @register_gradient("Softplus")

@@ -91,9 +91,10 @@ def extremum(node: Node, dy: Value) -> Gradients:
     if len(node.inputs) == 1:
         return dy
     operands = [node.input_required(k) for k in range(len(node.inputs))]
-    chosen = [op.cast(op.Equal(x, node.y), dy.dtype).with_shape(node.y.shape) for x in operands]
-    share = dy / op.sum_of(chosen)
-    return [share * mask for mask in chosen]
+    chosen = [op.Equal(x, node.y).with_shape(node.y.shape) for x in operands]
+    share = dy / op.sum_of([op.cast(mask, dy.dtype).with_shape(node.y.shape) for mask in chosen])
+    # Where instead of Mul, since dy is infinite in sqrt(max(x, 0)) where x < 0, and the gradient there is zero.
+    return [op.Where(mask, share, op.scalar(0, dy)) for mask in chosen]
 
 
 @register_gradient("Sum", broadcasts=True)

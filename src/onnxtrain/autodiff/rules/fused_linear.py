@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from onnxtrain.autodiff.fused import emit, matmul_operands, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
+from onnxtrain.autodiff.rules.activation import where_positive
 from onnxtrain.autodiff.rules.matmul import rows
 from onnxtrain.ir import Value
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
@@ -74,13 +75,13 @@ def _has_relu(node: Node) -> bool:
 def linear_gradient(node: Node) -> Sequence[Value | None]:
     """From dy, w and x: dx = dy wᵀ, or dy w with ``transB``, and optionally dw and db.
 
-    With ``activation`` = "Relu" x is the output of a Relu, and dx the gradient of its input: dx sign(x).
+    With ``activation`` = "Relu" x is the output of a Relu, and dx the gradient of its input: 0 where x ≤ 0.
     """
     op, x = node.op, node.input_required(2)
     dy, w = matmul_operands(node, node.x, node.input_required(1))
     dx = dy @ (w if node.attribute("transB", 0) else op.Transpose(w, perm=[1, 0]))
     if _has_relu(node):
-        dx = dx * op.Sign(x).with_shape(x.shape)
+        dx = where_positive(dx, x)
     dw = _weight_gradient(node, node.x, x) if node.has_output(1) else None
     return [dx, dw, _bias_gradient(node, node.x) if node.has_output(2) else None]
 

@@ -28,7 +28,9 @@ def squeeze(node: Node, dy: Value) -> Gradients:
 @register_gradient("Unsqueeze", since=13)
 def unsqueeze(node: Node, dy: Value) -> Gradients:
     """y = x with new axes of size 1: dx = dy without them."""
-    return node.op.Squeeze(dy, node.input_required(1))
+    op, axes = node.op, node.input_required(1)
+    # PyTorch's exporter writes a 0-d axis for grouped attention, which ONNX Runtime's Unsqueeze takes, but not Squeeze.
+    return op.Squeeze(dy, op.Reshape(axes, op.ints(-1)) if axes.shape == () else axes)
 
 
 @register_gradient("Transpose")

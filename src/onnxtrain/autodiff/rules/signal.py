@@ -135,6 +135,8 @@ def stft(node: Node, dy: Value) -> Gradients:
     op, x, window = node.op, node.x, node.input(2)
     step = _as_size(node.input_required(1))
     length = _frame_length(node)
+    if x.shape is not None and len(x.shape) == 2:  # PyTorch's older exporter leaves out the last axis
+        x = op.Unsqueeze(x, op.ints(-1)).with_shape((*x.shape, 1))
     frames = _transform(op, dy, 2, length, inverse=1) * _number(op, length, x)
     frames = _real_where(frames, x).with_shape((None, None, None, None))
     batch, samples, parts, count = size_of(x, 0), size_of(x, 1), size_of(x, 2), size_of(dy, 1)
@@ -145,6 +147,7 @@ def stft(node: Node, dy: Value) -> Gradients:
     updates = shaped(weighted, flat)
     indices = op.Expand(op.Unsqueeze(positions, op.ints(0, 2)), op.shape_of(updates))
     dx = op.ScatterElements(zeros(op, [batch, samples, parts], x.dtype), indices, updates, axis=1, reduction="add")
+    dx = dx if x is node.x else op.Squeeze(dx, op.ints(-1))
     if window is None:
         return dx, None, None, None
     taken = op.Gather(x, positions, axis=1)

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.weights.buffers import is_weight
-from onnxtrain.weights.names import module_of
+from onnxtrain.weights.names import last_word, module_of
 from onnxtrain.weights.parameters import FROZEN, NOT_NAMED, Initializer, shared_parameters
-from onnxtrain.weights.program import CALL, folded_parameters
+from onnxtrain.weights.program import CALL, folded_parameters, lost_parameters, renormed_tables
 from onnxtrain.weights.readers import (
     LINEAR,
     Reader,
@@ -90,6 +90,8 @@ def find_hints(
         *_dropped(dropped),
         *_unstopped(unstopped),
         *_folded(model, table),
+        *_lost(model, dropped),
+        *_renormed(model),
         *(_quantized(model) if quantized else ()),
         *_two_bits(model),
         *_shared(model, parameters),
@@ -185,6 +187,36 @@ def _folded(model: ir.Model, table: Sequence[Initializer]) -> list[Hint]:
             f"{_listed(lost)} and stored the result{'' if len(found) == 1 else 's'}: the {missing} "
             f"not in the file and cannot be trained{directly}. torch.onnx.export(..., optimize=False) keeps "
             f"{'it' if one else 'them'}.",
+            surprising=True,
+        )
+    ]
+
+
+def _lost(model: ir.Model, dropped: Sequence[str]) -> list[Hint]:
+    """Name parameters without a trace in the file; not surprising for weights and biases, of layers without use."""
+    names = [name for name in lost_parameters(model.graph) if name not in dropped]
+    if not names:
+        return []
+    one = len(names) == 1
+    return [
+        Hint(
+            f"The file lacks {len(names)} parameter{'' if one else 's'} of the PyTorch program ({_listed(names)}): no "
+            f"output of the file needs {'it' if one else 'them'}, or the exporter left the node out, as it does for "
+            "factors of one and terms of zero. torch.onnx.export(..., optimize=False) keeps what the outputs need.",
+            surprising=any(last_word(name) not in ("weight", "bias") for name in names),
+        )
+    ]
+
+
+def _renormed(model: ir.Model) -> list[Hint]:
+    names = renormed_tables(model.graph)
+    if not names:
+        return []
+    return [
+        Hint(
+            f"{_listed(names)} {'has' if len(names) == 1 else 'have'} max_norm: PyTorch rescales the rows in place at "
+            "every lookup and trains them. A step only computes with rescaled rows, and trains none of them. Without "
+            "max_norm they are trained.",
             surprising=True,
         )
     ]
