@@ -17,7 +17,7 @@ struct NoActivation {
 template <typename T>
 struct ReluActivation {
   T value(T x) const { return x < T(0) ? T(0) : x; }
-  T gradient(T dy, T x) const { return dy * (x > T(0) ? T(1) : T(0)); }
+  T gradient(T dy, T x) const { return x <= T(0) ? T(0) : dy; }  // chosen, as in ReluGradient
 };
 
 template <typename T>
@@ -41,8 +41,8 @@ struct HardSwishActivation {
     return x * (raised > T(1) ? T(1) : raised);
   }
   T gradient(T dy, T x) const {
-    const T beyond = x > T(0) ? T(1) : T(0), inside = x * T(1.0 / 3.0) + T(0.5);
-    return dy * ((x < T(0) ? -x : x) < T(3) ? inside : beyond);
+    const T beyond = x <= T(0) ? T(0) : dy, inside = dy * (x * T(1.0 / 3.0) + T(0.5));
+    return (x < T(0) ? -x : x) < T(3) ? inside : beyond;
   }
 };
 
