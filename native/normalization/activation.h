@@ -10,18 +10,21 @@ namespace {
 
 template <typename T>
 struct NoActivation {
+  static constexpr bool kIsNone = true;
   T value(T x) const { return x; }
   T gradient(T dy, T) const { return dy; }
 };
 
 template <typename T>
 struct ReluActivation {
+  static constexpr bool kIsNone = false;
   T value(T x) const { return x < T(0) ? T(0) : x; }
   T gradient(T dy, T x) const { return x <= T(0) ? T(0) : dy; }  // chosen, as in ReluGradient
 };
 
 template <typename T>
 struct ClipActivation {
+  static constexpr bool kIsNone = false;
   T low, high;
   T value(T x) const {
     const T raised = x < low ? low : x;
@@ -36,6 +39,7 @@ struct ClipActivation {
 // x min(max(x / 6 + 1/2, 0), 1).
 template <typename T>
 struct HardSwishActivation {
+  static constexpr bool kIsNone = false;
   T value(T x) const {
     const T line = x * T(1.0 / 6.0) + T(0.5), raised = line < T(0) ? T(0) : line;
     return x * (raised > T(1) ? T(1) : raised);

@@ -396,6 +396,7 @@ class ChannelSums {
 
   template <typename Activation>
   void add(const Normalization<Same<T>>& by, const Activation& activation, std::size_t size, const T* x, const T* dy) {
+    if (Activation::kIsNone && size % kSumLanes == 0) return add_lanes(x, dy, size);  // g is dy: the same sums, no copy
     for (std::size_t at = 0; at < size;) {
       const std::size_t room = kBlock - filled_, left = size - at, count = left < room ? left : room;
       find_slopes(by, activation, count, x + at, dy + at, x_ + filled_, g_ + filled_);
@@ -417,12 +418,18 @@ class ChannelSums {
   static constexpr std::size_t kBlock = tuning::kGatheredElements;
 
   void empty() {
+    add_lanes(x_, g_, filled_);
+    filled_ = 0;
+  }
+
+  // `count` is a multiple of the number of lanes.
+  void add_lanes(const T* x, const T* slopes, std::size_t count) {
     LaneSum sum = sum_, products = products_;  // in registers
-    for (std::size_t i = 0; i < filled_; i += kSumLanes) {
+    for (std::size_t i = 0; i < count; i += kSumLanes) {
       for (std::size_t v = 0; v < kLaneVectors; ++v) {
         WideVector c, g;
-        load(x_ + i + v * kWideLanes, c);
-        load(g_ + i + v * kWideLanes, g);
+        load(x + i + v * kWideLanes, c);
+        load(slopes + i + v * kWideLanes, g);
         c -= mean_;
         sum.lanes[v] += g;
         products.lanes[v] += g * c;
@@ -430,7 +437,6 @@ class ChannelSums {
     }
     sum_ = sum;
     products_ = products;
-    filled_ = 0;
   }
 
   double mean_;
