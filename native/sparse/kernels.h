@@ -390,7 +390,7 @@ void end_vectors(const SparseEnding& ending, const SparseRun& run, std::size_t o
       if (has_residual) prefetch_next(residual + place, run.vectors * lanes);
       return has_residual ? load(residual + place) : Vector<float>{};
     };
-    // First, since it may overlap the one before and y may be in the place of the residual.
+    // First, since it may overlap the one before and y may be written over the residual.
     const bool whole = run.count == lanes;
     const Vector<float> last = whole          ? of_residual(run.last_vector)
                                : has_residual ? load_first(residual + run.last_vector, run.count)

@@ -60,8 +60,8 @@ std::vector<std::int64_t> without_border(std::vector<std::int64_t> shape, const 
   for (std::size_t axis = 0; axis < rank; ++axis) {
     shape[2 + axis] -= checked_sum(border[axis], border[rank + axis]);
     if (shape[2 + axis] >= 0) continue;
-    throw std::invalid_argument("input 0 (x) has shape " + text_of(whole) + ": it is smaller than attribute 'x_pads', " +
-                                text_of(border) + ".");
+    throw std::invalid_argument("input 0 (x) has shape " + text_of(whole) +
+                                ": it is smaller than attribute 'x_pads', " + text_of(border) + ".");
   }
   return shape;
 }
@@ -157,7 +157,8 @@ void SparseConvNode::compute(const Call& call) const {
   const std::vector<std::int64_t> windows_shape = attributes_.output_shape(inner, w);
   Convolution(attributes_, inner, windows_shape);  // checks that windows stay within the addressable range
   SparseWindows windows = {static_cast<std::size_t>(x[0]), static_cast<std::size_t>(channels), {1, 1}, {1, 1}, {1, 1},
-                           {1, 1}, {1, 1}, {0, 0}, {1, 1}, border_of(x_pads_), border_of(y_pads_), border_of(residual_pads_)};
+                           {1, 1}, {1, 1}, {0, 0}, {1, 1}, border_of(x_pads_), border_of(y_pads_),
+                           border_of(residual_pads_)};
   for (std::size_t axis = 0; axis < rank; ++axis) {
     const std::size_t to = 2 - rank + axis;
     windows.size[to] = static_cast<std::size_t>(inner[2 + axis]);

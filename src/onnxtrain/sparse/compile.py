@@ -110,8 +110,8 @@ def compile_sparse(
     the next layer goes into its bias.
 
     Sessions that register :func:`onnxtrain.custom_ops_library` use the kernels. Other sessions, of any runtime, run the
-    same file at dense speed, since both operators are ONNX functions. NaN and infinity in activations do not reach
-    results through weights that are zero, in sessions with the kernels.
+    same file at about dense speed, since both operators are ONNX functions. NaN and infinity in activations do not
+    reach results through weights that are zero, in sessions with the kernels.
 
     Args:
         model: The pruned model: a path or a loaded model.
