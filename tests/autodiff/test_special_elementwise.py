@@ -327,3 +327,17 @@ def test_half_precision_agrees_with_single(operator: str) -> None:
         results.append(_run(built, {"x": x.astype(dtype)})["x_grad"])
     assert results[0].dtype == np.float16
     np.testing.assert_allclose(results[0], results[1], atol=4e-3)
+
+
+def test_an_axis_without_dimensions_is_removed_again() -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[1, 2] a) => (float[1, 1, 2] y) <int64 axis = {1}> { y = Unsqueeze(a, axis) }""")
+    projected = projected_gradient(model, ["a"], {"y": np.array([[[3.0, 4.0]]], dtype=np.float32)})
+    np.testing.assert_array_equal(_run(projected, {"a": np.ones((1, 2), dtype=np.float32)})["a_grad"], [[3.0, 4.0]])
+
+
+def test_a_signal_may_lack_the_last_axis_of_stft() -> None:
+    signal, rest = np.arange(8.0)[None], (np.array(2), np.ones(4, dtype=np.float32))
+    (dx,) = gradients("STFT", signal, *rest, onesided=1)
+    (expected,) = gradients("STFT", signal[..., None], *rest, onesided=1)
+    np.testing.assert_allclose(dx, expected[..., 0])

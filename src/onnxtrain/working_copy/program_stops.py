@@ -136,7 +136,7 @@ def _pass_as_embedding(graph: ir.Graph, node: ir.Node, following: ir.Node | None
 
 
 def _counts(table: Value, tokens: Value, like: Value) -> Value:
-    """How often each token occurs among all, in the shape of the tokens."""
+    """Count each token among all, in the shape of the tokens."""
     op, rows = table.op, table.op.Reshape(tokens, table.op.ints(-1))
     none = op.Expand(op.scalar(0, like), op.Shape(table, start=0, end=1))
     ones = op.Expand(op.scalar(1, like), op.Shape(rows))

@@ -30,7 +30,8 @@ def unsqueeze(node: Node, dy: Value) -> Gradients:
     """y = x with new axes of size 1: dx = dy without them."""
     op, axes = node.op, node.input_required(1)
     # PyTorch's exporter writes a 0-d axis for grouped attention, which ONNX Runtime's Unsqueeze takes, but not Squeeze.
-    return op.Squeeze(dy, op.Reshape(axes, op.ints(-1)) if axes.shape == () else axes)
+    constant = axes.constant()
+    return op.Squeeze(dy, axes if constant is None else op.ints(*constant.reshape(-1).tolist()))
 
 
 @register_gradient("Transpose")
