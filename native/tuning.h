@@ -80,6 +80,9 @@ inline constexpr std::size_t kSumDepth = 256;
 // the L2 cache; lines of the right matrix that are at most so many bytes apart are read in place.
 inline constexpr std::size_t kOuterDepth = 128, kOuterShare = 384, kNearLineBytes = 512;
 
+// Lines of a left matrix that are packed at a time: an L1 cache holds a part of so many, wherever they lie.
+inline constexpr std::size_t kPackedLines = 32;
+
 // Depth per block of a bfloat16 multiplication: as many bytes. Tiles of AMX wait for their sums, which are read and
 // written twice as often with 512: with a depth of 2,048 that took 1.2 times as long.
 inline constexpr std::size_t kBfloat16Depth = 1024;

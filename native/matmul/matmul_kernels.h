@@ -158,18 +158,20 @@ void pack_tile(const T* from, std::ptrdiff_t column, std::size_t depth, T* to) {
   for (std::size_t k = 0; k < depth; ++k, from += column, to += rows) __builtin_memcpy(to, from, rows * sizeof(T));
 }
 
-// Packs rows [first, last) of the left matrix.
+// Packs rows [first, last) of the left matrix, a few lines of memory at a time: a cache line belongs to several tiles.
 template <typename T>
 void pack_strip(const Matmul<T>& p, const MatmulBlock<T>& block, std::size_t first, std::size_t last) {
   static constexpr decltype(&pack_tile<T, 1>) kPack[] = {pack_tile<T, 1>, pack_tile<T, 2>, pack_tile<T, 3>,
                                                          pack_tile<T, 4>, pack_tile<T, 5>, pack_tile<T, 6>};
   static_assert(std::size(kPack) == kPackedRows);
   const Parts tiles(last - first, kPackedRows);
-  for (std::size_t t = 0; t < tiles.count; ++t) {
-    const std::size_t row = first + tiles.begin(t), rows = tiles.size(t);
-    T* packed = block.strip + tiles.begin(t) * block.depth;
-    kPack[rows - 1](p.left.data + static_cast<std::ptrdiff_t>(block.begin) * p.left.column + row, p.left.column,
-                    block.depth, packed);
+  for (std::size_t k = 0; k < block.depth; k += tuning::kPackedLines) {
+    const std::size_t depth = std::min(block.depth - k, tuning::kPackedLines);
+    const T* line = p.left.data + static_cast<std::ptrdiff_t>(block.begin + k) * p.left.column + first;
+    for (std::size_t t = 0; t < tiles.count; ++t) {
+      const std::size_t row = tiles.begin(t), rows = tiles.size(t);
+      kPack[rows - 1](line + row, p.left.column, depth, block.strip + row * block.depth + k * rows);
+    }
   }
 }
 
