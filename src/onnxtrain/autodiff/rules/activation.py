@@ -124,7 +124,8 @@ def hard_swish(node: Node, dy: Value) -> Gradients:
     """y = x min(max(x / 6 + 1/2, 0), 1): dx = dy (x / 3 + 1/2) where |x| < 3; beyond, dy above and 0 below."""
     op, x = node.op, node.x
     inside = op.binary("Less", op.Abs(x), 3)
-    return op.Where(inside, dy * (x * (1 / 3) + 0.5), where_positive(dy, x))
+    beyond = op.Where(op.binary("Less", x, 0), op.scalar(0, dy), dy)  # chosen, as of Relu
+    return op.Where(inside, dy * (x * (1 / 3) + 0.5), beyond)
 
 
 @register_gradient("Softplus")

@@ -6,7 +6,7 @@ from onnxtrain.axes.broadcasting import same_shape
 from onnxtrain.axes.labels import Axis
 from onnxtrain.axes.node import Node
 from onnxtrain.axes.registry import axes_of, no_rule
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN, ONNXTRAIN_DOMAIN
 
 _OVER = "normalizes over it: the mean of fewer entries is another"
 
@@ -89,3 +89,4 @@ no_rule(
     reason="it normalizes over the width of the residual stream",
 )
 no_rule("EmbedLayerNormalization", domain=MICROSOFT_DOMAIN, reason="it normalizes over the width of the embeddings")
+no_rule("BatchNormalization", domain=ONNXTRAIN_DOMAIN, reason="it is a part of training graphs, not of model files")
