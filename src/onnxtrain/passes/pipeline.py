@@ -136,7 +136,7 @@ def lower_graph(
             split_recurrent_gradients(model)  # values that their matmuls do not read are released before them
         split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
-        use_normalization_kernels(model)  # batch normalization in training mode, over several processes
+        use_normalization_kernels(model)  # batch normalization in training mode that is not fused
         use_low_bit_kernels(model)
         use_half_weights(model)  # matmuls read weights in 16 bits as they are stored
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for

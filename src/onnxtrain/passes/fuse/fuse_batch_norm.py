@@ -45,6 +45,7 @@ def fuse_batch_norm(model: ir.Model) -> None:
     Behind it may be Relu, Clip by constants, or HardSwish; or the addition of a value of the same sizes and then Relu.
     Left alone are:
 
+    - normalization with nothing of this behind it, which another pass gives a kernel;
     - normalization over several processes, whose statistics another pass computes;
     - what the kernel of :mod:`~onnxtrain.passes.kernels.use_normalization_kernels` does not take;
     - nodes behind a value that something else needs, and nodes that the patterns of ``recompute`` tell apart.
@@ -64,10 +65,11 @@ def fuse_batch_norm(model: ir.Model) -> None:
     gone: set[ir.Node] = set()
     for norm in norms:
         behind = _behind(norm, named)
-        alike = match_alike(patterns, [node.name or "" for node in (norm, *behind.nodes)])
-        if gone.intersection(behind.nodes) or not alike or _reads_running_statistics(norm, behind, place):
-            behind = _Behind()
-        last = behind.nodes[-1] if behind.nodes else norm
+        if not behind.nodes or gone.intersection(behind.nodes) or _reads_running_statistics(norm, behind, place):
+            continue
+        if not match_alike(patterns, [node.name or "" for node in (norm, *behind.nodes)]):
+            continue
+        last = behind.nodes[-1]
         _emit(main.before(last), graph, norm, behind, last.outputs[0])
         gone.update((norm, *behind.nodes))
     remove_nodes(graph, gone)
@@ -133,5 +135,5 @@ def _residual(n: ir.Value, add: ir.Node, named: Collection[str]) -> _Behind:
 
 def _reads_running_statistics(norm: ir.Node, behind: _Behind, place: Mapping[ir.Node, int]) -> bool:
     """Return whether a node before the last one reads a running statistic that the normalization returns."""
-    end = place[behind.nodes[-1] if behind.nodes else norm]
+    end = place[behind.nodes[-1]]
     return any(place.get(reader, -1) < end for output in norm.outputs[1:] for reader, _ in output.uses())
