@@ -167,3 +167,13 @@ def test_size_of_the_state_has_to_be_known():
         info.type.tensor_type.ClearField("shape")
     with pytest.raises(GradientError, match="the gradient needs hidden_size, which the node does not say"):
         onnxtrain.gradient(given, "y", ["w"])
+
+
+@pytest.mark.parametrize("state", ["h0", "c0"])
+def test_first_states_of_another_size_are_refused(state):
+    """PyTorch's exporter writes cells of another size for LSTMs with projections, which ONNX does not have."""
+    feeds = inputs("LSTM", BARE | {"h0", "c0"}, 1)
+    feeds[state] = np.zeros((1, BATCH, HIDDEN + 5), np.float32)
+    given = model("LSTM", feeds, ["y"])
+    with pytest.raises(GradientError, match=rf"has hidden_size {HIDDEN}, but '{state}' is for {HIDDEN + 5}; export"):
+        onnxtrain.gradient(given, "y", ["w"])

@@ -276,6 +276,13 @@ def test_other_first_states_stay(made):
     assert left_out(trained) == set()
 
 
+def test_first_states_of_another_size_stay_for_the_kernel_to_refuse():
+    proto = with_first_states("LSTM", "initializer", 0)
+    (cells,) = [tensor for tensor in proto.graph.initializer if tensor.name == "c0"]
+    cells.CopyFrom(numpy_helper.from_array(np.zeros((1, BATCH, HIDDEN + 3), np.float32), "c0"))
+    assert left_out(proto) == {"h0"}
+
+
 def with_first_states(operator: str, made: str, number: float) -> onnx.ModelProto:
     """Return a model whose first states are constants of one number."""
     feeds = arrays(operator, "bhc" if operator == "LSTM" else "bh")

@@ -83,11 +83,13 @@ class Sequences:
                 f"{describe(node.ir)}: the gradient needs hidden_size, which the node does not say and the shape of "
                 f"{recurrence.name!r} does not give; add the attribute."
             )
-        known = recurrence.shape[-1] if recurrence.shape else size
-        if isinstance(known, int) and known != size:
-            raise GradientError(
-                f"{describe(node.ir)} has hidden_size {size}, but {recurrence.name!r} is for {known}; export it again."
-            )
+        initial_states = (node.input(5), node.input(6))
+        for value in (recurrence, *(state for state in initial_states if state is not None)):
+            known = value.shape[-1] if value.shape else size
+            if isinstance(known, int) and known != size:
+                raise GradientError(
+                    f"{describe(node.ir)} has hidden_size {size}, but {value.name!r} is for {known}; export it again."
+                )
         self.hidden = size
 
     def input(self, direction: int) -> Value:

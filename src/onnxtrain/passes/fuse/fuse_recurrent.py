@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.rules.fused_recurrent import GATES, INPUTS, all_inputs, is_zero, keeps_linear, settings, states
-from onnxtrain.ir import Builder
+from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.replace import remove_nodes, take_over
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.passes.fuse.patterns import varying_values
@@ -65,6 +65,11 @@ def _hidden(node: ir.Node) -> Dimension:
     return shape[-1] if shape else None
 
 
+def _fits(state: Value, hidden: int) -> bool:
+    """Return whether a state may have the size of the layer; the kernel refuses one that has another."""
+    return not state.shape or state.shape[-1] in (None, hidden)
+
+
 def _replace(graph: ir.Graph, op: Builder, node: ir.Node, varying: Collection[ir.Value]) -> None:
     view = Node(node, op)
     x, operator, hidden = view.x, node.op_type, _hidden(node)
@@ -82,7 +87,7 @@ def _replace(graph: ir.Graph, op: Builder, node: ir.Node, varying: Collection[ir
     inputs = [view.input(index) for index in range(INPUTS[operator])]
     for index in _FIRST_STATES:
         state = inputs[index] if index < len(inputs) else None
-        if state is not None and state.ir not in varying and is_zero(state):
+        if state is not None and state.ir not in varying and is_zero(state) and _fits(state, hidden):
             inputs[index] = None
     outputs = emit(op, operator, *all_inputs(view, inputs), like=[None] * len(shapes), **attributes)
     for output, shape in zip(outputs, shapes, strict=True):
