@@ -73,7 +73,7 @@ def test_a_sequence_longer_than_the_rotary_caches(kernels):
         with pytest.raises(
             DataError,
             match=r"^'input_ids' has sequences of 65 positions \(shape \(3, 65\)\), but the model has 64; cut them "
-            r"to at most 64 \(with a tokenizer: truncation=True, max_length=64\)\.$",
+            r"to at most 64 \(with a tokenizer: truncation=True, max_length=64; packed rows: pack=64\)\.$",
         ):
             use()
 

@@ -196,7 +196,8 @@ def _too_long(arrays: Mapping[str, np.ndarray], limit: int | None) -> str | None
         if array.ndim > 1 and array.shape[1] > limit:
             return (
                 f"{name!r} has sequences of {array.shape[1]} positions (shape {array.shape}), but the model has "
-                f"{limit}; cut them to at most {limit} (with a tokenizer: truncation=True, max_length={limit})."
+                f"{limit}; cut them to at most {limit} (with a tokenizer: truncation=True, max_length={limit}; packed "
+                f"rows: pack={limit})."
             )
     return None
 
