@@ -5,13 +5,21 @@ Of these, ``.ci/run`` takes one in three; the others are marked ``sweep``, too. 
 
 ``@pytest.mark.sampled("shapes")`` on a test: each combination of its other parameters runs with one value of
 ``shapes``, in turn. ``@pytest.mark.sampled(3)``: one case in three.
+
+A test of more than ``MANY`` cases without such a mark runs with one case in three; ``.ci/run`` takes the others, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
+
+MANY = 24
+"""Cases of a test of which the default run takes all."""
+
+_OWN_RUNS = ("thorough", "sweep", "slow", "reliability", "browser")
+"""Marks of tests that the default run leaves out."""
 
 
 def places(cases: Sequence[dict[str, object]], kind: str | int) -> list[bool]:
@@ -33,11 +41,7 @@ def _turn(number: int, count: int) -> int:
 
 def mark(items: Sequence[pytest.Item]) -> None:
     """Mark the cases outside the sample as thorough, and those that ``.ci/run`` leaves out as a sweep."""
-    tests: dict[str, list[pytest.Function]] = {}
-    for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
-            tests.setdefault(f"{item.path}::{item.originalname}", []).append(item)
-    for cases in tests.values():
+    for cases in _by_test(items, lambda item: item.get_closest_marker("sampled") is not None):
         (kind,) = cases[0].get_closest_marker("sampled").args
         kept = places([case.callspec.params for case in cases], kind)
         left_out = [case for case, is_kept in zip(cases, kept, strict=True) if not is_kept]
@@ -46,3 +50,16 @@ def mark(items: Sequence[pytest.Item]) -> None:
             case.add_marker("thorough")
             if is_thorough or _turn(number, 3):
                 case.add_marker("sweep")
+    for cases in _by_test(items, lambda item: not any(map(item.get_closest_marker, ("sampled", *_OWN_RUNS)))):
+        for place, case in enumerate(cases if len(cases) > MANY else ()):
+            if _turn(place, 3):
+                case.add_marker("thorough")
+
+
+def _by_test(items: Sequence[pytest.Item], is_meant: Callable[[pytest.Function], bool]) -> list[list[pytest.Function]]:
+    """Return the cases of each test."""
+    tests: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and is_meant(item):
+            tests.setdefault(f"{item.path}::{item.originalname}", []).append(item)
+    return list(tests.values())

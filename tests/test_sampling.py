@@ -1,6 +1,12 @@
 """Samples of wide sweeps: which cases they have."""
 
+import os
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
+
+import pytest
 
 import sampling
 
@@ -33,3 +39,35 @@ def test_one_in_three():
     kept = sampling.places([{"seed": seed} for seed in range(90)], 3)
     assert kept[0]
     assert sum(kept) == 30
+
+
+MANY_CASES = """
+import pytest
+
+@pytest.mark.parametrize("case", range(30))
+def test_many(case): pass
+
+@pytest.mark.parametrize("case", range(24))
+def test_few(case): pass
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("case", range(40))
+def test_marked(case): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("marks", "passed"), [("not thorough", 10 + 24 + 20), ("thorough and not sweep", 20 + 7), ("sweep", 13)]
+)
+def test_of_many_cases_one_in_three_runs_by_default(tmp_path, marks, passed):
+    (tmp_path / "conftest.py").write_text(
+        "import pytest, sampling\n"
+        "def pytest_collection_modifyitems(items): sampling.mark(items)\n"
+        "pytest_collection_modifyitems = pytest.hookimpl(tryfirst=True)(pytest_collection_modifyitems)\n"
+    )
+    (tmp_path / "test_cases.py").write_text(MANY_CASES)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n thorough:\n sweep:\n sampled:\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks]
+    path = {**os.environ, "PYTHONPATH": str(Path(sampling.__file__).parent)}
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=path)
+    assert f"{passed} passed" in run.stdout, run.stdout + run.stderr
