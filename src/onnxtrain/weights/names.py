@@ -38,7 +38,7 @@ _MADE = (
     r"|(^|[/._])const(ant)?([._]?\d+)*$|const_fold_opt|^constantfolding/|__\d+$|/[xy]$"  # TensorFlow, Paddle
     r"|(^|/)constants?/"
     r"|(^|/)(zeros|ones|fill|full)(_like)?(_\d+)*$"
-    r"|cst\d*$|^(one|unity|negate|zero)\d*$"  # skl2onnx
+    r"|cst\d*$|^unity\d*$"  # skl2onnx
     r"|(^|\.)tmp(_\d+)*$|^p2o\.|^(helper|auto)\.[a-z_]+\.\d+$"  # Paddle
     r"|_output_\d+$"
 )
