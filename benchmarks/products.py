@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for name, call in calls.items():
                     best[name] = min(best[name], seconds(call))
             operations = 2 * sizes[0] * sizes[1] * sizes[2]
-            rates = [f"{operations / best[name] / 1e9:.1f}" for name in best]
+            rates = [f"{operations / best[name] / 1e9:.4g}" for name in best]
             rows.append([" x ".join(f"{size:,}" for size in sizes), *rates])
     head = ["rows x inputs x outputs" if options.weight_gradients else "rows x depth x columns", *best]
     title = "GFLOP/s of one thread, by processor time"
