@@ -10,6 +10,7 @@ from onnx import helper
 from optimizer_sessions import element_type, session
 
 EPSILON = float(np.float32(1e-5))  # attributes are single precision
+MOMENTUM = float(np.float32(0.9))  # attributes are of single precision
 
 INPUTS = {
     "BatchNormalizationGradient": ("dy", "x", "scale", "mean", "variance"),
@@ -137,7 +138,7 @@ def activated(n, activation="", low=0.0, high=1.5):
     return n, np.ones_like(n)
 
 
-def batch_normalization_forward(x, scale, bias, mean, variance, addend=None, activation="", momentum=0.9):
+def batch_normalization_forward(x, scale, bias, mean, variance, addend=None, activation="", momentum=MOMENTUM):
     """y, the running statistics, and those of the batch."""
     x, scale, bias, mean, variance, addend = wide(x, scale, bias, mean, variance, addend)
     axes, column = (0, *range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import KERNEL_TYPES, emit, register_fused
@@ -24,7 +25,7 @@ OPERATOR = "BatchNormalization"
 ACTIVATION = "activation"
 """The attribute for the activation: one of ``FUSED_ACTIVATIONS``, or absent."""
 
-_EPSILON, _MOMENTUM = 1e-5, 0.9
+_EPSILON, _MOMENTUM = float(np.float32(1e-5)), float(np.float32(0.9))  # attributes are of single precision
 
 
 def normalizes_batches(node: ir.Node) -> bool:
