@@ -82,8 +82,13 @@ def test_the_optimizing_exporter_loses_them_with_a_hint(name, tmp_path):
         onnxtrain.Trainer(tmp_path / "True.onnx", loss="mse")
     trainer = onnxtrain.Trainer(tmp_path / "False.onnx", loss="mse", optimizer=onnxtrain.SGD(0.1))
     assert not any("The exporter computed" in hint for hint in trainer.hints)
+    check_losses(trainer, network, rows, targets, 3)
+
+
+def check_losses(trainer, network, rows, targets, steps):
+    """Compare the losses of some steps with PyTorch's."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    for _ in range(3):
+    for _ in range(steps):
         loss = F.mse_loss(network(rows), targets)
         np.testing.assert_allclose(trainer.train_step(rows.numpy(), targets.numpy()), loss.item(), rtol=2e-5)
         optimizer.zero_grad()
@@ -120,10 +125,4 @@ def test_what_is_computed_from_constants_is_not_trained(name, tmp_path):
         )
     trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="mse", optimizer=onnxtrain.SGD(0.1))
     assert not any("The exporter computed" in hint for hint in trainer.hints)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    for _ in range(4):
-        loss = F.mse_loss(network(rows), targets)
-        np.testing.assert_allclose(trainer.train_step(rows.numpy(), targets.numpy()), loss.item(), rtol=2e-5)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    check_losses(trainer, network, rows, targets, 4)

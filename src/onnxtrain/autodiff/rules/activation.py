@@ -122,10 +122,13 @@ def hard_sigmoid(node: Node, dy: Value) -> Gradients:
 @register_gradient("HardSwish")
 def hard_swish(node: Node, dy: Value) -> Gradients:
     """y = x min(max(x / 6 + 1/2, 0), 1): dx = dy (x / 3 + 1/2) where |x| < 3; beyond, dy above and 0 below."""
-    op, x = node.op, node.x
-    inside = op.binary("Less", op.Abs(x), 3)
+    return _hard_swish_slope(dy, node.x)
+
+
+def _hard_swish_slope(dy: Value, x: Value) -> Value:
+    op = x.op
     beyond = op.Where(op.binary("Less", x, 0), op.scalar(0, dy), dy)  # chosen, as of Relu
-    return op.Where(inside, dy * (x * (1 / 3) + 0.5), beyond)
+    return op.Where(op.binary("Less", op.Abs(x), 3), dy * (x * (1 / 3) + 0.5), beyond)
 
 
 @register_gradient("Softplus")
@@ -264,16 +267,13 @@ def _clip_slope(node: Node, dy: Value, x: Value) -> Value:
     return x.op.Where(x.op.Equal(x, _clipped(node, x)), dy, x.op.scalar(0, dy))
 
 
-def _hard_swish_slope(node: Node, dy: Value, x: Value) -> Value:
-    op = x.op
-    beyond = op.cast(op.binary("Greater", x, 0), x.dtype)
-    return dy * op.Where(op.binary("Less", op.Abs(x), 3), x * (1 / 3) + 0.5, beyond)
-
-
 FUSED_ACTIVATIONS: Mapping[str, tuple[Callable[[Node, Value], Value], Callable[[Node, Value, Value], Value]]] = {
     "Clip": (_clipped, _clip_slope),
-    "HardSwish": (lambda node, x: x.op.HardSwish(x).with_shape(x.shape), _hard_swish_slope),
-    "Relu": (lambda node, x: x.op.Relu(x), lambda node, dy, x: dy * x.op.Sign(x.op.Relu(x)).with_shape(x.shape)),
+    "HardSwish": (
+        lambda node, x: x.op.HardSwish(x).with_shape(x.shape),
+        lambda node, dy, x: _hard_swish_slope(dy, x),
+    ),
+    "Relu": (lambda node, x: x.op.Relu(x), lambda node, dy, x: where_positive(dy, x)),
 }
 """Activations inside other operators of this project: the result of each and its gradient from dy, by its input.
 
