@@ -13,6 +13,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from convolution_reference import OPERATORS, Convolution, run
+from drawn_convolutions import convolutions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper
@@ -89,36 +90,14 @@ def test_against_float64_in_tiles(tiles_path, name):
     check(tiles_path, CASES[name])
 
 
-@st.composite
-def convolutions(draw):
-    rank = draw(st.integers(1, 3))
-    sizes, few = st.integers(1, {1: 60, 2: 17, 3: 7}[rank]), st.integers(1, 3)
-
-    def each(numbers, count=rank):
-        return tuple(draw(st.lists(numbers, min_size=count, max_size=count)))
-
-    return Convolution(
-        batch=draw(st.integers(0, 4)),
-        group=1,
-        inputs=draw(st.integers(1, 40)),
-        outputs=draw(st.integers(1, 70)),
-        size=each(sizes),
-        kernel=each(few),
-        strides=each(few),
-        dilations=each(st.integers(1, 2)),
-        pads=each(st.integers(0, 3), 2 * rank),
-        bias=draw(st.booleans()),
-    )
-
-
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(case=convolutions(), threads=st.sampled_from([1, 2]))
+@given(case=convolutions(40, 70, groups=False), threads=st.sampled_from([1, 2]))
 def test_any_geometry(library_path, case, threads):
     check(library_path, case, threads)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(case=convolutions(), threads=st.sampled_from([1, 2]))
+@given(case=convolutions(40, 70, groups=False), threads=st.sampled_from([1, 2]))
 def test_any_geometry_in_tiles(tiles_path, case, threads):
     check(tiles_path, case, threads)
 

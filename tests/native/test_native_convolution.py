@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from convolution_reference import OPERATORS, Convolution, run
+from drawn_convolutions import convolutions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optimizer_sessions import OTHER_TYPES
@@ -93,32 +94,8 @@ def test_against_float64(instruction_set, library_path, name, dtype):
     check(library_path, CASES[name], dtype)
 
 
-@st.composite
-def convolutions(draw):
-    rank = draw(st.integers(1, 3))
-    grouped = draw(st.booleans())
-    sizes = st.integers(1, {1: 60, 2: 17, 3: 7}[rank])
-    few = st.integers(1, 3)
-
-    def each(numbers, count=rank):
-        return tuple(draw(st.lists(numbers, min_size=count, max_size=count)))
-
-    return Convolution(
-        batch=draw(st.integers(0, 4)),
-        group=draw(st.integers(2, 20)) if grouped else 1,
-        inputs=draw(few if grouped else st.integers(1, 30)),
-        outputs=draw(few if grouped else st.integers(1, 80)),
-        size=each(sizes),
-        kernel=each(few),
-        strides=each(few),
-        dilations=each(st.integers(1, 2)),
-        pads=each(st.integers(0, 3), 2 * rank),
-        bias=draw(st.booleans()),
-    )
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(convolution=convolutions(), dtype=st.sampled_from([np.float32, np.float64]))
+@given(convolution=convolutions(30, 80, groups=True), dtype=st.sampled_from([np.float32, np.float64]))
 def test_any_geometry(library_path, convolution, dtype):
     check(library_path, convolution, dtype)
 
