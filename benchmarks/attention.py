@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime
 from harness import ForeignLoad, load_line, machine_line, milliseconds, table, write_report
-from onnx import TensorProto, helper
-from products import seconds
+from native_node import seconds, session_of
+from onnx import helper
 
-import onnxtrain
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 
@@ -102,15 +101,7 @@ def _session(
 ) -> onnxruntime.InferenceSession:
     settings: dict[str, Any] = {"scale": sizes.size**-0.5, "compute": compute}
     node = helper.make_node(operator, list(feeds), outputs, domain=ONNXTRAIN_DOMAIN, **settings)
-    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in feeds.items()]
-    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
-    model = helper.make_model(helper.make_graph([node], "attention", given, made), opset_imports=opsets)
-    model.ir_version = 10
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.register_custom_ops_library(str(onnxtrain.custom_ops_library()))
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session_of(node, feeds)
 
 
 def attention_of_torch(sizes: Sizes, kind: str) -> Calls:

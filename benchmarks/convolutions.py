@@ -12,16 +12,14 @@ bfloat16 rows are meaningful only on a CPU with AVX512-BF16.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import onnxruntime
 from harness import ForeignLoad, load_line, machine_line, table, write_report
-from onnx import TensorProto, helper
+from native_node import seconds, session_of
+from onnx import helper
 
-import onnxtrain
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 
@@ -116,13 +114,6 @@ def draw(batch: int, layer: Layer) -> dict[str, np.ndarray]:
     return {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """CPU seconds of one call."""
-    start = time.process_time()
-    call()
-    return max(time.process_time() - start, 1e-9)
-
-
 def convolution(arrays: dict[str, np.ndarray], layer: Layer, result: str, kind: str) -> Callable[[], object]:
     """A call of a kernel."""
     names = {"y": ("x", "w"), "dx": ("dy", "w", "x_shape"), "dw": ("dy", "x")}[result]
@@ -131,19 +122,8 @@ def convolution(arrays: dict[str, np.ndarray], layer: Layer, result: str, kind: 
     node = helper.make_node(
         OPERATORS[result], list(names), [result], domain=ONNXTRAIN_DOMAIN, dilations=[1, 1], compute=kind, **attributes
     )
-    values = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(given[name].dtype), given[name].shape)
-        for name in names
-    ]
-    outputs = [helper.make_tensor_value_info(result, TensorProto.FLOAT, None)]
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
-    model = helper.make_model(helper.make_graph([node], "layer", values, outputs), opset_imports=opsets)
-    model.ir_version = 10
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.register_custom_ops_library(str(onnxtrain.custom_ops_library()))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feeds = {name: given[name] for name in names}
+    session = session_of(node, feeds)
     return lambda: session.run(None, feeds)
 
 

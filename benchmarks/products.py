@@ -13,17 +13,15 @@ layers of the zoo (zoo_models.py), each call with other arrays, which come from 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 
 import ml_dtypes
 import numpy as np
-import onnxruntime
 from harness import ForeignLoad, load_line, machine_line, table, write_report
-from onnx import NodeProto, TensorProto, helper
+from native_node import seconds, session_of
+from onnx import helper
 
-import onnxtrain
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 SIZES = (
@@ -82,13 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_report("\n".join([title, "", table(head, rows), "", machine_line(), load_line(foreign)]), options.output)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """CPU seconds of one call."""
-    start = time.process_time()
-    call()
-    return max(time.process_time() - start, 1e-9)
-
-
 def product_of_torch(sizes: tuple[int, int, int], kind: str) -> Callable[[], object]:
     """A call of PyTorch's y = x w, with both in one type."""
     import torch
@@ -115,10 +106,9 @@ def weight_gradient_of_torch(sizes: tuple[int, int, int]) -> Callable[[], object
 
 def weight_gradient(sizes: tuple[int, int, int]) -> Callable[[], object]:
     """A call of dw = x^T dy, each with the next of some arrays."""
-    rows, inputs, outputs = sizes
     node = helper.make_node("LinearWeightGradient", ["dy", "x"], ["dw"], domain=ONNXTRAIN_DOMAIN)
-    session = session_of(node, {"dy": (rows, outputs), "x": (rows, inputs)}, {"dw": (inputs, outputs)})
-    feeds = cycle([{"dy": dy, "x": x} for x, dy in operands(sizes)])
+    pairs = [{"dy": dy, "x": x} for x, dy in operands(sizes)]
+    session, feeds = session_of(node, pairs[0]), cycle(pairs)
     return lambda: session.run(None, next(feeds))
 
 
@@ -153,29 +143,9 @@ def product(sizes: tuple[int, int, int], stored: str, compute: str) -> Callable[
         helper.make_tensor(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array.tobytes(), raw=True)
         for name, array in arrays.items()
     ]
-    session = session_of(node, {"x": (rows, depth)}, {"y": (rows, columns)}, weights)
     feeds = {"x": random.standard_normal((rows, depth)).astype(np.float32)}
+    session = session_of(node, feeds, weights)
     return lambda: session.run(None, feeds)
-
-
-def session_of(
-    node: NodeProto,
-    inputs: Mapping[str, tuple[int, int]],
-    outputs: Mapping[str, tuple[int, int]],
-    weights: Sequence[TensorProto] = (),
-) -> onnxruntime.InferenceSession:
-    """A session of one node on one thread."""
-    given, results = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items()]
-        for values in (inputs, outputs)
-    )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
-    model = helper.make_model(helper.make_graph([node], "product", given, results, weights), opset_imports=opsets)
-    model.ir_version = 10
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.register_custom_ops_library(str(onnxtrain.custom_ops_library()))
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 if __name__ == "__main__":
