@@ -334,7 +334,7 @@ ChannelStatistics<T> statistics_for(const BatchNormalizationCall& call, std::siz
   return given;
 }
 
-// dx = ((g - less) - c times) scale, of which channels with given statistics have the last factor only.
+// dx = ((g - less) - c times) scale. With given statistics dx = g scale.
 template <typename Numbers>
 struct SlopeCorrection {
   Numbers less, times, scale;
