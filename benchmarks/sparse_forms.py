@@ -20,7 +20,8 @@ are measured on the test images.
 
 Results are appended to the CSV file as they come; runs that are in it are skipped, so a call continues where the last
 one ended. --minutes starts no run after that time. --table writes the tables of the CSV file without running anything.
---int8 instead trains the dense models of the finals with one seed and prints the errors of dense int8.
+--int8 instead trains the dense models of the finals with one seed and prints the errors of dense int8. --keep keeps the
+models of the finals with seed 0, which sparse_forms_latency.py times.
 """
 
 from __future__ import annotations
@@ -134,6 +135,10 @@ class Run:
         """The sparsities of its stages."""
         return (0.5,) if self.form == "2:4" else SPARSITIES
 
+    def kept(self, sparsity: float) -> str:
+        """The name of the file of a stage with --keep."""
+        return f"{self.model}-{self.form.replace(':', 'of')}-{self.method}-{sparsity:g}.onnx"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -182,6 +187,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="start no run after so many minutes")
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(NETWORKS))
     parser.add_argument("--phases", type=lambda text: text.split(","), default=["screen", "final"])
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the finals' models of seed 0 there")
     parser.add_argument("--images", type=int, help="train on so many images only, for a trial of the script")
     parser.add_argument(
         "--table", type=Path, help="write the tables of the CSV file to this Markdown file, run nothing"
@@ -228,6 +234,8 @@ def run_all(options: argparse.Namespace) -> None:
     """Run what is missing; dense models first, then the screening, then the finals."""
     begin = time.monotonic()
     rows = read(options.csv)
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         context = multiprocessing.get_context("spawn")
@@ -242,7 +250,8 @@ def run_all(options: argparse.Namespace) -> None:
                     for key in sorted(dense, key=lambda item: -list(NETWORKS).index(item[1]))
                 ]
                 running: dict[Future[list[Row]], list[Run]] = {
-                    pool.submit(train_dense, options.data, key, folder, options.images): own for key, own in waiting
+                    pool.submit(train_dense, options.data, key, folder, options.images, options.keep): own
+                    for key, own in waiting
                 }
                 ready: list[Run] = []
                 position = {run: index for index, run in enumerate(missing)}
@@ -250,7 +259,8 @@ def run_all(options: argparse.Namespace) -> None:
                     late = time.monotonic() - begin > 60 * options.minutes
                     ready.sort(key=position.__getitem__)
                     while ready and not late and len(running) < options.jobs:
-                        running[pool.submit(prune, options.data, ready.pop(0), folder, options.images)] = []
+                        task = (options.data, ready.pop(0), folder, options.images, options.keep)
+                        running[pool.submit(prune, *task)] = []
                     if late:
                         ready.clear()
                     if not running:
@@ -321,7 +331,9 @@ def dense_path(folder: Path, phase: str, model: str, seed: int) -> Path:
     return folder / f"{phase}-{model}-{seed}.onnx"
 
 
-def train_dense(data: Path, key: tuple[str, str, int], folder: Path, limit: int | None) -> list[Row]:
+def train_dense(
+    data: Path, key: tuple[str, str, int], folder: Path, limit: int | None, keep: Path | None = None
+) -> list[Row]:
     """Train a model without zeros, from which the prunings of a seed begin."""
     phase, model, seed = key
     train, _ = parts_of(data, phase, model, limit)
@@ -338,10 +350,12 @@ def train_dense(data: Path, key: tuple[str, str, int], folder: Path, limit: int 
     schedule = f"warmup({min(50, steps // 4)})+cosine"
     trainer.fit(train, epochs=DENSE_EPOCHS[phase], batch_size=own.batch_size, schedule=schedule, progress=False)
     trainer.save(dense_path(folder, phase, model, seed))
+    if keep and (phase, seed) == ("final", 0):
+        trainer.save(keep / f"{model}.onnx")
     return []
 
 
-def prune(data: Path, run: Run, folder: Path, limit: int | None) -> list[Row]:
+def prune(data: Path, run: Run, folder: Path, limit: int | None, keep: Path | None = None) -> list[Row]:
     """Prune a dense model through all stages."""
     train, measured = parts_of(data, run.phase, run.model, limit)
     own = NETWORKS[run.model]
@@ -353,6 +367,8 @@ def prune(data: Path, run: Run, folder: Path, limit: int | None) -> list[Row]:
         begin = time.perf_counter()
         result = stage(model, train, run, own, sparsity)
         model = result.model()
+        if keep and (run.phase, run.seed) == ("final", 0):
+            onnx.save(model, keep / run.kept(sparsity))
         values = {name: getattr(run, name) for name in (field.name for field in fields(Run))}
         rows.append(
             Row(

@@ -34,6 +34,12 @@ def test_unknown_provider() -> None:
         onnxtrain.Trainer(onnxtrain.examples.mlp((4, 3)), loss="softmax_cross_entropy", runtime=options)
 
 
+def test_idle_threads_sleep_soon() -> None:
+    """Two trainers on the same cores do half as many steps if the idle threads of each wait actively for long."""
+    options = onnxtrain.RuntimeOptions(threads=2).session_options()
+    assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "100"
+
+
 @pytest.mark.parametrize("options", [{"memory_pattern": True}, {"threads": 1}, {"threads": 2}, {"kernels": False}])
 def test_options_do_not_change_the_result(options: dict[str, object]) -> None:
     losses = []

@@ -24,6 +24,12 @@ Provider = str | tuple[str, dict[str, Any]]
 
 _SUFFIX = "ExecutionProvider"
 
+_PATIENCE = 100
+"""Microseconds that an idle thread of a session waits actively for the next operator, before it sleeps.
+
+onnxruntime's default is tens of milliseconds, which another program on the same cores loses. Versions without the
+setting ignore it."""
+
 _MEMORY: Mapping[str, str] = {
     "CANNExecutionProvider": "cann",
     CUDA: "cuda",
@@ -239,6 +245,7 @@ class RuntimeOptions:
         options.enable_mem_reuse = False
         if self.accuracy_level is not None:
             options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", str(self.accuracy_level))
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(_PATIENCE))
         if self.threads is not None:
             options.intra_op_num_threads = self.threads
         if self.profile is not None:
