@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-MANY = 24
+MANY = 8
 """Cases of a test of which the default run takes all."""
 
 _OWN_RUNS = ("thorough", "sweep", "slow", "reliability", "browser")
