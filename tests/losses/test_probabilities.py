@@ -1,4 +1,4 @@
-"""Classifiers that also output a class: whether their scores are probabilities follows from the nodes that make them."""
+"""Classifiers that also output a class: the nodes that make their scores tell whether these are probabilities."""
 
 import numpy as np
 import onnx
@@ -12,7 +12,8 @@ Y = np.arange(8) % 2
 PROBABILITIES = {
     "one minus p": "s = Slice(z, zero, one, axis) p = Sigmoid(s) q = Sub(unit, p) scores = Concat<axis = 1>(q, p)",
     "the other order": "s = Slice(z, zero, one, axis) p = Sigmoid(s) q = Sub(unit, p) scores = Concat<axis = 1>(p, q)",
-    "two sigmoids": "s = Slice(z, zero, one, axis) p = Sigmoid(s) n = Neg(s) q = Sigmoid(n) scores = Concat<axis = 1>(q, p)",
+    "two sigmoids": "s = Slice(z, zero, one, axis) p = Sigmoid(s) n = Neg(s) q = Sigmoid(n)"
+    " scores = Concat<axis = 1>(q, p)",
     "divided by the sum": "p = Sigmoid(z) t = ReduceSum(p, axis) scores = Div(p, t)",
     "kept from zero": "p = Sigmoid(z) t = ReduceL1<axes = [1]>(p) b = Cast<to = 9>(t) n = Not(b) f = Cast<to = 1>(n)"
     " u = Add(t, f) scores = Div(p, u)",
@@ -43,12 +44,12 @@ LOGITS = {
 
 
 def classifier(body: str) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+    return onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
         f (float[n, 3] x) => (float[n, 2] scores, int64[n] label)
         <float unit = {{1}}, float two = {{2}}, float tiny = {{1e-6}}, int64[1] axis = {{1}}, int64[1] zero = {{0}},
-         int64[1] one = {{1}}, int64[1] end = {{2}}, int64[3] stack = {{1, -1, 2}}, float[3, 2] w = {{0.5, -0.3, 0.2, 0.7, -0.6, 0.4}}>
+         int64[1] one = {{1}}, int64[1] end = {{2}}, int64[3] stack = {{1, -1, 2}},
+         float[3, 2] w = {{0.5, -0.3, 0.2, 0.7, -0.6, 0.4}}>
         {{ z = MatMul(x, w) {body} label = ArgMax<axis = 1, keepdims = 0>(scores) }}""")
-    return model
 
 
 def first_loss(body: str) -> tuple[float, np.ndarray]:

@@ -126,6 +126,16 @@ def is_literal(name: str) -> bool:
     return re.search(_LITERAL, name) is not None
 
 
+def is_put_together(name: str) -> bool:
+    """Return whether tf2onnx gives this name to the biases of a recurrent layer, of which the program has one or none.
+
+    Example:
+        >>> [is_put_together(name) for name in ("B0__32", "B__912", "W0__30")]
+        [True, True, False]
+    """
+    return re.fullmatch(r"B\d*__\d+", name) is not None
+
+
 def is_computed_parameter(name: str) -> bool:
     """Return whether an exporter gives this name to a tensor computed from a module's, not to a literal.
 
