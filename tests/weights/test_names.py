@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
+import numpy as np
 import onnx
 import pytest
 
@@ -102,3 +104,21 @@ def test_source_lines_stay_in_the_file_only(tmp_path):
     assert [list(node.metadata_props) for node in saved.graph.node] == [
         list(node.metadata_props) for node in model.graph.node
     ]
+
+
+def test_folded_batch_normalization_of_tf2onnx():
+    """1 / sqrt(variance + epsilon) is no parameter; times a scale it is one, with a hint that Keras trains another."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 15]> f (float[n, 3] x) => (float[n, 2] y)
+        { z = MatMul(x, w) a = Mul(z, r) b = Add(a, s) c = Mul(b, m) y = Add(c, t) }""")
+    names = {"w": "dense/MatMul/ReadVariableOp:0", "r": "bn_1/batchnorm/Rsqrt:0", "s": "const_fold_opt__21"}
+    names |= {"m": "bn_2_1/batchnorm/mul:0", "t": "bn_2_1/batchnorm/sub:0"}
+    random = np.random.default_rng(0)
+    for short, name in names.items():
+        array = random.normal(size=(3, 2) if short == "w" else 2).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    trainer = onnxtrain.Trainer(model, loss="mse")
+    assert set(trainer.parameters) == {*names.values()} - {names["r"]}
+    (hint,) = trainer.hints
+    assert re.match(r"tf2onnx computed bn_2_1/batchnorm/mul:0 from the scale and the running variance", str(hint))

@@ -93,6 +93,12 @@ _BUFFERS = (
 
 _STATISTIC = r"^(running|moving)_(mean|var|variance|std)(_\d+)?$"
 
+_FOLDED_STATISTIC = r"(^|/)batchnorm/Rsqrt(_\d+)?(:0)?$"
+"""The name that TensorFlow gives to 1 / sqrt(variance + epsilon) of a batch normalization without a scale."""
+
+_FOLDED_SCALE = r"(^|/)batchnorm/mul(_\d+)?(:0)?$"
+"""The name that TensorFlow gives to the scale of a batch normalization times that."""
+
 _PREPROCESSING = r"^(?!(\w+_)?log_)(\w+_)?(means?|std|stds|stddev|var|variance|offset|normalizer|scaler)(_\d+)?$"
 
 _LEARNED = (
@@ -172,8 +178,18 @@ def is_result(name: str) -> bool:
 
 
 def is_statistic_name(name: str) -> bool:
-    """Return whether a tensor has the name of a running statistic."""
-    return re.match(_STATISTIC, last_word(name)) is not None
+    """Return whether a tensor has the name of a running statistic, or of what TensorFlow computes from one.
+
+    Example:
+        >>> [is_statistic_name(name) for name in ("bn.running_mean", "bn_1/batchnorm/Rsqrt:0", "bn_1/batchnorm/mul:0")]
+        [True, True, False]
+    """
+    return re.match(_STATISTIC, last_word(name)) is not None or re.search(_FOLDED_STATISTIC, name) is not None
+
+
+def is_folded_scale(name: str) -> bool:
+    """Return whether TensorFlow gives this name to the scale of a batch normalization divided by the deviation."""
+    return re.search(_FOLDED_SCALE, name) is not None
 
 
 def is_preprocessing(name: str) -> bool:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.weights.buffers import is_weight
-from onnxtrain.weights.names import last_word, module_of
+from onnxtrain.weights.names import is_folded_scale, last_word, module_of
 from onnxtrain.weights.parameters import FROZEN, NOT_NAMED, Initializer, shared_parameters
 from onnxtrain.weights.program import CALL, folded_parameters, lost_parameters, renormed_tables
 from onnxtrain.weights.readers import (
@@ -90,6 +90,7 @@ def find_hints(
         *_dropped(dropped),
         *_unstopped(unstopped),
         *_folded(model, table),
+        *_folded_scales(table),
         *_lost(model, dropped),
         *_renormed(model),
         *(_quantized(model) if quantized else ()),
@@ -188,6 +189,22 @@ def _folded(model: ir.Model, table: Sequence[Initializer]) -> list[Hint]:
             f"not in the file and cannot be trained{directly}. torch.onnx.export(..., optimize=False) keeps "
             f"{'it' if one else 'them'}.",
             surprising=True,
+        )
+    ]
+
+
+def _folded_scales(table: Sequence[Initializer]) -> list[Hint]:
+    """Name scales of batch normalization that tf2onnx divided by the deviation."""
+    names = [row.name for row in table if row.trainable and is_folded_scale(row.name)]
+    if not names:
+        return []
+    several = len(names) > 1
+    return [
+        Hint(
+            f"tf2onnx computed {_listed(names)} from the scale{'s' if several else ''} and the running variance"
+            f"{'s' if several else ''} of batch normalization, and a shift from the rest. A training changes "
+            "these directly, so that its steps differ from Keras's.",
+            surprising=False,
         )
     ]
 
