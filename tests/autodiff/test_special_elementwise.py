@@ -182,15 +182,18 @@ def test_clip_stops_an_infinite_gradient() -> None:
         "q = Mul(x, x) s = ReduceSum<keepdims = 0>(q, axis) y = Sqrt(s)",
         "q = Pow(x, two) s = ReduceSum<keepdims = 0>(q, axis) y = Pow(s, half)",
         "s = ReduceSumSquare<keepdims = 0>(x, axis) y = Sqrt(s)",
+        "a = Abs(x) q = Pow(a, three) s = ReduceSum<keepdims = 0>(q, axis) y = Pow(s, third)",
+        "q = Pow(x, two) s = ReduceSum<keepdims = 0>(q, axis) y = Pow(s, nearly)",  # PyTorch's older exporter
         "q = Pow(x, two) m = ReduceMean(q, axis) s = Mul(three, m) v = Squeeze(s, axis) y = Sqrt(v)",
         # with the number of elements from the shape, as PyTorch's older exporter writes a deviation
         "q = Mul(x, x) m = ReduceMean<keepdims = 0>(q, axis) d = Shape<start = 1>(x) n = ReduceProd<keepdims = 0>(d)"
-        " c = Cast<to = 1>(n) e = Sub(c, one) t = Mul(m, c) s = Div(t, e) r = Sqrt(s) u = Sqrt(e) y = Mul(r, u)",
+        " c = CastLike(n, x) e = Sub(c, one) t = Mul(m, c) s = Div(t, e) r = Sqrt(s) u = Sqrt(e) y = Mul(r, u)",
     ],
 )
 def test_norms_and_deviations_have_no_gradient_at_zero(body: str) -> None:
     """As PyTorch's norm, std and cdist; not NaN, which infinity times zero is."""
-    numbers = "<float two = {2}, float half = {0.5}, float three = {3}, float one = {1}, int64[1] axis = {1}>"
+    values = {"two": 2, "half": 0.5, "three": 3, "one": 1, "third": 1 / 3, "nearly": 1 / (2 + 1e-6)}
+    numbers = f"<{', '.join(f'float {name} = {{{value}}}' for name, value in values.items())}, int64[1] axis = {{1}}>"
     model = _parse(f"agraph (float[2, 3] x) => (float[2] y) {numbers} {{ {body} }}")
     (dx,) = _gradient(model, ["x"], {"x": np.array([[0, 0, 0], [2, 0, 0]], np.float32)})
     np.testing.assert_allclose(dx, [[0, 0, 0], [1, 0, 0]], rtol=1e-6)

@@ -19,7 +19,7 @@ _STEPS: Final = 16
 
 
 def is_sum_of_squares(value: ir.Value | None) -> bool:
-    """Return whether a value is a sum or a mean of squares, perhaps times a number or divided by another value."""
+    """Return whether a value is a sum or a mean of squares, or of other powers above one, perhaps scaled."""
     node = _producer(value)
     if node is None or node.op_type in ("ReduceSumSquare", "ReduceSum", "ReduceMean"):
         return node is not None and (node.op_type == "ReduceSumSquare" or _is_square(node.inputs[0]))
@@ -44,7 +44,7 @@ def _is_fixed(value: ir.Value | None) -> bool:
         if node is None or node.domain:
             return False
         if node.op_type not in ("Shape", "Size"):
-            waiting += node.inputs
+            waiting += node.inputs[:1] if node.op_type == "CastLike" else node.inputs
     return False
 
 
@@ -54,7 +54,8 @@ def _is_square(value: ir.Value | None) -> bool:
         return False
     if node.op_type == "Mul":
         return node.inputs[0] is node.inputs[1]
-    return node.op_type == "Pow" and constant_number(node.inputs[1]) == 2
+    exponent = constant_number(node.inputs[1]) if node.op_type == "Pow" else None
+    return exponent is not None and exponent > 1
 
 
 def _producer(value: ir.Value | None) -> ir.Node | None:

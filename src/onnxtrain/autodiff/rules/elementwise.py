@@ -49,12 +49,11 @@ def reciprocal(node: Node, dy: Value) -> Gradients:
 @register_gradient("Sqrt")
 def square_root(node: Node, dy: Value) -> Gradients:
     """y = sqrt(x): dx = dy / (2 y); 0 at 0 where x is a sum of squares, as in PyTorch's norms and deviations."""
-    return root_gradient(node, dy)
+    return root_gradient(node, dy * 0.5 / node.y)
 
 
-def root_gradient(node: Node, dy: Value) -> Value:
-    """The gradient dy / (2 y) of a root y; 0 at 0 where it is that of a sum of squares."""
-    dx = dy * 0.5 / node.y
+def root_gradient(node: Node, dx: Value) -> Value:
+    """The gradient dx of a root; 0 at 0 where it is the root of a sum of squares."""
     if not is_sum_of_squares(node.x.ir):
         return dx
     zero = node.op.scalar(0, dx)
