@@ -187,6 +187,24 @@ def is_statistic_name(name: str) -> bool:
     return re.match(_STATISTIC, last_word(name)) is not None or re.search(_FOLDED_STATISTIC, name) is not None
 
 
+def is_variable(name: str) -> bool:
+    """Return whether TensorFlow gives this name to a variable of the program that is read."""
+    return re.search(_VARIABLE, name.removesuffix(":0")) is not None
+
+
+def is_added_variable(name: str) -> bool:
+    """Return whether TensorFlow gives this name to a bias, or to the folded shift of a batch normalization.
+
+    Example:
+        >>> names = ("dense/BiasAdd/ReadVariableOp:0", "bn_1/batchnorm/sub:0", "dense/Cast/ReadVariableOp:0")
+        >>> [is_added_variable(name) for name in names]
+        [True, True, False]
+    """
+    if re.search(r"(^|/)batchnorm/sub(_\d+)?(:0)?$", name):
+        return True
+    return is_variable(name) and re.search(r"(^|/)(bias_?)?add(_\d+)?/", name, re.IGNORECASE) is not None
+
+
 def is_folded_scale(name: str) -> bool:
     """Return whether TensorFlow gives this name to the scale of a batch normalization divided by the deviation."""
     return re.search(_FOLDED_SCALE, name) is not None
