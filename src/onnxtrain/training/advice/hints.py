@@ -220,7 +220,8 @@ def _without_biases(model: ir.Model) -> list[Hint]:
     return [
         Hint(
             "No layer of this TensorFlow file has a bias. tf2onnx leaves out biases of zeros, such as those of an "
-            "untrained network, and they cannot be trained: if the program has some, give them small numbers before the export.",
+            "untrained network, and they cannot be trained: if the program has some, give them small numbers before "
+            "the export.",
             surprising=True,
         )
     ]
