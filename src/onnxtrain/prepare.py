@@ -39,6 +39,7 @@ from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies
 from onnxtrain.working_copy.adaptation import Adapted
 from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
+from onnxtrain.working_copy.filled_biases import stop_at_filled_biases
 from onnxtrain.working_copy.head_norms import separate_head_norms
 from onnxtrain.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
 from onnxtrain.working_copy.program_stops import stop_as_program
@@ -94,6 +95,8 @@ def prepare(
     model = infer_shapes(model)
     separate_head_norms(model)
     unstopped = stop_as_program(model) if training else ()
+    if training:
+        stop_at_filled_biases(model)
     if config.dynamic_batch:
         from onnxtrain.edit.dynamic_batch import dynamic_batch, free_batch_axis
 

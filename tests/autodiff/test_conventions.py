@@ -151,6 +151,10 @@ def test_what_y_does_not_depend_on_gets_zeros() -> None:
 
 
 ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
+    (
+        "Kinks",
+        "a root of a sum or mean of squares",
+    ): elementwise.test_norms_and_deviations_have_no_gradient_at_zero,
     ("Constants", "Cast"): test_quantized.test_casts_to_integers_are_steps,
     (
         "Constants",

@@ -176,6 +176,36 @@ def test_clip_stops_an_infinite_gradient() -> None:
     np.testing.assert_allclose(dx, [0.0, 0.25])
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "q = Mul(x, x) s = ReduceSum<keepdims = 0>(q, axis) y = Sqrt(s)",
+        "q = Pow(x, two) s = ReduceSum<keepdims = 0>(q, axis) y = Pow(s, half)",
+        "s = ReduceSumSquare<keepdims = 0>(x, axis) y = Sqrt(s)",
+        "a = Abs(x) q = Pow(a, three) s = ReduceSum<keepdims = 0>(q, axis) y = Pow(s, third)",
+        "q = Pow(x, two) s = ReduceSum<keepdims = 0>(q, axis) y = Pow(s, nearly)",  # PyTorch's older exporter
+        "q = Pow(x, two) m = ReduceMean(q, axis) s = Mul(three, m) v = Squeeze(s, axis) y = Sqrt(v)",
+        # with the number of elements from the shape, as PyTorch's older exporter writes a deviation
+        "q = Mul(x, x) m = ReduceMean<keepdims = 0>(q, axis) d = Shape<start = 1>(x) n = ReduceProd<keepdims = 0>(d)"
+        " c = CastLike(n, x) e = Sub(c, one) t = Mul(m, c) s = Div(t, e) r = Sqrt(s) u = Sqrt(e) y = Mul(r, u)",
+    ],
+)
+def test_norms_and_deviations_have_no_gradient_at_zero(body: str) -> None:
+    """As PyTorch's norm, std and cdist; not NaN, which infinity times zero is."""
+    values = {"two": 2, "half": 0.5, "three": 3, "one": 1, "third": 1 / 3, "nearly": 1 / (2 + 1e-6)}
+    numbers = f"<{', '.join(f'float {name} = {{{value}}}' for name, value in values.items())}, int64[1] axis = {{1}}>"
+    model = _parse(f"agraph (float[2, 3] x) => (float[2] y) {numbers} {{ {body} }}")
+    (dx,) = _gradient(model, ["x"], {"x": np.array([[0, 0, 0], [2, 0, 0]], np.float32)})
+    np.testing.assert_allclose(dx, [[0, 0, 0], [1, 0, 0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("body", ["s = ReduceSum<keepdims = 0>(x, axis)", "s = ReduceMax<keepdims = 0>(x, axis)"])
+def test_other_roots_have_an_infinite_gradient_at_zero(body: str) -> None:
+    model = _parse(f"agraph (float[1, 1] x) => (float[1] y) <int64[1] axis = {{1}}> {{ {body} y = Sqrt(s) }}")
+    (dx,) = _gradient(model, ["x"], {"x": np.zeros((1, 1), np.float32)})
+    assert np.isposinf(dx).all()
+
+
 @pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
 def test_softmax_of_masked_and_large_values(operator: str) -> None:
     x = [[-INF, 0.0, 0.0], [1000.0, 0.0, -1000.0]]

@@ -61,6 +61,26 @@ def test_lengths(table, tokenizer, length, fixed):
     assert found.truncation is not None  # it is the caller's
 
 
+@pytest.mark.parametrize("template", ["$A", "$A [END]", "[START] $A [END]", "[START] $A [END] [START]"])
+def test_texts_are_cut_as_the_tokenizer_cuts_them(table, tokenizer, template):
+    """The tokens that the tokenizer adds at the end of a text stay, as in truncation=True of transformers."""
+    found = tokenizers.Tokenizer.from_file(str(tokenizer))
+    found.add_special_tokens(["[START]", "[END]"])
+    added = [(name, found.token_to_id(name)) for name in ("[START]", "[END]")]
+    found.post_processor = tokenizers.processors.TemplateProcessing(single=template, special_tokens=added)
+    found.no_truncation()
+    found.save(str(tokenizer))
+    for length in range(template.count("[") + 1, 10):
+        found.enable_truncation(length)
+        expected = [each.ids + [0] * (length - len(each.ids)) for each in found.encode_batch(TEXTS)]
+        for given in (found, tokenizer):
+            batch = read(TextFile(table, given, length=length), spec("ids"), spec("mask"), target="kind")
+            assert batch.inputs["ids"].tolist() == expected
+            assert batch.inputs["mask"].tolist() == (np.array(expected) > 0).astype(int).tolist()
+    shortest = read(TextFile(table, tokenizer, length=1), spec("ids"), target="kind").inputs["ids"]
+    assert shortest.tolist() == [[found.encode(text).ids[0]] for text in TEXTS]
+
+
 def test_lines_of_a_file(tmp_path, tokenizer):
     (tmp_path / "d.txt").write_text("\n".join(TEXTS))
     assert read(TextFile(tmp_path / "d.txt", tokenizer), spec("ids"), need_target=False).inputs["ids"].tolist() == IDS

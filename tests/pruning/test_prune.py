@@ -317,6 +317,20 @@ def test_a_pruned_model_keeps_its_zeros_where_that_is_asked_for():
     assert zeros_of(dense.get_weights()) == before
 
 
+def test_few_zeros_of_a_tensor_are_kept_beside_a_pruned_one():
+    """A cut across all tensors leaves few zeros in some of them."""
+    model, random = pruned_mlp(), np.random.default_rng(0)
+    few = next(tensor for tensor in model.graph.initializer if tensor.name == "layer2.weight")
+    array = random.normal(size=(3, 10)).astype(np.float32)
+    array[1, 4] = 0
+    few.CopyFrom(onnx.numpy_helper.from_array(array, few.name))
+    sparse = onnxtrain.Trainer(model, loss="cross_entropy", optimizer="sgd(lr=0.5)", masks="keep")
+    before = zeros_of(sparse.get_weights())
+    assert len(before["layer2.weight"]) == 1
+    sparse.fit(random.normal(size=(60, 6)).astype(np.float32), random.integers(0, 3, 60), epochs=2, progress=False)
+    assert zeros_of(sparse.get_weights()) == before
+
+
 def test_masks_that_keep_nothing_are_refused():
     model = onnxtrain.examples.mlp((6, 10, 3))
     with pytest.raises(OptionError, match="masks='keep' keeps the zeros of a pruned model, but no trained"):

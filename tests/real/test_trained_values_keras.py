@@ -102,6 +102,43 @@ def test_trainable_parameters_equal_trainable_weights(name, tmp_path):
     assert all(np.asarray(file.value(row.name)).any() for row in rows)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ["LSTM", "Bidirectional"])
+def test_a_recurrent_layer_has_one_bias(name, bias, tmp_path):
+    """Steps equal those of Keras, which has no second bias, or none; the file has two."""
+    tensorflow = pytest.importorskip("tensorflow")
+    keras.utils.set_random_seed(0)
+    layers = {"LSTM": L.LSTM(5, use_bias=bias), "Bidirectional": L.Bidirectional(L.LSTM(3, use_bias=bias))}
+    model = keras.Sequential([keras.Input(SEQUENCE), layers[name], L.Dense(2)])
+    generator = np.random.default_rng(0)
+    x, target = generator.normal(size=(8, *SEQUENCE)).astype(np.float32), generator.normal(size=(8, 2))
+    model(x)
+    for weight in model.trainable_weights:  # the exporter omits a bias of zeros
+        weight.assign(np.asarray(weight) + 0.02 * generator.random(weight.shape).astype(np.float32))
+    model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
+    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="mse", optimizer="sgd(lr=0.2)")
+    assert any("not trained" in hint for hint in trainer.hints) is not bias
+    for _ in range(4):
+        with tensorflow.GradientTape() as tape:
+            loss = tensorflow.reduce_mean((model(x, training=False) - target.astype(np.float32)) ** 2)
+        assert trainer.train_step(x, target.astype(np.float32)) == pytest.approx(float(loss), rel=1e-5)
+        values = [weight.value for weight in model.trainable_weights]
+        for weight, slope in zip(model.trainable_weights, tape.gradient(loss, values), strict=True):
+            weight.assign(np.asarray(weight) - 0.2 * np.asarray(slope))
+
+
+def test_batch_normalization_without_a_scale_has_no_parameter_for_it(tmp_path):
+    keras.utils.set_random_seed(0)
+    model = sequential(IMAGE, L.Conv2D(4, 3), L.BatchNormalization(scale=False), L.ReLU(), L.Flatten())()
+    model(np.zeros((2, *IMAGE), np.float32))
+    generator = np.random.default_rng(0)
+    for weight in model.weights:
+        weight.assign(np.asarray(weight) + 0.1 * generator.random(weight.shape).astype(np.float32))
+    model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
+    rows = [row for row in onnxtrain.inspect(tmp_path / "model.onnx").initializers if row.trainable]
+    assert sum(row.size for row in rows) == sum(np.asarray(weight).size for weight in model.trainable_weights)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_and_three_steps(name, tmp_path):
     tensorflow = pytest.importorskip("tensorflow")

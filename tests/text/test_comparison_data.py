@@ -172,6 +172,21 @@ def test_long_rows(folder: Path):
     assert hints == ("the dataset: 1 of 2 rows are longer than 20 tokens (max_length=) and are left out.",)
 
 
+def test_long_texts_keep_the_token_at_their_end(folder: Path):
+    """Texts with the tokens that a tokenizer adds; that some were cut is said."""
+    import tokenizers
+
+    words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    words.post_processor = tokenizers.processors.TemplateProcessing(single="$A [E]", special_tokens=[("[E]", 2)])
+    words.save(str(folder / "tokenizer.json"))
+    batch, hints = opened([*QUERIES, {**QUERIES[0], "query": "b" * 30}], "embeddings", folder, names=(), max_length=25)
+    sizes = batch.inputs["attention_mask"].sum(-1)
+    ends = np.take_along_axis(batch.inputs["input_ids"], sizes[..., None] - 1, 2)
+    assert sizes.max() == 25
+    assert (ends == 2).all()
+    assert hints == ("the dataset: 1 of 7 rows are longer than 25 tokens and are cut (max_length=).",)
+
+
 @pytest.mark.parametrize("adapters", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_the_reference_is_the_model_of_the_file(folder: Path, adapters: bool):
     lora = onnxtrain.Lora(rank=4, targets="all-linear", init="pissa") if adapters else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
+import numpy as np
 import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.errors import OptionError
+from onnxtrain.errors import OptionError, TrainingHint
 
 
 def exported(*, newer: bool) -> onnx.ModelProto:
@@ -102,3 +104,44 @@ def test_source_lines_stay_in_the_file_only(tmp_path):
     assert [list(node.metadata_props) for node in saved.graph.node] == [
         list(node.metadata_props) for node in model.graph.node
     ]
+
+
+def test_folded_batch_normalization_of_tf2onnx():
+    """1 / sqrt(variance + epsilon) is no parameter; times a scale it is one, with a hint that Keras trains another."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 15]> f (float[n, 3] x) => (float[n, 2] y)
+        { z = MatMul(x, w) a = Mul(z, r) b = Add(a, s) c = Mul(b, m) y = Add(c, t) }""")
+    names = {"w": "dense/MatMul/ReadVariableOp:0", "r": "bn_1/batchnorm/Rsqrt:0", "s": "const_fold_opt__21"}
+    names |= {"m": "bn_2_1/batchnorm/mul:0", "t": "bn_2_1/batchnorm/sub:0"}
+    random = np.random.default_rng(0)
+    for short, name in names.items():
+        array = random.normal(size=(3, 2) if short == "w" else 2).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    trainer = onnxtrain.Trainer(model, loss="mse")
+    assert set(trainer.parameters) == {*names.values()} - {names["r"]}
+    (hint,) = trainer.hints
+    assert re.match(r"tf2onnx computed bn_2_1/batchnorm/mul:0 from the scale and the running variance", str(hint))
+
+
+@pytest.mark.parametrize("added", ["dense/BiasAdd/ReadVariableOp:0", "dense/Add/ReadVariableOp:0", None])
+def test_a_file_of_tf2onnx_without_any_bias_gets_a_hint(added: str | None):
+    """An untrained Keras network has biases of zeros, which its file lacks; a trained one has some."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 15]> f (float[n, 3] x) => (float[n, 2] y)
+        { z = MatMul(x, w) y = Add(z, b) }""")
+    names = {"w": "dense/Cast/ReadVariableOp:0", "b": added or "keras_tensor_1"}
+    if added is None:
+        model.graph.input.append(onnx.helper.make_tensor_value_info("keras_tensor_1", onnx.TensorProto.FLOAT, ["n", 2]))
+    for short, shape in {"w": (3, 2), "b": 2}.items():
+        if short == "w" or added:
+            array = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, names[short]))
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    if added:
+        assert not onnxtrain.Trainer(model, loss="mse").hints
+        return
+    with pytest.warns(
+        TrainingHint, match="No layer of this TensorFlow file has a bias. tf2onnx leaves out biases of zero"
+    ):
+        onnxtrain.Trainer(model, loss="mse")

@@ -13,7 +13,7 @@ from onnxtrain.data.conversion import Array, TensorSpec
 from onnxtrain.data.csv_file import CSV_SUFFIXES, CsvFile
 from onnxtrain.data.files import GrowingArray, Reader
 from onnxtrain.data.parquet_file import PARQUET_SUFFIXES, ParquetFile
-from onnxtrain.data.tokenizer import Encoder, open_tokenizer
+from onnxtrain.data.tokenizer import Encoder, cut_text, open_tokenizer
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.model_file.small_files import read_text
 from onnxtrain.spelling import checks_arguments
@@ -32,7 +32,8 @@ class TextFile(Reader):
 
     The model's inputs are recognized by name: one with ``mask`` is 1 for tokens and 0 for padding, one with ``type`` or
     ``segment`` has the tokenizer's type ids, one with ``position`` counts from 0, and the remaining one has the token
-    ids. Texts are truncated and padded to one length.
+    ids. Texts are truncated and padded to one length; tokens that the tokenizer adds at the end of a text, such as
+    ``[SEP]``, stay.
 
     Args:
         path: The file; the lines of a ``.txt`` file have no targets.
@@ -69,7 +70,8 @@ class TextFile(Reader):
         length = self._length(specs, tokenizer, texts)
         arrays = {spec.name: GrowingArray((length,), np.dtype(np.int32)) for spec in specs}
         for start in range(0, len(texts), _BLOCK):
-            block = tokenizer.encode([str(text) for text in texts[start : start + _BLOCK]])
+            encoded = tokenizer.encode([str(text) for text in texts[start : start + _BLOCK]])
+            block = [cut_text(each, length) for each in encoded]
             tokens = {
                 "ids": padded([each.ids for each in block], length, tokenizer.padding),
                 "mask": padded([np.ones(len(each.ids)) for each in block], length, 0),

@@ -52,6 +52,24 @@ class Encoded(NamedTuple):
     ends: Array
 
 
+def cut_text(text: Encoded, limit: int) -> Encoded:
+    """Return a text of at most this many tokens; tokens that the tokenizer adds at its end stay.
+
+    Example:
+        >>> ids = np.array([101, 7, 8, 9, 102])
+        >>> starts, ends = np.array([0, 0, 2, 4, 0]), np.array([0, 1, 3, 5, 0])
+        >>> cut_text(Encoded(ids, np.zeros(5, int), starts, ends), 3).ids.tolist()
+        [101, 7, 102]
+    """
+    size = len(text.ids)
+    if size <= limit:
+        return text
+    read = np.flatnonzero(text.ends > text.starts)
+    added = min(size - 1 - int(read[-1]) if read.size else 0, limit - 1)
+    kept = np.append(np.arange(limit - added), np.arange(size - added, size))
+    return Encoded(*(each[kept] for each in text))
+
+
 class Encoder(Protocol):
     """Interface of tokenizers."""
 

@@ -26,6 +26,7 @@ from onnxtrain.losses.base import (
     class_axis,
 )
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
+from onnxtrain.losses.probabilities import sums_to_one
 from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.passes.logit_head import find_head
 from onnxtrain.runtime.failures import require_shape
@@ -55,21 +56,18 @@ def is_float_tensor(value: ir.Value) -> bool:
     return is_float(value) and not isinstance(value.type, ir.SequenceType | ir.OptionalType)
 
 
-def sums_to_one(value: ir.Value) -> bool:
-    """Return whether a classifier's output is built as probabilities: (1 - p, p), or normalized."""
-    producer = value.producer()
-    while producer is not None and producer.op_type in ("Identity", "Cast", "Reshape"):
-        source = producer.inputs[0]
-        producer = None if source is None else source.producer()
-    return producer is not None and producer.op_type in ("Concat", "Normalizer", "Div")
-
-
 def before_activation(value: ir.Value, loss: Loss) -> tuple[ir.Value, int | None]:
-    """Return the logits before a final activation that the loss contains, and that activation's class axis."""
+    """Return the logits before a final activation that the loss contains, and that activation's class axis.
+
+    Logits of unknown shape get that of the activation.
+    """
     producer = value.producer()
     if producer is None or not producer.inputs or producer.inputs[0] is None or producer.domain:
         return value, None
     source = producer.inputs[0]
+    known = producer.op_type == "Identity" or producer.op_type in loss.trains_through
+    if known and source.shape is None and value.shape is not None:  # behind an operator without shape inference
+        source.shape, source.type = value.shape.copy(), source.type or value.type
     if producer.op_type == "Identity" or (producer.op_type == "Cast" and source.dtype == value.dtype):
         inner, axis = before_activation(source, loss)
         return (value, None) if inner is source else (inner, axis)

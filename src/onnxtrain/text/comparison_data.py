@@ -19,7 +19,7 @@ from onnxtrain.data.hashing import Fingerprint
 from onnxtrain.data.map_dataset import ExampleSource, of_rows
 from onnxtrain.data.parquet_file import ParquetFile
 from onnxtrain.data.text_file import padded, token_role
-from onnxtrain.data.tokenizer import Encoded, Text
+from onnxtrain.data.tokenizer import Encoded, Text, cut_text
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.report.formatting import plural
 from onnxtrain.spelling import checks_arguments
@@ -278,11 +278,11 @@ class GroupTokens:
         while block := list(itertools.islice(groups, _BLOCK)):
             encoded = iter(self._encoded(tokenizer, [row for group in block for row in group.rows]))
             for group in block:
-                rows = [next(encoded) for _ in group.rows]
+                whole = [next(encoded) for _ in group.rows]
                 read += 1
-                is_long = any(len(ids) > limit for ids, _, _ in rows)
+                is_long = any(len(each.ids) > limit for each, _ in whole)
                 cut += is_long
-                rows = [self._cut(*row) for row in rows]
+                rows = [self._cut(*row) for row in whole]
                 if not self._usable(rows, is_long=is_long):
                     continue
                 if kind == "embeddings" and counts and len(rows) != counts[0]:
@@ -318,28 +318,24 @@ class GroupTokens:
         if kind == "ranking" and (single := counts.count(1)):
             self.hints += (f"{data.name}: {single:,} of {read:,} rows have one document, so that nothing is ranked.",)
 
-    def _encoded(self, tokenizer: ChatTokenizer, rows: Sequence[Row | Text]) -> list[tuple[Array, Array, Array]]:
-        """Return the tokens of rows, whether each is learned, and their types."""
+    def _encoded(self, tokenizer: ChatTokenizer, rows: Sequence[Row | Text]) -> list[tuple[Encoded, Array | None]]:
+        """Return the tokens of rows, and whether each is learned; ``None`` for texts, of which all are."""
         prompts = [row for row in rows if isinstance(row, Row)]
         if prompts:
             answers = self.kind != "rewards"
             return [
-                (each.ids, learned_tokens(each.starts, each.ends, spans), each.types)
+                (each, learned_tokens(each.starts, each.ends, spans))
                 for each, spans in tokenizer.encode(prompts, answers=answers)
             ]
         texts = [row for row in rows if not isinstance(row, Row)]
-        return [self._with_end(each) for each in tokenizer.encoder.encode(texts)]
+        return [(each, None) for each in tokenizer.encoder.encode(texts)]
 
-    def _with_end(self, each: Encoded) -> tuple[Array, Array, Array]:
-        """Return the tokens of a text; where it is cut, the token that ends it stays."""
-        ids, types = each.ids, each.types
-        if len(ids) > self.limit and each.ends[-1] <= each.starts[-1]:
-            kept = np.append(np.arange(self.limit - 1), len(ids) - 1)
-            ids, types = ids[kept], types[kept]
-        return ids, np.ones(len(ids), bool), types
-
-    def _cut(self, ids: Array, learned: Array, types: Array) -> tuple[Array, Array, Array]:
-        return ids[: self.limit], learned[: self.limit], types[: self.limit]
+    def _cut(self, whole: Encoded, learned: Array | None) -> tuple[Array, Array, Array]:
+        """Return the ids of a row within the limit, whether each is learned, and their types."""
+        if learned is None:
+            text = cut_text(whole, self.limit)
+            return text.ids, np.ones(len(text.ids), bool), text.types
+        return whole.ids[: self.limit], learned[: self.limit], whole.types[: self.limit]
 
     def _usable(self, rows: Sequence[tuple[Array, Array, Array]], *, is_long: bool) -> bool:
         """Return whether every row has something to learn."""

@@ -238,18 +238,21 @@ def zero_masks(names: Iterable[str], value_of: Callable[[str], np.ndarray]) -> d
 
 
 def zeros_to_keep(names: Sequence[str], value_of: Callable[[str], np.ndarray]) -> Masks:
-    """Return the masks for ``masks="keep"`` of the weights of these names.
+    """Return the masks for ``masks="keep"`` of the weights of these names: all zeros of a model with a pruned weight.
+
+    A cut across all tensors takes few weights of some, so that each zero counts once one tensor is pruned; a tensor of
+    zeros alone is an initial one.
 
     Raises:
         OptionError: No weight is pruned.
     """
-    found = zero_masks(names, value_of)
-    if not found:
+    if not zero_masks(names, value_of):
         raise OptionError(
             f"masks={KEEP!r} keeps the zeros of a pruned model, but no trained weight has at least a tenth of zeros; "
             "leave out masks, or give a mapping from parameters to boolean arrays."
         )
-    return Masks(found)
+    found = {name: np.asarray(value_of(name) != 0) for name in names}
+    return Masks({name: mask for name, mask in found.items() if mask.any() and not mask.all()})
 
 
 def set_to_zero(states: MutableMapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:

@@ -93,6 +93,12 @@ _BUFFERS = (
 
 _STATISTIC = r"^(running|moving)_(mean|var|variance|std)(_\d+)?$"
 
+_FOLDED_STATISTIC = r"(^|/)batchnorm/Rsqrt(_\d+)?(:0)?$"
+"""The name that TensorFlow gives to 1 / sqrt(variance + epsilon) of a batch normalization without a scale."""
+
+_FOLDED_SCALE = r"(^|/)batchnorm/mul(_\d+)?(:0)?$"
+"""The name that TensorFlow gives to the scale of a batch normalization times that."""
+
 _PREPROCESSING = r"^(?!(\w+_)?log_)(\w+_)?(means?|std|stds|stddev|var|variance|offset|normalizer|scaler)(_\d+)?$"
 
 _LEARNED = (
@@ -124,6 +130,16 @@ def last_word(name: str) -> str:
 def is_literal(name: str) -> bool:
     """Return whether an exporter gives this name to a literal in the code, which was not trained."""
     return re.search(_LITERAL, name) is not None
+
+
+def is_put_together(name: str) -> bool:
+    """Return whether tf2onnx gives this name to the biases of a recurrent layer, of which the program has one or none.
+
+    Example:
+        >>> [is_put_together(name) for name in ("B0__32", "B__912", "W0__30")]
+        [True, True, False]
+    """
+    return re.fullmatch(r"B\d*__\d+", name) is not None
 
 
 def is_computed_parameter(name: str) -> bool:
@@ -162,8 +178,36 @@ def is_result(name: str) -> bool:
 
 
 def is_statistic_name(name: str) -> bool:
-    """Return whether a tensor has the name of a running statistic."""
-    return re.match(_STATISTIC, last_word(name)) is not None
+    """Return whether a tensor has the name of a running statistic, or of what TensorFlow computes from one.
+
+    Example:
+        >>> [is_statistic_name(name) for name in ("bn.running_mean", "bn_1/batchnorm/Rsqrt:0", "bn_1/batchnorm/mul:0")]
+        [True, True, False]
+    """
+    return re.match(_STATISTIC, last_word(name)) is not None or re.search(_FOLDED_STATISTIC, name) is not None
+
+
+def is_variable(name: str) -> bool:
+    """Return whether TensorFlow gives this name to a variable of the program that is read."""
+    return re.search(_VARIABLE, name.removesuffix(":0")) is not None
+
+
+def is_added_variable(name: str) -> bool:
+    """Return whether TensorFlow gives this name to a bias, or to the folded shift of a batch normalization.
+
+    Example:
+        >>> names = ("dense/BiasAdd/ReadVariableOp:0", "bn_1/batchnorm/sub:0", "dense/Cast/ReadVariableOp:0")
+        >>> [is_added_variable(name) for name in names]
+        [True, True, False]
+    """
+    if re.search(r"(^|/)batchnorm/sub(_\d+)?(:0)?$", name):
+        return True
+    return is_variable(name) and re.search(r"(^|/)(bias_?)?add(_\d+)?/", name, re.IGNORECASE) is not None
+
+
+def is_folded_scale(name: str) -> bool:
+    """Return whether TensorFlow gives this name to the scale of a batch normalization divided by the deviation."""
+    return re.search(_FOLDED_SCALE, name) is not None
 
 
 def is_preprocessing(name: str) -> bool:

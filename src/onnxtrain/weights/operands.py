@@ -23,6 +23,7 @@ from onnxtrain.weights.names import (
     is_computed_parameter,
     is_learned,
     is_preprocessing,
+    is_put_together,
     is_statistic_name,
     last_word,
     origin_of,
@@ -225,6 +226,8 @@ def operand_decision(value: ir.Value) -> Decision:
         return FILL
     if origin_of(name) is not NameOrigin.EXPORTER:
         return LEARNED
+    if is_put_together(name) and value.const_value is not None and not as_stored(value.const_value).any():
+        return Decision(FILL.reason, open=True)
     weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]
     if any(not is_normalization(reader) for reader in weighing):
         return LEARNED

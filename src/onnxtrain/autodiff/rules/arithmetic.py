@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
+from onnxtrain.autodiff.rules.elementwise import root_gradient
 from onnxtrain.ir import Value
 
 
@@ -75,10 +76,12 @@ def _power_of_constant(node: Node, dy: Value, exponent: float) -> Value:
     if exponent == 3:
         return dy * (a * a * 3)
     if exponent == 0.5:
-        return dy * 0.5 / y
+        return root_gradient(node, dy * 0.5 / y)
     if exponent == -1:
         return -(dy * y * y)
-    return dy * (op.Pow(a, op.scalar(exponent - 1, a)) * exponent)
+    dx = dy * (op.Pow(a, op.scalar(exponent - 1, a)) * exponent)
+    # PyTorch's older exporter writes the root of a distance as the power 1 / (2 + 1e-6).
+    return root_gradient(node, dx) if 0 < exponent < 1 else dx
 
 
 @register_gradient("Max", "Min", broadcasts=True)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node
 from onnxtrain.autodiff.registry import Gradients, register_gradient
+from onnxtrain.autodiff.squares import is_sum_of_squares
 from onnxtrain.ir import Value
 
 
@@ -47,8 +48,16 @@ def reciprocal(node: Node, dy: Value) -> Gradients:
 
 @register_gradient("Sqrt")
 def square_root(node: Node, dy: Value) -> Gradients:
-    """y = sqrt(x): dx = dy / (2 y)."""
-    return dy * 0.5 / node.y
+    """y = sqrt(x): dx = dy / (2 y); 0 at 0 where x is a sum of squares, as in PyTorch's norms and deviations."""
+    return root_gradient(node, dy * 0.5 / node.y)
+
+
+def root_gradient(node: Node, dx: Value) -> Value:
+    """The gradient dx of a root; 0 at 0 where it is the root of a sum of squares."""
+    if not is_sum_of_squares(node.x.ir):
+        return dx
+    zero = node.op.scalar(0, dx)
+    return node.op.Where(node.op.Equal(node.y, node.op.scalar(0, node.y)), zero, dx)
 
 
 @register_gradient("Exp")

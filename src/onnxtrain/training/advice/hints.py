@@ -15,12 +15,13 @@ import onnx_ir as ir
 from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.weights.buffers import is_weight
-from onnxtrain.weights.names import last_word, module_of
+from onnxtrain.weights.names import is_added_variable, is_folded_scale, is_variable, last_word, module_of
 from onnxtrain.weights.parameters import FROZEN, NOT_NAMED, Initializer, shared_parameters
 from onnxtrain.weights.program import CALL, folded_parameters, lost_parameters, renormed_tables
 from onnxtrain.weights.readers import (
     LINEAR,
     Reader,
+    arrivals,
     behind_identity,
     is_statistic,
     read_through_identity,
@@ -90,6 +91,8 @@ def find_hints(
         *_dropped(dropped),
         *_unstopped(unstopped),
         *_folded(model, table),
+        *_folded_scales(table),
+        *_without_biases(model),
         *_lost(model, dropped),
         *_renormed(model),
         *(_quantized(model) if quantized else ()),
@@ -187,6 +190,38 @@ def _folded(model: ir.Model, table: Sequence[Initializer]) -> list[Hint]:
             f"{_listed(lost)} and stored the result{'' if len(found) == 1 else 's'}: the {missing} "
             f"not in the file and cannot be trained{directly}. torch.onnx.export(..., optimize=False) keeps "
             f"{'it' if one else 'them'}.",
+            surprising=True,
+        )
+    ]
+
+
+def _folded_scales(table: Sequence[Initializer]) -> list[Hint]:
+    """Name scales of batch normalization that tf2onnx divided by the deviation."""
+    names = [row.name for row in table if row.trainable and is_folded_scale(row.name)]
+    if not names:
+        return []
+    several = len(names) > 1
+    return [
+        Hint(
+            f"tf2onnx computed {_listed(names)} from the scale{'s' if several else ''} and the running variance"
+            f"{'s' if several else ''} of batch normalization, and a shift from the rest. A training changes "
+            "these directly, so that its steps differ from Keras's.",
+            surprising=False,
+        )
+    ]
+
+
+def _without_biases(model: ir.Model) -> list[Hint]:
+    """Say that no layer of a file of tf2onnx has a bias: it leaves out biases of zeros, as of untrained networks."""
+    weights = [value for name, value in model.graph.initializers.items() if is_variable(name)]
+    layers = [node for value in weights for node, _ in arrivals(value) if node.op_type in (*_BIASES, "MatMul")]
+    if not layers or any(map(is_added_variable, model.graph.initializers)) or any(map(_has_bias, layers)):
+        return []
+    return [
+        Hint(
+            "No layer of this TensorFlow file has a bias. tf2onnx leaves out biases of zeros, such as those of an "
+            "untrained network, and they cannot be trained: if the program has some, give them small numbers before "
+            "the export.",
             surprising=True,
         )
     ]

@@ -26,6 +26,7 @@ from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import dropped_biases, find_hints
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import find_copies
+from onnxtrain.working_copy.filled_biases import stop_at_filled_biases
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.working_copy.program_stops import stop_as_program
 from onnxtrain.working_copy.training_modes import find_layers, set_inference
@@ -192,6 +193,7 @@ def inspect(
     halves = widen(working)
     layers = find_layers(working)
     unstopped = stop_as_program(working)
+    stop_at_filled_biases(working)
     set_inference(working)
     copy = working.clone()
     loss = None
