@@ -102,7 +102,39 @@ def mobilenet() -> nn.Module:
     )  # fmt: skip
 
 
-ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {"ResNet": resnet, "VGG": vgg, "MobileNet": mobilenet}
+class Dense(nn.Module):
+    """Three convolutions, each of which reads the results of all before it."""
+
+    def __init__(self, inputs: int, growth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(inputs + growth * number, growth, 3, 1, 1, bias=False), nn.BatchNorm2d(growth), nn.ReLU()
+            )
+            for number in range(3)
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the input and all results, side by side."""
+        for layer in self.layers:
+            x = torch.cat([x, layer(x)], 1)
+        return x
+
+
+def densenet() -> nn.Module:
+    """A network of two blocks of three convolutions, 32 channels more with each, and a narrowing layer between them."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), Dense(32, 32), nn.Conv2d(128, 64, 1), nn.ReLU(), nn.MaxPool2d(2),
+        Dense(64, 32), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(160, 10),
+    )  # fmt: skip
+
+
+ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
+    "ResNet": resnet,
+    "VGG": vgg,
+    "MobileNet": mobilenet,
+    "DenseNet": densenet,
+}
 
 
 @dataclass
