@@ -76,6 +76,19 @@ SparseBorder border_of(const std::vector<std::int64_t>& sizes) {
   return border;
 }
 
+// Zeros around x that take the place of padding belong to the image that is convolved.
+void use_border(SparseWindows& windows) {
+  for (std::size_t axis = 0; axis < 2; ++axis) {
+    const std::size_t end = windows.padded[axis] - windows.size[axis] - windows.begin[axis];
+    const std::size_t before = std::min(windows.begin[axis], windows.x.before[axis]);
+    const std::size_t after = std::min(end, windows.x.after[axis]);
+    windows.begin[axis] -= before;
+    windows.x.before[axis] -= before;
+    windows.x.after[axis] -= after;
+    windows.size[axis] += before + after;
+  }
+}
+
 }  // namespace
 
 SparseNode::SparseNode(const Attributes& attributes)
@@ -169,6 +182,7 @@ void SparseConvNode::compute(const Call& call) const {
     windows.begin[to] = static_cast<std::size_t>(attributes_.pads[axis]);
     windows.padded[to] = static_cast<std::size_t>(attributes_.padded(axis, inner[2 + axis]));
   }
+  use_border(windows);
   SparseEnding ends = ending(inputs, with_border(windows_shape, residual_pads_));
   auto* y = static_cast<float*>(call.output(0, with_border(windows_shape, y_pads_)));
   // Each element of the residual is read before y is written in its place, if that is the same one.

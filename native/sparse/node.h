@@ -35,8 +35,8 @@ class SparseLinearNode final : public SparseNode {
 
 // y [images, outputs, ...] from x [images, channels, ...]: a convolution over one or two axes with the attributes of
 // ONNX's Conv, without auto_pad and group; the depth of the weights is [channels, kernel]. Attributes x_pads,
-// y_pads and residual_pads, laid out like pads: elements around x that are left out, zeros around the windows of y, and
-// elements around them in the residual that are left out.
+// y_pads and residual_pads, laid out like pads, say what is around the images in memory: zeros around x, which are not
+// part of it and are read in place of padding; zeros around the windows of y; and elements around those of the residual.
 class SparseConvNode final : public SparseNode {
  public:
   static const Signature kSignature;

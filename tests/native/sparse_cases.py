@@ -93,7 +93,8 @@ def sparse_convolution(rng: np.random.Generator) -> Case:
     last, limits = ends(rng, rows * block, (x.shape[0], rows * block, *windows))
     if last["residual"].ndim:
         last["residual"] = bordered(last["residual"], around["residual_pads"])
-    x = bordered(x, around["x_pads"])
+    zeros = tuple(map(min, around["x_pads"], pads))
+    x = bordered(bordered(x, zeros, 0), tuple(np.subtract(around["x_pads"], zeros)))
     if rng.random() < 0.1:
         name = pick(rng, *around)
         around[name] = replaced(around[name], 0, pick(rng, *EXTREMES))
@@ -103,8 +104,8 @@ def sparse_convolution(rng: np.random.Generator) -> Case:
 BORDERED = ("x", "y", "residual")
 
 
-def bordered(array: np.ndarray, border: tuple[int, ...]) -> np.ndarray:
-    """An image with elements around it that are never read."""
+def bordered(array: np.ndarray, border: tuple[int, ...], value: float = np.nan) -> np.ndarray:
+    """An image with elements around it; those that are NaN are never read."""
     axes = len(border) // 2
     around = [(0, 0), (0, 0), *zip(border[:axes], border[axes:], strict=True)]
-    return np.pad(array, around, constant_values=np.nan)
+    return np.pad(array, around, constant_values=value)

@@ -116,6 +116,12 @@ def bordered(array, border, value=0.0):
     return np.pad(array, [(0, 0), (0, 0), *zip(border[:axes], border[axes:], strict=True)], constant_values=value)
 
 
+def bordered_x(x, border, pads):
+    """Zeros where windows may read them, and NaN around these."""
+    zeros = tuple(map(min, border, pads))
+    return bordered(bordered(x, zeros), tuple(np.subtract(border, zeros)), np.nan)
+
+
 UNPADDED = (16, 5, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), (9, 9))
 
 
@@ -129,7 +135,7 @@ UNPADDED = (16, 5, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), (9, 9))
     ids=str,
 )
 def test_borders_in_memory(library_path, case, borders, block):
-    """Elements around x and the residual are not read, and those around y are zero: the rest is as without them."""
+    """Around x only zeros that take the place of padding are read, around the residual nothing; around y are zeros."""
     outputs, channels, kernel, strides, pads, dilations, size = case
     axes = len(kernel)
     if outputs % block:
@@ -144,7 +150,7 @@ def test_borders_in_memory(library_path, case, borders, block):
     ]
     residual = RNG.standard_normal(plain.shape, np.float32)
     around = {"x_pads": x_pads, "y_pads": y_pads, "residual_pads": residual_pads}
-    feeds |= {"x": bordered(x, x_pads, np.nan), "residual": bordered(residual, residual_pads, np.inf)}
+    feeds |= {"x": bordered_x(x, x_pads, pads), "residual": bordered(residual, residual_pads, np.inf)}
     found = run(Case("SparseConv", feeds, window | around | {"upper": 9.0}, constants=CONSTANTS), library_path)[0]
     wanted = bordered(np.minimum(plain + residual, np.float32(9)), y_pads)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

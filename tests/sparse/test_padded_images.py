@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.inliner
 import pytest
 from onnx import helper
 from pruned_models import model_of, pruned, run
@@ -84,7 +85,7 @@ def test_sizes_may_be_dynamic(tmp_path):
     model = model_of(text, w=pruned(RNG, (16, 16, 3, 3), 0.8), v=pruned(RNG, (16, 16, 3, 3), 0.8))
     layers = compiled(model, tmp_path / "fast.onnx", H=12, W=12)
     assert layers["a"]["y_pads"] == [1, 1, 1, 1]
-    assert layers["y"]["pads"] == [0, 0, 0, 0]
+    assert layers["y"]["x_pads"] == layers["y"]["pads"] == [1, 1, 1, 1]
     for size in (1, 2, 5, 40):
         x = {"x": RNG.standard_normal((2, 16, size, size + 1), np.float32)}
         expected = run(model, x)
@@ -111,11 +112,15 @@ def test_one_axis(tmp_path):
 @pytest.mark.parametrize(
     ("text", "pads", "x_pads"),
     [
-        (f"a = Conv<{SAME}>(x, w) y = Conv<{SAME}>(a, v)", [1, 1, 1, 1], [0, 0, 0, 0]),
+        (f"a = Conv<{SAME}>(x, w) y = Conv<{SAME}>(a, v)", [1, 1, 1, 1], [1, 1, 1, 1]),
         (f"a = Conv<{SAME}>(x, w) b = Neg(a) c = Conv<{SAME}>(a, v) y = Sum(b, c)", [0] * 4, [0] * 4),
         (f"a = Conv<{SAME}>(x, w) y = Conv<{HALF}>(a, v)", [0] * 4, [0] * 4),
         ("a = Conv<kernel_shape = [1, 1]>(x, u) y = Conv<kernel_shape = [1, 1]>(a, u)", [0] * 4, [0] * 4),
-        (f"a = Conv<{SAME}>(x, w) y = Conv<kernel_shape = [3, 3], pads = [0, 1, 2, 0]>(a, v)", [0, 1, 2, 0], [0] * 4),
+        (
+            f"a = Conv<{SAME}>(x, w) y = Conv<kernel_shape = [3, 3], pads = [0, 1, 2, 0]>(a, v)",
+            [0, 1, 2, 0],
+            [0, 1, 2, 0],
+        ),
         (
             f"a = Conv<{SAME}>(x, w) b = Conv<{SAME}>(a, v) c = Conv<kernel_shape = [1, 1]>(a, u) y = Sum(b, c)",
             [1, 1, 1, 1],
@@ -125,7 +130,7 @@ def test_one_axis(tmp_path):
             f"""a = Conv<{SAME}>(x, w) b = Conv<{SAME}>(a, v)
                 c = Conv<kernel_shape = [3, 3], pads = [2, 2, 2, 2], dilations = [2, 2]>(a, v) y = Sum(b, c)""",
             [1, 1, 1, 1],
-            [0, 0, 0, 0],
+            [1, 1, 1, 1],
         ),
     ],
 )  # fmt: skip
@@ -158,6 +163,15 @@ def test_padding_is_taken_out_when_a_file_is_decided_anew(monkeypatch, tmp_path)
     np.testing.assert_allclose(run(dense, x), run(model, x), rtol=1e-3, atol=1e-4)
 
 
+def test_a_file_without_the_library_neither_pads_nor_slices(tmp_path):
+    compiled(blocks(), tmp_path / "fast.onnx")
+    inlined = onnx.inliner.inline_local_functions(onnx.load(tmp_path / "fast.onnx"))
+    # Slices are of the shapes of weights, which are constants.
+    sliced = {node.input[0] for node in inlined.graph.node if node.op_type == "Slice"}
+    assert all("blocks_shape" in name for name in sliced)
+    assert "Pad" not in {node.op_type for node in inlined.graph.node}
+
+
 def changed(path, y, name, value):
     made = onnx.load(path)
     node = next(node for node in made.graph.node if node.output[0] == y)
@@ -170,11 +184,11 @@ def changed(path, y, name, value):
 @pytest.mark.parametrize(
     ("y", "name", "value", "message"),
     [
-        ("a", "x_pads", [2, 2, 2, 2], r"x_pads or residual_pads are not those of the node that computes the input"),
-        ("b", "y_pads", [0, 0, 0, 0], r"x_pads or residual_pads are not those"),
-        ("d", "residual_pads", [0, 0, 0, 0], r"x_pads or residual_pads are not those"),
+        ("a", "x_pads", [2, 2, 2, 2], r"x_pads of the node of 'a' are not the padding of 'x'"),
+        ("b", "y_pads", [0, 0, 0, 0], r"x_pads of the node of 'c' are not the padding of 'b'"),
+        ("d", "residual_pads", [0, 0, 0, 0], r"residual_pads of the node of 'd' are not the padding of 'b'"),
         ("y", "y_pads", [1, 1, 1, 1], r"a node other than a sparse convolution reads 'y', which is padded"),
-        ("c", "y_pads", [1, 1], r"argument 2"),
+        ("c", "y_pads", [1, 1], r"x_pads of the node of 'd1?' are not the padding of 'c'"),
     ],
 )
 def test_padding_that_does_not_fit_is_refused(y, name, value, message, tmp_path):

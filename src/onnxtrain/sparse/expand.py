@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from onnxtrain.errors import ModelError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.sparse.functions import CONV, LINEAR
 from onnxtrain.sparse.layers import attributes, remove_unread, unused
-from onnxtrain.sparse.padded import without_padded_images
+from onnxtrain.sparse.padded import check_padded_images
 
-_WINDOWS = ("kernel_shape", "strides", "dilations")
+_WINDOWS = ("kernel_shape", "strides", "pads", "dilations")
 
 
 def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -36,8 +36,8 @@ def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
     names |= {value.name for value in graph.input}
     results = {node.output[0] for node in layers}
     try:
-        pads = without_padded_images(graph, layers)
-    except (KeyError, ValueError) as error:
+        check_padded_images(graph, layers)
+    except ValueError as error:
         raise ModelError(
             f"The padding of sparse convolutions does not fit together ({error}); the file is damaged or was changed: "
             "compile the pruned model again."
@@ -45,7 +45,7 @@ def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         is_sparse = node.output[:1] and node.output[0] in results
-        nodes.extend(_dense(graph, node, constants, names, pads) if is_sparse else [node])
+        nodes.extend(_dense(graph, node, constants, names) if is_sparse else [node])
     del graph.node[:]
     graph.node.extend(nodes)
     remove_unread(graph, {name for node in layers for name in node.input[1:]})
@@ -81,7 +81,6 @@ def _dense(
     node: onnx.NodeProto,
     constants: dict[str, np.ndarray],
     names: set[str],
-    pads: Mapping[str, list[int]],
 ) -> Iterator[onnx.NodeProto]:
     """Yield the standard operators of a sparse layer; its weight becomes an initializer.
 
@@ -106,7 +105,7 @@ def _dense(
     steps: list[tuple[str, list[str], dict[str, Any]]] = []
     if node.op_type == CONV:
         weight = put("weight", matrix.reshape(given["weight_shape"]))
-        windows = {name: given[name] for name in _WINDOWS} | {"pads": pads[node.output[0]]}
+        windows = {name: given[name] for name in _WINDOWS if name in given}
         steps.append(("Conv", [x, weight, bias], windows))
     else:
         steps.append(("MatMul", [x, put("weight", matrix.T)], {}))

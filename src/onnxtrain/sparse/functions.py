@@ -37,45 +37,10 @@ _WEIGHT = """
 """
 
 _END = """
-    with_residual = Add ({}, residual)
+    with_residual = Add (sum, residual)
     low = Constant <value_float: float = @lower> ()
     high = Constant <value_float: float = @upper> ()
     y = Clip (with_residual, low, high)
-"""
-
-# x_pads, y_pads and residual_pads are of the spatial axes, as Conv's pads: a row of those before, one of those behind.
-_PAD_CONSTANTS = """
-    two_rows = Constant <value_ints: ints = [2, -1]> ()
-    no_pads = Constant <value: tensor = int64[2, 2] {0, 0, 0, 0}> ()
-    first = Constant <value_int: int = 0> ()
-    second = Constant <value_int: int = 1> ()
-    open_end = Constant <value_int: int = 9223372036854775807> ()
-"""
-
-_ALL_AXES = """
-    {name}_attribute = Constant <value_ints: ints = @{name}_pads> ()
-    {name}_spatial = Reshape ({name}_attribute, two_rows)
-    {name}_rows = Concat <axis: int = 1> (no_pads, {name}_spatial)
-"""
-
-_INNER = (
-    _ALL_AXES
-    + """
-    {name}_begins = Gather ({name}_rows, first)
-    {name}_behind = Gather ({name}_rows, second)
-    {name}_open = Equal ({name}_behind, first)
-    {name}_negative = Neg ({name}_behind)
-    {name}_ends = Where ({name}_open, open_end, {name}_negative)
-    {name}_inner = Slice ({name}, {name}_begins, {name}_ends)
-"""
-)
-
-_PADDED_END = f"""
-    {_INNER.format(name="residual")}
-    {_END.format("sum").replace("residual)", "residual_inner)").replace("y =", "limited =")}
-    {_ALL_AXES.format(name="y")}
-    y_all = Reshape (y_rows, rest)
-    y = Pad (limited, y_all)
 """
 
 _BODIES = {
@@ -89,44 +54,36 @@ _BODIES = {
     weight = Reshape (by_depth, weight_shape)
     product = MatMul (x, weight)
     sum = Add (product, bias)
-    {_END.format("sum")}
+    {_END}
 }}
 """,
     CONV: f"""
 <domain: "{ONNXTRAIN_DOMAIN}", opset_import: ["": OPSET]>
-{CONV} <shape, lower, upper, weight_shape, kernel_shape, strides, pads, dilations PADS_ATTRIBUTES>
+{CONV} <shape, lower, upper, weight_shape, kernel_shape, strides, pads, dilations,
+    x_pads, y_pads, residual_pads>
     (x, values, deltas, bias, residual) => (y)
 {{
     {_WEIGHT}
     by_output = Transpose <perm: ints = [0, 2, 1]> (blocks)
     full_shape = Constant <value_ints: ints = @weight_shape> ()
     weight = Reshape (by_output, full_shape)
-    BEGINNING
     sum = Conv <kernel_shape: ints = @kernel_shape, strides: ints = @strides, pads: ints = @pads,
-        dilations: ints = @dilations> (INPUT, weight, bias)
-    END
+        dilations: ints = @dilations> (x, weight, bias)
+    {_END}
 }}
 """,
 }
 
 
-def function(operator: str, opset: int, *, padded: bool = False) -> onnx.FunctionProto:
+def function(operator: str, opset: int) -> onnx.FunctionProto:
     """Return the function of an operator for a model of an opset.
+
+    ``x_pads``, ``y_pads`` and ``residual_pads`` say how the kernels of convolutions exchange images; the function
+    exchanges them without padding.
 
     Args:
         operator: ``LINEAR`` or ``CONV``.
         opset: The model's opset.
-        padded: Whether the nodes of a convolution have the attributes ``x_pads``, ``y_pads`` and ``residual_pads``.
     """
-    parts = {
-        "OPSET": str(opset),
-        "PADS_ATTRIBUTES": ", x_pads, y_pads, residual_pads" if padded else "",
-        "BEGINNING": _PAD_CONSTANTS + _INNER.format(name="x") if padded else "",
-        "INPUT": "x_inner" if padded else "x",
-        "END": _PADDED_END if padded else _END.format("sum"),
-    }
-    body = _BODIES[operator]
-    for name, text in parts.items():
-        body = body.replace(name, text)
-    made: onnx.FunctionProto = parser.parse_function(body)
+    made: onnx.FunctionProto = parser.parse_function(_BODIES[operator].replace("OPSET", str(opset)))
     return made

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.model_file.proto import default_opset
-from onnxtrain.sparse.functions import CONV, function
-from onnxtrain.sparse.layers import attributes, names_in_subgraphs, unused
+from onnxtrain.sparse.functions import CONV
+from onnxtrain.sparse.layers import attributes, names_in_subgraphs
 
 Pads = tuple[int, ...]
 """Sizes before the spatial axes, then behind them, as in Conv."""
@@ -20,13 +18,12 @@ Pads = tuple[int, ...]
 def with_padded_images(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     """Return the model with results of sparse convolutions written with the padding that their readers need.
 
-    Only sparse convolutions read such a result. ``None`` if there is none.
+    Only sparse convolutions read such a result: their kernels exchange it with zeros around it, their functions
+    without. ``None`` if there is none.
 
     Args:
         proto: A model whose nodes of the operator ``SparseConv`` pad no result; it is not changed.
     """
-    opset = default_opset(proto.opset_import)
-    assert opset is not None
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     graph = made.graph
@@ -35,27 +32,15 @@ def with_padded_images(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     if not found:
         return None
     for node in layers:
-        pads = attributes(node)["pads"]
-        none = (0,) * len(pads)
-        around_x = found.get(node.input[0], none)
-        _set(
-            node,
-            pads=[max(pad - padded, 0) for pad, padded in zip(pads, around_x, strict=True)],
-            x_pads=[max(padded - pad, 0) for pad, padded in zip(pads, around_x, strict=True)],
-            y_pads=found.get(node.output[0], none),
-            residual_pads=found.get(node.input[4], none),
+        none = (0,) * len(attributes(node)["pads"])
+        values = {"x_pads": node.input[0], "y_pads": node.output[0], "residual_pads": node.input[4]}
+        node.attribute.extend(
+            helper.make_attribute(name, list(found.get(value, none))) for name, value in values.items()
         )
-    _widen_no_residual(graph, layers)
-    kept = [entry for entry in made.functions if (entry.domain, entry.name) != (ONNXTRAIN_DOMAIN, CONV)]
-    del made.functions[:]
-    made.functions.extend([*kept, function(CONV, opset, padded=True)])
-    for value in graph.value_info:
-        for axis, size in enumerate(_sums(found.get(value.name, ()))):
-            dim = value.type.tensor_type.shape.dim[2 + axis]
-            if dim.HasField("dim_value"):
-                dim.dim_value += size
-            elif size:
-                dim.Clear()
+    # Of a padded value, the shape depends on whether the kernels or the functions run.
+    kept = [value for value in graph.value_info if value.name not in found]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
     return made
 
 
@@ -81,40 +66,26 @@ def _like_residuals(layers: Iterable[onnx.NodeProto], results: set[str], found: 
     return {name: found[other] for name, other in pairs if name in results - set(found) and other in found}
 
 
-def _sums(pads: Pads) -> list[int]:
-    return [before + behind for before, behind in zip(pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True)]
-
-
-def without_padded_images(graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto]) -> dict[str, list[int]]:
-    """Return the padding of the convolutions' inputs, by their results, if no image of the graph is padded.
+def check_padded_images(graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto]) -> None:
+    """Check that sparse convolutions read images with the padding that others write.
 
     Args:
-        graph: The graph, whose declared shapes of padded results are removed.
-        layers: Nodes of it that become dense.
+        graph: The graph.
+        layers: Its sparse layers.
 
     Raises:
-        ValueError: An attribute of a convolution does not fit the one that computes its input.
+        ValueError: They do not, or another node reads a padded image.
     """
     layers = [node for node in layers if node.op_type == CONV]
     given = {node.output[0]: attributes(node) for node in layers}
-    none = {y: (0,) * len(values["pads"]) for y, values in given.items()}
-    around = {y: tuple(values.get("y_pads", none[y])) for y, values in given.items()}
-    padded = {y for y, pads in around.items() if any(pads)}
-    if found := sorted(padded & _read_by_others(graph, layers)):
+    padded = {y: pads for y, values in given.items() if any(pads := values.get("y_pads", ()))}
+    if found := sorted(set(padded) & _read_by_others(graph, layers)):
         raise ValueError(f"a node other than a sparse convolution reads {found[0]!r}, which is padded")
-    pads: dict[str, list[int]] = {}
     for node in layers:
-        y, values = node.output[0], given[node.output[0]]
-        around_x = around.get(node.input[0], none[y])
-        inner = values.get("x_pads", none[y])
-        of_residual = tuple(values.get("residual_pads", none[y]))
-        pads[y] = [pad + size - left for pad, size, left in zip(values["pads"], around_x, inner, strict=True)]
-        if min(pads[y]) < 0 or of_residual != around.get(node.input[4], none[y]):
-            raise ValueError("x_pads or residual_pads are not those of the node that computes the input")
-    kept = [value for value in graph.value_info if value.name not in padded]
-    del graph.value_info[:]
-    graph.value_info.extend(kept)
-    return pads
+        for name, value in (("x_pads", node.input[0]), ("residual_pads", node.input[4])):
+            pads = given[node.output[0]].get(name, [])
+            if (pads if any(pads) else None) != padded.get(value):
+                raise ValueError(f"{name} of the node of {node.output[0]!r} are not the padding of {value!r}")
 
 
 def _read_by_others(graph: onnx.GraphProto, layers: Iterable[onnx.NodeProto]) -> set[str]:
@@ -122,26 +93,3 @@ def _read_by_others(graph: onnx.GraphProto, layers: Iterable[onnx.NodeProto]) ->
     others = {value.name for value in graph.output}
     others |= {name for node in graph.node if own.isdisjoint(node.output) for name in node.input}
     return others | {name for node in graph.node for name in names_in_subgraphs(node)}
-
-
-def _set(node: onnx.NodeProto, **changed: Iterable[int]) -> None:
-    kept = [attribute for attribute in node.attribute if attribute.name not in changed]
-    del node.attribute[:]
-    node.attribute.extend([*kept, *(helper.make_attribute(name, list(value)) for name, value in changed.items())])
-
-
-def _widen_no_residual(graph: onnx.GraphProto, layers: Iterable[onnx.NodeProto]) -> None:
-    """Give scalar residuals an axis for each of the image, since the function slices them."""
-    scalars = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if not tensor.dims}
-    names = {name for node in graph.node for name in (*node.input, *node.output)}
-    names |= {value.name for value in (*graph.input, *graph.initializer)}
-    wide: dict[tuple[str, int], str] = {}
-    for node in layers:
-        if (scalar := scalars.get(node.input[4])) is None:
-            continue
-        axes = 2 + len(attributes(node)["strides"])
-        key = (node.input[4], axes)
-        if key not in wide:
-            wide[key] = unused(f"{node.input[4]}.{axes}", names)
-            graph.initializer.append(numpy_helper.from_array(np.reshape(scalar, [1] * axes), wide[key]))
-        node.input[4] = wide[key]
