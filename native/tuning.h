@@ -235,10 +235,9 @@ inline constexpr double kTileCost = 1.0, kRunCost = 60.0, kClassesWorthIt = 0.94
 inline constexpr std::size_t kCostedRows = 6;
 
 // Convolutions with positions in the lanes, for few outputs. Time of their multiplications, and of those by a single vector
-// of outputs, whose tile waits for its loads, in that of others; and cost of transposing a result, in multiplications. The lane
-// sums of a weight gradient, in bytes, and its positions per block. Bits.
-inline constexpr double kPositionProduct = 1.15, kLonelyVector = 1.4, kTransposedElement = 12.0;
-inline constexpr std::size_t kLaneSumBytes = 256 * 1024, kLanePositions = 2048;
+// of outputs, whose tile waits for its loads, in that of others; and cost of transposing a result, in multiplications. Bits,
+// where padding meets infinities.
+inline constexpr double kPositionProduct = 1.1, kLonelyVector = 1.4, kTransposedElement = 12.0;
 
 // Depth at a time of such a convolution: its weights and its source stay in the L1 cache.
 inline constexpr std::size_t kPositionDepth = 160;

@@ -94,15 +94,9 @@ CONVOLUTIONS = {
     "5x5, 16 channels of 14": node("Conv", [(32, 16, 14, 14), (32, 16, 5, 5)], pads=[2] * 4, kernel_shape=[5, 5]),
 }
 FEW_OUTPUTS = {
-    f"{operator}, 3x3, {channels} to {outputs} channels of {size}": node(
-        operator,
-        [(8, channels, size, size), (outputs, channels, 3, 3)]
-        if operator == "Conv"
-        else [(8, outputs, size, size), (8, channels, size, size)],
-        pads=[1] * 4,
-        kernel_shape=[3, 3],
+    f"3x3, {channels} to {outputs} channels of {size}": node(
+        "Conv", [(8, channels, size, size), (outputs, channels, 3, 3)], pads=[1] * 4, kernel_shape=[3, 3]
     )
-    for operator in ("Conv", "ConvWeightGradient")
     for channels, outputs, size in ((64, 16, 32), (24, 10, 20))
 }
 WINOGRAD = {name: case for name, case in CONVOLUTIONS.items() if name.startswith("3x3")}
@@ -445,8 +439,7 @@ CASES: dict[str, dict[str, Case]] = {
     ),
     "kLeastPositionsOfLarge": CONVOLUTIONS,
     **dict.fromkeys(("kLineAdditions", "kTileStart", "kSpreadingWorthIt"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
-    **dict.fromkeys(("kPositionProduct", "kLonelyVector", "kTransposedElement", "kLaneSumBytes"), FEW_OUTPUTS),
-    **dict.fromkeys(("kLanePositions", "kPositionDepth"), FEW_OUTPUTS),
+    **dict.fromkeys(("kPositionProduct", "kLonelyVector", "kTransposedElement", "kPositionDepth"), FEW_OUTPUTS),
     **dict.fromkeys(("kWinogradWeight", "kWinogradTile", "kWinogradWorthIt"), WINOGRAD),
     **dict.fromkeys(("kWinogradBlock", "kWinogradStrip", "kWinogradPack", "kWinogradDepth"), WINOGRAD),
     "kPixelShare": POINTWISE,

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cache.h"
-#include "convolution/positions.h"
 #include "scratch.h"
 #include "tuning.h"
 
@@ -232,19 +231,12 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
   if (many_groups() && prefers_filter(p.source, p.grid, p.columns.channels)) return filter_gradient(p);
   const std::size_t groups = p.source.group, taps = p.taps.size(), channels = p.source.channels;
   const std::size_t padded_columns = rounded_up(p.columns.channels, kernels_.lanes);
-  const bool direct = is_pointwise(c_);
-  // In place, a vector may not reach over the end of a plane.
-  const bool whole = p.grid.size[2] % static_cast<std::ptrdiff_t>(kernels_.lanes) == 0 &&
-                     p.grid.size[2] <= static_cast<std::ptrdiff_t>(tuning::kLanePositions);
-  const bool in_lanes = (!direct || whole) && prefers_positions(p.grid, p.grid.size, p.grid.size[2] + p.grid.reach[2],
-                                                     channels * taps, p.columns.channels);
-  const std::size_t sums_of_row = in_lanes ? p.columns.channels * kernels_.lanes : padded_columns;
-  const std::size_t sum_bytes = in_lanes ? tuning::kLaneSumBytes : tuning::kGradientSumBytes;
-  const std::size_t most = std::clamp<std::size_t>(sum_bytes / sizeof(T) / (taps * sums_of_row), 1, channels);
+  const std::size_t most =
+      std::clamp<std::size_t>(tuning::kGradientSumBytes / sizeof(T) / (taps * padded_columns), 1, channels);
   const std::size_t ranges = divided_up(channels, most), in_range = divided_up(channels, ranges);
+  const bool direct = is_pointwise(c_);
   const Blocks blocks = [&] {
-    Blocks result(p.grid, c_.batch, direct ? 1 : in_range, tuning::kBlockBytes / sizeof(T),
-                  in_lanes ? tuning::kLanePositions : tuning::kGradientPositions);
+    Blocks result(p.grid, c_.batch, direct ? 1 : in_range, tuning::kBlockBytes / sizeof(T), tuning::kGradientPositions);
     if (direct) {
       result.extent = p.source.size;
       result.image_stride = p.source.image();
@@ -255,32 +247,10 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
   const std::size_t chunks =
       std::clamp<std::size_t>(divided_up(tuning::kProductTasks, groups * ranges), 1, blocks.all.size());
 
-  std::vector<PositionVectors> lanes;  // per block
-  std::vector<std::size_t> firsts;     // of a block's columns, arranged: elements per column
-  std::size_t positions = 0, most_positions = 0;
-  for (const Block& block : blocks.all) {
-    if (in_lanes) {
-      lanes.emplace_back(blocks, block, Placement{p.columns.size, {0, 0, 0}, {1, 1, 1}, p.columns.image()}, kernels_.lanes);
-    }
-    const std::size_t count = in_lanes ? lanes.back().vectors.size() * kernels_.lanes : block.positions();
-    firsts.push_back(positions);
-    positions += count;
-    most_positions = std::max(most_positions, count);
-  }
-  const std::size_t arranged_columns = in_lanes ? p.columns.channels : padded_columns;
+  const std::size_t positions = c_.batch * static_cast<std::size_t>(product(p.grid.size));
   const bool shared = ranges > 1;
-  const Buffer arranged(shared ? checked_product(groups, positions, arranged_columns, sizeof(T)) : 0);
-  const auto arranged_of = [&](std::size_t group, std::size_t block) {
-    return arranged.as<T>() + (group * positions + firsts[block]) * arranged_columns;
-  };
-  const auto arrange = [&](std::size_t group, std::size_t number, T* target) {
-    const Block& block = blocks.all[number];
-    if (in_lanes) {
-      const PositionVectors& own = lanes[number];
-      return kernels_.arrange_positions(
-          {p.columns.of_group(group) + static_cast<std::ptrdiff_t>(block.image) * p.columns.image(), p.columns.plane(),
-           p.columns.channels, own.vectors.data(), own.vectors.size(), own.runs.data(), target});
-    }
+  const Buffer arranged(shared ? checked_product(groups, positions, padded_columns, sizeof(T)) : 0);
+  const auto arrange = [&](std::size_t group, const Block& block, T* target) {
     const auto offsets = plane_offsets(block, p.columns.size, {0, 0, 0}, {1, 1, 1}, p.columns.image());
     kernels_.pack({p.columns.of_group(group) + static_cast<std::ptrdiff_t>(block.image) * p.columns.image(),
                    p.columns.data + static_cast<std::ptrdiff_t>(c_.batch) * p.columns.image(), p.columns.plane(),
@@ -289,8 +259,9 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
   };
   if (shared) {
     parallel_for_(groups * blocks.all.size(), [&](std::size_t task) {
-      const std::size_t group = task / blocks.all.size(), block = task % blocks.all.size();
-      arrange(group, block, arranged_of(group, block));
+      const Block& block = blocks.all[task % blocks.all.size()];
+      arrange(task / blocks.all.size(), block,
+              arranged.as<T>() + (task / blocks.all.size() * positions + block.first) * padded_columns);
     });
   }
 
@@ -309,17 +280,15 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
                      p.row_stride, p.column_stride});
   };
 
-  const std::size_t copy_size = direct ? 0 : checked_sum(blocks.copy_size(in_range), kernels_.lanes);
-  const std::size_t panels_size = shared ? 0 : checked_product(most_positions, arranged_columns);
-  const std::size_t lane_sums_size = in_lanes ? checked_product(in_range * taps, sums_of_row) : 0;
-  BufferPool pool(checked_product(checked_sum(copy_size, panels_size, lane_sums_size), sizeof(T)));
+  const std::size_t copy_size = direct ? 0 : blocks.copy_size(in_range);
+  const std::size_t panels_size = shared ? 0 : checked_product(blocks.most_positions, padded_columns);
+  BufferPool pool(checked_product(checked_sum(copy_size, panels_size), sizeof(T)));
   parallel_for_(groups * ranges * chunks, [&](std::size_t task) {
     const std::size_t chunk = task % chunks, range = task / chunks % ranges, group = task / chunks / ranges;
     const std::size_t first = range * in_range, count = std::min(channels, first + in_range) - first;
     const T* source = p.source.of_group(group) + static_cast<std::ptrdiff_t>(first) * p.source.plane();
     const std::size_t begin = chunk * blocks.all.size() / chunks, end = (chunk + 1) * blocks.all.size() / chunks;
     pool.lend([&](const Buffer& buffer) {
-      T* lane_sums = buffer.as<T>() + copy_size + panels_size;
       for (std::size_t b = begin; b < end; ++b) {
         const Block& block = blocks.all[b];
         const T* from = buffer.as<T>();
@@ -330,27 +299,13 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
         } else {
           copy_block(kernels_, p.grid, blocks, block, source, p.source.size, p.source.image(), count, buffer.as<T>());
         }
-        if (in_lanes && !direct) {  // a vector of a short line reads beyond it: zero times what lies there must be zero
-          const std::size_t end = block.images * static_cast<std::size_t>(blocks.image_stride);
-          const auto stride = static_cast<std::size_t>(blocks.channel_stride);
-          for (std::size_t channel = 0; channel < count; ++channel) {
-            const std::size_t last = channel + 1 < count ? stride : stride + kernels_.lanes;
-            std::fill(buffer.as<T>() + channel * stride + end,
-                      buffer.as<T>() + channel * stride + std::min(end + kernels_.lanes, last), T(0));
-          }
-        }
-        T* panels = shared ? arranged_of(group, b) : buffer.as<T>() + copy_size;
-        if (!shared) arrange(group, b, panels);
-        if (in_lanes) {
-          kernels_.sum_positions({from, row_offsets.data(), count * taps, p.columns.channels, lanes[b].vectors.data(),
-                                  lanes[b].vectors.size(), panels, b > begin, lane_sums});
-          continue;
-        }
         const auto offsets = blocks.position_offsets(p.grid, block);
+        T* panels = shared ? arranged.as<T>() + (group * positions + block.first) * padded_columns
+                           : buffer.as<T>() + copy_size;
+        if (!shared) arrange(group, block, panels);
         kernels_.accumulate({from, row_offsets.data(), offsets.data(), count * taps, offsets.size(),
                              p.columns.channels, panels, offsets.size(), b > begin, sums_of(chunk, group, range)});
       }
-      if (in_lanes) kernels_.fold_positions(lane_sums, count * taps, p.columns.channels, sums_of(chunk, group, range));
     });
     if (chunks == 1) unpack(group, range);
   });

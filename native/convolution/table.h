@@ -84,31 +84,6 @@ struct PositionCorrelation {
   const T* bias;                 // [columns] or null
 };
 
-// Positions of some columns, vector by vector: [column][vector][lanes].
-template <typename T>
-struct PositionArrangement {
-  const T* source;
-  std::ptrdiff_t column_stride;
-  std::size_t columns;
-  const PositionVector* vectors;
-  std::size_t vector_count;
-  const PositionRun* runs;
-  T* target;
-};
-
-// sums[row][column][lane] (+)= sum over vectors of source[row, vector, lane] * factors[column, vector, lane].
-template <typename T>
-struct PositionSums {
-  const T* source;
-  const std::ptrdiff_t* row_offsets;
-  std::size_t rows, columns;
-  const PositionVector* vectors;
-  std::size_t vector_count;
-  const T* factors;
-  bool accumulate;
-  T* sums;
-};
-
 // sums[panel][row, column] (+)= sum over the depth of source[row, depth] * panels[depth, column].
 template <typename T>
 struct Accumulation {
@@ -320,9 +295,6 @@ struct ConvolutionKernels {
   void (*pack)(const Packing<T>&);
   void (*correlate)(const Correlation<T>&);
   void (*correlate_positions)(const PositionCorrelation<T>&);
-  void (*arrange_positions)(const PositionArrangement<T>&);
-  void (*sum_positions)(const PositionSums<T>&);
-  void (*fold_positions)(const T* lane_sums, std::size_t rows, std::size_t columns, T* sums);
   std::size_t (*winograd_stride)(std::size_t channels);
   void (*winograd_weights)(const WinogradWeights<T>&);
   void (*winograd_source)(const WinogradSource<T>&);
