@@ -165,6 +165,19 @@ def cases() -> list[Case]:
         )
     )
 
+    planes, twice = (8, 64, 28, 28), np.zeros((28, 56), np.float32)
+    for column in range(56):
+        position = min(max((column + 0.5) / 2 - 0.5, 0.0), 27.0)
+        near = min(int(position), 26)
+        twice[near : near + 2, column] = near + 1 - position, position - near
+
+    def resize(x: Any, *_: Any) -> Run:
+        return lambda: aten.upsample_bilinear2d(x, [56, 56], False)
+
+    layer = f"{text(planes)} to 56 x 56"
+    inputs = [normal(*planes), twice, twice]
+    found.append(Case("ResizeByMatrices", layer, inputs, [(8, 64, 56, 56)], resize, constants=(1, 2)))
+
     vocabulary, width = 30522, 256
     indices = np.random.default_rng(0).integers(0, vocabulary, (8, 128))
 

@@ -209,6 +209,10 @@ inline constexpr std::size_t kGradientSourceWords = std::size_t{1} << 24, kGradi
 // Minimum positions per block if its copy of the source is too large: fewer do not justify a copy. Bits.
 inline constexpr std::ptrdiff_t kFewestPositions = 64;
 
+// Bytes of weights of a 1 x 1 convolution whose gradient reads them as they lie: an L1 cache holds their lines. Larger ones
+// are transposed, so many rows at a time.
+inline constexpr std::size_t kWeightsInPlace = 24 * 1024, kTurnedRows = 64;
+
 // Pixels of all channels that a task gathers at a time, in 1024ths of the L2 cache.
 inline constexpr std::size_t kPixelShare = 256;
 
@@ -229,6 +233,14 @@ inline constexpr std::size_t kChunkDepth = 640;
 // by a tap; and the required saving over all multiplications. Bits, where padding meets infinities.
 inline constexpr double kTileCost = 1.0, kRunCost = 60.0, kClassesWorthIt = 0.94;
 inline constexpr std::size_t kCostedRows = 6;
+
+// Convolutions with positions in the lanes, for few outputs. Time of their multiplications, and of those by a single vector
+// of outputs, whose tile waits for its loads, in that of others; and cost of transposing a result, in multiplications. Bits,
+// where padding meets infinities.
+inline constexpr double kPositionProduct = 1.1, kLonelyVector = 1.4, kTransposedElement = 12.0;
+
+// Depth at a time of such a convolution: its weights and its source stay in the L1 cache.
+inline constexpr std::size_t kPositionDepth = 160;
 
 // Multiply, then add up: cost of adding a line, and of starting a tile, in multiplications of a vector and of an
 // element; and the required saving over a correlation, which may skip padding. Bits.

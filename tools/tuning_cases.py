@@ -93,6 +93,12 @@ CONVOLUTIONS = {
     "3x3, 256 channels of 7": node("Conv", [(8, 256, 7, 7), (256, 256, 3, 3)], pads=[1] * 4, kernel_shape=[3, 3]),
     "5x5, 16 channels of 14": node("Conv", [(32, 16, 14, 14), (32, 16, 5, 5)], pads=[2] * 4, kernel_shape=[5, 5]),
 }
+FEW_OUTPUTS = {
+    f"3x3, {channels} to {outputs} channels of {size}": node(
+        "Conv", [(8, channels, size, size), (outputs, channels, 3, 3)], pads=[1] * 4, kernel_shape=[3, 3]
+    )
+    for channels, outputs, size in ((64, 16, 32), (24, 10, 20))
+}
 WINOGRAD = {name: case for name, case in CONVOLUTIONS.items() if name.startswith("3x3")}
 POINTWISE = {
     "1x1, 96 channels of 28": node("Conv", [(8, 96, 28, 28), (24, 96, 1, 1)], kernel_shape=[1, 1]),
@@ -144,6 +150,10 @@ def _convolution(channels: int, size: int, made: int, kernel: int, *, stride: in
     )
 
 
+POINTWISE_GRADIENTS = {
+    f"step of 1x1, {channels} channels of {size} to {made}": _convolution(channels, size, made, 1)
+    for channels, size, made in ((64, 14, 256), (512, 7, 1024))
+}
 CONVOLUTION_STEPS = {
     "step of 3x3, 64 channels of 28": _convolution(64, 28, 64, 3),
     "step of 5x5, 16 channels of 14": _convolution(16, 14, 32, 5),
@@ -429,9 +439,11 @@ CASES: dict[str, dict[str, Case]] = {
     ),
     "kLeastPositionsOfLarge": CONVOLUTIONS,
     **dict.fromkeys(("kLineAdditions", "kTileStart", "kSpreadingWorthIt"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
+    **dict.fromkeys(("kPositionProduct", "kLonelyVector", "kTransposedElement", "kPositionDepth"), FEW_OUTPUTS),
     **dict.fromkeys(("kWinogradWeight", "kWinogradTile", "kWinogradWorthIt"), WINOGRAD),
     **dict.fromkeys(("kWinogradBlock", "kWinogradStrip", "kWinogradPack", "kWinogradDepth"), WINOGRAD),
     "kPixelShare": POINTWISE,
+    **dict.fromkeys(("kWeightsInPlace", "kTurnedRows"), POINTWISE_GRADIENTS),
     "kShiftedBytes": PLANE_STEPS,
     **dict.fromkeys(("kSideBySideBytes", "kSideBySideProducts", "kPositionsAtOnce"), DEPTHWISE | PLANE_STEPS),
 }

@@ -13,12 +13,6 @@ namespace {
 template <typename T>
 constexpr T kNotANumber = static_cast<T>(__builtin_nan(""));
 
-// Natural logarithm of a normal number >= 1.
-inline double logarithm(double value) {
-  const double near = log2_approximate(value) * 0x1.62e42fefa39efp-1;
-  return near + (value * exp_nonpositive<double>(-near) - 1.0);
-}
-
 // Horizontal reduction: combines the two halves of a vector, then the halves of that half, down to one value.
 template <std::size_t bytes, typename T, typename Together>
 inline T of_lanes(const T* lanes, Together together) {

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "convolution/positions.h"
 #include "convolution/products.h"
 #include "scratch.h"
 #include "tuning.h"
@@ -108,9 +109,16 @@ double cost_of(const TapClasses& classes, const Block& block, std::size_t channe
   return cost;
 }
 
+// One class of all positions of a phase.
+TapClasses all_taps(const Phase& phase, const Index& source_size) {
+  return TapClasses(phase, source_size, {false, false, false});
+}
+
 // Chooses the classes with the lowest cost for a phase's positions.
-TapClasses best_classes(const Phase& phase, const Index& source_size, const Block& block, std::size_t channels) {
-  TapClasses best(phase, source_size, {false, false, false});
+TapClasses best_classes(const Phase& phase, const Index& source_size, const Block& block, std::size_t all_channels) {
+  const std::size_t channels =
+      std::max<std::size_t>(1, std::min(tuning::kChunkDepth / phase.taps.size(), all_channels));
+  TapClasses best = all_taps(phase, source_size);
   const double all = cost_of(best, block, channels);
   double least = tuning::kClassesWorthIt * all;
   for (const bool columns : {false, true}) {
@@ -134,12 +142,11 @@ struct PhasePart {
   std::vector<std::ptrdiff_t> tap_offsets;     // in depth order
   std::size_t weights;                         // offset of its packed weights, in elements of a column
 
-  PhasePart(const Phase& phase_, const Index& source_size, const Grid& grid, const Blocks& blocks, std::size_t channels,
+  PhasePart(const Phase& phase_, TapClasses classes_, const Grid& grid, const Blocks& blocks, std::size_t channels,
             std::ptrdiff_t channel_stride, std::size_t weights_)
       : phase(&phase_),
         depth(channels * phase_.taps.size()),
-        classes(best_classes(phase_, source_size, blocks.all[0].within(phase_.size),
-                             std::max<std::size_t>(1, std::min(tuning::kChunkDepth / phase_.taps.size(), channels)))),
+        classes(std::move(classes_)),
         weight_offsets(weight_offsets_of(phase_.taps, channels, channel_stride)),
         tap_offsets(blocks.tap_offsets(grid, phase_.taps, channels)),
         weights(weights_) {
@@ -204,12 +211,16 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
   const std::size_t panels = kernels_.panels(p.columns);
   const std::size_t splits = std::clamp<std::size_t>(tuning::kProductTasks / (blocks.all.size() * groups), 1, panels);
   const std::size_t copy_size = blocks.copy_size(channels);
-  const bool shared = splits > 1;
+  const bool shared = splits > 1, in_lanes = prefers_positions(
+      grid, blocks.all[0].size, blocks.extent[2], depth / p.phases.size(), p.columns);
 
   std::vector<PhasePart> parts;
   for (const Phase& phase : p.phases) {
     const std::size_t before = parts.empty() ? 0 : parts.back().weights + groups * parts.back().depth;
-    parts.emplace_back(phase, p.source.size, grid, blocks, channels, p.weights.channel_stride, before);
+    parts.emplace_back(phase,
+                       in_lanes ? all_taps(phase, p.source.size)
+                                : best_classes(phase, p.source.size, blocks.all[0].within(phase.size), channels),
+                       grid, blocks, channels, p.weights.channel_stride, before);
   }
   std::vector<PackTask> packs;
   for (const PhasePart& part : parts) {
@@ -223,7 +234,9 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
 
   // Packs the weights, and the source where several tasks read the same part.
   const Buffer weights(checked_product(groups, depth, padded_columns, sizeof(T)));
-  const Buffer copies(shared ? checked_product(groups, blocks.all.size(), copy_size, sizeof(T)) : 0);
+  const std::size_t behind = in_lanes ? kernels_.lanes : 0;  // a vector of a short line reads beyond it
+  const Buffer copies(
+      shared ? checked_product(checked_sum(checked_product(groups, blocks.all.size(), copy_size), behind), sizeof(T)) : 0);
   const auto weights_of = [&](const PhasePart& part, std::size_t group) {
     return weights.as<T>() + (part.weights + group * part.depth) * padded_columns;
   };
@@ -247,7 +260,7 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
 
   const std::ptrdiff_t target_plane = product(p.target_size);
   const std::ptrdiff_t target_image = target_plane * static_cast<std::ptrdiff_t>(groups * p.columns);
-  BufferPool pool(shared ? 0 : checked_product(copy_size, sizeof(T)));
+  BufferPool pool(shared ? 0 : checked_product(checked_sum(copy_size, behind), sizeof(T)));
   parallel_for_(groups * blocks.all.size() * splits, [&](std::size_t task) {
     const std::size_t split = task % splits, number = task / splits, group = number / blocks.all.size();
     const Block& box = blocks.all[number % blocks.all.size()];
@@ -259,6 +272,16 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
       for (const PhasePart& part : parts) {
         const Phase& phase = *part.phase;
         const Block block = box.within(phase.size);
+        const std::size_t first_panel = split * panels / splits, end_panel = (split + 1) * panels / splits;
+        const T* bias = p.weights.bias == nullptr ? nullptr : p.weights.bias + group * p.columns;
+        if (in_lanes) {
+          const PositionVectors positions(
+              blocks, block, {p.target_size, phase.target_start, phase.target_step, target_image}, kernels_.lanes);
+          kernels_.correlate_positions({source, part.tap_offsets.data(), part.depth, p.columns, first_panel, end_panel,
+                                        weights_of(part, group), positions.vectors.data(), positions.vectors.size(),
+                                        positions.runs.data(), phase.target_step[2], target, target_plane, bias});
+          continue;
+        }
         std::vector<RowClass> classes;
         const auto order = part.classes.sort(block, classes);
         const auto rows = in_order(blocks.position_offsets(grid, block), order);
@@ -266,18 +289,33 @@ void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>& p) const {
         std::vector<std::size_t> sum_rows(order.size());
         for (std::size_t row = 0; row < order.size(); ++row) sum_rows[order[row]] = row % tuning::kStripRows;
         kernels_.correlate({source, rows.data(), part.tap_offsets.data(), classes.data(), part.chunks.data(),
-                            part.chunks.size() - 1, phase.taps.size(), rows.size(), part.depth, p.columns,
-                            split * panels / splits, (split + 1) * panels / splits, weights_of(part, group), target,
-                            offsets.data(), sum_rows.data(), target_plane,
-                            p.weights.bias == nullptr ? nullptr : p.weights.bias + group * p.columns});
+                            part.chunks.size() - 1, phase.taps.size(), rows.size(), part.depth, p.columns, first_panel,
+                            end_panel, weights_of(part, group), target, offsets.data(), sum_rows.data(), target_plane,
+                            bias});
       }
     });
   });
 }
 
+// Multiplications of both methods for a plane of a box, idle lanes included: of positions, or of columns, whose results are
+// transposed.
+template <typename T>
+bool ConvolutionProducts<T>::prefers_positions(const Grid& grid, const Index& box, std::ptrdiff_t row, std::size_t depth,
+                                               std::size_t columns) const {
+  if (!reads_neighbours(grid)) return false;
+  const std::size_t lanes = kernels_.lanes, padded = rounded_up(columns, lanes);
+  const double alone = padded == lanes ? tuning::kLonelyVector : 1.0;
+  const double by_columns = static_cast<double>(product(box)) * static_cast<double>(padded) *
+                            (alone * static_cast<double>(depth) + tuning::kTransposedElement);
+  const auto positions = static_cast<double>(PositionVectors::count(box, row, lanes) * lanes);
+  return tuning::kPositionProduct * positions * static_cast<double>(columns * depth) < by_columns;
+}
+
 #define ONNXTRAIN_CORRELATION(T)                                                      \
   template void ConvolutionProducts<T>::correlate(const PlaneCorrelation<T>&) const; \
-  template void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>&) const;
+  template void ConvolutionProducts<T>::multiply(const PlaneCorrelation<T>&) const;  \
+  template bool ConvolutionProducts<T>::prefers_positions(const Grid&, const Index&, std::ptrdiff_t, std::size_t, \
+                                                          std::size_t) const;
 ONNXTRAIN_CORRELATION(float)
 ONNXTRAIN_CORRELATION(double)
 

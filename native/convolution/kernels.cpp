@@ -4,6 +4,7 @@
 #include "convolution/depthwise_kernels.h"
 #include "convolution/filtering_kernels.h"
 #include "convolution/pointwise_kernels.h"
+#include "convolution/position_kernels.h"
 #include "convolution/table.h"
 #include "convolution/winograd_kernels.h"
 #include "kernels/instruction_set.h"
@@ -22,6 +23,7 @@ constexpr ConvolutionKernels<T> kKernels = {
     .copy_boxes = copy_boxes<T>,
     .pack = pack<T>,
     .correlate = correlate<T>,
+    .correlate_positions = correlate_positions<T>,
     .winograd_stride = odd_lines<T>,
     .winograd_weights = winograd_weights<T>,
     .winograd_source = winograd_source<T>,
@@ -29,6 +31,7 @@ constexpr ConvolutionKernels<T> kKernels = {
     .accumulate = accumulate<T>,
     .unpack = unpack<T>,
     .add = add<T>,
+    .turn = turn<T>,
     .pointwise = pointwise<T>,
     .spread = spread<T>,
     .filter = filter<T>,

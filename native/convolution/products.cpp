@@ -67,8 +67,12 @@ template <typename T>
 void ConvolutionProducts<T>::forward(const T* x, const T* w, const T* bias, T* y) const {
   if (c_.is_empty()) return fill(y, c_.outputs, c_.output, bias);
   const PlaneCorrelation<T> correlation = forward_correlation(c_, x, w, bias, y);
-  if (!is_pointwise(c_)) return correlate(correlation);
-  pointwise(correlation.source, w, static_cast<std::ptrdiff_t>(c_.inputs), 1, c_.outputs, bias, y);
+  if (is_pointwise(c_)) {
+    return pointwise(correlation.source, w, static_cast<std::ptrdiff_t>(c_.inputs), 1, c_.outputs, bias, y);
+  }
+  // By what one image gains: an image gives the same bits whatever else is in the batch.
+  if (prefers_winograd(correlation, 1)) return winograd(correlation);
+  correlate(correlation);
 }
 
 template <typename T>
@@ -78,7 +82,7 @@ void ConvolutionProducts<T>::input_gradient(const T* dy, const T* w, T* dx) cons
   if (is_pointwise(c_)) {
     return pointwise(correlation.source, w, 1, static_cast<std::ptrdiff_t>(c_.inputs), c_.inputs, nullptr, dx);
   }
-  if (prefers_winograd(correlation)) return winograd(correlation);
+  if (prefers_winograd(correlation, c_.batch)) return winograd(correlation);
   if (prefers_spread(correlation)) return spread(correlation.source, w, dx);
   correlate(correlation);
 }
@@ -94,6 +98,23 @@ void ConvolutionProducts<T>::pointwise(const Planes<T>& source, const T* weights
                                        std::ptrdiff_t depth_stride, std::size_t rows, const T* bias, T* target) const {
   const std::size_t groups = source.group, depth = source.channels;
   const std::size_t plane = static_cast<std::size_t>(source.plane()), pixels = c_.batch * plane;
+  std::size_t group_size = rows * depth;
+  // Rows that lie side by side, depth elements far apart: a tile would read a part of a line from as many lines as the depth has.
+  const bool turns = row_stride == 1 && depth_stride > 1 && group_size * sizeof(T) > tuning::kWeightsInPlace;
+  const std::size_t line = (divided_up(depth, kernels_.lanes) | 1) * kernels_.lanes;
+  const Buffer turned(turns ? checked_product(groups, rows, line, sizeof(T)) : 0);
+  if (turns) {
+    const std::size_t parts = divided_up(rows, tuning::kTurnedRows);
+    parallel_for_(groups * parts, [&](std::size_t task) {
+      const std::size_t group = task / parts, first = task % parts * tuning::kTurnedRows;
+      kernels_.turn({weights + group * rows * depth, depth, rows, first, std::min(rows, first + tuning::kTurnedRows),
+                     turned.as<T>() + group * rows * line, line});
+    });
+    weights = turned.as<T>();
+    row_stride = static_cast<std::ptrdiff_t>(line);
+    depth_stride = 1;
+    group_size = rows * line;
+  }
   std::vector<std::ptrdiff_t> offsets(depth);
   for (std::size_t k = 0; k < depth; ++k) offsets[k] = static_cast<std::ptrdiff_t>(k) * depth_stride;
   const std::size_t width = kernels_.pointwise_width;
@@ -106,7 +127,7 @@ void ConvolutionProducts<T>::pointwise(const Planes<T>& source, const T* weights
   parallel_for_(groups * tasks, [&](std::size_t task) {
     const std::size_t group = task / tasks, begin = task % tasks * in_task;
     pool.lend([&](const Buffer& buffer) {
-      kernels_.pointwise({weights + group * rows * depth, row_stride, offsets.data(), rows, depth,
+      kernels_.pointwise({weights + group * group_size, row_stride, offsets.data(), rows, depth,
                           source.of_group(group), source.image(),
                           target + static_cast<std::ptrdiff_t>(group) * target_group,
                           target_group * static_cast<std::ptrdiff_t>(groups), plane, begin,

@@ -67,8 +67,12 @@ class ConvolutionProducts {
  private:
   void correlate(const PlaneCorrelation<T>& correlation) const;
   void multiply(const PlaneCorrelation<T>& correlation) const;
-  // The same with fewer multiplications (Winograd) and larger rounding errors.
-  bool prefers_winograd(const PlaneCorrelation<T>& correlation) const;
+  // Whether lanes should be positions of a box, whose rows are `row` elements apart in the copy, or columns: those of few
+  // columns would be idle.
+  bool prefers_positions(const Grid& grid, const Index& box, std::ptrdiff_t row, std::size_t depth,
+                         std::size_t columns) const;
+  // The same with fewer multiplications (Winograd), where that pays for so many images.
+  bool prefers_winograd(const PlaneCorrelation<T>& correlation, std::size_t images) const;
   void winograd(const PlaneCorrelation<T>& correlation) const;
   void pointwise(const Planes<T>& source, const T* weights, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
                  std::size_t rows, const T* bias, T* target) const;

@@ -54,6 +54,36 @@ struct Correlation {
   const T* bias;                         // [columns] or null
 };
 
+// Positions of a target that lie side by side: lanes of a vector from `lane` on, the first at offset `target`.
+struct PositionRun {
+  std::size_t lane, count;
+  std::ptrdiff_t target;
+};
+
+// Neighbouring positions, as many as a vector has lanes: where they begin in the source, and their runs. Lanes in no run
+// lie between the rows of a block's copy, or are those of another vector.
+struct PositionVector {
+  std::ptrdiff_t source;
+  std::size_t first_run, end_run;
+};
+
+// Correlation by vectors of positions. The depth is channels and taps, channel by channel; no tap is skipped.
+template <typename T>
+struct PositionCorrelation {
+  const T* source;
+  const std::ptrdiff_t* depth_offsets;  // in the source: [depth]
+  std::size_t depth, columns;
+  std::size_t first_panel, end_panel;
+  const T* panels;
+  const PositionVector* vectors;
+  std::size_t vector_count;
+  const PositionRun* runs;
+  std::ptrdiff_t run_step;  // between positions of a run in the target
+  T* target;
+  std::ptrdiff_t column_stride;  // in the target
+  const T* bias;                 // [columns] or null
+};
+
 // sums[panel][row, column] (+)= sum over the depth of source[row, depth] * panels[depth, column].
 template <typename T>
 struct Accumulation {
@@ -131,6 +161,15 @@ struct WinogradProducts {
   const std::size_t* result_rows;        // of the positions, within their strip
   std::ptrdiff_t column_stride;          // in the target
   const T* bias;                         // [columns] or null
+};
+
+// target[row * line + k] = source[k * rows + row], for rows begin to end and k below `depth`.
+template <typename T>
+struct Turning {
+  const T* source;
+  std::size_t depth, rows, begin, end;
+  T* target;
+  std::size_t line;
 };
 
 // target[image, row, pixel] = bias[row] + sum over the depth of weights[row, depth] * source[image, depth, pixel], for
@@ -255,6 +294,7 @@ struct ConvolutionKernels {
   void (*copy_boxes)(const BoxCopy<T>&);
   void (*pack)(const Packing<T>&);
   void (*correlate)(const Correlation<T>&);
+  void (*correlate_positions)(const PositionCorrelation<T>&);
   std::size_t (*winograd_stride)(std::size_t channels);
   void (*winograd_weights)(const WinogradWeights<T>&);
   void (*winograd_source)(const WinogradSource<T>&);
@@ -262,6 +302,7 @@ struct ConvolutionKernels {
   void (*accumulate)(const Accumulation<T>&);
   void (*unpack)(const Unpacking<T>&);
   void (*add)(const T* from, std::size_t count, T* to);
+  void (*turn)(const Turning<T>&);
   void (*pointwise)(const Pointwise<T>&);
   void (*spread)(const Spreading<T>&);
   void (*filter)(const Filtering<T>&);

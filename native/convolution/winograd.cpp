@@ -74,7 +74,7 @@ std::ptrdiff_t reads_inside(const Phase& phase, int axis, std::ptrdiff_t lowest,
 // Cost of both methods in multiplications: transforming a weight (beyond the other method's packing), and reading or
 // writing an element of a tile.
 template <typename T>
-bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>& p) const {
+bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>& p, std::size_t images) const {
   if (c_.group != 1 || c_.kernel[0] != 1 || c_.input[0] != 1 || c_.output[0] != 1) return false;
   for (int axis = 1; axis < kAxes; ++axis) {
     if (c_.kernel[axis] != static_cast<std::ptrdiff_t>(kElements) || c_.stride[axis] != 1 || c_.dilation[axis] != 1) {
@@ -84,11 +84,11 @@ bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>& p) cons
   if (c_.outputs == 0 || product(p.source.size) == 0) return false;
   const Phase& phase = p.phases[0];
   const Grid grid = grid_of(p.phases);
-  const TileGrid tiles(phase.size, c_.batch);
+  const TileGrid tiles(phase.size, images);
   const auto count = static_cast<double>(tiles.all_rows * tiles.in_row);
   const auto channels = static_cast<double>(p.source.channels), columns = static_cast<double>(p.columns);
   const auto padded_columns = static_cast<double>(rounded_up(p.columns, kernels_.lanes));
-  const double inside = static_cast<double>(c_.batch) *
+  const double inside = static_cast<double>(images) *
                         static_cast<double>(reads_inside(phase, 1, grid.lowest[1], p.source.size[1])) *
                         static_cast<double>(reads_inside(phase, 2, grid.lowest[2], p.source.size[2]));
   const double by_tiles =
@@ -177,7 +177,7 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
 }
 
 #define ONNXTRAIN_WINOGRAD(T)                                                             \
-  template bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>&) const; \
+  template bool ConvolutionProducts<T>::prefers_winograd(const PlaneCorrelation<T>&, std::size_t) const; \
   template void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>&) const;
 ONNXTRAIN_WINOGRAD(float)
 ONNXTRAIN_WINOGRAD(double)

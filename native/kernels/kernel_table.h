@@ -70,11 +70,35 @@ struct MaxPoolCall {
   void* dx;
 };
 
+// The sums along an axis: element j of the result is the sum over taps t of weights[t, j] * x[first[j] + t].
+struct ResizeAxis {
+  std::size_t in, out, taps;
+  const std::size_t* first;
+  const void* weights;
+};
+
+// x is [planes, axes[0].in, axes[1].in], y [planes, axes[0].out, axes[1].out].
+struct ResizeCall {
+  ResizeAxis axes[2];
+  std::size_t planes_at_once;
+  const void* x;
+  void* y;
+};
+
+using ResizeKernel = void (*)(const ResizeCall& call, std::size_t first, std::size_t last, void* scratch);
+
 // dy, y and dx are [outer, size, inner]; dx may be the buffer of dy or of y.
 struct SoftmaxCall {
   std::size_t size, inner;
   const void *dy, *y;
   void* dx;
+};
+
+// x and y are [outer, size, inner]; y may be the buffer of x.
+struct LogSoftmaxCall {
+  std::size_t size, inner;
+  const void* x;
+  void* y;
 };
 
 // log_probability and dx are [outer, classes, inner], labels (0 to classes - 1) and coefficient are [outer, inner]; a
@@ -172,6 +196,8 @@ struct KernelTable {
   RangeKernel<BatchNormalizationCall> batch_normalization_gradient[kElementTypes];
   LayerNormalizationKernel layer_normalization_gradient[kElementTypes];
   RangeKernel<MaxPoolCall> max_pool_gradient[kElementTypes];
+  ResizeKernel resize[kElementTypes];
+  RangeKernel<LogSoftmaxCall> log_softmax[kElementTypes];
   RangeKernel<SoftmaxCall> softmax_gradient[kElementTypes];
   RangeKernel<SoftmaxCall> log_softmax_gradient[kElementTypes];
   RangeKernel<CrossEntropyCall> cross_entropy_gradient[kElementTypes];

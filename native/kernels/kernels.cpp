@@ -18,6 +18,7 @@
 #include "optimizers/prepare_gradient.h"
 #include "optimizers/rule.h"
 #include "pooling/kernels.h"
+#include "resize/kernels.h"
 #include "softmax/kernels.h"
 
 namespace onnxtrain {
@@ -54,6 +55,8 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .batch_normalization_gradient = {batch_normalization_gradient<float>, batch_normalization_gradient<double>},
     .layer_normalization_gradient = {layer_normalization_gradient<float>, layer_normalization_gradient<double>},
     .max_pool_gradient = {max_pool_gradient<float>, max_pool_gradient<double>},
+    .resize = {resize<float>, resize<double>},
+    .log_softmax = {log_softmax<float>, log_softmax<double>},
     .softmax_gradient = {softmax_gradient<float, false>, softmax_gradient<double, false>},
     .log_softmax_gradient = {softmax_gradient<float, true>, softmax_gradient<double, true>},
     .cross_entropy_gradient = {cross_entropy_gradient<float>, cross_entropy_gradient<double>},

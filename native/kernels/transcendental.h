@@ -89,6 +89,12 @@ ONNXTRAIN_ANYWHERE inline double log2_approximate(double value) {
   return exponent + 0x1.71547652b82fep0 * (2.0 * (f + f * q * sum));
 }
 
+// Natural logarithm of a normal number >= 1. NaN stays NaN.
+inline double logarithm(double value) {
+  const double near = log2_approximate(value) * 0x1.62e42fefa39efp-1;
+  return near + (value * exp_nonpositive<double>(-near) - 1.0);
+}
+
 constexpr double kInfinity = __builtin_inf();
 
 // z**exponent for a float32 value z >= 0 and 0 <= exponent <= 1: relative error below 1e-9, a hundredth of a float32

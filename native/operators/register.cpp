@@ -20,6 +20,7 @@
 #include "pooling/node.h"
 #include "matmul/node.h"
 #include "recurrent/node.h"
+#include "resize/node.h"
 #include "softmax/node.h"
 #include "sparse/node.h"
 
@@ -172,12 +173,14 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator_with_weights<LinearNode>(api, domains.own);
   add_operator_with_weights<LinearGradientNode>(api, domains.own);
   add_operator<LinearWeightGradientNode>(api, domains.own);
+  add_operator<LogSoftmaxNode>(api, domains.own);
   add_operator<LogSoftmaxGradientNode>(api, domains.own);
   add_operator<MatMulNBitsNode>(api, domains.own);
   add_operator<MatMulNBitsGradientNode>(api, domains.own);
   add_operator<MaxPoolGradientNode>(api, domains.own);
   add_operator<RMSNormalizationGradientNode>(api, domains.own);
   add_operator<ReluGradientNode>(api, domains.own);
+  add_operator<ResizeByMatricesNode>(api, domains.own);
   add_operator<SoftmaxCrossEntropyGradientNode>(api, domains.own);
   add_operator<SoftmaxGradientNode>(api, domains.own);
   add_operator<GruNode>(api, domains.own);

@@ -1,6 +1,6 @@
-// Gradients of Softmax and LogSoftmax along one axis of [outer, size, inner], and of softmax cross-entropy.
+// LogSoftmax, and gradients of Softmax and LogSoftmax, along one axis of [outer, size, inner], and of softmax cross-entropy.
 //
-// Included by kernels.cpp only. dx = y (dy - sum of dy y), and dx = dy - exp(y) sum of dy. Sums are taken in float64.
+// Included by kernels.cpp only. y = x - log sum exp(x), dx = y (dy - sum of dy y), and dx = dy - exp(y) sum of dy. Sums are taken in float64.
 #pragma once
 
 #include "kernels/elementwise.h"
@@ -11,6 +11,45 @@
 
 namespace onnxtrain {
 namespace {
+
+// `count` neighbours along the inner axes, processed together.
+template <typename T>
+void log_softmax_columns(const T* x, T* y, std::size_t size, std::size_t inner, std::size_t count) {
+  T largest[tuning::kSoftmaxColumns], sums[tuning::kSoftmaxColumns] = {};
+  for (std::size_t i = 0; i < count; ++i) largest[i] = x[i];
+  for (std::size_t k = 1; k < size; ++k) {
+    const T* row = x + k * inner;
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < count; ++i) largest[i] = row[i] > largest[i] ? row[i] : largest[i];
+  }
+  for (std::size_t k = 0; k < size; ++k) {
+    const T* row = x + k * inner;
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < count; ++i) sums[i] += probability(row[i] - largest[i]);
+  }
+  // The largest comes off first: digits of x that it has are not lost to the logarithm.
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < count; ++i) sums[i] = static_cast<T>(logarithm(static_cast<double>(sums[i])));
+  for (std::size_t k = 0; k < size; ++k) {
+    const T* row = x + k * inner;
+    T* to = y + k * inner;
+    ONNXTRAIN_VECTORIZE
+    for (std::size_t i = 0; i < count; ++i) to[i] = (row[i] - largest[i]) - sums[i];
+  }
+}
+
+template <typename T>
+void log_softmax(const LogSoftmaxCall& call, std::size_t first, std::size_t last) {
+  for (std::size_t outer = first; outer < last; ++outer) {
+    const T* x = static_cast<const T*>(call.x) + outer * call.size * call.inner;
+    T* y = static_cast<T*>(call.y) + outer * call.size * call.inner;
+    for (std::size_t begin = 0; begin < call.inner; begin += tuning::kSoftmaxColumns) {
+      const std::size_t left = call.inner - begin;
+      log_softmax_columns(x + begin, y + begin, call.size, call.inner,
+                          left < tuning::kSoftmaxColumns ? left : tuning::kSoftmaxColumns);
+    }
+  }
+}
 
 template <typename T, bool logarithm>
 inline T softmax_slope(T dy, T y, T sum) {

@@ -27,6 +27,21 @@ void run(const Signature& signature, const Call& call, std::int64_t axis,
 
 }  // namespace
 
+const Signature LogSoftmaxNode::kSignature = {"LogSoftmax", {"x"}, 1, 1, {0}, {{0, 0}}};
+
+void LogSoftmaxNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  const std::vector<std::int64_t>& shape = inputs[0].shape;
+  const std::size_t along = axis_of(axis_, shape);
+  LogSoftmaxCall rows = {static_cast<std::size_t>(shape[along]), product(shape, along + 1, shape.size()), inputs[0].data,
+                         call.output(0, shape)};
+  if (inputs[0].count() == 0) return;
+  const auto kernel = kernels()->log_softmax[type];
+  for_each_range(call.parallel_for(), product(shape, 0, along), items_per_task(saturating_product(rows.size, rows.inner)),
+                 [&](std::size_t first, std::size_t last) { kernel(rows, first, last); });
+}
+
 const Signature SoftmaxGradientNode::kSignature = {"SoftmaxGradient", {"dy", "y"}, 2, 1, {0}, {{0, 0}, {1, 0}}};
 
 void SoftmaxGradientNode::compute(const Call& call) const {

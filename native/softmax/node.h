@@ -1,9 +1,22 @@
-// Nodes for the gradients of Softmax and LogSoftmax (inputs dy and y, output dx) and of softmax cross-entropy.
+// Nodes for LogSoftmax, for the gradients of Softmax and LogSoftmax (inputs dy and y, output dx), and of softmax
+// cross-entropy.
 #pragma once
 
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
+
+// y = x - log sum exp(x) along the axis.
+class LogSoftmaxNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit LogSoftmaxNode(const Attributes& attributes) : axis_(attributes.integer("axis", -1)) {}
+  void compute(const Call& call) const override;
+
+ private:
+  std::int64_t axis_;
+};
 
 // dx = y (dy - sum of dy y along the axis).
 class SoftmaxGradientNode final : public FusedNode {

@@ -50,6 +50,28 @@ def softmax(rng: np.random.Generator) -> Case:
     return Case(operator, {"dy": dy, "y": y}, {"axis": axis}, expected=expected)
 
 
+def log_softmax(rng: np.random.Generator) -> Case:
+    shape, dtype = any_shape(rng), element_type(rng)
+    axis = pick(rng, int(rng.integers(-len(shape), len(shape))), pick(rng, *EXTREMES))
+    legal = -len(shape) <= axis < len(shape) and max(shape) < 100 and 0 not in shape
+    x = floating(rng, shape, dtype)
+    expected = (lambda: gradient_reference.log_softmax_forward(x, axis)) if legal else None
+    return Case("LogSoftmax", {"x": x}, {"axis": axis}, expected=expected)
+
+
+def resize(rng: np.random.Generator) -> Case:
+    dtype, transposed = element_type(rng), int(rng.integers(2))
+    sizes, taps = some(rng, 0 if rng.random() < 0.1 else 1, 30, 4), some(rng, 0, 4, 2)
+    rows, columns = (gradient_reference.band(*sizes[at : at + 2], taps[at // 2], dtype, at) for at in (0, 2))
+    shape = (*some(rng, 1, 4, int(rng.integers(0, 3))), rows.shape[transposed], columns.shape[transposed])
+    legal = rng.random() < 0.8
+    x = floating(rng, shape if legal else pick(rng, shape[1:], (*shape, 1), any_shape(rng)), dtype)
+    legal = legal or x.shape == shape
+    expected = (lambda: gradient_reference.resize_by_matrices(x, rows, columns, transposed)) if legal else None
+    feeds = {"x": x, "rows": rows, "columns": columns}
+    return Case("ResizeByMatrices", feeds, {"transposed": transposed}, expected=expected)
+
+
 def cross_entropy(rng: np.random.Generator) -> Case:
     shape, dtype = some(rng, 0 if rng.random() < 0.2 else 1, 9, int(rng.integers(2, 4))), element_type(rng)
     by_label = (shape[0], 1, *shape[2:])

@@ -20,12 +20,14 @@ INPUTS = {
     "GatherGradient": ("dy", "indices", "shape", "other"),
     "GeluGradient": ("dy", "x", "factor"),
     "LayerNormalizationGradient": ("dy", "x", "scale", "bias"),
+    "LogSoftmax": ("x",),
     "LogSoftmaxGradient": ("dy", "y"),
     "MatMulNBits": ("x", "integers", "scales", "packed_zeros", "zeros"),
     "MatMulNBitsGradient": ("dy", "integers", "scales", "packed_zeros", "zeros"),
     "MaxPoolGradient": ("dy", "x"),
     "RMSNormalizationGradient": ("dy", "x", "scale"),
     "ReluGradient": ("dy", "y"),
+    "ResizeByMatrices": ("x", "rows", "columns"),
     "SoftmaxCrossEntropyGradient": ("dy", "log_probability", "labels"),
     "SoftmaxGradient": ("dy", "y"),
 }
@@ -166,6 +168,27 @@ def rms_normalization(dy, x, scale, axis=-1, epsilon=EPSILON):
     axes = tuple(range(axis, x.ndim))
     dx, products = normalized_gradient(dy, x, scale, axes, epsilon, centred=False)
     return dx, products.sum(tuple(range(axis))), x / np.sqrt((x**2).mean(axes, keepdims=True) + epsilon) * scale
+
+
+def band(size, count, taps, dtype, seed=0):
+    """A matrix [size, count] whose columns have at most so many elements side by side that are not zero."""
+    rng = np.random.default_rng(seed)
+    matrix = np.zeros((size, count), dtype)
+    for column in range(count):
+        first = int(rng.integers(0, max(size - taps, 0) + 1))
+        matrix[first : first + taps, column] = rng.standard_normal(min(taps, size))
+    return matrix
+
+
+def resize_by_matrices(x, rows, columns, transposed=0):
+    x, rows, columns = wide(x, rows, columns)
+    return [rows @ x @ columns.T if transposed else rows.T @ x @ columns]
+
+
+def log_softmax_forward(x, axis=-1):
+    (x,) = wide(x)
+    shifted = x - x.max(axis, keepdims=True)
+    return [shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))]
 
 
 def softmax(dy, y, axis=-1):

@@ -12,7 +12,9 @@ from gradient_cases import (
     cross_entropy,
     elementwise,
     gather,
+    log_softmax,
     normalization,
+    resize,
     softmax,
 )
 from kernel_case import Case, pick
@@ -23,7 +25,7 @@ from window_cases import convolution, max_pool, max_pool_same
 from window_cases import sweep as sweep
 
 DRAWS: tuple[Callable[[np.random.Generator], Case], ...] = (
-    convolution, convolution, convolution, max_pool, max_pool_same, gather, softmax, cross_entropy,
+    convolution, convolution, convolution, max_pool, max_pool_same, gather, softmax, log_softmax, resize, cross_entropy,
     elementwise, chain, normalization, batch_normalization, batch_normalization_with_activation, attention,
     attention_gradient, wide_attention, linear, linear_gradient, low_bit, optimizer, recurrent, recurrent,
     after, sparse_linear, sparse_convolution,

@@ -65,6 +65,15 @@ CASES = {
     "tiles, wide padding": Convolution(5, 1, 40, 50, (13, 12), (3, 3), (1, 1), (1, 1), (2, 2, 2, 2)),
     "tiles, without padding": Convolution(5, 1, 40, 50, (13, 12), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0)),
     "tiles, long rows": Convolution(1, 1, 40, 40, (5, 300), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "few outputs": plain(2, 20, 6, 32, 3, bias=True),
+    "few outputs, odd rows": plain(3, 18, 9, 19, 3, bias=True),
+    "few outputs, stride": plain(2, 6, 24, 18, 3, stride=2),
+    "few outputs, tiny images": plain(9, 8, 10, 3, 3),
+    "few outputs, long signal": Convolution(2, 1, 20, 7, (5_003,), (5,), (1,), (1,), (2, 2), bias=True),
+    "few outputs, volume": Convolution(2, 1, 8, 7, (4, 5, 18), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1,) * 6),
+    "few outputs, dilation": Convolution(2, 1, 12, 10, (20, 21), (3, 3), (1, 1), (2, 9), (2, 9, 2, 9)),
+    "few outputs, groups": plain(2, 9, 7, 21, 3, group=3),
+    "few outputs, many inputs": plain(2, 70, 12, 16, 3),
     "empty batch": plain(0, 3, 20, 5, 3),
     "no window": Convolution(2, 1, 3, 4, (2, 2), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0)),
 }  # fmt: skip
@@ -103,7 +112,8 @@ def test_any_geometry(library_path, convolution, dtype):
 @pytest.mark.parametrize("name", ["several panels and depths", "many images", "large image", "pointwise", "stride",
                                   "depthwise", "small groups", "small images", "large kernel",
                                   "large kernel, one image", "tiles", "tiles, one image",
-                                  "tiles, odd images"])  # fmt: skip
+                                  "tiles, odd images", "few outputs", "few outputs, odd rows", "few outputs, stride",
+                                  "few outputs, many inputs"])  # fmt: skip
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_threads_do_not_change_a_bit(operator, name):
     convolution = CASES[name]

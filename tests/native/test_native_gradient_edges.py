@@ -49,6 +49,24 @@ def test_of_nothing_the_sums_are_zero(operator, shapes, attributes):
         np.testing.assert_array_equal(result, np.zeros(shape))
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 3, 0), (0, 3, 4)])
+def test_resizing_nothing_gives_zeros(shape):
+    rows, columns = (np.ones((size, 5), np.float32) for size in shape[1:])
+    (y,) = run(PATH, "ResizeByMatrices", np.ones(shape, np.float32), rows, columns)
+    np.testing.assert_array_equal(y, np.full((shape[0], 5, 5), 0.0))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_log_softmax_of_values_that_are_not_finite(instruction_set, library_path, value):
+    x = np.zeros((2, 3, 20), np.float32)
+    x[0, 1, 4] = value
+    (y,) = run(library_path, "LogSoftmax", x, axis=1)
+    assert np.isfinite(np.delete(y[0], 4, axis=1)).all()
+    assert np.isfinite(y[1]).all()
+    expected = [-np.log(2), -np.inf, -np.log(2)] if value == -np.inf else [np.nan] * 3
+    np.testing.assert_allclose(y[0, :, 4], expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(0, 3), (2, 3, 0)])
 def test_cross_entropy_of_nothing(shape):
     labels = np.zeros((shape[0], 1, *shape[2:]), np.int64)
@@ -193,6 +211,10 @@ BAD = [
     ("MaxPoolGradient", [ones(1, 2, 2), ones(1, 1, 4)], {"kernel_shape": [2], "strides": [2]}, "the same batch"),
     ("MaxPoolGradient", [ones(1, 1, 4), ones(1, 1, 5)], {"kernel_shape": [2], "strides": [2]}, "make 2, or 3 with"),
     ("ReluGradient", [ones(2), ones(3)], {}, "they must have one shape"),
+    ("LogSoftmax", [ones(2, 3)], {"axis": 2}, "'axis' is 2"),
+    ("ResizeByMatrices", [ones(3), ones(3, 4), ones(3, 4)], {}, r"has shape \[3\], and must have two axes or more"),
+    ("ResizeByMatrices", [ones(3, 5), ones(2, 4), ones(5, 4)], {}, r"\(rows\) has shape \[2, 4\].* of size 3 as x"),
+    ("ResizeByMatrices", [ones(3, 5), ones(4, 3), ones(5, 4)], {"transposed": 1}, r"\(columns\) .* of size 5 as x"),
 ]
 
 

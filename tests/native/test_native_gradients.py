@@ -65,6 +65,21 @@ def test_softmax_along_any_axis(shape, dtype, data):
     dy, y = draw(shape, dtype, 1), positive_rows(shape, dtype, 2, axis)
     check("SoftmaxGradient", reference.softmax, (dy, y), axis=axis)
     check("LogSoftmaxGradient", reference.log_softmax, (dy, np.log(y)), axis=axis)
+    check("LogSoftmax", reference.log_softmax_forward, (5 * dy,), axis=axis, scale=8)
+
+
+@quick
+@given(
+    planes=st.lists(st.integers(1, 5), max_size=2),
+    sizes=st.lists(st.integers(1, 40), min_size=4, max_size=4),
+    taps=st.lists(st.integers(0, 5), min_size=2, max_size=2),
+    dtype=types,
+    transposed=st.booleans(),
+)
+def test_resizing_planes_of_any_size(planes, sizes, taps, dtype, transposed):
+    rows, columns = (reference.band(*sizes[at : at + 2], taps[at // 2], dtype, at) for at in (0, 2))
+    x = draw([*planes, rows.shape[transposed], columns.shape[transposed]], dtype, 1)
+    check("ResizeByMatrices", reference.resize_by_matrices, (x, rows, columns), transposed=int(transposed), scale=8)
 
 
 @quick
@@ -160,6 +175,7 @@ def examples(dtype):
     pooled = [draw((2, 13, n, m), dtype, 5) for n, m in ((18, 17), (19, 18), (12, 12))]
     indices = np.random.default_rng(6).integers(-50, 50, (30, 31))
     labels = np.random.default_rng(7).integers(0, 77, (500, 1))
+    resized = reference.band(21, 40, 2, dtype), reference.band(35, 70, 3, dtype)
     return [
         ("BatchNormalizationGradient", statistics, {}),
         ("BatchNormalizationGradient", statistics[:3], {}),
@@ -196,6 +212,9 @@ def examples(dtype):
         ("MaxPoolGradient", (pooled[1], square), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}),
         ("MaxPoolGradient", (pooled[2], square), {"kernel_shape": [4, 2], "strides": [3, 3], "pads": [1] * 4}),
         ("ReluGradient", (rows, rows), {}),
+        ("ResizeByMatrices", (draw((3, 20, 21, 35), dtype, 1), *resized), {}),
+        ("ResizeByMatrices", (draw((3, 20, 40, 70), dtype, 2), *resized), {"transposed": 1}),
+        ("LogSoftmax", (draw((7, 19, 501), dtype, 1, 4),), {"axis": 1}),
     ]
 
 
@@ -211,10 +230,12 @@ FUNCTIONS = {
     "GatherGradient": reference.gather,
     "GeluGradient": reference.gelu,
     "LayerNormalizationGradient": reference.layer_normalization,
+    "LogSoftmax": reference.log_softmax_forward,
     "LogSoftmaxGradient": reference.log_softmax,
     "MaxPoolGradient": reference.max_pool,
     "RMSNormalizationGradient": reference.rms_normalization,
     "ReluGradient": reference.relu,
+    "ResizeByMatrices": reference.resize_by_matrices,
     "SoftmaxCrossEntropyGradient": reference.softmax_cross_entropy,
     "SoftmaxGradient": reference.softmax,
 }
@@ -241,7 +262,7 @@ def test_every_operator_with_a_kernel_is_tested():
         if fused.name.startswith(("Attention", "Conv", "GRU", "LSTM", "Linear", "MatMulNBits", "RNN"))
     }
     elsewhere.add("BatchNormalization")
-    assert {fused.name for fused in fused_operators()} - elsewhere == set(FUNCTIONS)
+    assert {fused.name for fused in fused_operators()} - elsewhere == set(FUNCTIONS) - {"LogSoftmax"}
 
 
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])
@@ -272,6 +293,7 @@ SHARED = {
     "Elementwise": {0: 0},
     "GeluGradient": {0: 0, 1: 0},
     "LayerNormalizationGradient": {0: 0, 1: 0},
+    "LogSoftmax": {0: 0},
     "LogSoftmaxGradient": {0: 0, 1: 0},
     "RMSNormalizationGradient": {0: 0, 1: 0},
     "ReluGradient": {0: 0},

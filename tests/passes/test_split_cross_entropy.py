@@ -86,12 +86,25 @@ def test_without_weights_it_has_the_bits_of_the_runtime_and_no_function(reductio
     [
         (("N", LEAST_CLASSES - 1), {"ignore_index": 0}),
         (("N", "classes"), {"ignore_index": 0}),
-        (("N", LEAST_CLASSES, 2), {}),
         (None, {}),
     ],
 )
 def test_few_classes_and_other_attributes_keep_the_operator(shape, attributes):
     assert operators(lowered(shape, **attributes)) == {"SoftmaxCrossEntropyLoss": 1}
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_the_classes_of_every_pixel(reduction, ignored):
+    x, labels = RNG.standard_normal((3, 7, 4, 9)).astype(np.float32), RNG.integers(0, 7, (3, 4, 9))
+    attributes = {"reduction": reduction} | ({"ignore_index": 2} if ignored else {})
+    whole = loss_model(("N", 7, 4, 9), **attributes)
+    model = lower_graph(ir.from_proto(whole), kernels=True)
+    assert [node.domain for node in model.graph if node.op_type == "LogSoftmax"] == ["onnxtrain"]
+    found = create_session(model, RuntimeOptions(1), kernels=True).run(None, {"x": x, "t": labels})
+    wanted = onnxruntime.InferenceSession(whole.SerializeToString()).run(None, {"x": x, "t": labels})
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_training_over_many_classes_is_that_of_standard_operators():

@@ -127,6 +127,57 @@ def test_others_stay_standard(given):
     assert [opset.domain for opset in found.opset_import] == [""]
 
 
+def transposed(weight: str, attributes: str = "", bias: bool = False, x: str = "N, 8, 9, 10", dtype: str = "float"):
+    given = model(weight, attributes, x, bias, dtype)
+    given.graph.node[0].op_type = "ConvTranspose"
+    if bias:
+        group = next((a.i for a in given.graph.node[0].attribute if a.name == "group"), 1)
+        given.graph.input[2].type.tensor_type.shape.dim[0].dim_value = group * int(weight.split(",")[1])
+    return given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        transposed("8, 12, 3, 3"),
+        transposed("8, 12, 4, 4", "<strides = [2, 2], pads = [1, 1, 1, 1]>"),
+        transposed("8, 12, 2, 2", "<strides = [2, 2]>", bias=True),
+        transposed("8, 5, 3, 3", "<strides = [2, 3], pads = [1, 0, 1, 2], output_padding = [1, 2]>", bias=True),
+        transposed("8, 3, 3, 2", "<group = 4, dilations = [1, 2]>", bias=True),
+        transposed("8, 1, 3, 3", "<group = 8, strides = [2, 2], pads = [1, 1, 1, 1]>", x="2, 8, 9, 10"),
+        transposed("8, 4, 5", x="N, 8, 30", bias=True),
+        transposed("8, 3, 3, 4", "<strides = [2, 3], pads = [1, 0, 0, 2], output_padding = [0, 2]>", x="N, 8, H, W"),
+    ],
+)
+def test_a_transposed_convolution_is_an_input_gradient(given):
+    found = with_kernels(given)
+    assert [node.op_type for node in found.graph.node if node.domain] == ["ConvInputGradient"]
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    rng = np.random.default_rng(0)
+    results, feeds = [], {}
+    for proto in (given, found):
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        for value in session.get_inputs():
+            shape = [size if isinstance(size, int) else 3 for size in value.shape]
+            feeds.setdefault(value.name, rng.standard_normal(shape).astype(np.float32))
+        results.append(session.run(None, feeds)[0])
+    np.testing.assert_allclose(results[1], results[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        transposed("8, 12, 3, 3", '<auto_pad = "SAME_UPPER">'),
+        transposed("8, 12, 3, 3", "<output_shape = [11, 12]>"),
+        transposed("8, 12, 3, 3", dtype="float16"),
+        transposed("3, 12, 2, 2", "<strides = [2, 2]>", x="N, 3, 8, 8"),  # few channels
+    ],
+)
+def test_other_transposed_convolutions_stay(given):
+    assert [node.op_type for node in with_kernels(given).graph.node] == ["ConvTranspose"]
+
+
 def trained_model():
     proto = model("12, 8, 3, 3", "<pads = [1, 1, 1, 1]>")
     rng = np.random.default_rng(1)

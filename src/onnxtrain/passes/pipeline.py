@@ -41,6 +41,8 @@ from onnxtrain.passes.kernels.use_half_weights import use_half_weights
 from onnxtrain.passes.kernels.use_low_bit_kernels import use_low_bit_kernels
 from onnxtrain.passes.kernels.use_mask_kernels import use_mask_kernels
 from onnxtrain.passes.kernels.use_normalization_kernels import use_normalization_kernels
+from onnxtrain.passes.kernels.use_resize_kernels import use_resize_kernels
+from onnxtrain.passes.kernels.use_softmax_kernels import use_softmax_kernels
 from onnxtrain.passes.memory.number_layers import number_layers
 from onnxtrain.passes.memory.optimizer_in_backward import optimizer_in_backward
 from onnxtrain.passes.memory.recompute import check_patterns, recompute
@@ -137,6 +139,8 @@ def lower_graph(
         split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
         use_normalization_kernels(model)  # batch normalization in training mode that is not fused
+        use_resize_kernels(model)  # bilinear and bicubic
+        use_softmax_kernels(model)  # of the classes of every pixel
         use_low_bit_kernels(model)
         use_half_weights(model)  # matmuls read weights in 16 bits as they are stored
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for

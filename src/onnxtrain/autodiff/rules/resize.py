@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onnxtrain.autodiff.fused import emit, register_fused
 from onnxtrain.autodiff.node import Node, describe
 from onnxtrain.autodiff.registry import Gradients, register_gradient
 from onnxtrain.autodiff.rules.placement import (
@@ -39,6 +40,10 @@ _ATTRIBUTES = (
 """Attributes that determine the matrix of an axis; an extrapolation value is added to the output."""
 
 
+RESIZE = "ResizeByMatrices"
+"""The operator of the domain ``onnxtrain`` that resizes the last two axes, forward and in the gradient."""
+
+
 @dataclass(frozen=True)
 class _Axis:
     """One resized axis: its number in x and its position among the scales or sizes; their number is count."""
@@ -57,9 +62,33 @@ def resize(node: Node, dy: Value) -> Gradients:
         op = node.op
         mean = op.AveragePool(dy, kernel_shape=factors, strides=factors)
         return mean * float(np.prod(factors))
+    matrices = resize_matrices(node)
+    if matrices is not None:
+        (dx,) = emit(node.op, RESIZE, dy, *matrices, like=[node.x], transposed=1)
+        return dx
     for axis in reversed(axes):
         dy = _times_transposed(dy, _matrix(node, axis), axis.axis, size_of(node.x, axis.axis))
     return dy
+
+
+@register_fused(RESIZE)
+def resize_by_matrices(node: Node) -> Sequence[Value]:
+    """From x and a matrix per axis, mostly zero: y = rowsᵀ x columns; with ``transposed`` y = rows x columnsᵀ."""
+    op, rows, columns = node.op, node.input_required(1), node.input_required(2)
+    if node.attribute("transposed", 0):
+        return [rows @ (node.x @ op.Transpose(columns, perm=[1, 0]))]
+    return [op.Transpose(rows, perm=[1, 0]) @ (node.x @ columns)]
+
+
+def resize_matrices(node: Node) -> tuple[Value, Value] | None:
+    """Return the matrices [size of x, size of y] of the last two axes, where exactly these are resized; or ``None``."""
+    rank = node.x.rank
+    if rank is None:
+        return None
+    axes = {axis.axis: axis for axis in _resized_axes(node)}
+    if rank < 2 or sorted(axes) != [rank - 2, rank - 1]:
+        return None
+    return _matrix(node, axes[rank - 2]), _matrix(node, axes[rank - 1])
 
 
 def _resized_axes(node: Node) -> list[_Axis]:

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff.fused import KERNEL_TYPES, VERSION
+from onnxtrain.autodiff.fused import KERNEL_TYPES, VERSION, emit
 from onnxtrain.autodiff.windows import MOST_AXES, windows_fit
+from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.replace import remove_nodes, take_over
+from onnxtrain.ir.value import dimensions
 
 FEW_PRODUCTS = 48
 """Products per output element below which ONNX Runtime is faster, unless the convolution is depthwise."""
+
+
+FEW_CHANNELS = 4
+"""Channels below which ONNX Runtime's transposed convolution is faster, as in the gradient of average pooling."""
 
 
 def use_convolution_kernels(model: ir.Model) -> None:
@@ -35,9 +44,14 @@ def use_convolution_kernels(model: ir.Model) -> None:
         960 x 4 x 4, 3 x 3, depthwise           3.6         0.2
         3 x 32 x 32, 3 x 3, 64                  0.7         1.2
 
+    A ConvTranspose is the gradient of a convolution by its input, ``ConvInputGradient``; its bias is
+    added.
+
     Requires: shapes of weights. Ensures: the order of the nodes.
     """
     used = False
+    for node in list(model.graph):
+        used = _transpose(model.graph, node) or used
     for node in model.graph:
         attributes = _attributes(node)
         if attributes is None:
@@ -51,9 +65,47 @@ def use_convolution_kernels(model: ir.Model) -> None:
         model.graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
 
 
-def _attributes(node: ir.Node) -> Sequence[ir.Attr] | None:
+def _transpose(graph: ir.Graph, node: ir.Node) -> bool:
+    """Write a ConvTranspose as ConvInputGradient; return whether it was one."""
+    attributes = None if "output_shape" in node.attributes else _attributes(node, "ConvTranspose")
+    if attributes is None:
+        return False
+    op = Builder(graph, graph.opset_imports[""], before=node)
+    op.scope = node.name or "transposed"
+    x, weight, bias = (None if value is None else op.wrap(value) for value in (*node.inputs, None)[:3])
+    assert x is not None
+    assert weight is not None
+    assert weight.static_shape is not None
+    made = {attribute.name: attribute.value for attribute in attributes}
+    if made["group"] == 1 and weight.static_shape[0] < FEW_CHANNELS:
+        return False
+    shape = _transposed_shape(node, x, weight, made)
+    (result,) = emit(op, "ConvInputGradient", x, weight, shape, like=[op.wrap(node.outputs[0])], **made)
+    if bias is not None:
+        result = result + op.Unsqueeze(bias, op.ints(*range(1, len(made["kernel_shape"]) + 1)))
+    take_over(graph, {node.outputs[0]: result.ir})
+    remove_nodes(graph, [node])
+    return True
+
+
+def _transposed_shape(node: ir.Node, x: Value, weight: Value, attributes: dict[str, Any]) -> Value:
+    """Return the shape of the result of a ConvTranspose: stride (size - 1) + window - pads + output_padding."""
+    op, rank = x.op, len(attributes["kernel_shape"])
+    kernel, strides, dilations = (np.array(attributes[name]) for name in ("kernel_shape", "strides", "dilations"))
+    begin, end = np.array(attributes["pads"]).reshape(2, rank)
+    more = np.array(node.attributes.get_ints("output_padding", [0] * rank))
+    added = dilations * (kernel - 1) + 1 - begin - end + more - strides
+    assert weight.static_shape is not None
+    channels = weight.static_shape[1] * attributes["group"]
+    known = dimensions(node.outputs[0])
+    sizes = [size for size in (known or ())[2:] if isinstance(size, int)]
+    spatial = op.ints(*sizes) if len(sizes) == rank else op.Shape(x, start=2) * strides + added
+    return op.Concat(op.Shape(x, start=0, end=1), op.ints(channels), spatial, axis=0)
+
+
+def _attributes(node: ir.Node, operator: str = "Conv") -> Sequence[ir.Attr] | None:
     """Return the attributes of the kernel's node; ``None`` where the standard operator stays."""
-    if node.op_type != "Conv" or node.domain:
+    if node.op_type != operator or node.domain:
         return None
     x, weight = node.inputs[:2]
     if x is None or weight is None or weight.shape is None or weight.dtype not in KERNEL_TYPES:
@@ -72,7 +124,7 @@ def _attributes(node: ir.Node) -> Sequence[ir.Attr] | None:
         pads = [0] * (2 * rank)
     if group < 1 or not windows_fit(kernel, strides, dilations, pads, inputs):
         return None
-    if group == 1 and math.prod(kernel) > 1 and inputs * math.prod(kernel) < FEW_PRODUCTS:
+    if operator == "Conv" and group == 1 and math.prod(kernel) > 1 and inputs * math.prod(kernel) < FEW_PRODUCTS:
         return None
     return [
         ir.AttrInt64s("kernel_shape", kernel),
