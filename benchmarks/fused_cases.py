@@ -68,6 +68,10 @@ def cases() -> list[Case]:
             return lambda: aten.gelu_backward(dy, x, approximate=approximate)
 
         name = f"{text(wide)}, {'erf' if approximate == 'none' else approximate}"
+        def itself(x: Any, approximate: str = approximate) -> Run:
+            return lambda: aten.gelu(x, approximate=approximate)
+
+        found.append(Case("Gelu", name, [normal(*wide)], [0], itself, {"approximate": approximate}))
         found.append(Case("GeluGradient", name, [normal(*wide)] * 2, [0], gelu, {"approximate": approximate}))
 
     def silu(dy: Any, x: Any, one: Any) -> Run:
@@ -168,11 +172,15 @@ def cases() -> list[Case]:
     vocabulary, width = 30522, 256
     indices = np.random.default_rng(0).integers(0, vocabulary, (8, 128))
 
+    def rows_of(table: Any, indices: Any) -> Run:
+        return lambda: aten.embedding(table, indices)
+
     def embedding(dy: Any, indices: Any, shape: Any) -> Run:
         return lambda: aten.embedding_dense_backward(dy, indices, vocabulary, -1, False)
 
     inputs = [normal(8, 128, width), indices, np.array([vocabulary, width])]
     layer = f"{vocabulary} x {width}, 1024 rows"
+    found.append(Case("Gather", layer, [normal(vocabulary, width), indices], [(8, 128, width)], rows_of))
     found.append(Case("GatherGradient", layer, inputs, [(vocabulary, width)], embedding, {"axis": 0}, constants=(2,)))
     return found + attentions(aten) + linears() + convolutions(aten) + recurrent()
 
@@ -226,6 +234,17 @@ def attentions(aten: Any) -> list[Case]:
         found.append(Case("Attention", layer, [*arrays[1:], *bias], [0, sums], attention, settings))
         inputs = [*arrays, y, log_sum, *bias]
         found.append(Case("AttentionGradient", layer, inputs, [1, 2, 3], gradient, settings))
+
+        def packed(qkv: Any, *bias: Any, attention: Any = attention) -> Run:
+            return attention(*qkv.unbind(2), *bias)
+
+        def packed_gradient(dy: Any, qkv: Any, y: Any, log_sum: Any, *bias: Any, gradient: Any = gradient) -> Run:
+            return gradient(dy, *qkv.unbind(2), y, log_sum, *bias)
+
+        qkv = np.stack(arrays[1:], axis=2)
+        found.append(Case("PackedAttention", layer, [qkv, *bias], [shape, sums], packed, settings))
+        inputs = [arrays[0], qkv, y, log_sum, *bias]
+        found.append(Case("PackedAttentionGradient", layer, inputs, [1], packed_gradient, settings))
     return found
 
 

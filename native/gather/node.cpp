@@ -1,45 +1,61 @@
 #include "gather/node.h"
 
+#include <algorithm>
+
+#include "gather/positions.h"
 #include "operators/shapes.h"
 #include "ranges.h"
+#include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-// Counting sort of a list of indices: index i stands at positions[starts[i]] ... positions[starts[i + 1] - 1], in
-// order.
-struct SortedPositions {
-  std::vector<std::size_t> starts, positions;
-};
-
-std::size_t index_from(std::int64_t value, std::size_t size) {
-  const auto signed_size = static_cast<std::int64_t>(size);
-  if (value < -signed_size || value >= signed_size) {
-    throw std::invalid_argument("an index is " + std::to_string(value) + ", and must be from " +
-                                std::to_string(-signed_size) + " to " + std::to_string(signed_size - 1) + ".");
-  }
-  return static_cast<std::size_t>(value < 0 ? value + signed_size : value);
-}
 
 void check_indices(const Tensor& tensor, std::size_t size) {
   const auto* indices = static_cast<const std::int64_t*>(tensor.data);
   for (std::size_t i = 0; i < tensor.count(); ++i) index_from(indices[i], size);
 }
 
-SortedPositions sort_positions(const Tensor& tensor, std::size_t size) {
-  const auto* indices = static_cast<const std::int64_t*>(tensor.data);
-  const std::size_t count = tensor.count();
-  SortedPositions sorted;
-  sorted.starts.assign(size + 2, 0);
-  sorted.positions.resize(count);
-  // Offset by one: storing a position advances the start of its index to the next index's start.
-  for (std::size_t i = 0; i < count; ++i) ++sorted.starts[index_from(indices[i], size) + 2];
-  for (std::size_t i = 2; i < size + 2; ++i) sorted.starts[i] += sorted.starts[i - 1];
-  for (std::size_t i = 0; i < count; ++i) sorted.positions[sorted.starts[index_from(indices[i], size) + 1]++] = i;
-  return sorted;
+// Copies the rows at indices [first, last), each of `bytes` bytes, and asks for those that follow. Whole cache lines are
+// copied without a call.
+void copy_rows(const unsigned char* data, std::size_t size, std::size_t bytes, const std::int64_t* indices,
+               std::size_t first, std::size_t last, unsigned char* to) {
+  constexpr std::size_t kLine = 64;
+  const std::size_t asked = std::min(bytes, tuning::kAheadRowBytes);
+  for (std::size_t i = first; i < last; ++i, to += bytes) {
+    if (i + tuning::kAheadRows < last) {
+      const unsigned char* next = data + index_from(indices[i + tuning::kAheadRows], size) * bytes;
+      for (std::size_t line = 0; line < asked; line += kLine) __builtin_prefetch(next + line);
+    }
+    const unsigned char* from = data + index_from(indices[i], size) * bytes;
+    std::size_t done = 0;
+    for (; done + kLine <= bytes; done += kLine) __builtin_memcpy(to + done, from + done, kLine);
+    if (done < bytes) __builtin_memcpy(to + done, from + done, bytes - done);
+  }
 }
 
 }  // namespace
+
+const Signature GatherNode::kSignature = {
+    "Gather", {"data", "indices"}, 2, 1, {-1}, {}, {ort::kTypeUndefined, ort::kTypeInt64}};
+
+void GatherNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const ElementType type = inputs.element_type(0);
+  const std::vector<std::int64_t>& table = inputs[0].shape;
+  if (table.empty()) throw std::invalid_argument("input 0 (data) is a number, and must have rows.");
+  const Tensor& indices = inputs[1];
+  std::vector<std::int64_t> shape = indices.shape;
+  shape.insert(shape.end(), table.begin() + 1, table.end());
+  const auto size = static_cast<std::size_t>(table[0]);
+  const std::size_t width = product(table, 1, table.size()), bytes = width * size_of(type);
+  auto* to = static_cast<unsigned char*>(call.output(0, shape));
+  if (width == 0) return check_indices(indices, size);
+  const auto* data = static_cast<const unsigned char*>(inputs[0].data);
+  const auto* at = static_cast<const std::int64_t*>(indices.data);
+  for_each_range(call.parallel_for(), indices.count(), items_per_task(width), [&](std::size_t first, std::size_t last) {
+    copy_rows(data, size, bytes, at, first, last, to + first * bytes);
+  });
+}
 
 const Signature GatherGradientNode::kSignature = {
     "GatherGradient", {"dy", "indices", "shape", "other"}, 3, 1, {-1}, {{3, 0}},
@@ -69,7 +85,7 @@ void GatherGradientNode::compute(const Call& call) const {
   auto* table = static_cast<unsigned char*>(call.output(0, shape));
   const auto* other = has_other ? static_cast<const unsigned char*>(inputs[3].data) : nullptr;
   if (outer == 0 || width == 0) return check_indices(indices, size);  // no elements, whatever the number of rows
-  const SortedPositions sorted = sort_positions(indices, size);
+  const SortedPositions sorted(static_cast<const std::int64_t*>(indices.data), count, size);
   const auto* rows = static_cast<const unsigned char*>(inputs[0].data);
   const auto kernel = kernels()->row_sums[type];
   for_each_range(call.parallel_for(), outer * size, items_per_task(width), [&](std::size_t first, std::size_t last) {
@@ -77,7 +93,7 @@ void GatherGradientNode::compute(const Call& call) const {
       const std::size_t o = first / size, begin = first % size, end = std::min(size, begin + (last - first));
       const std::size_t at = o * size * width * size_of(type);
       const RowSumsCall sums = {width, rows + o * count * width * size_of(type), sorted.starts.data(),
-                                sorted.positions.data(), has_other ? other + at : nullptr, table + at};
+                                sorted.positions.data(), count, has_other ? other + at : nullptr, table + at};
       kernel(sums, begin, end);
       first += end - begin;
     }

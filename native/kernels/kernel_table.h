@@ -92,6 +92,7 @@ struct RowSumsCall {
   std::size_t width;
   const void* rows;
   const std::size_t *starts, *positions;
+  std::size_t count;  // of positions
   const void* other;
   void* table;
 };
@@ -140,7 +141,7 @@ template <typename Call>
 using RangeKernel = void (*)(const Call& call, std::size_t first, std::size_t last);
 // `products` holds one row; the sums over the rows are added to dscale and dbias; null: not requested.
 using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, std::size_t first, std::size_t last,
-                                          void* products, double* dscale, double* dbias);
+                                          void* unwanted, double* dscale, double* dbias);
 
 struct AttentionKernels;
 struct Bfloat16Convolution;
@@ -165,6 +166,7 @@ struct KernelTable {
   ElementwiseKernel relu_gradient[kElementTypes];
   // Inputs dy and x, output dx; the second of each pair also gives y.
   ElementwiseKernel clip_gradient[2][kElementTypes];
+  ElementwiseKernel gelu[2][kElementTypes];  // exact, and by tanh
   ElementwiseKernel gelu_gradient[2][kElementTypes];
   ElementwiseKernel gelu_tanh_gradient[2][kElementTypes];
   ElementwiseKernel gelu_logistic_gradient[2][kElementTypes];  // its scalar: alpha, a double
@@ -176,6 +178,8 @@ struct KernelTable {
   RangeKernel<SoftmaxCall> log_softmax_gradient[kElementTypes];
   RangeKernel<CrossEntropyCall> cross_entropy_gradient[kElementTypes];
   RangeKernel<RowSumsCall> row_sums[kElementTypes];
+  // Elements [first, last) of the table alone, which are written from `table` on; without `other`.
+  RangeKernel<RowSumsCall> row_sums_part[kElementTypes];
   // The bandwidth limit: reads `count` elements of inputs[0] and adds them to one, two or three outputs.
   void (*stream)(std::size_t arrays, std::size_t count, const float* input, float* const* outputs);
   const ConvolutionTable* convolution;

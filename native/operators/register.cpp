@@ -158,6 +158,8 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<AllReduceNode>(api, domains.own);
   add_operator<AttentionNode>(api, domains.own);
   add_operator<AttentionGradientNode>(api, domains.own);
+  add_operator<PackedAttentionNode>(api, domains.own);
+  add_operator<PackedAttentionGradientNode>(api, domains.own);
   add_operator<BatchNormalizationNode>(api, domains.own);
   add_operator<BatchNormalizationGradientNode>(api, domains.own);
   add_operator<ClipGradientNode>(api, domains.own);
@@ -166,7 +168,9 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<ConvWeightGradientNode>(api, domains.own);
   add_operator<CountedDropoutNode>(api, domains.own);
   add_operator<ElementwiseNode>(api, domains.own);
+  add_operator<GatherNode>(api, domains.own);
   add_operator<GatherGradientNode>(api, domains.own);
+  add_operator<GeluNode>(api, domains.own);
   add_operator<GeluGradientNode>(api, domains.own);
   add_operator<LayerNormalizationGradientNode>(api, domains.own);
   add_operator_with_weights<LinearNode>(api, domains.own);

@@ -168,6 +168,8 @@ def examples(dtype):
         ("CountedDropout", (rows, np.asarray(dtype(0.25)), np.asarray(2**40 + 3)), {"seed": 2**61 + 5}),
         ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(1))), {"program": SILU}),
         ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(0.5))), {"program": OTHERS}),
+        ("Gather", (draw((50, 45), dtype, 7), indices), {}),
+        ("Gather", (draw((50, 2, 32), dtype, 7), indices), {}),
         ("GatherGradient", (draw((30, 31, 45), dtype, 7), indices, np.array([50, 45])), {"axis": 0}),
         (
             "GatherGradient",
@@ -175,6 +177,8 @@ def examples(dtype):
             {"axis": 0},
         ),
         ("GatherGradient", (draw((3, 30, 31, 5), dtype, 7), indices, np.array([3, 50, 5])), {"axis": 1}),
+        ("Gelu", (rows,), {}),
+        ("Gelu", (rows,), {"approximate": "tanh"}),
         ("GeluGradient", (rows, rows), {"approximate": "none"}),
         ("GeluGradient", (rows, rows), {"approximate": "tanh"}),
         ("GeluGradient", (rows, rows), {"approximate": "sigmoid"}),
@@ -208,7 +212,9 @@ FUNCTIONS = {
     "ClipGradient": reference.clip,
     "CountedDropout": reference.counted_dropout,
     "Elementwise": reference.elementwise,
+    "Gather": reference.rows,
     "GatherGradient": reference.gather,
+    "Gelu": reference.gelu_itself,
     "GeluGradient": reference.gelu,
     "LayerNormalizationGradient": reference.layer_normalization,
     "LogSoftmaxGradient": reference.log_softmax,
@@ -238,10 +244,17 @@ def test_every_operator_with_a_kernel_is_tested():
     elsewhere = {
         fused.name
         for fused in fused_operators()
-        if fused.name.startswith(("Attention", "Conv", "GRU", "LSTM", "Linear", "MatMulNBits", "RNN"))
+        if fused.name.startswith(("Attention", "Conv", "GRU", "LSTM", "Linear", "MatMulNBits", "PackedAttention", "RNN"))
     }
     elsewhere.add("BatchNormalization")
     assert {fused.name for fused in fused_operators()} - elsewhere == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_has_the_bits_that_its_gradient_recomputes(library_path, approximate):
+    x = np.concatenate([draw((40, 83), np.float32, 1, 3).ravel(), np.array([0, -0.0, np.inf, -20, 1e-30], np.float32)])
+    (y,) = run(library_path, "Gelu", x, approximate=approximate)
+    np.testing.assert_array_equal(y, run(library_path, "GeluGradient", x, x, approximate=approximate)[1])
 
 
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], [1, 2]])

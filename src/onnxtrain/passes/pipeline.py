@@ -30,13 +30,17 @@ from onnxtrain.passes.fuse.fuse_scatter import fuse_scatter
 from onnxtrain.passes.fuse.fuse_silu import fuse_silu
 from onnxtrain.passes.fuse.fuse_slices import fuse_slices
 from onnxtrain.passes.fuse.fuse_updates import fuse_updates
+from onnxtrain.passes.fuse.pack_attention import pack_attention
+from onnxtrain.passes.fuse.skip_unread_columns import skip_unread_columns
 from onnxtrain.passes.join_scans import join_scans
 from onnxtrain.passes.kernels.lower_without_kernel import lower_without_kernel
 from onnxtrain.passes.kernels.multiply_in_bfloat16 import multiply_in_bfloat16
 from onnxtrain.passes.kernels.read_last_state import read_last_state
 from onnxtrain.passes.kernels.resolve_fused import resolve_fused
 from onnxtrain.passes.kernels.split_cross_entropy import split_cross_entropy
+from onnxtrain.passes.kernels.use_activation_kernels import use_activation_kernels
 from onnxtrain.passes.kernels.use_convolution_kernels import use_convolution_kernels
+from onnxtrain.passes.kernels.use_gather_kernels import use_gather_kernels
 from onnxtrain.passes.kernels.use_half_weights import use_half_weights
 from onnxtrain.passes.kernels.use_low_bit_kernels import use_low_bit_kernels
 from onnxtrain.passes.kernels.use_mask_kernels import use_mask_kernels
@@ -113,6 +117,7 @@ def lower_graph(
         fuse_padding(model)  # zeros before a convolution: its own padding
         fuse_scatter(model)  # rows added at indices: one node that sorts them
         fuse_attention(model)  # scores, mask, softmax and matmul: one node
+        pack_attention(graph)  # that reads queries, keys and values where one layer wrote them
         fuse_linear(model, frozen=rounds)  # matmul, transposition, bias and Relu: one node
         if recurrent:
             read_last_state(model)  # of a recurrent layer: its gradient is one step
@@ -137,10 +142,13 @@ def lower_graph(
         split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
         use_normalization_kernels(model)  # batch normalization in training mode that is not fused
+        use_activation_kernels(model)  # Gelu
+        use_gather_kernels(model)  # rows of large tables
         use_low_bit_kernels(model)
         use_half_weights(model)  # matmuls read weights in 16 bits as they are stored
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for
         remove_unused(model)
+        skip_unread_columns(graph)  # of a gradient that is split, where one part is wanted
         fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
         fuse_gates(graph)  # the gradient of a gated unit: one node for four
         fuse_additions(graph)  # an adapter's output by its matmul, an embedding's gradient in place

@@ -17,7 +17,10 @@ _MEBIBYTE = 2**20
 
 _NO_MEMORY = re.compile(r"failed to allocate memory|bad.alloc|out of memory|not enough memory", re.IGNORECASE)
 
-_OUTSIDE = re.compile(r"idx=(-?\d+) must be within the inclusive range \[-\d+,(\d+)\]")
+_OUTSIDE = re.compile(
+    r"(?:idx=|an index is )(-?\d+),? (?:must be within the inclusive range \[|and must be from )-\d+(?:,| to )(\d+)"
+)
+"""Of ONNX Runtime's Gather, and of this project's."""
 
 _TOO_LONG = re.compile(r"cos_cache dimension 0 shall not be less|Updating cos_cache and sin_cache in RotaryEmbedding")
 
@@ -160,7 +163,10 @@ def _beyond_a_table(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray]
     name = "" if source is None else str(source.name)
     if name not in arrays or "position" in name:
         return _too_long(arrays, rows)
-    example = int(np.argwhere(arrays[name] == value)[0][0])
+    places = np.argwhere(arrays[name] == value)
+    if not len(places):  # it was computed from the input
+        return None
+    example = int(places[0][0])
     return outside_of_table(repr(name), value, f"example {example} of the batch", rows)
 
 
