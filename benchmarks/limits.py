@@ -279,7 +279,9 @@ PRODUCTS: dict[str, Count] = {
     ),
     "ConvWeightGradient": lambda given, results: math.prod(given[0]) * math.prod(results[0][1:]),
     **dict.fromkeys(("Attention", "PackedAttention"), _attention(2)),
-    **dict.fromkeys(("AttentionGradient", "PackedAttentionGradient"), _attention(5)),  # the scores once more, and a product for dv, dp, dq and dk each
+    **dict.fromkeys(
+        ("AttentionGradient", "PackedAttentionGradient"), _attention(5)
+    ),  # the scores once more, and a product for dv, dp, dq and dk each
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     **dict.fromkeys(("LSTMGradient", "GRUGradient", "RNNGradient"), _recurrent_gradient),
     "RecurrentProductsGradient": _recurrent_products,

@@ -1,4 +1,4 @@
-// Gelu, and its gradient from dy and x, element-wise, optionally with Gelu itself recomputed.
+// The gradient of Gelu from dy and x, element-wise, optionally with Gelu itself recomputed.
 //
 // Included by kernels.cpp only. y = x P(x), P the normal distribution function, its tanh
 // approximation, or the logistic function of alpha x (SiLU where alpha is 1).
@@ -83,17 +83,6 @@ enum class GeluKind { kExact, kTanh, kLogistic };
 template <typename T, GeluKind kind>
 inline Gelu<T> gelu_of(T x, T alpha) {
   return kind == GeluKind::kExact ? gelu(x) : kind == GeluKind::kTanh ? gelu_tanh(x) : gelu_logistic(x, alpha);
-}
-
-// y = x P(x), with the bits that the gradient recomputes.
-template <typename T, GeluKind kind>
-void gelu_forward(const void*, std::size_t count, const void* const* inputs, void* const* outputs) {
-  const T* x = static_cast<const T*>(inputs[0]);
-  T* y = static_cast<T*>(outputs[0]);
-  for_each_element<T>(count, {x}, [=](std::size_t i) {
-    const T value = x[i];
-    y[i] = value * gelu_of<T, kind>(value, T(1)).probability;
-  });
 }
 
 // dx = dy (P(x) + x P'(x)), and y = x P(x). With a third input, the factor f of a gated unit y f: dy is its gradient, dx

@@ -73,22 +73,6 @@ void ClipGradientNode::compute(const Call& call) const {
   run_with_result(kernels()->clip_gradient, &bounds, type, inputs, call);
 }
 
-const Signature GeluNode::kSignature = {"Gelu", {"x"}, 1, 1, {0}, {{0, 0}}};
-
-GeluNode::GeluNode(const Attributes& attributes) : by_tanh_(attributes.text("approximate", "none") == "tanh") {
-  const std::string approximate = attributes.text("approximate", "none");
-  if (by_tanh_ || approximate == "none") return;
-  throw std::invalid_argument("attribute 'approximate' is '" + approximate + "': it must be 'none' or 'tanh'.");
-}
-
-void GeluNode::compute(const Call& call) const {
-  const Inputs inputs(kSignature, call);
-  const ElementType type = inputs.element_type(0);
-  void* y = call.output(0, inputs[0].shape);
-  run_elementwise(kernels()->gelu[by_tanh_], nullptr, type, inputs[0].count(), {inputs[0].data}, {y},
-                  call.parallel_for());
-}
-
 const Signature GeluGradientNode::kSignature = {
     "GeluGradient", {"dy", "x", "factor"}, 2, 3, {0, 1, 0}, {{0, 0}, {1, 0}, {1, 1}, {2, 2}}};
 

@@ -1,4 +1,4 @@
-// Gelu, and gradients of activations, as nodes: inputs dy and the forward input or output; output dx.
+// Gradients of activations as nodes: inputs dy and the forward input or output; output dx.
 #pragma once
 
 #include <string>
@@ -23,18 +23,6 @@ class ClipGradientNode final : public FusedNode {
 
   explicit ClipGradientNode(const Attributes&) {}
   void compute(const Call& call) const override;
-};
-
-// y = x P(x), with P exact, or approximated by tanh.
-class GeluNode final : public FusedNode {
- public:
-  static const Signature kSignature;
-
-  explicit GeluNode(const Attributes& attributes);
-  void compute(const Call& call) const override;
-
- private:
-  bool by_tanh_;
 };
 
 // dx = dy (P(x) + x P'(x)), with Gelu's P exact, or approximated by tanh or by the logistic function of alpha x; and

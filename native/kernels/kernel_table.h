@@ -141,7 +141,7 @@ template <typename Call>
 using RangeKernel = void (*)(const Call& call, std::size_t first, std::size_t last);
 // `products` holds one row; the sums over the rows are added to dscale and dbias; null: not requested.
 using LayerNormalizationKernel = void (*)(const LayerNormalizationCall& call, std::size_t first, std::size_t last,
-                                          void* unwanted, double* dscale, double* dbias);
+                                          void* products, double* dscale, double* dbias);
 
 struct AttentionKernels;
 struct Bfloat16Convolution;
@@ -166,7 +166,6 @@ struct KernelTable {
   ElementwiseKernel relu_gradient[kElementTypes];
   // Inputs dy and x, output dx; the second of each pair also gives y.
   ElementwiseKernel clip_gradient[2][kElementTypes];
-  ElementwiseKernel gelu[2][kElementTypes];  // exact, and by tanh
   ElementwiseKernel gelu_gradient[2][kElementTypes];
   ElementwiseKernel gelu_tanh_gradient[2][kElementTypes];
   ElementwiseKernel gelu_logistic_gradient[2][kElementTypes];  // its scalar: alpha, a double

@@ -44,8 +44,6 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .relu_gradient = {relu_gradient<float>, relu_gradient<double>},
     .clip_gradient = {{clip_gradient<float, false>, clip_gradient<double, false>},
      {clip_gradient<float, true>, clip_gradient<double, true>}},
-    .gelu = {{gelu_forward<float, GeluKind::kExact>, gelu_forward<double, GeluKind::kExact>},
-     {gelu_forward<float, GeluKind::kTanh>, gelu_forward<double, GeluKind::kTanh>}},
     .gelu_gradient = {{gelu_gradient<float, GeluKind::kExact, false>, gelu_gradient<double, GeluKind::kExact, false>},
      {gelu_gradient<float, GeluKind::kExact, true>, gelu_gradient<double, GeluKind::kExact, true>}},
     .gelu_tanh_gradient = {{gelu_gradient<float, GeluKind::kTanh, false>, gelu_gradient<double, GeluKind::kTanh, false>},

@@ -93,9 +93,9 @@ void run_rows(const LayerNormalizationCall& row_call, ElementType type, std::siz
   const auto kernel = kernels()->layer_normalization_gradient[type];
   for_each_range(parallel_for, size == 0 ? 0 : rows, items, [&](std::size_t first, std::size_t last) {
     const std::size_t at = first / items * size;
-    std::vector<double> unwanted_sums(size), unwanted_row(size);
-    kernel(row_call, first, last, unwanted_row.data(), dscale == nullptr ? unwanted_sums.data() : &scale_parts[at],
-           dbias == nullptr ? unwanted_sums.data() : &bias_parts[at]);
+    std::vector<unsigned char> products(size * size_of(type));
+    kernel(row_call, first, last, products.data(), dscale == nullptr ? nullptr : &scale_parts[at],
+           dbias == nullptr ? nullptr : &bias_parts[at]);
   });
   write_totals(type, scale_parts, size, dscale);
   write_totals(type, bias_parts, size, dbias);

@@ -170,7 +170,6 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<ElementwiseNode>(api, domains.own);
   add_operator<GatherNode>(api, domains.own);
   add_operator<GatherGradientNode>(api, domains.own);
-  add_operator<GeluNode>(api, domains.own);
   add_operator<GeluGradientNode>(api, domains.own);
   add_operator<LayerNormalizationGradientNode>(api, domains.own);
   add_operator_with_weights<LinearNode>(api, domains.own);

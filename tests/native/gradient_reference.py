@@ -19,7 +19,6 @@ INPUTS = {
     "Elementwise": ("x0", "x1", "x2"),
     "Gather": ("data", "indices"),
     "GatherGradient": ("dy", "indices", "shape", "other"),
-    "Gelu": ("x",),
     "GeluGradient": ("dy", "x", "factor"),
     "LayerNormalizationGradient": ("dy", "x", "scale", "bias"),
     "LogSoftmaxGradient": ("dy", "y"),
@@ -214,10 +213,6 @@ def gelu(dy, x, approximate="none", alpha=1.0):
     density = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
     probability = 0.5 * np.vectorize(math.erfc, [float])(-x / np.sqrt(2))
     return [dy * (probability + x * density), x * probability]
-
-
-def gelu_itself(x, approximate="none"):
-    return gelu(np.zeros_like(x), x, approximate)[1:]
 
 
 def rows(data, indices):

@@ -292,5 +292,7 @@ def test_packed_operands_give_the_same_bits(instruction_set, library_path, name,
 
 @pytest.mark.parametrize("shape", [(2, 5, 3, 4), (2, 5, 2, 4, 8), (2, 5, 3, 4, 8, 1)])
 def test_packed_operands_have_five_axes(shape):
-    with pytest.raises(REFUSED, match=r"\(qkv\) has shape .*, and must have five axes: \[batch, positions, 3, heads, size\]"):
+    with pytest.raises(
+        REFUSED, match=r"\(qkv\) has shape .*, and must have five axes: \[batch, positions, 3, heads, size\]"
+    ):
         run(PATH, "PackedAttention", {"qkv": np.zeros(shape, np.float32)}, Attention().attributes)

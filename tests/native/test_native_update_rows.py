@@ -58,7 +58,9 @@ def test_rows_give_the_bits_of_the_dense_gradient(library_path, shape, dtype):
             np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("change", [{"masked": 1}, {"factor": np.float32(0.3)}, {"masked": 1, "factor": np.float32(0.3)}])
+@pytest.mark.parametrize(
+    "change", [{"masked": 1}, {"factor": np.float32(0.3)}, {"masked": 1, "factor": np.float32(0.3)}]
+)
 def test_rows_are_masked_and_multiplied_like_a_dense_gradient(change):
     feeds = drawn((333, 16), np.float32) | {name: value for name, value in change.items() if name == "factor"}
     masked = change.get("masked", 0)
@@ -72,7 +74,10 @@ def test_rows_are_masked_and_multiplied_like_a_dense_gradient(change):
     [
         ({"indices": np.full((4, 25), 333)}, r"I of variable 1 of 1: an index is 333, and must be from -333 to 332"),
         ({"indices": np.zeros((4, 24), np.int64)}, r"G of variable 1 of 1 has shape \[4, 25, 16\].*\[4, 24, 16\]"),
-        ({"indices": np.zeros((4, 25), np.float32)}, r"I of variable 1 of 1 has type float: indices must be of type int64"),
+        (
+            {"indices": np.zeros((4, 25), np.float32)},
+            r"I of variable 1 of 1 has type float: indices must be of type int64",
+        ),
         ({"dy": np.zeros((4, 25, 16))}, r"G of variable 1 of 1 has type double and X has type float"),
     ],
     ids=["index", "shape", "type of indices", "type of rows"],

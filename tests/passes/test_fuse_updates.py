@@ -89,11 +89,11 @@ def test_a_step_graph_for_any_runtime_has_standard_operators():
 
 def embedding_trainer(optimizer, *, kernels=True, **options):
     rng = np.random.default_rng(0)
-    weights = [", ".join(map(str, rng.normal(size=size))) for size in (50 * 4, 8 * 3)]
+    table, head = (", ".join(map(str, rng.normal(size=size))) for size in (50 * 4, 8 * 3))
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["": 18]> f (int64[n, 2] tokens) => (float[n, 3] y) '
-        "<float[50, 4] table = {%s}, float[8, 3] head = {%s}, int64[2] flat = {0, 8}> "
-        "{ rows = Gather(table, tokens) h = Reshape(rows, flat) y = MatMul(h, head) }" % tuple(weights)
+        f"<float[50, 4] table = {{{table}}}, float[8, 3] head = {{{head}}}, int64[2] flat = {{0, 8}}> "
+        "{ rows = Gather(table, tokens) h = Reshape(rows, flat) y = MatMul(h, head) }"
     )
     runtime = RuntimeOptions(1, kernels=kernels)
     return onnxtrain.Trainer(model, loss="softmax_cross_entropy", optimizer=optimizer, runtime=runtime, **options)

@@ -27,8 +27,8 @@ def model(*, axis="-1", sizes="6, 6, 6", order="q1 k1 v1", more="", outputs=""):
     weights = ", ".join(map(str, W.reshape(-1).tolist()))
     return parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> f (float[n, 5, 6] x) => (float[n, 5, 6] y' + outputs + ") <"
-        f"int64[3] sizes = {{{sizes}}}, int64[4] heads = {{0, 0, 2, 3}}, int64[3] flat = {{0, 0, 6}}, float c = {{0.5}}, "
-        f"float[6, 18] w = {{{weights}}}, float[5, 5] bias = {{{', '.join(['0.25'] * 25)}}}> "
+        f"int64[3] sizes = {{{sizes}}}, int64[4] heads = {{0, 0, 2, 3}}, int64[3] flat = {{0, 0, 6}}, "
+        f"float c = {{0.5}}, float[6, 18] w = {{{weights}}}, float[5, 5] bias = {{{', '.join(['0.25'] * 25)}}}> "
         f"{{ {SPLIT.format(axis=axis)} {HEADS.format(q=q, k=k, v=v)} {ATTENTION} {more} }}"
     )
 

@@ -44,7 +44,10 @@ def run(proto: onnx.ModelProto, transposed: int) -> np.ndarray:
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(custom_ops_library()))
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
-    feeds = {"x": rng.normal(size=(ROWS, DEPTH)), "w": rng.normal(size=(width, DEPTH) if transposed else (DEPTH, width))}
+    feeds = {
+        "x": rng.normal(size=(ROWS, DEPTH)),
+        "w": rng.normal(size=(width, DEPTH) if transposed else (DEPTH, width)),
+    }
     given = {value.name for value in session.get_inputs()}
     feeds["bias"] = rng.normal(size=width)
     return session.run(None, {name: feeds[name].astype(np.float32) for name in given})[0]
@@ -75,13 +78,13 @@ def test_others_stay(change):
 
 
 def test_a_layer_of_numbers_beside_computed_values_trains_the_same():
+    rng = np.random.default_rng(2)
+    first, second = (", ".join(map(str, rng.normal(size=size))) for size in (24, 30))
     proto = parser.parse_model(
         '<ir_version: 10, opset_import: ["": 18]> f (float[n, 6] x) => (float[n, 3] y) '
-        "<float[6, 4] first = {%s}, float[10, 3] second = {%s}> "
+        f"<float[6, 4] first = {{{first}}}, float[10, 3] second = {{{second}}}> "
         "{ h = MatMul(x, first) t = Tanh(h) j = Concat<axis=1>(x, t) y = MatMul(j, second) }"
-        % tuple(", ".join(map(str, np.random.default_rng(seed).normal(size=n))) for seed, n in ((0, 24), (1, 30)))
     )
-    rng = np.random.default_rng(2)
     x, y = (rng.normal(size=(8, size)).astype(np.float32) for size in (6, 3))
     (standard, _), (fused, trainer) = trained_both_ways(proto, ["first", "second"], x, y)
     np.testing.assert_allclose(fused, standard, rtol=1e-5)

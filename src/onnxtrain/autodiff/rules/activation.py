@@ -183,9 +183,6 @@ def mish(node: Node, dy: Value) -> Gradients:
     return dy * (t + x * op.Sigmoid(x) * (1 - t * t))
 
 
-_BY_TANH = 2 * math.sqrt(2 / math.pi)
-
-
 @register_gradient("Gelu")
 def gelu(node: Node, dy: Value) -> Gradients:
     """y = x P(x), P the normal distribution function: dx = dy (P(x) + x p(x)), p its density.
@@ -195,17 +192,6 @@ def gelu(node: Node, dy: Value) -> Gradients:
     """
     approximate = node.attribute("approximate", "none")
     return emit(node.op, "GeluGradient", dy, node.x, like=[dy], approximate=approximate)
-
-
-@register_fused("Gelu")
-def gelu_itself(node: Node) -> Sequence[Value]:
-    """y = x P(x), P the normal distribution function, or its approximation by tanh."""
-    op, x, approximate = node.op, node.x, node.attribute("approximate", "none")
-    if op.opset >= 20:
-        return [op.Gelu(x, approximate=approximate)]
-    if approximate == "tanh":
-        return [x * op.Sigmoid(x * (x * x * (0.044715 * _BY_TANH) + _BY_TANH))]
-    return [x * 0.5 * (op.Erf(x * math.sqrt(0.5)) + 1)]
 
 
 @register_fused("GeluGradient")
@@ -229,9 +215,10 @@ def _gelu_gradient(node: Node, dy: Value) -> list[Value]:
         y = x * probability
         return [dy * (probability + y * (1 - probability) * alpha), y]
     if node.attribute("approximate") == "tanh":
+        factor = 2 * math.sqrt(2 / math.pi)
         square = x * x
-        probability = op.Sigmoid(x * (square * (0.044715 * _BY_TANH) + _BY_TANH))
-        inner = square * (3 * 0.044715 * _BY_TANH) + _BY_TANH
+        probability = op.Sigmoid(x * (square * (0.044715 * factor) + factor))
+        inner = square * (3 * 0.044715 * factor) + factor
         y = x * probability
         return [dy * (probability + y * (1 - probability) * inner), y]
     # In s = x / sqrt(2): 2 dx = dy (1 + erf(s) + 2 / sqrt(pi) s exp(-s^2)), the factor in the exponent.

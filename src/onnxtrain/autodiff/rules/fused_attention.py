@@ -1,8 +1,9 @@
 """Scaled dot-product attention as one operator of this project's domain, and its gradient.
 
-Queries are [b, s, h, d], keys [b, t, h, d], values [b, t, h, e], or all three packed in one [b, s, 3, h, d]. The forward pass keeps the logarithm of each row's sum
-[b, h, s] for the gradient instead of the probabilities [b, h, s, t]. With ``compute`` = "bfloat16" the operands of all
-matmuls are rounded to bfloat16, if the processor has instructions for it; softmax and scale are not.
+Queries are [b, s, h, d], keys [b, t, h, d], values [b, t, h, e]; or all three are packed, [b, s, 3, h, d]. The forward
+pass keeps the logarithm of each row's sum [b, h, s] for the gradient instead of the probabilities [b, h, s, t]. With
+``compute`` = "bfloat16" the operands of all matmuls are rounded to bfloat16, if the processor has instructions for it;
+softmax and scale are not.
 """
 
 from __future__ import annotations

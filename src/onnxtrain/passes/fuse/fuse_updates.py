@@ -1,7 +1,7 @@
 """Fuse updates with the preceding operations on gradients and with the rounding of states: one pass over memory.
 
-The gradient of an embedding is zero in the rows of tokens that a batch does not have: given as rows and their indices, it
-is neither written nor read as a whole.
+The gradient of an embedding is zero in the rows of tokens that a batch does not have: given as rows and their indices,
+it is neither written nor read as a whole.
 
 Clipping by norm multiplies every gradient by the same factor, and a mask zeroes a part of it. As separate operators,
 each reads and writes all gradients again, which takes almost as long as the update itself. Unfused bfloat16 states
@@ -39,10 +39,11 @@ def fuse_updates(model: ir.Model) -> None:
     """Fuse optimizer nodes with clipping factors, masks and rounding of states, in place.
 
     An optimizer node is replaced if all its gradients are multiplied by one scalar, if some gradients are
-    ``Where(mask, gradient, 0)`` or rows added at indices (``GatherGradient``), or if its states are bfloat16 or 8-bit with stochastic rounding. It becomes
-    FusedAdagrad, FusedAdam, … of the domain ``onnxtrain``, with inputs R, T, factor, then all X, all G, with
-    ``rows = 1`` all indices (int64; each G is the rows of X's first axis that are added there), with ``masked = 1`` all
-    masks (bool, of X's shape), and all states, and with the attributes and outputs of the operator.
+    ``Where(mask, gradient, 0)`` or rows added at indices (``GatherGradient``), or if its states are bfloat16 or 8-bit
+    with stochastic rounding. It becomes FusedAdagrad, FusedAdam, … of the domain ``onnxtrain``, with inputs R, T,
+    factor, then all X, all G, with ``rows = 1`` all indices (int64; each G is the rows that are added there, along X's
+    first axis), with ``masked = 1`` all masks (bool, of X's shape), and all states, and with the attributes and outputs
+    of the operator.
 
     - With ``seeds``, one for each state in order, states are bfloat16.
     - With ``blockwise = 1``, too, states are 8-bit; their scales precede them in the inputs and follow them in the
@@ -50,7 +51,8 @@ def fuse_updates(model: ir.Model) -> None:
     - With ``parameter_seeds``, X is bfloat16, rounded likewise.
 
     Parameters with a mask and parameters without get separate nodes, and so do parameters whose gradients are rows,
-    parameters with other states and parameters held in bfloat16. Other readers of the clipped or masked gradient keep reading it.
+    parameters with other states and parameters held in bfloat16. Other readers of the clipped or masked gradient keep
+    reading it.
 
     Requires: a sorted graph. Ensures: the same.
     """
@@ -142,7 +144,7 @@ def _without_masks(variables: Sequence[Variable]) -> tuple[list[Variable], list[
 
 
 def _without_sums(variables: Sequence[Variable]) -> tuple[list[Variable], list[ir.Node]]:
-    """Return the variables with gradients that are rows added at indices as these rows, and the nodes that added them."""
+    """Return the variables with the rows that are added up to their gradients, and the nodes that add them."""
     found, nodes = [], []
     for variable in variables:
         node = made_for_update(variable.inputs[1], "GatherGradient", ONNXTRAIN_DOMAIN)

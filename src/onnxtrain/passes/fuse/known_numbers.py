@@ -33,7 +33,7 @@ def _array(value: ir.Value | None, depth: int) -> np.ndarray | None:
     if known is not None or node is None or node.domain:
         return known
     if node.op_type == "Shape":
-        sizes = dimensions(node.inputs[0])
+        sizes = None if node.inputs[0] is None else dimensions(node.inputs[0])
         return None if sizes is None or node.attributes else np.array(sizes, object)
     given = [_array(each, depth - 1) for each in node.inputs]
     if not given or any(each is None for each in given):

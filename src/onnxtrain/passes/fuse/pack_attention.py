@@ -1,10 +1,12 @@
 """Let attention read queries, keys and values where one layer wrote them, side by side in each row.
 
-A Split copies them apart, and in the backward pass a Concat copies their gradients together again: each reads and writes
-as many bytes as the layer's result has.
+A Split copies them apart, and in the backward pass a Concat copies their gradients together again: each reads and
+writes as many bytes as the layer's result has.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -35,13 +37,13 @@ def pack_attention(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.domain != ONNXTRAIN_DOMAIN or node.op_type != ATTENTION:
             continue
-        split = _split_before(node, named)
-        if split is None:
+        packed = _packed(node, named)
+        if packed is None:
             continue
-        heads, size = (dimensions(node.inputs[0]) or ())[-2:]
-        op = Builder(graph, graph.opset_imports[""], before=split)
+        heads, size = packed.heads, packed.size
+        op = Builder(graph, graph.opset_imports[""], before=packed.split)
         op.scope = node.name or ""
-        x = op.wrap(split.inputs[0])
+        x = op.wrap(packed.x)
         shapes = [reader for value in node.inputs[:_PARTS] for reader in _readers(value) if reader is not node]
         if shapes:
             sizes = op.Concat(op.Gather(op.Shape(x), op.ints(0, 1)), op.ints(heads, size), axis=0)
@@ -49,25 +51,35 @@ def pack_attention(graph: ir.Graph) -> None:
             remove_nodes(graph, shapes)
         op = op.before(node)
         x = op.wrap(x.ir)
-        packed = op.Reshape(x, op.ints(0, 0, _PARTS, heads, size)).with_shape((*(x.shape or ())[:2], _PARTS, heads, size))
+        qkv = op.Reshape(x, op.ints(0, 0, _PARTS, heads, size)).with_shape((*(x.shape or ())[:2], _PARTS, heads, size))
         bias = [op.wrap(value) for value in node.inputs[_PARTS:] if value is not None]
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        made = op.several(PACKED, packed, *bias, outputs=len(node.outputs), domain=ONNXTRAIN_DOMAIN, **attributes)
+        made = op.several(PACKED, qkv, *bias, outputs=len(node.outputs), domain=ONNXTRAIN_DOMAIN, **attributes)
         op.emitted[-1].name = node.name  # recompute= names the node that computes y
         take_over(graph, {old: new.ir for old, new in zip(node.outputs, made, strict=True)})
         remove_unread(graph, [node], named)
 
 
-def _split_before(node: ir.Node, named: set[str]) -> ir.Node | None:
-    """Return the Split whose parts are the queries, keys and values of an attention, which alone reads them."""
+class _Packed(NamedTuple):
+    """A Split into queries, keys and values, what it splits, and the sizes of a part's row."""
+
+    split: ir.Node
+    x: ir.Value
+    heads: int
+    size: int
+
+
+def _packed(node: ir.Node, named: set[str]) -> _Packed | None:
+    """Return the Split before an attention that alone reads its parts."""
     parts = [_part(value, named) for value in node.inputs[:_PARTS]]
     first = parts[0]
     split = None if first is None else first.producer()
     if split is None or split.op_type != "Split" or split.domain or list(split.outputs) != parts:
         return None
-    sizes = dimensions(split.inputs[0])
-    shapes = {dimensions(value) for value in node.inputs[:_PARTS]}
-    if sizes is None or len(sizes) != 3 or len(shapes) != 1:
+    x = split.inputs[0]
+    sizes = None if x is None else dimensions(x)
+    shapes = {dimensions(value) for value in node.inputs[:_PARTS] if value is not None}
+    if x is None or sizes is None or len(sizes) != 3 or len(shapes) != 1:
         return None
     (shape,) = shapes
     axis = split.attributes["axis"].as_int() if "axis" in split.attributes else 0
@@ -77,7 +89,7 @@ def _split_before(node: ir.Node, named: set[str]) -> ir.Node | None:
     if not isinstance(heads, int) or not isinstance(size, int) or sizes[2] != _PARTS * heads * size:
         return None
     widths = {(dimensions(part) or (None,))[-1] for part in split.outputs}
-    return split if widths == {heads * size} else None
+    return _Packed(split, x, heads, size) if widths == {heads * size} else None
 
 
 def _part(value: ir.Value | None, named: set[str]) -> ir.Value | None:
@@ -86,7 +98,9 @@ def _part(value: ir.Value | None, named: set[str]) -> ir.Value | None:
     if value is None or reshape is None or reshape.op_type != "Reshape" or reshape.domain or is_needed(value, named):
         return None
     others = [reader for reader in _readers(value) if reader.op_type != ATTENTION]
-    if len(others) != len(value.uses()) - 1 or not all(_is_whole_shape(reader, reshape.graph, named) for reader in others):
+    if len(others) != len(value.uses()) - 1 or not all(
+        _is_whole_shape(reader, reshape.graph, named) for reader in others
+    ):
         return None
     part = reshape.inputs[0]
     return part if part is not None and len(part.uses()) == 1 and not is_needed(part, named) else None

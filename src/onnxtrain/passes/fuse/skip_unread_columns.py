@@ -1,7 +1,7 @@
 """Compute only those columns of a gradient that anything reads.
 
-Where a layer reads inputs beside computed values, such as numbers beside embeddings, its gradient is split, and only the
-part of the computed values is wanted. Multiplying by that part of the weight saves the rest, and the copy of the part.
+Where a layer reads inputs beside computed values, such as numbers beside embeddings, its gradient is split, and only
+the part of the computed values is wanted. Multiplying by that part of the weight saves the rest, and a copy.
 """
 
 from __future__ import annotations

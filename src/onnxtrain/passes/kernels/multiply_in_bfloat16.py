@@ -36,9 +36,9 @@ def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
 
     ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits``, ``MatMulNBitsGradient``, ``Conv``,
     ``ConvInputGradient``, ``ConvWeightGradient``, ``Attention``, ``PackedAttention`` and their gradients of the domain
-    ``onnxtrain`` get the attribute ``compute``. Linear layers whose weights have fewer than 64 rows or columns, convolutions of
-    several groups or few channels, and weights of unknown sizes stay in float32, and float64 nodes stay in float64.
-    Everything else (softmax, norms, losses, updates) is never rounded.
+    ``onnxtrain`` get the attribute ``compute``. Linear layers whose weights have fewer than 64 rows or columns,
+    convolutions of several groups or few channels, and weights of unknown sizes stay in float32, and float64 nodes stay
+    in float64. Everything else (softmax, norms, losses, updates) is never rounded.
 
     Requires: types, and the shapes of weights. Ensures: a sorted graph.
 
