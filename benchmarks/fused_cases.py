@@ -168,15 +168,11 @@ def cases() -> list[Case]:
     vocabulary, width = 30522, 256
     indices = np.random.default_rng(0).integers(0, vocabulary, (8, 128))
 
-    def rows_of(table: Any, indices: Any) -> Run:
-        return lambda: aten.embedding(table, indices)
-
     def embedding(dy: Any, indices: Any, shape: Any) -> Run:
         return lambda: aten.embedding_dense_backward(dy, indices, vocabulary, -1, False)
 
     inputs = [normal(8, 128, width), indices, np.array([vocabulary, width])]
     layer = f"{vocabulary} x {width}, 1024 rows"
-    found.append(Case("Gather", layer, [normal(vocabulary, width), indices], [(8, 128, width)], rows_of))
     found.append(Case("GatherGradient", layer, inputs, [(vocabulary, width)], embedding, {"axis": 0}, constants=(2,)))
     return found + attentions(aten) + linears() + convolutions(aten) + recurrent()
 

@@ -63,7 +63,7 @@ inline constexpr std::size_t kChainElements = 256;
 // Columns of rows that are added up together (the gradient of Gather).
 inline constexpr std::size_t kGatherColumns = 32;
 
-// Rows that are asked for ahead while rows are copied or added up in another order than that of memory, and bytes of each; the CPU
+// Rows that are asked for ahead while rows are added up in another order than that of memory, and bytes of each; the CPU
 // goes on with longer rows by itself.
 inline constexpr std::size_t kAheadRows = 12, kAheadRowBytes = 256;
 

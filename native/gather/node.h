@@ -1,19 +1,10 @@
-// Gather along the first axis, and the gradient of Gather with respect to its data: inputs dy, indices, the shape of the
-// data, and optionally another term of the gradient, output ddata.
+// The gradient of Gather with respect to its data: inputs dy, indices, the shape of the data, and optionally another
+// term of the gradient, output ddata.
 #pragma once
 
 #include "operators/fused_node.h"
 
 namespace onnxtrain {
-
-// Rows of data [rows, ...] at the indices.
-class GatherNode final : public FusedNode {
- public:
-  static const Signature kSignature;
-
-  explicit GatherNode(const Attributes&) {}
-  void compute(const Call& call) const override;
-};
 
 // The other term or zeros, plus the rows of dy added at the indices, in index order.
 class GatherGradientNode final : public FusedNode {

@@ -17,7 +17,6 @@ INPUTS = {
     "ClipGradient": ("dy", "x", "min", "max"),
     "CountedDropout": ("x", "ratio", "count"),
     "Elementwise": ("x0", "x1", "x2"),
-    "Gather": ("data", "indices"),
     "GatherGradient": ("dy", "indices", "shape", "other"),
     "GeluGradient": ("dy", "x", "factor"),
     "LayerNormalizationGradient": ("dy", "x", "scale", "bias"),
@@ -213,10 +212,6 @@ def gelu(dy, x, approximate="none", alpha=1.0):
     density = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
     probability = 0.5 * np.vectorize(math.erfc, [float])(-x / np.sqrt(2))
     return [dy * (probability + x * density), x * probability]
-
-
-def rows(data, indices):
-    return [np.asarray(data, np.float64)[indices]]
 
 
 def gather(dy, indices, shape, other=None, axis=0):

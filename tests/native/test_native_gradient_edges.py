@@ -158,9 +158,6 @@ BAD = [
     ("GatherGradient", [ones(2, 3), np.array([0]), np.array([4, -3])], {}, "no size may be negative"),
     ("GatherGradient", [ones(2, 3), np.array([0, 1]), np.array([4, 3])], {"axis": 2}, "must be from -2 to 1"),
     ("GatherGradient", [ones(2, 3), np.array([0, 1]), np.array([4, 3]), ones(4, 2)], {}, r"\(other\).*\[4, 2\]"),
-    ("Gather", [ones(4, 3), np.array([0, -5])], {}, "an index is -5, and must be from -4 to 3"),
-    ("Gather", [ones(4, 0), np.array([4])], {}, "an index is 4, and must be from -4 to 3"),
-    ("Gather", [ones(), np.array([0])], {}, r"\(data\) is a number, and must have rows"),
     ("GeluGradient", [ones(2), ones(3)], {}, "they must have one shape"),
     ("GeluGradient", [ones(2), ones(2), ones(3)], {}, r"\(factor\) has shape \[3\].*they must have one shape"),
     (

@@ -168,8 +168,6 @@ def examples(dtype):
         ("CountedDropout", (rows, np.asarray(dtype(0.25)), np.asarray(2**40 + 3)), {"seed": 2**61 + 5}),
         ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(1))), {"program": SILU}),
         ("Elementwise", (rows, draw((700, 83), dtype, 4), np.asarray(dtype(0.5))), {"program": OTHERS}),
-        ("Gather", (draw((50, 45), dtype, 7), indices), {}),
-        ("Gather", (draw((50, 2, 32), dtype, 7), indices), {}),
         ("GatherGradient", (draw((30, 31, 45), dtype, 7), indices, np.array([50, 45])), {"axis": 0}),
         (
             "GatherGradient",
@@ -210,7 +208,6 @@ FUNCTIONS = {
     "ClipGradient": reference.clip,
     "CountedDropout": reference.counted_dropout,
     "Elementwise": reference.elementwise,
-    "Gather": reference.rows,
     "GatherGradient": reference.gather,
     "GeluGradient": reference.gelu,
     "LayerNormalizationGradient": reference.layer_normalization,

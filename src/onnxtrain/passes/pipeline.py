@@ -39,7 +39,6 @@ from onnxtrain.passes.kernels.read_last_state import read_last_state
 from onnxtrain.passes.kernels.resolve_fused import resolve_fused
 from onnxtrain.passes.kernels.split_cross_entropy import split_cross_entropy
 from onnxtrain.passes.kernels.use_convolution_kernels import use_convolution_kernels
-from onnxtrain.passes.kernels.use_gather_kernels import use_gather_kernels
 from onnxtrain.passes.kernels.use_half_weights import use_half_weights
 from onnxtrain.passes.kernels.use_low_bit_kernels import use_low_bit_kernels
 from onnxtrain.passes.kernels.use_mask_kernels import use_mask_kernels
@@ -141,7 +140,6 @@ def lower_graph(
         split_cross_entropy(graph)  # the loss in parts that have kernels
         use_convolution_kernels(model)
         use_normalization_kernels(model)  # batch normalization in training mode that is not fused
-        use_gather_kernels(model)  # rows of large tables
         use_low_bit_kernels(model)
         use_half_weights(model)  # matmuls read weights in 16 bits as they are stored
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for

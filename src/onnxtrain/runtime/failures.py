@@ -17,10 +17,7 @@ _MEBIBYTE = 2**20
 
 _NO_MEMORY = re.compile(r"failed to allocate memory|bad.alloc|out of memory|not enough memory", re.IGNORECASE)
 
-_OUTSIDE = re.compile(
-    r"(?:idx=|an index is )(-?\d+),? (?:must be within the inclusive range \[|and must be from )-\d+(?:,| to )(\d+)"
-)
-"""Of ONNX Runtime's Gather, and of this project's."""
+_OUTSIDE = re.compile(r"idx=(-?\d+) must be within the inclusive range \[-\d+,(\d+)\]")
 
 _TOO_LONG = re.compile(r"cos_cache dimension 0 shall not be less|Updating cos_cache and sin_cache in RotaryEmbedding")
 

@@ -62,12 +62,6 @@ def _put_back_rows(node: Node, dy: Value, indices: Value, axis: int) -> Value:
     return emit(op, "GatherGradient", dy, wide, op.shape_of(x), like=[x], axis=axis)[0]
 
 
-@register_fused("Gather")
-def gather_rows(node: Node) -> Sequence[Value]:
-    """From data [r, ...] and indices of int64: the rows at the indices."""
-    return [node.op.Gather(node.x, node.input_required(1), axis=0)]
-
-
 @register_fused("GatherGradient")
 def gather_gradient(node: Node) -> Sequence[Value]:
     """From dy, indices and the shape of the data: zeros of that shape with dy added at the indices along an axis.
