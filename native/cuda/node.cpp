@@ -12,11 +12,6 @@ OptimizerNode::OptimizerNode(const Optimizer& optimizer, const Attributes& attri
                                 ": attribute 'seeds' asks for states in bfloat16 or 8 bits, which the CUDA kernels "
                                 "lack: keep them in the type of X.");
   }
-  if (inputs_.takes_rows()) {
-    throw std::invalid_argument(inputs_.operator_name() +
-                                ": attribute 'rows' asks for gradients that are rows at indices, which the CUDA kernels "
-                                "lack: give gradients of X's shape.");
-  }
 }
 
 void OptimizerNode::compute(const Call& call) const {

@@ -11,7 +11,7 @@ namespace onnxtrain {
 namespace {
 
 // Columns [begin, begin + kWideLanes * vectors) of the sum of the rows at `count` positions, in float64 and in order. The
-// sum is rounded before the other term is added, as in an addition of its own; `other` and `out` begin at that column.
+// sum is rounded before the other term is added, as in an addition of its own.
 template <std::size_t vectors, typename T>
 inline void add_columns(const RowSumsCall& call, const std::size_t* positions, std::size_t count, std::size_t begin,
                         const T* other, T* out) {
@@ -26,7 +26,7 @@ inline void add_columns(const RowSumsCall& call, const std::size_t* positions, s
     }
   }
   for (std::size_t v = 0; v < vectors; ++v) {
-    const std::size_t at = v * kWideLanes;
+    const std::size_t at = begin + v * kWideLanes;
     const auto sum = narrow<T>(sums[v]);
     store(out + at, other == nullptr ? sum : few(other + at) + sum);
   }
@@ -40,28 +40,20 @@ inline void ask_for_row(const RowSumsCall& call, std::size_t position) {
   for (std::size_t line = 0; line < bytes && line < tuning::kAheadRowBytes; line += 64) __builtin_prefetch(row + line);
 }
 
-// Columns [begin, end) of a row of the table; `other` is null or what is added to them, which may be `out`.
+// One row of the table; `other` is null or a row that is added, which may be `out`.
 template <typename T>
-void add_rows(const RowSumsCall& call, std::size_t row, std::size_t begin, std::size_t end, const T* other, T* out) {
+void add_rows(const RowSumsCall& call, const std::size_t* positions, std::size_t count, const T* other, T* out) {
   constexpr std::size_t most = tuning::kGatherColumns / kWideLanes;
-  const std::size_t *positions = call.positions + call.starts[row], count = call.starts[row + 1] - call.starts[row];
-  for (std::size_t p = call.starts[row] + tuning::kAheadRows; p < call.starts[row + 1] + tuning::kAheadRows; ++p) {
-    if (p < call.count) ask_for_row<T>(call, call.positions[p]);
-  }
-  const auto advance = [&](std::size_t by) {
-    begin += by;
-    out += by;
-    if (other != nullptr) other += by;
-  };
-  for (; begin + tuning::kGatherColumns <= end; advance(tuning::kGatherColumns)) {
+  std::size_t begin = 0;
+  for (; begin + tuning::kGatherColumns <= call.width; begin += tuning::kGatherColumns)
     add_columns<most>(call, positions, count, begin, other, out);
-  }
-  for (; begin + kWideLanes <= end; advance(kWideLanes)) add_columns<1>(call, positions, count, begin, other, out);
+  for (; begin + kWideLanes <= call.width; begin += kWideLanes)
+    add_columns<1>(call, positions, count, begin, other, out);
   const T* rows = static_cast<const T*>(call.rows);
-  for (; begin < end; advance(1)) {
+  for (; begin < call.width; ++begin) {
     double sum = 0.0;
     for (std::size_t p = 0; p < count; ++p) sum += static_cast<double>(rows[positions[p] * call.width + begin]);
-    *out = other == nullptr ? static_cast<T>(sum) : *other + static_cast<T>(sum);
+    out[begin] = other == nullptr ? static_cast<T>(sum) : other[begin] + static_cast<T>(sum);
   }
 }
 
@@ -70,6 +62,7 @@ void row_sums(const RowSumsCall& call, std::size_t first, std::size_t last) {
   const std::size_t* starts = call.starts;
   T* table = static_cast<T*>(call.table);
   const T* other = static_cast<const T*>(call.other);
+  const std::size_t end = starts[last];
   for (std::size_t row = first; row < last;) {
     std::size_t next = row;
     while (next < last && starts[next + 1] == starts[next]) ++next;
@@ -83,23 +76,12 @@ void row_sums(const RowSumsCall& call, std::size_t first, std::size_t last) {
     row = next;
     for (; row < last && starts[row + 1] != starts[row]; ++row) {
       const std::size_t at = row * call.width;
-      add_rows<T>(call, row, 0, call.width, other == nullptr ? nullptr : other + at, table + at);
+      for (std::size_t p = starts[row]; p < starts[row + 1] && p + tuning::kAheadRows < end; ++p) {
+        ask_for_row<T>(call, call.positions[p + tuning::kAheadRows]);
+      }
+      add_rows(call, call.positions + starts[row], starts[row + 1] - starts[row],
+               other == nullptr ? nullptr : other + at, table + at);
     }
-  }
-}
-
-template <typename T>
-void row_sums_part(const RowSumsCall& call, std::size_t first, std::size_t last) {
-  T* out = static_cast<T*>(call.table);
-  for (std::size_t row = first / call.width, column = first % call.width; first < last; ++row, column = 0) {
-    const std::size_t count = call.width - column < last - first ? call.width - column : last - first;
-    if (call.starts[row + 1] == call.starts[row]) {
-      __builtin_memset(out, 0, count * sizeof(T));
-    } else {
-      add_rows<T>(call, row, column, column + count, nullptr, out);
-    }
-    first += count;
-    out += count;
   }
 }
 

@@ -92,7 +92,6 @@ struct RowSumsCall {
   std::size_t width;
   const void* rows;
   const std::size_t *starts, *positions;
-  std::size_t count;  // of positions
   const void* other;
   void* table;
 };
@@ -177,8 +176,6 @@ struct KernelTable {
   RangeKernel<SoftmaxCall> log_softmax_gradient[kElementTypes];
   RangeKernel<CrossEntropyCall> cross_entropy_gradient[kElementTypes];
   RangeKernel<RowSumsCall> row_sums[kElementTypes];
-  // Elements [first, last) of the table alone, which are written from `table` on; without `other`.
-  RangeKernel<RowSumsCall> row_sums_part[kElementTypes];
   // The bandwidth limit: reads `count` elements of inputs[0] and adds them to one, two or three outputs.
   void (*stream)(std::size_t arrays, std::size_t count, const float* input, float* const* outputs);
   const ConvolutionTable* convolution;

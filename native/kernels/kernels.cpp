@@ -58,7 +58,6 @@ const KernelTable ONNXTRAIN_OF_SET(kKernels_) = {
     .log_softmax_gradient = {softmax_gradient<float, true>, softmax_gradient<double, true>},
     .cross_entropy_gradient = {cross_entropy_gradient<float>, cross_entropy_gradient<double>},
     .row_sums = {row_sums<float>, row_sums<double>},
-    .row_sums_part = {row_sums_part<float>, row_sums_part<double>},
     .stream = stream,
     .convolution = &ONNXTRAIN_OF_SET(kConvolution_),
     .attention = ONNXTRAIN_OF_SET(kAttention_),

@@ -9,8 +9,8 @@ namespace onnxtrain {
 
 namespace {
 
-// Optional groups that attributes may request: indices, masks, second states (RMSprop), and scales.
-constexpr std::size_t kMostMore = 4 + kMaxStates;
+// Optional groups that attributes may request: masks, second states (RMSprop), and scales.
+constexpr std::size_t kMostMore = 3 + kMaxStates;
 
 // Letters of the scales of states: lower case.
 std::string scales_of(const std::string& states) {
@@ -29,7 +29,7 @@ Grouping Grouping::of(const char* operator_name, const std::string& states) {
   return {operator_name, "XG" + states, "X" + states};
 }
 
-Grouping Grouping::fused_with(bool rows, bool masks, bool scales) const {
+Grouping Grouping::fused_with(bool masks, bool scales) const {
   Grouping result = {std::string("Fused").append(operator_name), inputs, outputs, true};
   if (scales) {
     const std::string letters = scales_of(outputs.substr(1));
@@ -37,7 +37,6 @@ Grouping Grouping::fused_with(bool rows, bool masks, bool scales) const {
     result.outputs += letters;
   }
   if (masks) result.inputs.insert(2, 1, 'M');
-  if (rows) result.inputs.insert(2, 1, 'I');
   return result;
 }
 

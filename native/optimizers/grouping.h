@@ -20,8 +20,8 @@ struct Grouping {
 
   // For an operator whose variables have these states.
   static Grouping of(const char* operator_name, const std::string& states);
-  // For the operator with gradient preparation fused in. Gradients that are rows have their indices behind them.
-  Grouping fused_with(bool rows, bool masks, bool scales) const;
+  // For the operator with gradient preparation fused in.
+  Grouping fused_with(bool masks, bool scales) const;
 };
 
 // Returns whether a letter denotes the scales of a state, and of which state.

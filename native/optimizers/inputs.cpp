@@ -24,8 +24,7 @@ UpdateInputs::UpdateInputs(const char* operator_name, const std::string& states,
                            const Attributes& attributes)
     : grouping_(Grouping::of(operator_name, states)) {
   blockwise_ = fused && attributes.integer("blockwise", 0) != 0;
-  rows_ = fused && attributes.integer("rows", 0) != 0;
-  if (fused) grouping_ = grouping_.fused_with(rows_, attributes.integer("masked", 0) != 0, blockwise_);
+  if (fused) grouping_ = grouping_.fused_with(attributes.integer("masked", 0) != 0, blockwise_);
   const std::size_t inputs = attributes.input_count(), outputs = attributes.output_count();
   const std::size_t scalars = grouping_.scalars(), group = grouping_.inputs.size();
   const std::size_t tensors = inputs < scalars ? 0 : inputs - scalars;
@@ -147,30 +146,6 @@ void UpdateInputs::check(const Tensor& parameter, const Tensor& other, char lett
                                              : ": a state must have the shape of X."));
 }
 
-void UpdateInputs::read_rows(const Tensor& parameter, const Tensor& gradient, const Tensor& indices, std::size_t index,
-                             Variable& variable) const {
-  if (indices.type != ort::kTypeInt64) {
-    throw std::invalid_argument(label('I', index) + " has type " + type_name(indices.type) +
-                                ": indices must be of type int64.");
-  }
-  const std::vector<std::int64_t>& shape = parameter.shape;
-  std::vector<std::int64_t> wanted = indices.shape;
-  if (!shape.empty()) wanted.insert(wanted.end(), shape.begin() + 1, shape.end());
-  if (shape.empty() || gradient.shape != wanted) {
-    throw std::invalid_argument(label('G', index) + " has shape " + text_of(gradient.shape) + " and X has shape " +
-                                text_of(shape) + ": with rows, and indices of shape " + text_of(indices.shape) +
-                                ", it must have shape " + text_of(wanted) + ".");
-  }
-  const auto size = static_cast<std::size_t>(shape[0]);
-  const std::size_t width = size == 0 ? 0 : variable.count / size;
-  try {
-    variable.rows = std::make_unique<GradientRows>(
-        GradientRows{{static_cast<const std::int64_t*>(indices.data), indices.count(), size}, width});
-  } catch (const std::invalid_argument& error) {
-    throw std::invalid_argument(label('I', index) + ": " + error.what());
-  }
-}
-
 std::vector<Draw> UpdateInputs::draws(std::int64_t T) const {
   std::vector<Draw> result;
   result.reserve(starts_.size() + parameter_starts_.size());
@@ -193,7 +168,6 @@ Variable UpdateInputs::variable(const Call& call, std::size_t index, Tensor& par
                                          : ", and must be float or double."));
   }
   Variable result;
-  Tensor gradient;
   result.type = parameter.type == ort::kTypeDouble ? kDouble : kFloat;
   result.count = parameter.count();
   result.shape = parameter.shape;
@@ -202,16 +176,6 @@ Variable UpdateInputs::variable(const Call& call, std::size_t index, Tensor& par
   for (std::size_t group = 1; group < grouping_.inputs.size(); ++group) {
     const char letter = grouping_.inputs[group];
     call.input(grouping_.scalars() + group * count_ + index, other);
-    if (letter == 'I') {
-      read_rows(parameter, gradient, other, index, result);
-      continue;
-    }
-    if (letter == 'G' && rows_) {
-      check_type(parameter, other, letter, index);
-      gradient = other;
-      result.inputs[next++] = other.data;
-      continue;
-    }
     check(parameter, other, letter, index);
     if (letter == 'M') {
       result.mask = static_cast<const unsigned char*>(other.data);

@@ -19,7 +19,6 @@ class UpdateInputs {
 
   const std::string& operator_name() const { return grouping_.operator_name; }
   bool is_fused() const { return grouping_.fused; }
-  bool takes_rows() const { return rows_; }
   bool is_rounded() const { return !starts_.empty() || !parameter_starts_.empty(); }
 
   double rate(const Call& call) const;
@@ -34,16 +33,12 @@ class UpdateInputs {
   Tensor number(const Call& call, std::size_t index, const char* what) const;
   Variable variable(const Call& call, std::size_t index, Tensor& parameter, Tensor& other) const;
   void check(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const;
-  // Reads a gradient that is rows at indices.
-  void read_rows(const Tensor& parameter, const Tensor& gradient, const Tensor& indices, std::size_t index,
-                 Variable& variable) const;
   void check_type(const Tensor& parameter, const Tensor& other, char letter, std::size_t index) const;
   std::string label(char letter, std::size_t index) const;  // "Adam: G of variable 2 of 3"
 
   Grouping grouping_;
   std::size_t count_ = 0;              // number of variables
   std::vector<std::uint32_t> starts_;  // PRNG keys, in the order of `seeds`; empty if states have X's type
-  bool rows_ = false;                  // gradients are rows at indices
   bool blockwise_ = false;             // states have 8 bits, with scales
   std::vector<std::uint32_t> parameter_starts_;  // PRNG keys of `parameter_seeds`; empty if X is float or double
 };

@@ -37,7 +37,7 @@ OptimizerOperator<Node>* optimizer_operator(const OrtApi* api, const typename No
   op.rule = &rule;
   op.fused = fused;
   op.grouping = Grouping::of(rule.description.name, rule.least_states);
-  if (fused) op.grouping = op.grouping.fused_with(false, false, false);
+  if (fused) op.grouping = op.grouping.fused_with(false, false);
   op.GetName = [](const OrtCustomOp* self) { return Made::of(self).grouping.operator_name.c_str(); };
   op.CreateKernelV2 = [](const OrtCustomOp* self, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
     const Made& op = Made::of(self);

@@ -39,12 +39,6 @@ void narrow(const Variable& variable, std::size_t state, std::size_t begin, std:
 
 }  // namespace
 
-void GradientRows::gather(ElementType type, const void* rows, std::size_t begin, std::size_t count, void* out) const {
-  const RowSumsCall call = {width, rows, sorted.starts.data(), sorted.positions.data(), sorted.positions.size(), nullptr,
-                            out};
-  kernels()->row_sums_part[type](call, begin, begin + count);
-}
-
 void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, const Variable& variable,
                 std::size_t begin, std::size_t end) {
   alignas(64) unsigned char gradient[tuning::kPreparedElements * sizeof(double)];
@@ -55,7 +49,7 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
   const std::size_t states = rounded ? arity.inputs - 2 : 0;
   const std::size_t others = rounded ? std::min<std::size_t>(arity.outputs, 1) : arity.outputs;  // outputs that are not states
   const bool rounds_parameter = variable.parameter_draw != nullptr;
-  bool direct = variable.broadcast == nullptr && variable.rows == nullptr && !variable.is_prepared() && states == 0 && !rounds_parameter;
+  bool direct = variable.broadcast == nullptr && !variable.is_prepared() && states == 0 && !rounds_parameter;
   for (std::size_t i = 0; i < arity.outputs; ++i) direct = direct && variable.outputs[i] != nullptr;
   const std::size_t size = size_of(variable.type), step = direct ? end - begin : tuning::kPreparedElements;
   for (; begin < end; begin += step) {
@@ -67,10 +61,6 @@ void run_kernel(ElementwiseKernel kernel, const void* scalars, Arity arity, cons
     }
     if (variable.broadcast != nullptr) {
       variable.broadcast->gather(variable.type, variable.inputs[1], begin, count, gradient);
-      inputs[1] = gradient;
-    }
-    if (variable.rows != nullptr) {
-      variable.rows->gather(variable.type, variable.inputs[1], begin, count, gradient);
       inputs[1] = gradient;
     }
     if (variable.is_prepared()) {

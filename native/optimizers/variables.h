@@ -7,7 +7,6 @@
 #include <memory>
 #include <vector>
 
-#include "gather/positions.h"
 #include "kernels/drawing.h"
 #include "kernels/kernel_table.h"
 #include "optimizers/broadcast.h"
@@ -19,15 +18,6 @@ inline constexpr std::size_t kMaxInputs = 4;   // X, G, V, H
 inline constexpr std::size_t kMaxOutputs = 3;  // X_new, V_new, H_new
 inline constexpr std::size_t kMaxStates = 2;   // V, H
 
-// A gradient that is the sum of rows at indices: of an embedding that the other rows of a batch do not touch.
-struct GradientRows {
-  SortedPositions sorted;
-  std::size_t width;
-
-  // Writes elements [begin, begin + count) of the gradient to `out`.
-  void gather(ElementType type, const void* rows, std::size_t begin, std::size_t count, void* out) const;
-};
-
 // One parameter with its gradient and states.
 struct Variable {
   ElementType type = kFloat;
@@ -36,7 +26,6 @@ struct Variable {
   const void* inputs[kMaxInputs] = {};
   void* outputs[kMaxOutputs] = {};       // null: not requested
   std::unique_ptr<Broadcast> broadcast;  // null if the gradient has the parameter's shape
-  std::unique_ptr<GradientRows> rows;    // null if the gradient is not given as rows
   const double* factor = nullptr;        // of the gradient; null: 1
   const unsigned char* mask = nullptr;            // the gradient is zero where it is false; null: all true
   const Draw* draws = nullptr;  // PRNG per low-precision state; null: states are of `type`

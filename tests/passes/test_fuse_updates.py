@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from onnx import parser
 
 import onnxtrain
 from onnxtrain import SSGD, Adagrad, Adam, AdamW, Momentum
@@ -85,40 +84,3 @@ def test_without_either_the_operator_stays(options):
 def test_a_step_graph_for_any_runtime_has_standard_operators():
     lowered = onnxtrain.lower(trainer(Adam(0.01), clip_norm=1.0, masked=WEIGHTS).training_model())
     assert {node.domain for node in lowered.graph.node} == {""}
-
-
-def embedding_trainer(optimizer, *, kernels=True, **options):
-    rng = np.random.default_rng(0)
-    table, head = (", ".join(map(str, rng.normal(size=size))) for size in (50 * 4, 8 * 3))
-    model = parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 18]> f (int64[n, 2] tokens) => (float[n, 3] y) '
-        f"<float[50, 4] table = {{{table}}}, float[8, 3] head = {{{head}}}, int64[2] flat = {{0, 8}}> "
-        "{ rows = Gather(table, tokens) h = Reshape(rows, flat) y = MatMul(h, head) }"
-    )
-    runtime = RuntimeOptions(1, kernels=kernels)
-    return onnxtrain.Trainer(model, loss="softmax_cross_entropy", optimizer=optimizer, runtime=runtime, **options)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
-def test_rows_of_an_embedding_update_it_like_a_dense_gradient(optimizer, masked):
-    rng = np.random.default_rng(1)
-    tokens, labels = rng.integers(0, 30, (10, 8, 2)), rng.integers(0, 3, (10, 8))
-    ways = [embedding_trainer(optimizer, kernels=kernels) for kernels in (True, False)]
-    losses = []
-    for made in ways:
-        if masked:
-            made.set_masks({"table": np.arange(200).reshape(50, 4) % 3 > 0})
-        losses.append([made.train_step(*batch) for batch in zip(tokens, labels, strict=True)])
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-    np.testing.assert_allclose(ways[0].parameters["table"], ways[1].parameters["table"], rtol=1e-4, atol=1e-6)
-
-
-def test_rows_of_an_embedding_are_given_to_its_update():
-    found = nodes(embedding_trainer(Adam(0.01)))
-    assert found["GatherGradient"] == 0
-    assert found["FusedAdam"] == 2  # the head has a dense gradient
-
-
-def test_rows_whose_norm_is_taken_are_added_up():
-    assert nodes(embedding_trainer(Adam(0.01), clip_norm=1.0))["GatherGradient"] == 1

@@ -18,7 +18,6 @@ class Variable(NamedTuple):
     Attributes:
         inputs: X, G, and the states; states in 8 bits have their scales before them.
         outputs: The new X, and the new states; states in 8 bits have their scales behind them.
-        indices: Where G is rows that are added at indices of X's first axis, these; ``None`` if G has X's shape.
         mask: False where the gradient is zero; ``None`` for no mask.
         seeds: Seeds of the stochastic rounding of each low-bit state; empty if states have X's type.
         blockwise: True if low-bit states are 8-bit with scales; otherwise they are bfloat16.
@@ -27,7 +26,6 @@ class Variable(NamedTuple):
 
     inputs: tuple[ir.Value, ...]
     outputs: tuple[ir.Value, ...]
-    indices: ir.Value | None = None
     mask: ir.Value | None = None
     seeds: tuple[int, ...] = ()
     blockwise: bool = False

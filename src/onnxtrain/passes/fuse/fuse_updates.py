@@ -1,8 +1,5 @@
 """Fuse updates with the preceding operations on gradients and with the rounding of states: one pass over memory.
 
-The gradient of an embedding is zero in the rows of tokens that a batch does not have: given as rows and their indices,
-it is neither written nor read as a whole.
-
 Clipping by norm multiplies every gradient by the same factor, and a mask zeroes a part of it. As separate operators,
 each reads and writes all gradients again, which takes almost as long as the update itself. Unfused bfloat16 states
 would also exist in float32. Only for sessions that load the native kernels: a portable step graph keeps the standard
@@ -39,20 +36,17 @@ def fuse_updates(model: ir.Model) -> None:
     """Fuse optimizer nodes with clipping factors, masks and rounding of states, in place.
 
     An optimizer node is replaced if all its gradients are multiplied by one scalar, if some gradients are
-    ``Where(mask, gradient, 0)`` or rows added at indices (``GatherGradient``), or if its states are bfloat16 or 8-bit
-    with stochastic rounding. It becomes FusedAdagrad, FusedAdam, … of the domain ``onnxtrain``, with inputs R, T,
-    factor, then all X, all G, with ``rows = 1`` all indices (int64; each G is the rows that are added there, along X's
-    first axis), with ``masked = 1`` all masks (bool, of X's shape), and all states, and with the attributes and outputs
-    of the operator.
+    ``Where(mask, gradient, 0)``, or if its states are bfloat16 or 8-bit with stochastic rounding. It becomes
+    FusedAdagrad, FusedAdam, … of the domain ``onnxtrain``, with inputs R, T, factor, then all X, all G, with
+    ``masked = 1`` all masks (bool, of X's shape), and all states, and with the attributes and outputs of the operator.
 
     - With ``seeds``, one for each state in order, states are bfloat16.
     - With ``blockwise = 1``, too, states are 8-bit; their scales precede them in the inputs and follow them in the
       outputs.
     - With ``parameter_seeds``, X is bfloat16, rounded likewise.
 
-    Parameters with a mask and parameters without get separate nodes, and so do parameters whose gradients are rows,
-    parameters with other states and parameters held in bfloat16. Other readers of the clipped or masked gradient keep
-    reading it.
+    Parameters with a mask and parameters without get separate nodes, and so do parameters with other states and
+    parameters held in bfloat16. Other readers of the clipped or masked gradient keep reading it.
 
     Requires: a sorted graph. Ensures: the same.
     """
@@ -66,31 +60,31 @@ def fuse_updates(model: ir.Model) -> None:
             continue
         factor, variables, passed = without_factor(variables)
         variables, masking = _without_masks(variables)
-        variables, adding = _without_sums(variables)
         roles = [state.name for state in schema.used_states(schema.complete(attributes_of(node)))]
         variables, rounding, widening = _without_rounding(variables, node.inputs[1], roles)
         held_before = [variable for variable in variables if held_in_bfloat16(variable.inputs[0]) is not None]
         variables, more = _without_parameter_rounding(variables, node.inputs[1])
         rounding += more
-        if factor is None and not masking and not adding and not rounding:
+        if factor is None and not masking and not rounding:
             continue
         op = Builder(graph, graph.opset_imports[""], before=node)
         rate, count = (op.wrap(value) for value in node.inputs[:2] if value is not None)
         scale = op.constant(1.0, ir.DataType.FLOAT) if factor is None else op.wrap(factor)
         substitutes: dict[ir.Value, ir.Value] = {}
-        for kind in itertools.product((False, True), (False, True), ("", "bfloat16", "8bit"), (False, True)):
-            group = [variable for variable in variables if _kind(variable) == kind]
+        for masked, kept, held in itertools.product((False, True), ("", "bfloat16", "8bit"), (False, True)):
+            group = [
+                variable
+                for variable in variables
+                if (variable.mask is not None, _kept(variable), variable.parameter_seed is not None)
+                == (masked, kept, held)
+            ]
             if not group:
                 continue
-            rows, masked, kept, held = kind
-            flags = [text if given else "" for text, given in (("rows", rows), ("masked", masked))]
-            labels = (node.name or "update", *flags, kept, "held" if held else "")
+            labels = (node.name or "update", "masked" if masked else "", kept, "held" if held else "")
             op.scope = "/".join(filter(None, labels))
             columns = [list(column) for column in zip(*(variable.inputs for variable in group), strict=True)]
             if masked:
                 columns.insert(2, [variable.mask for variable in group if variable.mask is not None])
-            if rows:
-                columns.insert(2, [variable.indices for variable in group if variable.indices is not None])
             old = [
                 output for column in zip(*(variable.outputs for variable in group), strict=True) for output in column
             ]
@@ -104,7 +98,6 @@ def fuse_updates(model: ir.Model) -> None:
                 outputs=len(old),
                 domain=ONNXTRAIN_DOMAIN,
                 masked=int(masked),
-                **({"rows": 1} if rows else {}),
                 **({"seeds": [seed for row in zip(*seeds, strict=True) for seed in row]} if kept else {}),
                 **({"blockwise": 1} if kept == "8bit" else {}),
                 **({"parameter_seeds": [variable.parameter_seed for variable in group]} if held else {}),
@@ -113,7 +106,7 @@ def fuse_updates(model: ir.Model) -> None:
             substitutes.update({before: after.ir for before, after in zip(old, new, strict=True)})
         take_over(graph, substitutes)
         casts = [cast for variable in held_before if (cast := variable.inputs[0].producer()) is not None]
-        remove_nodes(graph, [*rounding, node, *passed, *masking, *adding, *widening])
+        remove_nodes(graph, [*rounding, node, *passed, *masking, *widening])
         remove_nodes(graph, [cast for cast in dict.fromkeys(casts) if not cast.outputs[0].uses()])
         graph.opset_imports.setdefault(ONNXTRAIN_DOMAIN, VERSION)
 
@@ -141,25 +134,6 @@ def _without_masks(variables: Sequence[Variable]) -> tuple[list[Variable], list[
         found.append(with_gradient(variable, node, slot=1, mask=mask))
         nodes.append(node)
     return found, nodes
-
-
-def _without_sums(variables: Sequence[Variable]) -> tuple[list[Variable], list[ir.Node]]:
-    """Return the variables with the rows that are added up to their gradients, and the nodes that add them."""
-    found, nodes = [], []
-    for variable in variables:
-        node = made_for_update(variable.inputs[1], "GatherGradient", ONNXTRAIN_DOMAIN)
-        if node is None or node.attributes["axis"].as_int() != 0 or any(value is not None for value in node.inputs[3:]):
-            found.append(variable)
-            continue
-        found.append(with_gradient(variable, node)._replace(indices=node.inputs[1]))
-        nodes.append(node)
-    return found, nodes
-
-
-def _kind(variable: Variable) -> tuple[bool, bool, str, bool]:
-    """Return what variables of one node have in common: rows, masks, and how states and parameters are stored."""
-    rows, masked = variable.indices is not None, variable.mask is not None
-    return rows, masked, _kept(variable), variable.parameter_seed is not None
 
 
 def _without_rounding(
