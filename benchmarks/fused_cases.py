@@ -239,6 +239,17 @@ def attentions(aten: Any) -> list[Case]:
         found.append(Case("Attention", layer, [*arrays[1:], *bias], [0, sums], attention, settings))
         inputs = [*arrays, y, log_sum, *bias]
         found.append(Case("AttentionGradient", layer, inputs, [1, 2, 3], gradient, settings))
+
+        def packed(qkv: Any, *bias: Any, attention: Any = attention) -> Run:
+            return attention(*qkv.unbind(2), *bias)
+
+        def packed_gradient(dy: Any, qkv: Any, y: Any, log_sum: Any, *bias: Any, gradient: Any = gradient) -> Run:
+            return gradient(dy, *qkv.unbind(2), y, log_sum, *bias)
+
+        qkv = np.stack(arrays[1:], axis=2)
+        found.append(Case("PackedAttention", layer, [qkv, *bias], [shape, sums], packed, settings))
+        inputs = [arrays[0], qkv, y, log_sum, *bias]
+        found.append(Case("PackedAttentionGradient", layer, inputs, [1], packed_gradient, settings))
     return found
 
 

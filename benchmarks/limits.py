@@ -243,7 +243,9 @@ def _linear_gradient(given: Sequence[Shape], results: Sequence[Shape]) -> float:
 
 def _attention(products: int) -> Count:
     def count(given: Sequence[Shape], _: Sequence[Shape]) -> float:
-        (batch, queries, heads, width), keys = given[products > 2], given[1 + (products > 2)][1]
+        first = given[products > 2]
+        (batch, queries), (heads, width) = first[:2], first[-2:]
+        keys = queries if len(first) == 5 else given[1 + (products > 2)][1]  # packed: of as many positions
         return products * batch * heads * queries * keys * width
 
     return count
@@ -276,8 +278,10 @@ PRODUCTS: dict[str, Count] = {
         ("ConvTranspose", "ConvInputGradient"), lambda given, _: math.prod(given[0]) * math.prod(given[1][1:])
     ),
     "ConvWeightGradient": lambda given, results: math.prod(given[0]) * math.prod(results[0][1:]),
-    "Attention": _attention(2),
-    "AttentionGradient": _attention(5),  # the scores once more, and a product for dv, dp, dq and dk each
+    **dict.fromkeys(("Attention", "PackedAttention"), _attention(2)),
+    **dict.fromkeys(
+        ("AttentionGradient", "PackedAttentionGradient"), _attention(5)
+    ),  # the scores once more, and a product for dv, dp, dq and dk each
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     **dict.fromkeys(("LSTMGradient", "GRUGradient", "RNNGradient"), _recurrent_gradient),
     "RecurrentProductsGradient": _recurrent_products,

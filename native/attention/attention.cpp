@@ -36,7 +36,7 @@ void require_addressable(const AttentionShape& s) {
 struct Planned {
   AttentionCall call;
   AttentionKernels kernel;
-  std::vector<std::ptrdiff_t> ones, rows, value_rows, score_rows;
+  std::vector<std::ptrdiff_t> ones, rows, value_rows, output_rows, score_rows;
   std::vector<KeyRange> ranges;
 
   Planned(ElementType type, const AttentionCall& call_, const ParallelFor& parallel_for)
@@ -55,12 +55,14 @@ struct Planned {
     call.block = std::min(std::clamp(fitting, tuning::kLeastScoreRows, tuning::kMostScoreRows), s.queries);
     const std::size_t longest = std::max(s.keys, call.block);
     ones = multiples(1, std::max({s.size, s.value_size, longest}));
-    rows = multiples(s.heads * s.size, longest);
-    value_rows = multiples(s.heads * s.value_size, longest);
+    rows = multiples(s.line(), longest);
+    value_rows = multiples(s.value_line(), longest);
+    output_rows = multiples(s.output_line(), longest);
     score_rows = multiples(stride, call.block);
     call.ones = ones.data();
     call.rows = rows.data();
     call.value_rows = value_rows.data();
+    call.output_rows = output_rows.data();
     call.score_rows = score_rows.data();
     find_ranges(type, parallel_for);
     if (hides_by_query()) {

@@ -46,12 +46,9 @@ void attend(const AttentionCall& call, std::size_t number, std::size_t first, st
   const T scale = static_cast<T>(call.scale);
   T *scores = scratch + layout.scores, *results = scratch + layout.results;
   T *largest = scratch + layout.largest, *sums = scratch + layout.sums;
-  const T *k = head.at(call.k, s.keys, 0, s.size), *v = head.at(call.v, s.keys, 0, s.value_size);
-  const std::size_t all_keys = s.batch * s.keys * s.heads;
-  pack_all(k, static_cast<const T*>(call.k) + all_keys * s.size, head.stride, call.ones, s.keys, s.size,
-           scratch + layout.keys);
-  pack_all(v, static_cast<const T*>(call.v) + all_keys * s.value_size, 1, call.value_rows, s.value_size, s.keys,
-           scratch + layout.values);
+  const T *k = head.key(call.k, 0), *v = head.value(call.v, 0);
+  pack_all(k, head.end(call.k, s.keys), head.stride, call.ones, s.keys, s.size, scratch + layout.keys);
+  pack_all(v, head.value_end(call.v), 1, call.value_rows, s.value_size, s.keys, scratch + layout.values);
   BiasRows<T> bias(call, head, scratch + layout.bias);
 
   const Parts blocks(last - first, call.block);
@@ -59,7 +56,7 @@ void attend(const AttentionCall& call, std::size_t number, std::size_t first, st
     const std::size_t query = first + blocks.begin(block), rows = blocks.size(block);
     const KeyRange keys = bias.seen(query, query + rows);
     const std::size_t seen = keys.end - keys.begin;
-    multiply_panels(Matmul<T>{head.at(call.q, s.queries, query, s.size), head.stride, call.ones, rows, s.size,
+    multiply_panels(Matmul<T>{head.query(call.q, query), head.stride, call.ones, rows, s.size,
                                scratch + layout.keys, s.size, 0, s.keys, keys.begin, keys.end, false, scores, stride});
     for (std::size_t row = 0; row < rows; ++row) {
       const KeyRange own = bias.seen_by(query + row, keys);
@@ -77,8 +74,7 @@ void attend(const AttentionCall& call, std::size_t number, std::size_t first, st
                                scratch + layout.values, s.keys, keys.begin, s.value_size, 0, s.value_size, false,
                                results, width});
     for (std::size_t row = 0; row < rows; ++row) {
-      scale_row(results + row * width, s.value_size, T(1) / sums[row],
-                head.at(call.y, s.queries, query + row, s.value_size));
+      scale_row(results + row * width, s.value_size, T(1) / sums[row], head.output(call.y, query + row));
     }
   }
 }
@@ -124,12 +120,9 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
   const T scale = static_cast<T>(call.scale);
   T *scores = scratch + layout.scores, *slopes = scratch + layout.slopes;
   T *dq = scratch + layout.dq, *dk = scratch + layout.dk, *dv = scratch + layout.dv;
-  const std::size_t all_keys = s.batch * s.keys * s.heads, all_queries = s.batch * s.queries * s.heads;
-  const T *k = head.at(call.k, s.keys, 0, s.size), *k_end = static_cast<const T*>(call.k) + all_keys * s.size;
-  const T *v = head.at(call.v, s.keys, 0, s.value_size);
-  const T* v_end = static_cast<const T*>(call.v) + all_keys * s.value_size;
+  const T *k = head.key(call.k, 0), *k_end = head.end(call.k, s.keys), *v = head.value(call.v, 0);
   pack_all(k, k_end, head.stride, call.ones, s.keys, s.size, scratch + layout.keys);
-  pack_all(v, v_end, head.value_stride, call.ones, s.keys, s.value_size, scratch + layout.values);
+  pack_all(v, head.value_end(call.v), head.value_stride, call.ones, s.keys, s.value_size, scratch + layout.values);
   pack_all(k, k_end, 1, call.rows, s.size, s.keys, scratch + layout.key_rows);
   fill_zero(dk, s.keys * width);
   fill_zero(dv, s.keys * value_width);
@@ -140,16 +133,14 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
     const std::size_t query = blocks.begin(block), rows = blocks.size(block);
     const KeyRange keys = bias.seen(query, query + rows);
     const std::size_t seen = keys.end - keys.begin;
-    const T* q = head.at(call.q, s.queries, query, s.size);
-    const T* dy = head.at(call.dy, s.queries, query, s.value_size);
-    const T* y = head.at(static_cast<const void*>(call.y), s.queries, query, s.value_size);
+    const T *q = head.query(call.q, query), *dy = head.output(call.dy, query), *y = head.output(call.y, query);
     const T* log_sum = static_cast<const T*>(call.log_sum) + number * s.queries + query;
     multiply_panels(Matmul<T>{q, head.stride, call.ones, rows, s.size, scratch + layout.keys, s.size, 0, s.keys,
                                keys.begin, keys.end, false, scores, stride});
-    multiply_panels(Matmul<T>{dy, head.value_stride, call.ones, rows, s.value_size, scratch + layout.values,
+    multiply_panels(Matmul<T>{dy, head.output_stride, call.ones, rows, s.value_size, scratch + layout.values,
                                s.value_size, 0, s.keys, keys.begin, keys.end, false, slopes, stride});
     for (std::size_t row = 0; row < rows; ++row) {
-      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head.value_stride;
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head.output_stride;
       const KeyRange own = bias.seen_by(query + row, keys);
       clear_others(scores + row * stride, own, keys);
       clear_others(slopes + row * stride, own, keys);
@@ -164,28 +155,26 @@ void attention_gradient(const AttentionCall& call, std::size_t number, void* buf
       for (std::size_t i = 0; i < own.end - own.begin; ++i) slope[i] *= scale;
     }
     if (call.dv != nullptr) {
-      pack_all(dy, static_cast<const T*>(call.dy) + all_queries * s.value_size, 1, call.value_rows, s.value_size, rows,
-               scratch + layout.dy);
+      pack_all(dy, head.output_end(call.dy), 1, call.output_rows, s.value_size, rows, scratch + layout.dy);
       multiply_panels(Matmul<T>{scores + keys.begin, 1, call.score_rows, seen, rows, scratch + layout.dy, rows, 0,
                                  s.value_size, 0, s.value_size, true, dv + keys.begin * value_width, value_width});
     }
     if (call.dk != nullptr) {
-      pack_all(q, static_cast<const T*>(call.q) + all_queries * s.size, 1, call.rows, s.size, rows,
-               scratch + layout.q);
+      pack_all(q, head.end(call.q, s.queries), 1, call.rows, s.size, rows, scratch + layout.q);
       multiply_panels(Matmul<T>{slopes + keys.begin, 1, call.score_rows, seen, rows, scratch + layout.q, rows, 0,
                                  s.size, 0, s.size, true, dk + keys.begin * width, width});
     }
     if (call.dq != nullptr) {
       multiply_panels(Matmul<T>{slopes + keys.begin, row_stride, call.ones, rows, seen, scratch + layout.key_rows,
                                  s.keys, keys.begin, s.size, 0, s.size, false, dq, width});
-      copy_rows(dq, width, rows, s.size, head.at(call.dq, s.queries, query, s.size), head.stride);
+      copy_rows(dq, width, rows, s.size, head.query(call.dq, query), head.stride);
     }
   }
   if (call.dk != nullptr) {
-    copy_rows(dk, width, s.keys, s.size, head.at(call.dk, s.keys, 0, s.size), head.stride);
+    copy_rows(dk, width, s.keys, s.size, head.key(call.dk, 0), head.stride);
   }
   if (call.dv != nullptr) {
-    copy_rows(dv, value_width, s.keys, s.value_size, head.at(call.dv, s.keys, 0, s.value_size), head.value_stride);
+    copy_rows(dv, value_width, s.keys, s.value_size, head.value(call.dv, 0), head.value_stride);
   }
 }
 

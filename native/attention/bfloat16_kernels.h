@@ -62,10 +62,7 @@ inline void multiply_block(PairTile tile, std::size_t rows, std::size_t width) {
 
 // Fetches a row of a tensor into the L2 cache. Rows of a head are too far apart for the CPU to foresee them.
 template <int writes>
-inline void ask_for_row(const void* tensor, const Head<float>& head, std::size_t rows, std::size_t row,
-                        std::size_t count) {
-  if (tensor == nullptr || row >= rows) return;
-  const float* from = head.at(tensor, rows, row, count);
+inline void ask_for_row(const float* from, std::size_t count) {
   for (std::size_t i = 0; i < count; i += kLineBytes / sizeof(float)) __builtin_prefetch(from + i, writes, 2);
 }
 
@@ -203,9 +200,9 @@ inline void attend_in_bfloat16(const AttentionCall& call, std::size_t number, st
   const auto floats = [scratch](std::size_t at) { return reinterpret_cast<float*>(scratch + at); };
   float *scores = floats(layout.scores), *results = floats(layout.results);
   const std::size_t stride = odd_lines<float>(sizes.keys), weight_stride = odd_lines<Word>(sizes.keys);
-  pack_as_columns(head.at(call.k, s.keys, 0, s.size), head.stride, s.keys, s.size, keys, sizes.size_depth,
+  pack_as_columns(head.key(call.k, 0), head.stride, s.keys, s.size, keys, sizes.size_depth,
                   scratch + layout.lines);
-  pack_as_depth(head.at(call.v, s.keys, 0, s.value_size), head.value_stride, s.keys, s.value_size, values,
+  pack_as_depth(head.value(call.v, 0), head.value_stride, s.keys, s.value_size, values,
                 scratch + layout.lines);
   BiasRows<float> bias(call, head, floats(layout.bias));
   float largest[kForwardQueries], sums[kForwardQueries];
@@ -215,7 +212,7 @@ inline void attend_in_bfloat16(const AttentionCall& call, std::size_t number, st
     const std::size_t rows = std::min(kForwardQueries, last - query), tiled = rounded_up(rows, kTileLines);
     const KeyRange seen = bias.seen(query, query + rows);
     const std::size_t begin = seen.begin / kTwoTiles * kTwoTiles, end = rounded_up(seen.end, kTwoTiles);
-    round_rows(head.at(call.q, s.queries, query, s.size), head.stride, rows, s.size, q, sizes.size_depth);
+    round_rows(head.query(call.q, query), head.stride, rows, s.size, q, sizes.size_depth);
     for (std::size_t key = begin; key < end; key += kTwoTiles) {
       multiply_block({q, sizes.size_depth, sizes.size_depth / 2, keys + key * sizes.size_depth, false, scores + key,
                       stride}, tiled, kTwoTiles);
@@ -239,7 +236,7 @@ inline void attend_in_bfloat16(const AttentionCall& call, std::size_t number, st
                      sizes.key_depth, sizes.value_width);
     for (std::size_t row = 0; row < rows; ++row) {
       scale_row(results + row * sizes.value_width, s.value_size, 1.0f / sums[row],
-                head.at(call.y, s.queries, query + row, s.value_size));
+                head.output(call.y, query + row));
     }
   }
 }
@@ -342,7 +339,7 @@ class Bfloat16Gradient {
         stride_(odd_lines<float>(sizes_.keys)),
         biases_{{call, head_, floats(layout_.biases[0])}, {call, head_, floats(layout_.biases[1])}},
         log_sums_(static_cast<const float*>(call.log_sum) + number * call.shape.queries) {
-    const float *k = head_.at(call.k, s_.keys, 0, s_.size), *v = head_.at(call.v, s_.keys, 0, s_.value_size);
+    const float *k = head_.key(call.k, 0), *v = head_.value(call.v, 0);
     Word* lines = words(layout_.lines);
     pack_as_columns(k, head_.stride, s_.keys, s_.size, words(layout_.keys), sizes_.size_depth, lines);
     pack_as_columns(v, head_.value_stride, s_.keys, s_.value_size, words(layout_.values), sizes_.value_depth, lines);
@@ -368,18 +365,18 @@ class Bfloat16Gradient {
     if (call_.dq == nullptr) return;
     for (std::size_t row = 0; row < rows_; ++row) {
       scale_row(floats(layout_.dq) + row * sizes_.width, s_.size, static_cast<float>(call_.scale),
-                head_.at(call_.dq, s_.queries, query_ + row, s_.size));
+                head_.query(call_.dq, query_ + row));
     }
   }
 
   void write_keys() const {
     if (call_.dk != nullptr) {
       write_transposed(floats(layout_.dk), stride_, s_.keys, s_.size, static_cast<float>(call_.scale),
-                       head_.at(call_.dk, s_.keys, 0, s_.size), head_.stride);
+                       head_.key(call_.dk, 0), head_.stride);
     }
     if (call_.dv != nullptr) {
       write_transposed(floats(layout_.dv), stride_, s_.keys, s_.value_size, 1.0f,
-                       head_.at(call_.dv, s_.keys, 0, s_.value_size), head_.value_stride);
+                       head_.value(call_.dv, 0), head_.value_stride);
     }
   }
 
@@ -391,15 +388,15 @@ class Bfloat16Gradient {
 
   // Rounds q and dy, as rows and as columns, and multiplies dy by y.
   void read_queries() {
-    const float* q = head_.at(call_.q, s_.queries, query_, s_.size);
-    const float* dy = head_.at(call_.dy, s_.queries, query_, s_.value_size);
-    const float* y = head_.at(static_cast<const void*>(call_.y), s_.queries, query_, s_.value_size);
+    const float* q = head_.query(call_.q, query_);
+    const float* dy = head_.output(call_.dy, query_);
+    const float* y = head_.output(call_.y, query_);
     round_rows(q, head_.stride, rows_, s_.size, words(layout_.q), sizes_.size_depth);
-    round_rows(dy, head_.value_stride, rows_, s_.value_size, words(layout_.dy), sizes_.value_depth);
+    round_rows(dy, head_.output_stride, rows_, s_.value_size, words(layout_.dy), sizes_.value_depth);
     round_columns(q, head_.stride, rows_, s_.size, words(layout_.q_columns));
-    round_columns(dy, head_.value_stride, rows_, s_.value_size, words(layout_.dy_columns));
+    round_columns(dy, head_.output_stride, rows_, s_.value_size, words(layout_.dy_columns));
     for (std::size_t row = 0; row < rows_; ++row) {
-      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head_.value_stride;
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * head_.output_stride;
       deltas_[row] = dot(dy + at, y + at, s_.value_size);
     }
   }
@@ -457,18 +454,21 @@ class Bfloat16Gradient {
   // Two rows of the next block of queries, and of this one's result.
   void ask_for_queries(std::size_t row) const {
     for (const std::size_t query : {query_ + row, query_ + row + 1}) {
-      ask_for_row<0>(call_.q, head_, s_.queries, query + kGradientQueries, s_.size);
-      ask_for_row<0>(call_.dy, head_, s_.queries, query + kGradientQueries, s_.value_size);
-      ask_for_row<0>(call_.y, head_, s_.queries, query + kGradientQueries, s_.value_size);
-      ask_for_row<1>(call_.dq, head_, s_.queries, query, s_.size);
+      if (const std::size_t next = query + kGradientQueries; next < s_.queries) {
+        ask_for_row<0>(head_.query(call_.q, next), s_.size);
+        ask_for_row<0>(head_.output(call_.dy, next), s_.value_size);
+        ask_for_row<0>(head_.output(call_.y, next), s_.value_size);
+      }
+      if (call_.dq != nullptr && query < s_.queries) ask_for_row<1>(head_.query(call_.dq, query), s_.size);
     }
   }
 
   // Two rows of the results by key.
   void ask_for_keys(std::size_t row) const {
     for (const std::size_t key : {row, row + 1}) {
-      ask_for_row<1>(call_.dk, head_, s_.keys, key, s_.size);
-      ask_for_row<1>(call_.dv, head_, s_.keys, key, s_.value_size);
+      if (key >= s_.keys) continue;
+      if (call_.dk != nullptr) ask_for_row<1>(head_.key(call_.dk, key), s_.size);
+      if (call_.dv != nullptr) ask_for_row<1>(head_.value(call_.dv, key), s_.value_size);
     }
   }
 

@@ -10,26 +10,48 @@
 namespace onnxtrain {
 namespace {
 
-// Start of each tensor of one head, and the distance between its rows.
+// Start of each tensor of one head, and the distances between rows of q and k, of v, and of y.
 template <typename T>
 struct Head {
   const AttentionShape& shape;
   std::size_t batch, head;
-  std::ptrdiff_t stride, value_stride;
+  std::ptrdiff_t stride, value_stride, output_stride;
 
   Head(const AttentionCall& call, std::size_t number)
       : shape(call.shape),
         batch(number / shape.heads),
         head(number % shape.heads),
-        stride(static_cast<std::ptrdiff_t>(shape.heads * shape.size)),
-        value_stride(static_cast<std::ptrdiff_t>(shape.heads * shape.value_size)) {}
+        stride(static_cast<std::ptrdiff_t>(shape.line())),
+        value_stride(static_cast<std::ptrdiff_t>(shape.value_line())),
+        output_stride(static_cast<std::ptrdiff_t>(shape.output_line())) {}
 
-  // First element of a row of a tensor [batch, rows, heads, size].
-  const T* at(const void* data, std::size_t rows, std::size_t row, std::size_t size) const {
-    return static_cast<const T*>(data) + ((batch * rows + row) * shape.heads + head) * size;
+  // First element of a row of q, k, v or y, or of its gradient.
+  template <typename Data>
+  auto* query(Data* data, std::size_t row) const { return at(data, shape.queries, row, stride, shape.size); }
+  template <typename Data>
+  auto* key(Data* data, std::size_t row) const { return at(data, shape.keys, row, stride, shape.size); }
+  template <typename Data>
+  auto* value(Data* data, std::size_t row) const { return at(data, shape.keys, row, value_stride, shape.value_size); }
+  template <typename Data>
+  auto* output(Data* data, std::size_t row) const {
+    return at(data, shape.queries, row, output_stride, shape.value_size);
   }
-  T* at(void* data, std::size_t rows, std::size_t row, std::size_t size) const {
-    return const_cast<T*>(at(static_cast<const void*>(data), rows, row, size));
+
+  // One past the last element of all rows of q or k, of v, and of y, beginning at the first head of the first row.
+  const T* end(const void* data, std::size_t rows) const { return end(data, rows, stride, shape.size); }
+  const T* value_end(const void* data) const { return end(data, shape.keys, value_stride, shape.value_size); }
+  const T* output_end(const void* data) const { return end(data, shape.queries, output_stride, shape.value_size); }
+
+ private:
+  const T* at(const void* data, std::size_t rows, std::size_t row, std::ptrdiff_t line, std::size_t size) const {
+    return static_cast<const T*>(data) + static_cast<std::ptrdiff_t>(batch * rows + row) * line + head * size;
+  }
+  T* at(void* data, std::size_t rows, std::size_t row, std::ptrdiff_t line, std::size_t size) const {
+    return const_cast<T*>(at(static_cast<const void*>(data), rows, row, line, size));
+  }
+  const T* end(const void* data, std::size_t rows, std::ptrdiff_t line, std::size_t size) const {
+    return static_cast<const T*>(data) + static_cast<std::ptrdiff_t>(shape.batch * rows - 1) * line +
+           shape.heads * size;
   }
 };
 

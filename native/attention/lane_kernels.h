@@ -248,14 +248,14 @@ struct LaneHeads {
   }
 };
 
-// The rows of a tensor [batch, rows, heads, size], by lane.
+// The rows of a tensor [batch, rows, heads, size], by lane, `stride_` apart.
 template <typename T>
 struct LaneRows {
   T* start[kLanes<T>];
   std::size_t stride, size, lanes;
 
-  LaneRows(const LaneHeads<T>& heads, const void* data, std::size_t rows, std::size_t size_)
-      : stride(heads.call.shape.heads * size_), size(size_), lanes(heads.count) {
+  LaneRows(const LaneHeads<T>& heads, const void* data, std::size_t rows, std::size_t size_, std::size_t stride_)
+      : stride(stride_), size(size_), lanes(heads.count) {
     for (std::size_t lane = 0; lane < kLanes<T>; ++lane) {
       start[lane] = const_cast<T*>(static_cast<const T*>(data)) + heads.batch[lane] * rows * stride +
                     heads.head[lane] * size;
@@ -409,9 +409,10 @@ void attend_lanes(const AttentionCall& call, std::size_t group, void* buffer) {
   V *scores = scratch + layout.scores, *results = scratch + layout.results;
   V *largest = scratch + layout.largest, *sums = scratch + layout.sums;
   const LaneHeads<T> heads(call, group);
-  const LaneRows<T> queries(heads, call.q, s.queries, s.size), outputs(heads, call.y, s.queries, s.value_size);
-  LaneRows<T>(heads, call.k, s.keys, s.size).load(0, s.keys, T(1), k);
-  LaneRows<T>(heads, call.v, s.keys, s.value_size).load(0, s.keys, T(1), v);
+  const LaneRows<T> queries(heads, call.q, s.queries, s.size, s.line());
+  const LaneRows<T> outputs(heads, call.y, s.queries, s.value_size, s.output_line());
+  LaneRows<T>(heads, call.k, s.keys, s.size, s.line()).load(0, s.keys, T(1), k);
+  LaneRows<T>(heads, call.v, s.keys, s.value_size, s.value_line()).load(0, s.keys, T(1), v);
   LaneBias<T> bias(heads, scratch + layout.bias);
   const V none = broadcast(call.zero_empty_rows ? T(0) : kNotANumber<T>);
 
@@ -511,9 +512,11 @@ void attention_gradient_lanes(const AttentionCall& call, std::size_t group, void
   V *scores = scratch + layout.scores, *slopes = scratch + layout.slopes;
   V *dq = scratch + layout.dq, *dk = scratch + layout.dk, *dv = scratch + layout.dv;
   const LaneHeads<T> heads(call, group);
-  const LaneRows<T> queries(heads, call.q, s.queries, s.size), keys_of(heads, call.k, s.keys, s.size);
-  const LaneRows<T> values_of(heads, call.v, s.keys, s.value_size);
-  const LaneRows<T> slopes_of(heads, call.dy, s.queries, s.value_size), outputs(heads, call.y, s.queries, s.value_size);
+  const LaneRows<T> queries(heads, call.q, s.queries, s.size, s.line());
+  const LaneRows<T> keys_of(heads, call.k, s.keys, s.size, s.line());
+  const LaneRows<T> values_of(heads, call.v, s.keys, s.value_size, s.value_line());
+  const LaneRows<T> slopes_of(heads, call.dy, s.queries, s.value_size, s.output_line());
+  const LaneRows<T> outputs(heads, call.y, s.queries, s.value_size, s.output_line());
   const LaneSums<T> sums(heads);
   keys_of.load(0, s.keys, T(1), k);
   values_of.load(0, s.keys, T(1), v);
@@ -567,11 +570,11 @@ void attention_gradient_lanes(const AttentionCall& call, std::size_t group, void
     }
     if (call.dq != nullptr) {
       multiply_lanes<false>(LaneProduct<T>{slopes, count, 1, k_seen, 1, s.size, rows, s.size, count, dq, s.size});
-      LaneRows<T>(heads, call.dq, s.queries, s.size).store(dq, query, rows, scale);
+      LaneRows<T>(heads, call.dq, s.queries, s.size, s.line()).store(dq, query, rows, scale);
     }
   }
-  if (call.dk != nullptr) LaneRows<T>(heads, call.dk, s.keys, s.size).store(dk, 0, s.keys, T(1));
-  if (call.dv != nullptr) LaneRows<T>(heads, call.dv, s.keys, s.value_size).store(dv, 0, s.keys, T(1));
+  if (call.dk != nullptr) LaneRows<T>(heads, call.dk, s.keys, s.size, s.line()).store(dk, 0, s.keys, T(1));
+  if (call.dv != nullptr) LaneRows<T>(heads, call.dv, s.keys, s.value_size, s.value_line()).store(dv, 0, s.keys, T(1));
 }
 
 // Returns whether padding the rows of heads to vectors would cost more than lanes without a head do in small batches.

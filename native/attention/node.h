@@ -33,12 +33,36 @@ class AttentionNode final : public FusedNode {
   AttentionAttributes attributes_;
 };
 
+// The same, of q, k and v in one tensor [batch, positions, 3, heads, size].
+class PackedAttentionNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit PackedAttentionNode(const Attributes& attributes) : attributes_(attributes) {}
+  void compute(const Call& call) const override;
+
+ private:
+  AttentionAttributes attributes_;
+};
+
 // dq, dk, dv and dbias from dy, q, k, v, y, log_sum and the bias.
 class AttentionGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
 
   explicit AttentionGradientNode(const Attributes& attributes) : attributes_(attributes) {}
+  void compute(const Call& call) const override;
+
+ private:
+  AttentionAttributes attributes_;
+};
+
+// dq, dk and dv in one tensor, and dbias, from dy, that of q, k and v, y, log_sum and the bias.
+class PackedAttentionGradientNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit PackedAttentionGradientNode(const Attributes& attributes) : attributes_(attributes) {}
   void compute(const Call& call) const override;
 
  private:

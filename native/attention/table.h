@@ -8,9 +8,16 @@
 
 namespace onnxtrain {
 
-// q is [batch, queries, heads, size], k [batch, keys, heads, size], v [batch, keys, heads, value_size].
+// q is [batch, queries, heads, size], k [batch, keys, heads, size], v [batch, keys, heads, value_size]. Packed, their
+// rows are parts of the rows of one tensor [batch, queries, 3, heads, size].
 struct AttentionShape {
   std::size_t batch, queries, keys, heads, size, value_size;
+  bool packed;
+
+  // From a row of q or k, of v, and of y, to the next one. Gradients are laid out alike.
+  std::size_t line() const { return (packed ? 3 : 1) * heads * size; }
+  std::size_t value_line() const { return packed ? line() : output_line(); }
+  std::size_t output_line() const { return heads * value_size; }
 };
 
 // Keys [begin, end).
@@ -37,8 +44,8 @@ struct AttentionCall {
   void* dbias;         // added to, in the shape of the bias; null if not requested
 
   std::size_t block;  // maximum number of queries at a time
-  // Multiples of 1, of heads * size, of heads * value_size, and of the row stride of the scores.
-  const std::ptrdiff_t *ones, *rows, *value_rows, *score_rows;
+  // Multiples of 1, of the distances between rows of q and k, of v, and of y, and of the row stride of the scores.
+  const std::ptrdiff_t *ones, *rows, *value_rows, *output_rows, *score_rows;
 };
 
 struct AttentionKernels {

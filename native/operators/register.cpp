@@ -159,6 +159,8 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<AllReduceNode>(api, domains.own);
   add_operator<AttentionNode>(api, domains.own);
   add_operator<AttentionGradientNode>(api, domains.own);
+  add_operator<PackedAttentionNode>(api, domains.own);
+  add_operator<PackedAttentionGradientNode>(api, domains.own);
   add_operator<BatchNormalizationNode>(api, domains.own);
   add_operator<BatchNormalizationGradientNode>(api, domains.own);
   add_operator<ClipGradientNode>(api, domains.own);

@@ -10,8 +10,15 @@ from optimizer_sessions import run_node
 INPUTS = {
     "Attention": ("q", "k", "v", "bias"),
     "AttentionGradient": ("dy", "q", "k", "v", "y", "log_sum", "bias"),
+    "PackedAttention": ("qkv", "bias"),
+    "PackedAttentionGradient": ("dy", "qkv", "y", "log_sum", "bias"),
 }
-OUTPUTS = {"Attention": ("y", "log_sum"), "AttentionGradient": ("dq", "dk", "dv", "dbias")}
+OUTPUTS = {
+    "Attention": ("y", "log_sum"),
+    "AttentionGradient": ("dq", "dk", "dv", "dbias"),
+    "PackedAttention": ("y", "log_sum"),
+    "PackedAttentionGradient": ("dqkv", "dbias"),
+}
 
 
 @dataclass(frozen=True)

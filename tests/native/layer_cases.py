@@ -24,8 +24,13 @@ def attention(rng: np.random.Generator) -> Case:
         full = (case.batch, case.heads, case.queries, case.keys)
         case = replace(case, bias=tuple(full[n] if n < 0 else n for n in bias))
     feeds = case.draw(element_type(rng))
-    names = attention_reference.INPUTS["Attention"]
     compute = _compute(rng, feeds["q"].dtype)[0]
+    if rng.random() < 0.3:  # packed; shapes that differ do not fit
+        width = min(feeds["v"].shape[-1], case.size)
+        rows = [feeds[name][:, : min(case.queries, case.keys), :, :width] for name in "qkv"]
+        packed = {"qkv": np.stack(rows, axis=2), "bias": feeds.get("bias")}
+        return Case("PackedAttention", packed, case.attributes | compute, 2)
+    names = attention_reference.INPUTS["Attention"]
     legal = 0 not in sizes and not compute
 
     def expected() -> list[np.ndarray]:

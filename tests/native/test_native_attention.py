@@ -15,6 +15,7 @@ from onnxtrain.runtime.native import custom_ops_library
 PATH = str(custom_ops_library())
 TYPES = [np.float32, np.float64]
 LAST_PLACES = 16
+APART = ("Attention", "AttentionGradient")  # operators of q, k and v in three inputs
 REFUSED = (Fail, InvalidArgument, InvalidGraph, RuntimeException)
 
 # Sizes around the edges of vectors (2 to 16), tiles (6 or 8 rows, up to 64 columns) and blocks (72 queries).
@@ -131,7 +132,7 @@ def test_threads_do_not_change_a_bit(name):
             np.testing.assert_array_equal(array, other[result], err_msg=result)
 
 
-@pytest.mark.parametrize(("operator", "wanted"), [(name, (result,)) for name in OUTPUTS for result in OUTPUTS[name]])
+@pytest.mark.parametrize(("operator", "wanted"), [(name, (result,)) for name in APART for result in OUTPUTS[name]])
 def test_unrequested_results_are_left_out(operator, wanted):
     case = CASES["masked"]
     feeds = case.draw(np.float32)
@@ -211,7 +212,7 @@ def ones(*shape):
         ({"bias": ones(1, 1, 1, 1, 1)}, r"\(bias\) has shape \[1, 1, 1, 1, 1\], and must broadcast to"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("operator", OUTPUTS)
+@pytest.mark.parametrize("operator", APART)
 def test_inputs_that_do_not_fit_are_refused(operator, changed, sentence):
     feeds = GOOD.draw(np.float32)
     feeds |= run(PATH, "Attention", feeds, GOOD.attributes)
@@ -227,7 +228,7 @@ def test_inputs_that_do_not_fit_are_refused(operator, changed, sentence):
         {name: np.ones(1, np.float16) for name in ("q", "k", "v", "bias", "dy", "y", "log_sum")},
     ],
 )
-@pytest.mark.parametrize("operator", OUTPUTS)
+@pytest.mark.parametrize("operator", APART)
 def test_types_that_no_kernel_has(operator, changed):
     feeds = GOOD.draw(np.float32)
     feeds |= run(PATH, "Attention", feeds, GOOD.attributes)
@@ -256,3 +257,42 @@ def test_the_gradient_of_a_bias_needs_a_bias():
 def test_the_scale_is_required():
     with pytest.raises(REFUSED, match=r"Attention: .*scale"):
         run(PATH, "Attention", GOOD.draw(np.float32), {})
+
+
+PACKED = {
+    "one element": Attention(1, 1, 1, 1, 1, 1),
+    "vision": Attention(queries=65, keys=65, size=64, value_size=64),
+    "causal": Attention(queries=128, keys=128, bias=(128, 128), causal=True),
+    "positions": Attention(2, 3, 150, 150, 24, 24, bias=(3, 150, 150)),
+    "short, side by side": Attention(5, 4, 33, 33, 8, 8),
+    "short, positions": Attention(3, 6, 17, 17, 24, 24, bias=(6, 17, 17)),
+    "nothing of a size": Attention(size=0, value_size=0),
+    "no batch": Attention(batch=0, bias=(5, 5)),
+    "in bfloat16": Attention(2, 3, 80, 80, 32, 32, compute="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_operands_give_the_same_bits(instruction_set, library_path, name, dtype):
+    case = PACKED[name]
+    if dtype == np.float64:
+        case = replace(case, compute="float32")
+    feeds = case.draw(dtype)
+    apart = run_both(library_path, case, feeds)
+    packed = {key: value for key, value in feeds.items() if key in ("dy", "bias")}
+    packed["qkv"] = np.stack([feeds[each] for each in "qkv"], axis=2)
+    found = run(library_path, "PackedAttention", packed, case.attributes)
+    gradient = run(library_path, "PackedAttentionGradient", packed | found, case.attributes)
+    for index, each in enumerate(("dq", "dk", "dv")):
+        np.testing.assert_array_equal(gradient["dqkv"][:, :, index], apart[each], err_msg=each)
+    for each in ("y", "log_sum", *(["dbias"] if "bias" in feeds else [])):
+        np.testing.assert_array_equal((found | gradient)[each], apart[each], err_msg=each)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3, 4), (2, 5, 2, 4, 8), (2, 5, 3, 4, 8, 1)])
+def test_packed_operands_have_five_axes(shape):
+    with pytest.raises(
+        REFUSED, match=r"\(qkv\) has shape .*, and must have five axes: \[batch, positions, 3, heads, size\]"
+    ):
+        run(PATH, "PackedAttention", {"qkv": np.zeros(shape, np.float32)}, Attention().attributes)

@@ -259,7 +259,9 @@ def test_every_operator_with_a_kernel_is_tested():
     elsewhere = {
         fused.name
         for fused in fused_operators()
-        if fused.name.startswith(("Attention", "Conv", "GRU", "LSTM", "Linear", "MatMulNBits", "RNN"))
+        if fused.name.startswith(
+            ("Attention", "Conv", "GRU", "LSTM", "Linear", "MatMulNBits", "PackedAttention", "RNN")
+        )
     }
     elsewhere.add("BatchNormalization")
     assert {fused.name for fused in fused_operators()} - elsewhere == set(FUNCTIONS) - {"LogSoftmax"}

@@ -193,6 +193,26 @@ def test_computed_scalars_multiply_queries(factors):
     assert_same(given, found)
 
 
+@pytest.mark.parametrize(
+    "size",
+    [
+        "g = Shape(q) e = Slice(g, last, far) h = Cast<to=1>(e) r = Sqrt(h) ",
+        "g = Shape(q) e = Gather(g, three) h = Cast<to=1>(e) r = Sqrt(h) ",
+    ],
+)
+def test_the_root_of_a_known_size_is_a_constant_scale(size):
+    given = model(size + "l = Mul(a, r) m = MatMul(l, j) n = Div(m, r) " + SOFTMAX + AFTER)
+    given.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array(value, np.int64), name)
+        for name, value in (("last", [-1]), ("far", [2**62]), ("three", 3))
+    )
+    found = fused(given)
+    (attention,) = (node for node in found.graph.node if node.op_type == "Attention")
+    assert attention.attribute[0].f == pytest.approx(1)
+    assert "Mul" not in operators(found)
+    assert_same(given, found)
+
+
 def test_scale_of_double_is_not_rounded():
     given = in_double(model("m = MatMul(a, j) l = Mul(m, root) n = Mul(l, root) " + SOFTMAX + AFTER))
     found = fused(given)
@@ -442,7 +462,7 @@ def test_trained_positions_in_windows_are_pytorchs(tmp_path):
     torch.onnx.export(net, (x,), str(path), opset_version=18, dynamo=False, input_names=["x"], dynamic_axes=axes)
     trainer = onnxtrain.Trainer(path, loss="mse", optimizer=onnxtrain.Momentum(10.0, momentum=0.0))
     lowered = onnxtrain.lower(trainer.training_model(), kernels=True)
-    assert {"Attention", "AttentionGradient"} <= {node.op_type for node in lowered.graph.node}
+    assert {"PackedAttention", "PackedAttentionGradient"} <= {node.op_type for node in lowered.graph.node}
     optimizer = torch.optim.SGD(net.parameters(), lr=10.0)
     for _ in range(2):
         loss = trainer.train_step({"x": x.numpy()}, target.numpy())

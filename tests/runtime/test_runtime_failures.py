@@ -185,3 +185,19 @@ def test_a_process_that_has_too_little_memory():
     assert found.returncode == 1
     pattern = NO_MEMORY.format(r"[\d.,]+ MiB")
     assert re.search(pattern, found.stderr), found.stderr
+
+
+def test_an_index_that_is_computed_from_an_input_is_named_by_the_node():
+    table = numpy_helper.from_array(RNG.normal(size=(6, 8)).astype(np.float32), "table")
+    nodes = [
+        helper.make_node("Add", ["one", "ids"], ["twice"]),
+        helper.make_node("Gather", ["table", "twice"], ["y"]),
+    ]
+    one = numpy_helper.from_array(np.array(3), "one")
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", 2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2, 8])
+    graph = helper.make_graph(nodes, "main", [ids], [y], [table, one])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    trainer = onnxtrain.Trainer(model, loss="mean_squared_error", train=["table"])
+    with pytest.raises(StepError, match=r"Gather node .*idx=6 must be within the inclusive range \[-6,5\]"):
+        trainer.train_step({"ids": np.full((3, 2), 3)}, np.ones((3, 2, 8), np.float32))

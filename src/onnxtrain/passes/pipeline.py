@@ -30,6 +30,8 @@ from onnxtrain.passes.fuse.fuse_scatter import fuse_scatter
 from onnxtrain.passes.fuse.fuse_silu import fuse_silu
 from onnxtrain.passes.fuse.fuse_slices import fuse_slices
 from onnxtrain.passes.fuse.fuse_updates import fuse_updates
+from onnxtrain.passes.fuse.pack_attention import pack_attention
+from onnxtrain.passes.fuse.skip_unread_columns import skip_unread_columns
 from onnxtrain.passes.join_scans import join_scans
 from onnxtrain.passes.kernels.lower_without_kernel import lower_without_kernel
 from onnxtrain.passes.kernels.multiply_in_bfloat16 import multiply_in_bfloat16
@@ -115,6 +117,7 @@ def lower_graph(
         fuse_padding(model)  # zeros before a convolution: its own padding
         fuse_scatter(model)  # rows added at indices: one node that sorts them
         fuse_attention(model)  # scores, mask, softmax and matmul: one node
+        pack_attention(graph)  # that reads queries, keys and values where one layer wrote them
         fuse_linear(model, frozen=rounds)  # matmul, transposition, bias and Relu: one node
         if recurrent:
             read_last_state(model)  # of a recurrent layer: its gradient is one step
@@ -145,6 +148,7 @@ def lower_graph(
         use_half_weights(model)  # matmuls read weights in 16 bits as they are stored
         multiply_in_bfloat16(model, wanted=rounds)  # linear layers, where asked for
         remove_unused(model)
+        skip_unread_columns(graph)  # of a gradient that is split, where one part is wanted
         fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
         fuse_gates(graph)  # the gradient of a gated unit: one node for four
         fuse_additions(graph)  # an adapter's output by its matmul, an embedding's gradient in place

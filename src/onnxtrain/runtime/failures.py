@@ -160,7 +160,10 @@ def _beyond_a_table(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray]
     name = "" if source is None else str(source.name)
     if name not in arrays or "position" in name:
         return _too_long(arrays, rows)
-    example = int(np.argwhere(arrays[name] == value)[0][0])
+    places = np.argwhere(arrays[name] == value)
+    if not len(places):  # it was computed from the input
+        return None
+    example = int(places[0][0])
     return outside_of_table(repr(name), value, f"example {example} of the batch", rows)
 
 

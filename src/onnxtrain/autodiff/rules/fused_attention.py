@@ -1,8 +1,9 @@
 """Scaled dot-product attention as one operator of this project's domain, and its gradient.
 
-Queries are [b, s, h, d], keys [b, t, h, d], values [b, t, h, e]. The forward pass keeps the logarithm of each row's sum
-[b, h, s] for the gradient instead of the probabilities [b, h, s, t]. With ``compute`` = "bfloat16" the operands of all
-matmuls are rounded to bfloat16, if the processor has instructions for it; softmax and scale are not.
+Queries are [b, s, h, d], keys [b, t, h, d], values [b, t, h, e]; or all three are packed, [b, s, 3, h, d]. The forward
+pass keeps the logarithm of each row's sum [b, h, s] for the gradient instead of the probabilities [b, h, s, t]. With
+``compute`` = "bfloat16" the operands of all matmuls are rounded to bfloat16, if the processor has instructions for it;
+softmax and scale are not.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.fused import emit, matmul_operands, register_fused
@@ -19,9 +21,11 @@ from onnxtrain.ir import Value
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
 ATTENTION, ATTENTION_GRADIENT = "Attention", "AttentionGradient"
-"""The operators."""
+PACKED, PACKED_GRADIENT = "PackedAttention", "PackedAttentionGradient"
+"""The operators, of queries, keys and values apart and in one."""
 
 _LAST = -1
+_PACKED_AXIS = 2
 _LOG_SUM = 1  # the output
 _LOWEST = -3e38
 _LOWEST_HALF = -6e4
@@ -59,6 +63,23 @@ def _attention(node: Node, q: Value, k: Value, v: Value, bias: Value | None) -> 
     return _Attention(query, keys, values, scores, probability, scale)
 
 
+def _apart(given: Sequence[Value]) -> tuple[Value, Value, Value]:
+    """q, k and v, given apart or packed."""
+    if len(given) == 1:
+        op = given[0].op
+        given = [op.Gather(given[0], op.constant(part, np.int64), axis=_PACKED_AXIS) for part in range(3)]
+    q, k, v = given
+    return q, k, v
+
+
+def _as_given(given: Sequence[Value], gradients: Sequence[Value]) -> list[Value]:
+    """dq, dk and dv, apart or packed as q, k and v are given."""
+    if len(given) > 1:
+        return list(gradients)
+    op = given[0].op
+    return [op.Concat(*(op.Unsqueeze(each, op.ints(_PACKED_AXIS)) for each in gradients), axis=_PACKED_AXIS)]
+
+
 def _product(node: Node, a: Value, b: Value) -> Value:
     """A matmul of the node."""
     a, b = matmul_operands(node, a, b)
@@ -73,7 +94,17 @@ def _swapped(value: Value) -> Value:
 @register_fused(ATTENTION)
 def attention(node: Node) -> Sequence[Value | None]:
     """From q, k, v and bias?: y = softmax(scale q kᵀ + bias) v [b, s, h, e] and log Σ_t exp(score) [b, h, s]."""
-    parts = _attention(node, node.x, node.input_required(1), node.input_required(2), node.input(3))
+    return _attend(node, [node.x, node.input_required(1), node.input_required(2)], node.input(3))
+
+
+@register_fused(PACKED)
+def packed_attention(node: Node) -> Sequence[Value | None]:
+    """From q, k and v in one [b, s, 3, h, d], and bias?: y and the log-sum, as ``Attention``."""
+    return _attend(node, [node.x], node.input(1))
+
+
+def _attend(node: Node, given: Sequence[Value], bias: Value | None) -> list[Value | None]:
+    parts = _attention(node, *_apart(given), bias)
     log_sum = _log_sum(parts.scores) if node.has_output(1) else None
     return [_swapped(_product(node, parts.probability, parts.values)), log_sum]
 
@@ -98,20 +129,33 @@ def attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Grad
     dk = scale dzᵀ q, dbias = dz summed to its shape. The kernel takes no gradient of the log-sum (its derivative is p):
     where there is one, the rule writes standard operators.
     """
-    q, k, v, bias = node.x, node.input_required(1), node.input_required(2), node.input(3)
+    given = [node.x, node.input_required(1), node.input_required(2)]
+    return _gradients_of_inputs(node, ATTENTION_GRADIENT, given, node.input(3), dy, dlog_sum)
+
+
+@register_gradient(PACKED, domain=ONNXTRAIN_DOMAIN)
+def packed_attention_rule(node: Node, dy: Value, dlog_sum: Value | None = None) -> Gradients:
+    """As the gradient of ``Attention``, with dq, dk and dv in one."""
+    return _gradients_of_inputs(node, PACKED_GRADIENT, [node.x], node.input(1), dy, dlog_sum)
+
+
+def _gradients_of_inputs(
+    node: Node, operator: str, given: Sequence[Value], bias: Value | None, dy: Value, dlog_sum: Value | None
+) -> list[Value | None]:
+    q = given[0]
     if node.arrives(_LOG_SUM):
-        parts = _attention(node, q, k, v, bias)
+        parts = _attention(node, *_apart(given), bias)
         p = parts.probability
         (dscores,) = emit(node.op, "SoftmaxGradient", _dp(node, parts, dy), p, like=[p], axis=_LAST)
         if dlog_sum is not None:
             dscores = dscores + p * node.op.Unsqueeze(dlog_sum, node.op.ints(_LAST))
         dbias = None if bias is None else node.op.reduce_to(dscores, bias)
-        return [*_gradients(node, parts, dy, dscores), dbias][: len(node.inputs)]
-    shape = None if q.shape is None else (q.shape[0], q.shape[2], q.shape[1])
+        return [*_as_given(given, _gradients(node, parts, dy, dscores)), dbias][: len(node.inputs)]
+    shape = None if q.shape is None else (q.shape[0], q.shape[-2], q.shape[1])
     log_sum = node.output_required(1, q.dtype, shape)
     settings = {"scale": float(node.attribute("scale")), "zero_empty_rows": node.attribute("zero_empty_rows", 0)}
-    like = [q, k, v, *([bias] if node.wants(bias) else [])]
-    found = emit(node.op, ATTENTION_GRADIENT, dy, q, k, v, node.y, log_sum, bias, like=like, **settings)
+    like = [*given, *([bias] if node.wants(bias) else [])]
+    found = emit(node.op, operator, dy, *given, node.y, log_sum, bias, like=like, **settings)
     return [*found, None][: len(node.inputs)]
 
 
@@ -123,12 +167,23 @@ def attention_gradient(node: Node) -> Sequence[Value]:
     Σ_t p dp = Σ_e dy y; the body computes both from q, k, v and bias alone, so that the second derivative is with
     respect to these.
     """
+    return _gradient(node, [node.input_required(index) for index in (1, 2, 3)], node.input(6))
+
+
+@register_fused(PACKED_GRADIENT)
+def packed_attention_gradient(node: Node) -> Sequence[Value]:
+    """From dy, q, k and v in one, y, log_sum and bias?: dq, dk and dv in one, and dbias?, as ``AttentionGradient``."""
+    return _gradient(node, [node.input_required(1)], node.input(4))
+
+
+def _gradient(node: Node, given: Sequence[Value], bias: Value | None) -> list[Value]:
     op = node.op
-    parts = _attention(node, node.input_required(1), node.input_required(2), node.input_required(3), node.input(6))
-    dp, p, bias = _dp(node, parts, node.x), parts.probability, node.input(6)
+    parts = _attention(node, *_apart(given), bias)
+    dp, p = _dp(node, parts, node.x), parts.probability
     dscores = p * (dp - op.ReduceSum(dp * p, op.ints(_LAST), keepdims=1))
-    gradients = _gradients(node, parts, node.x, dscores)
-    return gradients if bias is None or not node.has_output(3) else [*gradients, op.reduce_to(dscores, bias)]
+    gradients = _as_given(given, _gradients(node, parts, node.x, dscores))
+    wanted = bias is not None and node.has_output(len(gradients))
+    return [*gradients, op.reduce_to(dscores, bias)] if bias is not None and wanted else gradients
 
 
 def _dp(node: Node, parts: _Attention, dy: Value) -> Value:

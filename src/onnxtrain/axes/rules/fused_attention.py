@@ -57,4 +57,10 @@ def attention(node: Node) -> list[list[Axis]]:
     return [[batch, fixed(reason), Axis(labels, zero=node.axis(2, 2).zero)]]
 
 
-no_rule("Attention", "Linear", domain=ONNXTRAIN_DOMAIN, reason="it is a part of training graphs, not of model files")
+no_rule(
+    "Attention",
+    "PackedAttention",
+    "Linear",
+    domain=ONNXTRAIN_DOMAIN,
+    reason="it is a part of training graphs, not of model files",
+)

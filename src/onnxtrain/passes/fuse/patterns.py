@@ -29,6 +29,7 @@ from onnxtrain.ir.clone import captured_values
 from onnxtrain.ir.domains import TRAINING_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, set_inputs
 from onnxtrain.ir.value import constant_number, dimensions, is_float
+from onnxtrain.passes.fuse.known_numbers import known_number
 
 _log = logging.getLogger("onnxtrain.passes")
 
@@ -302,11 +303,11 @@ def _unscaled(value: ir.Value) -> tuple[ir.Value, float | tuple[ir.Value, str]] 
     first, second = node.inputs
     assert first is not None
     assert second is not None
-    number = constant_number(second)
+    number = known_number(second)
     if number is not None:
         return first, (number if node.op_type == "Mul" else 1 / number if number else math.inf)
     if node.op_type == "Mul":
-        number = constant_number(first)
+        number = known_number(first)
         if number is not None:
             return second, number
         if dimensions(first) in ((), (1,)):

@@ -6,7 +6,7 @@ import math
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff.rules.fused_attention import ATTENTION, ATTENTION_GRADIENT
+from onnxtrain.autodiff.rules.fused_attention import ATTENTION, ATTENTION_GRADIENT, PACKED, PACKED_GRADIENT
 from onnxtrain.autodiff.rules.matmul_nbits import GRADIENT, PRODUCT
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
@@ -35,10 +35,10 @@ def multiply_in_bfloat16(model: ir.Model, *, wanted: bool) -> None:
     """Let matmuls round their operands to bfloat16 and accumulate in float, forward and backward, in place.
 
     ``Linear``, ``LinearGradient``, ``LinearWeightGradient``, ``MatMulNBits``, ``MatMulNBitsGradient``, ``Conv``,
-    ``ConvInputGradient``, ``ConvWeightGradient``, ``Attention`` and ``AttentionGradient`` of the domain ``onnxtrain``
-    get the attribute ``compute``. Linear layers whose weights have fewer than 64 rows or columns, convolutions of
-    several groups or few channels, and weights of unknown sizes stay in float32, and float64 nodes stay in float64.
-    Everything else (softmax, norms, losses, updates) is never rounded.
+    ``ConvInputGradient``, ``ConvWeightGradient``, ``Attention``, ``PackedAttention`` and their gradients of the domain
+    ``onnxtrain`` get the attribute ``compute``. Linear layers whose weights have fewer than 64 rows or columns,
+    convolutions of several groups or few channels, and weights of unknown sizes stay in float32, and float64 nodes stay
+    in float64. Everything else (softmax, norms, losses, updates) is never rounded.
 
     Requires: types, and the shapes of weights. Ensures: a sorted graph.
 
@@ -57,7 +57,7 @@ def _is_worth_it(node: ir.Node) -> bool:
     """Return whether a node in float is attention, or a layer whose weight is large enough."""
     x = node.inputs[0]
     is_float = x is not None and x.dtype == ir.DataType.FLOAT
-    if node.op_type in (ATTENTION, ATTENTION_GRADIENT):
+    if node.op_type in (ATTENTION, ATTENTION_GRADIENT, PACKED, PACKED_GRADIENT):
         return is_float
     if node.op_type in CONVOLUTIONS:
         return is_float and _gains(node)
