@@ -10,6 +10,7 @@ QKV = (
     normal(BATCH, KEYS, HEADS, SIZE, seed=1),
     normal(BATCH, KEYS, HEADS, VALUE_SIZE, seed=2),
 )
+PACKED = normal(BATCH, QUERIES, 3, HEADS, SIZE, seed=8)
 FORBIDDEN = np.random.default_rng(0).random((QUERIES, KEYS)) < 0.4
 FORBIDDEN[:, 1] = False
 CAUSAL = np.where(np.tril(np.ones((QUERIES, KEYS))) > 0, 0, -np.inf)
@@ -26,6 +27,11 @@ def masked(label: str, bias: np.ndarray, **options) -> Case:
     return attention(label, *QKV, bias, wrt=KEPT, **options)
 
 
+def packed(label: str, *inputs: np.ndarray, **options) -> Case:
+    """Create a case with queries, keys and values in one tensor."""
+    return case("PackedAttention", *inputs, domain="onnxtrain", label=f"fused-{label}", scale=0.5, **options)
+
+
 CASES = [
     attention("plain", *QKV),
     attention("opset-17", *QKV, opset=17, outputs=2, wrt=KEPT),
@@ -38,5 +44,9 @@ CASES = [
     masked("causal", CAUSAL),
     masked("repeated-bias", normal(BATCH, 1, 1, KEYS, seed=6)),
     masked("empty-row", EMPTY_ROW, zero_empty_rows=1),
+    packed("plain", PACKED),
+    packed("log-sum", PACKED, outputs=2),
+    packed("bias-gradient", PACKED, normal(HEADS, QUERIES, QUERIES, seed=9)),
+    packed("masked", PACKED, CAUSAL[:, :QUERIES], wrt="a", zero_empty_rows=1),
     masked("large-scores", 30 * normal(QUERIES, KEYS, seed=7)),
 ]
