@@ -18,7 +18,6 @@ CHAINS = {
     "a sum of many": "a = Sum(x, u, x) b = Neg(a) y = Relu(b)",
     "the slope of SiLU": "s = Sigmoid(x) r = Sub(one, s) a = Mul(x, r) b = Add(a, one) c = Mul(s, b) y = Mul(u, c)",
 }
-RANDOM = np.random.default_rng(0)
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 3.0, -3.0, 88.0, -104.0, 1e-40], np.float32)
 
 
@@ -53,12 +52,14 @@ def test_a_chain_is_one_node_with_the_same_results(nodes, kind):
     found = passed(given, fuse)
     assert operators(found) == ["Elementwise"]
     dtype = np.float32 if kind == "float" else np.float64
-    x, u = (RANDOM.normal(0, 3, (9001, 4)).astype(dtype) for _ in range(2))  # several tasks, and a tail
+    rng = np.random.default_rng(0)
+    x, u = (rng.normal(0, 3, (9001, 4)).astype(dtype) for _ in range(2))  # several tasks, and a tail
     x.flat[: SPECIAL.size] = SPECIAL
     x.flat[-SPECIAL.size :] = SPECIAL
     before, after = (results(proto, {"x": x, "u": u}) for proto in (given, found))
     if "Sigmoid" in nodes:
-        np.testing.assert_allclose(after, before, rtol=3e-6, atol=3e-6)
+        # ONNX Runtime's sigmoid is off by up to 3e-7, which is multiplied by u: up to 12.
+        np.testing.assert_allclose(after, before, rtol=3e-6, atol=1e-5)
     else:
         np.testing.assert_array_equal(after, before)
 
@@ -143,7 +144,7 @@ def test_training_is_as_without_kernels(nodes):
     proto = parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> f (float[n, 4] x) => (float[n, 4] y) <{CONSTANTS}> {{ {nodes} }}'
     )
-    x = RANDOM.normal(0, 2, (50, 4)).astype(np.float32)
+    x = np.random.default_rng(1).normal(0, 2, (50, 4)).astype(np.float32)
     (plain_losses, plain), (losses, trainer) = trained_both_ways(proto, "g", x, np.ones_like(x))
     np.testing.assert_allclose(losses, plain_losses, rtol=1e-5)
     assert losses[-1] < losses[0]
