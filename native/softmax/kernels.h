@@ -1,6 +1,7 @@
 // LogSoftmax, and gradients of Softmax and LogSoftmax, along one axis of [outer, size, inner], and of softmax cross-entropy.
 //
-// Included by kernels.cpp only. y = x - log sum exp(x), dx = y (dy - sum of dy y), and dx = dy - exp(y) sum of dy. Sums are taken in float64.
+// Included by kernels.cpp only. y = x - log sum exp(x), dx = y (dy - sum of dy y), and dx = dy - exp(y) sum of dy. Sums of
+// gradients are taken in float64, those of LogSoftmax in the type of x.
 #pragma once
 
 #include "kernels/elementwise.h"

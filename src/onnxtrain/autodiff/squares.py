@@ -10,7 +10,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from onnxtrain.ir.value import constant_number, constant_tensor
+from onnxtrain.ir.value import behind, constant_number, constant_tensor
 
 _SAME: Final = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Expand"})
 
@@ -60,8 +60,6 @@ def _is_square(value: ir.Value | None) -> bool:
 
 def _producer(value: ir.Value | None) -> ir.Node | None:
     """Return the node of ONNX that computes the elements of a value."""
-    while value is not None and (node := value.producer()) is not None and not node.domain:
-        if node.op_type not in _SAME:
-            return node
-        value = node.inputs[0]
-    return None
+    source = behind(value, _SAME)
+    node = None if source is None else source.producer()
+    return None if node is None or node.domain else node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Union
 
 import numpy as np
@@ -212,6 +212,15 @@ def constant_tensor(value: ir.Value) -> ir.TensorProtocol | None:
             tensor.name = value.name  # as onnx-ir does
             return tensor
     return ir.convenience.get_const_tensor(value)
+
+
+def behind(value: ir.Value | None, operators: Collection[str]) -> ir.Value | None:
+    """Return the value before any standard nodes of these operators, each of which passes its first input on."""
+    while value is not None and (node := value.producer()) is not None:
+        if node.domain or node.op_type not in operators:
+            break
+        value = node.inputs[0]
+    return value
 
 
 def constant_array(value: ir.Value | None) -> np.ndarray | None:

@@ -7,7 +7,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from onnxtrain.ir.value import constant_number
+from onnxtrain.ir.value import behind, constant_number
 
 _SAME: Final = frozenset({"Identity", "Cast", "Reshape"})
 
@@ -54,9 +54,7 @@ def _is_distribution(value: ir.Value | None) -> bool:
 
 def _same(value: ir.Value | None) -> ir.Value | None:
     """Return the value behind operators that keep its elements."""
-    while value is not None and (node := value.producer()) is not None and node.op_type in _SAME:
-        value = node.inputs[0]
-    return value
+    return behind(value, _SAME)
 
 
 def _producer(value: ir.Value | None) -> ir.Node | None:

@@ -27,7 +27,7 @@ from enum import Enum
 import onnx_ir as ir
 
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import constant_tensor
+from onnxtrain.ir.value import behind, constant_tensor
 
 Reader = tuple[ir.Node, int]
 """A node and the index of its input that reads a value."""
@@ -63,12 +63,7 @@ def is_statistic(operator: str, index: int) -> bool:
 
 def behind_identity(value: ir.Value | None) -> ir.Value | None:
     """Return the value before any Identity nodes."""
-    while value is not None:
-        producer = value.producer()
-        if producer is None or producer.op_type != "Identity" or producer.domain:
-            return value
-        value = producer.inputs[0]
-    return None
+    return behind(value, ("Identity",))
 
 
 def summed_with(reader: Reader) -> ir.Node | None:
