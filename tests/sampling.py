@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-MANY = 8
+MANY = 4
 """Cases of a test of which the default run takes all."""
 
 _OWN_RUNS = ("thorough", "sweep", "slow", "reliability", "browser")

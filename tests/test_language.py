@@ -70,6 +70,7 @@ def test_words_of_our_own_stay_away(words):
     assert not found, f"say {INSTEAD[words]}:\n" + "\n".join(found)
 
 
+@pytest.mark.thorough
 def test_docstrings_begin_with_a_verb_or_a_noun():
     found = [
         f"{name}:{line}: {docstring.splitlines()[0]}"

@@ -47,7 +47,7 @@ import pytest
 @pytest.mark.parametrize("case", range(30))
 def test_many(case): pass
 
-@pytest.mark.parametrize("case", range(8))
+@pytest.mark.parametrize("case", range(4))
 def test_few(case): pass
 
 @pytest.mark.sampled(2)
@@ -57,7 +57,7 @@ def test_marked(case): pass
 
 
 @pytest.mark.parametrize(
-    ("marks", "passed"), [("not thorough", 10 + 8 + 20), ("thorough and not sweep", 20 + 7), ("sweep", 13)]
+    ("marks", "passed"), [("not thorough", 10 + 4 + 20), ("thorough and not sweep", 20 + 7), ("sweep", 13)]
 )
 def test_of_many_cases_one_in_three_runs_by_default(tmp_path, marks, passed):
     (tmp_path / "conftest.py").write_text(

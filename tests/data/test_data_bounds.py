@@ -37,6 +37,7 @@ def write_parquet(path, width):
     pyarrow.parquet.write_table(arrow.table({**columns, "y": np.arange(3)}), path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("suffix", "write"), [("csv", write_csv), ("parquet", write_parquet)])
 def test_twenty_thousand_columns_take_linear_time(suffix, write, tmp_path):
     """Eight times the columns would take 64 times as long if each were looked for among all."""
@@ -200,6 +201,7 @@ def test_small_compressed_arrays_have_one_bound_together(tmp_path, monkeypatch):
     assert [what[:9] for what in extracted] == ["array 'c'", "array 'd'"]
 
 
+@pytest.mark.thorough
 @linux
 def test_columns_of_compressed_zeros_take_no_memory(tmp_path):
     """A Parquet file of 20 million rows in some hundred kilobytes; its targets lie in a temporary file, too."""

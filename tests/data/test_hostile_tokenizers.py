@@ -64,6 +64,7 @@ def encoded(folder: Path, tokenizer: Any, text: str = "a b") -> np.ndarray:
     return batch.inputs["ids"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", REFUSED)
 def test_hostile_files_are_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "_SECONDS", 5.0)

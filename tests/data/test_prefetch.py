@@ -144,6 +144,7 @@ def test_settings_of_numpy_hold_in_the_thread():
         trainer().fit(load)
 
 
+@pytest.mark.thorough
 def test_waiting_is_measured_and_reported(capsys):
     reader = Prefetch()
     load, _ = batches(0.05)

@@ -35,7 +35,7 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def start(self) -> None:
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()  # seconds until it sees its end
 
 
 class Requests(BaseHTTPRequestHandler):

@@ -56,8 +56,8 @@ def serving(program, folder, pages=3, timeout=60.0, rounds=3, tls=None, value=0.
         for _ in range(rounds):
             aggregator.next_round()
 
-    for target in (server.serve_forever, average):
-        threading.Thread(target=target, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()  # seconds until it sees its end
+    threading.Thread(target=average, daemon=True).start()
 
     def ask(method, path, body=None, **headers):
         given = {"Authorization": f"Bearer {server.token}"} | headers
@@ -350,6 +350,7 @@ def test_damaged_requests_do_no_harm(program, tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.thorough
 def test_a_slow_sender_is_disconnected(program, tmp_path, monkeypatch):
     """One byte now and then keeps no connection beyond its time."""
     monkeypatch.setattr(program, "HEAD_TIME", 0.5)
@@ -482,6 +483,7 @@ def process(folder, *arguments):
         server.communicate()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_the_server_while_clients_are_connected(tmp_path):
     with process(tmp_path, "--pages", "2") as (server, ask), ThreadPoolExecutor() as pool:
         own = ask("GET", "/weights?page=a")[1]
@@ -503,6 +505,7 @@ def test_ctrl_c_ends_the_server_while_clients_are_connected(tmp_path):
             connection.close()
 
 
+@pytest.mark.thorough
 def test_the_process_stops_after_its_rounds_and_refuses_late_pages(tmp_path):
     with process(tmp_path, "--pages", "2", "--rounds", "2", "--timeout", "0.5") as (server, ask):
         own = ask("GET", "/weights?page=a")[1]
