@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import Dimension
+from onnxtrain.ir.value import Dimension, behind
 from onnxtrain.losses.base import ReducedLoss, TargetKind, node_rank
 from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
 from onnxtrain.losses.groups import check_above_zero
@@ -81,13 +81,18 @@ class MarginLoss(ReducedLoss):
 
 def _may_be_cosines(value: ir.Value) -> bool:
     """Return whether a value may be a matmul of vectors of length 1; True where its origin is not known."""
-    producer = _behind(value).producer()
+    producer = _producer_behind(value)
     if producer is None or producer.op_type == "Div":  # by the product of lengths
         return True
     if producer.op_type == "MatMul" or (producer.op_type == "Gemm" and len(producer.inputs) == 2):
-        sources = [_behind(operand).producer() for operand in producer.inputs if operand is not None]
+        sources = [_producer_behind(operand) for operand in producer.inputs]
         return any(source is not None and _divides_by_length(source) for source in sources)
     return False
+
+
+def _producer_behind(value: ir.Value | None) -> ir.Node | None:
+    found = behind(value, _KEEPING)
+    return None if found is None else found.producer()
 
 
 def _divides_by_length(node: ir.Node) -> bool:
@@ -106,14 +111,6 @@ def _is_length(value: ir.Value | None) -> bool:
         if producer is not None and producer.op_type in _OF_LENGTHS:
             waiting += producer.inputs[: 1 if producer.op_type in ("Expand", "Clip", "Unsqueeze", "Reshape") else 2]
     return False
-
-
-def _behind(value: ir.Value) -> ir.Value:
-    producer = value.producer()
-    while producer is not None and producer.op_type in _KEEPING and producer.inputs[0] is not None:
-        value = producer.inputs[0]
-        producer = value.producer()
-    return value
 
 
 @checks_arguments
