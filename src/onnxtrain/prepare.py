@@ -41,6 +41,7 @@ from onnxtrain.working_copy.adaptation import Adapted
 from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.filled_biases import stop_at_filled_biases
 from onnxtrain.working_copy.head_norms import separate_head_norms
+from onnxtrain.working_copy.image_inputs import mark_image_inputs
 from onnxtrain.working_copy.kv_cache import let_caches_grow, remove_cache_inputs
 from onnxtrain.working_copy.program_stops import stop_as_program
 from onnxtrain.working_copy.training_modes import Modes, find_layers, set_modes
@@ -91,6 +92,7 @@ def prepare(
     else:
         remove_cache_inputs(model)
     mark_token_inputs(model)
+    mark_image_inputs(model)
     halves = widen(model)
     model = infer_shapes(model)
     separate_head_norms(model)

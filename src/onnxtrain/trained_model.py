@@ -14,7 +14,15 @@ import onnx
 
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
-from onnxtrain.data.data_names import LABELS, labels_text, names_of_checkpoint, read_names, write_names
+from onnxtrain.data.data_names import (
+    LABELS,
+    labels_text,
+    names_of_checkpoint,
+    read_names,
+    recorded_labels,
+    write_names,
+)
+from onnxtrain.data.labels import assumed_order
 from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.executor import Executor
@@ -74,7 +82,9 @@ class TrainedModel:
         set_to_zero(self._states, config.masks)
         self._rate = LearningRate(config.optimizer.learning_rate)
         names = getattr(config.lora, "adapter", None)
-        self._data = data or DataAdapter(read_names(config.model, names), folder=config.model.folder)
+        self._data = data or DataAdapter(
+            read_names(config.model, names), folder=config.model.folder, recorded=recorded_labels(config.model)
+        )
         self._evaluators: dict[tuple[Forms | None, bool, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
 
@@ -239,6 +249,8 @@ class TrainedModel:
             reference=self._reference,
         )
         self._warn_of_rows(dataset)
+        if (labels := self._data.take_new_labels()) is not None and self._data.labels_are_assumed:
+            self._warn_once(assumed_order(labels))
         weighted = weights is not None or (objective.targets is not None and dataset.weighted)
         evaluator = self._evaluator(form, ema, weighted=weighted, packed=objective.packed)
         dataset = evaluator.objective.accept(dataset, weights)
@@ -258,8 +270,16 @@ class TrainedModel:
         Warns:
             TrainingHint: There are such rows.
         """
+        self._warn_once(*dataset.hints)
+
+    def _warn_once(self, *texts: str) -> None:
+        """Add hints, and warn of those that are new.
+
+        Warns:
+            TrainingHint: One is new.
+        """
         known = {hint.text for hint in self._hints}
-        found = [Hint(text, surprising=True) for text in dataset.hints if text not in known]
+        found = [Hint(text, surprising=True) for text in texts if text not in known]
         self._hints += found
         warn_of(found)
 
@@ -555,15 +575,15 @@ class TrainedModel:
         """Return the model with its current weights, and all states, for another process."""
         fields = {name: value for name, value in vars(self.config).items() if name != "model"}
         states = {name: np.array(array) for name, array in self._states.items()}
-        data = (self._data.names, self._data.numbered, self._data.folder)
+        data = (self._data.names, self._data.numbered, self._data.folder, self._data.recorded)
         kept = {"fields": fields, "states": states, "rate": self._rate, "data": data}
         return {"model": self._base().SerializeToString(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the pickled state with a new session."""
         file = ModelFile.load(onnx.ModelProto.FromString(state["model"]))
-        names, numbered, folder = state["data"]
-        data = DataAdapter(names, numbered=numbered, folder=folder)
+        names, numbered, folder, recorded = state["data"]
+        data = DataAdapter(names, numbered=numbered, folder=folder, recorded=recorded)
         self._start(TrainingConfig(model=file, **state["fields"]), None, state["states"], data)
         self._rate = state["rate"]
 

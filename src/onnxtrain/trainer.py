@@ -21,7 +21,7 @@ from onnxtrain.config import (
 )
 from onnxtrain.data import Dataset, split_validation
 from onnxtrain.data.data_names import names_of_checkpoint
-from onnxtrain.data.labels import fewer_labels
+from onnxtrain.data.labels import doubts
 from onnxtrain.data.naming import NoSuchArrayError
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import OptionError
@@ -559,20 +559,19 @@ class Trainer(TrainedModel):
         dataset = self._objective.accept(dataset, weights)
         named = weights if isinstance(weights, str) else None
         self._data.learn(dataset.columns, (target, named))
-        self._warn_of_few_labels()
+        self._data.learn_pixels(dataset.pixels)
+        self._warn_of_labels()
         return dataset
 
-    def _warn_of_few_labels(self) -> None:
-        """Warn where a model has more classes than the data have labels.
+    def _warn_of_labels(self) -> None:
+        """Warn where labels that were learned may not be in the order of the model's classes.
 
         Warns:
-            TrainingHint: It has.
+            TrainingHint: They may not.
         """
         labels, targets = self._data.take_new_labels(), self._objective.targets
-        if labels is None or targets is None or targets.classes is None or len(labels) >= targets.classes:
-            return
-        self._hints.append(Hint(fewer_labels(labels, targets.classes), surprising=True))
-        warn_of(self._hints[-1:])
+        if labels is not None and targets is not None:
+            self._warn_once(*doubts(labels, targets.classes, self._data.recorded))
 
     # Names of the version before.
     trained = old_attribute("trained", "parameters (live views) or get_weights() (copies)", "_trained")

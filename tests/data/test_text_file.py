@@ -124,3 +124,24 @@ def test_mismatches(table, tokenizer, tmp_path):
         TextFile(table, tokenizer, length=0)
     with pytest.raises(OptionError, match="length is 3, but the model takes 4 tokens"):
         read(TextFile(table, tokenizer, length=3), spec("ids", 4), target="kind")
+
+
+def test_blank_texts_are_told_and_texts_without_tokens_refused(tmp_path, tokenizer, caplog):
+    rows = ["the cat", " ", "", "a dog"]
+    lines = [f'"{text}",{label}' for text, label in zip(rows, "abab", strict=True)]
+    (tmp_path / "blank.csv").write_text("\n".join(["text,kind", *lines]))
+    with pytest.raises(DataError, match=r"the text ' ' at example 1 of '.*blank\.csv' has no tokens; .* remove such"):
+        read(TextFile(tmp_path / "blank.csv", tokenizer), spec("tokens"), target="kind")
+    found = tokenizers.Tokenizer.from_file(str(tokenizer))
+    found.post_processor = tokenizers.processors.TemplateProcessing(single="a $A", special_tokens=[("a", 5)])
+    with caplog.at_level("WARNING", "onnxtrain"):
+        batch = read(TextFile(tmp_path / "blank.csv", found), spec("tokens"), target="kind")
+    assert batch.inputs["tokens"].tolist() == [[5, 2, 3], [5, 0, 0], [5, 0, 0], [5, 5, 6]]
+    assert "2 of 4 texts in" in caplog.text
+    assert "are blank, the first at example 1." in caplog.text
+
+
+def test_only_line_breaks_end_the_texts_of_a_file(tmp_path, tokenizer):
+    (tmp_path / "d.txt").write_bytes("the\u2028cat\r\na\x0cdog\nthe\x85dog\n".encode())
+    batch = read(TextFile(tmp_path / "d.txt", tokenizer), spec("tokens"), need_target=False)
+    assert batch.inputs["tokens"].tolist() == [[2, 3], [5, 6], [2, 6]]

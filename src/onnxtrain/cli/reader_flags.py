@@ -20,10 +20,16 @@ class ReaderFlags:
     """Settings of the readers in :mod:`onnxtrain.data`, for all data of a command."""
 
     mean: Annotated[
-        str | None, Parameter(metavar="NUMBERS", help="Images: subtract this, one number or 0.49,0.46,0.41.")
+        str | None,
+        Parameter(
+            metavar="NUMBERS", help="Images: subtract this, one number or 0.49,0.46,0.41.  [default: the model's]"
+        ),
     ] = None
     std: Annotated[
-        str | None, Parameter(metavar="NUMBERS", help="Images: divide by this, one number or 0.23,0.22,0.23.")
+        str | None,
+        Parameter(
+            metavar="NUMBERS", help="Images: divide by this, one number or 0.23,0.22,0.23.  [default: the model's]"
+        ),
     ] = None
     skip_broken: Annotated[bool, SWITCH, Parameter(help="Images: skip those that cannot be read.")] = False
     delimiter: Annotated[

@@ -19,7 +19,7 @@ from onnxtrain.data.base import (
     chosen_check,
     share,
 )
-from onnxtrain.data.conversion import Array, TensorSpec, check_symbols, convert, symbol_sizes
+from onnxtrain.data.conversion import Array, Pixels, Rescaled, TensorSpec, check_symbols, convert, symbol_sizes
 from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, sampled
 from onnxtrain.data.naming import NamedColumns, check_beside
 from onnxtrain.data.target_checks import TargetCheck, check_weights
@@ -95,6 +95,12 @@ class ArrayDataset(Dataset):
     def columns(self) -> dict[str, tuple[str, ...]]:
         """Names of the columns of inputs that were given as tables."""
         return {key: column.names for key, column in self._inputs.items() if column.names is not None}
+
+    @property
+    def pixels(self) -> Pixels | None:
+        """Normalization of images that a trained model has to record; None without one."""
+        arrays: list[object] = [column.array for column in self._columns]
+        return next((array.pixels for array in arrays if isinstance(array, Rescaled)), None)
 
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Self:
         """Return the same data with named columns in the order of a model; see `Dataset.in_order_of`."""

@@ -12,6 +12,7 @@ import numpy as np
 from onnxtrain.data.conversion import (
     Array,
     DeferredArray,
+    Pixels,
     TensorSpec,
     check_finite,
     check_indices,
@@ -97,6 +98,11 @@ class Dataset(ABC):
     def columns(self) -> dict[str, tuple[str, ...]]:
         """Names of the columns of inputs that were given as tables, as far as they are known, by input."""
         return {}
+
+    @property
+    def pixels(self) -> Pixels | None:
+        """Normalization of images that a trained model has to record; None without one."""
+        return None
 
     @property
     def declared_labels(self) -> Sequence[str]:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,35 @@ from onnxtrain.errors import DataError
 from onnxtrain.runtime.failures import outside_of_table
 
 Array = npt.NDArray[Any]
+
+
+class Pixels(NamedTuple):
+    """Normalization of images: (pixel / 255 - mean) / std.
+
+    Attributes:
+        mean: One number, or one per channel.
+        std: One number, or one per channel.
+        reason: Why it is assumed, as the end of a sentence; "" where it is that of the training.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    reason: str = ""
+
+    def record(self) -> dict[str, list[float]]:
+        """Return mean and std as JSON data."""
+        return {"mean": list(self.mean), "std": list(self.std)}
+
+    def is_same(self, other: Pixels) -> bool:
+        """Return whether two normalizations compute the same."""
+        return bool(np.array_equal(self._numbers(), other._numbers()))
+
+    def _numbers(self) -> Array:
+        return np.array([np.broadcast_to(self.mean, 3), np.broadcast_to(self.std, 3)])
+
+
+BYTES: Final = Pixels((0.0,), (1 / 255,), "since the model scales images of 0 to 255 itself")
+"""Images as pixels of 0 to 255."""
 
 
 class Rescaled:
@@ -27,6 +56,7 @@ class Rescaled:
         stored: [N, ...].
         scale: Broadcasts with a row.
         shift: Broadcasts with a row.
+        pixels: The normalization of images, where a trained model has to record it.
 
     >>> array = Rescaled(np.array([[0, 255]], np.uint8), np.array([1 / 255]), np.array([-0.5]))
     >>> array[:1].tolist(), array.shape
@@ -35,8 +65,8 @@ class Rescaled:
 
     dtype: Final = np.dtype(np.float32)
 
-    def __init__(self, stored: Array, scale: Array, shift: Array) -> None:
-        self._stored = stored
+    def __init__(self, stored: Array, scale: Array, shift: Array, pixels: Pixels | None = None) -> None:
+        self._stored, self.pixels = stored, pixels
         self._scale, self._shift = scale.astype(np.float32), shift.astype(np.float32)
         self.shape, self.ndim = stored.shape, stored.ndim
         self.base = stored
@@ -90,6 +120,7 @@ class TensorSpec:
         kv_caches: KV-cache inputs that were removed from the model; data may contain them, with empty arrays.
         right_padded: True for a mask whose rows must be ones followed by zeros.
         documents: True for a mask that may number the documents of a packed row, from 1; 0 is padding on the right.
+        pixels: Normalization of images by default; None for pixel / 255.
         table_rows: Rows of the embedding table that the values are looked up in; None where they are not.
     """
 
@@ -105,6 +136,7 @@ class TensorSpec:
     right_padded: bool = False
     table_rows: int | None = None
     documents: bool = False
+    pixels: Pixels | None = None
 
     def describe_shape(self) -> str:
         """Format the shape for an error message, for example ``(batch, 3, 32, 32)``.

@@ -1,16 +1,18 @@
-"""Names of columns and labels in a model's training data, stored in a file beside the model."""
+"""Names of columns and labels in a model's training data, and its images' normalization: a file beside the model."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from onnxtrain.data.conversion import TensorSpec
+from onnxtrain.data.conversion import Pixels, TensorSpec
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, parse_json, read_json, read_text
@@ -31,11 +33,13 @@ class DataNames:
         columns: Columns of each input that has column names, in the model's order.
         left_out: Further columns, which the model does not read: targets and example weights.
         labels: Labels of the classes, in their order; ``None`` where targets are no strings.
+        pixels: Normalization of images; ``None`` where it is not known.
     """
 
     columns: Columns = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = None
+    pixels: Pixels | None = None
 
     def learned(self, columns: Columns, left_out: Iterable[str | None]) -> DataNames:
         """Return the names with those of more data; known names are kept."""
@@ -46,11 +50,14 @@ class DataNames:
         return replace(self, columns={**self.columns, **new}, left_out=tuple(beside))
 
     def specs(self, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-        """Return specs of a model's inputs with the names of their columns."""
+        """Return specs of a model's inputs with the names of their columns and the normalization of images."""
         return [
-            replace(spec, columns=self.columns[spec.name], left_out=self.left_out)
-            if spec.name in self.columns
-            else spec
+            replace(
+                spec,
+                columns=self.columns.get(spec.name),
+                left_out=self.left_out if spec.name in self.columns else (),
+                pixels=self.pixels or spec.pixels,
+            )
             for spec in specs
         ]
 
@@ -61,6 +68,7 @@ class DataNames:
             **({"columns": columns} if columns else {}),
             **({"left_out": list(self.left_out)} if columns and self.left_out else {}),
             **({} if self.labels is None else {"labels": list(self.labels)}),
+            **({} if self.pixels is None or self.pixels.reason else self.pixels.record()),
         }
 
     @classmethod
@@ -71,7 +79,7 @@ class DataNames:
             ValueError: The data has another form.
         """
         known = {"labels": record} if isinstance(record, list) else record
-        if not isinstance(known, dict) or not known or not known.keys() <= {"columns", "left_out", "labels"}:
+        if not isinstance(known, dict) or not known or not known.keys() <= _KEYS:
             raise ValueError("the data has another form")
         columns, labels = known.get("columns", {}), known.get("labels")
         lists = [*(columns.values() if isinstance(columns, dict) else [None]), *([labels] if "labels" in known else [])]
@@ -81,7 +89,39 @@ class DataNames:
         if not _is_list_of_texts(left_out):
             raise ValueError("the data has another form")
         found = {name: tuple(names) for name, names in columns.items()}
-        return cls(found, tuple(left_out), None if labels is None else tuple(labels))
+        return cls(found, tuple(left_out), None if labels is None else tuple(labels), _pixels(known))
+
+
+_KEYS: Final = {"columns", "left_out", "labels", "mean", "std"}
+
+
+def _pixels(record: Mapping[str, Any], reason: str = "") -> Pixels | None:
+    """Return the normalization that a record has; ``None`` where it has none.
+
+    Raises:
+        ValueError: The data has another form.
+    """
+    if "mean" not in record and "std" not in record:
+        return None
+    mean, std = _by_channel(record.get("mean")), _by_channel(record.get("std"))
+    if min(std) <= 0:
+        raise ValueError("the data has another form")
+    return Pixels(mean, std, reason)
+
+
+def _by_channel(values: object) -> tuple[float, ...]:
+    """Return one number, or one per channel.
+
+    Raises:
+        ValueError: The data has another form.
+    """
+    if not isinstance(values, list) or len(values) not in (1, 3) or not all(map(_is_number, values)):
+        raise ValueError("the data has another form")
+    return tuple(map(float, values))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_list_of_texts(value: object) -> bool:
@@ -112,7 +152,7 @@ def write_names(model: Path, names: DataNames) -> None:
             DataNames.of_record(read_json(path))
             path.unlink()
         return
-    only_labels = names.labels is not None and not names.columns
+    only_labels = record.keys() == {"labels"}
     text = labels_text(names.labels or ()) if only_labels else json.dumps(record, ensure_ascii=False, indent=1)
     with AtomicFiles() as files, files.create(path) as file:
         file.write(f"{text}\n".encode())
@@ -130,7 +170,38 @@ def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) 
     texts = [entry.value for entry in model.proto.metadata_props if entry.key == LABELS]
     if found is None and texts:
         found = _parsed(texts[0], f"The model's metadata entry {LABELS!r}")
-    return found or DataNames()
+    names = found or DataNames()
+    return names if names.pixels is not None else replace(names, pixels=_preprocessor(model.folder))
+
+
+def _preprocessor(folder: Path | None) -> Pixels | None:
+    """Return the normalization in ``preprocessor_config.json``, which Hugging Face's exporters write beside a model."""
+    config = _settings(folder, "preprocessor_config.json")
+    if not config.get("do_normalize") or not config.get("do_rescale", True):
+        return None
+    factor = config.get("rescale_factor", 1 / 255)
+    with contextlib.suppress(ValueError, TypeError):
+        found = _pixels(
+            {"mean": config.get("image_mean"), "std": config.get("image_std")},
+            "as preprocessor_config.json beside the model says",
+        )
+        if found is not None and _is_number(factor) and factor > 0:
+            scale = 1 / (255 * factor)  # of the numbers that mean and deviation are in
+            return found._replace(
+                mean=tuple(mean * scale for mean in found.mean), std=tuple(std * scale for std in found.std)
+            )
+    return None
+
+
+def _settings(folder: Path | None, name: str) -> dict[str, Any]:
+    """Return the settings in a JSON file of a folder; {} without one that can be read."""
+    if folder is None:
+        return {}
+    try:
+        found = read_json(folder / name, finite=False)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _read_file(model: Path) -> DataNames | None:
@@ -154,8 +225,8 @@ def _parsed(text: str, where: str) -> DataNames:
         return DataNames.of_record(found)
     except ValueError:
         raise ModelError(
-            f"{where} must be a JSON list of strings, the labels of the classes in order, or an object with 'labels' "
-            "and 'columns', the names of columns by input."
+            f"{where} must be a JSON list of strings, the labels of the classes in order, or an object with 'labels', "
+            "'columns', the names of columns by input, and 'mean' and 'std' of images."
         ) from None
 
 
@@ -168,6 +239,44 @@ def names_of_checkpoint(metadata: Mapping[str, Any]) -> DataNames:
         return DataNames.of_record({key: value for key, value in record.items() if value})
     except ValueError:
         return DataNames()
+
+
+def recorded_labels(model: ModelFile) -> tuple[str, ...]:
+    """Return the labels of the classes as another tool recorded them; () where none did.
+
+    Ultralytics writes the metadata entry ``names``, Hugging Face the entry ``id2label`` of ``config.json`` beside the
+    model.
+    """
+    texts = [entry.value for entry in model.proto.metadata_props if entry.key in _ENTRIES_OF_LABELS]
+    found = (_in_order(_literal(text)) for text in texts)
+    own = next((labels for labels in found if labels), ())
+    return own or _in_order(_settings(model.folder, "config.json").get("id2label"))
+
+
+_ENTRIES_OF_LABELS: Final = ("names", "labels", "classes", "class_names", "id2label")
+
+_LONGEST_ENTRY: Final = 2**20
+"""Characters of a longer entry are not read."""
+
+
+def _literal(text: str) -> object:
+    """Return the value of a text in JSON or Python's notation; ``None`` where it has neither."""
+    if len(text) > _LONGEST_ENTRY:
+        return None
+    with contextlib.suppress(ValueError):
+        return parse_json(text)
+    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        found: object = ast.literal_eval(text)
+        return found
+    return None
+
+
+def _in_order(found: object) -> tuple[str, ...]:
+    """Return the texts of a list, or of a mapping from class index; () for another value."""
+    if isinstance(found, dict):
+        by_index = {str(index): label for index, label in found.items()}
+        found = [by_index.get(str(index)) for index in range(len(found))]
+    return tuple(found) if isinstance(found, list) and _is_list_of_texts(found) else ()
 
 
 def read_labels(model: ModelFile) -> tuple[str, ...] | None:

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, kind_of
+from onnxtrain.data.conversion import BYTES, Array, Pixels, Rescaled, TensorSpec, kind_of
 from onnxtrain.data.files import GrowingArray, Reader, check_regular
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.spelling import checks_arguments
@@ -80,15 +80,61 @@ def read_images(
     """
     layout = Layout.of(spec, subject)
     shift, scale = (_channels(name, value, layout.channels, spec) for name, value in (("mean", mean), ("std", std)))
+    given = None if shift is None and scale is None else _pixels_given(shift, scale)
+    used = given or spec.pixels
+    factor, offset = factors(used, layout)
+    if kind_of(spec.dtype) == "float":
+        _tell(given, spec.pixels)
     try:
         pixels, kept = _read_pixels(found, layout, skip_broken, advice)
     except OSError as error:  # also of the temporary file
         raise DataError(f"{subject} cannot be read: {error.strerror or error}.") from error
     if kind_of(spec.dtype) != "float":
         return pixels, kept
-    scale = np.ones(1) if scale is None else scale
-    offset = np.zeros(1) if shift is None else -shift / scale
-    return Rescaled(pixels, layout.aligned(1 / (255 * scale)), layout.aligned(offset)), kept
+    return Rescaled(pixels, factor, offset, to_record(used)), kept
+
+
+def factors(pixels: Pixels | None, layout: Layout) -> tuple[Array, Array]:
+    """Return what pixels of 0 to 255 are multiplied by, and what is added then.
+
+    Raises:
+        DataError: The normalization is for another number of channels.
+    """
+    pixels = pixels or Pixels((0.0,), (1.0,))
+    mean, std = np.array(pixels.mean), np.array(pixels.std)
+    if not {mean.size, std.size} <= {1, layout.channels}:
+        raise DataError(
+            f"the normalization of images has {max(mean.size, std.size)} channels, mean {_numbers(pixels.mean)} and "
+            f"std {_numbers(pixels.std)}, but the model's input has {layout.channels}; give mean and std."
+        )
+    return layout.aligned(1 / (255 * std)), layout.aligned(-mean / std)
+
+
+def to_record(pixels: Pixels | None) -> Pixels | None:
+    """Return the normalization that a trained model needs beside it; ``None`` where the file says it, or by default."""
+    return None if pixels is None or pixels == BYTES else pixels._replace(reason="")
+
+
+def _pixels_given(mean: Array | None, std: Array | None) -> Pixels:
+    shift, scale = np.zeros(1) if mean is None else mean, np.ones(1) if std is None else std
+    return Pixels(tuple(shift.tolist()), tuple(scale.tolist()))
+
+
+def _tell(given: Pixels | None, known: Pixels | None) -> None:
+    """Log a normalization that is assumed, or that differs from the one that is known."""
+    if known is None or (given is not None and given.is_same(known)):
+        return
+    shown = f"mean {_numbers(known.mean)} and std {_numbers(known.std)}"
+    if given is not None:
+        reason = known.reason or "as in the training of the model"
+        _logger.warning("Without mean and std, images are normalized with %s, %s; here they are given.", shown, reason)
+    elif known.reason:
+        shown = "pixels of 0 to 255" if known.is_same(BYTES) else f"(pixel / 255 - mean) / std with {shown}"
+        _logger.warning("Images are given to the model as %s, %s.", shown, known.reason)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ",".join(f"{value:.4g}" for value in values)
 
 
 def _channels(name: str, given: float | Sequence[float] | None, channels: int, spec: TensorSpec) -> Array | None:
@@ -228,9 +274,7 @@ def _pixels(pillow: types.ModuleType, image: ImageSource, channels: int, size: t
     if isinstance(source, Path):
         check_regular(source)
     with source.open("rb") if isinstance(source, Path) else source() as file, pillow.open(file) as opened:
-        if opened.mode.startswith(("I", "F")):
-            raise DataError(f"'{image.name}' has more than 8 bits per channel (mode {opened.mode}); save it with 8.")
-        check_pixel_count(opened, f"'{image.name}'")
+        check_image(opened, f"'{image.name}'")
         with _one_large_image if opened.width * opened.height > _LARGE_PIXELS else contextlib.nullcontext():
             ImageOps.exif_transpose(opened, in_place=True)
             return pixels_of(opened, channels, size)
@@ -239,12 +283,14 @@ def _pixels(pillow: types.ModuleType, image: ImageSource, channels: int, size: t
 _one_large_image: Final = threading.Lock()
 
 
-def check_pixel_count(image: Any, subject: str) -> None:
-    """Refuse a large image before it is decoded.
+def check_image(image: Any, subject: str) -> None:
+    """Refuse an image before it is decoded that is too large, or would lose bits.
 
     Raises:
-        DataError: It has too many pixels.
+        DataError: It has too many pixels, or more than 8 bits per channel.
     """
+    if image.mode.startswith(("I", "F")):
+        raise DataError(f"{subject} has more than 8 bits per channel (mode {image.mode}); save it with 8.")
     if image.width * image.height > MOST_PIXELS:
         raise DataError(
             f"{subject} has {image.width} x {image.height} pixels; images are read up to {MOST_PIXELS // 10**6} "
@@ -281,6 +327,8 @@ class ImageFolder(Reader):
     [N, H, W] for grey. Images are resized (bilinear, without keeping the aspect ratio), rotated by their EXIF tag, and
     converted to grey or RGB; a GIF or TIFF contributes its first frame. If the model accepts any size, all images must
     have the same size. A float input gets (pixel / 255 - mean) / std, an integer input gets pixels from 0 to 255.
+    Without mean and std they are those of the model's training, else those of ``preprocessor_config.json`` beside the
+    model, else 0 and 1; a model that scales images of 0 to 255 itself gets these.
 
     All images are read once and kept as bytes: in memory, or from 64 MiB on in a temporary file. Examples are sorted by
     path.

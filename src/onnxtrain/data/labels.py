@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -15,22 +15,22 @@ _BLOCK = 2**18
 """Targets that are converted at a time."""
 
 
-def learn_labels(targets: Array, classes: int | None, declared: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the distinct string targets in alphabetical order: the first is class 0.
+def learn_labels(targets: Array, classes: int | None, orders: Iterable[Sequence[str]] = ()) -> tuple[str, ...]:
+    """Return the string targets in the order of their classes: a known order that has them all, else the alphabet's.
 
     Args:
         targets: The targets.
         classes: Number of classes of the model, where it is known.
-        declared: Labels that the data declare, including those without an example. They are used unless there are more
-            than classes.
+        orders: Known orders of labels, which may have labels without an example: of the model, or declared by the data.
+            One of more labels than classes is used without the labels that have no example.
 
     Raises:
         DataError: There is only one label, or there are more labels than classes.
     """
     found = {str(label) for block in _texts(targets) for label in np.unique(block)}
-    if declared and (classes is None or len(declared) <= classes):
-        found |= set(declared)
-    labels = tuple(sorted(found))
+    known = next((order for order in orders if found <= set(order)), sorted(found))
+    is_short = classes is None or len(known) <= classes
+    labels = tuple(str(label) for label in known if is_short or label in found)
     if len(labels) < 2:
         raise DataError(f"all targets have the same label, {some_labels(labels)}; classification needs at least two.")
     if classes is not None and len(labels) > classes:
@@ -39,6 +39,48 @@ def learn_labels(targets: Array, classes: int | None, declared: Sequence[str] = 
             "classes."
         )
     return labels
+
+
+def doubts(labels: Sequence[str], classes: int | None, recorded: Sequence[str]) -> list[str]:
+    """Return sentences about an order of labels that training learned, where it may not be that of the model.
+
+    Args:
+        labels: The labels, in the order of their classes.
+        classes: Number of classes of the model, where it is known.
+        recorded: The labels of the model's classes that another tool recorded.
+    """
+    found = []
+    if classes is not None and len(labels) < classes:
+        found.append(fewer_labels(labels, classes))
+    if recorded and not set(labels) <= set(recorded):
+        found.append(
+            f"The file says that its classes are {some_labels(recorded)}; training makes them {some_labels(labels)}. "
+            "Other tools go on reading the old names."
+        )
+    moved = _first_out_of_order(labels)
+    if moved is not None:
+        found.append(
+            "The labels are numbers in alphabetical order, as in PyTorch and Keras: "
+            f"{labels[moved]!r} is class {moved}. For the order of the numbers give them as class indices, or set "
+            "trainer.labels."
+        )
+    return found
+
+
+def _first_out_of_order(labels: Sequence[str]) -> int | None:
+    """Return the first class of integers in alphabetical order that the order of their values moves; else ``None``."""
+    if not all(label.isdecimal() and len(label) < 19 for label in labels) or list(labels) != sorted(labels):
+        return None
+    pairs = enumerate(zip(labels, sorted(labels, key=int), strict=True))
+    return next((index for index, (one, two) in pairs if one != two), None)
+
+
+def assumed_order(labels: Sequence[str]) -> str:
+    """Return the warning about an evaluation that takes the alphabetical order of labels for that of the classes."""
+    return (
+        f"The file does not say which label is which class; the labels of the targets are taken in alphabetical order: "
+        f"{some_labels(labels)}. Set trainer.labels for another order."
+    )
 
 
 def fewer_labels(labels: Sequence[str], classes: int) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 
 from onnxtrain.data.array_dataset import epoch_order
 from onnxtrain.data.base import Batch, check_not_negative, checked_batch_size
-from onnxtrain.data.conversion import Array, TensorSpec, kind_of, to_numpy
+from onnxtrain.data.conversion import Array, Pixels, Rescaled, TensorSpec, kind_of, to_numpy
 from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.images import Layout, check_pixel_count, pixels_of
+from onnxtrain.data.images import Layout, check_image, factors, pixels_of, to_record
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.naming import as_input, check_beside, check_caches, check_width, choose_columns, in_order
 from onnxtrain.data.target_checks import check_weights
@@ -138,6 +138,11 @@ class MapDataset(IterableDataset):
     def hints(self) -> Sequence[str]:
         """Sentences about examples that were changed or left out."""
         return getattr(self._examples, "hints", ())
+
+    @property
+    def pixels(self) -> Pixels | None:
+        """Normalization of images that a trained model has to record; None without one."""
+        return getattr(self._examples, "pixels", None)
 
     @property
     def of_tokens(self) -> bool:
@@ -388,6 +393,8 @@ class HuggingFaceExamples:
                 self.columns = {specs[0].name: tuple(chosen.features)}
             self._columns = {spec.name: spec.name for spec in specs}
         self._target = target if need_target else None
+        images = any(type(feature).__name__ == "Image" for feature in (dataset.features or {}).values())
+        self.pixels = to_record(specs[0].pixels) if images and specs else None
         self._names = _class_names(dataset, self._target)
         self.declared_labels = tuple(self._names or ())
         self._dataset = dataset.select_columns(
@@ -501,11 +508,13 @@ def _numbers(column: Sequence[Any], name: str) -> Array:
 def _images(column: Sequence[Any], spec: TensorSpec) -> Array:
     layout = Layout.of(spec, "the dataset")
     for image in column:
-        check_pixel_count(image, "an image of the dataset")
+        check_image(image, "an image of the dataset")
     found = [layout.arranged(pixels_of(image, layout.channels, layout.size)) for image in column]
     if any(pixels.shape != found[0].shape for pixels in found):
         raise DataError(
             "the dataset holds images of different sizes, and the model's input has no fixed size; resize them."
         )
     stacked = np.stack(found)
-    return stacked.astype(np.float32) / np.float32(255) if spec.dtype.kind not in "iu" else stacked
+    if kind_of(spec.dtype) != "float":
+        return stacked
+    return Rescaled(stacked, *factors(spec.pixels, layout))[:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from onnxtrain.data.tokenizer import Encoder, cut_text, open_tokenizer
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.model_file.small_files import read_text
 from onnxtrain.spelling import checks_arguments
+
+_logger = logging.getLogger(__name__)
 
 _BLOCK: Final = 1024
 """Texts that are encoded at a time."""
@@ -67,11 +71,22 @@ class TextFile(Reader):
         texts, targets = self._texts(target, need_target)
         if not len(texts):
             raise DataError(f"{self.name} holds no texts.")
+        blank = [row for row, text in enumerate(texts) if not str(text).strip()]
+        if blank:
+            _logger.warning(
+                "%d of %d texts in %s are blank, the first at example %d.", len(blank), len(texts), self.name, blank[0]
+            )
         length = self._length(specs, tokenizer, texts)
         arrays = {spec.name: GrowingArray((length,), np.dtype(np.int32)) for spec in specs}
         for start in range(0, len(texts), _BLOCK):
             encoded = tokenizer.encode([str(text) for text in texts[start : start + _BLOCK]])
             block = [cut_text(each, length) for each in encoded]
+            empty = next((row for row, each in enumerate(block, start) if not len(each.ids)), None)
+            if empty is not None:
+                raise DataError(
+                    f"the text {str(texts[empty])!r} at example {empty} of {self.name} has no tokens; a model reads at "
+                    "least one: remove such examples."
+                )
             tokens = {
                 "ids": padded([each.ids for each in block], length, tokenizer.padding),
                 "mask": padded([np.ones(len(each.ids)) for each in block], length, 0),
@@ -93,7 +108,8 @@ class TextFile(Reader):
         if need_target:
             raise DataError(f"{self.name} has no column of targets; give a .csv or .parquet file.")
         try:
-            return read_text(path, _TEXT_LIMIT, "utf-8-sig").splitlines(), None
+            text = read_text(path, _TEXT_LIMIT, "utf-8-sig")
+            return [line.rstrip("\n") for line in io.StringIO(text, newline=None)], None  # not at U+2028 and others
         except (OSError, ValueError) as error:
             reason = (isinstance(error, OSError) and error.strerror) or error
             raise DataError(f"{self.name} cannot be read: {reason}.") from error

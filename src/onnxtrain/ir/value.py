@@ -187,6 +187,10 @@ TABLE_ROWS = "onnxtrain.table_rows"
 """Metadata key of an input of token ids: the rows of the embedding table that the model looks them up in."""
 
 
+PIXELS = "onnxtrain.pixels"
+"""Metadata key of an input of images of 0 to 255, which the model scales itself."""
+
+
 def dimensions(value: ir.Value) -> tuple[Dimension, ...] | None:
     """The shape of an onnx-ir value as a tuple; ``None`` where its rank is unknown."""
     if value.shape is None:

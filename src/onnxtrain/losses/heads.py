@@ -11,11 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data import Dataset, TargetCheck, TensorSpec
+from onnxtrain.data.conversion import BYTES
 from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
 from onnxtrain.data.target_checks import none_negative_below
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.value import DOCUMENTS, KV_CACHES, RIGHT_PADDED, TABLE_ROWS, Dimension, dimensions, is_float
+from onnxtrain.ir.value import DOCUMENTS, KV_CACHES, PIXELS, RIGHT_PADDED, TABLE_ROWS, Dimension, dimensions, is_float
 from onnxtrain.losses.base import (
     ClassLoss,
     IgnoredWherePresent,
@@ -352,6 +353,7 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
         right_padded=bool(value.meta.get(RIGHT_PADDED)),
         table_rows=value.meta.get(TABLE_ROWS),
         documents=value.meta.get(DOCUMENTS) == "numbers",
+        pixels=BYTES if value.meta.get(PIXELS) else None,
     )
 
 

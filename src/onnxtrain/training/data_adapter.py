@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxtrain.data import Dataset, TargetCheck, TensorSpec
 from onnxtrain.data.conversion import (
+    Pixels,
     check_finite,
     check_indices,
     check_right_padded,
@@ -60,23 +61,37 @@ class DataAdapter:
         numbered: True if the targets seen so far were class indices.
         expected_labels: Labels of the checkpoint to resume from, for text targets.
         folder: Folder of the model, which may have a tokenizer; ``None`` for a model in memory.
+        recorded: Labels of the classes that another tool recorded; () where none did.
     """
 
-    def __init__(self, names: DataNames, *, numbered: bool = False, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        names: DataNames,
+        *,
+        numbered: bool = False,
+        folder: Path | None = None,
+        recorded: tuple[str, ...] = (),
+    ) -> None:
         self.names = names
         self.folder = folder
+        self.recorded = recorded
         self.numbered = numbered
         self.expected_labels: tuple[str, ...] | None = None
-        self._labels_are_new = False
+        self._labels_are_new = self.labels_are_assumed = False
         self._last_shapes: tuple[Any, ...] = ()  # of the last step_feeds: equal shapes imply the same target form
 
     def copy(self) -> DataAdapter:
         """Return an adapter with the same names."""
-        return DataAdapter(self.names, numbered=self.numbered, folder=self.folder)
+        return DataAdapter(self.names, numbered=self.numbered, folder=self.folder, recorded=self.recorded)
 
     def learn(self, columns: Columns, left_out: Iterable[str | None] = ()) -> None:
         """Record the column names of more data; known names do not change."""
         self.names = self.names.learned(columns, left_out)
+
+    def learn_pixels(self, pixels: Pixels | None) -> None:
+        """Record the normalization of the images that are trained on."""
+        if pixels is not None:
+            self.names = dataclasses.replace(self.names, pixels=pixels)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -262,8 +277,10 @@ class DataAdapter:
             elif self.expected_labels is not None:
                 self.labels = self.expected_labels
             else:
-                self.labels = learn_labels(found, targets.classes, dataset.declared_labels)
+                orders = known_orders(dataset, targets, self.recorded)
+                self.labels = learn_labels(found, targets.classes, orders)
                 self._labels_are_new = True
+                self.labels_are_assumed = not any(set(self.labels) <= set(order) for order in orders)
         labels = self.labels
         return dataset.adapting(lambda array: targets.adapt(array, labels))
 
@@ -281,6 +298,18 @@ class DataAdapter:
         """Return the labels that were learned since the last call, or ``None``."""
         new, self._labels_are_new = self._labels_are_new, False
         return self.labels if new else None
+
+
+def known_orders(dataset: Dataset, targets: Targets, recorded: Sequence[str]) -> list[Sequence[str]]:
+    """Return orders of labels that are known before training: of all classes of the model, and of the data's numbers.
+
+    Args:
+        dataset: The data.
+        targets: The targets of the loss.
+        recorded: Labels that another tool recorded in the file or beside it.
+    """
+    of_model = [recorded] if recorded and len(recorded) == targets.classes else []
+    return [*of_model, *([dataset.declared_labels] if dataset.declared_labels else [])]
 
 
 def is_packed(source: Any) -> bool:

@@ -19,6 +19,7 @@ from onnxtrain.losses.heads import tensor_spec
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.spelling import checks_arguments
+from onnxtrain.working_copy.image_inputs import mark_image_inputs
 
 _LEAST_OPSET = {8: 13, 4: 21}
 """Least opset by bits: 13 has scales per channel, 21 has int4."""
@@ -129,7 +130,9 @@ class _Batches:
     """Calibration data reader for ONNX Runtime's quantizer."""
 
     def __init__(self, file: ModelFile, data: Any, batch_size: int) -> None:
-        graph = file.training_model().graph
+        model = file.training_model()
+        mark_image_inputs(model)
+        graph = model.graph
         fixed = FixedBatch.of(graph)
         inputs = read_names(file).specs([tensor_spec(value) for value in graph.inputs])
         dataset = open_dataset(data, inputs, need_target=False)

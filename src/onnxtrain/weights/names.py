@@ -38,7 +38,8 @@ _MADE = (
     r"|(^|[/._])const(ant)?([._]?\d+)*$|const_fold_opt|^constantfolding/|__\d+$|/[xy]$"  # TensorFlow, Paddle
     r"|(^|/)constants?/"
     r"|(^|/)(zeros|ones|fill|full)(_like)?(_\d+)*$"
-    r"|cst\d*$|^unity\d*$"  # skl2onnx
+    r"|cst\d*$|^(unity|unit_float_tensor|negate|minus_one|half_scalar|clf_length|prod_operand|const_[np]\d+"  # skl2onnx
+    r"|(inverted_)?n_classes(_minus_one)?)\d*$"
     r"|(^|\.)tmp(_\d+)*$|^p2o\.|^(helper|auto)\.[a-z_]+\.\d+$"  # Paddle
     r"|_output_\d+$"
 )

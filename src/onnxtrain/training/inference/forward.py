@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset, open_dataset
 from onnxtrain.data.conversion import kind_of
-from onnxtrain.data.data_names import read_names
+from onnxtrain.data.data_names import read_names, recorded_labels
 from onnxtrain.data.labels import learn_labels, no_labels
 from onnxtrain.data.naming import rows_to_inputs
 from onnxtrain.errors import DataError, OptionError
@@ -29,11 +29,12 @@ from onnxtrain.prepare import prepare
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.data_adapter import is_packed, open_with_targets, with_tokenizer
+from onnxtrain.training.data_adapter import is_packed, known_orders, open_with_targets, with_tokenizer
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.working_copy.adaptation import Adaptation
 from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.head_norms import separate_head_norms
+from onnxtrain.working_copy.image_inputs import mark_image_inputs
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
 from onnxtrain.working_copy.training_modes import Modes, set_inference
 from onnxtrain.working_copy.widening import narrow_outputs, widen
@@ -84,8 +85,15 @@ def evaluate(
     def adapted(dataset: Dataset, targets: Targets, name: str | None) -> Dataset:
         found = dataset.targets if name is None else None
         if labels is None and found is not None and kind_of(found.dtype) == "string" and targets.take_labels:
-            raise DataError(no_labels(learn_labels(found, None), targets.classes))
+            return dataset.adapting(lambda array: targets.adapt(array, order_of(dataset, found, targets)))
         return dataset.adapting(lambda array: targets.adapt(array, labels), name)
+
+    def order_of(dataset: Dataset, found: np.ndarray, targets: Targets) -> tuple[str, ...]:
+        orders = known_orders(dataset, targets, recorded_labels(config.model))
+        learned = learn_labels(found, None, orders)
+        if len(learned) != targets.classes or not any(set(learned) <= set(order) for order in orders):
+            raise DataError(no_labels(learned, targets.classes))
+        return learned
 
     wanted = objective.targets is not None
     data = with_tokenizer(data, objective, config.model.folder)
@@ -153,6 +161,7 @@ def outputs(
     working = file.training_model()
     remove_cache_inputs(working)
     mark_token_inputs(working)
+    mark_image_inputs(working)
     runtime = runtime or RuntimeOptions()
     if lora is not None or _needs_widening(working, runtime):
         declared = {str(value.name): value.dtype for value in working.graph.outputs if value.dtype in HALVES}
