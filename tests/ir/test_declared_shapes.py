@@ -75,3 +75,29 @@ def test_initializers_have_the_shapes_of_their_tensors() -> None:
     trainer = onnxtrain.Trainer(model, loss="mean_squared_error", optimizer=onnxtrain.Adam(), threads=1)
     trainer.train_step(np.ones((3, 2), np.float32), np.zeros((3, 2), np.float32))
     assert dict(trainer._trained)["w"].shape == (2, 2)
+
+
+def test_a_rank_that_the_inputs_contradict_is_not_believed() -> None:
+    """As jax2onnx declares it for a layer with several axes of features: ONNX Runtime computes [N, 8]."""
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    agraph (float[N, 6] x) => (float[N, 3] y)
+    <float[6, 8] w, float[8, 3] v, int64[2] to = {-1, 8}, float[N, 2, 4] h, float[N, 2, 4] r>
+    {
+        h = Gemm (x, w)
+        r = Tanh (h)
+        f = Reshape (r, to)
+        y = Gemm (f, v)
+    }"""
+    generator = np.random.default_rng(0)
+    model = parser.parse_model(text)
+    weights = {name: generator.normal(size=size).astype(np.float32) for name, size in (("w", (6, 8)), ("v", (8, 3)))}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    trainer = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.1)")
+    x, target = generator.normal(size=(5, 6)).astype(np.float32), np.zeros((5, 3), np.float32)
+    h = np.tanh(x @ weights["w"])
+    y = h @ weights["v"]
+    assert np.isclose(trainer.train_step(x, target), (y**2).mean(), rtol=1e-5)
+    dy = 2 * y / y.size
+    np.testing.assert_allclose(trainer.parameters["v"], weights["v"] - 0.1 * h.T @ dy, rtol=1e-4, atol=1e-6)
+    dw = x.T @ ((dy @ weights["v"].T) * (1 - h**2))
+    np.testing.assert_allclose(trainer.parameters["w"], weights["w"] - 0.1 * dw, rtol=1e-4, atol=1e-6)

@@ -70,6 +70,7 @@ class Case:
 
 
 SCALAR = "a scalar of the computation"
+NUMBERS = "a tensor that was made of numbers, by its name"
 EXPONENT = "exponent of Pow"
 OPEN = "neither its use nor its name says that it is learned"
 FILL = "ones, zeros or another single value that an exporter wrote"
@@ -234,7 +235,7 @@ CASES = {
         "p2o.pd_op.reshape.0.0", np.zeros((1, 1, 8)), "h = MatMul(x, w); y = Add(h, @)", True, "", SQUARE
     ),
     "missing bias of jax2onnx": Case(
-        "dot_bias_0", 0.0, "f = Flatten<axis = 2>(x); h = Gemm(f, w, @); y = Tanh(h)", False, SCALAR, SQUARE
+        "dot_bias_0", 0.0, "f = Flatten<axis = 2>(x); h = Gemm(f, w, @); y = Tanh(h)", False, NUMBERS, SQUARE
     ),
     "bias of a Gemm with one output": Case(
         "out.bias", [0.0], "f = Flatten<axis = 2>(x); h = Gemm(f, w, @); y = Tanh(h)", True, "", COLUMN

@@ -143,6 +143,20 @@ _SMALL = 1024
 """Bytes up to which the values of constants take part in inference (shapes, axes, repeats)."""
 
 
+def has_untrue_shapes(graph: ir.Graph) -> bool:
+    """Return whether the declared shape of a value in the main graph contradicts the shapes of its node's inputs.
+
+    jax2onnx declares [B, 2, 4] for a Gemm, which gives [B, 8], where a layer has several axes of features.
+    """
+    for node in graph:
+        for output in node.outputs[:1]:
+            declared = None if output.is_graph_output() else dimensions(output)
+            given = None if declared is None else shape_from_inputs(output)
+            if declared is not None and given is not None and _contradict(declared, given):
+                return True
+    return False
+
+
 def declared_otherwise(declared: onnx.GraphProto, graph: ir.Graph) -> list[str]:
     """Return a sentence for each output whose declared shape contradicts the one that its nodes give."""
     sentences = []

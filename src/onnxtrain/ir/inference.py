@@ -70,8 +70,7 @@ _SAME_SHAPE = frozenset(
     | {"Softplus", "Sqrt", "Tan", "Tanh", "BatchNormalization", "ScatterElements", "ScatterND", "Trilu"}
 )
 _TYPED = frozenset(
-    {"Conv", "Expand", "Flatten", "Gather", "GatherElements", "Gemm", "LayerNormalization", "Pad", "Slice", "Split"}
-    | {"Tile"}
+    {"Conv", "Expand", "Flatten", "Gather", "GatherElements", "LayerNormalization", "Pad", "Slice", "Split"} | {"Tile"}
 )
 _ONE_TYPE = frozenset({"Split", "BatchNormalization", "SoftmaxCrossEntropyLoss", "LayerNormalization"})
 _SEQUENCES = frozenset(
@@ -331,6 +330,14 @@ def _matmul(node: ir.Node, facts: Facts) -> Sizes:
     return None if batch is None else (*batch, left[-2], right[-1])
 
 
+def _gemm(node: ir.Node, facts: Facts) -> Sizes:
+    left, right = facts.shape(node.inputs[0]), facts.shape(node.inputs[1])
+    if left is None or right is None or not len(left) == len(right) == 2:
+        return None
+    turned = [name in node.attributes and node.attributes[name].as_int() != 0 for name in ("transA", "transB")]
+    return left[turned[0]], right[not turned[1]]
+
+
 def _unsqueeze(node: ir.Node, facts: Facts) -> Sizes:
     shape, axes = facts.shape(node.inputs[0]), _axes(node, facts)
     if shape is None or axes is None:
@@ -439,6 +446,7 @@ def _slice(node: ir.Node, facts: Facts) -> Sizes:
 _SHAPES: dict[str, Callable[[ir.Node, Facts], Sizes]] = {
     "Transpose": _transpose,
     "MatMul": _matmul,
+    "Gemm": _gemm,
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,
     "Shape": _shape_operator,

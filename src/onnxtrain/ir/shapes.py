@@ -16,6 +16,7 @@ from onnxtrain.ir.declared_shapes import (
     forget_shapes,
     forget_symbols,
     forget_undefined_types,
+    has_untrue_shapes,
 )
 from onnxtrain.ir.limits import check_depth, check_shapes
 from onnxtrain.ir.microsoft_shapes import infer_microsoft_types
@@ -88,12 +89,13 @@ def _infer_consistently(model: ir.Model) -> None:
         _infer(model)
     if forget_branch_shapes(model.graph):
         _infer(model)
-    before = contradictions(model.graph)
-    if not before:
+    before, untrue_shapes = contradictions(model.graph), has_untrue_shapes(model.graph)
+    if not before and not untrue_shapes:
         return
     removed = forget_shapes(model.graph)
     _infer(model)
-    if contradictions(model.graph) >= before:  # that was not the reason
+    after = contradictions(model.graph)
+    if after > before or (after == before and not untrue_shapes):  # that was not the reason
         for value, shape in removed.items():
             value.shape = shape
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions, is_float
-from onnxtrain.weights.names import is_literal, is_mask, is_table, is_transform
+from onnxtrain.weights.names import is_literal, is_mask, is_program_tensor, is_table, is_transform
 from onnxtrain.weights.program import declared_kind
 from onnxtrain.weights.readers import (
     LINEAR,
@@ -58,6 +58,8 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
         readers: The readers of the initializer.
     """
     name = value.name or ""
+    if is_program_tensor(name):
+        return "a tensor that was made of numbers, by its name"
     is_named = declared_kind(value) != "PARAMETER"  # its author says more than its name
     if is_named and is_table(name):
         return "a position table, by its name"

@@ -40,7 +40,7 @@ _MADE = (
     r"|(^|/)(zeros|ones|fill|full)(_like)?(_\d+)*$"
     r"|cst\d*$|^(unity|unit_float_tensor|negate|minus_one|half_scalar|clf_length|prod_operand|const_[np]\d+"  # skl2onnx
     r"|(inverted_)?n_classes(_minus_one)?)\d*$"
-    r"|(^|\.)tmp(_\d+)*$|^p2o\.|^(helper|auto)\.[a-z_]+\.\d+$"  # Paddle
+    r"|(^|\.)tmp(_\d+)*$|^p2o\.|^(eager_tmp|generated_tensor)_\d+$|^(helper|auto)\.[a-z_]+\.\d+$"  # Paddle
     r"|_output_\d+$"
 )
 
@@ -101,6 +101,14 @@ _FOLDED_SCALE = r"(^|/)batchnorm/mul(_\d+)?(:0)?$"
 """The name that TensorFlow gives to the scale of a batch normalization times that."""
 
 _PREPROCESSING = r"^(?!(\w+_)?log_)(\w+_)?(means?|std|stds|stddev|var|variance|offset|normalizer|scaler)(_\d+)?$"
+
+_COMPUTED = (
+    r"^p2o\.pd_op\.(abs|add|divide|einsum|elementwise_pow|exp|log|log1p|matmul|max|maximum|mean|min|minimum|multiply|pow"
+    r"|prod|reciprocal|relu|rsqrt|scale|sigmoid|softmax|softplus|sqrt|square|subtract|sum|tanh)_?\.\d+\.\d+$"
+    r"|/(Abs|Add(V2)?|Einsum|Exp|Log(1p)?|MatMul|Max(imum)?|Mean|Min(imum)?|Mul|Neg|Pow|Prod|RealDiv|Reciprocal|Relu"
+    r"|Rsqrt|Sigmoid|Softmax|Softplus|Sqrt|Square|Sub|Sum|Tanh|add|l2_normalize|matmul|mul|pow|sub|truediv)(_\d+)?:0$"
+)
+"""Names of values by operators that give more than another layout of one tensor: of Paddle, and of TensorFlow."""
 
 _LEARNED = (
     r"^(\w+_)?(logit_scale|logit_bias|temperature|temp|tau|alpha|beta|gamma|slope|rezero|resweight|gate|gain)(_?\d+)?$"
@@ -209,6 +217,29 @@ def is_added_variable(name: str) -> bool:
 def is_folded_scale(name: str) -> bool:
     """Return whether TensorFlow gives this name to the scale of a batch normalization divided by the deviation."""
     return re.search(_FOLDED_SCALE, name) is not None
+
+
+def is_computed(name: str) -> bool:
+    """Return whether paddle2onnx or tf2onnx gives this name to a value that it computed and stored.
+
+    PaddlePaddle calls results of eager operators, such as the weight of a weight norm, ``eager_tmp_``.
+
+    Example:
+        >>> names = ("p2o.pd_op.exp.0.0", "p2o.pd_op.reshape.0.0", "gate_1/Sigmoid_1:0", "a/Reshape:0", "eager_tmp_1")
+        >>> [is_computed(name) for name in names]
+        [True, False, True, False, True]
+    """
+    return is_eager_result(name) or (re.search(_COMPUTED, name) is not None and "batchnorm/" not in name)
+
+
+def is_eager_result(name: str) -> bool:
+    """Return whether PaddlePaddle gives this name to the result of an operator outside of the exported function."""
+    return re.match(r"^eager_tmp_\d+$", name) is not None
+
+
+def is_program_tensor(name: str) -> bool:
+    """Return whether PaddlePaddle gives this name to a tensor of numbers, or jax2onnx to zeros: it is no parameter."""
+    return re.match(r"^(generated_tensor|dot_bias)_\d+$", name) is not None
 
 
 def is_preprocessing(name: str) -> bool:

@@ -21,6 +21,7 @@ from onnxtrain.weights.names import (
     NameOrigin,
     is_buffer,
     is_computed_parameter,
+    is_eager_result,
     is_learned,
     is_preprocessing,
     is_put_together,
@@ -224,6 +225,8 @@ def operand_decision(value: ir.Value) -> Decision:
         return PREPROCESSING
     if _is_filled_state(value, readers):
         return FILL
+    if is_eager_result(name) and not any(use_of(reader) is ReaderUse.WEIGHT for reader in readers):
+        return OPEN  # a buffer, more often than not
     if origin_of(name) is not NameOrigin.EXPORTER:
         return LEARNED
     if is_put_together(name) and value.const_value is not None and not as_stored(value.const_value).any():

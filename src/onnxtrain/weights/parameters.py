@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff.missing import reached
@@ -39,6 +40,7 @@ from onnxtrain.weights.readers import (
     role_of,
     use_of,
 )
+from onnxtrain.weights.ties import has_one_value
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,8 @@ def _decision(value: ir.Value, role: str, is_rotary: bool) -> Decision:
     if role:
         # An author's exponent may be trained, as in generalized-mean pooling, and so may a threshold that is compared.
         may_be = role == _EXPONENT or all(part.startswith(OPERAND_OF) for part in role.split(" and "))
-        return Decision(role, open=may_be and origin_of(value.name or "") is not NameOrigin.EXPORTER)
+        is_authors = origin_of(value.name or "") is not NameOrigin.EXPORTER
+        return Decision(role, open=may_be and (is_authors or (role == _EXPONENT and _has_several_values(value))))
     if is_scalar(value):
         return PREPROCESSING if preprocesses(value, arrivals(value)) else scalar_decision(value)
     shape = dimensions(value)
@@ -242,6 +245,12 @@ def _decision(value: ir.Value, role: str, is_rotary: bool) -> Decision:
         return Decision("a position table: cosines and sines")
     reason = mask_reason(value)
     return Decision(reason) if reason else operand_decision(value)
+
+
+def _has_several_values(value: ir.Value) -> bool:
+    """Return whether a tensor has elements that differ, which no exporter writes as an exponent."""
+    tensor = value.const_value
+    return tensor is not None and not is_scalar(value) and not has_one_value(np.asarray(tensor.numpy()))
 
 
 _PASSED = (OPERAND_OF, "bound of Clip", "exponent of Pow", "padding value", "window of STFT")

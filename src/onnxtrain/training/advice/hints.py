@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.weights.buffers import is_weight
-from onnxtrain.weights.names import is_added_variable, is_folded_scale, is_variable, last_word, module_of
+from onnxtrain.weights.names import is_added_variable, is_computed, is_folded_scale, is_variable, last_word, module_of
 from onnxtrain.weights.parameters import FROZEN, NOT_NAMED, Initializer, shared_parameters
 from onnxtrain.weights.program import CALL, folded_parameters, lost_parameters, renormed_tables
 from onnxtrain.weights.readers import (
@@ -92,6 +92,7 @@ def find_hints(
         *_unstopped(unstopped),
         *_folded(model, table),
         *_folded_scales(table),
+        *_computed(table),
         *_without_biases(model),
         *_lost(model, dropped),
         *_renormed(model),
@@ -207,6 +208,22 @@ def _folded_scales(table: Sequence[Initializer]) -> list[Hint]:
             f"{'s' if several else ''} of batch normalization, and a shift from the rest. A training changes "
             "these directly, so that its steps differ from Keras's.",
             surprising=False,
+        )
+    ]
+
+
+def _computed(table: Sequence[Initializer]) -> list[Hint]:
+    """Name trained values that paddle2onnx or tf2onnx computed, of which it records no more than the operator."""
+    names = [row.name for row in table if row.trainable and is_computed(row.name)]
+    if not names:
+        return []
+    one = len(names) == 1
+    return [
+        Hint(
+            f"The exporter computed {_listed(names)} from other tensors of the program and stored the "
+            f"result{'' if one else 's'}. A training changes {'it' if one else 'these'} directly, other than the "
+            f'program would change its parameters; freeze="{names[0]}" keeps {"it" if one else "the first"}.',
+            surprising=True,
         )
     ]
 
