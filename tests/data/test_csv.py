@@ -385,3 +385,15 @@ def test_truth_values_are_targets(tmp_path, loss):
     trainer = onnxtrain.Trainer(examples.mlp((2, 4, 2)), loss="cross_entropy")
     trainer.fit(tmp_path / "d.csv", target="y", progress=False)
     assert trainer.labels == ("False", "true")
+
+
+@pytest.mark.parametrize("word", ["NA", "n/a", "None", "NULL"])
+def test_a_missing_first_target_of_numbers_is_no_label(tmp_path, word):
+    rows = [",".join(map(str, row)) for row in X[:3]]
+    targets = tmp_path / "numbers.csv"
+    targets.write_text("\n".join(["a,b,c,d,y", *(f"{row},{y}" for row, y in zip(rows, (word, 0, 1), strict=True))]))
+    with pytest.raises(DataError, match=rf"line 2 of .* has no value \('{word}'\) in the column 'y'; fill in a number"):
+        open_dataset(targets, [FEATURES], target="y")
+    named = tmp_path / "labels.csv"
+    named.write_text("\n".join(["a,b,c,d,y", *(f"{row},{y}" for row, y in zip(rows, (word, "EU", "US"), strict=True))]))
+    assert open_dataset(named, [FEATURES], target="y").targets.tolist() == [word, "EU", "US"]

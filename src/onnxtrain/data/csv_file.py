@@ -249,13 +249,18 @@ class _Table:
         """Return an error that describes one cell."""
         cell = block.rows[row][column]
         where = f"line {block.line(row)} of {self.name}"
-        if not cell.strip() or cell.strip().lower() in ("nan", "na", "n/a", "null", "none"):
+        if _is_missing(cell):
             shown = f" ({cell.strip()!r})" if cell.strip() else ""
             return DataError(
                 f"{where} has no value{shown} in the column '{self.columns[column]}'; fill in {needed}, or remove "
                 "the line."
             )
         return DataError(f"{where} has {cell!r} in the column '{self.columns[column]}', which needs {needed}.")
+
+
+def _is_missing(cell: str) -> bool:
+    """Return whether a cell is blank, or a word for a missing value."""
+    return cell.strip().lower() in ("", "nan", "na", "n/a", "null", "none")
 
 
 @dataclass(frozen=True)
@@ -362,6 +367,7 @@ class _Target:
         self._index, self._sign = index, sign
         self._texts: GrowingTexts | None = None
         self._found: GrowingArray | None = None
+        self._missing: DataError | None = None
 
     def add(self, block: _Block, table: _Table) -> None:
         """Add a block; an error names an empty cell, or one that is not a number though the first one is."""
@@ -371,6 +377,7 @@ class _Target:
                 self._found = GrowingArray((), np.dtype(np.int64))
             else:
                 self._texts = GrowingTexts()
+                self._missing = table.error(block, 0, self._index, "a number") if _is_missing(first) else None
         if self._texts is not None:
             self._texts.append(self._cells(block, table))
             return
@@ -395,6 +402,10 @@ class _Target:
 
     def finish(self) -> Array:
         """Return all targets."""
+        if self._texts is not None and self._missing is not None:
+            others = [text for text in self._texts.distinct if not _is_missing(text)]
+            if others and all(is_number(text) for text in others):
+                raise self._missing
         found = self._texts or self._found
         assert found is not None
         return found.finish()

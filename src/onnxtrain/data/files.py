@@ -411,6 +411,11 @@ class GrowingTexts:
         """Add strings at the end."""
         self._found.append(np.array([self._numbers.setdefault(text, len(self._numbers)) for text in block], np.int32))
 
+    @property
+    def distinct(self) -> Iterable[str]:
+        """The different strings."""
+        return self._numbers
+
     def finish(self) -> Array:
         """Return all strings."""
         texts = np.array(list(self._numbers), str)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from onnxtrain.data import open_dataset
 from onnxtrain.data.data_names import read_names
@@ -23,6 +25,14 @@ from onnxtrain.working_copy.image_inputs import mark_image_inputs
 
 _LEAST_OPSET = {8: 13, 4: 21}
 """Least opset by bits: 13 has scales per channel, 21 has int4."""
+
+_logger = logging.getLogger(__name__)
+
+_MASK_STEP, _HUGE_STEP = 1e4 / 255, 1e9 / 255
+"""Steps between quantized values from which a mask is among them: before a softmax, and anywhere."""
+
+_BEFORE_SOFTMAX = ("Add", "Where", "Mul", "Div", "Reshape", "Cast", "Unsqueeze", "Expand")
+"""Operators between a mask and its softmax."""
 
 _ONE_FILE = 1 << 30
 """Largest model, in bytes, that is passed to the quantizer as one file: intermediate models grow, up to 2 GiB."""
@@ -99,17 +109,10 @@ def _upgraded(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
 def _run_quantizer(
     given: Path, result: Path, batches: _Batches, bits: int, per_channel: bool, exclude: list[str], large: bool
 ) -> None:
-    import logging
-
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # the quantizer recommends preprocessing, which it gets, on the root logger
-    try:
-        prepared = given.with_name("prepared.onnx")
-        quant_pre_process(str(given), str(prepared), skip_symbolic_shape=True, save_as_external_data=large)
+    def quantized() -> onnx.ModelProto:
         quantize_static(
             str(prepared),
             str(result),
@@ -122,8 +125,60 @@ def _run_quantizer(
             use_external_data_format=large,
             extra_options={"WeightSymmetric": True, "ActivationSymmetric": False},
         )
+        return onnx.load(result, load_external_data=False)
+
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # the quantizer recommends preprocessing, which it gets, on the root logger
+    try:
+        prepared = given.with_name("prepared.onnx")
+        quant_pre_process(str(given), str(prepared), skip_symbolic_shape=True, save_as_external_data=large)
+        with np.errstate(all="ignore"):  # infinite ranges are found below
+            masked = _masked_nodes(onnx.load(prepared, load_external_data=False), _scales(quantized()))
+            if masked:
+                exclude += masked
+                batches.rewind()
+                quantized()
     finally:
         logger.setLevel(level)
+    if masked:
+        names = ", ".join(masked[:3]) + (", ..." if len(masked) > 3 else "")
+        text = "%d nodes stay in float: masks of infinite or huge numbers leave their other values no steps (%s)."
+        _logger.warning(text, len(masked), names)
+
+
+def _scales(model: onnx.ModelProto) -> dict[str, float]:
+    """Return the scale of each quantized activation."""
+    known = {tensor.name: tensor for tensor in model.graph.initializer}
+    pairs = [node.input[:2] for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    return {name: float(numpy_helper.to_array(known[scale]).max()) for name, scale in pairs if scale in known and scale}
+
+
+def _masked_nodes(model: onnx.ModelProto, scales: Mapping[str, float]) -> list[str]:
+    """Return the nodes that compute or read values of which some are masked, as before a softmax.
+
+    Args:
+        model: The model before quantization.
+        scales: The scale of each activation.
+    """
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+
+    def meets_softmax(name: str, steps: int = 4) -> bool:
+        found = readers.get(name, ())
+        if any(node.op_type == "Softmax" for node in found):
+            return True
+        further = [node.output[0] for node in found if steps and node.op_type in _BEFORE_SOFTMAX]
+        return any(meets_softmax(output, steps - 1) for output in further)
+
+    def is_masked(name: str) -> bool:
+        step = scales[name]
+        return not np.isfinite(step) or step >= _HUGE_STEP or (step >= _MASK_STEP and meets_softmax(name))
+
+    names = {name for name in scales if is_masked(name)}
+    return [node.name for node in model.graph.node if node.name and names.intersection((*node.input, *node.output))]
 
 
 class _Batches:
@@ -139,6 +194,7 @@ class _Batches:
         if dataset.size == 0:
             raise DataError("calibration has no examples; give a few hundred.")
         batches = dataset.batches(batch_size if fixed is None else fixed.size)
+        self._read: list[dict[str, np.ndarray]] = []
         if fixed is not None and (dataset.size is None or dataset.size >= fixed.size):
             size = fixed.size
             self._batches: Iterator[dict[str, np.ndarray]] = (
@@ -149,9 +205,17 @@ class _Batches:
         else:
             self._batches = (dict(batch.inputs) for batch in batches)
 
+    def rewind(self) -> None:
+        """Begin again with the first batch."""
+        self._batches = iter(self._read)
+        self._read = []
+
     def get_next(self) -> dict[str, np.ndarray] | None:
         """Return the next batch, or ``None`` at the end."""
-        return next(self._batches, None)
+        batch = next(self._batches, None)
+        if batch is not None:
+            self._read.append(batch)
+        return batch
 
     def __iter__(self) -> _Batches:
         return self
