@@ -195,3 +195,25 @@ def test_a_normalization_for_other_channels_is_refused(folder, tmp_path):
         DataError, match=r"normalization of images has 3 channels, mean 0.485,.*but the .* input has 1; give"
     ):
         onnxtrain.predict(tmp_path / "grey.onnx", folder)
+
+
+class Examples:
+    """A map-style dataset of images, as torchvision's are without a transform."""
+
+    def __len__(self):
+        return len(PIXELS)
+
+    def __getitem__(self, index):
+        return Image.fromarray(PIXELS[index]), int(CLASSES[index] == "dog")
+
+
+@pytest.mark.parametrize("case", ["nothing", "a division"])
+def test_images_of_a_map_style_dataset_are_read_alike(case):
+    nodes, values, takes_bytes = SCALING[case]
+    model = network(nodes, **values)
+    expected = PIXELS.astype(np.float32) if takes_bytes else PIXELS.astype(np.float32) * np.float32(1 / 255)
+    targets = [int(name == "dog") for name in CLASSES]
+    ours, theirs = (onnxtrain.Trainer(model, loss=LOSS) for _ in range(2))
+    assert ours.evaluate(Examples()) == theirs.evaluate(expected, np.array(targets))
+    rows = ours.fit(Examples(), batch_size=3, progress=False).rows
+    assert rows == theirs.fit(expected, np.array(targets), batch_size=3, progress=False).rows

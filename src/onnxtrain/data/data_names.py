@@ -68,7 +68,7 @@ class DataNames:
             **({"columns": columns} if columns else {}),
             **({"left_out": list(self.left_out)} if columns and self.left_out else {}),
             **({} if self.labels is None else {"labels": list(self.labels)}),
-            **({} if self.pixels is None or self.pixels.reason else self.pixels.record()),
+            **({} if self.pixels is None else self.pixels.record()),
         }
 
     @classmethod

@@ -283,6 +283,11 @@ def _pixels(pillow: types.ModuleType, image: ImageSource, channels: int, size: t
 _one_large_image: Final = threading.Lock()
 
 
+def is_image(value: object) -> bool:
+    """Return whether a value is an image of Pillow."""
+    return hasattr(value, "convert") and hasattr(value, "getexif")
+
+
 def check_image(image: Any, subject: str) -> None:
     """Refuse an image before it is decoded that is too large, or would lose bits.
 

@@ -13,7 +13,7 @@ from onnxtrain.data.array_dataset import epoch_order
 from onnxtrain.data.base import Batch, check_not_negative, checked_batch_size
 from onnxtrain.data.conversion import Array, Pixels, Rescaled, TensorSpec, kind_of, to_numpy
 from onnxtrain.data.hashing import Fingerprint
-from onnxtrain.data.images import Layout, check_image, factors, pixels_of, to_record
+from onnxtrain.data.images import Layout, check_image, factors, is_image, pixels_of, to_record
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.naming import as_input, check_beside, check_caches, check_width, choose_columns, in_order
 from onnxtrain.data.target_checks import check_weights
@@ -288,14 +288,18 @@ def by_length(lengths: Array, batch_size: int) -> Array:
 class IndexedExamples:
     """Examples from an object that returns one example for an index: a mapping, ``(input, target)``, or one array.
 
+    Images of Pillow are read for the model's inputs as in an `ImageFolder`.
+
     Args:
         source: An object with a length that returns an example for an index; its method ``__getitems__``, if any,
             returns a list of examples for a list of indices.
         name: Its name in messages.
+        specs: Requirements of the model's inputs.
     """
 
-    def __init__(self, source: Any, name: str) -> None:
+    def __init__(self, source: Any, name: str, specs: Sequence[TensorSpec] = ()) -> None:
         self._source, self._name = source, name
+        self._inputs = [spec for spec in specs if not spec.beside]
         self.columns: dict[str, tuple[str, ...]] = {}
         self.declared_labels: tuple[str, ...] = ()
 
@@ -312,12 +316,20 @@ class IndexedExamples:
         found: list[Any] = list(many(rows)) if many is not None else [self._source[row] for row in rows]
         first = found[0]
         if isinstance(first, Mapping):
-            return {name: self._stacked([example[name] for example in found], rows, f"'{name}'") for name in first}
+            specs = {spec.name: spec for spec in self._inputs}
+            return {
+                name: self._stacked([example[name] for example in found], rows, f"'{name}'", specs.get(name))
+                for name in first
+            }
         if isinstance(first, tuple | list) and not _is_plain(first):
             columns = zip(*found, strict=True)
-            stacked = [self._stacked(list(column), rows, f"part {index}") for index, column in enumerate(columns)]
+            by_place = dict(enumerate(self._inputs))
+            stacked = [
+                self._stacked(list(column), rows, f"part {index}", by_place.get(index))
+                for index, column in enumerate(columns)
+            ]
             return tuple(stacked)
-        return self._stacked(found, rows, "the example")
+        return self._stacked(found, rows, "the example", next(iter(self._inputs), None))
 
     def all_targets(self) -> Array | None:
         """Return None: only reading the examples gives the targets."""
@@ -327,7 +339,9 @@ class IndexedExamples:
         """Return None: the objects have no identifier."""
         return None
 
-    def _stacked(self, values: Sequence[object], rows: Sequence[int], part: str) -> Array:
+    def _stacked(self, values: Sequence[object], rows: Sequence[int], part: str, spec: TensorSpec | None) -> Array:
+        if spec is not None and is_image(values[0]):
+            return _images(values, spec, self._name)
         arrays = [
             to_numpy(value, f"{part} of example {row} of {self._name}") for value, row in zip(values, rows, strict=True)
         ]
@@ -424,8 +438,8 @@ class HuggingFaceExamples:
         return inputs, self._labels(found[self._target])
 
     def _input(self, column: Sequence[Any], spec: TensorSpec) -> Array:
-        if len(column) and hasattr(column[0], "convert"):  # images of Pillow
-            return _images(column, spec)
+        if len(column) and is_image(column[0]):
+            return _images(column, spec, "the dataset")
         return as_input(_numbers(column, spec.name), spec)
 
     def _labels(self, column: Sequence[Any]) -> Array:
@@ -505,14 +519,14 @@ def _numbers(column: Sequence[Any], name: str) -> Array:
     return values
 
 
-def _images(column: Sequence[Any], spec: TensorSpec) -> Array:
-    layout = Layout.of(spec, "the dataset")
+def _images(column: Sequence[Any], spec: TensorSpec, subject: str) -> Array:
+    layout = Layout.of(spec, subject)
     for image in column:
-        check_image(image, "an image of the dataset")
+        check_image(image, f"an image of {subject}")
     found = [layout.arranged(pixels_of(image, layout.channels, layout.size)) for image in column]
     if any(pixels.shape != found[0].shape for pixels in found):
         raise DataError(
-            "the dataset holds images of different sizes, and the model's input has no fixed size; resize them."
+            f"{subject} holds images of different sizes, and the model's input has no fixed size; resize them."
         )
     stacked = np.stack(found)
     if kind_of(spec.dtype) != "float":

@@ -172,7 +172,7 @@ def _examples(
         return source.examples(specs, need_target=need_target), source.name
     if is_map_style(source) and not is_array_like(source) and not is_frame(source):
         name = f"the {type(source).__name__}"
-        return IndexedExamples(source, name), name
+        return IndexedExamples(source, name, specs), name
     return None
 
 
