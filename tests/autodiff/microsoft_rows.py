@@ -41,6 +41,9 @@ def row(operator, *inputs, outputs=("y",), domain="com.microsoft", label="plain"
 
 
 ROWS = [
+    row("ArrayFeatureExtractor", normal(3, 4), np.array([[2, 0, 2]]), domain="ai.onnx.ml"),
+    row("ArrayFeatureExtractor", normal(2, 3, 4), np.array([1, 3]), domain="ai.onnx.ml", label="rank-3"),
+    row("ArrayFeatureExtractor", normal(4), np.array([3, 1, 1]), domain="ai.onnx.ml", label="rank-1"),
     row("FusedMatMul", normal(2, 3, 4), normal(4, 5, seed=1), alpha=0.5),
     row("FusedMatMul", normal(4, 3), normal(5, 4, seed=1), transA=1, transB=1, label="transposed"),
     row("FusedMatMul", normal(2, 3, 4), normal(3, 4, 5, seed=1), transBatchA=1, label="rows-first"),
@@ -257,7 +260,11 @@ def model(operator, inputs, outputs, domain, attributes, opset=18):
         for name in outputs
         if name
     ]
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    imports = [
+        helper.make_opsetid("", opset),
+        helper.make_opsetid("com.microsoft", 1),
+        helper.make_opsetid("ai.onnx.ml", 3),
+    ]
     graph = helper.make_graph([node], "fused", infos, given)
     return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
 

@@ -44,7 +44,7 @@ from onnxtrain.errors import GradientError
 from onnxtrain.runtime.native import custom_ops_library, kernels_available
 from onnxtrain.testing import projected_gradient
 
-RULES = {"MatMulNBits"}
+RULES = {"MatMulNBits", "ArrayFeatureExtractor"}
 """Operators with rules, which are not expanded."""
 
 

@@ -24,7 +24,7 @@ from onnxtrain.autodiff.rules.placement import (
     size_of,
 )
 from onnxtrain.ir import Value
-from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, ONNXTRAIN_DOMAIN
 from onnxtrain.ir.value import Dimension
 
 
@@ -36,6 +36,14 @@ def gather(node: Node, dy: Value) -> Gradients:
     if indices.rank == 0:
         return _put_back_one(node, dy, indices, axis), None
     return _put_back_rows(node, dy, indices, axis), None
+
+
+@register_gradient("ArrayFeatureExtractor", domain=MACHINE_LEARNING_DOMAIN)
+def array_feature_extractor(node: Node, dy: Value) -> Gradients:
+    """y = x[..., indices], [1, K] for x [F]: dx = zeros with dy added at the indices."""
+    op = node.op
+    indices = op.Reshape(node.input_required(1), op.ints(-1))
+    return _put_back_rows(node, op.Reshape(dy, op.ints(-1)) if node.x.rank == 1 else dy, indices, -1), None
 
 
 def _put_back_one(node: Node, dy: Value, index: Value, axis: int) -> Value:
