@@ -1,6 +1,7 @@
 // The kernels of sparse products for one instruction set: compiled once per set, with fused multiply-add.
 #include "kernels/instruction_set.h"
 #include "sparse/kernels.h"
+#include "sparse/tile_kernels.h"
 
 namespace onnxtrain {
 
@@ -20,6 +21,9 @@ const SparseTable ONNXTRAIN_OF_SET(kSparse_) = {
     .end_windows = end_windows,
     .end_run = end_run,
     .end_transposed = end_transposed,
+    .split_tiles = split_tiles,
+    .join_tiles = join_tiles,
+    .pool_tiles = pool_tiles,
 };
 
 }  // namespace onnxtrain
