@@ -17,6 +17,7 @@ const SparseTable ONNXTRAIN_OF_SET(kSparse_) = {
     .non_zeros = count_non_zeros,
     .transpose = transpose_rows,
     .pad = pad_plane,
+    .split = split_plane,
     .end = end_sums,
     .end_windows = end_windows,
     .end_run = end_run,

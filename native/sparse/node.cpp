@@ -239,7 +239,9 @@ ConvMaxPoolNode::ConvMaxPoolNode(const Attributes& attributes)
                                 text_of(attributes_.strides) + ": there must be two sizes, and at most " +
                                 std::to_string(kTileTaps) + " columns for each step of a stride of at most 4.");
   }
-  require_numbers("strides", attributes_.strides, 2, 1, 4);
+  if (std::any_of(attributes_.strides.begin(), attributes_.strides.end(), [](std::int64_t s) { return s > 4 || s == 3; })) {
+    throw std::invalid_argument("attribute 'strides' is " + text_of(attributes_.strides) + ": each must be 1, 2 or 4.");
+  }
   if (attributes_.dilations != std::vector<std::int64_t>{1, 1}) {
     throw std::invalid_argument("attribute 'dilations' is " + text_of(attributes_.dilations) + ": it must be [1, 1].");
   }

@@ -13,6 +13,9 @@
 namespace onnxtrain {
 namespace {
 
+// The most vectors of blocks of kTileBlock, in elements.
+constexpr std::size_t kMostTileSpan = 2 * 16;
+
 const SparseTable& table() { return *kernels()->sparse; }
 
 std::size_t part_begin(std::size_t count, std::size_t parts, std::size_t index) { return count * index / parts; }
@@ -105,8 +108,8 @@ class PooledRows {
         rows_(rows_at_once(w)),
         planes_(w, most_windows(rows_), lanes_),
         window_stride_(checked_sum(checked_product(most_windows(rows_), planes_.tiles), vectors_ * lanes_)),
-        column_stride_(planes_.tiles + 1 + lanes_),
-        columns_(checked_product(kTileWindows * w.strides[1], column_stride_, sizeof(float)), memory),
+        column_stride_(rounded_up(planes_.tiles + 1, lanes_)),
+        columns_(checked_product(2 * kTileWindows * w.strides[1], column_stride_, sizeof(float)), memory),
         values_(checked_product(checked_sum(planes_.total(w), vectors_ * lanes_), sizeof(float)), memory),
         sums_(checked_product(checked_sum(checked_product(w.outputs, kTileWindows, window_stride_), lanes_),
                               sizeof(float)), memory) {
@@ -161,15 +164,17 @@ class PooledRows {
   void convolve(const float* x, std::size_t first, std::size_t rows, std::size_t before) {
     planes_.fill(w_, x, first, rows, columns_.as<float>(), column_stride_, values_.as<float>());
     const std::size_t all = divided_up(rows * planes_.tiles, lanes_), parts = divided_up(all, vectors_);
-    alignas(64) float products[kTilePoints * kTileBlock * kMostSpan];
+    alignas(64) float products[kTilePoints * kTileBlock * kMostTileSpan];
     for (std::size_t part = 0; part < parts; ++part) {
       const std::size_t begin = part_begin(all, parts, part), some = part_begin(all, parts, part + 1) - begin;
       const MultiplyRows multiply = table().rows(kTileBlock, some);
       for (std::size_t block = 0; block < w_.outputs / kTileBlock; ++block) {
+        const float* values = weights_.values(block);
         for (std::size_t point = 0; point < kTilePoints; ++point) {
           const std::uint32_t starts[] = {0, static_cast<std::uint32_t>(weights_.entries(point))};
-          multiply({starts, offsets_[point].data(), weights_.values(point, block), 0, 1, false, (some - 1) * lanes_,
+          multiply({starts, offsets_[point].data(), values, 0, 1, false, (some - 1) * lanes_,
                     values_.as<float>() + begin * lanes_, products + point * kTileBlock * some * lanes_});
+          values += weights_.entries(point) * kTileBlock;
         }
         table().join_tiles({products, kTileBlock, some,
                             sums(block * kTileBlock, 0) + before * planes_.tiles + begin * lanes_, window_stride_});
@@ -220,26 +225,29 @@ class PooledRows {
 
 TileWeights::TileWeights(const float* w, std::size_t outputs, std::size_t channels, const std::size_t (&kernel)[2],
                          std::size_t column_stride) {
-  for (std::size_t point = 0; point < kTilePoints; ++point) {
-    for (std::size_t block = 0; block < outputs; block += kTileBlock) {
-      for (std::size_t channel = 0; channel < channels; ++channel) {
-        for (std::size_t p = 0; p < phases(kernel[1], column_stride); ++p) {
-          const Phase phase(kernel[1], column_stride, p);
-          for (std::size_t row = 0; phase.has(point) && row < kernel[0]; ++row) {
-            for (std::size_t output = block; output < block + kTileBlock; ++output) {
-              const float* const from = w + ((output * channels + channel) * kernel[0] + row) * kernel[1] + p;
-              double sum = 0.0;
-              for (std::size_t tap = 0; tap < phase.taps; ++tap) {
-                sum += factor(phase, point, tap) * static_cast<double>(from[tap * column_stride]);
-              }
-              values_[point].push_back(static_cast<float>(sum));
+  const auto add = [&](std::size_t first, std::size_t point) {
+    const std::size_t before = values_.size();
+    for (std::size_t channel = 0; channel < channels; ++channel) {
+      for (std::size_t p = 0; p < phases(kernel[1], column_stride); ++p) {
+        const Phase phase(kernel[1], column_stride, p);
+        for (std::size_t row = 0; phase.has(point) && row < kernel[0]; ++row) {
+          for (std::size_t output = first; output < first + kTileBlock; ++output) {
+            const float* const from = w + ((output * channels + channel) * kernel[0] + row) * kernel[1] + p;
+            double sum = 0.0;
+            for (std::size_t tap = 0; tap < phase.taps; ++tap) {
+              sum += factor(phase, point, tap) * static_cast<double>(from[tap * column_stride]);
             }
+            values_.push_back(static_cast<float>(sum));
           }
         }
       }
     }
-    entries_[point] = values_[point].size() / std::max<std::size_t>(1, outputs);
+    entries_[point] = (values_.size() - before) / kTileBlock;
+  };
+  for (std::size_t first = 0; first < outputs; first += kTileBlock) {
+    for (std::size_t point = 0; point < kTilePoints; ++point) add(first, point);
   }
+  block_size_ = values_.size() / (outputs / kTileBlock);
 }
 
 void pooled_convolution(const TileWeights& weights, const PooledWindows& w, const float* x, const SparseEnding& ending,

@@ -30,15 +30,14 @@ class TileWeights {
   TileWeights(const float* w, std::size_t outputs, std::size_t channels, const std::size_t (&kernel)[2],
               std::size_t column_stride);
 
-  // Of a block at a point: [channels, remainders that have the point, rows of the kernel][block].
-  const float* values(std::size_t point, std::size_t block) const {
-    return values_[point].data() + block * kTileBlock * entries_[point];
-  }
+  // Of a block, at each point in turn: [channels, remainders that have the point, rows of the kernel][kTileBlock].
+  const float* values(std::size_t block) const { return values_.data() + block * block_size_; }
   std::size_t entries(std::size_t point) const { return entries_[point]; }
 
  private:
-  std::array<std::vector<float>, kTilePoints> values_;
+  std::vector<float> values_;
   std::array<std::size_t, kTilePoints> entries_;
+  std::size_t block_size_;
 };
 
 // y [images, outputs, groups] from x [images, channels, size]: the largest sum of each group, plus a bias [outputs], with

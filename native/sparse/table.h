@@ -86,13 +86,13 @@ struct PaddedAxis {
 inline constexpr std::size_t kTileWindows = 4, kTileTaps = 4, kTilePoints = kTileWindows + kTileTaps - 1;
 inline constexpr double kTileNumbers[kTilePoints - 1] = {0.0, 1.0, -1.0, 0.5, -2.0, -0.5};
 
-// A row of x of `size` columns, behind `begin` zeros: the values of its tiles at the points of each remainder of the
+// A row of x of `size` columns, behind `begin` zeros; the stride is 1, 2 or 4: the values of its tiles at the points of each remainder of the
 // stride in turn, [points of all][to_stride]; a vector may be written beyond the last tile.
 struct TileRow {
   const float* x;  // null: zeros
   std::size_t size, begin, stride, kernel, tiles;
-  float* columns;  // scratch: [windows * stride][column_stride], at least a vector and one tile more than there are
-  std::size_t column_stride;
+  float* columns;  // scratch: twice [windows * stride][column_stride]
+  std::size_t column_stride;  // at least one tile more than there are; whole vectors
   float* to;
   std::size_t to_stride;
 };
@@ -132,6 +132,9 @@ struct SparseTable {
                     float* x_t, std::size_t stride);
   // Copies a plane with rows of `row_size` elements.
   void (*pad)(const PaddedAxis& rows, const PaddedAxis& columns, const float* from, std::size_t row_size, float* to);
+  // The same for even and odd columns, of which there are as many, or one less; the first is even.
+  void (*split)(const PaddedAxis& rows, const PaddedAxis& even, const PaddedAxis& odd, const float* from,
+                std::size_t row_size, float* evens, float* odds);
   void (*end)(const SparseEnding& ending, std::size_t count, const float* sums, float* y);
   // Ends [outputs][positions] sums; `bias` is by output, y and `residual` point to the first window of an image's first
   // row.

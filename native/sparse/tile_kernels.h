@@ -14,27 +14,45 @@
 namespace onnxtrain {
 namespace {
 
-// Column q of tile t is x[step * t + q - begin].
-inline void split_columns(const TileRow& row) {
-  constexpr std::size_t lanes = kLanes<float>;
-  const std::size_t step = kTileWindows * row.stride, places = row.tiles + 1, end = row.size + row.begin;
-  std::int32_t positions[lanes];
-  for (std::size_t lane = 0; lane < lanes; ++lane) positions[lane] = static_cast<std::int32_t>(lane * step);
-  const auto tiles_before = [&](std::size_t column, std::size_t q) {
-    const std::size_t count = column > q ? (column - q + step - 1) / step : 0;
-    return count < places ? count : places;
-  };
-  for (std::size_t q = 0; q < step; ++q) {
-    float* const to = row.columns + q * row.column_stride;
-    const std::size_t first = tiles_before(row.begin, q), last = tiles_before(end, q), count = last - first;
-    fill_zero(to, first);
-    fill_zero(to + last, places - last);
-    if (count == 0) continue;
-    const float* const from = row.x + (step * first + q - row.begin);
-    std::size_t t = 0;
-    for (; t + lanes <= count; t += lanes) store(to + first + t, gathered(from + t * step, positions));
-    for (; t < count; ++t) to[first + t] = from[t * step];
+// Two vectors of x from column `first` on, and zeros beside it.
+inline void load_columns(const TileRow& row, std::ptrdiff_t first, Vector<float> (&to)[2]) {
+  constexpr std::ptrdiff_t count = 2 * kLanes<float>;
+  const auto size = static_cast<std::ptrdiff_t>(row.size);
+  if (first >= 0 && first + count <= size) {
+    to[0] = load(row.x + first);
+    to[1] = load(row.x + first + count / 2);
+    return;
   }
+  float columns[count] = {};
+  const std::ptrdiff_t before = first < 0 ? -first : 0, end = size - first < count ? size - first : count;
+  if (before < end) copy(row.x + first + before, static_cast<std::size_t>(end - before), columns + before);
+  to[0] = load(columns);
+  to[1] = load(columns + count / 2);
+}
+
+// Column q of tile t, which is x[step * t + q - begin], to columns[q * column_stride + t]: all even columns, then all odd
+// ones, and the same of these for each power of 2 in the step. Returns the columns.
+inline const float* split_columns(const TileRow& row, std::size_t step) {
+  constexpr std::size_t lanes = kLanes<float>;
+  const std::size_t half = step / 2 * row.column_stride;
+  float *from = row.columns, *to = row.columns + 2 * half;
+  for (std::size_t i = 0; i < half; i += lanes) {
+    Vector<float> x[2];
+    load_columns(row, static_cast<std::ptrdiff_t>(2 * i) - static_cast<std::ptrdiff_t>(row.begin), x);
+    store(to + i, every_second(x[0], x[1], false));
+    store(to + half + i, every_second(x[0], x[1], true));
+  }
+  for (std::size_t left = step / 2; left > 1; left /= 2) {
+    float* const other = from;
+    from = to;
+    to = other;
+    for (std::size_t i = 0; i < half; i += lanes) {
+      const Vector<float> low = load(from + 2 * i), high = load(from + 2 * i + lanes);
+      store(to + i, every_second(low, high, false));
+      store(to + half + i, every_second(low, high, true));
+    }
+  }
+  return to;
 }
 
 // Row p gives the value at point p from the columns of a tile: the coefficients of the product of (z - number) over the
@@ -58,14 +76,14 @@ struct TileTransform {
 };
 
 template <std::size_t taps>
-void split_taps(const TileRow& row, std::size_t phase, float* to) {
+void split_taps(const TileRow& row, const float* given, std::size_t phase, float* to) {
   static constexpr TileTransform<taps> transform;
   constexpr std::size_t points = transform.kPoints;
   const std::size_t step = kTileWindows * row.stride;
   const float* columns[points];
   for (std::size_t i = 0; i < points; ++i) {
     const std::size_t column = row.stride * i + phase;
-    columns[i] = row.columns + column % step * row.column_stride + column / step;
+    columns[i] = column < step ? given + column * row.column_stride : given + (column - step) * row.column_stride + 1;
   }
   for (std::size_t t = 0; t < row.tiles; t += kLanes<float>) {
     Vector<float> x[points];
@@ -84,14 +102,14 @@ void split_taps(const TileRow& row, std::size_t phase, float* to) {
 }
 
 void split_tiles(const TileRow& row) {
-  if (row.x != nullptr) split_columns(row);
+  const float* const columns = row.x != nullptr ? split_columns(row, kTileWindows * row.stride) : nullptr;
   float* to = row.to;
   for (std::size_t phase = 0; phase < row.stride && phase < row.kernel; ++phase) {
     const std::size_t taps = (row.kernel - phase + row.stride - 1) / row.stride;
     if (row.x == nullptr) {
       for (std::size_t p = 0; p < taps + kTileWindows - 1; ++p) fill_zero(to + p * row.to_stride, row.tiles);
     } else {
-      (taps == 4 ? split_taps<4> : taps == 3 ? split_taps<3> : taps == 2 ? split_taps<2> : split_taps<1>)(row, phase, to);
+      (taps == 4 ? split_taps<4> : taps == 3 ? split_taps<3> : taps == 2 ? split_taps<2> : split_taps<1>)(row, columns, phase, to);
     }
     to += (taps + kTileWindows - 1) * row.to_stride;
   }
@@ -158,11 +176,11 @@ void pool_windows(const SparseEnding& ending, const TilePool& pool) {
   Vector<std::int32_t> lane = {};
 #pragma GCC unroll 16
   for (std::size_t l = 0; l < lanes; ++l) lane[l] = static_cast<std::int32_t>(l);
+  // Of up to three rows.
+  const std::size_t middle_row = pool.rows > 1 ? pool.tiles : 0, last_row = (pool.rows - 1) * pool.tiles;
   for (std::size_t t = 0; t < pool.tiles; t += lanes) {
     const auto largest = [&](const float* at) {
-      Vector<float> sum = load(at);
-      for (std::size_t row = 1; row < pool.rows; ++row) sum = larger(load(at + row * pool.tiles), sum);
-      return sum;
+      return larger(load(at + last_row), larger(load(at + middle_row), load(at)));
     };
     const float* const first = pool.sums + t;
     Vector<float> windows[kTileWindows + 2];  // from the one before the tile to the one behind it

@@ -18,9 +18,9 @@ CASES = [
     (2, 8, 3, (7, 7), (2, 2), (3, 3, 3, 3), (30, 31), (3, 3), (1, 1, 1, 1)),
     (1, 16, 2, (3, 3), (1, 1), (1, 1, 1, 1), (28, 45), (2, 2), (0, 0, 0, 0)),
     (3, 8, 1, (5, 4), (1, 1), (0, 0, 0, 0), (9, 9), (3, 2), (0, 1, 1, 0)),
-    (1, 8, 5, (2, 8), (3, 2), (1, 7, 0, 2), (23, 70), (2, 3), (1, 0, 0, 1)),
+    (1, 8, 5, (2, 8), (4, 2), (1, 7, 0, 2), (23, 70), (2, 3), (1, 0, 0, 1)),
     (2, 24, 4, (1, 1), (1, 1), (0, 0, 0, 0), (5, 67), (3, 3), (0, 0, 0, 0)),
-    (1, 8, 2, (3, 5), (4, 3), (2, 2, 2, 2), (41, 43), (2, 2), (1, 1, 1, 1)),
+    (1, 8, 2, (3, 11), (2, 4), (2, 2, 2, 2), (41, 43), (2, 2), (1, 1, 1, 1)),
     (1, 8, 1, (1, 2), (1, 4), (0, 0, 0, 0), (2, 14), (2, 2), (0, 1, 0, 1)),  # a group behind the last tile
     (1, 8, 2, (3, 3), (1, 1), (0, 0, 0, 0), (3, 3), (2, 2), (1, 1, 0, 0)),  # a single window
     (1, 8, 2, (3, 3), (1, 1), (0, 0, 0, 0), (3, 4), (3, 3), (0, 0, 0, 0)),  # no group
@@ -105,7 +105,7 @@ GOOD = {"x": np.ones((1, 2, 9, 9), np.float32), "w": np.ones((8, 2, 3, 3), np.fl
         ({"bias": np.zeros(7, np.float32)}, {}, r"input 2 \(bias\) has shape \[7\], and must have shape \[8\]"),
         ({}, {"kernel_shape": [3]}, r"'kernel_shape' is \[3\], and 'strides' is \[1\]: there must be two sizes"),
         ({"w": np.ones((8, 2, 3, 5), np.float32)}, {"kernel_shape": [3, 5]}, r"at most 4 columns for each step of a"),
-        ({}, {"strides": [5, 1]}, r"attribute 'strides' is \[5, 1\]: it must have 2 numbers from 1 to 4"),
+        ({}, {"strides": [5, 1]}, r"attribute 'strides' is \[5, 1\]: each must be 1, 2 or 4"),
         ({}, {"dilations": [2, 1]}, r"attribute 'dilations' is \[2, 1\]: it must be \[1, 1\]"),
         ({}, {"pool_shape": [2, 4]}, r"attribute 'pool_shape' is \[2, 4\]: it must have 2 numbers from 2 to 3"),
         ({}, {"pool_pads": [0, 0, 0, 2]}, r"attribute 'pool_pads' is \[0, 0, 0, 2\]: it must have 4 numbers from 0 to 1"),

@@ -13,8 +13,9 @@ from onnxtrain.model_file.proto import default_opset
 from onnxtrain.sparse.functions import POOLED, function
 from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, attributes, declare, remove_unread, unused
 
-_BLOCK, _TAPS, _LARGEST_STRIDE = 8, 4, 4
-"""The kernel multiplies this many outputs together, and at most so many columns of a weight for each step of a stride."""
+_BLOCK, _TAPS, _STRIDES = 8, 4, {1, 2, 4}
+"""The kernel multiplies this many outputs together, at most so many columns of a weight for each step of a stride, and
+has these strides."""
 
 
 def with_pooled_convolutions(proto: onnx.ModelProto, shapes: Mapping[str, Shape | None]) -> onnx.ModelProto | None:
@@ -61,8 +62,7 @@ def _fits(layer: Layer) -> bool:
     windows = layer.windows
     if len(windows.get("kernel_shape", ())) != 2 or len(layer.matrix) % _BLOCK or set(windows["dilations"]) != {1}:
         return False
-    stride = windows["strides"][1]
-    return max(windows["strides"]) <= _LARGEST_STRIDE and windows["kernel_shape"][1] <= _TAPS * stride
+    return set(windows["strides"]) <= _STRIDES and windows["kernel_shape"][1] <= _TAPS * windows["strides"][1]
 
 
 def _is_plain(node: onnx.NodeProto) -> bool:
