@@ -192,7 +192,7 @@ void SparseConvNode::compute(const Call& call) const {
   sparse_convolution(weights_, windows, floats(inputs, 0), ends, y, call.parallel_for(), memory_.get());
 }
 
-const Signature ConvMaxPoolNode::kSignature = {"ConvMaxPool", {"x", "w", "bias"}, 3, 1, {-1}, {},
+const Signature ConvReluMaxPoolNode::kSignature = {"ConvReluMaxPool", {"x", "w", "bias"}, 3, 1, {-1}, {},
                                                {ort::kTypeFloat, ort::kTypeFloat, ort::kTypeFloat}};
 
 namespace {
@@ -225,13 +225,11 @@ std::unique_ptr<const TileWeights> tile_weights(const Tensor& w, const Convoluti
 
 }  // namespace
 
-ConvMaxPoolNode::ConvMaxPoolNode(const Attributes& attributes)
+ConvReluMaxPoolNode::ConvReluMaxPoolNode(const Attributes& attributes)
     : attributes_(convolution_attributes(attributes)),
       pool_shape_(attributes.integers("pool_shape")),
       pool_pads_(attributes.integers("pool_pads")),
       y_pads_(border_attribute(attributes, "y_pads", attributes_.kernel_shape.size())),
-      lower_(limit(attributes, "lower", -std::numeric_limits<double>::infinity())),
-      upper_(limit(attributes, "upper", std::numeric_limits<double>::infinity())),
       memory_(attributes.memory()) {
   const std::vector<std::int64_t>& kernel = attributes_.kernel_shape;
   if (kernel.size() != 2 || kernel[1] > static_cast<std::int64_t>(kTileTaps) * std::min<std::int64_t>(attributes_.strides[1], 4)) {
@@ -253,7 +251,7 @@ ConvMaxPoolNode::ConvMaxPoolNode(const Attributes& attributes)
   weights_ = tile_weights(w, attributes_);
 }
 
-void ConvMaxPoolNode::compute(const Call& call) const {
+void ConvReluMaxPoolNode::compute(const Call& call) const {
   const Inputs inputs(kSignature, call);
   const std::vector<std::int64_t>& x = inputs[0].shape;
   inputs.require_type(0, ort::kTypeFloat);
@@ -287,13 +285,8 @@ void ConvMaxPoolNode::compute(const Call& call) const {
     windows.pool_begin[axis] = static_cast<std::size_t>(pool_pads_[axis]);
     windows.groups[axis] = static_cast<std::size_t>(y_shape[2 + axis]);
   }
-  SparseEnding ending = {};
-  ending.bias = floats(inputs, 2);
-  ending.lower = lower_;
-  ending.upper = upper_;
-  ending.has_limits = lower_ > -std::numeric_limits<float>::infinity() || upper_ < std::numeric_limits<float>::infinity();
   auto* y = static_cast<float*>(call.output(0, with_border(y_shape, y_pads_)));
-  pooled_convolution(*weights_, windows, floats(inputs, 0), ending, y, call.parallel_for(), memory_.get());
+  pooled_convolution(*weights_, windows, floats(inputs, 0), floats(inputs, 2), y, call.parallel_for(), memory_.get());
 }
 
 }  // namespace onnxtrain

@@ -51,20 +51,19 @@ class SparseConvNode final : public SparseNode {
   std::vector<std::int64_t> x_pads_, y_pads_, residual_pads_;
 };
 
-// A convolution over two axes with dense constant weights, limits, and MaxPool with strides of 2. Inputs: x [images,
+// A convolution over two axes with dense constant weights, Relu, and MaxPool with strides of 2. Inputs: x [images,
 // channels, ...], w [outputs, channels, kernel], bias [outputs]. Attributes: kernel_shape, strides and pads of the
-// convolution, lower and upper limits, pool_shape and pool_pads of MaxPool, and y_pads, zeros around y in memory.
-class ConvMaxPoolNode final : public FusedNode {
+// convolution, pool_shape and pool_pads of MaxPool, and y_pads, zeros around y in memory.
+class ConvReluMaxPoolNode final : public FusedNode {
  public:
   static const Signature kSignature;
 
-  explicit ConvMaxPoolNode(const Attributes& attributes);
+  explicit ConvReluMaxPoolNode(const Attributes& attributes);
   void compute(const Call& call) const override;
 
  private:
   ConvolutionAttributes attributes_;
   std::vector<std::int64_t> w_shape_, pool_shape_, pool_pads_, y_pads_;
-  float lower_, upper_;
   std::unique_ptr<const TileWeights> weights_;
   std::unique_ptr<const Memory> memory_;
 };

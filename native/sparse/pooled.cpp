@@ -99,10 +99,10 @@ struct TilePlanes {
 // Convolves and pools rows of groups of one image, a few at a time.
 class PooledRows {
  public:
-  PooledRows(const TileWeights& weights, const PooledWindows& w, const SparseEnding& ending, const Memory* memory)
+  PooledRows(const TileWeights& weights, const PooledWindows& w, const float* bias, const Memory* memory)
       : weights_(weights),
         w_(w),
-        ending_(ending),
+        bias_(bias),
         lanes_(table().lanes),
         vectors_(table().most_vectors(kTileBlock)),
         rows_(rows_at_once(w)),
@@ -196,16 +196,15 @@ class PooledRows {
   void pool(std::size_t first, std::size_t rows, std::size_t begin, std::size_t end, float* y) const {
     const std::size_t columns = w_.y.before[1] + w_.groups[1] + w_.y.after[1];
     const std::size_t size = (w_.y.before[0] + w_.groups[0] + w_.y.after[0]) * columns;
-    SparseEnding ending = ending_;
     for (std::size_t output = 0; output < w_.outputs; ++output) {
-      ending.shift = ending_.bias[output];
       for (std::size_t row = first; row < first + rows; ++row) {
         float* const to = y + output * size + (w_.y.before[0] + row) * columns;
         const std::size_t from = first_window(row);
         const std::size_t last = std::min(end, 2 * row + w_.pool[0] - w_.pool_begin[0]);
         std::fill_n(to, w_.y.before[1], 0.0f);
-        table().pool_tiles(ending, {sums(output, 0) + (from - begin) * planes_.tiles, window_stride_, last - from,
-                                    planes_.tiles, w_.pool[1], w_.pool_begin[1], w_.groups[1], to + w_.y.before[1]});
+        table().pool_tiles({sums(output, 0) + (from - begin) * planes_.tiles, window_stride_, last - from,
+                                    planes_.tiles, w_.pool[1], w_.pool_begin[1], w_.groups[1], bias_[output],
+                             to + w_.y.before[1]});
         std::fill_n(to + w_.y.before[1] + w_.groups[1], w_.y.after[1], 0.0f);
       }
     }
@@ -213,7 +212,7 @@ class PooledRows {
 
   const TileWeights& weights_;
   const PooledWindows& w_;
-  const SparseEnding& ending_;
+  const float* const bias_;
   const std::size_t lanes_, vectors_, rows_;
   const TilePlanes planes_;
   const std::size_t window_stride_, column_stride_;
@@ -250,7 +249,7 @@ TileWeights::TileWeights(const float* w, std::size_t outputs, std::size_t channe
   block_size_ = values_.size() / (outputs / kTileBlock);
 }
 
-void pooled_convolution(const TileWeights& weights, const PooledWindows& w, const float* x, const SparseEnding& ending,
+void pooled_convolution(const TileWeights& weights, const PooledWindows& w, const float* x, const float* bias,
                         float* y, const ParallelFor& parallel_for, const Memory* memory) {
   const std::size_t columns = checked_sum(w.y.before[1], w.groups[1], w.y.after[1]);
   const std::size_t plane = checked_product(columns, checked_sum(w.y.before[0], w.groups[0], w.y.after[0]));
@@ -263,7 +262,7 @@ void pooled_convolution(const TileWeights& weights, const PooledWindows& w, cons
   const std::size_t tasks = std::clamp<std::size_t>(work / tuning::kPooledProducts, 1, tuning::kPooledTasks);
   const std::size_t parts = std::min(divided_up(tasks, w.images), w.groups[0]), items = checked_product(w.images, parts);
   for_each_range(parallel_for, items, divided_up(items, tasks), [&](std::size_t first, std::size_t last) {
-    PooledRows rows(weights, w, ending, memory);
+    PooledRows rows(weights, w, bias, memory);
     for (std::size_t item = first; item < last; ++item) {
       const std::size_t image = item / parts, part = item % parts;
       float* const to = y + image * y_size;

@@ -40,9 +40,9 @@ class TileWeights {
   std::size_t block_size_;
 };
 
-// y [images, outputs, groups] from x [images, channels, size]: the largest sum of each group, plus a bias [outputs], with
-// limits. Not a number in x may reach its tile.
+// y [images, outputs, groups] from x [images, channels, size]: the largest sum of each group, plus a bias [outputs], and
+// zero for those below. What is not a number in x may reach its tile, or be left out of its group.
 void pooled_convolution(const TileWeights& weights, const PooledWindows& windows, const float* x,
-                        const SparseEnding& ending, float* y, const ParallelFor& parallel_for, const Memory* memory);
+                        const float* bias, float* y, const ParallelFor& parallel_for, const Memory* memory);
 
 }  // namespace onnxtrain

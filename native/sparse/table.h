@@ -105,11 +105,12 @@ struct TileSums {
   std::size_t window_stride;
 };
 
-// The largest sums of each second group of `kernel` windows, 2 or 3, along a row of tiles, over some rows, limited; the
-// first group begins `begin` windows, 0 or 1, before the row.
+// The largest sums of each second group of `kernel` windows, 2 or 3, along a row of tiles, over one to three rows, plus
+// the bias, and zero for those below; the first group begins `begin` windows, 0 or 1, before the row.
 struct TilePool {
   const float* sums;  // of the first windows of the tiles in the first row; a vector may be read beyond the last
   std::size_t window_stride, rows, tiles, kernel, begin, groups;
+  float bias;
   float* y;
 };
 
@@ -147,8 +148,7 @@ struct SparseTable {
                          const float* sums, float* y, std::size_t y_stride);
   void (*split_tiles)(const TileRow& row);
   void (*join_tiles)(const TileSums& products);
-  // `ending` has a shift and limits.
-  void (*pool_tiles)(const SparseEnding& ending, const TilePool& pool);
+  void (*pool_tiles)(const TilePool& pool);
 };
 
 }  // namespace onnxtrain

@@ -170,9 +170,9 @@ inline Interleaved interleaved(Vector<float> even, Vector<float> odd) {
 #endif
 
 template <std::size_t kernel, std::size_t begin>
-void pool_windows(const SparseEnding& ending, const TilePool& pool) {
+void pool_windows(const TilePool& pool) {
   constexpr std::size_t lanes = kLanes<float>;
-  const Vector<float> nothing = broadcast(-__builtin_inff()), shift = broadcast(ending.shift);
+  const Vector<float> nothing = broadcast(-__builtin_inff()), bias = broadcast(pool.bias);
   Vector<std::int32_t> lane = {};
 #pragma GCC unroll 16
   for (std::size_t l = 0; l < lanes; ++l) lane[l] = static_cast<std::int32_t>(l);
@@ -198,7 +198,7 @@ void pool_windows(const SparseEnding& ending, const TilePool& pool) {
       Vector<float> sum = windows[from];
 #pragma GCC unroll 2
       for (std::size_t w = 1; w < kernel; ++w) sum = larger(windows[from + w], sum);
-      return limited(ending, sum + shift);
+      return larger(sum + bias, Vector<float>{});
     };
     const Interleaved y = interleaved(group(1 - begin), group(3 - begin));
     const std::size_t place = 2 * t, left = pool.groups > place ? pool.groups - place : 0;
@@ -215,10 +215,10 @@ void pool_windows(const SparseEnding& ending, const TilePool& pool) {
   }
 }
 
-void pool_tiles(const SparseEnding& ending, const TilePool& pool) {
+void pool_tiles(const TilePool& pool) {
   const auto windows = pool.kernel == 3 ? (pool.begin > 0 ? pool_windows<3, 1> : pool_windows<3, 0>)
                                         : (pool.begin > 0 ? pool_windows<2, 1> : pool_windows<2, 0>);
-  windows(ending, pool);
+  windows(pool);
 }
 
 }  // namespace

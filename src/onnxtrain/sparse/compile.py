@@ -109,8 +109,8 @@ def compile_sparse(
     is timed both ways on this machine, and stays dense where that is as fast. A compiled model can be given, too: its
     layers are decided anew, for this machine and these ``sizes``.
 
-    A convolution that stays dense in front of a MaxPool with strides of 2 becomes a node ``ConvMaxPool``, which needs
-    fewer multiplications, where that is faster. A convolution writes its result with the padding that the next one
+    A convolution that stays dense in front of Relu and MaxPool with strides of 2 becomes a node ``ConvReluMaxPool``,
+    which needs fewer multiplications, where that is faster. A convolution writes its result with the padding that the next one
     reads, unless that is slower.
 
     Units whose weights are all zero, and units that nothing reads, are taken out of the model first: what they add to

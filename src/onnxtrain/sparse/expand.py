@@ -116,7 +116,7 @@ def _dense(
                 steps.append(("Add", [bias], {}))
         if residual not in constants or constants[residual].any():
             steps.append(("Add", [residual], {}))
-    lower, upper = given["lower"], given["upper"]
+    lower, upper = (0.0, np.inf) if node.op_type == POOLED else (given["lower"], given["upper"])
     if lower == 0 and upper == np.inf:
         steps.append(("Relu", [], {}))
     elif lower > -np.inf or upper < np.inf:

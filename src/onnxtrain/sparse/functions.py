@@ -1,7 +1,7 @@
 """The operators of compiled models as ONNX functions: any runtime runs them without our library.
 
 The bodies of ``SparseLinear`` and ``SparseConv`` make the weight dense from constants, so that a runtime folds all of it
-when it loads the model, and one MatMul or Conv is left. ``ConvMaxPool`` is a Conv with dense weights, limits and a
+when it loads the model, and one MatMul or Conv is left. ``ConvReluMaxPool`` is a Conv with dense weights, Relu and
 MaxPool.
 """
 
@@ -12,7 +12,7 @@ from onnx import parser
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
-LINEAR, CONV, POOLED = "SparseLinear", "SparseConv", "ConvMaxPool"
+LINEAR, CONV, POOLED = "SparseLinear", "SparseConv", "ConvReluMaxPool"
 
 LEAST_OPSET = 13
 """The bodies are written in operators of this opset; none of them changed its meaning after it."""
@@ -75,13 +75,11 @@ _BODIES = {
 """,
     POOLED: f"""
 <domain: "{ONNXTRAIN_DOMAIN}", opset_import: ["": OPSET]>
-{POOLED} <kernel_shape, strides, pads, lower, upper, pool_shape, pool_pads, y_pads> (x, w, bias) => (y)
+{POOLED} <kernel_shape, strides, pads, pool_shape, pool_pads, y_pads> (x, w, bias) => (y)
 {{
     sum = Conv <kernel_shape: ints = @kernel_shape, strides: ints = @strides, pads: ints = @pads> (x, w, bias)
-    low = Constant <value_float: float = @lower> ()
-    high = Constant <value_float: float = @upper> ()
-    limited = Clip (sum, low, high)
-    y = MaxPool <kernel_shape: ints = @pool_shape, strides: ints = [2, 2], pads: ints = @pool_pads> (limited)
+    above = Relu (sum)
+    y = MaxPool <kernel_shape: ints = @pool_shape, strides: ints = [2, 2], pads: ints = @pool_pads> (above)
 }}
 """,
 }

@@ -1,4 +1,4 @@
-"""Find convolutions that stay dense in front of a MaxPool: a kernel computes both with fewer multiplications."""
+"""Find convolutions that stay dense in front of Relu and MaxPool: a kernel computes all with fewer multiplications."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ has these strides."""
 
 
 def with_pooled_convolutions(proto: onnx.ModelProto, shapes: Mapping[str, Shape | None]) -> onnx.ModelProto | None:
-    """Return the model with dense convolutions and their MaxPool as one node each; ``None`` if there is none.
+    """Return the model with dense convolutions, their Relu and MaxPool as one node each; ``None`` if there is none.
 
     A MaxPool has windows of 2 or 3 elements along each of two axes, and strides of 2.
 
@@ -50,12 +50,13 @@ def with_pooled_convolutions(proto: onnx.ModelProto, shapes: Mapping[str, Shape 
 
 
 def _pool(search: LayerSearch, layer: Layer) -> onnx.NodeProto | None:
-    """Return the MaxPool behind a convolution if the kernel computes both."""
+    """Return the MaxPool behind a convolution and its Relu if the kernel computes all."""
     readers = search.readers(layer.y)
     node = readers[0] if len(readers) == 1 else None
     if node is None or node.op_type != "MaxPool" or not is_default_domain(node.domain):
         return None
-    return node if layer.residual is None and _fits(layer) and _is_plain(node) else None
+    is_relu = layer.residual is None and (layer.lower, layer.upper) == (0.0, float("inf"))
+    return node if is_relu and _fits(layer) and _is_plain(node) else None
 
 
 def _fits(layer: Layer) -> bool:
@@ -94,8 +95,6 @@ def _node(graph: onnx.GraphProto, layer: Layer, pool: onnx.NodeProto, names: set
         name=layer.nodes[0].name,
         domain=ONNXTRAIN_DOMAIN,
         **{name: layer.windows[name] for name in ("kernel_shape", "strides", "pads")},
-        lower=layer.lower,
-        upper=layer.upper,
         pool_shape=list(given["kernel_shape"]),
         pool_pads=list(given.get("pads", [0, 0, 0, 0])),
     )
