@@ -138,10 +138,10 @@ inline constexpr std::size_t kMaskedPanelShare = 512;
 // Bytes of the padded planes of a strip of an image, which stay in an L2 cache beside what is read and written. Bits.
 inline constexpr std::size_t kSparseStripBytes = 320 * 1024;
 
-// Convolutions with their MaxPool: bytes of the values and sums of some rows, which stay in an L2 cache; multiply-adds per
-// task, which repeats a row of its neighbour; and the most tasks of a call.
-inline constexpr std::size_t kPooledBytes = 384 * 1024;
-inline constexpr std::size_t kPooledProducts = std::size_t{24} << 20, kPooledTasks = 64;
+// Convolutions with their MaxPool: the values and sums of some rows, in 1024ths of the L2 cache; multiply-adds per task,
+// which repeats a row of its neighbour; and the most tasks of a call.
+inline constexpr std::size_t kPooledShare = 320;
+inline constexpr std::size_t kPooledProducts = std::size_t{48} << 20, kPooledTasks = 64;
 
 // Attention. ----------------------------------------------------------------------------------------------------------
 

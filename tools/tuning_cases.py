@@ -464,7 +464,7 @@ CASES: dict[str, dict[str, Case]] = {
         ("kSparseSliceBytes", "kSparseSliceProducts", "kSparseSliceBlockProducts", "kSparseStripBytes"),
         SPARSE_CONVOLUTIONS,
     ),
-    **dict.fromkeys(("kPooledBytes", "kPooledProducts", "kPooledTasks"), POOLED),
+    **dict.fromkeys(("kPooledShare", "kPooledProducts", "kPooledTasks"), POOLED),
     "kLeastPositionsOfLarge": CONVOLUTIONS,
     **dict.fromkeys(("kLineAdditions", "kTileStart", "kSpreadingWorthIt"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
     **dict.fromkeys(("kPositionProduct", "kLonelyVector", "kTransposedElement", "kPositionDepth"), FEW_OUTPUTS),

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "cache.h"
 #include "kernels/kernel_table.h"
 #include "ranges.h"
 #include "sizes.h"
@@ -143,7 +144,8 @@ class PooledRows {
     const std::size_t values = saturating_product(saturating_product(w.channels * w.strides[0], one.points), one.tiles);
     const std::size_t sums = saturating_product(w.outputs * kTileWindows, one.tiles);
     const std::size_t row = saturating_product(values + sums, 2 * sizeof(float));
-    return std::clamp<std::size_t>(tuning::kPooledBytes / std::max<std::size_t>(row, 1), 1, w.groups[0]);
+    return std::clamp<std::size_t>(share_of_second_cache(tuning::kPooledShare) / std::max<std::size_t>(row, 1), 1,
+                                   w.groups[0]);
   }
 
   std::size_t first_window(std::size_t row) const { return 2 * row - std::min(2 * row, w_.pool_begin[0]); }
