@@ -361,7 +361,13 @@ def pooled(images: int, threads: int) -> Case:
     def make() -> Work:
         random = np.random.default_rng(0)
         constants = {"w": random.standard_normal((64, 3, 7, 7), np.float32), "bias": np.zeros(64, np.float32)}
-        windows = {"kernel_shape": [7, 7], "strides": [2, 2], "pads": [3] * 4, "pool_shape": [3, 3], "pool_pads": [1] * 4}
+        windows = {
+            "kernel_shape": [7, 7],
+            "strides": [2, 2],
+            "pads": [3] * 4,
+            "pool_shape": [3, 3],
+            "pool_pads": [1] * 4,
+        }
         graph = helper.make_graph(
             [helper.make_node("ConvReluMaxPool", ["x", *constants], ["y"], domain=ONNXTRAIN_DOMAIN, **windows)],
             "node",

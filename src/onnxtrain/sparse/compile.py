@@ -51,7 +51,7 @@ _PAIRS, _SECONDS = 15, 0.15
 """Turns of both models whose fastest decide, since other programs only add time; seconds of the dense ones in all."""
 
 _clock = time.perf_counter if os.name == "nt" else time.thread_time
-"""Sessions have one thread, the caller's: its processor time leaves out what other programs take. Windows counts that in
+"""Sessions have one thread, the caller's: its processor time leaves out what other programs take. Windows counts it in
 steps of 16 ms."""
 
 _ZERO = "onnxtrain.sparse.no_residual"
@@ -110,8 +110,8 @@ def compile_sparse(
     layers are decided anew, for this machine and these ``sizes``.
 
     A convolution that stays dense in front of Relu and MaxPool with strides of 2 becomes a node ``ConvReluMaxPool``,
-    which needs fewer multiplications, where that is faster. A convolution writes its result with the padding that the next one
-    reads, unless that is slower.
+    which needs fewer multiplications, where that is faster. A convolution writes its result with the padding that the
+    next one reads, unless that is slower.
 
     Units whose weights are all zero, and units that nothing reads, are taken out of the model first: what they add to
     the next layer goes into its bias.

@@ -1,7 +1,7 @@
 """The operators of compiled models as ONNX functions: any runtime runs them without our library.
 
-The bodies of ``SparseLinear`` and ``SparseConv`` make the weight dense from constants, so that a runtime folds all of it
-when it loads the model, and one MatMul or Conv is left. ``ConvReluMaxPool`` is a Conv with dense weights, Relu and
+The bodies of ``SparseLinear`` and ``SparseConv`` make the weight dense from constants, so that a runtime folds all of
+it when it loads the model, and one MatMul or Conv is left. ``ConvReluMaxPool`` is a Conv with dense weights, Relu and
 MaxPool.
 """
 

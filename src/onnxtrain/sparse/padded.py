@@ -22,7 +22,7 @@ def with_padded_images(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     without. ``None`` if there is none.
 
     Args:
-        proto: A model whose nodes of the operators ``SparseConv`` and ``ConvReluMaxPool`` pad no result; it is not changed.
+        proto: A model whose nodes ``SparseConv`` and ``ConvReluMaxPool`` pad no result; it is not changed.
     """
     made = onnx.ModelProto()
     made.CopyFrom(proto)

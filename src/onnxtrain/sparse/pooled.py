@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -88,13 +89,14 @@ def _node(graph: onnx.GraphProto, layer: Layer, pool: onnx.NodeProto, names: set
         graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array, np.float32), name))
         inputs.append(name)
     given = attributes(pool)
+    windows: dict[str, Any] = {name: layer.windows[name] for name in ("kernel_shape", "strides", "pads")}
     return helper.make_node(
         POOLED,
         inputs,
         [pool.output[0]],
         name=layer.nodes[0].name,
         domain=ONNXTRAIN_DOMAIN,
-        **{name: layer.windows[name] for name in ("kernel_shape", "strides", "pads")},
+        **windows,
         pool_shape=list(given["kernel_shape"]),
         pool_pads=list(given.get("pads", [0, 0, 0, 0])),
     )
