@@ -141,7 +141,7 @@ inline constexpr std::size_t kSparseStripBytes = 320 * 1024;
 // Convolutions with their MaxPool: the values and sums of some rows, in 1024ths of the L2 cache; multiply-adds per task,
 // which repeats a row of its neighbour; and the most tasks of a call.
 inline constexpr std::size_t kPooledShare = 320;
-inline constexpr std::size_t kPooledProducts = std::size_t{48} << 20, kPooledTasks = 64;
+inline constexpr std::size_t kPooledProducts = 48 * 1024 * 1024, kPooledTasks = 64;
 
 // Attention. ----------------------------------------------------------------------------------------------------------
 
