@@ -19,8 +19,6 @@ constexpr std::size_t kMostTileSpan = 2 * 16;
 
 const SparseTable& table() { return *kernels()->sparse; }
 
-std::size_t part_begin(std::size_t count, std::size_t parts, std::size_t index) { return count * index / parts; }
-
 // The columns of a kernel at one remainder of the stride.
 struct Phase {
   std::size_t taps, points;

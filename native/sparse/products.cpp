@@ -36,9 +36,6 @@ void for_each_part(const ParallelFor& parallel_for, std::size_t count, std::size
   for_each_range(parallel_for, count, divided_up(count, std::max<std::size_t>(1, std::min(tasks, count))), work);
 }
 
-// Part `index` of `parts` of [0, count): where it begins.
-std::size_t part_begin(std::size_t count, std::size_t parts, std::size_t index) { return count * index / parts; }
-
 void linear_by_lanes(const SparseMatrix& weights, std::size_t rows, const float* x, const SparseEnding& ending,
                      float* y, const ParallelFor& parallel_for) {
   const LanesOfOutputs& packed = weights.by_lanes();
