@@ -27,4 +27,7 @@ inline void for_each_range(const ParallelFor& parallel_for, std::size_t count, s
   }
 }
 
+// Part `index` of `parts` of [0, count): where it begins.
+inline std::size_t part_begin(std::size_t count, std::size_t parts, std::size_t index) { return count * index / parts; }
+
 }  // namespace onnxtrain

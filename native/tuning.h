@@ -138,6 +138,11 @@ inline constexpr std::size_t kMaskedPanelShare = 512;
 // Bytes of the padded planes of a strip of an image, which stay in an L2 cache beside what is read and written. Bits.
 inline constexpr std::size_t kSparseStripBytes = 320 * 1024;
 
+// Convolutions with their MaxPool: the values and sums of some rows, in 1024ths of the L2 cache; multiply-adds per task,
+// which repeats a row of its neighbour; and the most tasks of a call.
+inline constexpr std::size_t kPooledShare = 320;
+inline constexpr std::size_t kPooledProducts = 48 * 1024 * 1024, kPooledTasks = 64;
+
 // Attention. ----------------------------------------------------------------------------------------------------------
 
 // A block of scores, in 1024ths of the L2 cache; and its rows: at most twelve tiles (with more, fewer blocks are fully

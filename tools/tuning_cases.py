@@ -354,6 +354,39 @@ SPARSE_CONVOLUTIONS = {
     for channels, size in ((64, 56), (512, 7))
 }
 
+
+def pooled(images: int, threads: int) -> Case:
+    """The first convolution of a ResNet with its MaxPool."""
+
+    def make() -> Work:
+        random = np.random.default_rng(0)
+        constants = {"w": random.standard_normal((64, 3, 7, 7), np.float32), "bias": np.zeros(64, np.float32)}
+        windows = {
+            "kernel_shape": [7, 7],
+            "strides": [2, 2],
+            "pads": [3] * 4,
+            "pool_shape": [3, 3],
+            "pool_pads": [1] * 4,
+        }
+        graph = helper.make_graph(
+            [helper.make_node("ConvReluMaxPool", ["x", *constants], ["y"], domain=ONNXTRAIN_DOMAIN, **windows)],
+            "node",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, (images, 3, 224, 224))],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(array, name) for name, array in constants.items()],
+        )
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ONNXTRAIN_DOMAIN, 1)]
+        feeds = {"x": random.standard_normal((images, 3, 224, 224), np.float32)}
+        return Work(helper.make_model(graph, opset_imports=opsets, ir_version=8), feeds, threads)
+
+    return make
+
+
+POOLED = {
+    f"7 x 7 convolution with MaxPool, {images} images, {threads} threads": pooled(images, threads)
+    for images, threads in ((1, 1), (1, 2), (8, 2))
+}
+
 CAUSAL_ATTENTION = {
     f"causal, {length}": step(
         f"(float[4, {length}, 4, 48] x) => (y) {{"
@@ -437,6 +470,7 @@ CASES: dict[str, dict[str, Case]] = {
         ("kSparseSliceBytes", "kSparseSliceProducts", "kSparseSliceBlockProducts", "kSparseStripBytes"),
         SPARSE_CONVOLUTIONS,
     ),
+    **dict.fromkeys(("kPooledShare", "kPooledProducts", "kPooledTasks"), POOLED),
     "kLeastPositionsOfLarge": CONVOLUTIONS,
     **dict.fromkeys(("kLineAdditions", "kTileStart", "kSpreadingWorthIt"), TRANSPOSED_STEPS | CONVOLUTION_STEPS),
     **dict.fromkeys(("kPositionProduct", "kLonelyVector", "kTransposedElement", "kPositionDepth"), FEW_OUTPUTS),

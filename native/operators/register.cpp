@@ -192,6 +192,7 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<RnnNode>(api, domains.own);
   add_operator<RnnGradientNode>(api, domains.own);
   add_operator<RecurrentProductsGradientNode>(api, domains.own);
+  add_float_operator<ConvReluMaxPoolNode>(api, domains.own);
   add_float_operator<SparseConvNode>(api, domains.own);
   add_float_operator<SparseLinearNode>(api, domains.own);
 }

@@ -1,6 +1,7 @@
 // The kernels of sparse products for one instruction set: compiled once per set, with fused multiply-add.
 #include "kernels/instruction_set.h"
 #include "sparse/kernels.h"
+#include "sparse/tile_kernels.h"
 
 namespace onnxtrain {
 
@@ -16,10 +17,14 @@ const SparseTable ONNXTRAIN_OF_SET(kSparse_) = {
     .non_zeros = count_non_zeros,
     .transpose = transpose_rows,
     .pad = pad_plane,
+    .split = split_plane,
     .end = end_sums,
     .end_windows = end_windows,
     .end_run = end_run,
     .end_transposed = end_transposed,
+    .split_tiles = split_tiles,
+    .join_tiles = join_tiles,
+    .pool_tiles = pool_tiles,
 };
 
 }  // namespace onnxtrain

@@ -242,20 +242,59 @@ inline Vector<float> limited(const SparseEnding& ending, Vector<float> y) {
   return y > upper ? upper : y;
 }
 
-// The even elements of the first 2 count - 1; the others are zero, and are not read.
-inline Vector<float> load_every_second(const float* from, std::size_t count) {
-#if defined(__AVX512F__)
-  constexpr std::size_t lanes = kLanes<float>;
-  const std::size_t span = 2 * count - 1;
-  const Vector<float> low = span < lanes ? load_first(from, span) : load(from);
-  const Vector<float> high = span <= lanes ? Vector<float>{} : load_first(from + lanes, span - lanes);
-  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-  return (Vector<float>)_mm512_permutex2var_ps((__m512)low, even, (__m512)high);
+#if defined(ONNXTRAIN_SHUFFLES)
+template <int... lane>
+inline Vector<float> lanes_in_turn(Vector<float> low, Vector<float> high, std::integer_sequence<int, lane...>, bool odd) {
+  return odd ? __builtin_shufflevector(low, high, (2 * lane + 1)...) : __builtin_shufflevector(low, high, (2 * lane)...);
+}
+
+// The even lanes of two vectors, or the odd ones.
+inline Vector<float> every_second(Vector<float> low, Vector<float> high, bool odd) {
+  return lanes_in_turn(low, high, std::make_integer_sequence<int, kLanes<float>>(), odd);
+}
 #else
-  Vector<float> row = {};
-  for (std::size_t i = 0; i < count; ++i) row[i] = from[2 * i];
-  return row;
+inline Vector<float> every_second(Vector<float> low, Vector<float> high, bool odd) {
+  constexpr std::size_t lanes = kLanes<float>;
+  Vector<float> half = {};
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    const std::size_t from = 2 * lane + (odd ? 1 : 0);
+    half[lane] = from < lanes ? low[from] : high[from - lanes];
+  }
+  return half;
+}
 #endif
+
+inline void store_some(float* to, std::size_t count, Vector<float> value) {
+  if (count < kLanes<float>) {
+    store_first(to, count, value);
+  } else {
+    store(to, value);
+  }
+}
+
+// A vector of the even elements, and one of the odd ones, of the first `count`: more than none, and at most two vectors.
+inline void store_halves(const float* from, std::size_t count, float* evens, float* odds) {
+  constexpr std::size_t lanes = kLanes<float>;
+  const Vector<float> low = count < lanes ? load_first(from, count) : load(from);
+  const Vector<float> high = count <= lanes      ? Vector<float>{}
+                             : count < 2 * lanes ? load_first(from + lanes, count - lanes)
+                                                 : load(from + lanes);
+  store_some(evens, (count + 1) / 2, every_second(low, high, false));
+  if (odds != nullptr && count > 1) store_some(odds, count / 2, every_second(low, high, true));
+}
+
+// The even elements of a row, and the odd ones unless null. The last vectors overlap those before.
+inline void split_row(const float* from, std::size_t count, float* evens, float* odds) {
+  constexpr std::size_t lanes = kLanes<float>;
+  std::size_t i = 0;
+  for (; 2 * (i + lanes) <= count; i += lanes) {
+    const Vector<float> low = load(from + 2 * i), high = load(from + 2 * i + lanes);
+    store(evens + i, every_second(low, high, false));
+    if (odds != nullptr) store(odds + i, every_second(low, high, true));
+  }
+  if (2 * i == count) return;
+  if (i > 0) i = (count + 1) / 2 - lanes;
+  store_halves(from + 2 * i, count - 2 * i, evens + i, odds == nullptr ? nullptr : odds + i);
 }
 
 // Copies `count` elements, every stride-th.
@@ -265,20 +304,37 @@ inline void copy_row(const float* from, std::size_t stride, std::size_t count, f
   if (stride == 1) {
     for (; i + lanes <= count; i += lanes) store(to + i, load(from + i));
     if (i < count) store_first(to + i, count - i, load_first(from + i, count - i));
-  } else if (stride == 2) {
-    for (; i + lanes <= count; i += lanes) store(to + i, load_every_second(from + 2 * i, lanes));
-    if (i < count) store_first(to + i, count - i, load_every_second(from + 2 * i, count - i));
+  } else if (stride == 2 && count > 0) {
+    split_row(from, 2 * count - 1, to, nullptr);
   } else {
     for (; i < count; ++i) to[i] = from[i * stride];
   }
 }
 
-void pad_plane(const PaddedAxis& rows, const PaddedAxis& columns, const float* from, std::size_t row_size, float* to) {
+inline void clear_border(const PaddedAxis& rows, const PaddedAxis& columns, float* to) {
   if (columns.count < columns.total || rows.count < rows.total) fill_zero(to, rows.total * columns.total);
+}
+
+void pad_plane(const PaddedAxis& rows, const PaddedAxis& columns, const float* from, std::size_t row_size, float* to) {
+  clear_border(rows, columns, to);
   to += rows.before * columns.total + columns.before;
   from += rows.first * row_size + columns.first;
   for (std::size_t row = 0; row < rows.count; ++row, from += rows.stride * row_size, to += columns.total) {
     copy_row(from, columns.stride, columns.count, to);
+  }
+}
+
+void split_plane(const PaddedAxis& rows, const PaddedAxis& even, const PaddedAxis& odd, const float* from,
+                 std::size_t row_size, float* evens, float* odds) {
+  clear_border(rows, even, evens);
+  clear_border(rows, odd, odds);
+  evens += rows.before * even.total + even.before;
+  odds += rows.before * odd.total + odd.before;
+  from += rows.first * row_size;
+  for (std::size_t row = 0; row < rows.count; ++row, from += rows.stride * row_size) {
+    split_row(from, even.count + odd.count, evens, odds);
+    evens += even.total;
+    odds += odd.total;
   }
 }
 

@@ -192,4 +192,101 @@ void SparseConvNode::compute(const Call& call) const {
   sparse_convolution(weights_, windows, floats(inputs, 0), ends, y, call.parallel_for(), memory_.get());
 }
 
+const Signature ConvReluMaxPoolNode::kSignature = {"ConvReluMaxPool", {"x", "w", "bias"}, 3, 1, {-1}, {},
+                                               {ort::kTypeFloat, ort::kTypeFloat, ort::kTypeFloat}};
+
+namespace {
+
+void require_numbers(const char* name, const std::vector<std::int64_t>& numbers, std::size_t count, std::int64_t least,
+                     std::int64_t most) {
+  const bool fit = std::all_of(numbers.begin(), numbers.end(),
+                               [&](std::int64_t number) { return number >= least && number <= most; });
+  if (numbers.size() == count && fit) return;
+  throw std::invalid_argument("attribute '" + std::string(name) + "' is " + text_of(numbers) + ": it must have " +
+                              std::to_string(count) + " numbers from " + std::to_string(least) + " to " +
+                              std::to_string(most) + ".");
+}
+
+std::unique_ptr<const TileWeights> tile_weights(const Tensor& w, const ConvolutionAttributes& attributes) {
+  const std::vector<std::int64_t>& shape = w.shape;
+  const std::vector<std::int64_t>& kernel = attributes.kernel_shape;
+  if (w.type != ort::kTypeFloat || shape.size() != 4 || shape[0] < 1 || shape[1] < 1 || static_cast<std::size_t>(shape[0]) % kTileBlock != 0 ||
+      shape[2] != kernel[0] || shape[3] != kernel[1]) {
+    throw std::invalid_argument("input 1 (w) has type " + type_name(w.type) + " and shape " + text_of(shape) +
+                                ": it must be float with shape [outputs, channels, " + std::to_string(kernel[0]) + ", " +
+                                std::to_string(kernel[1]) + "], and a multiple of " + std::to_string(kTileBlock) +
+                                " outputs.");
+  }
+  const std::size_t sizes[] = {static_cast<std::size_t>(kernel[0]), static_cast<std::size_t>(kernel[1])};
+  return std::make_unique<TileWeights>(static_cast<const float*>(w.data), static_cast<std::size_t>(shape[0]),
+                                       static_cast<std::size_t>(shape[1]), sizes,
+                                       static_cast<std::size_t>(attributes.strides[1]));
+}
+
+}  // namespace
+
+ConvReluMaxPoolNode::ConvReluMaxPoolNode(const Attributes& attributes)
+    : attributes_(convolution_attributes(attributes)),
+      pool_shape_(attributes.integers("pool_shape")),
+      pool_pads_(attributes.integers("pool_pads")),
+      y_pads_(border_attribute(attributes, "y_pads", attributes_.kernel_shape.size())),
+      memory_(attributes.memory()) {
+  const std::vector<std::int64_t>& kernel = attributes_.kernel_shape;
+  if (kernel.size() != 2 || kernel[1] > static_cast<std::int64_t>(kTileTaps) * std::min<std::int64_t>(attributes_.strides[1], 4)) {
+    throw std::invalid_argument("attribute 'kernel_shape' is " + text_of(kernel) + ", and 'strides' is " +
+                                text_of(attributes_.strides) + ": there must be two sizes, and at most " +
+                                std::to_string(kTileTaps) + " columns for each step of a stride of at most 4.");
+  }
+  if (std::any_of(attributes_.strides.begin(), attributes_.strides.end(), [](std::int64_t s) { return s > 4 || s == 3; })) {
+    throw std::invalid_argument("attribute 'strides' is " + text_of(attributes_.strides) + ": each must be 1, 2 or 4.");
+  }
+  if (attributes_.dilations != std::vector<std::int64_t>{1, 1}) {
+    throw std::invalid_argument("attribute 'dilations' is " + text_of(attributes_.dilations) + ": it must be [1, 1].");
+  }
+  require_numbers("pool_shape", pool_shape_, 2, 2, 3);
+  if (pool_pads_.empty()) pool_pads_.assign(4, 0);
+  require_numbers("pool_pads", pool_pads_, 4, 0, 1);
+  const Tensor w = attributes.constant(1, "w");
+  w_shape_ = w.shape;
+  weights_ = tile_weights(w, attributes_);
+}
+
+void ConvReluMaxPoolNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  const std::vector<std::int64_t>& x = inputs[0].shape;
+  inputs.require_type(0, ort::kTypeFloat);
+  inputs.require_type(2, ort::kTypeFloat);
+  inputs.require_shape(2, {w_shape_[0]});
+  if (x.size() != 4 || x[1] != w_shape_[1]) {
+    throw std::invalid_argument("input 0 (x) has shape " + text_of(x) + ": it must have 4 axes and " +
+                                std::to_string(w_shape_[1]) + " channels.");
+  }
+  const std::vector<std::int64_t> windows_shape = attributes_.output_shape(x, w_shape_);
+  Convolution(attributes_, x, windows_shape);  // checks that windows stay within the addressable range
+  std::vector<std::int64_t> y_shape = windows_shape;
+  PooledWindows windows = {};
+  windows.images = static_cast<std::size_t>(x[0]);
+  windows.channels = static_cast<std::size_t>(x[1]);
+  windows.outputs = static_cast<std::size_t>(w_shape_[0]);
+  windows.y = border_of(y_pads_);
+  for (std::size_t axis = 0; axis < 2; ++axis) {
+    if (windows_shape[2 + axis] < 1) {
+      throw std::invalid_argument("input 0 (x) has shape " + text_of(x) + ": with its pads it is smaller than the kernel, " +
+                                  text_of(attributes_.kernel_shape) + ".");
+    }
+    const std::int64_t room = windows_shape[2 + axis] + pool_pads_[axis] + pool_pads_[2 + axis] - pool_shape_[axis];
+    y_shape[2 + axis] = room < 0 ? 0 : room / 2 + 1;
+    windows.size[axis] = static_cast<std::size_t>(x[2 + axis]);
+    windows.kernel[axis] = static_cast<std::size_t>(attributes_.kernel_shape[axis]);
+    windows.strides[axis] = static_cast<std::size_t>(attributes_.strides[axis]);
+    windows.begin[axis] = static_cast<std::size_t>(attributes_.pads[axis]);
+    windows.windows[axis] = static_cast<std::size_t>(windows_shape[2 + axis]);
+    windows.pool[axis] = static_cast<std::size_t>(pool_shape_[axis]);
+    windows.pool_begin[axis] = static_cast<std::size_t>(pool_pads_[axis]);
+    windows.groups[axis] = static_cast<std::size_t>(y_shape[2 + axis]);
+  }
+  auto* y = static_cast<float*>(call.output(0, with_border(y_shape, y_pads_)));
+  pooled_convolution(*weights_, windows, floats(inputs, 0), floats(inputs, 2), y, call.parallel_for(), memory_.get());
+}
+
 }  // namespace onnxtrain

@@ -1,4 +1,5 @@
-// Linear layers and convolutions with sparse constant weights as nodes. Attributes: shape [block rows, depth, block] of
+// Linear layers and convolutions with sparse constant weights as nodes, and the convolution in front of them that stays
+// dense. Attributes of those with sparse weights: shape [block rows, depth, block] of
 // the weights, lower and upper limits of y. Inputs: x; values [blocks, block] and uint16 deltas [blocks] of the blocks'
 // flat indices in [block rows, depth], both constant; bias [outputs]; and a residual, of the shape of y or one value,
 // that is added before the limits.
@@ -9,6 +10,7 @@
 #include "convolution/convolution.h"
 #include "operators/fused_node.h"
 #include "sparse/matrix.h"
+#include "sparse/pooled.h"
 #include "sparse/table.h"
 
 namespace onnxtrain {
@@ -47,6 +49,23 @@ class SparseConvNode final : public SparseNode {
  private:
   ConvolutionAttributes attributes_;
   std::vector<std::int64_t> x_pads_, y_pads_, residual_pads_;
+};
+
+// A convolution over two axes with dense constant weights, Relu, and MaxPool with strides of 2. Inputs: x [images,
+// channels, ...], w [outputs, channels, kernel], bias [outputs]. Attributes: kernel_shape, strides and pads of the
+// convolution, pool_shape and pool_pads of MaxPool, and y_pads, zeros around y in memory.
+class ConvReluMaxPoolNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit ConvReluMaxPoolNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  ConvolutionAttributes attributes_;
+  std::vector<std::int64_t> w_shape_, pool_shape_, pool_pads_, y_pads_;
+  std::unique_ptr<const TileWeights> weights_;
+  std::unique_ptr<const Memory> memory_;
 };
 
 }  // namespace onnxtrain

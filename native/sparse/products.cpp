@@ -36,9 +36,6 @@ void for_each_part(const ParallelFor& parallel_for, std::size_t count, std::size
   for_each_range(parallel_for, count, divided_up(count, std::max<std::size_t>(1, std::min(tasks, count))), work);
 }
 
-// Part `index` of `parts` of [0, count): where it begins.
-std::size_t part_begin(std::size_t count, std::size_t parts, std::size_t index) { return count * index / parts; }
-
 void linear_by_lanes(const SparseMatrix& weights, std::size_t rows, const float* x, const SparseEnding& ending,
                      float* y, const ParallelFor& parallel_for) {
   const LanesOfOutputs& packed = weights.by_lanes();
@@ -286,13 +283,26 @@ struct Planes {
   // Fills the planes of some channels for `window_rows` rows of windows from `first` on. Channels of x are as placed.
   void fill(const SparseWindows& w, const Placed& placed, const float* x, std::size_t channels, std::size_t first,
             std::size_t window_rows, float* to) const {
-    for (std::size_t row_phase = 0, plane = 0; row_phase < phases(w, 0); ++row_phase) {
+    const std::size_t column_phases = phases(w, 1);
+    std::vector<PaddedAxis> all_columns;
+    for (std::size_t phase = 0; phase < column_phases; ++phase) all_columns.push_back(axis_of(w, 1, phase, 0, columns));
+    // Even and odd columns of x are read together.
+    const bool both = column_phases == 2 && w.strides[1] == 2;
+    const std::size_t even = both ? w.begin[1] % 2 : 0, odd = both ? 1 - even : 0;
+    const bool halves = both && all_columns[even].first == 0 && all_columns[odd].first == 1 &&
+                        all_columns[even].count - all_columns[odd].count <= 1;
+    for (std::size_t row_phase = 0; row_phase < phases(w, 0); ++row_phase) {
       const PaddedAxis some_rows = axis_of(w, 0, row_phase, first, window_rows + row_span);
-      for (std::size_t column_phase = 0; column_phase < phases(w, 1); ++column_phase, ++plane) {
-        const PaddedAxis all_columns = axis_of(w, 1, column_phase, 0, columns);
-        for (std::size_t channel = 0; channel < channels; ++channel) {
-          table().pad(some_rows, all_columns, x + channel * placed.size, placed.columns,
-                      to + (channel * per_channel + plane) * size);
+      for (std::size_t channel = 0; channel < channels; ++channel) {
+        const float* const from = x + channel * placed.size;
+        float* const planes = to + (channel * per_channel + row_phase * column_phases) * size;
+        if (halves) {
+          table().split(some_rows, all_columns[even], all_columns[odd], from, placed.columns, planes + even * size,
+                        planes + odd * size);
+          continue;
+        }
+        for (std::size_t phase = 0; phase < column_phases; ++phase) {
+          table().pad(some_rows, all_columns[phase], from, placed.columns, planes + phase * size);
         }
       }
     }

@@ -80,6 +80,40 @@ struct PaddedAxis {
   std::size_t first, stride, before, count, total;
 };
 
+// Four neighbouring windows of a row are multiplied together, by Toom and Cook: the columns of a kernel that are a stride
+// apart, at most four, are a polynomial, which is evaluated at these numbers and at infinity, as are the columns of x. Of
+// three columns, the last number is left out, and so on.
+inline constexpr std::size_t kTileWindows = 4, kTileTaps = 4, kTilePoints = kTileWindows + kTileTaps - 1;
+inline constexpr double kTileNumbers[kTilePoints - 1] = {0.0, 1.0, -1.0, 0.5, -2.0, -0.5};
+
+// A row of x of `size` columns, behind `begin` zeros; the stride is 1, 2 or 4: the values of its tiles at the points of each remainder of the
+// stride in turn, [points of all][to_stride]; a vector may be written beyond the last tile.
+struct TileRow {
+  const float* x;  // null: zeros
+  std::size_t size, begin, stride, kernel, tiles;
+  float* columns;  // scratch: twice [windows * stride][column_stride]
+  std::size_t column_stride;  // at least one tile more than there are; whole vectors
+  float* to;
+  std::size_t to_stride;
+};
+
+// Products [points][outputs][vectors * lanes] of tiles, to the sums of their windows: [outputs][windows][window_stride].
+struct TileSums {
+  const float* sums;
+  std::size_t outputs, vectors;
+  float* to;
+  std::size_t window_stride;
+};
+
+// The largest sums of each second group of `kernel` windows, 2 or 3, along a row of tiles, over one to three rows, plus
+// the bias, and zero for those below; the first group begins `begin` windows, 0 or 1, before the row.
+struct TilePool {
+  const float* sums;  // of the first windows of the tiles in the first row; a vector may be read beyond the last
+  std::size_t window_stride, rows, tiles, kernel, begin, groups;
+  float bias;
+  float* y;
+};
+
 using MultiplyRows = void (*)(const SparseRows&);
 using AddGradients = void (*)(const SparseGradient&);
 
@@ -99,6 +133,9 @@ struct SparseTable {
                     float* x_t, std::size_t stride);
   // Copies a plane with rows of `row_size` elements.
   void (*pad)(const PaddedAxis& rows, const PaddedAxis& columns, const float* from, std::size_t row_size, float* to);
+  // The same for even and odd columns, of which there are as many, or one less; the first is even.
+  void (*split)(const PaddedAxis& rows, const PaddedAxis& even, const PaddedAxis& odd, const float* from,
+                std::size_t row_size, float* evens, float* odds);
   void (*end)(const SparseEnding& ending, std::size_t count, const float* sums, float* y);
   // Ends [outputs][positions] sums; `bias` is by output, y and `residual` point to the first window of an image's first
   // row.
@@ -109,6 +146,9 @@ struct SparseTable {
   // Ends [outputs][vectors * lanes] sums as rows [row][outputs] of y; `residual` and `gate` are laid out like y.
   void (*end_transposed)(const SparseEnding& ending, std::size_t outputs, std::size_t rows, std::size_t sums_stride,
                          const float* sums, float* y, std::size_t y_stride);
+  void (*split_tiles)(const TileRow& row);
+  void (*join_tiles)(const TileSums& products);
+  void (*pool_tiles)(const TilePool& pool);
 };
 
 }  // namespace onnxtrain

@@ -101,6 +101,24 @@ def sparse_convolution(rng: np.random.Generator) -> Case:
     return Case("SparseConv", {"x": x, **given, **last}, attributes | limits | around, constants=CONSTANTS)
 
 
+def pooled_convolution(rng: np.random.Generator) -> Case:
+    """A dense convolution with its MaxPool."""
+    outputs, channels = pick(rng, 8, 8, 16, 7), int(rng.integers(1, 4))
+    strides = (pick(rng, 1, 2, 4), pick(rng, 1, 2, 4))
+    kernel = (int(rng.integers(1, 4)), int(rng.integers(1, 4 * strides[1] + 1)))
+    pads, y_pads = some(rng, 0, 2, 4), some(rng, 0, 2, 4)
+    x = floating(rng, (*some(rng, 0 if rng.random() < 0.05 else 1, 2, 1), channels, *some(rng, 1, 40, 2)))
+    attributes: dict[str, Any] = {
+        "kernel_shape": kernel, "strides": strides, "pads": pads, "y_pads": y_pads, "pool_shape": some(rng, 2, 3, 2),
+        "pool_pads": some(rng, 0, 1, 4),
+    }  # fmt: skip
+    if rng.random() < 0.2:
+        name = pick(rng, "kernel_shape", "strides", "pads", "y_pads", "pool_shape", "pool_pads")
+        attributes[name] = replaced(attributes[name], 0, pick(rng, *EXTREMES))
+    feeds = {"x": x, "w": floating(rng, (outputs, channels, *kernel)), "bias": floating(rng, (outputs,))}
+    return Case("ConvReluMaxPool", feeds, attributes, constants=("w",))
+
+
 BORDERED = ("x", "y", "residual")
 
 

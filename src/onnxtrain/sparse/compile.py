@@ -22,9 +22,10 @@ from onnxtrain.runtime.native import custom_ops_library
 from onnxtrain.sparse.empty_units import without_empty_units
 from onnxtrain.sparse.expand import with_dense_layers
 from onnxtrain.sparse.functions import CONV, LEAST_OPSET, LINEAR, function
-from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, remove_unread, unused
+from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, declare, remove_unread, unused
 from onnxtrain.sparse.packed import COST, PackedWeight, pack
 from onnxtrain.sparse.padded import with_padded_images
+from onnxtrain.sparse.pooled import with_pooled_convolutions
 from onnxtrain.spelling import checks_arguments
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ _AS_FAST = 1.05
 
 _PAIRS, _SECONDS = 15, 0.15
 """Turns of both models whose fastest decide, since other programs only add time; seconds of the dense ones in all."""
+
+_clock = time.perf_counter if os.name == "nt" else time.thread_time
+"""Sessions have one thread, the caller's: its processor time leaves out what other programs take. Windows counts it in
+steps of 16 ms."""
 
 _ZERO = "onnxtrain.sparse.no_residual"
 
@@ -104,13 +109,15 @@ def compile_sparse(
     is timed both ways on this machine, and stays dense where that is as fast. A compiled model can be given, too: its
     layers are decided anew, for this machine and these ``sizes``.
 
-    A convolution writes its result with the padding that the next one reads, unless that is slower.
+    A convolution that stays dense in front of Relu and MaxPool with strides of 2 becomes a node ``ConvReluMaxPool``,
+    which needs fewer multiplications, where that is faster. A convolution writes its result with the padding that the
+    next one reads, unless that is slower.
 
     Units whose weights are all zero, and units that nothing reads, are taken out of the model first: what they add to
     the next layer goes into its bias.
 
     Sessions that register :func:`onnxtrain.custom_ops_library` use the kernels. Other sessions, of any runtime, run the
-    same file at about dense speed, since both operators are ONNX functions. NaN and infinity in activations do not
+    same file at about dense speed, since the operators are ONNX functions. NaN and infinity in activations do not
     reach results through weights that are zero, in sessions with the kernels.
 
     Args:
@@ -173,6 +180,11 @@ def compile_sparse(
         before, after = _times(session, other_session, feeds)
         if before > _BETTER * after:
             chosen, made, session = other, other_made, other_session
+    if chosen and (pooled := with_pooled_convolutions(made, shapes)) is not None:
+        pooled_session = _session(pooled, library)
+        before, after = _times(session, pooled_session, feeds)
+        if before > _BETTER * after:
+            made, session = pooled, pooled_session
     if (padded := with_padded_images(made)) is not None:
         padded_session = _session(padded, library)
         before, after = _times(session, padded_session, feeds)
@@ -319,10 +331,10 @@ def _times(
 
 
 def _seconds(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray], calls: int) -> float:
-    start = time.perf_counter()
+    start = _clock()
     for _ in range(calls):
         session.run(None, feeds)
-    return time.perf_counter() - start
+    return _clock() - start
 
 
 def _layer_models(
@@ -374,7 +386,7 @@ def _with_sparse(
     graph.node.extend(nodes)
     if any(layer.residual is None for layer, _ in layers) and _ZERO not in {t.name for t in graph.initializer}:
         graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), _ZERO))
-    _declare(graph, list(ends), shapes)
+    declare(graph, list(ends), shapes)
     remove_unread(graph, {name for layer, _ in layers for node in layer.nodes for name in node.input})
     return made
 
@@ -394,14 +406,4 @@ def _node(graph: onnx.GraphProto, layer: Layer, weight: PackedWeight, names: set
         name=layer.nodes[0].name,
         domain=ONNXTRAIN_DOMAIN,
         **attributes,
-    )
-
-
-def _declare(graph: onnx.GraphProto, results: Sequence[str], shapes: Mapping[str, Shape | None]) -> None:
-    """Declare the shapes of results, which ONNX Runtime does not infer for operators of a library."""
-    declared = {value.name for value in (*graph.value_info, *graph.output)}
-    graph.value_info.extend(
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-        for name in results
-        if name not in declared and (shape := shapes.get(name)) is not None
     )

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.sparse.functions import CONV, LINEAR
+from onnxtrain.sparse.functions import CONV, LINEAR, POOLED
 from onnxtrain.sparse.layers import attributes, remove_unread, unused
 from onnxtrain.sparse.padded import check_padded_images
 
@@ -19,12 +19,13 @@ _WINDOWS = ("kernel_shape", "strides", "pads", "dilations")
 
 
 def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with standard operators for its sparse layers, or the model itself if it has none.
+    """Return the model with standard operators for its compiled layers, or the model itself if it has none.
 
     Raises:
         ModelError: Packed weights, or the padding of neighbours, do not fit together.
     """
-    layers = [node for node in proto.graph.node if node.domain == ONNXTRAIN_DOMAIN and node.op_type in (LINEAR, CONV)]
+    own = [node for node in proto.graph.node if node.domain == ONNXTRAIN_DOMAIN]
+    layers = [node for node in own if node.op_type in (LINEAR, CONV, POOLED)]
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     layers = [node for node in layers if all(name in constants for name in node.input[1:4])]
     if not layers:
@@ -82,20 +83,13 @@ def _dense(
     constants: dict[str, np.ndarray],
     names: set[str],
 ) -> Iterator[onnx.NodeProto]:
-    """Yield the standard operators of a sparse layer; its weight becomes an initializer.
+    """Yield the standard operators of a compiled layer; its weight becomes an initializer.
 
     Raises:
         ModelError: Packed weights do not fit together.
     """
     given = attributes(node)
-    x, values, deltas, bias, residual = node.input
-    try:
-        matrix = dense_matrix(constants[values], constants[deltas], given["shape"])
-    except (IndexError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"The packed weights {values!r} and {deltas!r} of the sparse layer {node.output[0]!r} do not fit together "
-            f"({error}); the file is damaged: compile the pruned model again."
-        ) from error
+    windows = {name: given[name] for name in _WINDOWS if name in given}
 
     def put(label: str, array: np.ndarray) -> str:
         name = unused(f"{node.output[0]}.{label}", names)
@@ -103,22 +97,34 @@ def _dense(
         return name
 
     steps: list[tuple[str, list[str], dict[str, Any]]] = []
-    if node.op_type == CONV:
-        weight = put("weight", matrix.reshape(given["weight_shape"]))
-        windows = {name: given[name] for name in _WINDOWS if name in given}
-        steps.append(("Conv", [x, weight, bias], windows))
+    if node.op_type == POOLED:
+        steps.append(("Conv", list(node.input), windows))
     else:
-        steps.append(("MatMul", [x, put("weight", matrix.T)], {}))
-        if constants[bias].any():
-            steps.append(("Add", [bias], {}))
-    if residual not in constants or constants[residual].any():
-        steps.append(("Add", [residual], {}))
-    lower, upper = given["lower"], given["upper"]
+        x, values, deltas, bias, residual = node.input
+        try:
+            matrix = dense_matrix(constants[values], constants[deltas], given["shape"])
+        except (IndexError, ValueError, KeyError) as error:
+            raise ModelError(
+                f"The packed weights {values!r} and {deltas!r} of the sparse layer {node.output[0]!r} do not fit "
+                f"together ({error}); the file is damaged: compile the pruned model again."
+            ) from error
+        if node.op_type == CONV:
+            steps.append(("Conv", [x, put("weight", matrix.reshape(given["weight_shape"])), bias], windows))
+        else:
+            steps.append(("MatMul", [x, put("weight", matrix.T)], {}))
+            if constants[bias].any():
+                steps.append(("Add", [bias], {}))
+        if residual not in constants or constants[residual].any():
+            steps.append(("Add", [residual], {}))
+    lower, upper = (0.0, np.inf) if node.op_type == POOLED else (given["lower"], given["upper"])
     if lower == 0 and upper == np.inf:
         steps.append(("Relu", [], {}))
     elif lower > -np.inf or upper < np.inf:
         limits = [put(label, np.array(limit, np.float32)) for label, limit in (("lower", lower), ("upper", upper))]
         steps.append(("Clip", limits, {}))
+    if node.op_type == POOLED:
+        pool = {"kernel_shape": given["pool_shape"], "strides": [2, 2], "pads": given["pool_pads"]}
+        steps.append(("MaxPool", [], pool))
     before: list[str] = []
     for index, (operator, inputs, settings) in enumerate(steps):
         last = index == len(steps) - 1

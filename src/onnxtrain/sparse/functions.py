@@ -1,7 +1,8 @@
-"""The operators ``SparseLinear`` and ``SparseConv`` as ONNX functions: any runtime runs them without our library.
+"""The operators of compiled models as ONNX functions: any runtime runs them without our library.
 
-Their bodies make the weight dense from constants, so that a runtime folds all of it when it loads the model, and one
-MatMul or Conv is left.
+The bodies of ``SparseLinear`` and ``SparseConv`` make the weight dense from constants, so that a runtime folds all of
+it when it loads the model, and one MatMul or Conv is left. ``ConvReluMaxPool`` is a Conv with dense weights, Relu and
+MaxPool.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from onnx import parser
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
-LINEAR, CONV = "SparseLinear", "SparseConv"
+LINEAR, CONV, POOLED = "SparseLinear", "SparseConv", "ConvReluMaxPool"
 
 LEAST_OPSET = 13
 """The bodies are written in operators of this opset; none of them changed its meaning after it."""
@@ -72,6 +73,15 @@ _BODIES = {
     {_END}
 }}
 """,
+    POOLED: f"""
+<domain: "{ONNXTRAIN_DOMAIN}", opset_import: ["": OPSET]>
+{POOLED} <kernel_shape, strides, pads, pool_shape, pool_pads, y_pads> (x, w, bias) => (y)
+{{
+    sum = Conv <kernel_shape: ints = @kernel_shape, strides: ints = @strides, pads: ints = @pads> (x, w, bias)
+    above = Relu (sum)
+    y = MaxPool <kernel_shape: ints = @pool_shape, strides: ints = [2, 2], pads: ints = @pool_pads> (above)
+}}
+""",
 }
 
 
@@ -82,7 +92,7 @@ def function(operator: str, opset: int) -> onnx.FunctionProto:
     exchanges them without padding.
 
     Args:
-        operator: ``LINEAR`` or ``CONV``.
+        operator: ``LINEAR``, ``CONV`` or ``POOLED``.
         opset: The model's opset.
     """
     made: onnx.FunctionProto = parser.parse_function(_BODIES[operator].replace("OPSET", str(opset)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -250,6 +250,16 @@ def unused(name: str, names: set[str]) -> str:
         name += "_"
     names.add(name)
     return name
+
+
+def declare(graph: onnx.GraphProto, results: Iterable[str], shapes: Mapping[str, Shape | None]) -> None:
+    """Declare the shapes of results, which ONNX Runtime does not infer for operators of a library."""
+    declared = {value.name for value in (*graph.value_info, *graph.output)}
+    graph.value_info.extend(
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name in results
+        if name not in declared and (shape := shapes.get(name)) is not None
+    )
 
 
 def remove_unread(graph: onnx.GraphProto, candidates: set[str]) -> None:

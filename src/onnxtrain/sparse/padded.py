@@ -8,7 +8,7 @@ import onnx
 from onnx import helper
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.sparse.functions import CONV
+from onnxtrain.sparse.functions import CONV, POOLED
 from onnxtrain.sparse.layers import attributes, names_in_subgraphs
 
 Pads = tuple[int, ...]
@@ -16,24 +16,27 @@ Pads = tuple[int, ...]
 
 
 def with_padded_images(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return the model with results of sparse convolutions written with the padding that their readers need.
+    """Return the model with results of sparse and pooled convolutions written with the padding that readers need.
 
     Only sparse convolutions read such a result: their kernels exchange it with zeros around it, their functions
     without. ``None`` if there is none.
 
     Args:
-        proto: A model whose nodes of the operator ``SparseConv`` pad no result; it is not changed.
+        proto: A model whose nodes ``SparseConv`` and ``ConvReluMaxPool`` pad no result; it is not changed.
     """
     made = onnx.ModelProto()
     made.CopyFrom(proto)
     graph = made.graph
-    layers = [node for node in graph.node if node.domain == ONNXTRAIN_DOMAIN and node.op_type == CONV]
-    found = _pads(graph, layers)
+    own = [node for node in graph.node if node.domain == ONNXTRAIN_DOMAIN]
+    layers, pooled = ([node for node in own if node.op_type == operator] for operator in (CONV, POOLED))
+    found = _pads(graph, layers, pooled)
     if not found:
         return None
-    for node in layers:
+    for node in (*layers, *pooled):
         none = (0,) * len(attributes(node)["pads"])
-        values = {"x_pads": node.input[0], "y_pads": node.output[0], "residual_pads": node.input[4]}
+        values = {"y_pads": node.output[0]}
+        if node.op_type == CONV:
+            values |= {"x_pads": node.input[0], "residual_pads": node.input[4]}
         node.attribute.extend(
             helper.make_attribute(name, list(found.get(value, none))) for name, value in values.items()
         )
@@ -44,9 +47,11 @@ def with_padded_images(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     return made
 
 
-def _pads(graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto]) -> dict[str, Pads]:
+def _pads(
+    graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto], pooled: Sequence[onnx.NodeProto]
+) -> dict[str, Pads]:
     """Return the padding of each result that gets one."""
-    results = {node.output[0] for node in layers} - _read_by_others(graph, layers)
+    results = {node.output[0] for node in (*layers, *pooled)} - _read_by_others(graph, layers)
     found: dict[str, Pads] = {}
     for y in results:
         readers = [attributes(node) for node in layers if node.input[0] == y]
@@ -76,8 +81,8 @@ def check_padded_images(graph: onnx.GraphProto, layers: Sequence[onnx.NodeProto]
     Raises:
         ValueError: They do not, or another node reads a padded image.
     """
+    given = {node.output[0]: attributes(node) for node in layers if node.op_type in (CONV, POOLED)}
     layers = [node for node in layers if node.op_type == CONV]
-    given = {node.output[0]: attributes(node) for node in layers}
     padded = {y: pads for y, values in given.items() if any(pads := values.get("y_pads", ()))}
     if found := sorted(set(padded) & _read_by_others(graph, layers)):
         raise ValueError(f"a node other than a sparse convolution reads {found[0]!r}, which is padded")
