@@ -400,7 +400,7 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kGatheredElements", "kNormalizedColumns"), NORMS),
     "kSoftmaxColumns": SOFTMAX,
     **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
-    **dict.fromkeys(("kGatherColumns", "kSummedRows", "kSummedBytes", "kAheadRows", "kAheadRowBytes"), GATHER),
+    **dict.fromkeys(("kGatherColumns", "kSummedBytes", "kSortedBits", "kAheadRows", "kAheadRowBytes"), GATHER),
     **dict.fromkeys(
         ("kProductDepth", "kStripShare", "kLeastStripRows", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS
     ),

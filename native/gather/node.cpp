@@ -1,22 +1,19 @@
 #include "gather/node.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <limits>
 #include <memory>
+#include <utility>
 
 #include "operators/shapes.h"
 #include "ranges.h"
+#include "sizes.h"
 #include "tuning.h"
 
 namespace onnxtrain {
 namespace {
-
-// Counting sort of a list of indices: the positions of index i, in order, or what is taken there, are positions[starts[i]]
-// ... positions[starts[i + 1] - 1].
-struct SortedPositions {
-  std::vector<std::size_t> starts;
-  std::unique_ptr<std::size_t[]> positions;
-};
 
 // `name` is that of the input, if it has to be told from others.
 std::size_t index_from(std::int64_t value, std::size_t size, const char* name = "") {
@@ -35,19 +32,37 @@ void check_indices(const Tensor& tensor, std::size_t size, const char* name = ""
   for (std::size_t i = 0; i < tensor.count(); ++i) index_from(indices[i], size, name);
 }
 
-// `row(position)` is what is taken at a position.
+// Indices below `size` with what is taken at their positions, `row(position)`, as RowSumsCall has them: sorted by index, in
+// the order of the positions. A radix sort: its tables fit an L1 cache, however many rows there are.
 template <typename Row>
-SortedPositions sort_positions(const Tensor& tensor, std::size_t size, Row row) {
+std::unique_ptr<std::uint64_t[]> sort_entries(const Tensor& tensor, std::size_t size, Row row) {
   const auto* indices = static_cast<const std::int64_t*>(tensor.data);
   const std::size_t count = tensor.count();
-  SortedPositions sorted = {std::vector<std::size_t>(size + 2), std::unique_ptr<std::size_t[]>(new std::size_t[count])};
-  // Offset by one: storing a position advances the start of its index to the next index's start.
-  std::size_t* const next = sorted.starts.data() + 1;
-  for (std::size_t i = 0; i < count; ++i) ++next[index_from(indices[i], size) + 1];
-  std::size_t before = 0;
-  for (std::size_t i = 1; i <= size; ++i) next[i] = before += next[i];
-  for (std::size_t i = 0; i < count; ++i) sorted.positions[next[index_from(indices[i], size)]++] = row(i);
-  return sorted;
+  std::unique_ptr<std::uint64_t[]> entries(new std::uint64_t[count]), sorted(new std::uint64_t[count]);
+  for (std::size_t i = 0; i < count; ++i) {
+    entries[i] = static_cast<std::uint64_t>(index_from(indices[i], size)) << 32 | row(i);
+  }
+  const auto bits = static_cast<std::size_t>(std::bit_width(std::max<std::size_t>(size, 1) - 1));
+  const std::size_t passes = divided_up(bits, tuning::kSortedBits);
+  for (std::size_t pass = 0; pass < passes; ++pass) {
+    const std::size_t low = bits * pass / passes, digits = std::size_t{1} << (bits * (pass + 1) / passes - low);
+    const auto digit = [&](std::uint64_t entry) { return entry >> (32 + low) & (digits - 1); };
+    std::uint32_t starts[(std::size_t{1} << tuning::kSortedBits) + 1];
+    std::fill_n(starts, digits + 1, 0);
+    for (std::size_t i = 0; i < count; ++i) ++starts[digit(entries[i]) + 1];
+    for (std::size_t i = 1; i < digits; ++i) starts[i] += starts[i - 1];
+    for (std::size_t i = 0; i < count; ++i) sorted[starts[digit(entries[i])]++] = entries[i];
+    std::swap(entries, sorted);
+  }
+  return entries;
+}
+
+// Rows and positions of entries have 32 bits each.
+void require_entries(std::size_t number, const char* what) {
+  if (number > std::numeric_limits<std::uint32_t>::max()) {
+    throw std::invalid_argument("there are " + std::to_string(number) + " " + what + ", and may be at most " +
+                                std::to_string(std::numeric_limits<std::uint32_t>::max()) + ".");
+  }
 }
 
 // Copies rows of `bytes` bytes at `count` indices side by side, and asks for those at the indices that follow, `known` in
@@ -108,17 +123,19 @@ void GatherGradientNode::compute(const Call& call) const {
     return;
   }
   const auto* taken = takes ? static_cast<const std::int64_t*>(inputs[4].data) : nullptr;
-  const SortedPositions sorted =
-      takes ? sort_positions(indices, size, [&](std::size_t i) { return index_from(taken[i], count, kTaken); })
-            : sort_positions(indices, size, [](std::size_t i) { return i; });
+  require_entries(size, "rows of the data");
+  require_entries(std::max(count, indices.count()), "rows or indices");
+  const auto entries =
+      takes ? sort_entries(indices, size, [&](std::size_t i) { return index_from(taken[i], count, kTaken); })
+            : sort_entries(indices, size, [](std::size_t i) { return i; });
   const auto* rows = static_cast<const unsigned char*>(inputs[0].data);
   const auto kernel = kernels()->row_sums[type];
   for_each_range(call.parallel_for(), outer * size, items_per_task(width), [&](std::size_t first, std::size_t last) {
     while (first < last) {  // a range may span several tables
       const std::size_t o = first / size, begin = first % size, end = std::min(size, begin + (last - first));
       const std::size_t at = o * size * width * size_of(type);
-      const RowSumsCall sums = {width, rows + o * count * width * size_of(type), sorted.starts.data(),
-                                sorted.positions.get(), has_other ? other + at : nullptr, table + at};
+      const RowSumsCall sums = {width, rows + o * count * width * size_of(type), entries.get(), indices.count(),
+                                has_other ? other + at : nullptr, table + at};
       kernel(sums, begin, end);
       first += end - begin;
     }

@@ -113,12 +113,13 @@ struct CrossEntropyCall {
   void* dx;
 };
 
-// Row r of the table is row r of `other` (null: zeros; it may be the table), plus the sum of the rows at
-// positions[starts[r]] ... positions[starts[r + 1] - 1].
+// Row r of the table is row r of `other` (null: zeros; it may be the table), plus the sum of the rows whose positions stand
+// beside r in `entries`: r in the upper 32 bits, the position in the lower ones, sorted by r.
 struct RowSumsCall {
   std::size_t width;
   const void* rows;
-  const std::size_t *starts, *positions;
+  const std::uint64_t* entries;
+  std::size_t count;  // of entries
   const void* other;
   void* table;
 };

@@ -213,6 +213,8 @@ def test_an_edge_to_a_node_that_is_not_there(wrong):
         'y = ScatterElements <axis = 0, reduction = "add"> (zeros, places, message) }'
     )
     model.graph.initializer.append(numpy_helper.from_array(RNG.normal(size=(4, 4)).astype(np.float32), "w"))
+    for node in model.graph.node:
+        node.name = f"/{node.output[0]}"
     trainer = onnxtrain.Trainer(model, loss="mean_squared_error", train=["w"])
     feeds = {"x": np.ones((5, 4), np.float32), "source": np.ones((5, 2), int), "target": np.ones((5, 2), int)}
     feeds[wrong][3, 1] = 5

@@ -54,6 +54,9 @@ def fuse_additions(graph: ir.Graph) -> None:
     replaced = [node for node in list(graph) if _fuse(graph, node, places)]
     remove_nodes(graph, replaced)
     if replaced:
+        for node in list(graph):
+            if node.op_type == _BY_CHANNEL and len(node.inputs) > _PLACES[_BY_CHANNEL]:
+                _read_unsplit(graph, node)
         graph.sort()
 
 
@@ -96,8 +99,6 @@ def _fuse(graph: ir.Graph, node: ir.Node, places: dict[ir.Node, int]) -> bool:
             producer.op_type == _CENTRED and producer.inputs[3] is None
         ):  # workarounds: optional inputs of custom operators
             producer.replace_input_with(3, producer.inputs[2])  # it is not read
-        if producer.op_type == _BY_CHANNEL:
-            _read_unsplit(graph, producer, total, places)
         places[producer] = places[node]
         total = term
     take_over(graph, {y: total})
@@ -124,10 +125,18 @@ def _lacks_input(gradient: ir.Node) -> bool:
     return gradient.op_type == _CENTRED and len(gradient.outputs) > 3 and len(gradient.inputs) < 4
 
 
-def _read_unsplit(graph: ir.Graph, gradient: ir.Node, first: ir.Value, places: dict[ir.Node, int]) -> None:
-    """Let a gradient read the first channels of a tensor before a Split takes them, if nothing else reads these."""
-    split = first.producer()
-    if split is None or split.op_type != "Split" or split.domain or len(split.outputs) != 2 or len(first.uses()) != 1:
+def _read_unsplit(graph: ir.Graph, gradient: ir.Node) -> None:
+    """Let a gradient read the other term before a Split takes it from a tensor, if nothing else reads that part."""
+    first = gradient.inputs[_PLACES[_BY_CHANNEL]]
+    split = None if first is None else first.producer()
+    if (
+        first is None
+        or split is None
+        or split.op_type != "Split"
+        or split.domain
+        or len(split.outputs) != 2
+        or len(first.uses()) != 1
+    ):
         return
     whole, rest = split.inputs[0], split.outputs[1]
     if whole is None or first is not split.outputs[0] or split.attributes.get_int("axis", 0) != 1:
@@ -138,7 +147,6 @@ def _read_unsplit(graph: ir.Graph, gradient: ir.Node, first: ir.Value, places: d
     op = Builder(graph, graph.opset_imports[""], before=split)
     op.scope = split.name or ""
     part = op.Slice(op.wrap(whole), op.ints(begin), op.ints(begin + count), op.ints(1)).with_shape(dimensions(rest))
-    places[op.emitted[-1]] = places[split]
     gradient.replace_input_with(_PLACES[_BY_CHANNEL], whole)
     take_over(graph, {rest: part.ir})
     remove_nodes(graph, [split])

@@ -52,6 +52,8 @@ def fuse_gather(graph: ir.Graph) -> None:
             if node.inputs[OTHER] is None:
                 node.replace_input_with(OTHER, main.constant([], node.outputs[0].dtype).ir)
             node.replace_input_with(TAKEN, gather.inputs[1])
+            for reader, slot in list(gather.outputs[0].uses()):  # the first axis has the size of the indices
+                reader.replace_input_with(slot, gather.inputs[1])
             remove_nodes(graph, [gather])
         elif (joined := _joined_by(node)) is not None:
             op = main.before(node)
@@ -66,7 +68,7 @@ def _gather_before(node: ir.Node) -> ir.Node | None:
     """Return the Gather whose rows a node adds up, if nothing else reads them."""
     if node.op_type != "GatherGradient" or node.domain != ONNXTRAIN_DOMAIN or len(node.inputs) > TAKEN:
         return None
-    gather = _only_read(node.inputs[0], "Gather")
+    gather = _only_read(node.inputs[0], "Gather", or_its_length=True)
     if gather is None:
         return None
     table, indices = gather.inputs
@@ -74,7 +76,9 @@ def _gather_before(node: ir.Node) -> ir.Node | None:
     if not sizes[0] or [len(each or ()) for each in sizes[1:]] != [1, 1]:
         return None
     axes = [each.attributes.get_int("axis", 0) % len(sizes[0]) for each in (gather, node)]
-    return gather if indices is not None and indices.dtype == ir.DataType.INT64 and axes[0] == axes[1] else None
+    if axes[0] != axes[1] or (axes[0] != 0 and len(gather.outputs[0].uses()) > 1):
+        return None
+    return gather if indices is not None and indices.dtype == ir.DataType.INT64 else None
 
 
 def _joined_by(node: ir.Node) -> _Joined | None:
@@ -98,9 +102,22 @@ def _joined_by(node: ir.Node) -> _Joined | None:
     return None
 
 
-def _only_read(value: ir.Value | None, operator: str) -> ir.Node | None:
-    """Return the node of a standard operator that computes a value, if one input of one node reads it."""
+def _only_read(value: ir.Value | None, operator: str, *, or_its_length: bool = False) -> ir.Node | None:
+    """Return the node of a standard operator that computes a value, if one input of one node reads it.
+
+    Args:
+        value: The value.
+        operator: The operator.
+        or_its_length: Other nodes may read the size of the first axis.
+    """
     node = None if value is None else value.producer()
-    if value is None or node is None or node.op_type != operator or node.domain:
+    if value is None or node is None or node.op_type != operator or node.domain or value.is_graph_output():
         return None
-    return node if len(value.uses()) == 1 and not value.is_graph_output() else None
+    readers = [reader for reader, _ in value.uses() if not (or_its_length and _is_length(reader))]
+    return node if len(readers) == 1 else None
+
+
+def _is_length(node: ir.Node) -> bool:
+    """Return whether a node computes the size of the first axis."""
+    ends = [node.attributes.get_int(name, default) for name, default in (("start", 0), ("end", -1))]
+    return node.op_type == "Shape" and not node.domain and ends == [0, 1]
