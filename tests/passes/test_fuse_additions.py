@@ -247,7 +247,7 @@ def test_gradients_of_norms_that_stay(nodes: str, reason: str) -> None:
     assert sums(fused(proto)) == sums(ir.from_proto(proto)), reason
 
 
-CHANNELS = "n, ds, db = onnxtrain.BatchNormalizationGradient<training_mode = 1>(p, x, g, m, m, h) "
+CHANNELS = 'n, ds, db = onnxtrain.BatchNormalizationGradient<training_mode = 1, activation = "Relu">(p, x, g, m, m, h) '
 SPLIT = "c, rest = Split<axis = 1>(d, sizes) z = Neg(rest) "
 
 

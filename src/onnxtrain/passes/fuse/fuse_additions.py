@@ -111,7 +111,7 @@ def _place_of_other_term(term: ir.Value) -> int | None:
     if node is None or node.domain != ONNXTRAIN_DOMAIN or len(term.uses()) != 1 or term.is_graph_output():
         return None
     place = _PLACES.get(node.op_type)
-    if place is None or term is not node.outputs[0] or ACTIVATION in node.attributes:
+    if place is None or term is not node.outputs[0] or (node.op_type == "Linear" and ACTIVATION in node.attributes):
         return None
     if len(node.inputs) > place and node.inputs[place] is not None:
         return None
