@@ -49,6 +49,20 @@ def gather(rng: np.random.Generator) -> Case:
     return Case("GatherGradient", feeds, {"axis": axis}, expected=expected)
 
 
+def gather_concat(rng: np.random.Generator) -> Case:
+    (rows, width, count, each, own), dtype = some(rng, 0, 6, 5), element_type(rng)
+    wrong = rng.random() < 0.3
+    indices = rng.integers(-rows - wrong, rows + wrong, (count, each)) if rows else np.zeros((count, each), np.int64)
+    feeds = {"data": floating(rng, (rows, width), dtype), "indices": indices, "x": floating(rng, (count, own), dtype)}
+    legal = bool(((indices >= -rows) & (indices < rows)).all())
+    if rng.random() < 0.2:
+        name = pick(rng, "data", "x")
+        feeds[name], legal = floating(rng, some(rng, 1, 4, int(rng.integers(0, 4))), dtype), False
+    before = pick(rng, 0, 1)
+    expected = (lambda: [gradient_reference.gather_concat(*feeds.values(), before)]) if legal else None
+    return Case("GatherConcat", feeds, {"before": before}, expected=expected)
+
+
 def softmax(rng: np.random.Generator) -> Case:
     operator, shape, dtype = pick(rng, "SoftmaxGradient", "LogSoftmaxGradient"), any_shape(rng), element_type(rng)
     axis = pick(rng, int(rng.integers(-len(shape), len(shape))), pick(rng, *EXTREMES))

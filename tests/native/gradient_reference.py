@@ -247,6 +247,11 @@ def gather(dy, indices, shape, other=None, taken=None, axis=0):
     return [table]
 
 
+def gather_concat(data, indices, x, before=1):
+    rows = data[indices].reshape(len(indices), indices.shape[1] * data.shape[1])
+    return np.concatenate([x, rows] if before else [rows, x], 1)
+
+
 def max_pool(dy, x, kernel_shape, strides=None, dilations=None, pads=None, **_):
     """Window by window, element by element."""
     axes = len(kernel_shape)

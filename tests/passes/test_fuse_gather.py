@@ -65,6 +65,51 @@ def test_others_stay(nodes: str, settings: dict[str, str], reason: str) -> None:
     assert operators(fused(model(nodes, **settings))) == ["Gather", "GatherGradient"], reason
 
 
+def joined(nodes: str, kind: str = "float", outputs: str = "") -> onnx.ModelProto:
+    return parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18, "{ONNXTRAIN_DOMAIN}": 1]> f ({kind}[n, 13] x, {kind}[40, 16] table, '
+        f"int64[n, 6] i, int32[n, 6] narrow) => ({kind}[n, m] y{outputs}) <int64[2] flat = {{0, -1}}> {{ {nodes} }}"
+    )
+
+
+JOINED = "r = Gather(table, i) f = Flatten(r) y = Concat<axis = 1>(x, f)"
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("float", np.float32), ("double", np.float64)])
+@pytest.mark.parametrize("nodes", [JOINED, JOINED.replace("(x, f)", "(f, x)"), JOINED.replace("axis = 1", "axis = -1")])
+def test_rows_are_joined_to_a_matrix_at_once(nodes: str, kind: str, dtype: type) -> None:
+    proto = joined(nodes, kind)
+    after = fused(proto)
+    assert operators(after) == ["GatherConcat"]
+    rng = np.random.default_rng(0)
+    feeds: dict[str, np.ndarray] = {"x": rng.normal(size=(30, 13)).astype(dtype)}
+    feeds |= {"table": rng.normal(size=(40, 16)).astype(dtype), "i": rng.integers(-40, 40, (30, 6))}
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    found, right = (
+        onnxruntime.InferenceSession(each.SerializeToString(), options).run(
+            None, feeds | {"narrow": feeds["i"].astype(np.int32)}
+        )[0]
+        for each in (after, proto)
+    )
+    np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        (JOINED, ", float[n, 6, 16] r"),
+        (JOINED, ", float[n, 96] f"),
+        (JOINED.replace("(table, i)", "(table, narrow)"), ""),
+        (JOINED.replace("(x, f)", "(x, f, x)"), ""),
+        (JOINED.replace("Concat<axis = 1>(x, f)", "Concat<axis = 0>(f, f)"), ""),
+    ],
+    ids=["rows read", "columns read", "another type of index", "three parts", "below one another"],
+)
+def test_rows_that_are_not_joined_at_once(nodes: str, outputs: str) -> None:
+    assert "GatherConcat" not in operators(fused(joined(nodes, outputs=outputs)))
+
+
 def test_messages_are_not_written_out_in_either_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     source, target = rng.integers(0, 9, (2, 24))
