@@ -85,8 +85,12 @@ def gather_gradient(node: Node) -> Sequence[Value]:
 
 
 def _other_term(node: Node) -> Value | None:
-    other = node.input(3)
-    return None if other is None or other.static_shape == (0,) else other
+    """The term that is added to the sums, unless it is the placeholder of shape [0] before the rows that are taken."""
+    other, taken = node.input(3), node.input(4)
+    if other is None or other.static_shape == (0,):
+        return None
+    is_placeholder = taken is not None and other.rank == 1 and node.x.rank != 1  # of dy, which has the rank of the sums
+    return None if is_placeholder else other
 
 
 @register_gradient("GatherGradient", domain=ONNXTRAIN_DOMAIN)
