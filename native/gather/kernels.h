@@ -86,7 +86,9 @@ template <typename T>
 void row_sums(const RowSumsCall& call, std::size_t first, std::size_t last) {
   T* table = static_cast<T*>(call.table);
   const T* other = static_cast<const T*>(call.other);
-  const std::size_t fitting = tuning::kSummedBytes / (call.width * sizeof(T)), most = fitting == 0 ? 1 : fitting;
+  // Long rows are either cleared or written: a wrong prediction costs less than doing both.
+  const std::size_t length = call.width * sizeof(T);
+  const std::size_t most = length > tuning::kAheadRowBytes ? 1 : tuning::kSummedBytes / length;
   std::size_t e = first_entry(call, first);
   for (std::size_t begin = first; begin < last; begin = first) {
     first = last - begin < most ? last : begin + most;
