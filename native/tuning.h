@@ -60,8 +60,10 @@ inline constexpr std::size_t kPooledTogether = 8;
 // Elements of a block of a chain of element-wise operators: some steps of it fit an L1 cache of 32 KiB.
 inline constexpr std::size_t kChainElements = 256;
 
-// Columns of rows that are added up together (the gradient of Gather).
+// Columns of rows that are added up together (the gradient of Gather); bytes of the result that are cleared before the rows
+// with a sum are written, which an L1 cache holds; and bits of the indices that are sorted at a time.
 inline constexpr std::size_t kGatherColumns = 32;
+inline constexpr std::size_t kSummedBytes = 16 * 1024, kSortedBits = 12;
 
 // Rows that are asked for ahead while rows are added up in another order than that of memory, and bytes of each; the CPU
 // goes on with longer rows by itself.

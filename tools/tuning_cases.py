@@ -227,7 +227,10 @@ POOLING = {
 GATHER = {
     "step of an embedding, 4,096 of 256 numbers": step(
         "(int64[32, 128] x) => (y) { y = Gather(w, x) }", weights={"w": (1000, 256)}
-    )
+    ),
+    "step of an embedding, 26,624 of 16 numbers": step(
+        "(int64[1024, 26] x) => (y) { y = Gather(w, x) }", weights={"w": (52000, 16)}
+    ),
 }
 
 
@@ -430,9 +433,7 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kGatheredElements", "kNormalizedColumns"), NORMS),
     "kSoftmaxColumns": SOFTMAX,
     **dict.fromkeys(("kPooledWindows", "kPooledTogether"), POOLING),
-    "kGatherColumns": GATHER,
-    "kAheadRows": GATHER,
-    "kAheadRowBytes": GATHER,
+    **dict.fromkeys(("kGatherColumns", "kSummedBytes", "kSortedBits", "kAheadRows", "kAheadRowBytes"), GATHER),
     **dict.fromkeys(
         ("kProductDepth", "kStripShare", "kLeastStripRows", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS
     ),

@@ -10,15 +10,18 @@
 namespace onnxtrain {
 namespace {
 
-// Columns [begin, begin + kWideLanes * vectors) of the sum of the rows at `count` positions, in float64 and in order. The
+inline std::size_t row_of(std::uint64_t entry) { return entry >> 32; }
+inline std::size_t position_of(std::uint64_t entry) { return static_cast<std::uint32_t>(entry); }
+
+// Columns [begin, begin + kWideLanes * vectors) of the sum of the rows of `count` entries, in float64 and in order. The
 // sum is rounded before the other term is added, as in an addition of its own.
 template <std::size_t vectors, typename T>
-inline void add_columns(const RowSumsCall& call, const std::size_t* positions, std::size_t count, std::size_t begin,
+inline void add_columns(const RowSumsCall& call, const std::uint64_t* entries, std::size_t count, std::size_t begin,
                         const T* other, T* out) {
   const T* rows = static_cast<const T*>(call.rows) + begin;
   WideVector sums[vectors] = {};
-  for (std::size_t p = 0; p < count; ++p) {
-    const T* row = rows + positions[p] * call.width;
+  for (std::size_t e = 0; e < count; ++e) {
+    const T* row = rows + position_of(entries[e]) * call.width;
     for (std::size_t v = 0; v < vectors; ++v) {
       WideVector value;
       load(row + v * kWideLanes, value);
@@ -32,6 +35,29 @@ inline void add_columns(const RowSumsCall& call, const std::size_t* positions, s
   }
 }
 
+// Columns from `begin` on, by `vectors` vectors at a time, then by half as many. Returns the first column that is left.
+template <std::size_t vectors, typename T>
+inline std::size_t add_whole_vectors(const RowSumsCall& call, const std::uint64_t* entries, std::size_t count,
+                                     std::size_t begin, const T* other, T* out) {
+  for (; begin + vectors * kWideLanes <= call.width; begin += vectors * kWideLanes) {
+    add_columns<vectors>(call, entries, count, begin, other, out);
+  }
+  if constexpr (vectors > 1) return add_whole_vectors<vectors / 2>(call, entries, count, begin, other, out);
+  return begin;
+}
+
+// One row of the table; `other` is null or a row that is added, which may be `out`.
+template <typename T>
+inline void add_rows(const RowSumsCall& call, const std::uint64_t* entries, std::size_t count, const T* other, T* out) {
+  constexpr std::size_t most = tuning::kGatherColumns / kWideLanes;
+  const T* rows = static_cast<const T*>(call.rows);
+  for (std::size_t i = add_whole_vectors<most>(call, entries, count, 0, other, out); i < call.width; ++i) {
+    double sum = 0.0;
+    for (std::size_t e = 0; e < count; ++e) sum += static_cast<double>(rows[position_of(entries[e]) * call.width + i]);
+    out[i] = other == nullptr ? static_cast<T>(sum) : other[i] + static_cast<T>(sum);
+  }
+}
+
 // Asks for the first cache lines of a row that is read soon: rows are read in the order of the table, not of memory.
 template <typename T>
 inline void ask_for_row(const RowSumsCall& call, std::size_t position) {
@@ -40,47 +66,53 @@ inline void ask_for_row(const RowSumsCall& call, std::size_t position) {
   for (std::size_t line = 0; line < bytes && line < tuning::kAheadRowBytes; line += 64) __builtin_prefetch(row + line);
 }
 
-// One row of the table; `other` is null or a row that is added, which may be `out`.
-template <typename T>
-void add_rows(const RowSumsCall& call, const std::size_t* positions, std::size_t count, const T* other, T* out) {
-  constexpr std::size_t most = tuning::kGatherColumns / kWideLanes;
-  std::size_t begin = 0;
-  for (; begin + tuning::kGatherColumns <= call.width; begin += tuning::kGatherColumns)
-    add_columns<most>(call, positions, count, begin, other, out);
-  for (; begin + kWideLanes <= call.width; begin += kWideLanes)
-    add_columns<1>(call, positions, count, begin, other, out);
-  const T* rows = static_cast<const T*>(call.rows);
-  for (; begin < call.width; ++begin) {
-    double sum = 0.0;
-    for (std::size_t p = 0; p < count; ++p) sum += static_cast<double>(rows[positions[p] * call.width + begin]);
-    out[begin] = other == nullptr ? static_cast<T>(sum) : other[begin] + static_cast<T>(sum);
+// The first entry of row `first` or of one behind it.
+inline std::size_t first_entry(const RowSumsCall& call, std::size_t first) {
+  std::size_t begin = 0, end = call.count;
+  while (begin < end) {
+    const std::size_t middle = begin + (end - begin) / 2;
+    if (row_of(call.entries[middle]) < first) {
+      begin = middle + 1;
+    } else {
+      end = middle;
+    }
   }
+  return begin;
 }
 
+// A few rows at a time: all are cleared or copied, unless each gets a sum, and then those with a sum are written. Which
+// rows of an embedding a batch reads cannot be predicted: a branch for each row takes longer than clearing it.
 template <typename T>
 void row_sums(const RowSumsCall& call, std::size_t first, std::size_t last) {
-  const std::size_t* starts = call.starts;
   T* table = static_cast<T*>(call.table);
   const T* other = static_cast<const T*>(call.other);
-  const std::size_t end = starts[last];
-  for (std::size_t row = first; row < last;) {
-    std::size_t next = row;
-    while (next < last && starts[next + 1] == starts[next]) ++next;
-    // Consecutive untouched rows are cleared or copied together, which is much faster than one by one.
-    const std::size_t begin = row * call.width, bytes = (next - row) * call.width * sizeof(T);
-    if (other == nullptr) {
-      __builtin_memset(table + begin, 0, bytes);
-    } else if (other != table) {
-      __builtin_memcpy(table + begin, other + begin, bytes);
+  // Long rows are either cleared or written: a wrong prediction costs less than doing both.
+  const std::size_t length = call.width * sizeof(T);
+  const std::size_t most = length > tuning::kAheadRowBytes ? 1 : tuning::kSummedBytes / length;
+  std::size_t e = first_entry(call, first);
+  for (std::size_t begin = first; begin < last; begin = first) {
+    first = last - begin < most ? last : begin + most;
+    std::size_t end = e, rows = 0;
+    for (; end < call.count && row_of(call.entries[end]) < first; ++end) {
+      rows += end == e || row_of(call.entries[end]) != row_of(call.entries[end - 1]);
     }
-    row = next;
-    for (; row < last && starts[row + 1] != starts[row]; ++row) {
-      const std::size_t at = row * call.width;
-      for (std::size_t p = starts[row]; p < starts[row + 1] && p + tuning::kAheadRows < end; ++p) {
-        ask_for_row<T>(call, call.positions[p + tuning::kAheadRows]);
+    if (rows < first - begin) {
+      const std::size_t at = begin * call.width, bytes = (first - begin) * call.width * sizeof(T);
+      if (other == nullptr) {
+        __builtin_memset(table + at, 0, bytes);
+      } else if (other != table) {
+        __builtin_memcpy(table + at, other + at, bytes);
       }
-      add_rows(call, call.positions + starts[row], starts[row + 1] - starts[row],
-               other == nullptr ? nullptr : other + at, table + at);
+    }
+    while (e < end) {
+      const std::size_t row = row_of(call.entries[e]), at = row * call.width;
+      std::size_t count = 0;
+      for (; e + count < end && row_of(call.entries[e + count]) == row; ++count) {
+        const std::size_t ahead = e + count + tuning::kAheadRows;
+        if (ahead < call.count) ask_for_row<T>(call, position_of(call.entries[ahead]));
+      }
+      add_rows(call, call.entries + e, count, other == nullptr ? nullptr : other + at, table + at);
+      e += count;
     }
   }
 }

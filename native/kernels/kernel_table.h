@@ -41,7 +41,8 @@ struct BatchStatisticsCall {
 
 // x and dy are [batch, channels, size], not empty; scale, bias, mean and variance have one element per channel. Null results
 // are not computed. dx may be the buffer of dy or of x, y that of x. The statistics of the batch are those kept by the forward
-// pass, or computed if these are null, too; with given statistics there is no activation and no y.
+// pass, or computed if these are null, too; with given statistics there is no activation and no y. `other`, if not null, is
+// added to dx: the first channels of images `other_step` elements apart.
 struct BatchNormalizationCall {
   std::size_t batch, channels, size;
   double epsilon;
@@ -49,16 +50,18 @@ struct BatchNormalizationCall {
   const void *dy, *x, *scale, *bias;  // bias: null if there is no activation
   const void *mean, *variance;  // null: the statistics of the batch
   const void *batch_mean, *batch_variance;
+  const void* other;
+  std::size_t other_step;
   void *dx, *dscale, *dbias, *y;
 };
 
-// x and dy are [rows, size], scale and bias are [size]; bias may be null. dx may be the buffer of dy or of x, or null. y is
-// the result of the normalization again, or null.
+// x and dy are [rows, size], scale and bias are [size]; bias may be null. dx may be the buffer of dy, of x or of `other`,
+// which is added to it unless it is null, or null. y is the result of the normalization again, or null.
 struct LayerNormalizationCall {
   std::size_t size;
   bool centred;  // true if the mean is subtracted
   double epsilon;
-  const void *dy, *x, *scale, *bias;
+  const void *dy, *x, *scale, *bias, *other;
   void *dx, *y;
 };
 
@@ -110,12 +113,13 @@ struct CrossEntropyCall {
   void* dx;
 };
 
-// Row r of the table is row r of `other` (null: zeros; it may be the table), plus the sum of the rows at
-// positions[starts[r]] ... positions[starts[r + 1] - 1].
+// Row r of the table is row r of `other` (null: zeros; it may be the table), plus the sum of the rows whose positions stand
+// beside r in `entries`: r in the upper 32 bits, the position in the lower ones, sorted by r.
 struct RowSumsCall {
   std::size_t width;
   const void* rows;
-  const std::size_t *starts, *positions;
+  const std::uint64_t* entries;
+  std::size_t count;  // of entries
   const void* other;
   void* table;
 };

@@ -388,6 +388,15 @@ void write_slopes(const Normalization<Numbers> by, const SlopeCorrection<Numbers
   }
 }
 
+// Adds the other term to a run of dx, which is in the L1 cache.
+template <typename T>
+void add_other(const BatchNormalizationCall& call, std::size_t image, std::size_t begin, std::size_t size, T* dx) {
+  if (call.other == nullptr || dx == nullptr) return;
+  const T* other = static_cast<const T*>(call.other) + image * call.other_step + begin;
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < size; ++i) dx[i] += other[i];
+}
+
 // Sums of g and of g c, with c in float64, over the runs of a channel, which are put into blocks of the L1 cache.
 template <typename T>
 class ChannelSums {
@@ -466,6 +475,7 @@ void batch_normalization_channel(const BatchNormalizationCall& call, std::size_t
   for (std::size_t n = 0; n < call.batch; ++n) {
     const std::size_t at = n * step;
     write_slopes(by, slopes, is_given, activation, call.size, x + at, dy + at, part<T>(dx, at), part<T>(y, at));
+    add_other(call, n, first, call.size, part<T>(dx, at));
   }
 }
 
@@ -521,6 +531,7 @@ void batch_normalization_columns(const BatchNormalizationCall& call, const Colum
     const std::size_t at = n * block.step;
     write_slopes(by.all(), slopes, is_given, activation, block.columns(), x + at, dy + at, part<T>(dx, at),
                  part<T>(y, at));
+    add_other(call, n, block.begin(), block.columns(), part<T>(dx, at));
   }
 }
 

@@ -124,6 +124,12 @@ void normalize_rows(const Signature& signature, const Call& call, std::int64_t a
     inputs.require_same_shape(3, 2);
     rows.bias = inputs[3].data;
   }
+  const std::size_t other = centred ? 4 : 3;
+  if (inputs.has(other)) {
+    inputs.require_same_type(other, 0);
+    inputs.require_same_shape(other, 0);
+    rows.other = inputs[other].data;
+  }
   rows.y = call.output(centred ? 3 : 2, shape);
   run_rows(rows, type, product(shape, 0, first), dscale, dbias, call.parallel_for());
 }
@@ -169,7 +175,7 @@ void BatchNormalizationNode::compute(const Call& call) const {
 }
 
 const Signature BatchNormalizationGradientNode::kSignature = {"BatchNormalizationGradient",
-                                                              {"dy", "x", "scale", "mean", "variance", "bias"},
+                                                              {"dy", "x", "scale", "mean", "variance", "bias", "other"},
                                                               3,
                                                               4,
                                                               {1, 2, 2, 1},
@@ -195,6 +201,15 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
   for (std::size_t index = 3; is_kept && index < 5; ++index) {
     inputs.require_same_type(index, 0);
     inputs.require_shape(index, {2, shape[1]});
+  }
+  if (inputs.has(6)) {
+    std::vector<std::int64_t> wanted = shape;
+    const std::vector<std::int64_t>& given = inputs[6].shape;
+    if (given.size() == shape.size()) wanted[1] = std::max(shape[1], given[1]);
+    inputs.require_same_type(6, 0);
+    inputs.require_shape(6, wanted);
+    channels.other = inputs[6].data;
+    channels.other_step = static_cast<std::size_t>(wanted[1]) * channels.size;
   }
   channels.epsilon = epsilon_;
   channels.activation = activation_;
@@ -222,7 +237,12 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
 }
 
 const Signature LayerNormalizationGradientNode::kSignature = {
-    "LayerNormalizationGradient", {"dy", "x", "scale", "bias"}, 3, 4, {1, 2, 2, 1}, {{0, 0}, {1, 0}}};
+    "LayerNormalizationGradient",
+    {"dy", "x", "scale", "bias", "other"},
+    3,
+    4,
+    {1, 2, 2, 1},
+    {{0, 0}, {1, 0}, {4, 0}}};
 
 LayerNormalizationGradientNode::LayerNormalizationGradientNode(const Attributes& attributes)
     : axis_(attributes.integer("axis", -1)), epsilon_(attributes.number("epsilon", kEpsilon)) {}
@@ -232,7 +252,7 @@ void LayerNormalizationGradientNode::compute(const Call& call) const {
 }
 
 const Signature RMSNormalizationGradientNode::kSignature = {
-    "RMSNormalizationGradient", {"dy", "x", "scale"}, 3, 3, {1, 2, 1}, {{0, 0}, {1, 0}}};
+    "RMSNormalizationGradient", {"dy", "x", "scale", "other"}, 3, 3, {1, 2, 1}, {{0, 0}, {1, 0}, {3, 0}}};
 
 RMSNormalizationGradientNode::RMSNormalizationGradientNode(const Attributes& attributes)
     : axis_(attributes.integer("axis", -1)), epsilon_(attributes.number("epsilon", kEpsilon)) {}

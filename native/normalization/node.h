@@ -22,7 +22,7 @@ class BatchNormalizationNode final : public FusedNode {
 
 // mean and variance, if given, are used as in inference; with training_mode = 1 they are the statistics of the batch that the
 // forward pass kept; otherwise these are computed. dy is the gradient of the activation's result, which is y, and is given
-// again where it is wanted.
+// again where it is wanted. The first channels of the last input, another term of x's gradient, are added to dx.
 class BatchNormalizationGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;
@@ -37,7 +37,7 @@ class BatchNormalizationGradientNode final : public FusedNode {
 };
 
 // Over the axes from `axis` on; scale and bias have their shape. An output behind the others is the result of the
-// normalization again; bias is read for it only.
+// normalization again; bias is read for it only. The last input, another term of x's gradient, is added to dx.
 class LayerNormalizationGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

@@ -169,6 +169,7 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_operator<ConvWeightGradientNode>(api, domains.own);
   add_operator<CountedDropoutNode>(api, domains.own);
   add_operator<ElementwiseNode>(api, domains.own);
+  add_operator<GatherConcatNode>(api, domains.own);
   add_operator<GatherGradientNode>(api, domains.own);
   add_operator<GeluGradientNode>(api, domains.own);
   add_operator<LayerNormalizationGradientNode>(api, domains.own);

@@ -35,9 +35,32 @@ def gather(rng: np.random.Generator) -> Case:
     feeds = {"dy": dy, "indices": np.asarray(indices, np.int64), "shape": given}
     if rng.random() < 0.4:
         feeds["other"] = floating(rng, shape if legal or rng.random() < 0.5 else (*shape, 1), dtype)
-    other = feeds.get("other")
-    expected = (lambda: gradient_reference.gather(dy, indices, shape, other, axis)) if legal else None
+    if rng.random() < 0.3:
+        feeds.setdefault("other", np.zeros(0, dtype))
+        rows = int(rng.integers(0, 5))
+        feeds["dy"] = dy = floating(rng, (*shape[:at], rows, *shape[at + 1 :]), dtype)
+        wrong = rng.random() < 0.3
+        feeds["taken"] = (
+            rng.integers(-rows - wrong, rows + wrong, indices.shape) if rows else np.zeros(indices.shape, int)
+        )
+        legal = legal and bool(((feeds["taken"] >= -rows) & (feeds["taken"] < rows)).all())
+    other, taken = feeds.get("other"), feeds.get("taken")
+    expected = (lambda: gradient_reference.gather(dy, indices, shape, other, taken, axis)) if legal else None
     return Case("GatherGradient", feeds, {"axis": axis}, expected=expected)
+
+
+def gather_concat(rng: np.random.Generator) -> Case:
+    (rows, width, count, each, own), dtype = some(rng, 0, 6, 5), element_type(rng)
+    wrong = rng.random() < 0.3
+    indices = rng.integers(-rows - wrong, rows + wrong, (count, each)) if rows else np.zeros((count, each), np.int64)
+    feeds = {"data": floating(rng, (rows, width), dtype), "indices": indices, "x": floating(rng, (count, own), dtype)}
+    legal = bool(((indices >= -rows) & (indices < rows)).all())
+    if rng.random() < 0.2:
+        name = pick(rng, "data", "x")
+        feeds[name], legal = floating(rng, some(rng, 1, 4, int(rng.integers(0, 4))), dtype), False
+    before = pick(rng, 0, 1)
+    expected = (lambda: [gradient_reference.gather_concat(*feeds.values(), before)]) if legal else None
+    return Case("GatherConcat", feeds, {"before": before}, expected=expected)
 
 
 def softmax(rng: np.random.Generator) -> Case:
@@ -122,13 +145,15 @@ def normalization(rng: np.random.Generator) -> Case:
     dy, x = floating(rng, shape, dtype), floating(rng, shape, dtype)
     scale = floating(rng, inner if math.prod(inner) <= MOST else (1,), dtype)
     feeds, outputs = {"dy": dy, "x": x, "scale": scale}, 3
-    rule = functools.partial(gradient_reference.rms_normalization, dy, x, scale)
+    added = {"other": floating(rng, shape, dtype)} if rng.random() < 0.4 else {}
+    rule = functools.partial(gradient_reference.rms_normalization, dy, x, scale, **added)
     if operator.startswith("Layer"):
         feeds["bias"], outputs = pick(rng, None, floating(rng, scale.shape, dtype)), 4
         bias = 0.0 if feeds["bias"] is None else feeds["bias"]
-        rule = functools.partial(gradient_reference.layer_normalization, dy, x, scale, bias)
+        rule = functools.partial(gradient_reference.layer_normalization, dy, x, scale, bias, **added)
+    feeds |= added
     few = math.prod(inner) < 4  # a variance of next to nothing magnifies every rounding
-    expected = (lambda: list(rule(axis))) if legal and not few else None
+    expected = (lambda: list(rule(axis=axis))) if legal and not few else None
     return Case(operator, feeds, {"axis": axis}, outputs, expected)
 
 
@@ -159,6 +184,11 @@ def batch_normalization_with_activation(rng: np.random.Generator) -> Case:
     if rng.random() < 0.5:
         kept = {"mean": np.stack([mean, mean * dtype(0)]), "variance": np.stack([variance, variance * dtype(0)])}
         feeds = {"dy": floating(rng, shape, dtype), "x": x, "scale": scale, **kept, "bias": bias}
+        if rng.random() < 0.4:
+            more = int(rng.integers(-1, 3))
+            feeds["other"] = floating(
+                rng, (*shape[:1], max(0, shape[1] + more), *shape[2:]) if len(shape) > 1 else shape, dtype
+            )
         return Case("BatchNormalizationGradient", feeds, {"training_mode": 1, **attributes}, 4)
     addend = pick(rng, None, floating(rng, shape, dtype))
     feeds = {"x": x, "scale": scale, "bias": bias, "mean": mean, "variance": variance, "addend": addend}

@@ -13,19 +13,19 @@ EPSILON = float(np.float32(1e-5))  # attributes are single precision
 MOMENTUM = float(np.float32(0.9))  # attributes are of single precision
 
 INPUTS = {
-    "BatchNormalizationGradient": ("dy", "x", "scale", "mean", "variance"),
+    "BatchNormalizationGradient": ("dy", "x", "scale", "mean", "variance", "bias", "other"),
     "ClipGradient": ("dy", "x", "min", "max"),
     "CountedDropout": ("x", "ratio", "count"),
     "Elementwise": ("x0", "x1", "x2"),
-    "GatherGradient": ("dy", "indices", "shape", "other"),
+    "GatherGradient": ("dy", "indices", "shape", "other", "taken"),
     "GeluGradient": ("dy", "x", "factor"),
-    "LayerNormalizationGradient": ("dy", "x", "scale", "bias"),
+    "LayerNormalizationGradient": ("dy", "x", "scale", "bias", "other"),
     "LogSoftmax": ("x",),
     "LogSoftmaxGradient": ("dy", "y"),
     "MatMulNBits": ("x", "integers", "scales", "packed_zeros", "zeros"),
     "MatMulNBitsGradient": ("dy", "integers", "scales", "packed_zeros", "zeros"),
     "MaxPoolGradient": ("dy", "x"),
-    "RMSNormalizationGradient": ("dy", "x", "scale"),
+    "RMSNormalizationGradient": ("dy", "x", "scale", "other"),
     "ReluGradient": ("dy", "y"),
     "ResizeByMatrices": ("x", "rows", "columns"),
     "SoftmaxCrossEntropyGradient": ("dy", "log_probability", "labels"),
@@ -152,22 +152,22 @@ def batch_normalization_forward(x, scale, bias, mean, variance, addend=None, act
     return [activated(y, activation)[0], *running, *kept]
 
 
-def layer_normalization(dy, x, scale, bias=0.0, axis=-1, epsilon=EPSILON):
+def layer_normalization(dy, x, scale, bias=0.0, other=0.0, axis=-1, epsilon=EPSILON):
     dy, x, scale = wide(dy, x, scale)
     axis %= x.ndim
     axes, outer = tuple(range(axis, x.ndim)), tuple(range(axis))
     dx, products = normalized_gradient(dy, x, scale, axes, epsilon)
     centred = x - x.mean(axes, keepdims=True)
     y = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + epsilon) * scale + bias
-    return dx, products.sum(outer), dy.sum(outer), y
+    return dx + other, products.sum(outer), dy.sum(outer), y
 
 
-def rms_normalization(dy, x, scale, axis=-1, epsilon=EPSILON):
+def rms_normalization(dy, x, scale, other=0.0, axis=-1, epsilon=EPSILON):
     dy, x, scale = wide(dy, x, scale)
     axis %= x.ndim
     axes = tuple(range(axis, x.ndim))
     dx, products = normalized_gradient(dy, x, scale, axes, epsilon, centred=False)
-    return dx, products.sum(tuple(range(axis))), x / np.sqrt((x**2).mean(axes, keepdims=True) + epsilon) * scale
+    return dx + other, products.sum(tuple(range(axis))), x / np.sqrt((x**2).mean(axes, keepdims=True) + epsilon) * scale
 
 
 def band(size, count, taps, dtype, seed=0):
@@ -237,13 +237,19 @@ def gelu(dy, x, approximate="none", alpha=1.0):
     return [dy * (probability + x * density), x * probability]
 
 
-def gather(dy, indices, shape, other=None, axis=0):
+def gather(dy, indices, shape, other=None, taken=None, axis=0):
     axis %= len(shape)
-    table = np.zeros(shape) if other is None else np.array(other, np.float64)
+    table = np.zeros(shape) if other is None or not np.size(other) else np.array(other, np.float64)
     rows = np.moveaxis(table, axis, 0)
-    taken = np.asarray(dy, np.float64).reshape(*shape[:axis], indices.size, *shape[axis + 1 :])
-    np.add.at(rows, indices.reshape(-1), np.moveaxis(taken, axis, 0))
+    added = np.asarray(dy, np.float64) if taken is None else np.take(np.asarray(dy, np.float64), taken, axis)
+    added = added.reshape(*shape[:axis], indices.size, *shape[axis + 1 :])
+    np.add.at(rows, indices.reshape(-1), np.moveaxis(added, axis, 0))
     return [table]
+
+
+def gather_concat(data, indices, x, before=1):
+    rows = data[indices].reshape(len(indices), indices.shape[1] * data.shape[1])
+    return np.concatenate([x, rows] if before else [rows, x], 1)
 
 
 def max_pool(dy, x, kernel_shape, strides=None, dilations=None, pads=None, **_):

@@ -12,6 +12,7 @@ from gradient_cases import (
     cross_entropy,
     elementwise,
     gather,
+    gather_concat,
     log_softmax,
     normalization,
     resize,
@@ -25,9 +26,9 @@ from window_cases import convolution, max_pool, max_pool_same
 from window_cases import sweep as sweep
 
 DRAWS: tuple[Callable[[np.random.Generator], Case], ...] = (
-    convolution, convolution, convolution, max_pool, max_pool_same, gather, softmax, log_softmax, resize, cross_entropy,
-    elementwise, chain, normalization, batch_normalization, batch_normalization_with_activation, attention,
-    attention_gradient, wide_attention, linear, linear_gradient, low_bit, optimizer, recurrent, recurrent,
+    convolution, convolution, convolution, max_pool, max_pool_same, gather, gather_concat, softmax, log_softmax, resize,
+    cross_entropy, elementwise, chain, normalization, batch_normalization, batch_normalization_with_activation,
+    attention, attention_gradient, wide_attention, linear, linear_gradient, low_bit, optimizer, recurrent, recurrent,
     after, sparse_linear, sparse_convolution, pooled_convolution,
 )  # fmt: skip
 

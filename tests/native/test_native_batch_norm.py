@@ -44,10 +44,11 @@ def forward(feeds, activation, path=PATH, threads=1, *, addend=False):
     return run(Case("BatchNormalization", {name: feeds[name] for name in names}, attributes, 5), path, threads)
 
 
-def gradient(feeds, kept, activation, path=PATH, threads=1):
+def gradient(feeds, kept, activation, path=PATH, threads=1, **other):
     """dx, dscale, dbias and y again."""
     names = ("dy", "x", "scale")
     given = {name: feeds[name] for name in names} | {"mean": kept[0], "variance": kept[1], "bias": feeds["bias"]}
+    given |= other
     attributes = {"epsilon": EPSILON, "training_mode": 1, **ACTIVATIONS[activation]}
     return run(Case("BatchNormalizationGradient", given, attributes, 4), path, threads)
 
@@ -123,6 +124,20 @@ def test_an_addend_is_added_before_the_activation(shape, activation):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("more", [0, 5])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("shape", [(70, 300), (4, 9, 3, 3), (3, 4, 9, 11)], ids=str)
+def test_the_first_channels_of_another_term_are_added_to_dx(shape, kind, more):
+    feeds = draw(shape, kind)
+    other = draw((shape[0], shape[1] + more, *shape[2:]), kind)["x"]
+    kept = forward(feeds, "Relu")[3:]
+    alone = gradient(feeds, kept, "Relu")
+    for threads in (1, 3):
+        found = gradient(feeds, kept, "Relu", threads=threads, other=other)
+        for a, b in zip(found, [alone[0] + other[:, : shape[1]], *alone[1:]], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("shape", [(64, 40), (8, 3, 20, 20), (9, 67, 2, 2)], ids=str)
 def test_a_mean_far_from_zero_costs_no_digits(shape):
     feeds = draw(shape)
@@ -175,7 +190,8 @@ def inputs(**changed):
     ones = {name: np.ones(3, np.float32) for name in ("scale", "bias")}
     rows = {"dy": np.ones((2, 3), np.float32), "x": np.ones((2, 3), np.float32)}
     kept = {name: np.ones((2, 3), np.float32) for name in ("mean", "variance")}
-    return {name: (rows | ones | kept | changed)[name] for name in ("dy", "x", "scale", "mean", "variance", "bias")}
+    names = ("dy", "x", "scale", "mean", "variance", "bias", *(["other"] if "other" in changed else []))
+    return {name: (rows | ones | kept | changed)[name] for name in names}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +200,8 @@ def inputs(**changed):
         (inputs(), {"activation": "Tanh"}, "'activation' is 'Tanh': it must be Relu, Clip or HardSwish"),
         (inputs(mean=np.ones(3, np.float32)), {}, r"\(mean\) has shape \[3\], and must have shape \[2, 3\]"),
         (inputs(bias=np.ones(2, np.float32)), {}, r"\(bias\) has shape \[2\], and must have shape \[3\]"),
+        (inputs(other=np.ones((2, 2), np.float32)), {}, r"\(other\) has shape \[2, 2\], and must have shape \[2, 3\]"),
+        (inputs(other=np.ones(3, np.float32)), {}, r"\(other\) has shape \[3\], and must have shape \[2, 3\]"),
         (
             inputs(bias=None),
             {"activation": "Relu"},

@@ -176,6 +176,24 @@ BAD = [
     ("GatherGradient", [ones(2, 3), np.array([0]), np.array([4, -3])], {}, "no size may be negative"),
     ("GatherGradient", [ones(2, 3), np.array([0, 1]), np.array([4, 3])], {"axis": 2}, "must be from -2 to 1"),
     ("GatherGradient", [ones(2, 3), np.array([0, 1]), np.array([4, 3]), ones(4, 2)], {}, r"\(other\).*\[4, 2\]"),
+    (
+        "GatherGradient",
+        [ones(2, 3), np.array([0, 1]), np.array([4, 3]), ones(0), np.array([0, 2])],
+        {},
+        r"input 4 \(taken\): an index is 2, and must be from -2 to 1",
+    ),
+    (
+        "GatherGradient",
+        [ones(2, 3), np.array([0, 1]), np.array([4, 3]), ones(0), np.array([0, 1, 1])],
+        {},
+        r"\(taken\) has shape \[3\]",
+    ),
+    (
+        "GatherGradient",
+        [ones(2, 2, 3), np.array([0, 1]), np.array([4, 3]), ones(0), np.array([0, 1])],
+        {},
+        r"\(dy\) has shape \[2, 2, 3\]",
+    ),
     ("GeluGradient", [ones(2), ones(3)], {}, "they must have one shape"),
     ("GeluGradient", [ones(2), ones(2), ones(3)], {}, r"\(factor\) has shape \[3\].*they must have one shape"),
     (
@@ -187,6 +205,7 @@ BAD = [
     ("LayerNormalizationGradient", [ones(2, 3), ones(2, 3), ones(2)], {}, r"\(scale\) has shape \[2\]"),
     ("LayerNormalizationGradient", [ones(2, 3), ones(2, 3), ones(3)], {"axis": -3}, "'axis' is -3"),
     ("RMSNormalizationGradient", [ones(2, 3), ones(3, 2), ones(3)], {}, "they must have one shape"),
+    ("RMSNormalizationGradient", [ones(2, 3), ones(2, 3), ones(3), ones(3)], {}, "they must have one shape"),
     ("SoftmaxCrossEntropyGradient", [ones(), ones(3), np.array([0])], {}, "must have a batch and a class axis"),
     (
         "SoftmaxCrossEntropyGradient",

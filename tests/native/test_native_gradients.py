@@ -53,9 +53,11 @@ def test_layer_and_rms_normalization_of_any_shape(shape, dtype, data):
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     dy, x, scale = draw(shape, dtype, 1), draw(shape, dtype, 2, 3), draw(shape[axis:], dtype, 3, 1)
     settings = {"axis": axis, "epsilon": 1 / 128}
-    for inputs in ((dy, x, scale), (dy, x, scale, draw(shape[axis:], dtype, 4))):
+    bias, other = draw(shape[axis:], dtype, 4), draw(shape, dtype, 5)
+    for inputs in ((dy, x, scale), (dy, x, scale, bias), (dy, x, scale, bias, other)):
         check("LayerNormalizationGradient", reference.layer_normalization, inputs, scale=10, **settings)
-    check("RMSNormalizationGradient", reference.rms_normalization, (dy, x, scale), scale=10, **settings)
+    for inputs in ((dy, x, scale), (dy, x, scale, other)):
+        check("RMSNormalizationGradient", reference.rms_normalization, inputs, scale=10, **settings)
 
 
 @quick
@@ -140,6 +142,9 @@ def test_gathering_along_any_axis(shape, dtype, data):
     dy = draw([*shape[:at], *indices_shape, *shape[at + 1 :]], dtype, 1)
     other = [draw(shape, dtype, 2)] if data.draw(st.booleans()) else []
     check("GatherGradient", reference.gather, (dy, np.asarray(indices), np.asarray(shape), *other), axis=axis)
+    fewer, taken = draw([*shape[:at], 3, *shape[at + 1 :]], dtype, 1), rng.integers(-3, 3, indices_shape)
+    inputs = fewer, np.asarray(indices), np.asarray(shape), *(other or [np.zeros(0, dtype)]), np.asarray(taken)
+    check("GatherGradient", reference.gather, inputs, axis=axis)
 
 
 @quick
@@ -191,6 +196,12 @@ def examples(dtype):
             {"axis": 0},
         ),
         ("GatherGradient", (draw((3, 30, 31, 5), dtype, 7), indices, np.array([3, 50, 5])), {"axis": 1}),
+        (
+            "GatherGradient",
+            (draw((70, 45), dtype, 7), indices, np.array([50, 45]), np.zeros(0, dtype), indices // 2),
+            {"axis": 0},
+        ),
+        ("GatherGradient", (draw((3000, 17), dtype, 7), np.arange(3000) * 7 % 5000, np.array([5000, 17])), {"axis": 0}),
         ("GeluGradient", (rows, rows), {"approximate": "none"}),
         ("GeluGradient", (rows, rows), {"approximate": "tanh"}),
         ("GeluGradient", (rows, rows), {"approximate": "sigmoid"}),
@@ -201,7 +212,17 @@ def examples(dtype):
             (rows, draw((700, 83), dtype, 8, 2), draw((83,), dtype, 9), draw((83,), dtype, 10)),
             {},
         ),
+        (
+            "LayerNormalizationGradient",
+            (rows, draw((700, 83), dtype, 8, 2), draw((83,), dtype, 9), draw((83,), dtype, 10), -rows),
+            {},
+        ),
         ("RMSNormalizationGradient", (rows, draw((700, 83), dtype, 8, 2), draw((83,), dtype, 9)), {}),
+        (
+            "RMSNormalizationGradient",
+            (rows, draw((700, 83), dtype, 8, 2), draw((83,), dtype, 9), -rows),
+            {},
+        ),
         ("LogSoftmaxGradient", (draw((500, 77), dtype, 1), np.log(probabilities)), {}),
         ("LogSoftmaxGradient", (draw((500, 77), dtype, 1), np.log(probabilities)), {"axis": 0}),
         ("SoftmaxCrossEntropyGradient", (draw((500, 1), dtype, 1), np.log(probabilities), labels), {}),
@@ -294,15 +315,15 @@ SHARED = {
     "CountedDropout": {0: 0},
     "Elementwise": {0: 0},
     "GeluGradient": {0: 0, 1: 0},
-    "LayerNormalizationGradient": {0: 0, 1: 0},
+    "LayerNormalizationGradient": {0: 0, 1: 0, 4: 0},
     "LogSoftmax": {0: 0},
     "LogSoftmaxGradient": {0: 0, 1: 0},
-    "RMSNormalizationGradient": {0: 0, 1: 0},
+    "RMSNormalizationGradient": {0: 0, 1: 0, 3: 0},
     "ReluGradient": {0: 0},
     "SoftmaxCrossEntropyGradient": {1: 0},
     "SoftmaxGradient": {0: 0, 1: 0},
 }
-"""Per operator: the output that is written over an input."""
+"""Per operator: the output that is written over an input, if that is given."""
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -317,6 +338,8 @@ def test_in_place_gives_what_out_of_place_does(index, dtype):
     count = reference.OUTPUTS.get(operator, 1)
     produced = [f"output{index}" for index in range(count)]
     for which, place in SHARED.get(operator, {}).items():
+        if which >= len(labels):
+            continue
         used = [f"minus {label}" if index == which else label for index, label in enumerate(labels)]
         nodes = [
             helper.make_node("AllReduce", [labels[which]], [f"minus {labels[which]}"], domain="onnxtrain"),

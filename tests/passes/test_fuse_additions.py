@@ -192,6 +192,104 @@ def test_rows_that_others_read_stay() -> None:
     assert sums(fused(proto)) == ["Add"]
 
 
+NORMS = {
+    "layer": "n, ds, db = onnxtrain.LayerNormalizationGradient<axis = -1>(p, x, g) ",
+    "layer with bias": "n, ds, db, again = onnxtrain.LayerNormalizationGradient<axis = -1>(p, x, g, h) ",
+    "rms": "n, ds = onnxtrain.RMSNormalizationGradient<axis = -1>(p, x, g) ",
+}
+
+WITHOUT_BIAS = "n, ds, db, again = onnxtrain.LayerNormalizationGradient<axis = -1>(p, x, g)"
+
+
+def norm_model(nodes: str, kind: str = "float") -> onnx.ModelProto:
+    rows, vector = f"{kind}[{ROWS}, {WIDE}]", f"{kind}[{WIDE}]"
+    text = (
+        f'<ir_version: 10, opset_import: ["": 18, "{ONNXTRAIN_DOMAIN}": 1]> f ({rows} x, {vector} g, {vector} h) => '
+        f"({rows} y, {vector} ds) <{rows} c, {rows} n, {rows} p, {rows} again> {{ p = Neg(x) {nodes} }}"
+    )
+    return parser.parse_model(text.replace("onnxtrain.", f"{ONNXTRAIN_DOMAIN}."))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_the_gradient_of_a_norm_adds_the_other_term_bit_by_bit(norm: str, kind: str) -> None:
+    proto = norm_model(f"c = Exp(x) {norm} y = Add(c, n)", kind)
+    working = fused(proto)
+    assert sums(working) == []
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.normal(size=(ROWS, WIDE)), "g": rng.normal(size=WIDE), "h": rng.normal(size=WIDE)}
+    feeds = {name: array.astype(KINDS[kind]) for name, array in feeds.items()}
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    found, right = (
+        onnxruntime.InferenceSession(each.SerializeToString(), options).run(None, feeds)
+        for each in (ir.to_proto(working), proto)
+    )
+    for one, other in zip(found, right, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        (f"{NORMS['layer with bias']} c = Exp(again) y = Add(c, n)", "the other term depends on the node"),
+        (f"{NORMS['layer']} c = Exp(x) y = Add(c, n)", "the other term comes later"),
+        (
+            f"c = Exp(x) {WITHOUT_BIAS.replace('n, ds, db, again', 'again, ds, db, n')} y = Add(c, n)",
+            "no gradient by x",
+        ),
+        (f"c = Exp(x) {WITHOUT_BIAS} e = Add(again, p) y = Add(c, n)", "a result without a bias is wanted, too"),
+        (f"c = Exp(x) {NORMS['rms']} e = Add(c, n) y = Mul(e, n)", "something else reads the gradient"),
+    ],
+)
+def test_gradients_of_norms_that_stay(nodes: str, reason: str) -> None:
+    proto = norm_model(nodes)
+    assert sums(fused(proto)) == sums(ir.from_proto(proto)), reason
+
+
+CHANNELS = 'n, ds, db = onnxtrain.BatchNormalizationGradient<training_mode = 1, activation = "Relu">(p, x, g, m, m, h) '
+SPLIT = "c, rest = Split<axis = 1>(d, sizes) z = Neg(rest) "
+
+
+def channel_model(nodes: str) -> onnx.ModelProto:
+    images = "float[2, 6, 5, 5]"
+    text = (
+        f'<ir_version: 10, opset_import: ["": 18, "{ONNXTRAIN_DOMAIN}": 1]> f ({images} x, float[2, 9, 5, 5] d, '
+        f"float[6] g, float[6] h, float[2, 6] m) => ({images} y, float[2, 3, 5, 5] z, float[6] ds) "
+        f"<{images} c, {images} n, {images} p, float[2, 3, 5, 5] rest, int64[2] sizes = {{6, 3}}> "
+        f"{{ p = Neg(x) {nodes} }}"
+    )
+    return parser.parse_model(text.replace("onnxtrain.", f"{ONNXTRAIN_DOMAIN}."))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "left"),
+    [
+        (f"{SPLIT} {CHANNELS} y = Add(c, n)", ["Neg", "Slice", "Neg", "BatchNormalizationGradient"]),
+        (
+            f"{SPLIT} {CHANNELS} e = Neg(c) y = Sum(c, n, e)",
+            ["Neg", "Split", "Neg", "Neg", "Sum", "BatchNormalizationGradient"],
+        ),
+    ],
+    ids=["joined", "read twice"],
+)
+def test_the_gradient_by_channels_adds_a_part_where_it_lies(nodes: str, left: list[str]) -> None:
+    proto = channel_model(nodes)
+    working = fused(proto)
+    assert sorted(node.op_type for node in working.graph) == sorted(left)
+    rng = np.random.default_rng(0)
+    shapes = {"x": (2, 6, 5, 5), "d": (2, 9, 5, 5), "g": 6, "h": 6, "m": (2, 6)}
+    feeds = {name: rng.random(shape).astype(np.float32) for name, shape in shapes.items()}
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(custom_ops_library()))
+    found, right = (
+        onnxruntime.InferenceSession(each.SerializeToString(), options).run(None, feeds)
+        for each in (ir.to_proto(working), proto)
+    )
+    for one, other in zip(found, right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
 def test_a_tied_embedding_has_one_gradient_and_the_same_losses(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     vocabulary, width = 40, 12
     weight = np.random.default_rng(0).standard_normal((vocabulary, width)).astype(np.float32)

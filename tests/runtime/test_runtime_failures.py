@@ -201,3 +201,22 @@ def test_an_index_that_is_computed_from_an_input_is_named_by_the_node():
     trainer = onnxtrain.Trainer(model, loss="mean_squared_error", train=["table"])
     with pytest.raises(StepError, match=r"Gather node .*idx=6 must be within the inclusive range \[-6,5\]"):
         trainer.train_step({"ids": np.full((3, 2), 3)}, np.ones((3, 2, 8), np.float32))
+
+
+@pytest.mark.parametrize("wrong", ["source", "target"])
+def test_an_edge_to_a_node_that_is_not_there(wrong):
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> f (float[n, 4] x, int64[n, 2] source, int64[n, 2] target) => '
+        "(float[n, 4] y) <int64[1] last = {1}, int64[1] flat = {-1}> { h = MatMul(x, w) from = Reshape(source, flat) "
+        "to = Reshape(target, flat) message = Gather(h, from) like = Shape(h) zeros = ConstantOfShape(like) "
+        "column = Unsqueeze(to, last) wanted = Shape(message) places = Expand(column, wanted) "
+        'y = ScatterElements <axis = 0, reduction = "add"> (zeros, places, message) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(RNG.normal(size=(4, 4)).astype(np.float32), "w"))
+    for node in model.graph.node:
+        node.name = f"/{node.output[0]}"
+    trainer = onnxtrain.Trainer(model, loss="mean_squared_error", train=["w"])
+    feeds = {"x": np.ones((5, 4), np.float32), "source": np.ones((5, 2), int), "target": np.ones((5, 2), int)}
+    feeds[wrong][3, 1] = 5
+    with pytest.raises(DataError, match=rf"'{wrong}' has the value 5 at example 3 of the batch.* 5 rows"):
+        trainer.train_step(feeds, np.ones((5, 4), np.float32))

@@ -21,6 +21,7 @@ from onnxtrain.passes.fuse.fuse_attention import fuse_attention
 from onnxtrain.passes.fuse.fuse_batch_norm import fuse_batch_norm
 from onnxtrain.passes.fuse.fuse_elementwise import fuse_elementwise
 from onnxtrain.passes.fuse.fuse_gates import fuse_gates
+from onnxtrain.passes.fuse.fuse_gather import fuse_gather
 from onnxtrain.passes.fuse.fuse_linear import fuse_linear
 from onnxtrain.passes.fuse.fuse_norms import fuse_norms
 from onnxtrain.passes.fuse.fuse_padding import fuse_padding
@@ -151,7 +152,8 @@ def lower_graph(
         skip_unread_columns(graph)  # of a gradient that is split, where one part is wanted
         fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
         fuse_gates(graph)  # the gradient of a gated unit: one node for four
-        fuse_additions(graph)  # an adapter's output by its matmul, an embedding's gradient in place
+        fuse_additions(graph)  # an adapter's output by its matmul, an embedding's gradient in place, a norm's
+        fuse_gather(graph)  # rows that are only added up are read where they lie
         use_mask_kernels(graph)  # linear layers under masks skip what stays zero
         fuse_elementwise(graph)  # chains of elementwise operators: one node
         rematerialize_dequantized(graph)  # frozen low-bit weights are in float only while they are read

@@ -17,7 +17,8 @@ _MEBIBYTE = 2**20
 
 _NO_MEMORY = re.compile(r"failed to allocate memory|bad.alloc|out of memory|not enough memory", re.IGNORECASE)
 
-_OUTSIDE = re.compile(r"idx=(-?\d+) must be within the inclusive range \[-\d+,(\d+)\]")
+_OUTSIDE = re.compile(r"(?:idx=|an index is )(-?\d+)\D+ \[?-\d+\D+(\d+)")
+"""What ONNX Runtime's Gather says, and the sums of rows of this project."""
 
 _TOO_LONG = re.compile(r"cos_cache dimension 0 shall not be less|Updating cos_cache and sin_cache in RotaryEmbedding")
 
@@ -153,8 +154,8 @@ def _mebibytes(size: int) -> str:
 
 def _beyond_a_table(text: str, graph: ir.Graph, arrays: Mapping[str, np.ndarray], value: int, rows: int) -> str | None:
     """Describe indices outside of a table: values of an input, or positions that the model counts itself."""
-    node = _named_node(text, graph)
-    source = node.inputs[1] if node is not None and len(node.inputs) > 1 else None
+    node, slot = _named_node(text, graph), 4 if "(taken)" in text else 1
+    source = node.inputs[slot] if node is not None and len(node.inputs) > slot else None
     while source is not None and (producer := source.producer()) is not None and producer.op_type in _KEEP_ELEMENTS:
         source = producer.inputs[0]
     name = "" if source is None else str(source.name)

@@ -183,7 +183,13 @@ BOOK: tuple[Workaround, ...] = (
         ("1.20.1", "1.20.1"),
         "A custom operator with an optional input that is left out between others ends the process.",
         "Operators of this project have all inputs: an empty tensor, or an infinite bound, replaces an absent one.",
-        ("autodiff/rules/elementwise.py", "autodiff/rules/fused_recurrent.py", "autodiff/rules/matmul_nbits.py"),
+        (
+            "autodiff/rules/elementwise.py",
+            "autodiff/rules/fused_recurrent.py",
+            "autodiff/rules/matmul_nbits.py",
+            "passes/fuse/fuse_additions.py",
+            "passes/fuse/fuse_gather.py",
+        ),
         gone="1.32.0",
     ),
     Workaround(

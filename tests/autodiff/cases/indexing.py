@@ -11,12 +11,16 @@ def gather(shape, indices, axis=0, dtype=np.int64):
     return case("Gather", normal(*shape), array, label=label, wrt=["a"], axis=axis)
 
 
-def added_rows(shape, indices, axis, other=False):
+def added_rows(shape, indices, axis, other=False, taken=None):
     array, at = np.array(indices, np.int64), axis % len(shape)
-    rows = normal(*shape[:at], *array.shape, *shape[at + 1 :])
-    label = f"rows-{shape}-{array.shape}-axis{axis}{'-other' if other else ''}"
+    rows = normal(*shape[:at], *(array.shape if taken is None else (3,)), *shape[at + 1 :])
+    label = f"rows-{shape}-{array.shape}-axis{axis}{'-other' if other else ''}{'' if taken is None else '-taken'}"
     given = {"domain": "onnxtrain", "label": label, "wrt": ["a", "d"] if other else ["a"]}
-    inputs = (rows, array, np.array(shape, np.int64), *([normal(*shape)] if other else []))
+    inputs = [rows, array, np.array(shape, np.int64)]
+    if other or taken is not None:
+        inputs.append(normal(*shape) if other else np.zeros(0))
+    if taken is not None:
+        inputs.append(np.array(taken, np.int64))
     return case("GatherGradient", *inputs, axis=axis, **given)
 
 
@@ -42,6 +46,8 @@ RANKS = ("static", "dynamic")
 ROWS = [
     added_rows((4, 3), [0, 2, 2, -1, 0], 0),
     added_rows((4, 3), [0, 2, 2, -1, 0], 0, other=True),
+    added_rows((4, 3), [0, 2, 2, -1, 0], 0, taken=[1, 0, -1, 1, 1]),
+    added_rows((2, 4), [0, 2, 2], 1, other=True, taken=[1, 0, -1]),
     added_rows((2, 4, 3), [[3, 1], [1, -4]], 1),
     added_rows((2, 3), [], 1),
     gather((5, 3), [0, 2, 2, -1]),

@@ -74,10 +74,13 @@ def _put_back_rows(node: Node, dy: Value, indices: Value, axis: int) -> Value:
 def gather_gradient(node: Node) -> Sequence[Value]:
     """From dy, indices and the shape of the data: zeros of that shape with dy added at the indices along an axis.
 
-    As [before, rows, after], rows are added to zeros. Another term of the gradient, if given, is added to the result.
+    As [before, rows, after], rows are added to zeros. Another term of the gradient, if given and not of shape [0], is
+    added to the result. If ``taken`` is given, of the shape of the indices, the rows of dy at these indices are added.
     """
     op, dy, indices, shape = node.op, node.x, node.input_required(1), node.input_required(2)
-    axis, known = node.attribute("axis"), node.y.shape
+    axis, known, taken = node.attribute("axis"), node.y.shape, node.input(4)
+    if taken is not None:
+        dy = op.Gather(dy, taken, axis=axis)
     flat = _flat(indices)
     before = _product_of(shape, known, 0, axis)
     after = _product_of(shape, known, axis + 1, None) if axis != -1 else 1
@@ -85,15 +88,32 @@ def gather_gradient(node: Node) -> Sequence[Value]:
     count = size if isinstance(size, int) else op.Gather(shape, op.ints(axis))
     rows = scatter_rows(shaped(dy, [before, size_of(flat, 0), after]), flat, count)
     result = op.reshape(rows, shape, known)
-    other = node.input(3)
+    other = _other_term(node)
     return [result if other is None else op.Add(other, result)]
+
+
+def _other_term(node: Node) -> Value | None:
+    """The term that is added to the sums, unless it is the placeholder of shape [0] before the rows that are taken."""
+    other, taken = node.input(3), node.input(4)
+    if other is None or other.static_shape == (0,):
+        return None
+    is_placeholder = taken is not None and other.rank == 1 and node.x.rank != 1  # of dy, which has the rank of the sums
+    return None if is_placeholder else other
 
 
 @register_gradient("GatherGradient", domain=ONNXTRAIN_DOMAIN)
 def gather_gradient_gradient(node: Node, d: Value) -> Gradients:
-    """y = zeros or another term with x added at the indices along an axis: dx = dy at the indices, dother = dy."""
-    dx = node.op.Gather(d, node.input_required(1), axis=node.attribute("axis")).with_shape(node.x.shape)
-    return (dx, None, None) if node.input(3) is None else (dx, None, None, d)
+    """y = zeros or another term with x added at the indices along an axis: dx = dy at the indices, dother = dy.
+
+    Where rows of x are taken, dx is the sum of the rows of dy, taken at the indices, where they were taken.
+    """
+    op, axis, indices, taken = node.op, node.attribute("axis"), node.input_required(1), node.input(4)
+    if taken is None:
+        dx = op.Gather(d, indices, axis=axis).with_shape(node.x.shape)
+    else:
+        none = op.constant([], node.x.dtype)
+        (dx,) = emit(op, "GatherGradient", d, taken, op.shape_of(node.x), none, indices, like=[node.x], axis=axis)
+    return dx, None, None, None if _other_term(node) is None else d, None
 
 
 def _product_of(shape: Value, known: tuple[Dimension, ...] | None, start: int, end: int | None) -> Size:

@@ -50,7 +50,8 @@ def batch_normalization_gradient(node: Node) -> Sequence[Value]:
     """From dy, x, scale, and optionally mean and variance (else the batch's own): dx, dscale, db.
 
     With ``training_mode`` the statistics are the batch's own and [2, channels]. With ``activation`` dy is the gradient
-    of the activation's result, which bias is read for, and which follows the other outputs.
+    of the activation's result, which bias is read for, and which follows the other outputs. The seventh input, another
+    term of the gradient by x, is added to dx; it may have more channels, behind those of x.
     """
     op, scale, mean, variance = node.op, node.input_required(2), node.input(3), node.input(4)
     dy, given = node.x, node.input_required(1)
@@ -73,14 +74,24 @@ def batch_normalization_gradient(node: Node) -> Sequence[Value]:
         dx, dscale, db = _per_channel(op, x, dy, scale, axes, epsilon)
         channels = op.ints(-1)
         dscale = op.Reshape(dscale, channels).with_shape(scale.shape)
-        return image_like(dx, given), dscale, op.Reshape(db, channels).with_shape(scale.shape), *again
+        dx = _with_first_channels(node, image_like(dx, given))
+        return dx, dscale, op.Reshape(db, channels).with_shape(scale.shape), *again
     factor = op.cast(scale, variance.dtype) * _inverse_root(variance + epsilon)
     dx = dy * op.cast(column(op, factor, rank), dy.dtype)
     ones, zeros = op.ones_like(scale), op.zeros_like(scale)
     normalized = op.BatchNormalization(x, ones, zeros, mean, variance, epsilon=epsilon)
     dscale = op.cast(op.ReduceSum(dy * normalized, op.ints(*axes), keepdims=0), scale.dtype)
     db = op.cast(op.ReduceSum(dy, op.ints(*axes), keepdims=0), scale.dtype)
-    return image_like(dx, given), dscale, db
+    return _with_first_channels(node, image_like(dx, given)), dscale, db
+
+
+def _with_first_channels(node: Node, dx: Value) -> Value:
+    """The gradient, and the first channels of the other term in an optional input."""
+    op, other = node.op, node.input(6)
+    if other is None:
+        return dx
+    count = op.Slice(op.Shape(dx), op.ints(1), op.ints(2))
+    return op.Slice(other, op.ints(0), count, op.ints(1)).with_shape(dx.shape) + dx
 
 
 def flat_images(x: Value) -> Value:
@@ -190,7 +201,10 @@ def _scales_each_element(node: ir.Node) -> bool:
 
 @register_fused("LayerNormalizationGradient", has_kernel=_scales_each_element)
 def layer_normalization_gradient(node: Node) -> Sequence[Value]:
-    """From dy, x, scale, over the axes from ``axis``, counted from the end: dx, dscale, and db of scale's shape."""
+    """From dy, x, scale, over the axes from ``axis``, counted from the end: dx, dscale, and db of scale's shape.
+
+    Another term of the gradient by x, the fifth input, is added to dx.
+    """
     op, scale, axis = node.op, node.input_required(2), node.attribute("axis")
     dy, x = _wide(node.x), _wide(node.input_required(1))
     over = op.ints(*range(axis, 0))
@@ -198,7 +212,13 @@ def layer_normalization_gradient(node: Node) -> Sequence[Value]:
     g = dy * _wide(scale)
     slope = op.ReduceMean(g * normalized, over, keepdims=1)
     dx = (g - op.ReduceMean(g, over, keepdims=1) - normalized * slope) * inverse
-    return op.cast(dx, node.input_required(1).dtype), _sum_to(dy * normalized, scale), _sum_to(dy, scale)
+    return _with_other(node, dx, 4), _sum_to(dy * normalized, scale), _sum_to(dy, scale)
+
+
+def _with_other(node: Node, dx: Value, index: int) -> Value:
+    """The gradient in the type of x, and the other term in an optional input."""
+    dx, other = node.op.cast(dx, node.input_required(1).dtype), node.input(index)
+    return dx if other is None else other + dx
 
 
 def _wide(value: Value) -> Value:
@@ -248,7 +268,7 @@ def rms_normalization(node: Node, dy: Value) -> Gradients:
 
 @register_fused("RMSNormalizationGradient", has_kernel=_scales_each_element)
 def rms_normalization_gradient(node: Node) -> Sequence[Value]:
-    """From dy, x, scale, over the axes from ``axis``, counted from the end: dx and dscale."""
+    """From dy, x, scale, over the axes from ``axis``, counted from the end: dx, plus the fourth input, and dscale."""
     op, scale = node.op, node.input_required(2)
     dy, x = _wide(node.x), _wide(node.input_required(1))
     over = op.ints(*range(node.attribute("axis"), 0))
@@ -256,7 +276,7 @@ def rms_normalization_gradient(node: Node) -> Sequence[Value]:
     normalized = x * inverse
     g = dy * _wide(scale)
     dx = (g - normalized * op.ReduceMean(g * normalized, over, keepdims=1)) * inverse
-    return op.cast(dx, node.input_required(1).dtype), _sum_to(dy * normalized, scale)
+    return _with_other(node, dx, 3), _sum_to(dy * normalized, scale)
 
 
 @register_gradient("GroupNormalization")

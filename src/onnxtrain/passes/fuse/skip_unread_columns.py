@@ -1,7 +1,8 @@
 """Compute only those columns of a gradient that anything reads.
 
 Where a layer reads inputs beside computed values, such as numbers beside embeddings, its gradient is split, and only
-the part of the computed values is wanted. Multiplying by that part of the weight saves the rest, and a copy.
+the part of the computed values is wanted. Multiplying by that part of the weight saves the rest, and a copy. Where two
+wide parts are wanted, two multiplications save the copies, too.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.replace import remove_nodes, take_over
 from onnxtrain.ir.value import dimensions
 
+LEAST_COLUMNS = 64
+"""Columns of a part from which on a multiplication of its own is as fast as its share of a larger one."""
+
 
 def skip_unread_columns(graph: ir.Graph) -> None:
-    """Let a linear layer before a Split compute the only part that is read, in place.
+    """Let a linear layer before a Split compute the only part that is read, or each of two wide ones, in place.
 
         x, w -> Linear -> Split -> y, others        becomes        w -> Slice -> part;  x, part -> Linear -> y
 
@@ -35,19 +39,24 @@ def skip_unread_columns(graph: ir.Graph) -> None:
             continue
         read = [index for index, output in enumerate(node.outputs) if output.uses() or output.is_graph_output()]
         sizes = [(dimensions(output) or (None,))[-1] for output in node.outputs]
-        if len(read) != 1 or not all(isinstance(size, int) for size in sizes):
+        if not all(isinstance(size, int) for size in sizes) or not read:
             continue
-        ends = [0, *accumulate(size for size in sizes if isinstance(size, int))]
-        begin, end, y = ends[read[0]], ends[read[0] + 1], node.outputs[read[0]]
+        widths = [size for size in sizes if isinstance(size, int)]
+        if len(read) > 2 or (len(read) == 2 and min(widths[index] for index in read) < LEAST_COLUMNS):
+            continue
+        ends = [0, *accumulate(widths)]
         op = Builder(graph, graph.opset_imports[""], before=node)
         op.scope = node.name or ""
         x, w = (op.wrap(value) for value in layer.inputs[:2] if value is not None)
         axis = 0 if _is_transposed(layer) else 1
-        part = op.Slice(w, op.ints(begin), op.ints(end), op.ints(axis))
-        part = part.with_shape(tuple(end - begin if each == axis else size for each, size in enumerate(w.shape or ())))
         attributes = {name: attribute.value for name, attribute in layer.attributes.items()}
-        (result,) = op.several("Linear", x, part, outputs=1, domain=ONNXTRAIN_DOMAIN, **attributes)
-        take_over(graph, {y: result.ir})
+        for index in read:
+            begin, end, y = ends[index], ends[index + 1], node.outputs[index]
+            part = op.Slice(w, op.ints(begin), op.ints(end), op.ints(axis))
+            shape = tuple(end - begin if each == axis else size for each, size in enumerate(w.shape or ()))
+            part = part.with_shape(shape)
+            (result,) = op.several("Linear", x, part, outputs=1, domain=ONNXTRAIN_DOMAIN, **attributes)
+            take_over(graph, {y: result.ir})
         remove_nodes(graph, [node, layer])
 
 
