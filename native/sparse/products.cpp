@@ -6,6 +6,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "cache.h"
 #include "kernels/kernel_table.h"
@@ -57,6 +58,21 @@ void linear_by_lanes(const SparseMatrix& weights, std::size_t rows, const float*
   }
 }
 
+// Rows of the panels that layers exchange transposed, of at most `most`; 0 where they exchange rows as they are, since
+// these do not fill equal panels of whole vectors.
+std::size_t panel_rows(std::size_t rows, std::size_t most) {
+  const std::size_t lanes = table().lanes, vectors = rows / lanes;
+  if (most == 0 || rows == 0 || rows % lanes != 0) return 0;
+  const std::size_t panels = divided_up(vectors, std::max<std::size_t>(1, most / lanes));
+  return vectors % panels == 0 ? rows / panels : 0;
+}
+
+// Where `columns` columns of a row begin: in panels of that many rows, or as given if 0.
+std::size_t place_of(std::size_t row, std::size_t column, std::size_t columns, std::size_t panel) {
+  if (panel == 0) return row * columns + column;
+  return row / panel * panel * columns + column * panel + row % panel;
+}
+
 // Vectors of x that are multiplied at a time; the last may overlap the one before.
 struct Tile {
   std::size_t vectors, last_vector;
@@ -83,14 +99,34 @@ void for_outputs(const SparseMatrix& weights, std::size_t ranges, std::size_t ra
   }
 }
 
+// Panels of rows of x, transposed, from a vector of rows on: [panel][columns][most * lanes].
+void transpose_panels(const float* x, std::size_t rows, std::size_t columns, std::size_t first_vector,
+                      std::size_t vectors, std::size_t most, std::size_t tasks, float* x_t,
+                      const ParallelFor& parallel_for) {
+  const std::size_t lanes = table().lanes, stride = most * lanes;
+  for_each_part(parallel_for, vectors, tasks, [&](std::size_t first, std::size_t last) {
+    for (std::size_t v = first; v < last; ++v) {
+      const std::size_t row = (first_vector + v) * lanes;
+      table().transpose(x + row * columns, std::min(lanes, rows - row), columns, 0, columns,
+                        x_t + v / most * columns * stride + v % most * lanes, stride);
+    }
+  });
+}
+
 // sparse_linear on panels of rows, with the values of the entries in their order; null for those of constant weights.
 void linear_by_panels(const SparseMatrix& weights, const float* values, std::size_t rows, const float* x,
-                      const SparseEnding& ending, float* y, const ParallelFor& parallel_for, const Memory* memory) {
+                      const SparseEnding& ending, float* y, const TransposedRows& transposed,
+                      const ParallelFor& parallel_for, const Memory* memory) {
   const std::size_t lanes = table().lanes, depth = weights.depth(), outputs = weights.outputs();
-  // Panels of rows, transposed: [panel][depth][vectors * lanes].
-  const std::size_t all_vectors = divided_up(rows, lanes);
-  const std::size_t panels = divided_up(all_vectors, table().most_vectors(weights.block()));
-  const std::size_t most = divided_up(all_vectors, panels), stride = most * lanes;
+  const std::size_t all_vectors = divided_up(rows, lanes), most_vectors = table().most_vectors(weights.block());
+  const std::size_t x_panel = panel_rows(rows, transposed.x), y_panel = panel_rows(rows, transposed.y);
+  // Panels of rows, transposed: [panel][depth][vectors * lanes]. They are multiplied whole or, if they must fit those that
+  // layers exchange, in tiles of some vectors.
+  std::size_t most = std::gcd(x_panel, y_panel) / lanes;
+  if (most == 0) most = divided_up(all_vectors, divided_up(all_vectors, most_vectors));
+  std::size_t tiles = divided_up(most, most_vectors);
+  if (x_panel == 0 && most % tiles == 0) most /= std::exchange(tiles, 1);
+  const std::size_t panels = divided_up(all_vectors, most), stride = x_panel > 0 ? x_panel : most * lanes;
   if (checked_product(depth, stride) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     throw std::invalid_argument("the depth, " + std::to_string(depth) + ", is too large for 32-bit offsets.");
   }
@@ -103,41 +139,48 @@ void linear_by_panels(const SparseMatrix& weights, const float* values, std::siz
   const std::size_t panel_size = checked_product(depth, stride);
   const std::size_t share = share_of_second_cache(tuning::kSparsePanelShare) / sizeof(float);
   const std::size_t least = std::min<std::size_t>(panels, panel_size <= share ? 2 : 1);
-  const std::size_t together = std::clamp<std::size_t>(share / panel_size, least, panels);
-  const Buffer transposed(checked_product(together, panel_size, sizeof(float)), memory);
-  const std::size_t tasks = most_tasks(weights, std::min(rows, together * stride));
+  const std::size_t together = x_panel > 0 ? panels : std::clamp<std::size_t>(share / panel_size, least, panels);
+  const Buffer own(x_panel > 0 ? 0 : checked_product(together, panel_size, sizeof(float)), memory);
+  const std::size_t tasks = most_tasks(weights, std::min(rows, together * most * lanes));
   for (std::size_t before = 0; before < panels; before += together) {
     const std::size_t some_panels = std::min(together, panels - before);
     const std::size_t first_vector = before * most;
     const std::size_t some_vectors = std::min(all_vectors - first_vector, some_panels * most);
-    for_each_part(parallel_for, some_vectors, tasks, [&](std::size_t first, std::size_t last) {
-      for (std::size_t v = first; v < last; ++v) {
-        const std::size_t row = (first_vector + v) * lanes;
-        table().transpose(x + row * depth, std::min(lanes, rows - row), depth, 0, depth,
-                          transposed.as<float>() + v / most * panel_size + v % most * lanes, stride);
-      }
-    });
+    if (x_panel == 0) {
+      transpose_panels(x, rows, depth, first_vector, some_vectors, most, tasks, own.as<float>(), parallel_for);
+    }
 
-    const std::size_t ranges = std::min(divided_up(outputs, kOutputs), divided_up(tasks, some_panels));
+    const std::size_t ranges = std::min(divided_up(outputs, kOutputs), divided_up(tasks, some_panels * tiles));
     const auto work = [&](std::size_t task) {
-      const std::size_t panel = task / ranges, range = task % ranges;
-      const std::size_t vectors = std::min(most, some_vectors - panel * most);
-      const std::size_t row = (first_vector + panel * most) * lanes, count = std::min(vectors * lanes, rows - row);
+      const std::size_t panel = task / (tiles * ranges), tile = task / ranges % tiles, range = task % ranges;
+      const std::size_t in_panel = std::min(most, some_vectors - panel * most);
+      const std::size_t first = part_begin(in_panel, tiles, tile);
+      const std::size_t vectors = part_begin(in_panel, tiles, tile + 1) - first;
+      if (vectors == 0) return;
+      const std::size_t row = (first_vector + panel * most + first) * lanes;
+      const std::size_t count = std::min(vectors * lanes, rows - row), last_vector = (vectors - 1) * lanes;
+      const float* const from =
+          x_panel > 0 ? x + place_of(row, 0, depth, x_panel) : own.as<float>() + panel * panel_size + first * lanes;
       alignas(64) float sums[kMostSums];
       for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some) {
-        multiply(weights, *entries, values, output, some, {vectors, (vectors - 1) * lanes},
-                 transposed.as<float>() + panel * panel_size, sums);
+        multiply(weights, *entries, values, output, some, {vectors, last_vector}, from, sums);
+        const std::size_t place = place_of(row, output, outputs, y_panel);
         SparseEnding at = ending;
         if (at.bias != nullptr) at.bias += output;
-        if (at.residual != nullptr) at.residual += row * outputs + output;
-        if (at.gate != nullptr) at.gate += row * outputs + output;
-        table().end_transposed(at, some, count, vectors * lanes, sums, y + row * outputs + output, outputs);
+        if (at.residual != nullptr) at.residual += place;
+        if (at.gate != nullptr) at.gate += place;
+        if (y_panel > 0) {
+          table().end_run(at, {vectors, last_vector, lanes, nullptr, y_panel, y_panel}, some, sums, y + place);
+        } else {
+          table().end_transposed(at, some, count, vectors * lanes, sums, y + place, outputs);
+        }
       });
     };
+    const std::size_t items = some_panels * tiles * ranges;
     if (tasks == 1) {
-      for (std::size_t task = 0; task < some_panels * ranges; ++task) work(task);
+      for (std::size_t task = 0; task < items; ++task) work(task);
     } else {
-      parallel_for(some_panels * ranges, work);
+      parallel_for(items, work);
     }
   }
 }
@@ -173,13 +216,24 @@ bool gather(const SparseMatrix& mask, const float* w, float* values, std::size_t
 }  // namespace
 
 void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x, const SparseEnding& ending, float* y,
-                   const ParallelFor& parallel_for, const Memory* memory) {
+                   const TransposedRows& transposed, const ParallelFor& parallel_for, const Memory* memory) {
   if (rows == 0) return;
   if (rows < tuning::kSparseRows && rows < table().lanes) {
     linear_by_lanes(weights, rows, x, ending, y, parallel_for);
   } else {
-    linear_by_panels(weights, nullptr, rows, x, ending, y, parallel_for, memory);
+    linear_by_panels(weights, nullptr, rows, x, ending, y, transposed, parallel_for, memory);
   }
+}
+
+void transpose_rows(std::size_t rows, std::size_t columns, std::size_t most, const float* x, float* x_t,
+                    const ParallelFor& parallel_for) {
+  const std::size_t panel = panel_rows(rows, most), lanes = table().lanes;
+  if (panel == 0) {
+    std::copy_n(x, rows * columns, x_t);
+    return;
+  }
+  const std::size_t tasks = divided_up(rows * columns, tuning::kTaskElements);
+  transpose_panels(x, rows, columns, 0, rows / lanes, panel / lanes, tasks, x_t, parallel_for);
 }
 
 bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, const float* w,
@@ -188,7 +242,7 @@ bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, c
   if (!pays(mask, rows, product, tuning::kMaskedCheck)) return false;
   const Buffer values(checked_product(mask.products(), sizeof(float)));
   if (!gather(mask, w, values.as<float>(), most_tasks(mask, rows), parallel_for)) return false;
-  linear_by_panels(mask, values.as<float>(), rows, x, ending, y, parallel_for, nullptr);
+  linear_by_panels(mask, values.as<float>(), rows, x, ending, y, {}, parallel_for, nullptr);
   return true;
 }
 

@@ -25,6 +25,7 @@ from onnxtrain.sparse.functions import CONV, LEAST_OPSET, LINEAR, function
 from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, remove_unread, unused
 from onnxtrain.sparse.packed import COST, PackedWeight, pack
 from onnxtrain.sparse.padded import with_padded_images
+from onnxtrain.sparse.transposed import with_transposed_rows
 from onnxtrain.spelling import checks_arguments
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ _DOUBT, _MOST_DOUBTFUL, _BETTER = 1.5, 8, 1.02
 model, where the cost of a call does not hide them: what must get faster by the last factor."""
 
 _AS_FAST = 1.05
-"""The most time with padded images, relative to the time without them: they save copies, and timings have noise."""
+"""The most time with padded images, or with transposed rows, relative to the time without them: they save copies, and
+timings have noise."""
 
 _PAIRS, _SECONDS = 15, 0.15
 """Turns of both models whose fastest decide, since other programs only add time; seconds of the dense ones in all."""
@@ -104,13 +106,14 @@ def compile_sparse(
     is timed both ways on this machine, and stays dense where that is as fast. A compiled model can be given, too: its
     layers are decided anew, for this machine and these ``sizes``.
 
-    A convolution writes its result with the padding that the next one reads, unless that is slower.
+    A convolution writes its result with the padding that the next one reads, and a linear layer leaves it transposed
+    for the next one, also in front of elementwise operators, unless that is slower.
 
     Units whose weights are all zero, and units that nothing reads, are taken out of the model first: what they add to
     the next layer goes into its bias.
 
     Sessions that register :func:`onnxtrain.custom_ops_library` use the kernels. Other sessions, of any runtime, run the
-    same file at about dense speed, since both operators are ONNX functions. NaN and infinity in activations do not
+    same file at about dense speed, since the operators are ONNX functions. NaN and infinity in activations do not
     reach results through weights that are zero, in sessions with the kernels.
 
     Args:
@@ -173,11 +176,12 @@ def compile_sparse(
         before, after = _times(session, other_session, feeds)
         if before > _BETTER * after:
             chosen, made, session = other, other_made, other_session
-    if (padded := with_padded_images(made)) is not None:
-        padded_session = _session(padded, library)
-        before, after = _times(session, padded_session, feeds)
-        if after < _AS_FAST * before:
-            made, session = padded, padded_session
+    for with_exchange in (with_padded_images, with_transposed_rows):
+        if (exchanging := with_exchange(made)) is not None:
+            other_session = _session(exchanging, library)
+            before, after = _times(session, other_session, feeds)
+            if after < _AS_FAST * before:
+                made, session = exchanging, other_session
     speedup = 1.0
     if chosen or proto is not given:
         dense, sparse = _times(_session(given), session, feeds)

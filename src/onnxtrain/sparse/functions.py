@@ -1,7 +1,7 @@
-"""The operators ``SparseLinear`` and ``SparseConv`` as ONNX functions: any runtime runs them without our library.
+"""The operators of sparse layers as ONNX functions: any runtime runs them without our library.
 
-Their bodies make the weight dense from constants, so that a runtime folds all of it when it loads the model, and one
-MatMul or Conv is left.
+The bodies of ``SparseLinear`` and ``SparseConv`` make the weight dense from constants, so that a runtime folds all of
+it when it loads the model, and one MatMul or Conv is left. That of ``TransposeRows`` does nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from onnx import parser
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
-LINEAR, CONV = "SparseLinear", "SparseConv"
+LINEAR, CONV, TRANSPOSE = "SparseLinear", "SparseConv", "TransposeRows"
 
 LEAST_OPSET = 13
 """The bodies are written in operators of this opset; none of them changed its meaning after it."""
@@ -46,7 +46,7 @@ _END = """
 _BODIES = {
     LINEAR: f"""
 <domain: "{ONNXTRAIN_DOMAIN}", opset_import: ["": OPSET]>
-{LINEAR} <shape, lower, upper> (x, values, deltas, bias, residual) => (y)
+{LINEAR} <shape, lower, upper, x_panel, y_panel> (x, values, deltas, bias, residual) => (y)
 {{
     {_WEIGHT}
     by_depth = Transpose <perm: ints = [1, 0, 2]> (blocks)
@@ -72,17 +72,25 @@ _BODIES = {
     {_END}
 }}
 """,
+    TRANSPOSE: f"""
+<domain: "{ONNXTRAIN_DOMAIN}", opset_import: ["": OPSET]>
+{TRANSPOSE} <panel> (x) => (y)
+{{
+    y = Identity (x)
+}}
+""",
 }
 
 
 def function(operator: str, opset: int) -> onnx.FunctionProto:
     """Return the function of an operator for a model of an opset.
 
-    ``x_pads``, ``y_pads`` and ``residual_pads`` say how the kernels of convolutions exchange images; the function
-    exchanges them without padding.
+    ``x_pads``, ``y_pads`` and ``residual_pads`` say how the kernels of convolutions exchange images, and
+    ``x_panel`` and ``y_panel`` how those of linear layers exchange rows; the functions exchange both as they
+    are.
 
     Args:
-        operator: ``LINEAR`` or ``CONV``.
+        operator: ``LINEAR``, ``CONV`` or ``TRANSPOSE``.
         opset: The model's opset.
     """
     made: onnx.FunctionProto = parser.parse_function(_BODIES[operator].replace("OPSET", str(opset)))
