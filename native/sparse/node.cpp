@@ -101,9 +101,12 @@ void use_border(SparseWindows& windows) {
 
 SparseNode::SparseNode(const Attributes& attributes)
     : weights_(attributes.integers("shape"), attributes.constant(1, "values"), attributes.constant(2, "deltas")),
+      constants_(kInputs.size()),
       lower_(limit(attributes, "lower", -std::numeric_limits<double>::infinity())),
       upper_(limit(attributes, "upper", std::numeric_limits<double>::infinity())),
-      memory_(attributes.memory()) {}
+      memory_(attributes.memory()) {
+  for (std::size_t index = 0; index < constants_.size(); ++index) attributes.is_constant(index, &constants_[index]);
+}
 
 void SparseNode::require_float(const Inputs& inputs) const {
   inputs.require_type(0, ort::kTypeFloat);
@@ -134,7 +137,7 @@ SparseLinearNode::SparseLinearNode(const Attributes& attributes)
 const Signature SparseLinearNode::kSignature = {"SparseLinear", kInputs, 5, 1, {-1}, {}, kTypes};
 
 void SparseLinearNode::compute(const Call& call) const {
-  const Inputs inputs(kSignature, call);
+  const Inputs inputs(kSignature, call, &constants_);
   require_float(inputs);
   const std::vector<std::int64_t>& x = inputs[0].shape;
   if (x.empty() || static_cast<std::size_t>(x.back()) != weights_.depth()) {
@@ -180,7 +183,7 @@ SparseConvNode::SparseConvNode(const Attributes& attributes)
 }
 
 void SparseConvNode::compute(const Call& call) const {
-  const Inputs inputs(kSignature, call);
+  const Inputs inputs(kSignature, call, &constants_);
   require_float(inputs);
   const std::vector<std::int64_t>& x = inputs[0].shape;
   const std::size_t rank = attributes_.kernel_shape.size();

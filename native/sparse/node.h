@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "convolution/convolution.h"
 #include "operators/fused_node.h"
@@ -21,6 +22,7 @@ class SparseNode : public FusedNode {
   void require_float(const Inputs& inputs) const;
 
   SparseMatrix weights_;
+  std::vector<Tensor> constants_;  // by input: constants are not read again in every call
   float lower_, upper_;
   std::unique_ptr<const Memory> memory_;
 };

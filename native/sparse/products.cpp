@@ -17,9 +17,10 @@
 namespace onnxtrain {
 namespace {
 
-// Outputs that a task has at least, and the most whose sums it has together.
-constexpr std::size_t kOutputs = 16, kMostOutputs = 64;
-constexpr std::size_t kMostSums = kMostOutputs * kMostSpan + 16;  // a vector is read beyond the last
+constexpr std::size_t kMostSums = kOutputsTogether * kMostSpan + 16;  // a vector is read beyond the last
+
+// Outputs of a gradient that a task has at least.
+constexpr std::size_t kGradientOutputs = 16;
 
 // Of which the offsets of transposed rows have 32 bits, however many vectors a row has.
 constexpr std::size_t kMostDepth = std::numeric_limits<std::int32_t>::max() / kMostSpan;
@@ -85,18 +86,35 @@ void multiply(const SparseMatrix& weights, const SlicedEntries& entries, const f
   const MultiplyRows rows = table().rows(weights.block(), tile.vectors);
   for (std::size_t slice = 0; slice < entries.slices; ++slice) {
     const std::uint32_t* const starts = entries.starts.data() + slice * (weights.block_rows() + 1);
-    rows({starts, entries.offsets.data(), values, first, last, slice > 0, tile.last_vector, x, sums});
+    const std::uint32_t* const order = entries.rows.data() + slice * weights.block_rows();
+    rows({starts, order, entries.offsets.data(), values, first, last, slice > 0, tile.last_vector, x, sums});
   }
+}
+
+// Ranges of outputs for at least that many tasks, if there are as many outputs; each has as many, but for the last.
+std::size_t ranges_of(const SparseMatrix& weights, std::size_t tasks) {
+  const std::size_t chunks = divided_up(weights.outputs(), kOutputsTogether);
+  return divided_up(chunks, std::max<std::size_t>(1, chunks / tasks));
 }
 
 // Calls work(output, outputs) for the outputs of a range, as many at a time as have sums together.
 template <typename Work>
 void for_outputs(const SparseMatrix& weights, std::size_t ranges, std::size_t range, Work work) {
-  const std::size_t chunks = divided_up(weights.outputs(), kOutputs);
-  const std::size_t last = std::min(weights.outputs(), part_begin(chunks, ranges, range + 1) * kOutputs);
-  for (std::size_t output = part_begin(chunks, ranges, range) * kOutputs; output < last; output += kMostOutputs) {
-    work(output, std::min(kMostOutputs, last - output));
+  const std::size_t chunks = divided_up(divided_up(weights.outputs(), kOutputsTogether), ranges);
+  const std::size_t last = std::min(weights.outputs(), (range + 1) * chunks * kOutputsTogether);
+  for (std::size_t output = range * chunks * kOutputsTogether; output < last; output += kOutputsTogether) {
+    work(output, std::min(kOutputsTogether, last - output));
   }
+}
+
+// Channels, or positions of a linear layer, whose values of x, of that many bytes each, stay in a cache while the entries of
+// some outputs read them: about `slice` bytes; each entry is multiplied by that many vectors.
+std::size_t channels_of_slice(const SparseMatrix& weights, std::size_t channels, std::size_t bytes, std::size_t vectors,
+                              std::size_t slice) {
+  const std::size_t least = weights.block() == 1 ? tuning::kSparseSliceProducts : tuning::kSparseSliceBlockProducts;
+  const std::size_t slices =
+      std::min(checked_product(channels, bytes) / slice, weights.products() * vectors / weights.block_rows() / least);
+  return divided_up(channels, std::max<std::size_t>(slices, 1));
 }
 
 // Panels of rows of x, transposed, from a vector of rows on: [panel][columns][most * lanes].
@@ -130,7 +148,13 @@ void linear_by_panels(const SparseMatrix& weights, const float* values, std::siz
   if (checked_product(depth, stride) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     throw std::invalid_argument("the depth, " + std::to_string(depth) + ", is too large for 32-bit offsets.");
   }
-  const auto entries = weights.entries({stride}, depth, [&](std::size_t position) {
+  // Blocks are bound by multiplication: slices took 1.07 times as long.
+  const std::size_t multiplied = std::min(most, most_vectors);
+  const bool whole = values != nullptr || weights.block() > 1;
+  const std::size_t slice = whole ? depth
+                                  : channels_of_slice(weights, depth, multiplied * lanes * sizeof(float), multiplied,
+                                                      tuning::kSparseLinearSliceBytes);
+  const auto entries = weights.entries({stride, slice}, slice, [&](std::size_t position) {
     return static_cast<std::int32_t>(position * stride);
   });
   if (values == nullptr) values = entries->values.data();
@@ -150,7 +174,7 @@ void linear_by_panels(const SparseMatrix& weights, const float* values, std::siz
       transpose_panels(x, rows, depth, first_vector, some_vectors, most, tasks, own.as<float>(), parallel_for);
     }
 
-    const std::size_t ranges = std::min(divided_up(outputs, kOutputs), divided_up(tasks, some_panels * tiles));
+    const std::size_t ranges = ranges_of(weights, divided_up(tasks, some_panels * tiles));
     const auto work = [&](std::size_t task) {
       const std::size_t panel = task / (tiles * ranges), tile = task / ranges % tiles, range = task % ranges;
       const std::size_t in_panel = std::min(most, some_vectors - panel * most);
@@ -267,7 +291,7 @@ bool masked_weight_gradient(const SparseMatrix& mask, std::size_t rows, const fl
   const std::size_t tasks = most_tasks(mask, rows);
   std::vector<std::int32_t> offsets(mask.positions());
   for (std::int32_t& offset : offsets) offset *= static_cast<std::int32_t>(stride);
-  const std::size_t parts = std::min(tasks, divided_up(outputs, kOutputs));
+  const std::size_t parts = std::min(tasks, divided_up(outputs, kGradientOutputs));
   for (std::size_t before = 0; before < panels; before += together) {
     const std::size_t first_vector = before * most;
     const std::size_t some_vectors = std::min(all_vectors - first_vector, std::min(together, panels - before) * most);
@@ -384,16 +408,6 @@ std::size_t strip_rows(const SparseWindows& w, std::size_t least_columns) {
   return divided_up(w.windows[0], strips);
 }
 
-// Channels whose values of x, of that many bytes each, stay in the L1 cache while the entries of all outputs read them;
-// each entry is multiplied by that many vectors. (A linear layer has few entries in a slice: it took 1.1 times as long.)
-std::size_t channels_of_slice(const SparseMatrix& weights, std::size_t channels, std::size_t bytes,
-                              std::size_t vectors) {
-  const std::size_t least = weights.block() == 1 ? tuning::kSparseSliceProducts : tuning::kSparseSliceBlockProducts;
-  const std::size_t slices = std::min(checked_product(channels, bytes) / tuning::kSparseSliceBytes,
-                                      weights.products() * vectors / weights.block_rows() / least);
-  return divided_up(channels, std::max<std::size_t>(slices, 1));
-}
-
 }  // namespace
 
 void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, const float* x, const SparseEnding& ending,
@@ -425,7 +439,8 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
   const std::size_t tiles = divided_up(vectors_of(window_rows), most_vectors);
   const std::size_t most = divided_up(vectors_of(window_rows), tiles), taps = w.kernel[0] * w.kernel[1];
   const std::size_t channels =
-      channels_of_slice(weights, w.channels, planes.read(w, most * lanes) * sizeof(float), most);
+      channels_of_slice(weights, w.channels, planes.read(w, most * lanes) * sizeof(float), most,
+                        tuning::kSparseSliceBytes);
   const auto entries =
       weights.entries({planes.size, planes.columns, channels}, channels * taps,
                       [&](std::size_t position) { return static_cast<std::int32_t>(planes.offset(w, position)); });
@@ -467,8 +482,7 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
       });
     }
 
-    const std::size_t ranges =
-        std::min(divided_up(outputs, kOutputs), divided_up(tasks, checked_product(some_strips, tiles)));
+    const std::size_t ranges = ranges_of(weights, divided_up(tasks, checked_product(some_strips, tiles)));
     const auto work = [&](std::size_t item) {
       const std::size_t strip = before + item / (tiles * ranges), part = item / ranges % tiles, range = item % ranges;
       const std::size_t rows = rows_of(strip), positions = positions_of(rows), vectors = vectors_of(rows);
