@@ -251,6 +251,7 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
 
 void transpose_rows(std::size_t rows, std::size_t columns, std::size_t most, const float* x, float* x_t,
                     const ParallelFor& parallel_for) {
+  if (columns == 0) return;
   const std::size_t panel = panel_rows(rows, most), lanes = table().lanes;
   if (panel == 0) {
     std::copy_n(x, rows * columns, x_t);
