@@ -119,9 +119,10 @@ inline constexpr std::size_t kSparseRows = 8;
 // take at most twice this share.
 inline constexpr std::size_t kSparsePanelShare = 256;
 
-// Bytes of x that the entries of a slice of the channels read: half of an L1 cache; and the fewest multiplications of
-// vectors, on average, that a block row has in a slice, for blocks of one output and for others. Bits.
-inline constexpr std::size_t kSparseSliceBytes = 24 * 1024;
+// Bytes of x that the entries of a slice of the channels read: half of an L1 cache; those of a linear layer, whose panels are
+// read again from the L2 cache by every 64 outputs; and the fewest multiplications of vectors, on average, that a block row
+// has in a slice, for blocks of one output and for others. Bits.
+inline constexpr std::size_t kSparseSliceBytes = 24 * 1024, kSparseLinearSliceBytes = 64 * 1024;
 inline constexpr std::size_t kSparseSliceProducts = 72, kSparseSliceBlockProducts = 800;
 
 // Linear layers under a mask take sparse products where these are expected to take at most this share of the time of the

@@ -468,7 +468,13 @@ CASES: dict[str, dict[str, Case]] = {
     ),
     **dict.fromkeys(("kMaskedWeight", "kMaskedCheck", "kMaskedFill", "kMaskedPanelShare"), MASKED),
     **dict.fromkeys(
-        ("kSparseSliceBytes", "kSparseSliceProducts", "kSparseSliceBlockProducts", "kSparseStripBytes"),
+        (
+            "kSparseLinearSliceBytes",
+            "kSparseSliceBytes",
+            "kSparseSliceProducts",
+            "kSparseSliceBlockProducts",
+            "kSparseStripBytes",
+        ),
         SPARSE_CONVOLUTIONS,
     ),
     **dict.fromkeys(("kPooledShare", "kPooledProducts", "kPooledTasks"), POOLED),

@@ -13,8 +13,10 @@ void infer_shapes(const OrtApi* api, const Signature& signature, OrtShapeInferCo
   if (is_known_shape(api, info)) require(api, ort::ShapeInferContext_SetOutputTypeShape::call(api, context, 0, info));
 }
 
-Inputs::Inputs(const Signature& signature, const Call& call) : signature_(signature), tensors_(call.input_count()) {
+Inputs::Inputs(const Signature& signature, const Call& call, const std::vector<Tensor>* constants)
+    : signature_(signature), constants_(constants), tensors_(call.input_count()) {
   for (std::size_t index = 0; index < tensors_.size(); ++index) {
+    if (is_constant(index)) continue;
     if (!call.has_input(index)) {
       if (index >= signature.required_inputs) continue;
       throw std::invalid_argument(label(index) + " is missing, and is required.");
@@ -28,39 +30,39 @@ std::string Inputs::label(std::size_t index) const {
 }
 
 ElementType Inputs::element_type(std::size_t index) const {
-  const int type = tensors_[index].type;
+  const int type = (*this)[index].type;
   if (type == ort::kTypeFloat) return kFloat;
   if (type == ort::kTypeDouble) return kDouble;
   throw std::invalid_argument(label(index) + " has type " + type_name(type) + ", and must be float or double.");
 }
 
 void Inputs::require_type(std::size_t index, int type) const {
-  if (tensors_[index].type == type) return;
-  throw std::invalid_argument(label(index) + " has type " + type_name(tensors_[index].type) + ", and must be " +
+  if ((*this)[index].type == type) return;
+  throw std::invalid_argument(label(index) + " has type " + type_name((*this)[index].type) + ", and must be " +
                               type_name(type) + ".");
 }
 
 void Inputs::require_same_type(std::size_t index, std::size_t other) const {
-  if (tensors_[index].type == tensors_[other].type) return;
-  throw std::invalid_argument(label(index) + " has type " + type_name(tensors_[index].type) + " and " + label(other) +
-                              " has type " + type_name(tensors_[other].type) + ": they must have one type.");
+  if ((*this)[index].type == (*this)[other].type) return;
+  throw std::invalid_argument(label(index) + " has type " + type_name((*this)[index].type) + " and " + label(other) +
+                              " has type " + type_name((*this)[other].type) + ": they must have one type.");
 }
 
 void Inputs::require_same_shape(std::size_t index, std::size_t other) const {
-  if (tensors_[index].shape == tensors_[other].shape) return;
-  throw std::invalid_argument(label(index) + " has shape " + text_of(tensors_[index].shape) + " and " + label(other) +
-                              " has shape " + text_of(tensors_[other].shape) + ": they must have one shape.");
+  if ((*this)[index].shape == (*this)[other].shape) return;
+  throw std::invalid_argument(label(index) + " has shape " + text_of((*this)[index].shape) + " and " + label(other) +
+                              " has shape " + text_of((*this)[other].shape) + ": they must have one shape.");
 }
 
 void Inputs::require_shape(std::size_t index, const std::vector<std::int64_t>& shape) const {
-  if (tensors_[index].shape == shape) return;
-  throw std::invalid_argument(label(index) + " has shape " + text_of(tensors_[index].shape) + ", and must have shape " +
+  if ((*this)[index].shape == shape) return;
+  throw std::invalid_argument(label(index) + " has shape " + text_of((*this)[index].shape) + ", and must have shape " +
                               text_of(shape) + ".");
 }
 
 std::vector<std::int64_t> Inputs::sizes(std::size_t index) const {
-  const auto* numbers = static_cast<const std::int64_t*>(tensors_[index].data);
-  std::vector<std::int64_t> sizes(numbers, numbers + tensors_[index].count());
+  const auto* numbers = static_cast<const std::int64_t*>((*this)[index].data);
+  std::vector<std::int64_t> sizes(numbers, numbers + (*this)[index].count());
   for (const std::int64_t size : sizes) {
     if (size < 0) throw std::invalid_argument(label(index) + " is " + text_of(sizes) + ": no size may be negative.");
   }

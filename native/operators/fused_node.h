@@ -44,10 +44,14 @@ class FusedNode {
 // The inputs of one call, with the checks that all operators share.
 class Inputs {
  public:
-  Inputs(const Signature& signature, const Call& call);
+  // `constants` are those that are the same in every call, read when the node was made; null for none, else one for each
+  // input of the signature, with an undefined type for one that is read now.
+  Inputs(const Signature& signature, const Call& call, const std::vector<Tensor>* constants = nullptr);
 
-  bool has(std::size_t index) const { return index < tensors_.size() && tensors_[index].type != ort::kTypeUndefined; }
-  const Tensor& operator[](std::size_t index) const { return tensors_[index]; }
+  bool has(std::size_t index) const {
+    return index < tensors_.size() && (*this)[index].type != ort::kTypeUndefined;
+  }
+  const Tensor& operator[](std::size_t index) const { return is_constant(index) ? (*constants_)[index] : tensors_[index]; }
 
   // Element type of input `index`; rejects types other than float and double.
   ElementType element_type(std::size_t index) const;
@@ -62,8 +66,12 @@ class Inputs {
 
  private:
   std::string label(std::size_t index) const;
+  bool is_constant(std::size_t index) const {
+    return constants_ != nullptr && (*constants_)[index].type != ort::kTypeUndefined;
+  }
 
   const Signature& signature_;
+  const std::vector<Tensor>* constants_;
   std::vector<Tensor> tensors_;
 };
 

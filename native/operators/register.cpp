@@ -196,6 +196,7 @@ void add_operators(const OrtApi* api, const Domains& domains) {
   add_float_operator<ConvReluMaxPoolNode>(api, domains.own);
   add_float_operator<SparseConvNode>(api, domains.own);
   add_float_operator<SparseLinearNode>(api, domains.own);
+  add_float_operator<TransposeRowsNode>(api, domains.own);
 }
 
 }  // namespace

@@ -160,17 +160,20 @@ std::size_t Attributes::output_count() const {
   return count;
 }
 
-Tensor Attributes::constant(std::size_t index, const char* name) const {
+bool Attributes::is_constant(std::size_t index, Tensor* tensor) const {
   const OrtValue* value = nullptr;
   int is_constant = 0;
   require(api_, ort::KernelInfoGetConstantInput_tensor::call(api_, info_, index, &is_constant, &value));
-  if (is_constant == 0 || value == nullptr) {
-    throw std::invalid_argument("input " + std::to_string(index) + " (" + name +
-                                ") is computed: it must be an initializer of the model.");
-  }
+  if (is_constant == 0 || value == nullptr) return false;
+  read(api_, value, *tensor);
+  return true;
+}
+
+Tensor Attributes::constant(std::size_t index, const char* name) const {
   Tensor tensor;
-  read(api_, value, tensor);
-  return tensor;
+  if (is_constant(index, &tensor)) return tensor;
+  throw std::invalid_argument("input " + std::to_string(index) + " (" + name +
+                              ") is computed: it must be an initializer of the model.");
 }
 
 std::size_t Tensor::count() const { return product(shape, 0, shape.size()); }

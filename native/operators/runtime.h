@@ -51,6 +51,8 @@ class Attributes final : public AttributeSource {
   std::size_t input_count() const;
   std::size_t output_count() const;
 
+  // Whether input `index` is an initializer, which stays the same in every call; reads it into `tensor`.
+  bool is_constant(std::size_t index, Tensor* tensor) const;
   // Input `index`, which must be an initializer; throws std::invalid_argument for another.
   Tensor constant(std::size_t index, const char* name) const;
 

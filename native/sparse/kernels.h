@@ -51,8 +51,8 @@ void multiply_rows(const SparseRows& part) {
   const std::int32_t* offset = part.offsets + part.starts[part.first];
   const std::size_t last_vector = vectors > 1 ? part.last_vector : 0;
   const auto place = [&](std::size_t v) { return v + 1 < vectors ? v * kLanes<float> : last_vector; };
-  float* sums = part.sums;
   for (std::size_t r = part.first; r < part.last; ++r) {
+    float* sums = part.sums + (part.rows[r] - part.first) * (block * vectors * kLanes<float>);
     Vector<float> sum[together][block][vectors] = {};
     if (part.add) {
 #pragma GCC unroll 8

@@ -146,14 +146,24 @@ SparseMatrix::Entries SparseMatrix::sliced(std::size_t slice,
   auto made = std::make_shared<SlicedEntries>();
   made->slices = divided_up(depth_, slice);
   made->starts.reserve(made->slices * (block_rows() + 1));
+  made->rows.reserve(made->slices * block_rows());
   made->offsets.reserve(positions_.size());
   made->values.reserve(values_.size());
-  std::vector<std::uint32_t> next(starts_.begin(), starts_.end() - 1);  // of each block row
+  const std::size_t rows = block_rows(), together = kOutputsTogether / block_;
+  std::vector<std::uint32_t> next(starts_.begin(), starts_.end() - 1), last = next;  // of each block row
+  std::vector<std::uint32_t> order(rows);
   for (std::size_t end = slice; end < depth_ + slice; end += slice) {
-    for (std::size_t row = 0; row < block_rows(); ++row) {
+    for (std::size_t row = 0; row < rows; ++row) {
+      while (last[row] < starts_[row + 1] && static_cast<std::size_t>(positions_[last[row]]) < end) ++last[row];
+    }
+    std::iota(order.begin(), order.end(), std::uint32_t{0});
+    for (std::size_t first = 0; first < rows && !values_.empty(); first += together) {
+      std::stable_sort(order.begin() + first, order.begin() + std::min(rows, first + together),
+                       [&](std::uint32_t a, std::uint32_t b) { return last[a] - next[a] < last[b] - next[b]; });
+    }
+    for (const std::uint32_t row : order) {
       made->starts.push_back(static_cast<std::uint32_t>(made->offsets.size()));
-      std::uint32_t& entry = next[row];
-      for (; entry < starts_[row + 1] && static_cast<std::size_t>(positions_[entry]) < end; ++entry) {
+      for (std::uint32_t entry = next[row]; entry < last[row]; ++entry) {
         made->offsets.push_back(offset_of(static_cast<std::size_t>(positions_[entry])));
         if (values_.empty()) continue;
         const float* const from = values_.data() + entry * block_;
@@ -161,6 +171,8 @@ SparseMatrix::Entries SparseMatrix::sliced(std::size_t slice,
       }
     }
     made->starts.push_back(static_cast<std::uint32_t>(made->offsets.size()));
+    made->rows.insert(made->rows.end(), order.begin(), order.end());
+    next = last;
   }
   return made;
 }

@@ -20,11 +20,15 @@ struct LanesOfOutputs {
   std::vector<float> values;
 };
 
-// Entries by slices of the depth, and in a slice by block rows: those of slice s and block row r begin at
-// starts[s * (starts of a slice) + r].
+// Outputs whose sums a product has together.
+inline constexpr std::size_t kOutputsTogether = 64;
+
+// Entries by slices of the depth, and in a slice by block rows: of each kOutputsTogether outputs, the block rows with the
+// fewest entries first, so that the ends of loops over entries can be predicted. Those of a mask stay in their order.
 struct SlicedEntries {
   std::size_t slices;
-  std::vector<std::uint32_t> starts;  // [slices][block rows + 1]
+  std::vector<std::uint32_t> rows;    // [slices][block rows]
+  std::vector<std::uint32_t> starts;  // [slices][block rows + 1]: of the entries of rows in this order
   std::vector<std::int32_t> offsets;
   std::vector<float> values;
 };

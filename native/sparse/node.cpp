@@ -66,6 +66,14 @@ std::vector<std::int64_t> without_border(std::vector<std::int64_t> shape, const 
   return shape;
 }
 
+// Rows of a panel of transposed rows, at most; 0 if not given.
+std::size_t panel_attribute(const Attributes& attributes, const char* name) {
+  const std::int64_t rows = attributes.integer(name, 0);
+  if (rows >= 0) return static_cast<std::size_t>(rows);
+  throw std::invalid_argument(std::string("attribute '") + name + "' is " + std::to_string(rows) +
+                              ": it must be a number of rows, or 0.");
+}
+
 SparseBorder border_of(const std::vector<std::int64_t>& sizes) {
   SparseBorder border;
   const std::size_t rank = sizes.size() / 2;
@@ -93,9 +101,12 @@ void use_border(SparseWindows& windows) {
 
 SparseNode::SparseNode(const Attributes& attributes)
     : weights_(attributes.integers("shape"), attributes.constant(1, "values"), attributes.constant(2, "deltas")),
+      constants_(kInputs.size()),
       lower_(limit(attributes, "lower", -std::numeric_limits<double>::infinity())),
       upper_(limit(attributes, "upper", std::numeric_limits<double>::infinity())),
-      memory_(attributes.memory()) {}
+      memory_(attributes.memory()) {
+  for (std::size_t index = 0; index < constants_.size(); ++index) attributes.is_constant(index, &constants_[index]);
+}
 
 void SparseNode::require_float(const Inputs& inputs) const {
   inputs.require_type(0, ort::kTypeFloat);
@@ -119,10 +130,14 @@ SparseEnding SparseNode::ending(const Inputs& inputs, const std::vector<std::int
   return ending;
 }
 
+SparseLinearNode::SparseLinearNode(const Attributes& attributes)
+    : SparseNode(attributes),
+      transposed_{panel_attribute(attributes, "x_panel"), panel_attribute(attributes, "y_panel")} {}
+
 const Signature SparseLinearNode::kSignature = {"SparseLinear", kInputs, 5, 1, {-1}, {}, kTypes};
 
 void SparseLinearNode::compute(const Call& call) const {
-  const Inputs inputs(kSignature, call);
+  const Inputs inputs(kSignature, call, &constants_);
   require_float(inputs);
   const std::vector<std::int64_t>& x = inputs[0].shape;
   if (x.empty() || static_cast<std::size_t>(x.back()) != weights_.depth()) {
@@ -133,7 +148,22 @@ void SparseLinearNode::compute(const Call& call) const {
   y_shape.back() = static_cast<std::int64_t>(weights_.outputs());
   const SparseEnding ends = ending(inputs, y_shape);
   auto* y = static_cast<float*>(call.output(0, y_shape));
-  sparse_linear(weights_, product(x, 0, x.size() - 1), floats(inputs, 0), ends, y, call.parallel_for(), memory_.get());
+  sparse_linear(weights_, product(x, 0, x.size() - 1), floats(inputs, 0), ends, y, transposed_, call.parallel_for(),
+                memory_.get());
+}
+
+const Signature TransposeRowsNode::kSignature = {"TransposeRows", {"x"}, 1, 1, {0}, {}, {ort::kTypeFloat}};
+
+TransposeRowsNode::TransposeRowsNode(const Attributes& attributes) : panel_(panel_attribute(attributes, "panel")) {}
+
+void TransposeRowsNode::compute(const Call& call) const {
+  const Inputs inputs(kSignature, call);
+  inputs.require_type(0, ort::kTypeFloat);
+  const std::vector<std::int64_t>& shape = inputs[0].shape;
+  if (shape.empty()) throw std::invalid_argument("input 0 (x) has shape []: it must have at least one axis.");
+  auto* y = static_cast<float*>(call.output(0, shape));
+  transpose_rows(product(shape, 0, shape.size() - 1), static_cast<std::size_t>(shape.back()), panel_,
+                 floats(inputs, 0), y, call.parallel_for());
 }
 
 const Signature SparseConvNode::kSignature = {"SparseConv", kInputs, 5, 1, {-1}, {{4, 0}}, kTypes};
@@ -153,7 +183,7 @@ SparseConvNode::SparseConvNode(const Attributes& attributes)
 }
 
 void SparseConvNode::compute(const Call& call) const {
-  const Inputs inputs(kSignature, call);
+  const Inputs inputs(kSignature, call, &constants_);
   require_float(inputs);
   const std::vector<std::int64_t>& x = inputs[0].shape;
   const std::size_t rank = attributes_.kernel_shape.size();

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "convolution/convolution.h"
 #include "operators/fused_node.h"
 #include "sparse/matrix.h"
 #include "sparse/pooled.h"
+#include "sparse/products.h"
 #include "sparse/table.h"
 
 namespace onnxtrain {
@@ -22,17 +24,34 @@ class SparseNode : public FusedNode {
   void require_float(const Inputs& inputs) const;
 
   SparseMatrix weights_;
+  std::vector<Tensor> constants_;  // by input: constants are not read again in every call
   float lower_, upper_;
   std::unique_ptr<const Memory> memory_;
 };
 
-// y [..., outputs] from x [..., depth].
+// y [..., outputs] from x [..., depth]. Attributes x_panel and y_panel: the rows of panels as which x is, and y becomes,
+// transposed in memory (TransposedRows); their shapes stay the same.
 class SparseLinearNode final : public SparseNode {
  public:
   static const Signature kSignature;
 
-  explicit SparseLinearNode(const Attributes& attributes) : SparseNode(attributes) {}
+  explicit SparseLinearNode(const Attributes& attributes);
   void compute(const Call& call) const override;
+
+ private:
+  TransposedRows transposed_;
+};
+
+// y, of the shape of x [..., columns]: x as nodes SparseLinear read it with an x_panel of attribute `panel`.
+class TransposeRowsNode final : public FusedNode {
+ public:
+  static const Signature kSignature;
+
+  explicit TransposeRowsNode(const Attributes& attributes);
+  void compute(const Call& call) const override;
+
+ private:
+  std::size_t panel_;
 };
 
 // y [images, outputs, ...] from x [images, channels, ...]: a convolution over one or two axes with the attributes of

@@ -14,6 +14,8 @@
 namespace onnxtrain {
 namespace {
 
+constexpr std::uint32_t kOnlyRow = 0;  // a block of outputs is one block row
+
 // The most vectors of blocks of kTileBlock, in elements.
 constexpr std::size_t kMostTileSpan = 2 * 16;
 
@@ -172,7 +174,7 @@ class PooledRows {
         const float* values = weights_.values(block);
         for (std::size_t point = 0; point < kTilePoints; ++point) {
           const std::uint32_t starts[] = {0, static_cast<std::uint32_t>(weights_.entries(point))};
-          multiply({starts, offsets_[point].data(), values, 0, 1, false, (some - 1) * lanes_,
+          multiply({starts, &kOnlyRow, offsets_[point].data(), values, 0, 1, false, (some - 1) * lanes_,
                     values_.as<float>() + begin * lanes_, products + point * kTileBlock * some * lanes_});
           values += weights_.entries(point) * kTileBlock;
         }

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "cache.h"
 #include "kernels/kernel_table.h"
@@ -16,9 +17,10 @@
 namespace onnxtrain {
 namespace {
 
-// Outputs that a task has at least, and the most whose sums it has together.
-constexpr std::size_t kOutputs = 16, kMostOutputs = 64;
-constexpr std::size_t kMostSums = kMostOutputs * kMostSpan + 16;  // a vector is read beyond the last
+constexpr std::size_t kMostSums = kOutputsTogether * kMostSpan + 16;  // a vector is read beyond the last
+
+// Outputs of a gradient that a task has at least.
+constexpr std::size_t kGradientOutputs = 16;
 
 // Of which the offsets of transposed rows have 32 bits, however many vectors a row has.
 constexpr std::size_t kMostDepth = std::numeric_limits<std::int32_t>::max() / kMostSpan;
@@ -54,6 +56,21 @@ void linear_by_lanes(const SparseMatrix& weights, std::size_t rows, const float*
   }
 }
 
+// Rows of the panels that layers exchange transposed, of at most `most`; 0 where they exchange rows as they are, since
+// these do not fill equal panels of whole vectors.
+std::size_t panel_rows(std::size_t rows, std::size_t most) {
+  const std::size_t lanes = table().lanes, vectors = rows / lanes;
+  if (most == 0 || rows == 0 || rows % lanes != 0) return 0;
+  const std::size_t panels = divided_up(vectors, std::max<std::size_t>(1, most / lanes));
+  return vectors % panels == 0 ? rows / panels : 0;
+}
+
+// Where `columns` columns of a row begin: in panels of that many rows, or as given if 0.
+std::size_t place_of(std::size_t row, std::size_t column, std::size_t columns, std::size_t panel) {
+  if (panel == 0) return row * columns + column;
+  return row / panel * panel * columns + column * panel + row % panel;
+}
+
 // Vectors of x that are multiplied at a time; the last may overlap the one before.
 struct Tile {
   std::size_t vectors, last_vector;
@@ -66,32 +83,75 @@ void multiply(const SparseMatrix& weights, const SlicedEntries& entries, const f
   const MultiplyRows rows = table().rows(weights.block(), tile.vectors);
   for (std::size_t slice = 0; slice < entries.slices; ++slice) {
     const std::uint32_t* const starts = entries.starts.data() + slice * (weights.block_rows() + 1);
-    rows({starts, entries.offsets.data(), values, first, last, slice > 0, tile.last_vector, x, sums});
+    const std::uint32_t* const order = entries.rows.data() + slice * weights.block_rows();
+    rows({starts, order, entries.offsets.data(), values, first, last, slice > 0, tile.last_vector, x, sums});
   }
+}
+
+// Ranges of outputs for at least that many tasks, if there are as many outputs; each has as many, but for the last.
+std::size_t ranges_of(const SparseMatrix& weights, std::size_t tasks) {
+  const std::size_t chunks = divided_up(weights.outputs(), kOutputsTogether);
+  return divided_up(chunks, std::max<std::size_t>(1, chunks / tasks));
 }
 
 // Calls work(output, outputs) for the outputs of a range, as many at a time as have sums together.
 template <typename Work>
 void for_outputs(const SparseMatrix& weights, std::size_t ranges, std::size_t range, Work work) {
-  const std::size_t chunks = divided_up(weights.outputs(), kOutputs);
-  const std::size_t last = std::min(weights.outputs(), part_begin(chunks, ranges, range + 1) * kOutputs);
-  for (std::size_t output = part_begin(chunks, ranges, range) * kOutputs; output < last; output += kMostOutputs) {
-    work(output, std::min(kMostOutputs, last - output));
+  const std::size_t chunks = divided_up(divided_up(weights.outputs(), kOutputsTogether), ranges);
+  const std::size_t last = std::min(weights.outputs(), (range + 1) * chunks * kOutputsTogether);
+  for (std::size_t output = range * chunks * kOutputsTogether; output < last; output += kOutputsTogether) {
+    work(output, std::min(kOutputsTogether, last - output));
   }
+}
+
+// Channels, or positions of a linear layer, whose values of x, of that many bytes each, stay in a cache while the entries of
+// some outputs read them: about `slice` bytes; each entry is multiplied by that many vectors.
+std::size_t channels_of_slice(const SparseMatrix& weights, std::size_t channels, std::size_t bytes, std::size_t vectors,
+                              std::size_t slice) {
+  const std::size_t least = weights.block() == 1 ? tuning::kSparseSliceProducts : tuning::kSparseSliceBlockProducts;
+  const std::size_t slices =
+      std::min(checked_product(channels, bytes) / slice, weights.products() * vectors / weights.block_rows() / least);
+  return divided_up(channels, std::max<std::size_t>(slices, 1));
+}
+
+// Panels of rows of x, transposed, from a vector of rows on: [panel][columns][most * lanes].
+void transpose_panels(const float* x, std::size_t rows, std::size_t columns, std::size_t first_vector,
+                      std::size_t vectors, std::size_t most, std::size_t tasks, float* x_t,
+                      const ParallelFor& parallel_for) {
+  const std::size_t lanes = table().lanes, stride = most * lanes;
+  for_each_part(parallel_for, vectors, tasks, [&](std::size_t first, std::size_t last) {
+    for (std::size_t v = first; v < last; ++v) {
+      const std::size_t row = (first_vector + v) * lanes;
+      table().transpose(x + row * columns, std::min(lanes, rows - row), columns, 0, columns,
+                        x_t + v / most * columns * stride + v % most * lanes, stride);
+    }
+  });
 }
 
 // sparse_linear on panels of rows, with the values of the entries in their order; null for those of constant weights.
 void linear_by_panels(const SparseMatrix& weights, const float* values, std::size_t rows, const float* x,
-                      const SparseEnding& ending, float* y, const ParallelFor& parallel_for, const Memory* memory) {
+                      const SparseEnding& ending, float* y, const TransposedRows& transposed,
+                      const ParallelFor& parallel_for, const Memory* memory) {
   const std::size_t lanes = table().lanes, depth = weights.depth(), outputs = weights.outputs();
-  // Panels of rows, transposed: [panel][depth][vectors * lanes].
-  const std::size_t all_vectors = divided_up(rows, lanes);
-  const std::size_t panels = divided_up(all_vectors, table().most_vectors(weights.block()));
-  const std::size_t most = divided_up(all_vectors, panels), stride = most * lanes;
+  const std::size_t all_vectors = divided_up(rows, lanes), most_vectors = table().most_vectors(weights.block());
+  const std::size_t x_panel = panel_rows(rows, transposed.x), y_panel = panel_rows(rows, transposed.y);
+  // Panels of rows, transposed: [panel][depth][vectors * lanes]. They are multiplied whole or, if they must fit those that
+  // layers exchange, in tiles of some vectors.
+  std::size_t most = std::gcd(x_panel, y_panel) / lanes;
+  if (most == 0) most = divided_up(all_vectors, divided_up(all_vectors, most_vectors));
+  std::size_t tiles = divided_up(most, most_vectors);
+  if (x_panel == 0 && most % tiles == 0) most /= std::exchange(tiles, 1);
+  const std::size_t panels = divided_up(all_vectors, most), stride = x_panel > 0 ? x_panel : most * lanes;
   if (checked_product(depth, stride) > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
     throw std::invalid_argument("the depth, " + std::to_string(depth) + ", is too large for 32-bit offsets.");
   }
-  const auto entries = weights.entries({stride}, depth, [&](std::size_t position) {
+  // Blocks are bound by multiplication: slices took 1.07 times as long.
+  const std::size_t multiplied = std::min(most, most_vectors);
+  const bool whole = values != nullptr || weights.block() > 1;
+  const std::size_t slice = whole ? depth
+                                  : channels_of_slice(weights, depth, multiplied * lanes * sizeof(float), multiplied,
+                                                      tuning::kSparseLinearSliceBytes);
+  const auto entries = weights.entries({stride, slice}, slice, [&](std::size_t position) {
     return static_cast<std::int32_t>(position * stride);
   });
   if (values == nullptr) values = entries->values.data();
@@ -100,41 +160,48 @@ void linear_by_panels(const SparseMatrix& weights, const float* values, std::siz
   const std::size_t panel_size = checked_product(depth, stride);
   const std::size_t share = share_of_second_cache(tuning::kSparsePanelShare) / sizeof(float);
   const std::size_t least = std::min<std::size_t>(panels, panel_size <= share ? 2 : 1);
-  const std::size_t together = std::clamp<std::size_t>(share / panel_size, least, panels);
-  const Buffer transposed(checked_product(together, panel_size, sizeof(float)), memory);
-  const std::size_t tasks = most_tasks(weights, std::min(rows, together * stride));
+  const std::size_t together = x_panel > 0 ? panels : std::clamp<std::size_t>(share / panel_size, least, panels);
+  const Buffer own(x_panel > 0 ? 0 : checked_product(together, panel_size, sizeof(float)), memory);
+  const std::size_t tasks = most_tasks(weights, std::min(rows, together * most * lanes));
   for (std::size_t before = 0; before < panels; before += together) {
     const std::size_t some_panels = std::min(together, panels - before);
     const std::size_t first_vector = before * most;
     const std::size_t some_vectors = std::min(all_vectors - first_vector, some_panels * most);
-    for_each_part(parallel_for, some_vectors, tasks, [&](std::size_t first, std::size_t last) {
-      for (std::size_t v = first; v < last; ++v) {
-        const std::size_t row = (first_vector + v) * lanes;
-        table().transpose(x + row * depth, std::min(lanes, rows - row), depth, 0, depth,
-                          transposed.as<float>() + v / most * panel_size + v % most * lanes, stride);
-      }
-    });
+    if (x_panel == 0) {
+      transpose_panels(x, rows, depth, first_vector, some_vectors, most, tasks, own.as<float>(), parallel_for);
+    }
 
-    const std::size_t ranges = std::min(divided_up(outputs, kOutputs), divided_up(tasks, some_panels));
+    const std::size_t ranges = ranges_of(weights, divided_up(tasks, some_panels * tiles));
     const auto work = [&](std::size_t task) {
-      const std::size_t panel = task / ranges, range = task % ranges;
-      const std::size_t vectors = std::min(most, some_vectors - panel * most);
-      const std::size_t row = (first_vector + panel * most) * lanes, count = std::min(vectors * lanes, rows - row);
+      const std::size_t panel = task / (tiles * ranges), tile = task / ranges % tiles, range = task % ranges;
+      const std::size_t in_panel = std::min(most, some_vectors - panel * most);
+      const std::size_t first = part_begin(in_panel, tiles, tile);
+      const std::size_t vectors = part_begin(in_panel, tiles, tile + 1) - first;
+      if (vectors == 0) return;
+      const std::size_t row = (first_vector + panel * most + first) * lanes;
+      const std::size_t count = std::min(vectors * lanes, rows - row), last_vector = (vectors - 1) * lanes;
+      const float* const from =
+          x_panel > 0 ? x + place_of(row, 0, depth, x_panel) : own.as<float>() + panel * panel_size + first * lanes;
       alignas(64) float sums[kMostSums];
       for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some) {
-        multiply(weights, *entries, values, output, some, {vectors, (vectors - 1) * lanes},
-                 transposed.as<float>() + panel * panel_size, sums);
+        multiply(weights, *entries, values, output, some, {vectors, last_vector}, from, sums);
+        const std::size_t place = place_of(row, output, outputs, y_panel);
         SparseEnding at = ending;
         if (at.bias != nullptr) at.bias += output;
-        if (at.residual != nullptr) at.residual += row * outputs + output;
-        if (at.gate != nullptr) at.gate += row * outputs + output;
-        table().end_transposed(at, some, count, vectors * lanes, sums, y + row * outputs + output, outputs);
+        if (at.residual != nullptr) at.residual += place;
+        if (at.gate != nullptr) at.gate += place;
+        if (y_panel > 0) {
+          table().end_run(at, {vectors, last_vector, lanes, nullptr, y_panel, y_panel}, some, sums, y + place);
+        } else {
+          table().end_transposed(at, some, count, vectors * lanes, sums, y + place, outputs);
+        }
       });
     };
+    const std::size_t items = some_panels * tiles * ranges;
     if (tasks == 1) {
-      for (std::size_t task = 0; task < some_panels * ranges; ++task) work(task);
+      for (std::size_t task = 0; task < items; ++task) work(task);
     } else {
-      parallel_for(some_panels * ranges, work);
+      parallel_for(items, work);
     }
   }
 }
@@ -170,13 +237,25 @@ bool gather(const SparseMatrix& mask, const float* w, float* values, std::size_t
 }  // namespace
 
 void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x, const SparseEnding& ending, float* y,
-                   const ParallelFor& parallel_for, const Memory* memory) {
+                   const TransposedRows& transposed, const ParallelFor& parallel_for, const Memory* memory) {
   if (rows == 0) return;
   if (rows < tuning::kSparseRows && rows < table().lanes) {
     linear_by_lanes(weights, rows, x, ending, y, parallel_for);
   } else {
-    linear_by_panels(weights, nullptr, rows, x, ending, y, parallel_for, memory);
+    linear_by_panels(weights, nullptr, rows, x, ending, y, transposed, parallel_for, memory);
   }
+}
+
+void transpose_rows(std::size_t rows, std::size_t columns, std::size_t most, const float* x, float* x_t,
+                    const ParallelFor& parallel_for) {
+  if (columns == 0) return;
+  const std::size_t panel = panel_rows(rows, most), lanes = table().lanes;
+  if (panel == 0) {
+    std::copy_n(x, rows * columns, x_t);
+    return;
+  }
+  const std::size_t tasks = divided_up(rows * columns, tuning::kTaskElements);
+  transpose_panels(x, rows, columns, 0, rows / lanes, panel / lanes, tasks, x_t, parallel_for);
 }
 
 bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, const float* w,
@@ -185,7 +264,7 @@ bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, c
   if (!pays(mask, rows, product, tuning::kMaskedCheck)) return false;
   const Buffer values(checked_product(mask.products(), sizeof(float)));
   if (!gather(mask, w, values.as<float>(), most_tasks(mask, rows), parallel_for)) return false;
-  linear_by_panels(mask, values.as<float>(), rows, x, ending, y, parallel_for, nullptr);
+  linear_by_panels(mask, values.as<float>(), rows, x, ending, y, {}, parallel_for, nullptr);
   return true;
 }
 
@@ -210,7 +289,7 @@ bool masked_weight_gradient(const SparseMatrix& mask, std::size_t rows, const fl
   const std::size_t tasks = most_tasks(mask, rows);
   std::vector<std::int32_t> offsets(mask.positions());
   for (std::int32_t& offset : offsets) offset *= static_cast<std::int32_t>(stride);
-  const std::size_t parts = std::min(tasks, divided_up(outputs, kOutputs));
+  const std::size_t parts = std::min(tasks, divided_up(outputs, kGradientOutputs));
   for (std::size_t before = 0; before < panels; before += together) {
     const std::size_t first_vector = before * most;
     const std::size_t some_vectors = std::min(all_vectors - first_vector, std::min(together, panels - before) * most);
@@ -340,16 +419,6 @@ std::size_t strip_rows(const SparseWindows& w, std::size_t least_columns) {
   return divided_up(w.windows[0], strips);
 }
 
-// Channels whose values of x, of that many bytes each, stay in the L1 cache while the entries of all outputs read them;
-// each entry is multiplied by that many vectors. (A linear layer has few entries in a slice: it took 1.1 times as long.)
-std::size_t channels_of_slice(const SparseMatrix& weights, std::size_t channels, std::size_t bytes,
-                              std::size_t vectors) {
-  const std::size_t least = weights.block() == 1 ? tuning::kSparseSliceProducts : tuning::kSparseSliceBlockProducts;
-  const std::size_t slices = std::min(checked_product(channels, bytes) / tuning::kSparseSliceBytes,
-                                      weights.products() * vectors / weights.block_rows() / least);
-  return divided_up(channels, std::max<std::size_t>(slices, 1));
-}
-
 }  // namespace
 
 void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, const float* x, const SparseEnding& ending,
@@ -381,7 +450,8 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
   const std::size_t tiles = divided_up(vectors_of(window_rows), most_vectors);
   const std::size_t most = divided_up(vectors_of(window_rows), tiles), taps = w.kernel[0] * w.kernel[1];
   const std::size_t channels =
-      channels_of_slice(weights, w.channels, planes.read(w, most * lanes) * sizeof(float), most);
+      channels_of_slice(weights, w.channels, planes.read(w, most * lanes) * sizeof(float), most,
+                        tuning::kSparseSliceBytes);
   const auto entries =
       weights.entries({planes.size, planes.columns, channels}, channels * taps,
                       [&](std::size_t position) { return static_cast<std::int32_t>(planes.offset(w, position)); });
@@ -423,8 +493,7 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
       });
     }
 
-    const std::size_t ranges =
-        std::min(divided_up(outputs, kOutputs), divided_up(tasks, checked_product(some_strips, tiles)));
+    const std::size_t ranges = ranges_of(weights, divided_up(tasks, checked_product(some_strips, tiles)));
     const auto work = [&](std::size_t item) {
       const std::size_t strip = before + item / (tiles * ranges), part = item / ranges % tiles, range = item % ranges;
       const std::size_t rows = rows_of(strip), positions = positions_of(rows), vectors = vectors_of(rows);

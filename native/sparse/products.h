@@ -12,9 +12,19 @@
 
 namespace onnxtrain {
 
-// y [rows, outputs] from x [rows, depth].
+// How layers exchange rows: transposed, as panels [panel][columns][rows of a panel] of at most that many rows, which hold as
+// many elements; or as they are, where that number is 0 or the rows do not fill equal panels of whole vectors.
+struct TransposedRows {
+  std::size_t x = 0, y = 0;
+};
+
+// y [rows, outputs] from x [rows, depth]; a residual is laid out like y.
 void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x, const SparseEnding& ending, float* y,
-                   const ParallelFor& parallel_for, const Memory* memory);
+                   const TransposedRows& transposed, const ParallelFor& parallel_for, const Memory* memory);
+
+// x_t from x [rows, columns], with panels of at most `most` rows.
+void transpose_rows(std::size_t rows, std::size_t columns, std::size_t most, const float* x, float* x_t,
+                    const ParallelFor& parallel_for);
 
 // The same with dense weights w, laid out like the mask, that are zero where the mask is false. Returns false and leaves
 // y alone if they are not, or if a dense product takes less time.

@@ -7,13 +7,14 @@
 
 namespace onnxtrain {
 
-// Block rows of a sparse matrix times rows of x: sums[r * block + b] = sum over the row's entries e of
+// Block rows of a sparse matrix times rows of x: sums[(rows[i] - first) * block + b] = sum over the entries e of place i of
 // values[e][b] * x[offsets[e] ...].
 struct SparseRows {
-  const std::uint32_t* starts;  // of the entries of each block row, one more than there are rows
+  const std::uint32_t* starts;  // of the entries of each place, one more than there are block rows
+  const std::uint32_t* rows;    // the block row at each place; at places [first, last) are block rows [first, last)
   const std::int32_t* offsets;  // of the row of x, per entry
   const float* values;          // [entries][block]
-  std::size_t first, last;      // block rows
+  std::size_t first, last;
   bool add;                     // to what is in sums
   std::size_t last_vector;      // where the last vector begins, in x and in sums: it may overlap the one before
   const float* x;

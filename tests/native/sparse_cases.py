@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from kernel_case import EXTREMES, MOST, Case, floating, pick, replaced, some
+from kernel_case import EXTREMES, MOST, Case, any_shape, floating, pick, replaced, some
 
 CONSTANTS = ("values", "deltas")
 
@@ -66,8 +66,16 @@ def sparse_linear(rng: np.random.Generator) -> Case:
             matrix = dense_matrix(shape, given["values"], given["deltas"])
             return ended(x @ matrix.T, last["bias"], last["residual"], limits)
 
-    attributes: dict[str, Any] = {"shape": shape, **limits}
+    panels = {name: pick(rng, *EXTREMES, 16, 64) for name in ("x_panel", "y_panel") if rng.random() < 0.1}
+    if panels:
+        expected = None  # which rows are where depends on the instruction set
+    attributes: dict[str, Any] = {"shape": shape, **limits, **panels}
     return Case("SparseLinear", {"x": x, **given, **last}, attributes, expected=expected, constants=CONSTANTS)
+
+
+def transposed_rows(rng: np.random.Generator) -> Case:
+    x = floating(rng, any_shape(rng) if rng.random() < 0.3 else (*some(rng, 1, 9, 1), 32, *some(rng, 1, 40, 1)))
+    return Case("TransposeRows", {"x": x}, {"panel": pick(rng, *EXTREMES, 16, 64, 128)})
 
 
 def sparse_convolution(rng: np.random.Generator) -> Case:

@@ -8,6 +8,7 @@ import pytest
 from kernel_case import Case
 from kernel_session import run
 from onnx import helper, numpy_helper
+from optimizer_sessions import session
 from sparse_cases import CONSTANTS, dense_matrix
 
 from onnxtrain.sparse.packed import pack
@@ -173,6 +174,78 @@ def test_hostile_borders_are_refused(attributes, message):
     case = Case("SparseConv", feeds, {"shape": [4, 5, 1], "kernel_shape": [1], **attributes}, constants=CONSTANTS)
     with pytest.raises(Exception, match=rf"SparseConv: .*({message})"):
         run(case)
+
+
+def in_turn(x, matrices, path, threads=2, panels=(), residual=False):
+    """Layers after one another that exchange rows transposed in panels, or as they are."""
+    nodes, initializers, name = [], [numpy_helper.from_array(NONE.reshape(()), "none")], "x"
+    if panels:
+        nodes.append(helper.make_node("TransposeRows", ["x"], ["x_t"], domain="onnxtrain", panel=panels[0]))
+        name = "x_t"
+    for index, matrix in enumerate(matrices):
+        packed = pack(matrix)
+        arrays = {"values": packed.values, "deltas": packed.deltas, "bias": np.ones(len(matrix), np.float32)}
+        initializers += [numpy_helper.from_array(array, f"{label}{index}") for label, array in arrays.items()]
+        rows = dict(zip(("x_panel", "y_panel"), (*panels, 0)[index:], strict=False)) if panels else {}
+        inputs = [name, *(f"{label}{index}" for label in arrays), name if residual and index == 1 else "none"]
+        name = f"y{index}"
+        settings = {"shape": packed.shape, "lower": -1.5, "upper": 2.0, **rows}
+        nodes.append(helper.make_node("SparseLinear", inputs, [name], domain="onnxtrain", **settings))
+    made = session(
+        path, nodes, [("x", 1, list(x.shape))], [(name, 1, None)], threads=threads, initializers=initializers
+    )
+    return made.run(None, {"x": x})[0]
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 40, 48, 128, 144, 160, 200, 256, 384])
+@pytest.mark.parametrize(
+    ("blocks", "panels"), [((1, 4, 16), (128, 64, 64)), ((4, 16, 1), (64, 96, 128)), ((16, 1, 4), (5, 128, 1000))]
+)
+def test_the_same_results_with_transposed_rows(library_path, blocks, panels, rows):
+    """With any number of rows: those that do not fill equal panels of whole vectors are exchanged as they are."""
+    sizes = [(96, 37), (96, 96), (48, 96)]
+    matrices = [blocks_of(*size, block, 0.3) for size, block in zip(sizes, blocks, strict=True)]
+    x = RNG.standard_normal((rows, 37), np.float32)
+    sums = x
+    for matrix in matrices:
+        sums = np.clip(sums @ matrix.T + 1, -1.5, 2.0)
+    found = in_turn(x, matrices, library_path, panels=panels)
+    np.testing.assert_allclose(found, sums, rtol=1e-4, atol=1e-4)
+    for threads in (1, 3):
+        np.testing.assert_array_equal(in_turn(x, matrices, library_path, threads, panels), found)
+
+
+@pytest.mark.parametrize("rows", [16, 96, 128, 144])
+def test_a_residual_is_laid_out_like_the_result(library_path, rows):
+    matrices = [blocks_of(64, 64, block, 0.3) for block in (1, 4, 1)]
+    x = RNG.standard_normal((rows, 64), np.float32)
+    first = np.clip(x @ matrices[0].T + 1, -1.5, 2.0)
+    second = np.clip(first @ matrices[1].T + 1 + first, -1.5, 2.0)
+    wanted = np.clip(second @ matrices[2].T + 1, -1.5, 2.0)
+    for panels in ((), (64, 64, 64)):
+        found = in_turn(x, matrices, library_path, panels=panels, residual=True)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"), [("SparseLinear", "x_panel"), ("SparseLinear", "y_panel"), ("TransposeRows", "panel")]
+)
+def test_negative_panels_are_refused(operator, name):
+    linear = operator == "SparseLinear"
+    feeds, attributes = (GOOD, {"shape": [4, 5, 1]}) if linear else ({"x": GOOD["x"]}, {})
+    case = Case(operator, feeds, {**attributes, name: -1}, constants=CONSTANTS if linear else ())
+    with pytest.raises(Exception, match=rf"{operator}: attribute '{name}' is -1: it must be a number of rows, or 0"):
+        run(case)
+
+
+def test_rows_without_columns_take_no_time():
+    x = np.zeros((2**58, 0), np.float32)
+    assert run(Case("TransposeRows", {"x": x}, {"panel": 64}))[0].shape == x.shape
+
+
+def test_rows_without_an_axis_are_refused():
+    with pytest.raises(Exception, match=r"TransposeRows: input 0 \(x\) has shape \[\]: it must have at least one axis"):
+        run(Case("TransposeRows", {"x": np.ones((), np.float32)}, {}))
 
 
 def test_the_same_bits_with_any_number_of_threads():

@@ -9,24 +9,19 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from pruned_models import mlp, model_of, pruned, residual_network, run
+from pruned_models import make_every_layer_sparse, mlp, model_of, pruned, residual_network, run
 
 import onnxtrain
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.sparse import compile as compiling
-from onnxtrain.sparse.functions import CONV, LINEAR
+from onnxtrain.sparse.functions import CONV, LINEAR, TRANSPOSE
 
 RNG = np.random.default_rng(1)
 
 
 @pytest.fixture
 def every_layer(monkeypatch):
-    """Layers become sparse whatever the timings say, which other programs disturb."""
-    monkeypatch.setattr(compiling, "_SECONDS", 0.0)
-    monkeypatch.setattr(compiling, "_WORTH_IT", 0.0)
-    monkeypatch.setattr(compiling, "_WHOLE", 0.0)
-    monkeypatch.setattr(compiling, "_DOUBT", 1.0)
-    monkeypatch.setattr(compiling, "_AS_FAST", float("inf"))
+    make_every_layer_sparse(monkeypatch)
 
 
 def operators(path):
@@ -138,8 +133,8 @@ def test_how_many_zeros_are_enough_to_be_timed(zeros, tried, monkeypatch, tmp_pa
     ],
 )
 def test_doubtful_layers_are_decided_in_the_whole_model(in_the_model, compiled, monkeypatch, tmp_path):
-    alone, whole = [(1.0, 0.8), (0.9, 0.9)], [(2.0, 1.0)]
-    answers = iter([*alone, *in_the_model, *whole])
+    alone, transposed, whole = [(1.0, 0.8), (0.9, 0.9)], [(1.0, 1.0)], [(2.0, 1.0)]
+    answers = iter([*alone, *in_the_model, *(transposed if all(compiled) else []), *whole])
     monkeypatch.setattr(compiling, "_times", lambda *_: next(answers))
     result = onnxtrain.compile_sparse(mlp(0.9), tmp_path / "fast.onnx")
     assert [layer.compiled for layer in result.layers] == compiled
@@ -170,8 +165,8 @@ W = pruned(np.random.default_rng(2), (64, 64), 0.95)
         ("a = MatMul(x, w) y = Add(a, a)", [LINEAR, "Add"]),
         ("a = MatMul(x, w) b = Relu(a) y = Add(a, b)", [LINEAR, "Relu", "Add"]),
         ("a = MatMul(x, w) b = Add(a, scalar) y = Relu(b)", [LINEAR]),
-        ("a = MatMul(x, w) b = MatMul(x, w) y = Add(a, b)", [LINEAR, LINEAR]),
-        ("a = MatMul(x, w) b = MatMul(x, w) c = Add(a, b) y = Relu(c)", [LINEAR, LINEAR]),
+        ("a = MatMul(x, w) b = MatMul(x, w) y = Add(a, b)", [TRANSPOSE, LINEAR, LINEAR]),
+        ("a = MatMul(x, w) b = MatMul(x, w) c = Add(a, b) y = Relu(c)", [TRANSPOSE, LINEAR, LINEAR]),
         ("a = MatMul(w, x) y = Add(a, x)", ["MatMul", "Add"]),
         ("a = MatMul(x, w) y = Sum(a, w)", [LINEAR, "Sum"]),
         ("y = Gemm<transA = 1>(x, w)", ["Gemm"]),

@@ -7,7 +7,7 @@ import onnx
 import onnx.inliner
 import pytest
 from onnx import helper
-from pruned_models import model_of, pruned, run
+from pruned_models import make_every_layer_sparse, model_of, pruned, run
 
 import onnxtrain
 from onnxtrain.errors import ModelError
@@ -44,10 +44,7 @@ BLOCKS = f"""
 
 @pytest.fixture(autouse=True)
 def every_layer(monkeypatch):
-    """Layers become sparse and images padded whatever the timings say."""
-    for name, value in {"_SECONDS": 0.0, "_WORTH_IT": 0.0, "_WHOLE": 0.0, "_DOUBT": 1.0}.items():
-        monkeypatch.setattr(compiling, name, value)
-    monkeypatch.setattr(compiling, "_AS_FAST", float("inf"))
+    make_every_layer_sparse(monkeypatch)
 
 
 def blocks(sizes="15, 19", block=4):

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, declare, remove_u
 from onnxtrain.sparse.packed import COST, PackedWeight, pack
 from onnxtrain.sparse.padded import with_padded_images
 from onnxtrain.sparse.pooled import with_pooled_convolutions
+from onnxtrain.sparse.transposed import with_transposed_rows
 from onnxtrain.spelling import checks_arguments
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ _DOUBT, _MOST_DOUBTFUL, _BETTER = 1.5, 8, 1.02
 model, where the cost of a call does not hide them: what must get faster by the last factor."""
 
 _AS_FAST = 1.05
-"""The most time with padded images, relative to the time without them: they save copies, and timings have noise."""
+"""The most time with padded images, or with transposed rows, relative to the time without them: they save copies, and
+timings have noise."""
 
 _PAIRS, _SECONDS = 15, 0.15
 """Turns of both models whose fastest decide, since other programs only add time; seconds of the dense ones in all."""
@@ -111,7 +114,8 @@ def compile_sparse(
 
     A convolution that stays dense in front of Relu and MaxPool with strides of 2 becomes a node ``ConvReluMaxPool``,
     which needs fewer multiplications, where that is faster. A convolution writes its result with the padding that the
-    next one reads, unless that is slower.
+    next one reads, and a linear layer leaves it transposed for the next one, also in front of elementwise operators,
+    unless that is slower.
 
     Units whose weights are all zero, and units that nothing reads, are taken out of the model first: what they add to
     the next layer goes into its bias.
@@ -180,16 +184,17 @@ def compile_sparse(
         before, after = _times(session, other_session, feeds)
         if before > _BETTER * after:
             chosen, made, session = other, other_made, other_session
-    if chosen and (pooled := with_pooled_convolutions(made, shapes)) is not None:
-        pooled_session = _session(pooled, library)
-        before, after = _times(session, pooled_session, feeds)
-        if before > _BETTER * after:
-            made, session = pooled, pooled_session
-    if (padded := with_padded_images(made)) is not None:
-        padded_session = _session(padded, library)
-        before, after = _times(session, padded_session, feeds)
-        if after < _AS_FAST * before:
-            made, session = padded, padded_session
+    changes = (
+        (partial(with_pooled_convolutions, shapes=shapes), 1 / _BETTER),
+        (with_padded_images, _AS_FAST),
+        (partial(with_transposed_rows, shapes=shapes), _AS_FAST),
+    )
+    for change, most in changes if chosen else ():
+        if (changed := change(made)) is not None:
+            other_session = _session(changed, library)
+            before, after = _times(session, other_session, feeds)
+            if after < most * before:
+                made, session = changed, other_session
     speedup = 1.0
     if chosen or proto is not given:
         dense, sparse = _times(_session(given), session, feeds)

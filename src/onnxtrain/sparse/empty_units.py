@@ -15,13 +15,7 @@ from onnx import helper, numpy_helper
 from onnxtrain.edit.shrink import ShrinkWarning, shrink
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.domains import is_default_domain
-from onnxtrain.sparse.layers import Layer, LayerSearch, Shape, attributes, remove_unread, unused
-
-_ELEMENTWISE = frozenset(
-    {"Clip", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Mish", "Relu", "Selu"}
-    | {"Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"}
-)
-"""Operators that compute each element of the result from the same element of their first input."""
+from onnxtrain.sparse.layers import ELEMENTWISE, Layer, LayerSearch, Shape, attributes, remove_unread, unused
 
 _POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
 """Operators that leave a channel as it is where it is constant, without padding."""
@@ -98,7 +92,7 @@ class _Units:
                     known[layer.y] = result, np.where(layer.matrix.any(axis=1), np.nan, constant)
             elif node.input and node.input[0] in known and (repeats := self._repeats(node, known[node.input[0]][0])):
                 axis, values = known[node.input[0]]
-                if node.op_type in _ELEMENTWISE:
+                if node.op_type in ELEMENTWISE:
                     known[node.output[0]] = axis, self._evaluated(node, values)
                 elif not _is_padded(node):
                     known[node.output[0]] = axis, np.repeat(values, repeats)
@@ -133,7 +127,7 @@ class _Units:
         """Return how many channels of the result each of a node's input becomes, in order; 0 if this is not so."""
         if not is_default_domain(node.domain) or len(node.output) != 1:
             return 0
-        if node.op_type in _ELEMENTWISE:
+        if node.op_type in ELEMENTWISE:
             return int(all(self._search.constant(name) is not None for name in node.input[1:] if name))
         if node.op_type in _POOLING:
             return int(axis == 1)

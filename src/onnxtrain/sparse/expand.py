@@ -11,8 +11,8 @@ from onnx import helper, numpy_helper
 
 from onnxtrain.errors import ModelError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.sparse.functions import CONV, LINEAR, POOLED
-from onnxtrain.sparse.layers import attributes, remove_unread, unused
+from onnxtrain.sparse.functions import CONV, LINEAR, POOLED, TRANSPOSE
+from onnxtrain.sparse.layers import attributes, names_in_subgraphs, remove_unread, unused
 from onnxtrain.sparse.padded import check_padded_images
 
 _WINDOWS = ("kernel_shape", "strides", "pads", "dilations")
@@ -43,6 +43,7 @@ def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
             f"The padding of sparse convolutions does not fit together ({error}); the file is damaged or was changed: "
             "compile the pruned model again."
         ) from error
+    _read_as_given(graph)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         is_sparse = node.output[:1] and node.output[0] in results
@@ -55,6 +56,23 @@ def with_dense_layers(proto: onnx.ModelProto) -> onnx.ModelProto:
     del made.functions[:]
     made.functions.extend(kept)
     return made
+
+
+def _read_as_given(graph: onnx.GraphProto) -> None:
+    """Let layers read what is transposed for several of them, without the nodes that transpose it."""
+    sources = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.domain == ONNXTRAIN_DOMAIN and node.op_type == TRANSPOSE
+    }
+    for node in graph.node:
+        if node.domain == ONNXTRAIN_DOMAIN and node.op_type == LINEAR:
+            node.input[0] = sources.get(node.input[0], node.input[0])
+    read = {name for node in graph.node for name in (*node.input, *names_in_subgraphs(node))}
+    read |= {value.name for value in graph.output}
+    kept = [node for node in graph.node if node.output[0] not in sources.keys() - read]
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def dense_matrix(values: np.ndarray, deltas: np.ndarray, shape: list[int]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 The bodies of ``SparseLinear`` and ``SparseConv`` make the weight dense from constants, so that a runtime folds all of
 it when it loads the model, and one MatMul or Conv is left. ``ConvReluMaxPool`` is a Conv with dense weights, Relu and
-MaxPool.
+MaxPool; ``TransposeRows`` does nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from onnx import parser
 
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 
-LINEAR, CONV, POOLED = "SparseLinear", "SparseConv", "ConvReluMaxPool"
+LINEAR, CONV, POOLED, TRANSPOSE = "SparseLinear", "SparseConv", "ConvReluMaxPool", "TransposeRows"
 
 LEAST_OPSET = 13
 """The bodies are written in operators of this opset; none of them changed its meaning after it."""
@@ -47,7 +47,7 @@ _END = """
 _BODIES = {
     LINEAR: f"""
 <domain: "{ONNXTRAIN_DOMAIN}", opset_import: ["": OPSET]>
-{LINEAR} <shape, lower, upper> (x, values, deltas, bias, residual) => (y)
+{LINEAR} <shape, lower, upper, x_panel, y_panel> (x, values, deltas, bias, residual) => (y)
 {{
     {_WEIGHT}
     by_depth = Transpose <perm: ints = [1, 0, 2]> (blocks)
@@ -82,17 +82,25 @@ _BODIES = {
     y = MaxPool <kernel_shape: ints = @pool_shape, strides: ints = [2, 2], pads: ints = @pool_pads> (above)
 }}
 """,
+    TRANSPOSE: f"""
+<domain: "{ONNXTRAIN_DOMAIN}", opset_import: ["": OPSET]>
+{TRANSPOSE} <panel> (x) => (y)
+{{
+    y = Identity (x)
+}}
+""",
 }
 
 
 def function(operator: str, opset: int) -> onnx.FunctionProto:
     """Return the function of an operator for a model of an opset.
 
-    ``x_pads``, ``y_pads`` and ``residual_pads`` say how the kernels of convolutions exchange images; the function
-    exchanges them without padding.
+    ``x_pads``, ``y_pads`` and ``residual_pads`` say how the kernels of convolutions exchange images, and
+    ``x_panel`` and ``y_panel`` how those of linear layers exchange rows; the functions exchange both as they
+    are.
 
     Args:
-        operator: ``LINEAR``, ``CONV`` or ``POOLED``.
+        operator: ``LINEAR``, ``CONV``, ``POOLED`` or ``TRANSPOSE``.
         opset: The model's opset.
     """
     made: onnx.FunctionProto = parser.parse_function(_BODIES[operator].replace("OPSET", str(opset)))

@@ -15,6 +15,12 @@ from onnxtrain.ir.domains import is_default_domain
 Shape = tuple[int | str | None, ...]
 """Sizes and symbols of a value's axes; ``None`` for one that is unknown."""
 
+ELEMENTWISE = frozenset(
+    {"Clip", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Mish", "Relu", "Selu"}
+    | {"Sigmoid", "Softplus", "Softsign", "Tanh", "ThresholdedRelu"}
+)
+"""Operators that compute each element of the result from the same element of their first input."""
+
 _NO_LIMIT = float("inf")
 
 
