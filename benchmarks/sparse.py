@@ -34,6 +34,9 @@ import onnxtrain
 
 FLOAT = onnx.TensorProto.FLOAT
 
+ASLEEP = 0.1
+"""Seconds after which the threads of a session that has nothing to do sleep."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -249,9 +252,16 @@ def session(path: Path, threads: int, *, kernels: bool = False) -> onnxruntime.I
 
 
 def seconds(one: onnxruntime.InferenceSession, x: np.ndarray, calls: int) -> float:
-    """Return the seconds of one call."""
+    """Return the seconds of one call.
+
+    Threads of the session before, which wait actively for some time, are given the time to fall asleep.
+    """
     feeds = {one.get_inputs()[0].name: x}
-    clock = time.process_time if one.get_session_options().intra_op_num_threads == 1 else time.perf_counter
+    clock = time.process_time
+    if one.get_session_options().intra_op_num_threads > 1:
+        clock = time.perf_counter
+        time.sleep(ASLEEP)
+        one.run(None, feeds)
     start = clock()
     for _ in range(calls):
         one.run(None, feeds)
