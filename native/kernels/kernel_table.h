@@ -55,13 +55,13 @@ struct BatchNormalizationCall {
   void *dx, *dscale, *dbias, *y;
 };
 
-// x and dy are [rows, size], scale and bias are [size]; bias may be null. dx may be the buffer of dy, of x or of `other`,
-// which is added to it unless it is null, or null. y is the result of the normalization again, or null.
+// x and dy are [rows, size], scale and bias are [size]; bias may be null. dx may be the buffer of dy or of x, or null. y is
+// the result of the normalization again, or null.
 struct LayerNormalizationCall {
   std::size_t size;
   bool centred;  // true if the mean is subtracted
   double epsilon;
-  const void *dy, *x, *scale, *bias, *other;
+  const void *dy, *x, *scale, *bias;
   void *dx, *y;
 };
 

@@ -101,16 +101,9 @@ void layer_normalization_row(const LayerNormalizationCall& call, std::size_t row
   if (call.dx == nullptr) return;
   T* dx = static_cast<T*>(call.dx) + row * size;
   const T less = static_cast<T>(moments.g / count), times = static_cast<T>(moments.gd * inverse * inverse / count);
-  const auto slope = [=](std::size_t i) {
-    return ((g[i] - less) - ((x[i] - centre.high) - centre.low) * times) * factor;
-  };
-  if (call.other == nullptr) {
-    ONNXTRAIN_VECTORIZE
-    for (std::size_t i = 0; i < size; ++i) dx[i] = slope(i);
-  } else {
-    const T* other = static_cast<const T*>(call.other) + row * size;
-    ONNXTRAIN_VECTORIZE
-    for (std::size_t i = 0; i < size; ++i) dx[i] = other[i] + slope(i);
+  ONNXTRAIN_VECTORIZE
+  for (std::size_t i = 0; i < size; ++i) {
+    dx[i] = ((g[i] - less) - ((x[i] - centre.high) - centre.low) * times) * factor;
   }
 }
 

@@ -124,12 +124,6 @@ void normalize_rows(const Signature& signature, const Call& call, std::int64_t a
     inputs.require_same_shape(3, 2);
     rows.bias = inputs[3].data;
   }
-  const std::size_t other = centred ? 4 : 3;
-  if (inputs.has(other)) {
-    inputs.require_same_type(other, 0);
-    inputs.require_same_shape(other, 0);
-    rows.other = inputs[other].data;
-  }
   rows.y = call.output(centred ? 3 : 2, shape);
   run_rows(rows, type, product(shape, 0, first), dscale, dbias, call.parallel_for());
 }
@@ -237,12 +231,7 @@ void BatchNormalizationGradientNode::compute(const Call& call) const {
 }
 
 const Signature LayerNormalizationGradientNode::kSignature = {
-    "LayerNormalizationGradient",
-    {"dy", "x", "scale", "bias", "other"},
-    3,
-    4,
-    {1, 2, 2, 1},
-    {{0, 0}, {1, 0}, {4, 0}}};
+    "LayerNormalizationGradient", {"dy", "x", "scale", "bias"}, 3, 4, {1, 2, 2, 1}, {{0, 0}, {1, 0}}};
 
 LayerNormalizationGradientNode::LayerNormalizationGradientNode(const Attributes& attributes)
     : axis_(attributes.integer("axis", -1)), epsilon_(attributes.number("epsilon", kEpsilon)) {}
@@ -252,7 +241,7 @@ void LayerNormalizationGradientNode::compute(const Call& call) const {
 }
 
 const Signature RMSNormalizationGradientNode::kSignature = {
-    "RMSNormalizationGradient", {"dy", "x", "scale", "other"}, 3, 3, {1, 2, 1}, {{0, 0}, {1, 0}, {3, 0}}};
+    "RMSNormalizationGradient", {"dy", "x", "scale"}, 3, 3, {1, 2, 1}, {{0, 0}, {1, 0}}};
 
 RMSNormalizationGradientNode::RMSNormalizationGradientNode(const Attributes& attributes)
     : axis_(attributes.integer("axis", -1)), epsilon_(attributes.number("epsilon", kEpsilon)) {}

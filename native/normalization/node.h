@@ -37,7 +37,7 @@ class BatchNormalizationGradientNode final : public FusedNode {
 };
 
 // Over the axes from `axis` on; scale and bias have their shape. An output behind the others is the result of the
-// normalization again; bias is read for it only. The last input, another term of x's gradient, is added to dx.
+// normalization again; bias is read for it only.
 class LayerNormalizationGradientNode final : public FusedNode {
  public:
   static const Signature kSignature;

@@ -19,13 +19,13 @@ INPUTS = {
     "Elementwise": ("x0", "x1", "x2"),
     "GatherGradient": ("dy", "indices", "shape", "other", "taken"),
     "GeluGradient": ("dy", "x", "factor"),
-    "LayerNormalizationGradient": ("dy", "x", "scale", "bias", "other"),
+    "LayerNormalizationGradient": ("dy", "x", "scale", "bias"),
     "LogSoftmax": ("x",),
     "LogSoftmaxGradient": ("dy", "y"),
     "MatMulNBits": ("x", "integers", "scales", "packed_zeros", "zeros"),
     "MatMulNBitsGradient": ("dy", "integers", "scales", "packed_zeros", "zeros"),
     "MaxPoolGradient": ("dy", "x"),
-    "RMSNormalizationGradient": ("dy", "x", "scale", "other"),
+    "RMSNormalizationGradient": ("dy", "x", "scale"),
     "ReluGradient": ("dy", "y"),
     "ResizeByMatrices": ("x", "rows", "columns"),
     "SoftmaxCrossEntropyGradient": ("dy", "log_probability", "labels"),
@@ -152,22 +152,22 @@ def batch_normalization_forward(x, scale, bias, mean, variance, addend=None, act
     return [activated(y, activation)[0], *running, *kept]
 
 
-def layer_normalization(dy, x, scale, bias=0.0, other=0.0, axis=-1, epsilon=EPSILON):
+def layer_normalization(dy, x, scale, bias=0.0, axis=-1, epsilon=EPSILON):
     dy, x, scale = wide(dy, x, scale)
     axis %= x.ndim
     axes, outer = tuple(range(axis, x.ndim)), tuple(range(axis))
     dx, products = normalized_gradient(dy, x, scale, axes, epsilon)
     centred = x - x.mean(axes, keepdims=True)
     y = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + epsilon) * scale + bias
-    return dx + other, products.sum(outer), dy.sum(outer), y
+    return dx, products.sum(outer), dy.sum(outer), y
 
 
-def rms_normalization(dy, x, scale, other=0.0, axis=-1, epsilon=EPSILON):
+def rms_normalization(dy, x, scale, axis=-1, epsilon=EPSILON):
     dy, x, scale = wide(dy, x, scale)
     axis %= x.ndim
     axes = tuple(range(axis, x.ndim))
     dx, products = normalized_gradient(dy, x, scale, axes, epsilon, centred=False)
-    return dx + other, products.sum(tuple(range(axis))), x / np.sqrt((x**2).mean(axes, keepdims=True) + epsilon) * scale
+    return dx, products.sum(tuple(range(axis))), x / np.sqrt((x**2).mean(axes, keepdims=True) + epsilon) * scale
 
 
 def band(size, count, taps, dtype, seed=0):

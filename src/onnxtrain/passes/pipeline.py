@@ -152,7 +152,7 @@ def lower_graph(
         skip_unread_columns(graph)  # of a gradient that is split, where one part is wanted
         fuse_relu(graph)  # the gradient of Relu inside that of the matmul behind it
         fuse_gates(graph)  # the gradient of a gated unit: one node for four
-        fuse_additions(graph)  # an adapter's output by its matmul, an embedding's gradient in place, a norm's
+        fuse_additions(graph)  # an adapter's output by its matmul, an embedding's or a norm's gradient in place
         fuse_gather(graph)  # rows that are only added up are read where they lie
         use_mask_kernels(graph)  # linear layers under masks skip what stays zero
         fuse_elementwise(graph)  # chains of elementwise operators: one node

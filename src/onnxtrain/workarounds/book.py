@@ -187,7 +187,6 @@ BOOK: tuple[Workaround, ...] = (
             "autodiff/rules/elementwise.py",
             "autodiff/rules/fused_recurrent.py",
             "autodiff/rules/matmul_nbits.py",
-            "passes/fuse/fuse_additions.py",
             "passes/fuse/fuse_gather.py",
         ),
         gone="1.32.0",

@@ -201,10 +201,7 @@ def _scales_each_element(node: ir.Node) -> bool:
 
 @register_fused("LayerNormalizationGradient", has_kernel=_scales_each_element)
 def layer_normalization_gradient(node: Node) -> Sequence[Value]:
-    """From dy, x, scale, over the axes from ``axis``, counted from the end: dx, dscale, and db of scale's shape.
-
-    Another term of the gradient by x, the fifth input, is added to dx.
-    """
+    """From dy, x, scale, over the axes from ``axis``, counted from the end: dx, dscale, and db of scale's shape."""
     op, scale, axis = node.op, node.input_required(2), node.attribute("axis")
     dy, x = _wide(node.x), _wide(node.input_required(1))
     over = op.ints(*range(axis, 0))
@@ -212,13 +209,7 @@ def layer_normalization_gradient(node: Node) -> Sequence[Value]:
     g = dy * _wide(scale)
     slope = op.ReduceMean(g * normalized, over, keepdims=1)
     dx = (g - op.ReduceMean(g, over, keepdims=1) - normalized * slope) * inverse
-    return _with_other(node, dx, 4), _sum_to(dy * normalized, scale), _sum_to(dy, scale)
-
-
-def _with_other(node: Node, dx: Value, index: int) -> Value:
-    """The gradient in the type of x, and the other term in an optional input."""
-    dx, other = node.op.cast(dx, node.input_required(1).dtype), node.input(index)
-    return dx if other is None else other + dx
+    return op.cast(dx, node.input_required(1).dtype), _sum_to(dy * normalized, scale), _sum_to(dy, scale)
 
 
 def _wide(value: Value) -> Value:
@@ -268,7 +259,7 @@ def rms_normalization(node: Node, dy: Value) -> Gradients:
 
 @register_fused("RMSNormalizationGradient", has_kernel=_scales_each_element)
 def rms_normalization_gradient(node: Node) -> Sequence[Value]:
-    """From dy, x, scale, over the axes from ``axis``, counted from the end: dx, plus the fourth input, and dscale."""
+    """From dy, x, scale, over the axes from ``axis``, counted from the end: dx and dscale."""
     op, scale = node.op, node.input_required(2)
     dy, x = _wide(node.x), _wide(node.input_required(1))
     over = op.ints(*range(node.attribute("axis"), 0))
@@ -276,7 +267,7 @@ def rms_normalization_gradient(node: Node) -> Sequence[Value]:
     normalized = x * inverse
     g = dy * _wide(scale)
     dx = (g - normalized * op.ReduceMean(g * normalized, over, keepdims=1)) * inverse
-    return _with_other(node, dx, 3), _sum_to(dy * normalized, scale)
+    return op.cast(dx, node.input_required(1).dtype), _sum_to(dy * normalized, scale)
 
 
 @register_gradient("GroupNormalization")

@@ -9,9 +9,8 @@ The gradient of an embedding is zero in most rows. If the output layer shares it
 dense one: three tensors of the size of the embedding exist at once. Rows that are added to the dense gradient in place
 need one.
 
-Behind a residual sum the gradient of a norm is added to that of the sum: its last pass over a row can do that, in the
-cache. Where values are joined to those before them, as in a DenseNet, that other gradient is the first part of a Split;
-it is read where it lies.
+Where values are joined to those before them, as in a DenseNet, the gradient of a batch normalization is added to that
+of the earlier channels, the first part of a Split: it is read where it lies, and added in the cache.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from onnxtrain.ir.value import dimensions
 MOST_ROWS, LEAST_COLUMNS_BY_ROW = 64, 2
 """Shape of an adapter's matrix: at most so many rows, and at least so many columns for each."""
 
-_CENTRED, _BY_CHANNEL = "LayerNormalizationGradient", "BatchNormalizationGradient"
-_PLACES = {"Linear": 2, "GatherGradient": 3, _CENTRED: 4, "RMSNormalizationGradient": 3, _BY_CHANNEL: 6}
+_BY_CHANNEL = "BatchNormalizationGradient"
+_PLACES = {"Linear": 2, "GatherGradient": 3, _BY_CHANNEL: 6}
 """Operators that add another term to their first output, and the input that has it."""
 
 
 def fuse_additions(graph: ir.Graph) -> None:
-    """Let linear layers, sums of rows and gradients of norms add the other terms of a sum to theirs, in place.
+    """Let linear layers, sums of rows and gradients of batch norms add the other terms of a sum to theirs, in place.
 
     ``Linear`` of the domain ``onnxtrain`` gets the other terms as its bias, of the shape of its result, and
-    ``GatherGradient`` and the gradients of normalizations as their last input:
+    ``GatherGradient`` and ``BatchNormalizationGradient`` as their last input:
 
         x, w -> Linear -> t;  c, t -> Add -> y                  becomes     x, w, c -> Linear -> y
         dy, i, s -> GatherGradient -> t;  c, t -> Add -> y      becomes     dy, i, s, c -> GatherGradient -> y
@@ -44,7 +43,7 @@ def fuse_additions(graph: ir.Graph) -> None:
     For ``BatchNormalizationGradient`` c may be the first part of a ``Split`` of the channels: it gets all of them.
 
     In a ``Sum`` of several terms each such node gets the sum before it, behind the sum of the terms of other nodes.
-    Left alone are linear layers in sums without an adapter's output; gradients of norms that come before another term;
+    Left alone are linear layers in sums without an adapter's output; gradients that come before another term;
     terms that others read or that have another shape or type than the sum; layers with a bias or an activation.
 
     Requires: a sorted graph with shapes, in which all gradients are built: neither gradient has a rule for such a term.
@@ -95,10 +94,6 @@ def _fuse(graph: ir.Graph, node: ir.Node, places: dict[ir.Node, int]) -> bool:
         producer = producers[term]
         producer.resize_inputs(adding[term] + 1)
         producer.replace_input_with(adding[term], total)
-        if (
-            producer.op_type == _CENTRED and producer.inputs[3] is None
-        ):  # workarounds: optional inputs of custom operators
-            producer.replace_input_with(3, producer.inputs[2])  # it is not read
         places[producer] = places[node]
         total = term
     take_over(graph, {y: total})
@@ -115,14 +110,9 @@ def _place_of_other_term(term: ir.Value) -> int | None:
         return None
     if len(node.inputs) > place and node.inputs[place] is not None:
         return None
-    return None if _lacks_input(node) else place
-
-
-def _lacks_input(gradient: ir.Node) -> bool:
-    """Return whether the gradient of a norm lacks an input before the other term, for which nothing else can stand."""
-    if gradient.op_type == _BY_CHANNEL:
-        return len(gradient.inputs) < 6 or None in gradient.inputs[:6]
-    return gradient.op_type == _CENTRED and len(gradient.outputs) > 3 and len(gradient.inputs) < 4
+    # Nothing can stand for an input before the other term.
+    is_lacking = node.op_type == _BY_CHANNEL and (len(node.inputs) < place or None in node.inputs[:place])
+    return None if is_lacking else place
 
 
 def _read_unsplit(graph: ir.Graph, gradient: ir.Node) -> None:
