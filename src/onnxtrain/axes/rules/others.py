@@ -29,6 +29,7 @@ no_rule(
 )
 no_rule(
     *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "SVMClassifier", "SVMRegressor"),
+    "ArrayFeatureExtractor",
     domain=MACHINE_LEARNING_DOMAIN,
     reason="its features are columns of the data",
 )
