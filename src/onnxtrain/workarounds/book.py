@@ -188,6 +188,7 @@ BOOK: tuple[Workaround, ...] = (
             "autodiff/rules/fused_recurrent.py",
             "autodiff/rules/matmul_nbits.py",
             "passes/fuse/fuse_gather.py",
+            "passes/kernels/use_mask_kernels.py",
         ),
         gone="1.32.0",
     ),

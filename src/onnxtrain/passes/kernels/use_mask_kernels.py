@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.ir import Builder
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
-from onnxtrain.ir.value import constant_number, dimensions
+from onnxtrain.ir.value import constant_array, constant_number, dimensions
 from onnxtrain.training_info.recipe import MASK
 
 LEAST_ZEROS = 0.5
@@ -28,6 +29,7 @@ def use_mask_kernels(graph: ir.Graph) -> None:
 
     Requires: types, and the shapes of weights; gradients that are not yet part of updates. Ensures: a sorted graph.
     """
+    main = Builder(graph, graph.opset_imports[""])
     values = {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
     for name, mask in list(graph.initializers.items()):
         weight = values.get(name.removesuffix(MASK)) if name.endswith(MASK) else None
@@ -39,6 +41,8 @@ def use_mask_kernels(graph: ir.Graph) -> None:
         for layer, place in list(weight.uses()):
             if place == 1 and layer.graph is graph and _is(layer, "Linear"):
                 _give(layer, mask)
+                if layer.inputs[2] is None:  # workarounds: optional inputs of custom operators
+                    layer.replace_input_with(2, main.constant(_zeros(layer, mask), weight.dtype).ir)
 
 
 def _is_sparse(weight: ir.Value, mask: ir.Value) -> bool:
@@ -66,6 +70,13 @@ def _layer_gradients(where: ir.Node, weight: ir.Value) -> Iterator[ir.Node]:
             of_both = _is(node, "LinearGradient") and gradient is node.outputs[1] and node.inputs[1] is weight
             if of_weight or of_both:
                 yield node
+
+
+def _zeros(layer: ir.Node, mask: ir.Value) -> np.ndarray:
+    """Return a bias of zeros for a layer whose weight has a constant mask."""
+    kept = constant_array(mask)
+    assert kept is not None
+    return np.zeros(kept.shape[0 if layer.attributes.get_int("transB", 0) else 1])
 
 
 def _give(layer: ir.Node, mask: ir.Value) -> None:
