@@ -5,6 +5,10 @@ import numpy as np
 from autodiff.case import apart, case, fixed, normal
 
 
+# The rank says along which axis of the update a step lies, and whether another term or its placeholder is given.
+RANKS = ("static", "dynamic")
+
+
 def gather(shape, indices, axis=0, dtype=np.int64):
     array = np.array(indices, dtype=dtype)
     label = f"{shape}-{indices if array.ndim == 0 else array.shape}-axis{axis}-{array.dtype}"
@@ -21,6 +25,7 @@ def added_rows(shape, indices, axis, other=False, taken=None):
         inputs.append(normal(*shape) if other else np.zeros(0))
     if taken is not None:
         inputs.append(np.array(taken, np.int64))
+        given["shapes"] = RANKS
     return case("GatherGradient", *inputs, axis=axis, **given)
 
 
@@ -39,9 +44,6 @@ def scatter(operator, reduction, x, indices, updates, opset=18, label="", **more
 INDICES = np.array([[0, 2, 1], [-1, 1, 0]])  # along axis 0 of [3, 3]; every column names a row at most once
 REPEATED = np.array([[0, 2, 1], [0, -1, 1], [1, 2, 1]])
 TUPLES = [[[0, 1], [2, 0]], [[-1, 2], [1, -1]]]
-
-# The rank says along which axis of the update a step lies.
-RANKS = ("static", "dynamic")
 
 ROWS = [
     added_rows((4, 3), [0, 2, 2, -1, 0], 0),
