@@ -4,7 +4,6 @@ import numpy as np
 
 from autodiff.case import apart, case, fixed, normal
 
-
 # The rank says along which axis of the update a step lies, and whether another term or its placeholder is given.
 RANKS = ("static", "dynamic")
 
