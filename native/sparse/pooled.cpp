@@ -205,8 +205,8 @@ class PooledRows {
         const std::size_t last = std::min(end, 2 * row + w_.pool[0] - w_.pool_begin[0]);
         std::fill_n(to, w_.y.before[1], 0.0f);
         table().pool_tiles({sums(output, 0) + (from - begin) * planes_.tiles, window_stride_, last - from,
-                                    planes_.tiles, w_.pool[1], w_.pool_begin[1], w_.groups[1], bias_[output],
-                             to + w_.y.before[1]});
+                            planes_.tiles, w_.pool[1], w_.pool_begin[1], w_.groups[1], bias_[output],
+                            to + w_.y.before[1]});
         std::fill_n(to + w_.y.before[1] + w_.groups[1], w_.y.after[1], 0.0f);
       }
     }

@@ -41,6 +41,12 @@ def learn_labels(targets: Array, classes: int | None, orders: Iterable[Sequence[
     return labels
 
 
+def is_order_known(labels: Iterable[str], orders: Iterable[Sequence[str]]) -> bool:
+    """Return whether one of the known orders has all labels, so that none is assumed."""
+    found = set(labels)
+    return any(found <= set(order) for order in orders)
+
+
 def doubts(labels: Sequence[str], classes: int | None, recorded: Sequence[str]) -> list[str]:
     """Return sentences about an order of labels that training learned, where it may not be that of the model.
 

@@ -18,7 +18,7 @@ _MEBIBYTE = 2**20
 _NO_MEMORY = re.compile(r"failed to allocate memory|bad.alloc|out of memory|not enough memory", re.IGNORECASE)
 
 _OUTSIDE = re.compile(r"(?:idx=|an index is )(-?\d+)\D+ \[?-\d+\D+(\d+)")
-"""What ONNX Runtime's Gather says, and the sums of rows of this project."""
+"""Index and largest index in messages of ONNX Runtime's Gather, and of the sums of rows of this project."""
 
 _TOO_LONG = re.compile(r"cos_cache dimension 0 shall not be less|Updating cos_cache and sin_cache in RotaryEmbedding")
 

@@ -23,7 +23,7 @@ from onnxtrain.data.conversion import (
     to_numpy,
 )
 from onnxtrain.data.data_names import Columns, DataNames
-from onnxtrain.data.labels import learn_labels, no_labels
+from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
 from onnxtrain.data.map_dataset import ExampleSource, is_stream
 from onnxtrain.data.naming import (
     NamedColumns,
@@ -280,7 +280,7 @@ class DataAdapter:
                 orders = known_orders(dataset, targets, self.recorded)
                 self.labels = learn_labels(found, targets.classes, orders)
                 self._labels_are_new = True
-                self.labels_are_assumed = not any(set(self.labels) <= set(order) for order in orders)
+                self.labels_are_assumed = not is_order_known(self.labels, orders)
         labels = self.labels
         return dataset.adapting(lambda array: targets.adapt(array, labels))
 

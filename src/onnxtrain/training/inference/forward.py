@@ -15,7 +15,7 @@ from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset, open_dataset
 from onnxtrain.data.conversion import kind_of
 from onnxtrain.data.data_names import read_names, recorded_labels
-from onnxtrain.data.labels import learn_labels, no_labels
+from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
 from onnxtrain.data.naming import rows_to_inputs
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir.shapes import infer_shapes
@@ -91,7 +91,7 @@ def evaluate(
     def order_of(dataset: Dataset, found: np.ndarray, targets: Targets) -> tuple[str, ...]:
         orders = known_orders(dataset, targets, recorded_labels(config.model))
         learned = learn_labels(found, None, orders)
-        if len(learned) != targets.classes or not any(set(learned) <= set(order) for order in orders):
+        if len(learned) != targets.classes or not is_order_known(learned, orders):
             raise DataError(no_labels(learned, targets.classes))
         return learned
 
