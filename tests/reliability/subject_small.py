@@ -30,6 +30,12 @@ TOKENIZER: dict[str, Any] = {
     "decoder": None,
     "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1, "b": 2}, "unk_token": "[UNK]"},
 }  # fmt: skip
+NAMES = {"labels": ["a", "b"], "mean": [0.5], "std": [0.2], "resize": [12], "crop": [9, 8], "resample": "bicubic"}
+PREPROCESSOR = {
+    "do_resize": True, "size": {"shortest_edge": 10}, "resample": 3, "do_center_crop": True, "crop_size": 8,
+    "crop_pct": 0.875, "do_rescale": True, "rescale_factor": 0.00392, "do_normalize": True,
+    "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.1], "do_flip_channel_order": False,
+}  # fmt: skip
 RUN = {"rows": [{"loss": 1.0, "epoch": 1}], "facts": {"model": "m"}, "finished": True, "seconds": 1.5, "title": "t"}
 TOML = 'model = "m.onnx"\nepochs = 5\ntrain = ["a.*"]\nlearning_rate = 0.5\nshuffle = true\n'
 PIECES = ("[", "]", "{", "}", '"', "'", '"""', "\\", "\n", ".", "=", "a", "9" * 50, "0x" + "f" * 99, "1e999", "nan",
@@ -54,8 +60,8 @@ class Subject:
         """Write a file and read it."""
         generator = random.Random(f"small {seed} {index}")
         warnings.simplefilter("ignore")
-        kinds = (self._tokenizer, self._labels, self._labels, self._run, self._run, self._toml, self._toml,
-                 self._weights, self._states, self._metadata, self._leftover)  # fmt: skip
+        kinds = (self._tokenizer, self._labels, self._labels, self._preprocessor, self._run, self._run, self._toml,
+                 self._toml, self._weights, self._states, self._metadata, self._leftover)  # fmt: skip
         kind = generator.choice(kinds)
         operations.run(kind.__name__.strip("_"), lambda: kind(generator, case))
 
@@ -76,8 +82,26 @@ class Subject:
         from onnxtrain.model_file.file import ModelFile
 
         os.link(self._shared / "model.onnx", case / "model.onnx")
-        self._json(["a", "b", "c"], generator, case / "model.labels.json")
+        self._json(generator.choice((["a", "b", "c"], NAMES)), generator, case / "model.labels.json")
         read_labels(ModelFile.load(case / "model.onnx"))
+
+    def _preprocessor(self, generator: random.Random, case: Path) -> None:
+        from PIL import Image
+
+        from onnxtrain.data.conversion import TensorSpec
+        from onnxtrain.data.images import Layout, factors, pixels_of
+        from onnxtrain.data.preprocessor import read_preprocessor
+
+        config = {**PREPROCESSOR, "image_processor_type": generator.choice(("ConvNext", "ViT", "CLIP", "Levit"))}
+        if generator.random() < 0.5:
+            config["size"] = {"height": 9, "width": 8}
+        self._json(config, generator, case / "preprocessor_config.json")
+        pixels, resizing = read_preprocessor(case)
+        spec = TensorSpec("x", np.dtype(np.float32), ("N", 3, "H", "W"), pixels=pixels, resizing=resizing)
+        layout = Layout.of(spec, "the data")
+        found = pixels_of(Image.new("RGB", (12, 7)), layout)
+        assert layout.size is None or found.shape == (*layout.size, 3)
+        factors(pixels, layout)
 
     def _run(self, generator: random.Random, case: Path) -> None:
         from onnxtrain.report.runs import differences, read_runs

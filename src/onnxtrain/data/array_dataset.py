@@ -19,8 +19,9 @@ from onnxtrain.data.base import (
     chosen_check,
     share,
 )
-from onnxtrain.data.conversion import Array, Pixels, Rescaled, TensorSpec, check_symbols, convert, symbol_sizes
+from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, check_symbols, convert, symbol_sizes
 from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, sampled
+from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.naming import NamedColumns, check_beside
 from onnxtrain.data.target_checks import TargetCheck, check_weights
 from onnxtrain.errors import DataError, OptionError

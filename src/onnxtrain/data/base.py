@@ -12,7 +12,6 @@ import numpy as np
 from onnxtrain.data.conversion import (
     Array,
     DeferredArray,
-    Pixels,
     TensorSpec,
     check_finite,
     check_indices,
@@ -23,6 +22,7 @@ from onnxtrain.data.conversion import (
     convert,
     is_mapped,
 )
+from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.naming import named_array
 from onnxtrain.data.target_checks import LabelCheck, TargetCheck
 from onnxtrain.errors import DataError, OptionError

@@ -7,44 +7,16 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from onnxtrain.data.image_form import Pixels, Resizing
 from onnxtrain.errors import DataError
 from onnxtrain.runtime.failures import outside_of_table
 
 Array = npt.NDArray[Any]
-
-
-class Pixels(NamedTuple):
-    """Normalization of images: (pixel / 255 - mean) / std.
-
-    Attributes:
-        mean: One number, or one per channel.
-        std: One number, or one per channel.
-        reason: Why it is assumed, as the end of a sentence; "" where it is that of the training.
-    """
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    reason: str = ""
-
-    def record(self) -> dict[str, list[float]]:
-        """Return mean and std as JSON data."""
-        return {"mean": list(self.mean), "std": list(self.std)}
-
-    def is_same(self, other: Pixels) -> bool:
-        """Return whether two normalizations compute the same."""
-        return bool(np.array_equal(self._numbers(), other._numbers()))
-
-    def _numbers(self) -> Array:
-        return np.array([np.broadcast_to(self.mean, 3), np.broadcast_to(self.std, 3)])
-
-
-BYTES: Final = Pixels((0.0,), (1 / 255,), "since the model scales images of 0 to 255 itself")
-"""Images as pixels of 0 to 255."""
 
 
 class Rescaled:
@@ -121,6 +93,7 @@ class TensorSpec:
         right_padded: True for a mask whose rows must be ones followed by zeros.
         documents: True for a mask that may number the documents of a packed row, from 1; 0 is padding on the right.
         pixels: Normalization of images by default; None for pixel / 255.
+        resizing: Size of images where the shape leaves it open, or agrees; None to resize them to the shape.
         table_rows: Rows of the embedding table that the values are looked up in; None where they are not.
     """
 
@@ -137,6 +110,7 @@ class TensorSpec:
     table_rows: int | None = None
     documents: bool = False
     pixels: Pixels | None = None
+    resizing: Resizing | None = None
 
     def describe_shape(self) -> str:
         """Format the shape for an error message, for example ``(batch, 3, 32, 32)``.

@@ -1,18 +1,19 @@
-"""Names of columns and labels in a model's training data, and its images' normalization: a file beside the model."""
+"""Names of columns and labels in a model's training data, and the form of its images: a file beside the model."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from onnxtrain.data.conversion import Pixels, TensorSpec
+from onnxtrain.data.conversion import TensorSpec
+from onnxtrain.data.image_form import Pixels, Resizing
+from onnxtrain.data.preprocessor import read_preprocessor, read_settings
 from onnxtrain.errors import ModelError
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, parse_json, read_json, read_text
@@ -34,12 +35,14 @@ class DataNames:
         left_out: Further columns, which the model does not read: targets and example weights.
         labels: Labels of the classes, in their order; ``None`` where targets are no strings.
         pixels: Normalization of images; ``None`` where it is not known.
+        resizing: Size of images; ``None`` where the model alone says it.
     """
 
     columns: Columns = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = None
     pixels: Pixels | None = None
+    resizing: Resizing | None = None
 
     def learned(self, columns: Columns, left_out: Iterable[str | None]) -> DataNames:
         """Return the names with those of more data; known names are kept."""
@@ -50,13 +53,14 @@ class DataNames:
         return replace(self, columns={**self.columns, **new}, left_out=tuple(beside))
 
     def specs(self, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-        """Return specs of a model's inputs with the names of their columns and the normalization of images."""
+        """Return specs of a model's inputs with the names of their columns and the form of images."""
         return [
             replace(
                 spec,
                 columns=self.columns.get(spec.name),
                 left_out=self.left_out if spec.name in self.columns else (),
                 pixels=self.pixels or spec.pixels,
+                resizing=self.resizing,
             )
             for spec in specs
         ]
@@ -69,6 +73,7 @@ class DataNames:
             **({"left_out": list(self.left_out)} if columns and self.left_out else {}),
             **({} if self.labels is None else {"labels": list(self.labels)}),
             **({} if self.pixels is None else self.pixels.record()),
+            **({} if self.resizing is None else self.resizing.record()),
         }
 
     @classmethod
@@ -88,40 +93,16 @@ class DataNames:
         left_out = known.get("left_out", [])
         if not _is_list_of_texts(left_out):
             raise ValueError("the data has another form")
-        found = {name: tuple(names) for name, names in columns.items()}
-        return cls(found, tuple(left_out), None if labels is None else tuple(labels), _pixels(known))
+        return cls(
+            {name: tuple(names) for name, names in columns.items()},
+            tuple(left_out),
+            None if labels is None else tuple(labels),
+            Pixels.of_record(known) if known.keys() & {"mean", "std"} else None,
+            Resizing.of_record(known) if "resize" in known else None,
+        )
 
 
-_KEYS: Final = {"columns", "left_out", "labels", "mean", "std"}
-
-
-def _pixels(record: Mapping[str, Any], reason: str = "") -> Pixels | None:
-    """Return the normalization that a record has; ``None`` where it has none.
-
-    Raises:
-        ValueError: The data has another form.
-    """
-    if "mean" not in record and "std" not in record:
-        return None
-    mean, std = _by_channel(record.get("mean")), _by_channel(record.get("std"))
-    if min(std) <= 0:
-        raise ValueError("the data has another form")
-    return Pixels(mean, std, reason)
-
-
-def _by_channel(values: object) -> tuple[float, ...]:
-    """Return one number, or one per channel.
-
-    Raises:
-        ValueError: The data has another form.
-    """
-    if not isinstance(values, list) or len(values) not in (1, 3) or not all(map(_is_number, values)):
-        raise ValueError("the data has another form")
-    return tuple(map(float, values))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+_KEYS: Final = {"columns", "left_out", "labels", "mean", "std", "resize", "crop", "resample"}
 
 
 def _is_list_of_texts(value: object) -> bool:
@@ -171,37 +152,8 @@ def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) 
     if found is None and texts:
         found = _parsed(texts[0], f"The model's metadata entry {LABELS!r}")
     names = found or DataNames()
-    return names if names.pixels is not None else replace(names, pixels=_preprocessor(model.folder))
-
-
-def _preprocessor(folder: Path | None) -> Pixels | None:
-    """Return the normalization in ``preprocessor_config.json``, which Hugging Face's exporters write beside a model."""
-    config = _settings(folder, "preprocessor_config.json")
-    if not config.get("do_normalize") or not config.get("do_rescale", True):
-        return None
-    factor = config.get("rescale_factor", 1 / 255)
-    with contextlib.suppress(ValueError, TypeError):
-        found = _pixels(
-            {"mean": config.get("image_mean"), "std": config.get("image_std")},
-            "as preprocessor_config.json beside the model says",
-        )
-        if found is not None and _is_number(factor) and factor > 0:
-            scale = 1 / (255 * factor)  # of the numbers that mean and deviation are in
-            return found._replace(
-                mean=tuple(mean * scale for mean in found.mean), std=tuple(std * scale for std in found.std)
-            )
-    return None
-
-
-def _settings(folder: Path | None, name: str) -> dict[str, Any]:
-    """Return the settings in a JSON file of a folder; {} without one that can be read."""
-    if folder is None:
-        return {}
-    try:
-        found = read_json(folder / name, finite=False)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    pixels, resizing = read_preprocessor(model.folder)
+    return replace(names, pixels=names.pixels or pixels, resizing=names.resizing or resizing)
 
 
 def _read_file(model: Path) -> DataNames | None:
@@ -226,7 +178,7 @@ def _parsed(text: str, where: str) -> DataNames:
     except ValueError:
         raise ModelError(
             f"{where} must be a JSON list of strings, the labels of the classes in order, or an object with 'labels', "
-            "'columns', the names of columns by input, and 'mean' and 'std' of images."
+            "'columns', the names of columns by input, and of images 'mean' and 'std', 'resize', 'crop' and 'resample'."
         ) from None
 
 
@@ -250,7 +202,7 @@ def recorded_labels(model: ModelFile) -> tuple[str, ...]:
     texts = [entry.value for entry in model.proto.metadata_props if entry.key in _ENTRIES_OF_LABELS]
     found = (_in_order(_literal(text)) for text in texts)
     own = next((labels for labels in found if labels), ())
-    return own or _in_order(_settings(model.folder, "config.json").get("id2label"))
+    return own or _in_order(read_settings(model.folder, "config.json").get("id2label"))
 
 
 _ENTRIES_OF_LABELS: Final = ("names", "labels", "classes", "class_names", "id2label")

@@ -17,8 +17,9 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from onnxtrain.data.conversion import BYTES, Array, Pixels, Rescaled, TensorSpec, kind_of
+from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, kind_of
 from onnxtrain.data.files import GrowingArray, Reader, check_regular
+from onnxtrain.data.image_form import BYTES, Pixels, Resizing
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.spelling import checks_arguments
 
@@ -200,7 +201,7 @@ def _decoded(found: Iterable[ImageSource], layout: Layout) -> Iterator[tuple[Ima
 
 def _attempt(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Array | Exception:
     try:
-        return _pixels(pillow, image, layout.channels, layout.size)
+        return _pixels(pillow, image, layout)
     except Exception as error:  # Pillow raises undocumented errors for damaged images
         return error
 
@@ -222,11 +223,13 @@ class Layout:
         channels: 1 or 3.
         axis: Axis of the channels in an example: 0, 2, or None for a grey image without channels.
         size: Height and width; None where the model accepts any.
+        resizing: How images get this size; None to resize them directly.
     """
 
     channels: int
     axis: int | None
     size: tuple[int, int] | None
+    resizing: Resizing | None = None
 
     @classmethod
     def of(cls, spec: TensorSpec, subject: str) -> Layout:
@@ -249,7 +252,11 @@ class Layout:
         channels = 1 if axis is None else sides.pop(axis)
         height, width = sides
         assert isinstance(channels, int)
-        return cls(channels, axis, (height, width) if isinstance(height, int) and isinstance(width, int) else None)
+        size = (height, width) if isinstance(height, int) and isinstance(width, int) else None
+        resizing = spec.resizing
+        if resizing is not None and size is None:
+            size = resizing.size
+        return cls(channels, axis, size, resizing if resizing is not None and resizing.size == size else None)
 
     def arranged(self, pixels: Array) -> Array:
         """Convert an image [H, W, C] to this layout."""
@@ -262,7 +269,7 @@ class Layout:
         return values.reshape(-1, 1, 1) if self.axis == 0 else values
 
 
-def _pixels(pillow: types.ModuleType, image: ImageSource, channels: int, size: tuple[int, int] | None) -> Array:
+def _pixels(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Array:
     """Decode an image to bytes [H, W, C].
 
     Raises:
@@ -277,7 +284,7 @@ def _pixels(pillow: types.ModuleType, image: ImageSource, channels: int, size: t
         check_image(opened, f"'{image.name}'")
         with _one_large_image if opened.width * opened.height > _LARGE_PIXELS else contextlib.nullcontext():
             ImageOps.exif_transpose(opened, in_place=True)
-            return pixels_of(opened, channels, size)
+            return pixels_of(opened, layout)
 
 
 _one_large_image: Final = threading.Lock()
@@ -303,12 +310,26 @@ def check_image(image: Any, subject: str) -> None:
         )
 
 
-def pixels_of(image: Any, channels: int, size: tuple[int, int] | None) -> Array:
-    """Convert a Pillow image to bytes [H, W, C] of a size."""
-    image = image.convert("RGB" if channels == 3 else "L")
-    if size is not None and image.size != size[::-1]:
-        image = image.resize(size[::-1], _pillow().Resampling.BILINEAR)
-    return np.asarray(image, np.uint8).reshape(image.height, image.width, channels)
+def pixels_of(image: Any, layout: Layout) -> Array:
+    """Convert a Pillow image to bytes [H, W, C] of the layout's size."""
+    image = image.convert("RGB" if layout.channels == 3 else "L")
+    resizing = layout.resizing or Resizing(layout.size or ())
+    edges = resizing.edges
+    if len(edges) == 1:  # of the shorter one
+        shorter = min(image.size)
+        edges = tuple(int(edges[0] * side / shorter) for side in (image.height, image.width))
+        if edges[0] * edges[1] > MOST_PIXELS:
+            raise DataError(
+                f"an image of {image.width} x {image.height} pixels is {edges[1]} x {edges[0]} with a shorter edge of "
+                f"{resizing.edges[0]}, which is too large; cut it."
+            )
+    if edges and image.size != edges[::-1]:
+        image = image.resize(edges[::-1], _pillow().Resampling[resizing.resample.upper()])
+    if resizing.crop is not None:  # beyond the image it is black
+        height, width = resizing.crop
+        top, left = (image.height - height) // 2, (image.width - width) // 2
+        image = image.crop((left, top, left + width, top + height))
+    return np.asarray(image, np.uint8).reshape(image.height, image.width, layout.channels)
 
 
 def _pillow() -> Any:
@@ -329,11 +350,12 @@ class ImageFolder(Reader):
     """Images in one folder per class; the folder's name is the label.
 
     The model's input determines size, channels and layout: [N, C, H, W] or [N, H, W, C] with 1 or 3 channels, or
-    [N, H, W] for grey. Images are resized (bilinear, without keeping the aspect ratio), rotated by their EXIF tag, and
-    converted to grey or RGB; a GIF or TIFF contributes its first frame. If the model accepts any size, all images must
-    have the same size. A float input gets (pixel / 255 - mean) / std, an integer input gets pixels from 0 to 255.
-    Without mean and std they are those of the model's training, else those of ``preprocessor_config.json`` beside the
-    model, else 0 and 1; a model that scales images of 0 to 255 itself gets these.
+    [N, H, W] for grey. Images are resized (bilinear, without keeping the aspect ratio), or resized and cut as
+    ``preprocessor_config.json`` beside the model says. They are rotated by their EXIF tag, and converted to grey or
+    RGB; a GIF or TIFF contributes its first frame. If the model accepts any size, all images must have the same size.
+    A float input gets (pixel / 255 - mean) / std, an integer input gets pixels from 0 to 255. Without mean and std
+    they are those of the model's training, else those of ``preprocessor_config.json``, else 0 and 1; a model that
+    scales images of 0 to 255 itself gets these.
 
     All images are read once and kept as bytes: in memory, or from 64 MiB on in a temporary file. Examples are sorted by
     path.

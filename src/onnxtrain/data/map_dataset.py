@@ -11,8 +11,9 @@ import numpy as np
 
 from onnxtrain.data.array_dataset import epoch_order
 from onnxtrain.data.base import Batch, check_not_negative, checked_batch_size
-from onnxtrain.data.conversion import Array, Pixels, Rescaled, TensorSpec, kind_of, to_numpy
+from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, kind_of, to_numpy
 from onnxtrain.data.hashing import Fingerprint
+from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.images import Layout, check_image, factors, is_image, pixels_of, to_record
 from onnxtrain.data.iterable_dataset import IterableDataset
 from onnxtrain.data.naming import as_input, check_beside, check_caches, check_width, choose_columns, in_order
@@ -523,7 +524,7 @@ def _images(column: Sequence[Any], spec: TensorSpec, subject: str) -> Array:
     layout = Layout.of(spec, subject)
     for image in column:
         check_image(image, f"an image of {subject}")
-    found = [layout.arranged(pixels_of(image, layout.channels, layout.size)) for image in column]
+    found = [layout.arranged(pixels_of(image, layout)) for image in column]
     if any(pixels.shape != found[0].shape for pixels in found):
         raise DataError(
             f"{subject} holds images of different sizes, and the model's input has no fixed size; resize them."

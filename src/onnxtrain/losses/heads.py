@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.data import Dataset, TargetCheck, TensorSpec
-from onnxtrain.data.conversion import BYTES
+from onnxtrain.data.image_form import BYTES
 from onnxtrain.data.labels import are_labels, as_classes, as_numbers, to_indices
 from onnxtrain.data.target_checks import none_negative_below
 from onnxtrain.errors import DataError, OptionError

@@ -12,7 +12,6 @@ import numpy as np
 
 from onnxtrain.data import Dataset, TargetCheck, TensorSpec
 from onnxtrain.data.conversion import (
-    Pixels,
     check_finite,
     check_indices,
     check_right_padded,
@@ -23,6 +22,7 @@ from onnxtrain.data.conversion import (
     to_numpy,
 )
 from onnxtrain.data.data_names import Columns, DataNames
+from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.labels import is_order_known, learn_labels, no_labels
 from onnxtrain.data.map_dataset import ExampleSource, is_stream
 from onnxtrain.data.naming import (

@@ -1,4 +1,4 @@
-"""Find the inputs of a working copy that are images of 0 to 255, which the model scales itself."""
+"""Find the inputs of a working copy that are images: how many channels they have, and which the model scales itself."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from onnxtrain.weights.readers import REARRANGING, Reader, arrivals
 
 _THROUGH: Final = REARRANGING | {"Resize", "Pad"}
 
+_KEEPING_AXES: Final = {"Add", "Cast", "Div", "Identity", "Mul", "Pad", "Resize", "Sub"}
+
 _LARGE: Final = 16.0
 """Least mean or deviation of images of 0 to 255; those of images of 0 to 1 or -1 to 1 are below 2."""
 
@@ -21,15 +23,47 @@ _STEPS: Final = 8
 
 
 def mark_image_inputs(model: ir.Model) -> None:
-    """Record at each input of floating images that the model divides them by 255 itself, or by a similar number.
+    """Declare the channels of floating images, and record where the model divides them by 255 or a similar number.
+
+    Exporters declare channels as a symbol, too; the weights of the convolution that reads them tell their number.
 
     Args:
         model: A working copy.
     """
     for value in model.graph.inputs:
         shape = dimensions(value)
-        if is_float(value) and shape is not None and len(shape) in (3, 4) and any(_scales_bytes(value, _STEPS)):
+        if not is_float(value) or shape is None or len(shape) not in (3, 4):
+            continue
+        if any(_scales_bytes(value, _STEPS)):
             value.meta[PIXELS] = True
+        for axis, channels in _channels(value, tuple(range(len(shape))), _STEPS):
+            if not isinstance(shape[axis], int):
+                value.shape = ir.Shape([*shape[:axis], channels, *shape[axis + 1 :]])
+                break
+
+
+def _channels(value: ir.Value, axes: tuple[int, ...], steps: int) -> Iterator[tuple[int, int]]:
+    """Yield the axis of the channels and their number, for each convolution that reads a value or what is behind it.
+
+    Args:
+        value: The value.
+        axes: Axes of the input that are those of the value.
+        steps: Nodes that are followed.
+    """
+    for node, index in value.uses():
+        shapes = [dimensions(each) for each in node.inputs if each is not None]
+        widens = any(len(shape) > len(axes) for shape in shapes if shape is not None)
+        if node.domain or widens or (index and node.op_type not in ("Add", "Mul")):
+            continue
+        if node.op_type == "Conv":
+            weights = dimensions(node.inputs[1]) if node.inputs[1] is not None else None
+            if weights is not None and len(weights) == len(axes) and isinstance(weights[1], int):
+                yield axes[1], weights[1] * node.attributes.get_int("group", 1)
+        elif steps and node.op_type == "Transpose":
+            order = node.attributes.get_ints("perm", range(len(axes))[::-1])
+            yield from _channels(node.outputs[0], tuple(axes[axis] for axis in order), steps - 1)
+        elif steps and node.op_type in _KEEPING_AXES:
+            yield from _channels(node.outputs[0], axes, steps - 1)
 
 
 def _scales_bytes(value: ir.Value, steps: int) -> Iterator[bool]:
