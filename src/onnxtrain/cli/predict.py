@@ -68,7 +68,7 @@ def command(
     from onnxtrain.data.data_names import read_names
     from onnxtrain.model_file.file import ModelFile, check_writable
     from onnxtrain.model_file.writing import AtomicFiles
-    from onnxtrain.training.inference.forward import outputs
+    from onnxtrain.training.inference.forward import kind_of_output, outputs
     from onnxtrain.training.inference.prediction_table import TABLE_SUFFIXES, check_table, prediction_table, write_table
 
     suffixes = (*TABLE_SUFFIXES, ".npz", ".npy")
@@ -97,11 +97,14 @@ def command(
         )
     if output.suffix in TABLE_SUFFIXES:
         size = len(next(iter(arrays.values())))
+        labels = read_names(ModelFile.load(model), lora_adapter).labels
+        classified = labels is not None or probabilities
         table = prediction_table(
             arrays,
             examples=_files(source, size),
-            labels=read_names(ModelFile.load(model), lora_adapter).labels,
+            labels=labels,
             probabilities=probabilities,
+            kind=kind_of_output(model, next(iter(arrays))) if classified else None,
         )
         write_table(output, table)
         rows = {"lines": terminal.count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}
