@@ -15,7 +15,6 @@ import onnx
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.data.data_names import (
-    LABELS,
     labels_text,
     names_of_checkpoint,
     read_names,
@@ -27,6 +26,7 @@ from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.executor import Executor
 from onnxtrain.gc_pause import gc_paused
+from onnxtrain.ir.domains import LABELS
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.heads import Metrics
 from onnxtrain.model_file.file import ModelFile
@@ -589,7 +589,7 @@ class TrainedModel:
 
     @checks_arguments
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Load weights, optimizer states, column names and labels from a checkpoint of :meth:`fit`.
+        """Load weights, optimizer states, and the names and normalization of data from a checkpoint of :meth:`fit`.
 
         States that this training does not share with the one of the checkpoint (of another optimizer) stay as they are.
         To go on at the checkpoint's step and example, give ``fit`` its path as ``resume``.
@@ -621,6 +621,7 @@ class TrainedModel:
         if self.labels is None:
             self.labels = kept.labels
         self._data.learn(kept.columns, kept.left_out)
+        self._data.learn_pixels(kept.pixels)
 
     def training_model(self) -> onnx.ModelProto:
         """Return the training model (``TrainingInfoProto``) with the current weights and optimizer states."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,6 +154,32 @@ def test_a_trained_model_is_published_with_its_card(
     again = onnxtrain.Trainer("hf://me/tuned/model.onnx", loss="softmax_cross_entropy")
     points, _ = onnxtrain.examples.points(8)
     np.testing.assert_array_equal(again.predict(points), trainer.predict(points))
+
+
+def test_names_and_settings_come_along(hub: Hub, tmp_path: Path) -> None:
+    names = {"columns": {"input": ["a", "b", "c", "d"]}, "labels": ["x", "y", "z"]}
+    (tmp_path / "model.labels.json").write_text(json.dumps(names))
+    onnxtrain.hub.push_to_hub(tmp_path / "model.onnx", "me/named", file="points.onnx")
+    assert json.loads(hub.files["me/named"]["points.labels.json"]) == names
+    trainer = onnxtrain.Trainer("hf://me/named/points.onnx", loss="softmax_cross_entropy")
+    assert trainer.labels == ("x", "y", "z")
+    assert trainer.columns == {"input": ("a", "b", "c", "d")}
+    onnx.save(
+        onnxtrain.examples.mlp((4, 8, 3)),
+        tmp_path / "l.onnx",
+        save_as_external_data=True,
+        location="l",
+        size_threshold=0,
+    )
+    hub.files["org/labels"] = {
+        "config.json": json.dumps({"id2label": {"0": "z", "1": "y", "2": "x"}}).encode(),
+        "l.onnx": (tmp_path / "l.onnx").read_bytes(),
+        "l": (tmp_path / "l").read_bytes(),
+    }
+    trainer = onnxtrain.Trainer("hf://org/labels/l.onnx", loss="softmax_cross_entropy")
+    points, classes = onnxtrain.examples.points(32)
+    trainer.fit(points, np.array([*"xyz"])[classes], progress=False)
+    assert trainer.labels == ("z", "y", "x")
 
 
 def test_the_example_of_a_card_has_a_loss_that_needs_nothing_more(tmp_path: Path) -> None:

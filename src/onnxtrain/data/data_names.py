@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from onnx import ModelProto
+
 from onnxtrain.data.conversion import Pixels, TensorSpec
 from onnxtrain.errors import ModelError
+from onnxtrain.ir.domains import LABELS
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, parse_json, read_json, read_text
 from onnxtrain.model_file.writing import AtomicFiles
-
-LABELS: Final = "onnxtrain.labels"
-"""Key of the labels in a model's metadata."""
 
 Columns = Mapping[str, tuple[str, ...]]
 """Names of columns in the model's order, by input."""
@@ -174,6 +174,15 @@ def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) 
     return names if names.pixels is not None else replace(names, pixels=_preprocessor(model.folder))
 
 
+def names_of_inputs(model: str | os.PathLike[str] | ModelProto) -> DataNames:
+    """Read the names beside a model without its labels: those of a model with a new head.
+
+    Raises:
+        ModelError: The model, or the file beside it, cannot be read.
+    """
+    return replace(read_names(ModelFile.load(model)), labels=None)
+
+
 def _preprocessor(folder: Path | None) -> Pixels | None:
     """Return the normalization in ``preprocessor_config.json``, which Hugging Face's exporters write beside a model."""
     config = _settings(folder, "preprocessor_config.json")
@@ -234,7 +243,13 @@ def names_of_checkpoint(metadata: Mapping[str, Any]) -> DataNames:
     """Read the names in a checkpoint."""
     written = metadata.get("fingerprint")
     found = written if isinstance(written, dict) else {}
-    record = {"columns": found.get("columns"), "left_out": metadata.get("left_out"), "labels": found.get("labels")}
+    pixels = metadata.get("pixels")
+    record = {
+        "columns": found.get("columns"),
+        "left_out": metadata.get("left_out"),
+        "labels": found.get("labels"),
+        **(pixels if isinstance(pixels, dict) else {}),
+    }
     try:
         return DataNames.of_record({key: value for key, value in record.items() if value})
     except ValueError:
