@@ -171,8 +171,8 @@ class Position:
     """Position of a training in a checkpoint: the next batch, the sums of the epoch so far, the reason of a stop.
 
     ``epoch`` and ``batch`` count finished epochs and batches. ``learning_rate`` is the rate that a callback has set; it
-    replaces the schedule. ``last_rate`` is the rate of the last step. ``ahead`` is added to ``step`` for a schedule that
-    depends on epochs, where earlier ones had another number of steps.
+    replaces the schedule. ``last_rate`` is the rate of the last step. ``ahead`` is added to ``step`` for a schedule
+    that depends on epochs, where earlier ones had another number of steps.
     """
 
     epoch: int = 0

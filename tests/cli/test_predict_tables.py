@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tarfile
 
 import numpy as np
 import onnx
@@ -84,6 +85,26 @@ def test_pictures_are_named(files, success):
         ("pictures/b.png", 1.0),
         ("pictures/inner/a.png", 0.0),
     ]
+
+
+def test_lines_of_skipped_pictures_are_left_out(files, run):
+    image = pytest.importorskip("PIL.Image")
+    flat = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> f (float[N, 1, 1, 1] image) => (float[N, 1] y) { y = Flatten(image) }'
+    )
+    onnx.save(flat, files / "flat.onnx")
+    (files / "pictures" / ".ipynb_checkpoints").mkdir(parents=True)
+    for name, grey in (("a", 255), ("c", 51), (".ipynb_checkpoints/c-checkpoint", 51)):
+        image.new("L", (1, 1), grey).save(files / "pictures" / f"{name}.png")
+    (files / "pictures" / "b.png").write_bytes(b"no image")
+    with tarfile.open(files / "pictures.tar", "w") as archive:
+        for name in "abc":
+            archive.add(files / "pictures" / f"{name}.png", f"{name}.png")
+    for data, folder in (("pictures", "pictures/"), ("pictures.tar", "")):
+        found = run("predict", "flat.onnx", "--data", data, "--skip-broken", "--output", "p.csv")
+        assert found.code == 0, found.err
+        rows = [(row["file"], float(row["y"])) for row in lines(files / "p.csv")]
+        assert rows == [(f"{folder}a.png", 1.0), (f"{folder}c.png", pytest.approx(0.2))]
 
 
 @pytest.mark.parametrize(

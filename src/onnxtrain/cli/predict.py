@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from cyclopts import Parameter
@@ -65,6 +65,7 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain predict``."""
+    from onnxtrain.data import ImageFolder, TarFile
     from onnxtrain.data.data_names import read_names
     from onnxtrain.model_file.file import ModelFile, check_writable
     from onnxtrain.model_file.writing import AtomicFiles
@@ -101,7 +102,7 @@ def command(
         classified = labels is not None or probabilities
         table = prediction_table(
             arrays,
-            examples=_files(source, size),
+            examples=source.examples_read if isinstance(source, ImageFolder | TarFile) else None,
             labels=labels,
             probabilities=probabilities,
             kind=kind_of_output(model, next(iter(arrays))) if classified else None,
@@ -121,13 +122,3 @@ def command(
     rows = {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
     rows["written"] = f"{output} ({terminal.file_size(output)})"
     terminal.console().print(terminal.facts(rows))
-
-
-def _files(source: Any, size: int) -> list[str] | None:
-    """Return the image of each line; None if some images could not be read."""
-    from onnxtrain.data import ImageFolder
-
-    if not isinstance(source, ImageFolder):
-        return None
-    found = source.files()
-    return [str(file) for file in found] if len(found) == size else None
