@@ -32,7 +32,7 @@ from onnxtrain.losses.heads import Metrics
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.objective import Objective
-from onnxtrain.prepare import hints_of, prepare
+from onnxtrain.prepare import hints_of, prepare, with_checked_masks
 from onnxtrain.report.formatting import html_facts, plural
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
@@ -41,7 +41,7 @@ from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.data_adapter import DataAdapter, is_packed
-from onnxtrain.weights.masks import check_masks, set_to_zero, zeros_to_keep
+from onnxtrain.weights.masks import set_to_zero
 from onnxtrain.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ class TrainedModel:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
             objective = prepare(config, ignoring=False, differentiable=True).packing(config.packed)
-        if config.masks.keep:
-            config = dataclasses.replace(config, masks=zeros_to_keep(objective.own_weights, config.model.value))
-        check_masks(config.masks, objective.shapes, objective.optimizers(config))
+        config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
         self._executor = _executor_class(config)(objective, config, values)
         self._state = State(self._executor.states, objective, keeps_averages=config.ema is not None)
