@@ -160,6 +160,19 @@ def test_rows_fill_the_shape_of_an_image():
     assert {name for name in after if after[name] != before.get(name)} == {"head.weight", "head.bias"}
 
 
+def test_a_new_head_keeps_the_names_of_columns(tmp_path):
+    frame = pytest.importorskip("pandas").DataFrame(np.random.default_rng(0).normal(size=(60, 3)), columns=[*"abc"])
+    onnx.save(mlp((3, 8, 4)), tmp_path / "model.onnx")
+    (tmp_path / "model.labels.json").write_text(
+        '{"columns": {"input": ["c", "a", "b"]}, "labels": ["w", "x", "y", "z"]}'
+    )
+    classifier = OnnxClassifier(tmp_path / "model.onnx", new_head=True, train="head.*", **QUICK)
+    classifier.fit(frame, frame["a"] > 0)
+    expected = onnxtrain.predict(classifier.model_, frame[["c", "a", "b"]].to_numpy())
+    np.testing.assert_array_equal(classifier.trainer_.predict(frame[["b", "a", "c"]]), expected)
+    np.testing.assert_allclose(classifier._outputs(frame), expected)
+
+
 def test_columns_are_split_over_several_inputs_in_order():
     model = onnx.parser.parse_model("""
     <ir_version: 8, opset_import: ["": 18]>

@@ -15,8 +15,10 @@ from typing import Any
 
 import onnx
 
+from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.losses.loss_choice import resolve_loss
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.hub import client, explained, repository_of
 from onnxtrain.model_file.saving import data_files_of
 from onnxtrain.model_file.small_files import RefusedFileError, read_json
@@ -94,6 +96,7 @@ def push_to_hub(
         else:
             source = Path(model)
             _copy_model(source, folder / file)
+            write_names(folder / file, read_names(ModelFile.load(source)))
         (folder / CARD).write_text(
             model_card(folder / file, run=run, repo=repo, base_model=source, license=license), encoding="utf-8"
         )

@@ -31,7 +31,7 @@ from onnxtrain.renamed import VALIDATION, MetricValues
 from onnxtrain.schedules import Schedule
 from onnxtrain.schedules.learning_rate import LearningRate
 from onnxtrain.state import Parameters, State
-from onnxtrain.training.checkpoints.fingerprint import describe_loop, differences, names_to_change
+from onnxtrain.training.checkpoints.fingerprint import counts_epochs, describe_loop, differences, names_to_change
 from onnxtrain.training.description import (
     JSON,
     describe_data,
@@ -171,7 +171,8 @@ class Position:
     """Position of a training in a checkpoint: the next batch, the sums of the epoch so far, the reason of a stop.
 
     ``epoch`` and ``batch`` count finished epochs and batches. ``learning_rate`` is the rate that a callback has set; it
-    replaces the schedule. ``last_rate`` is the rate of the last step.
+    replaces the schedule. ``last_rate`` is the rate of the last step. ``ahead`` is added to ``step`` for a schedule
+    that depends on epochs, where earlier ones had another number of steps.
     """
 
     epoch: int = 0
@@ -183,6 +184,7 @@ class Position:
     stopped: str | None = None
     learning_rate: float | None = None
     last_rate: float | None = None
+    ahead: int = 0
 
 
 class Loop:
@@ -273,7 +275,7 @@ class Loop:
             position.batch += 1
             if not batch.total:
                 continue
-            rate = options.rate.follow(options.rates, position.step)
+            rate = options.rate.follow(options.rates, position.step + position.ahead)
             executor.send_signal(self._stopping)
             loss = executor.step_batch(batch, rate)
             executor.check_loss(loss, position.step, rate, self._last_good())
@@ -359,7 +361,11 @@ class Loop:
         self._decide_once()
         self._executor.check_equal_weights()
         self._position = Position(
-            epoch=position.epoch + 1, step=position.step, stopped=progress.stop_reason, last_rate=position.last_rate
+            epoch=position.epoch + 1,
+            step=position.step,
+            stopped=progress.stop_reason,
+            last_rate=position.last_rate,
+            ahead=position.ahead,
         )
         self._save()
 
@@ -404,6 +410,7 @@ class Loop:
                 "position": dataclasses.asdict(self._position) | {"learning_rate": options.rate.chosen},
                 "callbacks": options.callbacks.record(),
                 "left_out": list(options.names.left_out),
+                "pixels": {} if options.names.pixels is None else options.names.pixels.record(),
             },
         )
 
@@ -492,6 +499,10 @@ class Loop:
         options, progress = self._options, self._options.progress
         if "batch_size" in changed:
             position.batch = -(-position.batch * int(written["batch_size"]) // options.batch_size)
+        per_epoch = progress.steps_per_epoch
+        if {"batch_size", "data", "epochs", "schedule"} & set(changed) and per_epoch is not None:
+            counts = counts_epochs(options.schedule, options.rate.base, options.epochs, per_epoch)
+            position.ahead = position.epoch * per_epoch + position.batch - position.step if counts else 0
         if "early_stopping" in changed:
             position.stopped = None
         if not {"learning_rate", "schedule"} & set(changed):  # otherwise the new setting decides

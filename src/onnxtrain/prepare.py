@@ -33,7 +33,7 @@ from onnxtrain.patterns import escape
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
 from onnxtrain.training_info.recipe import Names, free_names
 from onnxtrain.weights.groups import group_hints, merged_hints
-from onnxtrain.weights.masks import KEEP, zero_masks
+from onnxtrain.weights.masks import KEEP, check_masks, zero_masks, zeros_to_keep
 from onnxtrain.weights.names import forget_traces
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies
@@ -254,6 +254,18 @@ def _loss_output(graph: ir.Graph, name: str) -> ir.Value:
     if not is_float(value) or (shape is not None and any(size != 1 for size in shape)):
         raise OptionError(f"loss='output:{name}' needs a floating scalar, but {name!r} has shape {shape}.")
     return value
+
+
+def with_checked_masks(config: TrainingConfig, objective: Objective) -> TrainingConfig:
+    """Return a configuration whose masks are arrays: of the zeros of the model where these are to be kept.
+
+    Raises:
+        OptionError: No weight is pruned, or a mask fits no parameter or not the optimizer.
+    """
+    if config.masks.keep:
+        config = replace(config, masks=zeros_to_keep(objective.own_weights, config.model.value))
+    check_masks(config.masks, objective.shapes, objective.optimizers(config))
+    return config
 
 
 def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:

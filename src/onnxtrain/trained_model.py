@@ -15,7 +15,6 @@ import onnx
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.data.data_names import (
-    LABELS,
     labels_text,
     names_of_checkpoint,
     read_names,
@@ -27,12 +26,13 @@ from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, OptionError
 from onnxtrain.executor import Executor
 from onnxtrain.gc_pause import gc_paused
+from onnxtrain.ir.domains import LABELS
 from onnxtrain.losses.base import Forms
 from onnxtrain.losses.heads import Metrics
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.rescue import kept_in_memory
 from onnxtrain.objective import Objective
-from onnxtrain.prepare import hints_of, prepare
+from onnxtrain.prepare import hints_of, prepare, with_checked_masks
 from onnxtrain.report.formatting import html_facts, plural
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
@@ -41,7 +41,7 @@ from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.data_adapter import DataAdapter, is_packed
-from onnxtrain.weights.masks import check_masks, set_to_zero, zeros_to_keep
+from onnxtrain.weights.masks import set_to_zero
 from onnxtrain.working_copy.training_modes import Modes
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ class TrainedModel:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
             objective = prepare(config, ignoring=False, differentiable=True).packing(config.packed)
-        if config.masks.keep:
-            config = dataclasses.replace(config, masks=zeros_to_keep(objective.own_weights, config.model.value))
-        check_masks(config.masks, objective.shapes, objective.optimizers(config))
+        config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
         self._executor = _executor_class(config)(objective, config, values)
         self._state = State(self._executor.states, objective, keeps_averages=config.ema is not None)
@@ -589,7 +587,7 @@ class TrainedModel:
 
     @checks_arguments
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Load weights, optimizer states, column names and labels from a checkpoint of :meth:`fit`.
+        """Load weights, optimizer states, and the names and normalization of data from a checkpoint of :meth:`fit`.
 
         States that this training does not share with the one of the checkpoint (of another optimizer) stay as they are.
         To go on at the checkpoint's step and example, give ``fit`` its path as ``resume``.
@@ -621,6 +619,7 @@ class TrainedModel:
         if self.labels is None:
             self.labels = kept.labels
         self._data.learn(kept.columns, kept.left_out)
+        self._data.learn_pixels(kept.pixels)
 
     def training_model(self) -> onnx.ModelProto:
         """Return the training model (``TrainingInfoProto``) with the current weights and optimizer states."""

@@ -489,6 +489,7 @@ class Trainer(TrainedModel):
         metadata = self._communicator.on_root(lambda: store.metadata(checkpoints.path))
         kept = names_of_checkpoint(metadata or {})
         self._data.learn(kept.columns, kept.left_out)
+        self._data.learn_pixels(kept.pixels)
         self._data.expected_labels = kept.labels
 
     def _open_fit_data(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -34,6 +35,14 @@ def test_only_weights_change(files, success):
         if tensor.name == "layer1.bias":
             tensor.CopyFrom(numpy_helper.from_array(old["layer1.bias"], tensor.name))
     assert changed == onnx.load(files / "model.onnx")
+
+
+def test_names_of_columns_and_labels_go_along(files, success):
+    names = '{"columns": {"input": ["a", "b", "c", "d"]}, "labels": ["x", "y", "z"]}'
+    (files / "model.labels.json").write_text(names)
+    success(*EXPORT)
+    success(*IMPORT)
+    assert json.loads((files / "tuned.labels.json").read_text()) == json.loads(names)
 
 
 def test_describe(files, success):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tarfile
 
 import numpy as np
 import onnx
@@ -86,19 +87,95 @@ def test_pictures_are_named(files, success):
     ]
 
 
+def test_lines_of_skipped_pictures_are_left_out(files, run):
+    image = pytest.importorskip("PIL.Image")
+    flat = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> f (float[N, 1, 1, 1] image) => (float[N, 1] y) { y = Flatten(image) }'
+    )
+    onnx.save(flat, files / "flat.onnx")
+    (files / "pictures" / ".ipynb_checkpoints").mkdir(parents=True)
+    for name, grey in (("a", 255), ("c", 51), (".ipynb_checkpoints/c-checkpoint", 51)):
+        image.new("L", (1, 1), grey).save(files / "pictures" / f"{name}.png")
+    (files / "pictures" / "b.png").write_bytes(b"no image")
+    with tarfile.open(files / "pictures.tar", "w") as archive:
+        for name in "abc":
+            archive.add(files / "pictures" / f"{name}.png", f"{name}.png")
+    for data, folder in (("pictures", "pictures/"), ("pictures.tar", "")):
+        found = run("predict", "flat.onnx", "--data", data, "--skip-broken", "--output", "p.csv")
+        assert found.code == 0, found.err
+        rows = [(row["file"], float(row["y"])) for row in lines(files / "p.csv")]
+        assert rows == [(f"{folder}a.png", 1.0), (f"{folder}c.png", pytest.approx(0.2))]
+
+
 @pytest.mark.parametrize(
-    ("scores", "expected"),
+    ("scores", "kind", "expected"),
     [
-        (np.array([[0.2, 0.8], [1.0, 0.0]]), [0.8, 0.0]),  # distributions already
-        (np.array([[0.0], [np.log(3)], [-1000.0]]), [0.5, 0.75, 0.0]),
-        (np.array([0.25, 1.0]), [0.25, 1.0]),
-        (np.array([[1000.0, 0.0]]), [0.0]),
+        (np.array([[0.2, 0.8], [1.0, 0.0]]), None, [0.8, 0.0]),  # distributions already
+        (np.array([[0.2, 0.7]]), "distribution", [0.7]),  # of 8 bits
+        (np.log([[0.25, 0.75]]), "logits", [0.75]),
+        (np.array([[1 - np.log(3), np.log(3)]]), "logits", [9 / (9 + np.e)]),  # they sum to 1 by chance
+        (np.array([[0.0], [np.log(3)], [-1000.0]]), None, [0.5, 0.75, 0.0]),
+        (np.array([0.0, 1.0]), "logits", [0.5, np.e / (1 + np.e)]),
+        (np.array([0.25, 1.0]), "independent", [0.25, 1.0]),
+        (np.array([[1000.0, 0.0]]), None, [0.0]),
     ],
 )
-def test_forms_of_scores(scores, expected):
-    found = prediction_table({"y": scores}, labels=["no", "yes"])
+def test_forms_of_scores(scores, kind, expected):
+    found = prediction_table({"y": scores}, labels=["no", "yes"], kind=kind)
+    expected = np.array(expected)
+    if kind == "distribution":
+        np.testing.assert_array_equal(found["p(yes)"], expected)
+        return
     np.testing.assert_allclose(found["p(yes)"], expected, atol=1e-12)
     np.testing.assert_allclose(found["p(no)"] + found["p(yes)"], 1)
+
+
+ENDINGS = {
+    "logits": ("y = MatMul(x, w)", lambda z: 1 / (1 + np.exp(-z))),
+    "with a bias": ("z = MatMul(x, w) y = Add(z, b)", lambda z: 1 / (1 + np.exp(-z))),
+    "sigmoid": ("z = MatMul(x, w) y = Sigmoid(z)", lambda z: 1 / (1 + np.exp(-z))),
+    "sigmoid in 8 bits": (
+        "z = MatMul(x, w) s = Sigmoid(z) q = QuantizeLinear(s, scale, zero) y = DequantizeLinear(q, scale, zero)",
+        lambda z: np.round(255 / (1 + np.exp(-z))) / 255,
+    ),
+    "behind a reshape": ("z = MatMul(x, w) s = Sigmoid(z) y = Reshape(s, shape)", lambda z: 1 / (1 + np.exp(-z))),
+}
+
+
+def with_ending(nodes, columns=1):
+    weights = ", ".join(["0.5"] * columns)
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> f (float[N, 1] x) => (float[N, {columns}] y) '
+        f"<float[1, {columns}] w = {{{weights}}}, float[{columns}] b = {{{', '.join(['0'] * columns)}}}, "
+        f"float scale = {{{1 / 255}}}, uint8 zero = {{0}}, int64[2] shape = {{-1, {columns}}}> {{ {nodes} }}"
+    )
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_answer_to_an_example_does_not_depend_on_the_others(files, success, ending):
+    nodes, expected = ENDINGS[ending]
+    onnx.save(with_ending(nodes), files / "one.onnx")
+    x = np.array([[0.4], [-3.0], [5.0]], np.float32)
+    rows = []
+    for name, part in (("all", x), ("first", x[:1])):
+        np.savez(files / f"{name}.npz", x=part)
+        success("predict", "one.onnx", "--data", f"{name}.npz", "--output", f"{name}.csv", "--probabilities")
+        rows.append(lines(files / f"{name}.csv"))
+    assert rows[0][0] == rows[1][0]
+    np.testing.assert_allclose([float(row["p(1)"]) for row in rows[0]], expected(x[:, 0] / 2), atol=1e-6)
+    assert rows[0][0]["label"] == "1"
+
+
+def test_outputs_that_do_not_tell_what_they_are_are_refused(files, run):
+    np.savez(files / "x.npz", x=np.array([[0.4]], np.float32))
+    for columns, nodes, said in (
+        (1, "z = MatMul(x, w) y = Abs(z)", "the output 'y' has values from 0 to 1, which may be logits or probabilit"),
+        (3, "z = MatMul(x, w) y = Sigmoid(z)", "holds 3 independent probabilities, not scores of classes of which one"),
+    ):
+        onnx.save(with_ending(nodes, columns), files / "open.onnx")
+        found = run("predict", "open.onnx", "--data", "x.npz", "--output", "p.csv", "--probabilities")
+        assert found.code == 2
+        assert said in " ".join(found.err.split())
 
 
 def test_other_outputs():

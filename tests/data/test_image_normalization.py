@@ -11,6 +11,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain import layers
+from onnxtrain.cli import main
 from onnxtrain.data import ImageFolder, TensorSpec, open_dataset
 from onnxtrain.errors import DataError, ModelError
 
@@ -119,6 +120,47 @@ def test_the_normalization_of_a_training_stays_with_the_model(folder, tmp_path, 
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         onnxtrain.predict(tmp_path / "tuned.onnx", ImageFolder(folder, mean=0.5))
     assert "as in the training of the model; here they are given" in caplog.text
+
+
+def test_the_normalization_of_a_checkpoint_is_read(folder, tmp_path):
+    source = ImageFolder(folder, mean=MEAN, std=STD)
+    first = onnxtrain.Trainer(network(), loss=LOSS)
+    first.fit(source, progress=False, checkpoint=tmp_path / "kept")
+    second = onnxtrain.Trainer(network(), loss=LOSS)
+    second.load_checkpoint(tmp_path / "kept")
+    np.testing.assert_array_equal(second.predict(folder), first.predict(source))
+    second.save(tmp_path / "tuned.onnx")
+    assert json.loads((tmp_path / "tuned.labels.json").read_text())["std"] == [*STD]
+    resumed = onnxtrain.Trainer(network(), loss=LOSS)
+    resumed.fit(folder, epochs=2, progress=False, checkpoint=tmp_path / "kept", resume=True)
+    first.fit(source, progress=False)
+    assert resumed.predict(folder).shape == (6, 2)
+
+
+@pytest.mark.parametrize("settings", [None, {"do_normalize": True, "image_mean": [*MEAN], "image_std": [*STD]}])
+def test_a_new_head_reads_images_as_the_model_before(settings, folder, tmp_path):
+    """On the command line, where the path of the model is known."""
+    onnx.save(network(), tmp_path / "model.onnx")
+    if settings is None:
+        (tmp_path / "model.labels.json").write_text(json.dumps({"labels": ["a", "b"], "mean": [*MEAN], "std": [*STD]}))
+    else:
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    flags = ["--data", str(folder), "--loss", LOSS, "--new-head", "2", "--quiet", "--learning-rate", "0"]
+    assert main(["fit", str(tmp_path / "model.onnx"), *flags, "-o", str(tmp_path / "out" / "tuned.onnx")]) != 0
+    (tmp_path / "out").mkdir()
+    assert main(["fit", str(tmp_path / "model.onnx"), *flags, "-o", str(tmp_path / "out" / "tuned.onnx")]) == 0
+    record = json.loads((tmp_path / "out" / "tuned.labels.json").read_text())
+    assert record == {"labels": ["cat", "dog"], "mean": [*MEAN], "std": [*STD]}
+
+
+def test_a_new_head_forgets_the_labels_in_the_metadata():
+    model = network()
+    model.metadata_props.add(key="onnxtrain.labels", value='["a", "b"]')
+    model.metadata_props.add(key="author", value="me")
+    assert onnxtrain.Trainer(model, loss=LOSS).labels == ("a", "b")
+    changed = onnxtrain.replace_head(model, 2)
+    assert onnxtrain.Trainer(changed, loss=LOSS).labels is None
+    assert [entry.key for entry in changed.metadata_props] == ["author"]
 
 
 def test_normalization_that_was_not_given_is_not_recorded(folder, tmp_path):

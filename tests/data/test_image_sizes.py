@@ -10,7 +10,6 @@ import onnx
 import pytest
 
 import onnxtrain
-from onnxtrain.data import ImageFolder
 from onnxtrain.errors import DataError, ModelError
 
 Image = pytest.importorskip("PIL.Image")
@@ -28,9 +27,13 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
+def files(folder):
+    return sorted(folder.rglob("*.png"))
+
+
 def opened(folder):
     found = []
-    for file in ImageFolder(folder).files():
+    for file in files(folder):
         with Image.open(file) as image:
             found.append(image.copy())
     return found
@@ -184,7 +187,7 @@ def test_a_fixed_size_of_the_model_counts(folder, tmp_path):
     ],
 )
 def test_convolutions_tell_the_number_of_channels(shape, before, folder):
-    for image, file in zip(opened(folder), ImageFolder(folder).files(), strict=True):
+    for image, file in zip(opened(folder), files(folder), strict=True):
         image.resize((20, 15)).save(file)
     network = model(shape, before)
     pixels = as_input(opened(folder))

@@ -1,10 +1,14 @@
 """Texts with a tokenizer: ids, masks and type ids as the tokenizer gives them."""
 
+import json
+import logging
+
 import numpy as np
 import pytest
 
 import onnxtrain
 from onnxtrain.data import TensorSpec, TextFile, open_dataset
+from onnxtrain.data.tokenizer import Encoded, cut_text
 from onnxtrain.errors import DataError, OptionError
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")
@@ -51,6 +55,48 @@ def test_inputs_of_a_language_model(table, tokenizer):
     assert not batch.inputs["token_type_ids"].any()
     assert batch.inputs["position_ids"].tolist() == [list(range(6))] * 4
     assert batch.targets.tolist() == [*"abab"]
+
+
+LEFT = [[0, 0, 0, 2, 3, 4], [0, 0, 0, 0, 5, 6], [2, 6, 4, 7, 2, 3], [0, 0, 0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("told_by", ["tokenizer_config.json", "tokenizer.json", "object"])
+def test_texts_are_padded_and_cut_where_the_author_did(table, tokenizer, told_by, caplog):
+    """A model that reads the last position reads padding otherwise."""
+    given = tokenizer
+    if told_by == "tokenizer_config.json":
+        settings = {"padding_side": "left", "truncation_side": "left", "pad_token": {"content": "on"}}
+        (tokenizer.parent / told_by).write_text(json.dumps(settings))
+    else:
+        own = tokenizers.Tokenizer.from_file(str(tokenizer))
+        own.enable_padding(direction="left", pad_id=7)
+        own.enable_truncation(2, direction="left")
+        own.save(str(tokenizer))
+        given = own if told_by == "object" else tokenizer
+    specs = [spec("input_ids"), spec("attention_mask"), spec("position_ids")]
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        found = read(TextFile(table, given), *specs, target="kind").inputs
+    assert "Texts are padded and cut on the left, as the tokenizer's settings say." in caplog.text
+    mask = (np.array(LEFT) > 0).astype(int)
+    assert found["input_ids"].tolist() == np.where(mask, LEFT, 7).tolist()
+    assert found["attention_mask"].tolist() == mask.tolist()
+    assert found["position_ids"].tolist() == np.maximum(mask.cumsum(1) - 1, 0).tolist()
+    short = read(TextFile(table, given, length=2), spec("input_ids"), target="kind").inputs["input_ids"]
+    assert short.tolist() == [[3, 4], [5, 6], [2, 3], [1, 1]]
+
+
+def test_a_cut_on_the_left_keeps_added_tokens():
+    ids = np.array([101, 7, 8, 9, 102])
+    starts, ends = np.array([0, 0, 2, 4, 0]), np.array([0, 1, 3, 5, 0])
+    text = Encoded(ids, np.zeros(5, int), starts, ends)
+    for limit, expected in ((5, ids.tolist()), (4, [101, 8, 9, 102]), (3, [101, 9, 102]), (2, [101, 102])):
+        assert cut_text(text, limit, left=True).ids.tolist() == expected
+
+
+@pytest.mark.parametrize("settings", ["[]", "{", '{"padding_side": 3, "pad_token": "none of the vocabulary"}'])
+def test_other_settings_change_nothing(table, tokenizer, settings):
+    (tokenizer.parent / "tokenizer_config.json").write_text(settings)
+    assert read(TextFile(table, tokenizer), spec("tokens"), target="kind").inputs["tokens"].tolist() == IDS
 
 
 @pytest.mark.parametrize(("length", "fixed"), [(4, None), (None, 4), (4, 4)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ from stand_in import COMMIT, TOKEN, Hub
 
 import onnxtrain
 from onnxtrain.cli import main
+from onnxtrain.data.data_names import read_names
 from onnxtrain.errors import ModelError, OptionError
+from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.hub import download, repository_of
 
 pytest.importorskip("huggingface_hub")
@@ -153,6 +156,44 @@ def test_a_trained_model_is_published_with_its_card(
     again = onnxtrain.Trainer("hf://me/tuned/model.onnx", loss="softmax_cross_entropy")
     points, _ = onnxtrain.examples.points(8)
     np.testing.assert_array_equal(again.predict(points), trainer.predict(points))
+
+
+def test_names_and_settings_come_along(hub: Hub, tmp_path: Path) -> None:
+    names = {"columns": {"input": ["a", "b", "c", "d"]}, "labels": ["x", "y", "z"]}
+    (tmp_path / "model.labels.json").write_text(json.dumps(names))
+    onnxtrain.hub.push_to_hub(tmp_path / "model.onnx", "me/named", file="points.onnx")
+    assert json.loads(hub.files["me/named"]["points.labels.json"]) == names
+    trainer = onnxtrain.Trainer("hf://me/named/points.onnx", loss="softmax_cross_entropy")
+    assert trainer.labels == ("x", "y", "z")
+    assert trainer.columns == {"input": ("a", "b", "c", "d")}
+    onnx.save(
+        onnxtrain.examples.mlp((4, 8, 3)),
+        tmp_path / "l.onnx",
+        save_as_external_data=True,
+        location="l",
+        size_threshold=0,
+    )
+    hub.files["org/labels"] = {
+        "config.json": json.dumps({"id2label": {"0": "z", "1": "y", "2": "x"}}).encode(),
+        "l.onnx": (tmp_path / "l.onnx").read_bytes(),
+        "l": (tmp_path / "l").read_bytes(),
+    }
+    trainer = onnxtrain.Trainer("hf://org/labels/l.onnx", loss="softmax_cross_entropy")
+    points, classes = onnxtrain.examples.points(32)
+    trainer.fit(points, np.array([*"xyz"])[classes], progress=False)
+    assert trainer.labels == ("z", "y", "x")
+
+
+def test_settings_above_a_folder_onnx_come_along(hub: Hub) -> None:
+    settings = {"do_normalize": True, "image_mean": [0.5], "image_std": [0.25], "do_resize": True, "size": 8}
+    hub.files["org/pictures"] = {
+        "preprocessor_config.json": json.dumps(settings).encode(),
+        "onnx/model.onnx": onnxtrain.examples.mlp((4, 8, 3)).SerializeToString(),
+    }
+    names = read_names(ModelFile.load("hf://org/pictures/onnx/model.onnx"))
+    assert names.pixels is not None
+    assert names.resizing is not None
+    assert (names.pixels.mean, names.resizing.edges) == ((0.5,), (8, 8))
 
 
 def test_the_example_of_a_card_has_a_loss_that_needs_nothing_more(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -42,6 +43,17 @@ def test_the_same_results_with_kernels_and_without(model, feeds, tmp_path):
         np.testing.assert_allclose(run(path, x), expected, rtol=1e-3, atol=1e-4)
         for threads in (1, 2):
             np.testing.assert_allclose(run(path, x, kernels=True, threads=threads), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("every_layer")
+def test_names_of_the_data_go_along(tmp_path):
+    """Without them, images would not be normalized, and columns be read by position."""
+    onnx.save(mlp(), tmp_path / "pruned.onnx")
+    (tmp_path / "pruned.labels.json").write_text('{"labels": ["a", "b"], "mean": [0.5], "std": [0.25]}')
+    onnxtrain.compile_sparse(tmp_path / "pruned.onnx", tmp_path / "fast.onnx")
+    assert json.loads((tmp_path / "fast.labels.json").read_text())["std"] == [0.25]
+    onnxtrain.compile_sparse(mlp(), tmp_path / "fast.onnx")  # another model of this name
+    assert not (tmp_path / "fast.labels.json").exists()
 
 
 @pytest.mark.usefixtures("every_layer")

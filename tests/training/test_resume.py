@@ -223,6 +223,42 @@ def test_a_changed_batch_size_goes_on_at_the_same_example(tmp_path) -> None:
     assert seen == [8, 8, 4, 4, 4, 4]  # one batch of 8 counts (the second was not saved), then four of 4
 
 
+def rates_of(schedule: str, **more) -> list[float]:
+    found: list[float] = []
+    run(({}, {"schedule": schedule, "epochs": 4, **more}), callbacks=[Rates(found)])
+    return found
+
+
+@pytest.mark.parametrize(
+    "schedule", ["cosine", "linear(0.1)", "warmup(0.3)+cosine", "step(2 epochs, 0.5)", "one_cycle"]
+)
+@pytest.mark.parametrize(
+    "changed", [{"batch_size": 4}, {"batch_size": 12}, {"data": data(48)}], ids=["smaller", "larger", "more data"]
+)
+def test_a_schedule_of_epochs_goes_on_at_its_epoch(schedule: str, changed: dict, tmp_path) -> None:
+    """With other steps per epoch, the rate of the rest is that of a training that always had these."""
+    whole = rates_of(schedule, **changed)
+    per_epoch = len(whole) // 4
+    with pytest.raises(KeyboardInterrupt):  # after one epoch of 3 steps
+        run(({}, {"schedule": schedule, "epochs": 4}), callbacks=[Rates([], stop=4)], checkpoint=tmp_path)
+    rest: list[float] = []
+    options = {"schedule": schedule, "epochs": 4, "checkpoint": tmp_path, "resume": True, **changed}
+    with pytest.raises(KeyboardInterrupt):  # after the second epoch
+        run(({}, options), callbacks=[Rates(rest, stop=3 + per_epoch + 1)], change=[*changed])
+    run(({}, options), callbacks=[Rates(rest)])
+    del rest[per_epoch]  # the first step of the third epoch was taken twice
+    np.testing.assert_allclose(rest, whole[per_epoch:], rtol=1e-12)
+
+
+def test_a_schedule_of_steps_goes_on_at_its_step(tmp_path) -> None:
+    schedule = "step(5, 0.5)"
+    run(({}, {"schedule": schedule, "epochs": 2}), checkpoint=tmp_path)  # 6 steps
+    rest: list[float] = []
+    options = {"schedule": schedule, "batch_size": 4, "epochs": 3, "checkpoint": tmp_path, "resume": True}
+    run(({}, options), callbacks=[Rates(rest)], change="batch_size")
+    np.testing.assert_allclose(rest, [0.01 * 0.5 ** (step // 5) for step in range(6, 12)])
+
+
 @pytest.mark.parametrize("name", ["AdamW", "Lion", "RMSprop", "SGD"])
 def test_optimizers_of_our_own_go_on_bit_for_bit(name, tmp_path) -> None:
     settings = ({"optimizer": getattr(onnxtrain, name)(0.01)}, {})

@@ -7,6 +7,7 @@ import onnx
 import pytest
 
 import onnxtrain
+from onnxtrain.cli import main
 from onnxtrain.errors import OptionError
 from onnxtrain.operators import LAMB, OPTIMIZERS, SGD, SSGD, Adagrad, Adam, AdamW, Lion, Momentum, RMSprop
 from onnxtrain.operators.sparsity import Sparsity
@@ -103,6 +104,41 @@ def test_masks_hold_in_a_training_model_that_is_resumed(rule, tmp_path):
         np.testing.assert_array_equal(session.state[name], subject.parameters[name])
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("rule", [SGD(0.05), AdamW(0.05, weight_decay=0.5)], ids=str)
+def test_masks_hold_in_a_training_model_of_their_own(rule, keep):
+    """It begins at zero where a mask is false, as a trainer does."""
+    model = onnxtrain.examples.mlp((5, 8, 3))
+    subject = trainer(rule)
+    masks = some_masks(subject)
+    subject.set_masks(masks)
+    given = subject.model() if keep else model
+    training = onnxtrain.training_model(
+        given, loss="softmax_cross_entropy", optimizer=rule, masks="keep" if keep else masks, ema=0.9
+    )
+    session = onnxtrain.TrainingSession(training)
+    feeds = {"input": X, "target": Y, "learning_rate": np.float32(rule.learning_rate)}
+    for _ in range(3):
+        assert float(session.step(feeds)["loss"]) == pytest.approx(subject.train_step(X, Y), rel=1e-6)
+    assert_held(session.state, masks)
+    for name in masks:
+        np.testing.assert_allclose(session.state[name], subject.parameters[name], rtol=1e-5, atol=1e-7)
+
+
+def test_the_command_exports_masks(tmp_path):
+    subject = trainer(SGD(0.05))
+    masks = some_masks(subject)
+    subject.set_masks(masks)
+    subject.save(tmp_path / "pruned.onnx")
+    flags = ["--loss", "cross_entropy", "--optimizer", "sgd", "--masks", "keep"]
+    out = str(tmp_path / "training.onnx")
+    assert main(["export", str(tmp_path / "pruned.onnx"), *flags, "--training-model", out]) == 0
+    session = onnxtrain.TrainingSession(out)
+    session.step({"input": X, "target": Y, "learning_rate": np.float32(0.05)})
+    assert_held(session.state, masks)
+    assert main(["export", str(tmp_path / "pruned.onnx"), *flags[:-2], "--training-model", out]) == 0
+
+
 def test_masks_hold_after_resuming_from_a_checkpoint(tmp_path):
     whole = trainer(RULES[6])
     masks = some_masks(whole)
@@ -153,6 +189,8 @@ def test_new_masks_replace_the_old_ones():
 def test_bad_masks(masks, message):
     with pytest.raises(OptionError, match=message):
         trainer(Adam()).set_masks(masks)
+    with pytest.raises(OptionError, match=message):
+        onnxtrain.training_model(onnxtrain.examples.mlp((5, 8, 3)), loss="mse", optimizer="adam", masks=masks)
 
 
 def test_an_epsilon_of_zero_is_refused():

@@ -299,6 +299,7 @@ def command(
     arguments = dict(locals())
     from onnxtrain.cli.progress import Progress
     from onnxtrain.config import Distributed
+    from onnxtrain.data.data_names import names_of_inputs
     from onnxtrain.model_file.file import find_model
     from onnxtrain.model_file.hub import is_on_hub
     from onnxtrain.model_file.rescue import save_or_rescue
@@ -356,6 +357,8 @@ def command(
             **options,
         )
         trainer._data.folder = model.parent  # of the tokenizer, also for a model with a new head in memory
+        if new_head is not None and adapters.lora_adapter is None:
+            trainer._data.names = names_of_inputs(model)
     run = None if folder is None else _run_folder(folder, model, arguments, settings, resume=loop.resume)
     if root and (output.parent.is_dir() or folder is None):  # else the run makes it
         _check_output(trainer, output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from cyclopts import Parameter
@@ -65,10 +65,11 @@ def command(
     debug: flags.Debug = False,
 ) -> None:
     """Run ``onnxtrain predict``."""
+    from onnxtrain.data import ImageFolder, TarFile
     from onnxtrain.data.data_names import read_names
     from onnxtrain.model_file.file import ModelFile, check_writable
     from onnxtrain.model_file.writing import AtomicFiles
-    from onnxtrain.training.inference.forward import outputs
+    from onnxtrain.training.inference.forward import kind_of_output, outputs
     from onnxtrain.training.inference.prediction_table import TABLE_SUFFIXES, check_table, prediction_table, write_table
 
     suffixes = (*TABLE_SUFFIXES, ".npz", ".npy")
@@ -97,11 +98,14 @@ def command(
         )
     if output.suffix in TABLE_SUFFIXES:
         size = len(next(iter(arrays.values())))
+        labels = read_names(ModelFile.load(model), lora_adapter).labels
+        classified = labels is not None or probabilities
         table = prediction_table(
             arrays,
-            examples=_files(source, size),
-            labels=read_names(ModelFile.load(model), lora_adapter).labels,
+            examples=source.examples_read if isinstance(source, ImageFolder | TarFile) else None,
+            labels=labels,
             probabilities=probabilities,
+            kind=kind_of_output(model, next(iter(arrays))) if classified else None,
         )
         write_table(output, table)
         rows = {"lines": terminal.count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}
@@ -118,13 +122,3 @@ def command(
     rows = {name: f"{array.dtype} {list(array.shape)}" for name, array in arrays.items()}
     rows["written"] = f"{output} ({terminal.file_size(output)})"
     terminal.console().print(terminal.facts(rows))
-
-
-def _files(source: Any, size: int) -> list[str] | None:
-    """Return the image of each line; None if some images could not be read."""
-    from onnxtrain.data import ImageFolder
-
-    if not isinstance(source, ImageFolder):
-        return None
-    found = source.files()
-    return [str(file) for file in found] if len(found) == size else None

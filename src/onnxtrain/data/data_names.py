@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from onnx import ModelProto
+
 from onnxtrain.data.conversion import TensorSpec
 from onnxtrain.data.image_form import Pixels, Resizing
 from onnxtrain.data.preprocessor import read_preprocessor, read_settings
 from onnxtrain.errors import ModelError
+from onnxtrain.ir.domains import LABELS
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.small_files import RefusedFileError, parse_json, read_json, read_text
 from onnxtrain.model_file.writing import AtomicFiles
-
-LABELS: Final = "onnxtrain.labels"
-"""Key of the labels in a model's metadata."""
 
 Columns = Mapping[str, tuple[str, ...]]
 """Names of columns in the model's order, by input."""
@@ -156,6 +156,15 @@ def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) 
     return replace(names, pixels=names.pixels or pixels, resizing=names.resizing or resizing)
 
 
+def names_of_inputs(model: str | os.PathLike[str] | ModelProto) -> DataNames:
+    """Read the names beside a model without its labels: those of a model with a new head.
+
+    Raises:
+        ModelError: The model, or the file beside it, cannot be read.
+    """
+    return replace(read_names(ModelFile.load(model)), labels=None)
+
+
 def _read_file(model: Path) -> DataNames | None:
     """Read the names beside a model or an adapter; ``None`` where there is no file."""
     path = names_file(model)
@@ -186,7 +195,13 @@ def names_of_checkpoint(metadata: Mapping[str, Any]) -> DataNames:
     """Read the names in a checkpoint."""
     written = metadata.get("fingerprint")
     found = written if isinstance(written, dict) else {}
-    record = {"columns": found.get("columns"), "left_out": metadata.get("left_out"), "labels": found.get("labels")}
+    pixels = metadata.get("pixels")
+    record = {
+        "columns": found.get("columns"),
+        "left_out": metadata.get("left_out"),
+        "labels": found.get("labels"),
+        **(pixels if isinstance(pixels, dict) else {}),
+    }
     try:
         return DataNames.of_record({key: value for key, value in record.items() if value})
     except ValueError:

@@ -11,7 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -370,6 +370,8 @@ class ImageFolder(Reader):
     mean: float | Sequence[float] | None = None
     std: float | Sequence[float] | None = None
     skip_broken: bool = False
+    examples_read: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The images of the last reading, in its order."""
 
     @property
     def name(self) -> str:
@@ -403,21 +405,18 @@ class ImageFolder(Reader):
             skip_broken=self.skip_broken,
             advice="correct or remove them, or skip them: onnxtrain.data.ImageFolder(path, skip_broken=True)",
         )
+        self.examples_read[:] = [str(files[index]) for index in kept]
         folder = Path(self.path)
         classes = [files[index].relative_to(folder).parts[0] for index in kept] if need_target else None
         return {specs[0].name: pixels}, None if classes is None else np.array(classes)
-
-    def files(self) -> list[Path]:
-        """Return all images sorted by path, which is the order of predictions."""
-        return self._files(need_target=False)
 
     def _files(self, need_target: bool) -> list[Path]:
         folder = Path(self.path)
         if not folder.is_dir():
             raise DataError(f"'{folder}' is not a folder; images lie in one folder per class.")
-        loose = image_files(folder.iterdir())
+        loose = image_files(folder.iterdir(), folder)
         if not need_target:
-            found = image_files(folder.rglob("*"))
+            found = image_files(folder.rglob("*"), folder)
             if not found:
                 raise DataError(f"{self.name} holds no images ({', '.join(SUFFIXES)}).")
             return found
@@ -428,7 +427,7 @@ class ImageFolder(Reader):
             )
         found = []
         for each in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
-            inside = image_files(each.rglob("*"))
+            inside = image_files(each.rglob("*"), each)
             if not inside:
                 raise DataError(
                     f"the folder '{each}' holds no images ({', '.join(SUFFIXES)}); add images, or remove it if it is "
@@ -440,10 +439,17 @@ class ImageFolder(Reader):
         return found
 
 
-def image_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths with the suffix of an image, sorted, without hidden files."""
+def image_files(paths: Iterable[Path], folder: Path) -> list[Path]:
+    """Return the paths with the suffix of an image, sorted, without files that are hidden or in hidden folders.
+
+    Notebooks and file managers keep copies of images in such folders (``.ipynb_checkpoints``).
+    """
     return sorted(
-        path for path in paths if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+        path
+        for path in paths
+        if path.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.is_file()
     )
 
 

@@ -164,10 +164,10 @@ def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Ar
     Args:
         targets: Class indices, or distributions over classes, which are kept.
         prediction: Shape of the scores.
-        axis: Axis of the classes.
+        axis: Axis of the classes; the rank where there is none.
     """
     rank, shape = len(prediction), targets.shape
-    if targets.ndim == rank and prediction[axis] != 1:
+    if targets.ndim == rank and axis < rank and prediction[axis] != 1:
         last = prediction[-1]
         if shape[axis] == 1:
             targets = targets.squeeze(axis)

@@ -6,7 +6,7 @@ import glob
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
@@ -47,6 +47,8 @@ class TarFile(Reader):
     mean: float | Sequence[float] | None = None
     std: float | Sequence[float] | None = None
     skip_broken: bool = False
+    examples_read: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The images or arrays of the last reading, in its order."""
 
     def read(
         self, specs: Sequence[TensorSpec], *, target: str | None = None, need_target: bool = True
@@ -72,6 +74,7 @@ class TarFile(Reader):
 
     def _read(self, spec: TensorSpec, need_target: bool) -> tuple[dict[str, object], object | None]:
         targets: list[object] = []
+        names: list[str] = []
         members = self._examples()
         first = next(members, None)
         if first is None:
@@ -86,6 +89,7 @@ class TarFile(Reader):
                     targets.append(self._target(example))
                 suffix = self._image_suffix(example)
                 content = example.parts[suffix]
+                names.append(f"{example.key}{suffix}")
                 yield ImageSource(f"{example.key}{suffix}", _opener(content))
 
         if not of_arrays:
@@ -99,6 +103,7 @@ class TarFile(Reader):
                 skip_broken=self.skip_broken,
                 advice="write them again, or skip them: onnxtrain.data.TarFile(path, skip_broken=True)",
             )
+            self.examples_read[:] = [names[index] for index in kept]
             return {spec.name: values}, _joined([targets[index] for index in kept], self.name) if need_target else None
         for example in _chain(first, members):
             array = _array(example, self.name)
@@ -110,8 +115,10 @@ class TarFile(Reader):
                     f"{shape}."
                 )
             arrays.append(array[None])
+            names.append(f"{example.key}.npy")
             if need_target:
                 targets.append(self._target(example))
+        self.examples_read[:] = names
         return {spec.name: arrays.finish()}, _joined(targets, self.name) if need_target else None
 
     def _examples(self) -> Iterator[_Example]:

@@ -36,13 +36,14 @@ class TextFile(Reader):
 
     The model's inputs are recognized by name: one with ``mask`` is 1 for tokens and 0 for padding, one with ``type`` or
     ``segment`` has the tokenizer's type ids, one with ``position`` counts from 0, and the remaining one has the token
-    ids. Texts are truncated and padded to one length; tokens that the tokenizer adds at the end of a text, such as
-    ``[SEP]``, stay.
+    ids. Texts are truncated and padded to one length, on the side that the tokenizer's settings say
+    (``tokenizer_config.json`` beside it, else its own), by default at their end; tokens that the tokenizer adds, such
+    as ``[SEP]``, stay.
 
     Args:
         path: The file; the lines of a ``.txt`` file have no targets.
         tokenizer: A ``tokenizer.json``, which runs in a process of its own with limits of time and memory, or a
-            ``tokenizers.Tokenizer``. Its own truncation and padding are not used.
+            ``tokenizers.Tokenizer``. The lengths of its own truncation and padding are not used.
         text: Column of texts.
         length: Tokens per text; by default the size of the model's input, or the length of the longest text.
     """
@@ -77,21 +78,27 @@ class TextFile(Reader):
                 "%d of %d texts in %s are blank, the first at example %d.", len(blank), len(texts), self.name, blank[0]
             )
         length = self._length(specs, tokenizer, texts)
+        left = tokenizer.sides.pads_left and not any(spec.right_padded for spec in specs)
+        if left or tokenizer.sides.cuts_left:
+            actions = [name for name, side in (("padded", left), ("cut", tokenizer.sides.cuts_left)) if side]
+            _logger.warning("Texts are %s on the left, as the tokenizer's settings say.", " and ".join(actions))
         arrays = {spec.name: GrowingArray((length,), np.dtype(np.int32)) for spec in specs}
         for start in range(0, len(texts), _BLOCK):
             encoded = tokenizer.encode([str(text) for text in texts[start : start + _BLOCK]])
-            block = [cut_text(each, length) for each in encoded]
+            block = [cut_text(each, length, left=tokenizer.sides.cuts_left) for each in encoded]
             empty = next((row for row, each in enumerate(block, start) if not len(each.ids)), None)
             if empty is not None:
                 raise DataError(
                     f"the text {str(texts[empty])!r} at example {empty} of {self.name} has no tokens; a model reads at "
                     "least one: remove such examples."
                 )
+            mask = padded([np.ones(len(each.ids)) for each in block], length, 0, left=left)
+            counted = np.maximum(mask.cumsum(1, dtype=np.int32) - 1, 0)
             tokens = {
-                "ids": padded([each.ids for each in block], length, tokenizer.padding),
-                "mask": padded([np.ones(len(each.ids)) for each in block], length, 0),
-                "types": padded([each.types for each in block], length, 0),
-                "positions": np.tile(np.arange(length, dtype=np.int32), (len(block), 1)),
+                "ids": padded([each.ids for each in block], length, tokenizer.padding, left=left),
+                "mask": mask,
+                "types": padded([each.types for each in block], length, 0, left=left),
+                "positions": counted if left else np.tile(np.arange(length, dtype=np.int32), (len(block), 1)),
             }
             for spec in specs:
                 arrays[spec.name].append(tokens[roles[spec.name]])
@@ -146,10 +153,11 @@ def token_role(spec: TensorSpec) -> str:
     return next((role for part, role in parts.items() if part in name), "ids")
 
 
-def padded(rows: Sequence[Array], length: int, padding: int) -> Array:
-    """Return rows of one length [rows, length], cut or padded at their ends."""
+def padded(rows: Sequence[Array], length: int, padding: int, *, left: bool = False) -> Array:
+    """Return rows of one length [rows, length], cut at their ends, and padded there or on the left."""
     found = np.full((len(rows), length), padding, np.int32)
     for row, values in zip(found, rows, strict=True):
         kept = values[:length]
-        row[: len(kept)] = kept
+        start = length - len(kept) if left else 0
+        row[start : start + len(kept)] = kept
     return found

@@ -16,7 +16,7 @@ import numpy as np
 from onnxtrain.data.conversion import Array
 from onnxtrain.data.limited_process import LimitedProcess
 from onnxtrain.errors import DataError, OptionError
-from onnxtrain.model_file.small_files import MEGABYTE, RefusedFileError, parse_json, read_text
+from onnxtrain.model_file.small_files import MEGABYTE, RefusedFileError, parse_json, read_json, read_text
 
 _FILE_LIMIT: Final = 256 * MEGABYTE
 
@@ -52,8 +52,27 @@ class Encoded(NamedTuple):
     ends: Array
 
 
-def cut_text(text: Encoded, limit: int) -> Encoded:
-    """Return a text of at most this many tokens; tokens that the tokenizer adds at its end stay.
+class Sides(NamedTuple):
+    """Settings for texts of another length than their row.
+
+    Attributes:
+        pad_token: Text of the token of padding; ``None`` where it is not known.
+        pads_left: True if padding comes before a text.
+        cuts_left: True if a text that is too long loses its beginning.
+    """
+
+    pad_token: str | None = None
+    pads_left: bool = False
+    cuts_left: bool = False
+
+
+def cut_text(text: Encoded, limit: int, *, left: bool = False) -> Encoded:
+    """Return a text of at most this many tokens; tokens that the tokenizer adds at its ends stay.
+
+    Args:
+        text: The text.
+        limit: Most tokens.
+        left: Leave out the beginning instead of the end.
 
     Example:
         >>> ids = np.array([101, 7, 8, 9, 102])
@@ -65,8 +84,12 @@ def cut_text(text: Encoded, limit: int) -> Encoded:
     if size <= limit:
         return text
     read = np.flatnonzero(text.ends > text.starts)
-    added = min(size - 1 - int(read[-1]) if read.size else 0, limit - 1)
-    kept = np.append(np.arange(limit - added), np.arange(size - added, size))
+    if left:
+        before = min(int(read[0]) if read.size else 0, limit - 1)
+        kept = np.append(np.arange(before), np.arange(size - limit + before, size))
+    else:
+        added = min(size - 1 - int(read[-1]) if read.size else 0, limit - 1)
+        kept = np.append(np.arange(limit - added), np.arange(size - added, size))
     return Encoded(*(each[kept] for each in text))
 
 
@@ -75,6 +98,9 @@ class Encoder(Protocol):
 
     padding: int
     """Padding id."""
+
+    sides: Sides
+    """Where rows are padded and cut."""
 
     def encode(self, texts: Sequence[Text], *, special: bool = True) -> list[Encoded]:
         """Encode texts.
@@ -124,8 +150,9 @@ def open_tokenizer(given: Any) -> Encoder:
             "tokenizers.Tokenizer (tokenizer.backend_tokenizer of one of transformers)."
         )
     settings = parse_json(given.to_str())
+    sides = _own_sides(settings)
     padding = _own_padding(settings, "the tokenizer")
-    return _Here(tokenizers.Tokenizer.from_str(json.dumps(settings)), padding)
+    return _Here(tokenizers.Tokenizer.from_str(json.dumps(settings)), padding, sides)
 
 
 def _of_file(path: Path) -> Encoder:
@@ -139,8 +166,33 @@ def _of_file(path: Path) -> Encoder:
         raise DataError(f"{label} is not a tokenizer.json: {reason}.") from error
     if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
         raise DataError(f"{label} is not a tokenizer.json: it has no model.")
+    sides = _sides_beside(path, _own_sides(settings))
     padding = _own_padding(settings, label)
-    return _Elsewhere(label, json.dumps(settings), padding)
+    return _Elsewhere(label, json.dumps(settings), padding, sides)
+
+
+def _own_sides(settings: dict[str, Any]) -> Sides:
+    """Return where the tokenizer's own settings pad and cut; they are on the right where it does neither."""
+    found = (settings.get(name) for name in ("padding", "truncation"))
+    pads, cuts = (isinstance(each, dict) and each.get("direction") == "Left" for each in found)
+    return Sides(None, pads, cuts)
+
+
+def _sides_beside(path: Path, own: Sides) -> Sides:
+    """Return the settings of ``tokenizer_config.json`` beside a tokenizer, else its own."""
+    try:
+        config = read_json(path.with_name("tokenizer_config.json"), _FILE_LIMIT, finite=False)
+    except (OSError, RefusedFileError):
+        return own
+    if not isinstance(config, dict):
+        return own
+    token = config.get("pad_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    sides = [
+        config[name] == "left" if config.get(name) in ("left", "right") else before
+        for name, before in (("padding_side", own.pads_left), ("truncation_side", own.cuts_left))
+    ]
+    return Sides(token if isinstance(token, str) else None, *sides)
 
 
 def _own_padding(settings: dict[str, Any], label: str) -> int | None:
@@ -164,8 +216,8 @@ def _checked(ids: Array, label: str) -> Array:
 class _Here:
     """A tokenizer object of the caller, in this process."""
 
-    def __init__(self, tokenizer: Any, padding: int | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, padding: int | None, sides: Sides) -> None:
+        self._tokenizer, self.sides = tokenizer, sides
         ids = (tokenizer.token_to_id(name) for name in _PADDING_NAMES)
         self.padding = padding if padding is not None else next((found for found in ids if found is not None), 0)
 
@@ -198,20 +250,22 @@ def _encoded(found: Any) -> Encoded:
 class _Elsewhere:
     """A tokenizer file, in a process of its own."""
 
-    def __init__(self, label: str, settings: str, padding: int | None) -> None:
-        self._label = label
+    def __init__(self, label: str, settings: str, padding: int | None, sides: Sides) -> None:
+        self._label, self.sides = label, sides
+        names = [*([] if sides.pad_token is None else [sides.pad_token]), *_PADDING_NAMES]
         try:
             self._process = LimitedProcess(
                 Path(__file__).with_name("tokenizing_worker.py"),
-                {"tokenizer": settings, "names": _PADDING_NAMES},
+                {"tokenizer": settings, "names": names},
                 memory=_MEMORY + 64 * len(settings),
                 seconds=_SECONDS,
                 speed=_CHARACTERS_PER_SECOND,
             )
         except DataError as error:
             raise DataError(f"{label} cannot be used as a tokenizer: {error}") from error
-        ids = [found for found in self._process.ready if found is not None]
-        self.padding = padding if padding is not None else next(iter(ids), 0)
+        known = [found for found in self._process.ready if found is not None]
+        named = sides.pad_token is not None and self._process.ready[0] is not None
+        self.padding = padding if padding is not None and not named else next(iter(known), 0)
 
     def encode(self, texts: Sequence[Text], *, special: bool = True) -> list[Encoded]:
         """Encode texts."""

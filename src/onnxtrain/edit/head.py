@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import captured_values
-from onnxtrain.ir.domains import REPLACED_WEIGHT
+from onnxtrain.ir.domains import LABELS, REPLACED_WEIGHT
 from onnxtrain.ir.inference import keeps_shape
 from onnxtrain.ir.replace import set_inputs
 from onnxtrain.ir.value import constant_tensor, dimensions, is_float
@@ -72,6 +72,7 @@ def replace_head(
     end = working.output(output)
     head = _find(working, end) if at is None else _named(working, at)
     old = _classes(head)
+    working.model.metadata_props.pop(LABELS, None)  # of the old classes
     result = _replace(working, head, int(classes), working.free_name(name), np.random.default_rng(seed))
     _fit_tail(working, result, old, int(classes))
     working.forget_behind([result])

@@ -18,5 +18,8 @@ def is_default_domain(domain: str) -> bool:
     return domain in ("", "ai.onnx")
 
 
+LABELS = "onnxtrain.labels"
+"""Metadata key of a model: the labels of its classes."""
+
 REPLACED_WEIGHT = "onnxtrain.replaced_weight"
 """Metadata key of the node of a new head: the name of the weight that it had before."""

@@ -18,6 +18,7 @@ from onnxtrain.data.target_checks import DistributionCheck, LabelCheck, TargetCh
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
+from onnxtrain.losses.output_axis import output_axis
 from onnxtrain.metrics.base import MetricInput, PredictionKind
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
@@ -144,6 +145,9 @@ class Loss:
             if shape is not None and len(shape) == target.rank + 1:
                 sizes = tuple(size if isinstance(size, int) else -1 for size in target.shape or ())
                 return MetricInput(self.name, "classes", axis=label_axis(shape, sizes, {}, class_axis(len(shape))))
+        if self.predicts == "binary":
+            rank = 0 if prediction.rank is None else prediction.rank
+            return MetricInput(self.name, "binary", axis=output_axis(prediction.ir, class_axis(rank)))
         return MetricInput(self.name, self.predicts)
 
 

@@ -87,7 +87,8 @@ class Dice(ClassLoss):
     def metric_input(self, prediction: Value, target: Value) -> MetricInput:
         """Return scores along the class axis, or binary logits."""
         if self.activation == "sigmoid":
-            return MetricInput(self.name, "binary")
+            rank = node_rank(prediction)
+            return MetricInput(self.name, "binary", axis=rank if rank == 2 else self.class_axis(prediction))
         return super().metric_input(prediction, target)
 
     def class_axis(self, prediction: Value) -> int:

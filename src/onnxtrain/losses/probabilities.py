@@ -1,13 +1,13 @@
-"""Tell by its nodes whether a classifier's output holds probabilities, as scikit-learn's converter writes them."""
+"""Tell by its nodes whether a classifier's output holds probabilities or logits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Literal
 
 import onnx_ir as ir
 
-from onnxtrain.ir.value import behind, constant_number
+from onnxtrain.ir.value import behind, constant_number, constant_tensor
 
 _SAME: Final = frozenset({"Identity", "Cast", "Reshape"})
 
@@ -16,6 +16,37 @@ _GUARDS: Final = _SAME | {"Add", "Max", "Clip", "Where"}
 
 _STEPS: Final = 8
 """Nodes that are searched for the sum behind a divisor."""
+
+
+ScoreKind = Literal["logits", "distribution", "independent"]
+"""Meaning of scores: logits, probabilities that sum to one, or independent probabilities."""
+
+_MOVING: Final = _SAME | {"Squeeze", "Unsqueeze", "Flatten", "Transpose", "QuantizeLinear", "DequantizeLinear"}
+
+_LAYERS: Final = frozenset({"Gemm", "MatMul", "Conv", "LogSoftmax"})
+
+_LAYERS_OF_RUNTIME: Final = frozenset({"MatMulNBits", "FusedMatMul", "FusedGemm", "FusedConv", "QGemm"})
+
+
+def kind_of_scores(value: ir.Value | None) -> ScoreKind | None:
+    """Return what the nodes before an output of scores make of them; ``None`` where they do not tell."""
+    if sums_to_one(value):
+        return "distribution"
+    source = behind(value, _MOVING)
+    node = None if source is None else source.producer()
+    if node is None:
+        return None
+    name = node.op_type
+    if name in ("Softmax", "QLinearSoftmax") or (source is not value and sums_to_one(source)):
+        return "distribution"
+    if name in ("Sigmoid", "HardSigmoid", "QLinearSigmoid"):
+        return "independent"
+    if name in (_LAYERS_OF_RUNTIME if node.domain else _LAYERS):
+        return "logits"
+    if name in ("Add", "Sub") and not node.domain:  # a bias
+        kinds = [kind_of_scores(each) for each in node.inputs if each is not None and constant_tensor(each) is None]
+        return "logits" if kinds and set(kinds) == {"logits"} else None
+    return None
 
 
 def sums_to_one(value: ir.Value | None) -> bool:

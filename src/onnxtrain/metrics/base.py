@@ -262,7 +262,8 @@ class MetricInput(NamedTuple):
     Attributes:
         loss: Name of the loss.
         predicts: Meaning of predictions; None where the loss does not define it.
-        axis: The class axis.
+        axis: The class axis, or that of independent binary outputs; the rank of predictions for one output without an
+            axis.
         ignore_index: A label to ignore.
         probabilities: True if predictions are class probabilities instead of logits.
         later: Offset along axis 1 from a prediction to its target.

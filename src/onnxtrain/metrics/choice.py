@@ -42,7 +42,8 @@ def resolve_metric(metric: str | Metric | MetricFunction, **options: Any) -> Nam
         metric: A name such as ``"accuracy"``, ``"f1"`` or ``"mean_squared_error"``; a function of all targets and all
             predictions; or a :class:`Metric`.
         options: Arguments of a metric found by name, such as ``ignore_index``; metrics of a whole dataset also take
-            ``predicts``, the meaning of predictions: ``"classes"``, ``"binary"`` or ``"numbers"``.
+            ``predicts``, the meaning of predictions: ``"classes"``, ``"binary"`` or ``"numbers"``, and ``axis``, that
+            of classes or of independent binary outputs.
 
     Raises:
         OptionError: The metric or an argument of it does not exist.

@@ -45,6 +45,13 @@ class Predictions:
     ) -> Predictions:
         """Normalize targets and predictions of any shape.
 
+        Args:
+            kind: Meaning of the predictions.
+            y_true: Targets, examples first.
+            y_pred: Predictions.
+            axis: The class axis, or that of independent binary outputs; the rank for one output without an axis.
+            ignore_index: A label of classes to ignore.
+
         Raises:
             DataError: The shapes do not fit each other.
         """
@@ -53,9 +60,15 @@ class Predictions:
         if kind != "classes":
             if y_true.size != scores.size or len(y_true) != len(scores):
                 raise misfit
-            columns = scores.shape[-1] if scores.ndim > 1 and kind == "binary" else scores[:1].size
+            truth = as_numbers(y_true, "targets").reshape(scores.shape)
+            if kind == "binary":
+                several = 0 < axis < scores.ndim
+                columns = scores.shape[axis] if several else 1
+                truth, scores = (np.moveaxis(each, axis, -1) if several else each for each in (truth, scores))
+            else:
+                columns = scores[:1].size
             rows = scores.size // columns if columns else 0
-            return cls(kind, as_numbers(y_true, "targets").reshape(rows, columns), scores.reshape(rows, columns))
+            return cls(kind, truth.reshape(rows, columns), scores.reshape(rows, columns))
         if not 0 < axis < scores.ndim:
             raise DataError(f"Predictions of shape {scores.shape} have no axis {axis} for the classes.")
         truth = y_true.argmax(axis) if y_true.shape == scores.shape else y_true

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,27 @@ def download(address: str | os.PathLike[str]) -> Path:
             for name in (file, *((Path(file).parent / location).as_posix() for location in locations)):
                 hub.hf_hub_download(repo, name, revision=commit, local_dir=folder)
             model = folder / file
+        _download_beside(hub, repo, file, revision, model)
     return model
+
+
+_BESIDE = ("{stem}.labels.json", "preprocessor_config.json", "config.json")
+"""Files beside a model that say what its inputs and classes are."""
+
+
+def _download_beside(hub: Any, repo: str, file: str, revision: str | None, model: Path) -> None:
+    """Fetch the files that tell names, labels and normalization into the folder of a model, where there are any."""
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    folder = Path(file).parent
+    for form in _BESIDE:
+        for place in [folder, folder.parent][: 2 if folder.name == "onnx" else 1]:
+            name = (place / form.format(stem=model.stem)).as_posix()
+            with suppress(EntryNotFoundError, LocalEntryNotFoundError):
+                found = Path(hub.hf_hub_download(repo, name, revision=revision))
+                if found.parent not in (model.parent, model.parent.parent):
+                    shutil.copyfile(found, model.parent / found.name)
+                break
 
 
 def client(needs: str) -> Any:

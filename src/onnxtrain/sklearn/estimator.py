@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from onnxtrain.callbacks import History
+from onnxtrain.data.data_names import names_of_inputs
 from onnxtrain.data.naming import in_order, rows_to_inputs
 from onnxtrain.edit.head import replace_head
 from onnxtrain.edit.working import Model
@@ -168,6 +169,8 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             seed=seed,
             threads=self.threads,
         )
+        if self.model is not None and self.new_head:
+            self.trainer_._data.names = names_of_inputs(self.model)
         self.trainer_.labels = None  # ignore labels beside the model's file: targets are class indices
         self._order = self._find_columns()
 

@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.errors import ModelError, OptionError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.model_file.file import ModelFile, check_writable, serialised
@@ -152,6 +154,7 @@ def compile_sparse(
     library = str(custom_ops_library())
     check_writable(path)
     file = ModelFile.load(model)
+    names = read_names(file)
     given = upgrade_opset(with_dense_layers(file.dense().inlined()), LEAST_OPSET)
     feeds = _feeds(given, sizes or {})
     shapes = _shapes(given)
@@ -202,6 +205,7 @@ def compile_sparse(
         if speedup < _WHOLE:
             made, speedup, chosen, removed = given, 1.0, [], 0
     file.replace_by(path, serialised(made))
+    write_names(Path(path), names)
     return SparseModel(
         tuple(
             SparseLayer(

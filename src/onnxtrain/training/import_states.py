@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
 from onnxtrain.ir.value import HALVES
@@ -53,7 +54,8 @@ def import_states(
         DataError: The states cannot be read, none is a weight of the model, or one is not finite.
         ModelError: A value does not fit its initializer, or the file cannot be written.
     """
-    file = untied(ModelFile.load(model), untie)
+    given = ModelFile.load(model)
+    file = untied(given, untie)
     tensors = _read(Path(states))
     values = {name: array for name, array in tensors.items() if _has(file, name)}
     if not values:
@@ -66,6 +68,7 @@ def import_states(
             raise DataError(f"{name!r} in {str(states)!r} has values that are not finite; the training diverged.")
     values = {name: _in_type_of(file, name, array) for name, array in values.items()}
     file.save(output, with_copies(values, choose_copies(file, tie)))
+    write_names(Path(output), read_names(given))
     return Imported(list(values), [name for name in tensors if name not in values])
 
 

@@ -12,7 +12,7 @@ from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.external import with_external_data
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.operators.optimizer import Optimizer
-from onnxtrain.prepare import hints_of, prepare
+from onnxtrain.prepare import hints_of, prepare, with_checked_masks
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import warn_of
 from onnxtrain.training_info.build import build_training_model
@@ -42,7 +42,7 @@ def training_model(
         accumulate: Write two entries: the first accumulates the gradients of micro-batches, the second applies them.
         **options: Other options of :class:`onnxtrain.Trainer`. ``ema`` becomes states ``{parameter}/average``; each
             rule of ``groups`` gets its own optimizer node; adapters of ``lora`` are initializers of the main graph;
-            ``batch_norm="sync"`` means ``"train"`` here.
+            ``batch_norm="sync"`` means ``"train"`` here. Weights are zero where ``masks`` are false.
             ``precision``: ``RoundStochastic`` of the domain ``onnxtrain`` rounds states in bfloat16;
             ``EncodeBlockwise`` encodes states in 8 bits, with scales ``{parameter}/V_scale``. The Gradient node has no
             attributes for ``straight_through``, ``recompute`` and the compute type; metadata entries
@@ -67,5 +67,6 @@ def training_model(
         **options,
     )
     file, objective = config.model, prepare(config)
+    config = with_checked_masks(config, objective)
     warn_of(hints_of(objective, config))
     return with_external_data(build_training_model(objective.step_spec(config)), file.folder)

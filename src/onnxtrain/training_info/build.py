@@ -26,9 +26,13 @@ def fill_states(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> onn
 
 
 def build_training_model(spec: StepSpec) -> onnx.ModelProto:
-    """Build the training model of a specification with all its data; see :func:`build_unfilled`."""
+    """Build the training model of a specification with all its data; see :func:`build_unfilled`.
+
+    Weights are zero where a mask is false: a step keeps them as they are.
+    """
     proto, values = build_unfilled(spec)
-    return fill_states(proto, values)
+    masked = {name: np.where(mask, values[name], np.zeros_like(values[name])) for name, mask in spec.masks.items()}
+    return fill_states(fill_states(proto, values), masked)
 
 
 def build_unfilled(spec: StepSpec) -> tuple[onnx.ModelProto, FirstValues]:

@@ -98,6 +98,24 @@ def _ends_with_the_epochs(schedule: str | Schedule | None, base: float, epochs: 
     return shorter != longer
 
 
+def counts_epochs(schedule: str | Schedule | None, base: float, epochs: int, per_epoch: int) -> bool:
+    """Return whether the rate of a schedule depends on the number of steps of an epoch.
+
+    Args:
+        schedule: Learning rate by step.
+        base: Initial learning rate.
+        epochs: Number of epochs.
+        per_epoch: Number of steps per epoch.
+    """
+    if not isinstance(schedule, str):
+        return False
+    short, long = (
+        resolve_schedule(schedule, base, total_steps=size * epochs, steps_per_epoch=size)
+        for size in (per_epoch, 2 * per_epoch)
+    )
+    return short != long
+
+
 def names_to_change(change: str | Sequence[str]) -> frozenset[str]:
     """Parse the argument ``change``: a list of names, or text with commas.
 

@@ -22,6 +22,7 @@ from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import HALVES, dimensions
 from onnxtrain.losses.heads import Metrics, Targets, named_output, tensor_spec
 from onnxtrain.losses.loss_choice import LossLike
+from onnxtrain.losses.probabilities import ScoreKind, kind_of_scores
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.objective import of_model
@@ -204,6 +205,12 @@ def _needs_widening(model: ir.Model, runtime: RuntimeOptions) -> bool:
     weights = model.graph.initializers.values()
     on_cpu = name_of(runtime.provider_list()[0]) == CPU
     return on_cpu and any(value.dtype == ir.DataType.BFLOAT16 for value in weights)
+
+
+def kind_of_output(model: str | os.PathLike[str] | onnx.ModelProto, name: str) -> ScoreKind | None:
+    """Return whether an output of a model holds logits or probabilities; ``None`` where its nodes do not tell."""
+    graph = ModelFile.load(model).training_model().graph
+    return next((kind_of_scores(value) for value in graph.outputs if value.name == name), None)
 
 
 @dataclass(frozen=True)

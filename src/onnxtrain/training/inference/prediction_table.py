@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxtrain.data.conversion import Array, kind_of
 from onnxtrain.errors import OptionError
+from onnxtrain.losses.probabilities import ScoreKind
 from onnxtrain.model_file.writing import AtomicFiles
 
 TABLE_SUFFIXES: Final = (".csv", ".parquet")
@@ -32,23 +33,26 @@ def prediction_table(
     examples: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
     probabilities: bool = False,
+    kind: ScoreKind | None = None,
 ) -> Table:
     """Convert outputs of a model to columns.
 
     With ``labels`` or ``probabilities``, the first output holds class scores [N, C]: the table has the most probable
-    class, its probability, and the probability of each class. Softmax converts scores to probabilities, the logistic
-    function converts a single column [N] or [N, 1] to the probability of yes; probability distributions stay as they
-    are. Otherwise there is a column for each element of an output.
+    class, its probability, and the probability of each class. Softmax converts logits to probabilities, the logistic
+    function converts a single column [N] or [N, 1] to the probability of yes; probabilities stay as they are. Where the
+    kind is not known, several columns are probabilities if they sum to 1 in each row. Otherwise there is a column for
+    each element of an output.
 
     Args:
         outputs: Arrays by name, with the examples on the first axis.
         examples: Names of the examples, such as their files; by default they are counted from 0.
         labels: Labels of the classes.
         probabilities: Whether the first output holds class scores.
+        kind: Whether they are logits or probabilities; ``None`` where it is not known.
 
     Raises:
-        OptionError: An output does not have one entry per example, is not an array of scores, or has fewer classes
-            than labels.
+        OptionError: An output does not have one entry per example, is not an array of scores, has fewer classes than
+            labels, or does not tell whether it holds probabilities.
 
     >>> table = prediction_table({"y": np.log([[0.25, 0.75]])}, labels=["no", "yes"])
     >>> list(table), str(table["label"][0]), round(float(table["p(yes)"][0]), 2)
@@ -61,13 +65,13 @@ def prediction_table(
     table: Table = {"example": np.arange(size)} if examples is None else {"file": np.array(examples, np.str_)}
     name, first = next(iter(outputs.items()))
     if labels is not None or probabilities:
-        return table | _classified(name, first, labels)
+        return table | _classified(name, first, labels, kind)
     for name, array in outputs.items():
         table |= _columns(name, array)
     return table
 
 
-def _classified(name: str, scores: Array, labels: Sequence[str] | None) -> Table:
+def _classified(name: str, scores: Array, labels: Sequence[str] | None, kind: ScoreKind | None) -> Table:
     if scores.ndim not in (1, 2) or kind_of(scores.dtype) != "float":
         raise OptionError(
             f"the output '{name}' is {scores.dtype} {list(scores.shape)}; probabilities need scores [examples, "
@@ -77,7 +81,7 @@ def _classified(name: str, scores: Array, labels: Sequence[str] | None) -> Table
     classes = max(2, rows.shape[1])
     if labels is not None and len(labels) > classes:
         raise OptionError(f"the output '{name}' has {classes} classes, but there are {len(labels)} labels.")
-    found = _probabilities(rows)
+    found = _probabilities(name, rows, kind, has_labels=labels is not None)
     chosen = found.argmax(1)
     names: list[Any] = list(range(classes))
     if labels is not None:  # further classes are labeled with their indices
@@ -86,13 +90,28 @@ def _classified(name: str, scores: Array, labels: Sequence[str] | None) -> Table
     return columns | {f"p({each})": found[:, index] for index, each in enumerate(names)}
 
 
-def _probabilities(scores: Array) -> Array:
+def _probabilities(name: str, scores: Array, kind: ScoreKind | None, *, has_labels: bool) -> Array:
+    """Convert scores [N, C] to probabilities of classes [N, max(2, C)].
+
+    Raises:
+        OptionError: The columns are independent probabilities, or may be logits as well as probabilities.
+    """
+    inside = bool((scores >= 0).all() and (scores <= 1).all())
     if scores.shape[1] == 1:
-        inside = (scores >= 0).all() and (scores <= 1).all()
-        yes = scores if inside else 1 / (1 + np.exp(-np.clip(scores, -700, 700)))
+        if kind is None and inside:
+            raise OptionError(
+                f"the output {name!r} has values from 0 to 1, which may be logits or probabilities; write them as "
+                "they are, to a .npz file."
+            )
+        yes = 1 / (1 + np.exp(-np.clip(scores, -700, 700))) if kind in (None, "logits") else scores
         return np.concatenate([1 - yes, yes], axis=1)
-    distributions = (scores >= 0).all() and (np.abs(scores.sum(1) - 1) <= _TOLERANCE).all()
-    if distributions:
+    if kind == "independent" and not has_labels:
+        raise OptionError(
+            f"the output {name!r} holds {scores.shape[1]} independent probabilities, not scores of classes of which "
+            "one is right; leave out --probabilities, and there is a column for each."
+        )
+    sums = inside and bool((np.abs(scores.sum(1) - 1) <= _TOLERANCE).all())
+    if kind == "distribution" or (kind is None and sums):
         return scores
     raised = np.exp(scores - scores.max(1, keepdims=True))
     return np.asarray(raised / raised.sum(1, keepdims=True))
