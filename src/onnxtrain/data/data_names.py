@@ -34,12 +34,14 @@ class DataNames:
         left_out: Further columns, which the model does not read: targets and example weights.
         labels: Labels of the classes, in their order; ``None`` where targets are no strings.
         pixels: Normalization of images; ``None`` where it is not known.
+        output: The output whose classes the labels are; ``None`` for the first floating one.
     """
 
     columns: Columns = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = None
     pixels: Pixels | None = None
+    output: str | None = None
 
     def learned(self, columns: Columns, left_out: Iterable[str | None]) -> DataNames:
         """Return the names with those of more data; known names are kept."""
@@ -61,6 +63,10 @@ class DataNames:
             for spec in specs
         ]
 
+    def of_output(self, output: str | None) -> DataNames:
+        """Return the names without labels if these are the classes of another output."""
+        return self if self.output in (None, output) else replace(self, labels=None, output=None)
+
     def record(self) -> dict[str, Any]:
         """Return the names as JSON data, without unknown ones."""
         columns = {name: list(names) for name, names in self.columns.items()}
@@ -68,6 +74,7 @@ class DataNames:
             **({"columns": columns} if columns else {}),
             **({"left_out": list(self.left_out)} if columns and self.left_out else {}),
             **({} if self.labels is None else {"labels": list(self.labels)}),
+            **({} if self.labels is None or self.output is None else {"output": self.output}),
             **({} if self.pixels is None else self.pixels.record()),
         }
 
@@ -85,14 +92,14 @@ class DataNames:
         lists = [*(columns.values() if isinstance(columns, dict) else [None]), *([labels] if "labels" in known else [])]
         if not all(_is_list_of_texts(names) and names for names in lists):
             raise ValueError("the data has another form")
-        left_out = known.get("left_out", [])
-        if not _is_list_of_texts(left_out):
+        left_out, output = known.get("left_out", []), known.get("output")
+        if not _is_list_of_texts(left_out) or not isinstance(output, str | None):
             raise ValueError("the data has another form")
         found = {name: tuple(names) for name, names in columns.items()}
-        return cls(found, tuple(left_out), None if labels is None else tuple(labels), _pixels(known))
+        return cls(found, tuple(left_out), None if labels is None else tuple(labels), _pixels(known), output)
 
 
-_KEYS: Final = {"columns", "left_out", "labels", "mean", "std"}
+_KEYS: Final = {"columns", "left_out", "labels", "mean", "std", "output"}
 
 
 def _pixels(record: Mapping[str, Any], reason: str = "") -> Pixels | None:
