@@ -172,8 +172,8 @@ def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) 
         ModelError: The file or the entry is invalid.
     """
     found = None if adapter is None else _read_file(Path(adapter))
-    if found is None and model.path is not None:
-        found = _read_file(model.path)
+    if found is None and model.home is not None:
+        found = _read_file(model.home)
     texts = [entry.value for entry in model.proto.metadata_props if entry.key == LABELS]
     if found is None and texts:
         found = _parsed(texts[0], f"The model's metadata entry {LABELS!r}")
