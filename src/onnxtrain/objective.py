@@ -24,6 +24,7 @@ from onnxtrain.losses.heads import (
     Metrics,
     Targets,
     are_none,
+    is_float_tensor,
     metrics_of_heads,
     tensor_spec,
     wrapped,
@@ -186,6 +187,17 @@ class Objective:
         """Return the arrays of a batch without its targets."""
         names = {head.name for head in self.heads} if self.others else set()
         return {name: array for name, array in batch.inputs.items() if name not in names}
+
+    @property
+    def only_output(self) -> str | None:
+        """Name of the output that the only loss reads; ``None`` where there are several losses, or none on targets."""
+        return self.heads[0].name if len(self.heads) == 1 else None
+
+    @property
+    def chosen_output(self) -> str | None:
+        """The only output with a loss where it is not the first floating one; else ``None``."""
+        first = next((value.name for value in self.model.graph.outputs if is_float_tensor(value)), None)
+        return None if self.only_output == first else self.only_output
 
     @property
     def fixed_batch(self) -> FixedBatch | None:

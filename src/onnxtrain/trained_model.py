@@ -15,6 +15,7 @@ import onnx
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.data.data_names import (
+    DataNames,
     labels_text,
     names_of_checkpoint,
     read_names,
@@ -81,7 +82,9 @@ class TrainedModel:
         self._rate = LearningRate(config.optimizer.learning_rate)
         names = getattr(config.lora, "adapter", None)
         self._data = data or DataAdapter(
-            read_names(config.model, names), folder=config.model.folder, recorded=recorded_labels(config.model)
+            read_names(config.model, names).of_output(objective.only_output),
+            folder=config.model.folder,
+            recorded=recorded_labels(config.model),
         )
         self._evaluators: dict[tuple[Forms | None, bool, bool, bool], Evaluator] = {}
         self._in_inference: Objective | None = None
@@ -182,6 +185,11 @@ class TrainedModel:
     @labels.setter
     def labels(self, labels: Sequence[str] | None) -> None:
         self._data.labels = labels
+
+    @property
+    def _names(self) -> DataNames:
+        """Names of the data, and the output whose classes the labels are."""
+        return dataclasses.replace(self._data.names, output=self._objective.chosen_output)
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
@@ -421,7 +429,8 @@ class TrainedModel:
         Tensors that were trained in full beside them, as a head, are in all three.
 
         Names of the data go to a file beside it, ``tuned.labels.json`` for ``tuned.onnx``: a list of the labels in the
-        order of the classes, or, where tables had named columns, an object with ``columns`` and ``labels``.
+        order of the classes, or an object with ``columns``, ``labels``, ``mean`` and ``std``, and ``output`` where the
+        labels are not those of the first floating output.
 
         Of several processes that train together rank 0 writes; for the others this does nothing.
 
@@ -457,7 +466,7 @@ class TrainedModel:
             else:
                 metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
                 self._file.save(path, self._initializers(ema), metadata)
-        write_names(Path(path), self._data.names)
+        write_names(Path(path), self._names)
 
     def _initializers(self, ema: bool = False) -> Mapping[str, np.ndarray]:
         """Return the initializers that :meth:`save` writes."""

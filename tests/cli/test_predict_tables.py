@@ -87,6 +87,47 @@ def test_pictures_are_named(files, success):
     ]
 
 
+def test_labels_are_those_of_the_output_that_was_trained(files, success, run):
+    model = onnx.load(files / "model.onnx")
+    hidden = model.graph.node[0].output[0]
+    model.graph.output.insert(0, onnx.helper.make_tensor_value_info(hidden, onnx.TensorProto.FLOAT, ["N", None]))
+    onnx.save(onnx.shape_inference.infer_shapes(model), files / "two.onnx")
+    points, classes = onnxtrain.examples.points()
+    texts = np.array(["ant", "bee", "cow"])[classes]
+    trainer = onnxtrain.Trainer(files / "two.onnx", loss="cross_entropy", output="logits", optimizer="adam(lr=0.01)")
+    trainer.fit(points, texts, epochs=3, progress=False)
+    trainer.save(files / "tuned.onnx")
+    assert json.loads((files / "tuned.labels.json").read_text()) == {
+        "labels": ["ant", "bee", "cow"],
+        "output": "logits",
+    }
+    np.savez(files / "points.npz", input=points, target=texts)
+    success("predict", "tuned.onnx", "--data", "points.npz", "--output", "p.csv")
+    assert [row["label"] for row in lines(files / "p.csv")] == trainer.predict(points, labels=True).tolist()
+    measured = ("evaluate", "tuned.onnx", "--data", "points.npz", "--loss", "cross_entropy")
+    success(*measured, "--prediction", "logits")
+    found = run(*measured)
+    assert found.code == 2
+    said = f"the labels beside the model are the classes of its output 'logits', but the loss reads '{hidden}'; give"
+    assert said in " ".join(found.err.split())
+    assert onnxtrain.Trainer(files / "tuned.onnx", loss="cross_entropy").labels is None
+    again = onnxtrain.Trainer(files / "tuned.onnx", loss="cross_entropy", output="logits")
+    assert again.labels == ("ant", "bee", "cow")
+    again.save(files / "again.onnx")
+    assert (files / "again.labels.json").read_text() == (files / "tuned.labels.json").read_text()
+
+
+def test_a_class_before_the_scores_is_not_taken_for_them(files, success):
+    """As skl2onnx writes them."""
+    text = """<ir_version: 8, opset_import: ["": 18]> f (float[N, 2] x) => (int64[N] label, float[N, 2] scores) {
+        label = ArgMax <axis = 1, keepdims = 0> (x)  scores = Softmax(x)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), files / "class.onnx")
+    np.savez(files / "x.npz", x=np.log(np.array([[1, 3], [1, 1]], np.float32)))
+    success("predict", "class.onnx", "--data", "x.npz", "--output", "p.csv", "--probabilities")
+    assert [float(row["p(1)"]) for row in lines(files / "p.csv")] == pytest.approx([0.75, 0.5])
+
+
 def test_lines_of_skipped_pictures_are_left_out(files, run):
     image = pytest.importorskip("PIL.Image")
     flat = onnx.parser.parse_model(

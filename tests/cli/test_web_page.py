@@ -32,6 +32,10 @@ def test_gray_images_are_drawn(files, success):
     settings = json.loads((files / "page" / "training.json").read_text())
     assert settings["image"] == {"height": 8, "width": 8}
     assert (settings["input"], settings["target"], settings["classes"]) == ("image", "target", 10)
+    (files / "model.labels.json").write_text('{"mean": [0.5], "std": [0.25]}')
+    success(*EXPORT, "--web", "page")
+    settings = json.loads((files / "page" / "training.json").read_text())
+    assert settings["image"] == {"height": 8, "width": 8, "mean": 0.5, "std": 0.25}
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,23 @@ def test_a_new_head_reads_images_as_the_model_before(settings, folder, tmp_path)
     assert record == {"labels": ["cat", "dog"], "mean": [*MEAN], "std": [*STD]}
 
 
+def test_a_model_that_is_changed_when_it_is_read_keeps_its_normalization(folder, tmp_path):
+    """Shared initializers are copied with untie, sparse ones made dense."""
+    names = {"labels": ["cat", "dog"], "mean": [*MEAN], "std": [*STD]}
+    (tmp_path / "model.labels.json").write_text(json.dumps(names))
+    model = network()
+    model.graph.node.add(op_type="Mul", input=["b", "b"], output=["unused"])
+    first, second = (node for node in model.graph.node if node.op_type in ("Gemm", "Mul"))
+    second.CopyFrom(onnx.helper.make_node("Add", [first.output[0], first.input[2]], ["logits"]))
+    model.graph.output[0].name = "logits"
+    onnx.save(model, tmp_path / "model.onnx")
+    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss=LOSS, untie="*")
+    assert len(trainer.parameters) == 3
+    assert trainer.labels == ("cat", "dog")
+    normalized = ((PIXELS[ORDER] / 255 - MEAN) / STD).astype(np.float32)
+    np.testing.assert_allclose(trainer.predict(folder), trainer.predict(normalized), rtol=1e-5, atol=1e-5)
+
+
 def test_a_new_head_forgets_the_labels_in_the_metadata():
     model = network()
     model.metadata_props.add(key="onnxtrain.labels", value='["a", "b"]')

@@ -54,8 +54,8 @@ def command(
         flags.SWITCH,
         Parameter(
             group=flags.RESULTS,
-            help="Write labels and probabilities to the .csv or .parquet file; the first output has scores of classes. "
-            "The default for models trained on text labels.",
+            help="Write labels and probabilities to the .csv or .parquet file; the first floating output, or the one "
+            "that was trained on text labels, has scores of classes. The default for models trained on text labels.",
         ),
     ] = False,
     batch_size: Annotated[int, Parameter(group=flags.DATA, help="Examples per batch.")] = 256,
@@ -66,6 +66,7 @@ def command(
 ) -> None:
     """Run ``onnxtrain predict``."""
     from onnxtrain.data import ImageFolder, TarFile
+    from onnxtrain.data.conversion import kind_of
     from onnxtrain.data.data_names import read_names
     from onnxtrain.model_file.file import ModelFile, check_writable
     from onnxtrain.model_file.writing import AtomicFiles
@@ -98,14 +99,18 @@ def command(
         )
     if output.suffix in TABLE_SUFFIXES:
         size = len(next(iter(arrays.values())))
-        labels = read_names(ModelFile.load(model), lora_adapter).labels
+        names = read_names(ModelFile.load(model), lora_adapter)
+        labels = names.labels
         classified = labels is not None or probabilities
+        floating = (name for name, array in arrays.items() if kind_of(array.dtype) == "float")
+        scores = names.output if names.output in arrays else next(floating, next(iter(arrays)))
         table = prediction_table(
             arrays,
             examples=source.examples_read if isinstance(source, ImageFolder | TarFile) else None,
             labels=labels,
             probabilities=probabilities,
-            kind=kind_of_output(model, next(iter(arrays))) if classified else None,
+            kind=kind_of_output(model, scores) if classified else None,
+            output=scores,
         )
         write_table(output, table)
         rows = {"lines": terminal.count(size), "columns": ", ".join([*table][:8]) + (" ..." if len(table) > 8 else "")}

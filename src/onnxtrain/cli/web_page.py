@@ -75,8 +75,24 @@ class WebPage:
         image = _image(inputs[batch[0]]) if len(batch) == len(targets) == 1 else None
         classes = _classes(self.model.proto)
         if image is not None and classes and _is_index(inputs[targets[0]]):
+            image |= self._normalization(batch[0])
             settings |= {"input": batch[0], "target": targets[0], "image": image, "classes": classes}
         return settings
+
+    def _normalization(self, name: str) -> dict[str, float]:
+        """Return mean and std for the numbers that the model takes of gray images; {} for 0 to 1, and if not known."""
+        from onnxtrain.data.data_names import read_names
+        from onnxtrain.data.image_form import BYTES
+        from onnxtrain.ir.value import PIXELS
+        from onnxtrain.working_copy.image_inputs import mark_image_inputs
+
+        model = self.model.training_model()
+        mark_image_inputs(model)
+        takes_bytes = any(value.name == name and value.meta.get(PIXELS) for value in model.graph.inputs)
+        pixels = read_names(self.model).pixels or (BYTES if takes_bytes else None)
+        if pixels is None or not len(pixels.mean) == len(pixels.std) == 1:
+            return {}
+        return {"mean": pixels.mean[0], "std": pixels.std[0]}
 
     def write(self, folder: Path) -> None:
         """Write the page into a folder, creating it if needed.
@@ -108,7 +124,7 @@ def _shape(value: ValueInfoProto) -> list[int]:
     return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
 
 
-def _image(value: ValueInfoProto) -> dict[str, int] | None:
+def _image(value: ValueInfoProto) -> dict[str, float] | None:
     """Return the size of gray images ([N, 1, height, width], float) if an input takes them."""
     from onnx import TensorProto
 

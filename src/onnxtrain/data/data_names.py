@@ -36,6 +36,7 @@ class DataNames:
         labels: Labels of the classes, in their order; ``None`` where targets are no strings.
         pixels: Normalization of images; ``None`` where it is not known.
         resizing: Size of images; ``None`` where the model alone says it.
+        output: The output whose classes the labels are; ``None`` for the first floating one.
     """
 
     columns: Columns = field(default_factory=dict)
@@ -43,6 +44,7 @@ class DataNames:
     labels: tuple[str, ...] | None = None
     pixels: Pixels | None = None
     resizing: Resizing | None = None
+    output: str | None = None
 
     def learned(self, columns: Columns, left_out: Iterable[str | None]) -> DataNames:
         """Return the names with those of more data; known names are kept."""
@@ -65,6 +67,10 @@ class DataNames:
             for spec in specs
         ]
 
+    def of_output(self, output: str | None) -> DataNames:
+        """Return the names without labels if these are the classes of another output."""
+        return self if self.output in (None, output) else replace(self, labels=None, output=None)
+
     def record(self) -> dict[str, Any]:
         """Return the names as JSON data, without unknown ones."""
         columns = {name: list(names) for name, names in self.columns.items()}
@@ -72,6 +78,7 @@ class DataNames:
             **({"columns": columns} if columns else {}),
             **({"left_out": list(self.left_out)} if columns and self.left_out else {}),
             **({} if self.labels is None else {"labels": list(self.labels)}),
+            **({} if self.labels is None or self.output is None else {"output": self.output}),
             **({} if self.pixels is None else self.pixels.record()),
             **({} if self.resizing is None else self.resizing.record()),
         }
@@ -90,8 +97,8 @@ class DataNames:
         lists = [*(columns.values() if isinstance(columns, dict) else [None]), *([labels] if "labels" in known else [])]
         if not all(_is_list_of_texts(names) and names for names in lists):
             raise ValueError("the data has another form")
-        left_out = known.get("left_out", [])
-        if not _is_list_of_texts(left_out):
+        left_out, output = known.get("left_out", []), known.get("output")
+        if not _is_list_of_texts(left_out) or not isinstance(output, str | None):
             raise ValueError("the data has another form")
         return cls(
             {name: tuple(names) for name, names in columns.items()},
@@ -99,10 +106,11 @@ class DataNames:
             None if labels is None else tuple(labels),
             Pixels.of_record(known) if known.keys() & {"mean", "std"} else None,
             Resizing.of_record(known) if "resize" in known else None,
+            output,
         )
 
 
-_KEYS: Final = {"columns", "left_out", "labels", "mean", "std", "resize", "crop", "resample"}
+_KEYS: Final = {"columns", "left_out", "labels", "mean", "std", "resize", "crop", "resample", "output"}
 
 
 def _is_list_of_texts(value: object) -> bool:
@@ -146,8 +154,8 @@ def read_names(model: ModelFile, adapter: str | os.PathLike[str] | None = None) 
         ModelError: The file or the entry is invalid.
     """
     found = None if adapter is None else _read_file(Path(adapter))
-    if found is None and model.path is not None:
-        found = _read_file(model.path)
+    if found is None and model.home is not None:
+        found = _read_file(model.home)
     texts = [entry.value for entry in model.proto.metadata_props if entry.key == LABELS]
     if found is None and texts:
         found = _parsed(texts[0], f"The model's metadata entry {LABELS!r}")

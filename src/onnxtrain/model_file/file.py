@@ -273,6 +273,11 @@ class ModelFile:
         large = LargeData(mapped, ranges, origin, lent=lent and isinstance(mapped, bytes), background=background)
         return cls(proto, template, path, path.parent, large, embedded=embedded)
 
+    @property
+    def home(self) -> Path | None:
+        """The file that the model comes from, also where it was changed in memory; ``None`` without one."""
+        return self._home
+
     def changed(self, proto: ModelProto) -> ModelFile:
         """Wrap a model that was derived from `whole`; initializers that kept their names have unchanged data.
 

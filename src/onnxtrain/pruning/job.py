@@ -233,7 +233,7 @@ class Job:
             given=given,
             values={name: np.array(array) for name, array in self.trainer._initializers().items()},
             file=self.trainer._file,
-            names=self.trainer._data.names,
+            names=self.trainer._names,
         )
 
     def measure(self, trainer: Trainer) -> float:

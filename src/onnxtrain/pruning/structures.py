@@ -271,7 +271,7 @@ def prune_structures(
         given=given,
         values=values,
         file=tuner._file,
-        names=trainer._data.names,
+        names=trainer._names,
         structure=plan.structure,
         removed_structures=len(removed),
         multiply_adds=(structures.multiply_adds(), structures.multiply_adds(kept)),

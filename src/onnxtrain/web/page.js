@@ -66,9 +66,9 @@ pad.addEventListener(
   }),
 );
 
-/** The drawing, centred, at the model's input size, from 0 (black) to 1 (white). */
+/** The drawing, centred, at the model's input size, from 0 (black) to 1 (white), normalized as in the model's training. */
 function pixels() {
-  const { height, width } = settings.image;
+  const { height, width, mean = 0, std = 1 } = settings.image;
   const { data } = pen.getImageData(0, 0, pad.width, pad.height);
   let [left, top, right, bottom] = [pad.width, pad.height, -1, -1];
   for (let index = 0; index < data.length; index += 4) {
@@ -85,7 +85,8 @@ function pixels() {
   brush.fillRect(0, 0, width, height);
   brush.drawImage(pad, x, y, side, side, 0, 0, width, height);
   const shrunk = brush.getImageData(0, 0, width, height);
-  return { values: Float32Array.from({ length: width * height }, (_, index) => shrunk.data[4 * index] / 255), image: small };
+  const normalized = (_, index) => (shrunk.data[4 * index] / 255 - mean) / std;
+  return { values: Float32Array.from({ length: width * height }, normalized), image: small };
 }
 
 async function collect(label) {

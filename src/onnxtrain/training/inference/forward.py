@@ -80,7 +80,8 @@ def evaluate(
     adapter = _adapter_of(lora)
     config = TrainingConfig.of(model, loss, output=output, lora=lora, runtime=runtime)
     objective = prepare(config, modes=Modes(), table=()).packing(is_packed(data))
-    names = read_names(config.model, adapter)
+    recorded = read_names(config.model, adapter)
+    names = recorded.of_output(objective.only_output)
     labels, inputs = names.labels, names.specs(objective.inputs)
 
     def adapted(dataset: Dataset, targets: Targets, name: str | None) -> Dataset:
@@ -91,6 +92,11 @@ def evaluate(
 
     def order_of(dataset: Dataset, found: np.ndarray, targets: Targets) -> tuple[str, ...]:
         orders = known_orders(dataset, targets, recorded_labels(config.model))
+        if recorded.labels is not None:
+            raise DataError(
+                f"the labels beside the model are the classes of its output {recorded.output!r}, but the loss reads "
+                f"{objective.only_output!r}; give output={recorded.output!r}."
+            )
         learned = learn_labels(found, None, orders)
         if len(learned) != targets.classes or not is_order_known(learned, orders):
             raise DataError(no_labels(learned, targets.classes))

@@ -34,6 +34,7 @@ def prediction_table(
     labels: Sequence[str] | None = None,
     probabilities: bool = False,
     kind: ScoreKind | None = None,
+    output: str | None = None,
 ) -> Table:
     """Convert outputs of a model to columns.
 
@@ -49,6 +50,7 @@ def prediction_table(
         labels: Labels of the classes.
         probabilities: Whether the first output holds class scores.
         kind: Whether they are logits or probabilities; ``None`` where it is not known.
+        output: The output of class scores, instead of the first one.
 
     Raises:
         OptionError: An output does not have one entry per example, is not an array of scores, has fewer classes than
@@ -63,9 +65,9 @@ def prediction_table(
         if not array.ndim or len(array) != size:
             raise OptionError(f"the output '{name}' has the shape {array.shape}, not one entry for each example.")
     table: Table = {"example": np.arange(size)} if examples is None else {"file": np.array(examples, np.str_)}
-    name, first = next(iter(outputs.items()))
     if labels is not None or probabilities:
-        return table | _classified(name, first, labels, kind)
+        name = next(iter(outputs)) if output is None else output
+        return table | _classified(name, outputs[name], labels, kind)
     for name, array in outputs.items():
         table |= _columns(name, array)
     return table
