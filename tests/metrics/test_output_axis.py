@@ -83,7 +83,9 @@ def trained(given, weight, layer, tail, result, loss="bce"):
         f"float[{outputs}] b = {{{', '.join(['0.1'] * outputs)}}}, float scale = {{2}}, "
         f"float[4] scales = {{1, 1, 2, 2}}, int64[1] second = {{1}}, int64[1] last = {{-1}}> {{ {layer} {tail} }}"
     )
-    trainer = onnxtrain.Trainer(onnx.parser.parse_model(text), loss=loss, train=["*"])
+    trainer = onnxtrain.Trainer(
+        onnx.parser.parse_model(text), loss=loss, train=["*", "scale"] if "scale" in layer else None
+    )
     x = random.normal(size=(8, *(int(size) for size in given.split(",")[1:]))).astype(np.float32)
     z = trainer.predict(x)
     y = (random.random(z.shape) < 0.5).astype(np.float32)
