@@ -7,8 +7,16 @@ namespace onnxtrain {
 
 extern const SparseTable ONNXTRAIN_OF_SET(kSparse_);
 
+#if defined(__AVX512F__)
+extern const SparseTable kSparse_avx2;
+inline constexpr const SparseTable* kHalf = &kSparse_avx2;
+#else
+inline constexpr const SparseTable* kHalf = nullptr;
+#endif
+
 const SparseTable ONNXTRAIN_OF_SET(kSparse_) = {
     .lanes = kLanes<float>,
+    .half = kHalf,
     .most_vectors = most_sparse_vectors,
     .rows = sparse_rows,
     .by_lanes = multiply_lanes,

@@ -20,6 +20,10 @@ namespace {
 // Independent sums, at least: multiply-add takes four cycles, and loads let one start in each.
 inline constexpr std::size_t kIndependentSums = 4;
 
+// Vectors by which single entries are multiplied four at a time, at most (with more, loads of x bound them), and the
+// independent sums of these.
+inline constexpr std::size_t kVectorsOfFour = kLanes<float> == 8 ? 4 : 2, kSumsOfFour = 8;
+
 // Of a block, with their sums in registers.
 template <std::size_t block>
 inline constexpr std::size_t kMostVectors =
@@ -29,31 +33,86 @@ inline std::size_t most_sparse_vectors(std::size_t block) {
   return block == 1 ? kMostVectors<1> : block == 4 ? kMostVectors<4> : kMostVectors<8>;
 }
 
-template <std::size_t block, std::size_t vectors>
-inline void add_entry(const float* x, std::size_t last_vector, const float* values,
-                      Vector<float> (&sum)[block][vectors]) {
+// Four entries with one value each, whose values take one load, and whose offsets take two.
+struct FourEntries {
+#if defined(__AVX2__)
+  FourEntries(const std::int32_t* offset, const float* value) {
+    __builtin_memcpy(pairs, offset, sizeof pairs);
+#if defined(__AVX512F__)
+    values = _mm512_broadcast_f32x4(_mm_loadu_ps(value));
+#else
+    values = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(value));
+#endif
+  }
+
+  template <std::size_t entry>
+  std::size_t offset() const {
+    return entry % 2 == 0 ? pairs[entry / 2] & 0xffffffffu : pairs[entry / 2] >> 32;
+  }
+
+  template <std::size_t entry>
+  Vector<float> value() const {
+    constexpr int lane = 0b01010101 * entry;
+#if defined(__AVX512F__)
+    return (Vector<float>)_mm512_permute_ps(values, lane);
+#else
+    return (Vector<float>)_mm256_permute_ps(values, lane);
+#endif
+  }
+
+  std::uint64_t pairs[2];
+#if defined(__AVX512F__)
+  __m512 values;
+#else
+  __m256 values;
+#endif
+#else
+  FourEntries(const std::int32_t* offset, const float* value) : offsets(offset), values(value) {}
+
+  template <std::size_t entry>
+  std::size_t offset() const {
+    return static_cast<std::size_t>(offsets[entry]);
+  }
+
+  template <std::size_t entry>
+  Vector<float> value() const {
+    return broadcast(values[entry]);
+  }
+
+  const std::int32_t* offsets;
+  const float* values;
+#endif
+};
+
+// Adds the products of an entry; value(b) is that of output b of its block, in all lanes.
+template <std::size_t block, std::size_t vectors, typename Value>
+inline void add_entry(const float* x, std::size_t last_vector, Value value, Vector<float> (&sum)[block][vectors]) {
   Vector<float> row[vectors];
 #pragma GCC unroll 8
   for (std::size_t v = 0; v + 1 < vectors; ++v) row[v] = load(x + v * kLanes<float>);
   row[vectors - 1] = load(x + last_vector);
 #pragma GCC unroll 8
   for (std::size_t b = 0; b < block; ++b) {
-    const Vector<float> value = broadcast(values[b]);
+    const Vector<float> factor = value(b);
 #pragma GCC unroll 8
-    for (std::size_t v = 0; v < vectors; ++v) sum[b][v] += value * row[v];
+    for (std::size_t v = 0; v < vectors; ++v) sum[b][v] += factor * row[v];
   }
 }
 
 template <std::size_t block, std::size_t vectors>
 void multiply_rows(const SparseRows& part) {
-  constexpr std::size_t together = block * vectors >= kIndependentSums ? 1 : kIndependentSums / (block * vectors);
+  constexpr bool four = block == 1 && vectors <= kVectorsOfFour;
+  // Entries that are added together, each to one of some sets of sums.
+  constexpr std::size_t independent = four ? kSumsOfFour : kIndependentSums;
+  constexpr std::size_t needed = block * vectors >= independent ? 1 : independent / (block * vectors);
+  constexpr std::size_t together = four ? 4 : needed, sets = needed < together ? needed : together;
   const float* values = part.values + part.starts[part.first] * block;
   const std::int32_t* offset = part.offsets + part.starts[part.first];
   const std::size_t last_vector = vectors > 1 ? part.last_vector : 0;
   const auto place = [&](std::size_t v) { return v + 1 < vectors ? v * kLanes<float> : last_vector; };
   for (std::size_t r = part.first; r < part.last; ++r) {
     float* sums = part.sums + (part.rows[r] - part.first) * (block * vectors * kLanes<float>);
-    Vector<float> sum[together][block][vectors] = {};
+    Vector<float> sum[sets][block][vectors] = {};
     if (part.add) {
 #pragma GCC unroll 8
       for (std::size_t b = 0; b < block; ++b) {
@@ -62,20 +121,38 @@ void multiply_rows(const SparseRows& part) {
       }
     }
     const std::int32_t* const end = part.offsets + part.starts[r + 1];
+    const auto add_one = [&](std::size_t t) {
+      const float* const block_values = values + t * block;
+      add_entry(part.x + offset[t], last_vector, [&](std::size_t b) { return broadcast(block_values[b]); },
+                sum[t % sets]);
+    };
     for (; offset + together <= end; offset += together, values += together * block) {
+      if constexpr (four) {
+        const FourEntries entries(offset, values);
+        [&]<std::size_t... t>(std::index_sequence<t...>) {
+          (add_entry(part.x + entries.template offset<t>(), last_vector,
+                     [&](std::size_t) { return entries.template value<t>(); }, sum[t % sets]),
+           ...);
+        }(std::make_index_sequence<4>());
+      } else {
 #pragma GCC unroll 8
-      for (std::size_t t = 0; t < together; ++t) add_entry(part.x + offset[t], last_vector, values + t * block, sum[t]);
+        for (std::size_t t = 0; t < together; ++t) add_one(t);
+      }
     }
-    if constexpr (together > 1) {
-      for (; offset < end; ++offset, values += block) add_entry(part.x + *offset, last_vector, values, sum[0]);
+    const auto left = static_cast<std::size_t>(end - offset);
+#pragma GCC unroll 4
+    for (std::size_t t = 0; t + 1 < together; ++t) {
+      if (t < left) add_one(t);
     }
+    offset = end;
+    values += left * block;
 #pragma GCC unroll 8
     for (std::size_t b = 0; b < block; ++b) {
 #pragma GCC unroll 8
       for (std::size_t v = 0; v < vectors; ++v) {
         Vector<float> total = sum[0][b][v];
 #pragma GCC unroll 8
-        for (std::size_t t = 1; t < together; ++t) total += sum[t][b][v];
+        for (std::size_t t = 1; t < sets; ++t) total += sum[t][b][v];
         store(sums + place(v), total);
       }
       sums += vectors * kLanes<float>;
@@ -221,17 +298,24 @@ std::size_t count_non_zeros(const float* x, std::size_t count) {
 void transpose_rows(const float* x, std::size_t rows, std::size_t row_stride, std::size_t first, std::size_t last,
                     float* x_t, std::size_t stride) {
   constexpr std::size_t lanes = kLanes<float>;
-  std::size_t column = first;
-  for (; column + lanes <= last; column += lanes) {
+  if (last - first < lanes) {
+    for (std::size_t column = first; column < last; ++column) {
+      for (std::size_t r = 0; r < lanes; ++r) x_t[column * stride + r] = r < rows ? x[r * row_stride + column] : 0.0f;
+    }
+    return;
+  }
+  for (std::size_t column = first, end = first; end < last;) {
+    if (column + lanes > last) column = last - lanes;
+    end = column + lanes;
     Vector<float> block[lanes];
 #pragma GCC unroll 16
     for (std::size_t r = 0; r < lanes; ++r) block[r] = r < rows ? load(x + r * row_stride + column) : Vector<float>{};
     transpose_in_registers<float>(block);
 #pragma GCC unroll 16
     for (std::size_t c = 0; c < lanes; ++c) store(x_t + (column + c) * stride, block[c]);
-  }
-  for (; column < last; ++column) {
-    for (std::size_t r = 0; r < lanes; ++r) x_t[column * stride + r] = r < rows ? x[r * row_stride + column] : 0.0f;
+    // From the second on, vectors begin where lines of the cache do, if rows are whole lines: one that crosses a line is
+    // read twice. The first and the last overlap others.
+    column = end - reinterpret_cast<std::uintptr_t>(x + end) / sizeof(float) % lanes;
   }
 }
 

@@ -20,7 +20,7 @@ struct LanesOfOutputs {
   std::vector<float> values;
 };
 
-// Outputs whose sums a product has together.
+// Outputs whose sums a product has together, or a few times as many.
 inline constexpr std::size_t kOutputsTogether = 64;
 
 // Entries by slices of the depth, and in a slice by block rows: of each kOutputsTogether outputs, the block rows with the

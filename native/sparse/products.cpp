@@ -27,6 +27,12 @@ constexpr std::size_t kMostDepth = std::numeric_limits<std::int32_t>::max() / kM
 
 const SparseTable& table() { return *kernels()->sparse; }
 
+// The kernels for vectors over that many rows: with half as many lanes if these are enough.
+const SparseTable& table_of_rows(std::size_t rows) {
+  const SparseTable* const half = table().half;
+  return half != nullptr && rows <= half->lanes ? *half : table();
+}
+
 std::size_t most_tasks(const SparseMatrix& weights, std::size_t rows) {
   const std::size_t work = saturating_product(weights.products(), rows) / tuning::kLeastSparseProducts;
   return std::clamp<std::size_t>(work, 1, tuning::kSparseTasks);
@@ -59,7 +65,7 @@ void linear_by_lanes(const SparseMatrix& weights, std::size_t rows, const float*
 // Rows of the panels that layers exchange transposed, of at most `most`; 0 where they exchange rows as they are, since
 // these do not fill equal panels of whole vectors.
 std::size_t panel_rows(std::size_t rows, std::size_t most) {
-  const std::size_t lanes = table().lanes, vectors = rows / lanes;
+  const std::size_t lanes = table_of_rows(rows).lanes, vectors = rows / lanes;
   if (most == 0 || rows == 0 || rows % lanes != 0) return 0;
   const std::size_t panels = divided_up(vectors, std::max<std::size_t>(1, most / lanes));
   return vectors % panels == 0 ? rows / panels : 0;
@@ -77,10 +83,10 @@ struct Tile {
 };
 
 // The sums of some outputs, from the first of a block, with the values of the entries in their order.
-void multiply(const SparseMatrix& weights, const SlicedEntries& entries, const float* values, std::size_t output,
-              std::size_t outputs, const Tile& tile, const float* x, float* sums) {
+void multiply(const SparseTable& table, const SparseMatrix& weights, const SlicedEntries& entries, const float* values,
+              std::size_t output, std::size_t outputs, const Tile& tile, const float* x, float* sums) {
   const std::size_t first = output / weights.block(), last = first + outputs / weights.block();
-  const MultiplyRows rows = table().rows(weights.block(), tile.vectors);
+  const MultiplyRows rows = table.rows(weights.block(), tile.vectors);
   for (std::size_t slice = 0; slice < entries.slices; ++slice) {
     const std::uint32_t* const starts = entries.starts.data() + slice * (weights.block_rows() + 1);
     const std::uint32_t* const order = entries.rows.data() + slice * weights.block_rows();
@@ -94,36 +100,35 @@ std::size_t ranges_of(const SparseMatrix& weights, std::size_t tasks) {
   return divided_up(chunks, std::max<std::size_t>(1, chunks / tasks));
 }
 
-// Calls work(output, outputs) for the outputs of a range, as many at a time as have sums together.
+// Calls work(output, outputs) for the outputs of a range, that many at a time: a multiple of kOutputsTogether.
 template <typename Work>
-void for_outputs(const SparseMatrix& weights, std::size_t ranges, std::size_t range, Work work) {
+void for_outputs(const SparseMatrix& weights, std::size_t ranges, std::size_t range, std::size_t together, Work work) {
   const std::size_t chunks = divided_up(divided_up(weights.outputs(), kOutputsTogether), ranges);
   const std::size_t last = std::min(weights.outputs(), (range + 1) * chunks * kOutputsTogether);
-  for (std::size_t output = range * chunks * kOutputsTogether; output < last; output += kOutputsTogether) {
-    work(output, std::min(kOutputsTogether, last - output));
+  for (std::size_t output = range * chunks * kOutputsTogether; output < last; output += together) {
+    work(output, std::min(together, last - output));
   }
 }
 
-// Channels, or positions of a linear layer, whose values of x, of that many bytes each, stay in a cache while the entries of
-// some outputs read them: about `slice` bytes; each entry is multiplied by that many vectors.
-std::size_t channels_of_slice(const SparseMatrix& weights, std::size_t channels, std::size_t bytes, std::size_t vectors,
-                              std::size_t slice) {
+// Channels, or positions of a linear layer, of one of at most that many slices, whose values of x stay in a cache while the
+// entries of some outputs read them; each entry is multiplied by that many vectors.
+std::size_t channels_of_slice(const SparseMatrix& weights, std::size_t channels, std::size_t most_slices,
+                              std::size_t vectors) {
   const std::size_t least = weights.block() == 1 ? tuning::kSparseSliceProducts : tuning::kSparseSliceBlockProducts;
-  const std::size_t slices =
-      std::min(checked_product(channels, bytes) / slice, weights.products() * vectors / weights.block_rows() / least);
+  const std::size_t slices = std::min(most_slices, weights.products() * vectors / weights.block_rows() / least);
   return divided_up(channels, std::max<std::size_t>(slices, 1));
 }
 
 // Panels of rows of x, transposed, from a vector of rows on: [panel][columns][most * lanes].
-void transpose_panels(const float* x, std::size_t rows, std::size_t columns, std::size_t first_vector,
-                      std::size_t vectors, std::size_t most, std::size_t tasks, float* x_t,
+void transpose_panels(const SparseTable& table, const float* x, std::size_t rows, std::size_t columns,
+                      std::size_t first_vector, std::size_t vectors, std::size_t most, std::size_t tasks, float* x_t,
                       const ParallelFor& parallel_for) {
-  const std::size_t lanes = table().lanes, stride = most * lanes;
+  const std::size_t lanes = table.lanes, stride = most * lanes;
   for_each_part(parallel_for, vectors, tasks, [&](std::size_t first, std::size_t last) {
     for (std::size_t v = first; v < last; ++v) {
       const std::size_t row = (first_vector + v) * lanes;
-      table().transpose(x + row * columns, std::min(lanes, rows - row), columns, 0, columns,
-                        x_t + v / most * columns * stride + v % most * lanes, stride);
+      table.transpose(x + row * columns, std::min(lanes, rows - row), columns, 0, columns,
+                      x_t + v / most * columns * stride + v % most * lanes, stride);
     }
   });
 }
@@ -132,8 +137,9 @@ void transpose_panels(const float* x, std::size_t rows, std::size_t columns, std
 void linear_by_panels(const SparseMatrix& weights, const float* values, std::size_t rows, const float* x,
                       const SparseEnding& ending, float* y, const TransposedRows& transposed,
                       const ParallelFor& parallel_for, const Memory* memory) {
-  const std::size_t lanes = table().lanes, depth = weights.depth(), outputs = weights.outputs();
-  const std::size_t all_vectors = divided_up(rows, lanes), most_vectors = table().most_vectors(weights.block());
+  const SparseTable& table = table_of_rows(rows);
+  const std::size_t lanes = table.lanes, depth = weights.depth(), outputs = weights.outputs();
+  const std::size_t all_vectors = divided_up(rows, lanes), most_vectors = table.most_vectors(weights.block());
   const std::size_t x_panel = panel_rows(rows, transposed.x), y_panel = panel_rows(rows, transposed.y);
   // Panels of rows, transposed: [panel][depth][vectors * lanes]. They are multiplied whole or, if they must fit those that
   // layers exchange, in tiles of some vectors.
@@ -148,9 +154,9 @@ void linear_by_panels(const SparseMatrix& weights, const float* values, std::siz
   // Blocks are bound by multiplication: slices took 1.07 times as long.
   const std::size_t multiplied = std::min(most, most_vectors);
   const bool whole = values != nullptr || weights.block() > 1;
-  const std::size_t slice = whole ? depth
-                                  : channels_of_slice(weights, depth, multiplied * lanes * sizeof(float), multiplied,
-                                                      tuning::kSparseLinearSliceBytes);
+  const std::size_t bytes = checked_product(depth, multiplied * lanes * sizeof(float));
+  const std::size_t slices = (bytes + tuning::kSparseLinearSliceBytes / 2) / tuning::kSparseLinearSliceBytes;
+  const std::size_t slice = whole ? depth : channels_of_slice(weights, depth, slices, multiplied);
   const auto entries = weights.entries({stride, slice}, slice, [&](std::size_t position) {
     return static_cast<std::int32_t>(position * stride);
   });
@@ -168,7 +174,7 @@ void linear_by_panels(const SparseMatrix& weights, const float* values, std::siz
     const std::size_t first_vector = before * most;
     const std::size_t some_vectors = std::min(all_vectors - first_vector, some_panels * most);
     if (x_panel == 0) {
-      transpose_panels(x, rows, depth, first_vector, some_vectors, most, tasks, own.as<float>(), parallel_for);
+      transpose_panels(table, x, rows, depth, first_vector, some_vectors, most, tasks, own.as<float>(), parallel_for);
     }
 
     const std::size_t ranges = ranges_of(weights, divided_up(tasks, some_panels * tiles));
@@ -183,17 +189,19 @@ void linear_by_panels(const SparseMatrix& weights, const float* values, std::siz
       const float* const from =
           x_panel > 0 ? x + place_of(row, 0, depth, x_panel) : own.as<float>() + panel * panel_size + first * lanes;
       alignas(64) float sums[kMostSums];
-      for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some) {
-        multiply(weights, *entries, values, output, some, {vectors, last_vector}, from, sums);
+      // The more outputs have sums at a time, the less often a slice of x is read again.
+      const std::size_t times = entries->slices > 1 ? kMostSpan / (vectors * lanes) : 1;
+      for_outputs(weights, ranges, range, times * kOutputsTogether, [&](std::size_t output, std::size_t some) {
+        multiply(table, weights, *entries, values, output, some, {vectors, last_vector}, from, sums);
         const std::size_t place = place_of(row, output, outputs, y_panel);
         SparseEnding at = ending;
         if (at.bias != nullptr) at.bias += output;
         if (at.residual != nullptr) at.residual += place;
         if (at.gate != nullptr) at.gate += place;
         if (y_panel > 0) {
-          table().end_run(at, {vectors, last_vector, lanes, nullptr, y_panel, y_panel}, some, sums, y + place);
+          table.end_run(at, {vectors, last_vector, lanes, nullptr, y_panel, y_panel}, some, sums, y + place);
         } else {
-          table().end_transposed(at, some, count, vectors * lanes, sums, y + place, outputs);
+          table.end_transposed(at, some, count, vectors * lanes, sums, y + place, outputs);
         }
       });
     };
@@ -249,13 +257,14 @@ void sparse_linear(const SparseMatrix& weights, std::size_t rows, const float* x
 void transpose_rows(std::size_t rows, std::size_t columns, std::size_t most, const float* x, float* x_t,
                     const ParallelFor& parallel_for) {
   if (columns == 0) return;
-  const std::size_t panel = panel_rows(rows, most), lanes = table().lanes;
+  const SparseTable& table = table_of_rows(rows);
+  const std::size_t panel = panel_rows(rows, most), lanes = table.lanes;
   if (panel == 0) {
     std::copy_n(x, rows * columns, x_t);
     return;
   }
   const std::size_t tasks = divided_up(rows * columns, tuning::kTaskElements);
-  transpose_panels(x, rows, columns, 0, rows / lanes, panel / lanes, tasks, x_t, parallel_for);
+  transpose_panels(table, x, rows, columns, 0, rows / lanes, panel / lanes, tasks, x_t, parallel_for);
 }
 
 bool masked_linear(const SparseMatrix& mask, std::size_t rows, const float* x, const float* w,
@@ -449,9 +458,8 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
   const auto vectors_of = [&](std::size_t rows) { return divided_up(positions_of(rows), lanes); };
   const std::size_t tiles = divided_up(vectors_of(window_rows), most_vectors);
   const std::size_t most = divided_up(vectors_of(window_rows), tiles), taps = w.kernel[0] * w.kernel[1];
-  const std::size_t channels =
-      channels_of_slice(weights, w.channels, planes.read(w, most * lanes) * sizeof(float), most,
-                        tuning::kSparseSliceBytes);
+  const std::size_t bytes = checked_product(w.channels, planes.read(w, most * lanes) * sizeof(float));
+  const std::size_t channels = channels_of_slice(weights, w.channels, bytes / tuning::kSparseSliceBytes, most);
   const auto entries =
       weights.entries({planes.size, planes.columns, channels}, channels * taps,
                       [&](std::size_t position) { return static_cast<std::int32_t>(planes.offset(w, position)); });
@@ -517,8 +525,8 @@ void sparse_convolution(const SparseMatrix& weights, const SparseWindows& w, con
         const float* const next = from + channel * planes.size + planes.row_span * planes.columns + (some + 1) * lanes;
         for (std::size_t v = 0; v < some; ++v) __builtin_prefetch(next + v * lanes, 0, 2);
       }
-      for_outputs(weights, ranges, range, [&](std::size_t output, std::size_t some_outputs) {
-        multiply(weights, *entries, entries->values.data(), output, some_outputs, tile, from, sums);
+      for_outputs(weights, ranges, range, kOutputsTogether, [&](std::size_t output, std::size_t some_outputs) {
+        multiply(table(), weights, *entries, entries->values.data(), output, some_outputs, tile, from, sums);
         SparseEnding at = ending;
         if (at.bias != nullptr) at.bias += output;
         if (at.residual != nullptr) {

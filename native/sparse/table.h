@@ -120,6 +120,7 @@ using AddGradients = void (*)(const SparseGradient&);
 
 struct SparseTable {
   std::size_t lanes;
+  const SparseTable* half;  // with half as many lanes, or null
   // The most vectors of x that a kernel multiplies at a time, and the kernel for a block of 1, 4 or 8 outputs and for a
   // number of vectors.
   std::size_t (*most_vectors)(std::size_t block);

@@ -32,7 +32,7 @@ def linear(matrix, x, bias=None, residual=NONE, threads=2, path=None, **limits):
 
 
 @pytest.mark.parametrize("block", [1, 4, 16])
-@pytest.mark.parametrize("rows", [1, 7, 33, 130])
+@pytest.mark.parametrize("rows", [1, 7, 8, 33, 130])
 @pytest.mark.parametrize(("outputs", "depth"), [(16, 1), (80, 130), (80, 700)])
 def test_linear(library_path, block, rows, outputs, depth):
     matrix = blocks_of(outputs, depth, block)
@@ -47,9 +47,25 @@ def test_linear(library_path, block, rows, outputs, depth):
 @pytest.mark.parametrize("outputs", [1, 7, 21])
 def test_outputs_beside_whole_vectors(library_path, outputs):
     matrix = blocks_of(outputs, 50, 1)
-    for rows in (1, 9, 40):
+    for rows in (1, 8, 9, 40):
         x = RNG.standard_normal((rows, 50), np.float32)
         np.testing.assert_allclose(linear(matrix, x, path=library_path), x @ matrix.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [8, 32])
+def test_rows_at_any_address(library_path, rows):
+    matrix, memory = blocks_of(16, 85, 1), RNG.standard_normal(rows * 85 + 16, np.float32)
+    for first in range(16):
+        x = memory[first : first + rows * 85].reshape(rows, 85)
+        np.testing.assert_allclose(linear(matrix, x, path=library_path), x @ matrix.T, rtol=1e-4, atol=1e-4)
+
+
+def test_slices_of_x_that_many_outputs_read(library_path):
+    matrix, x = blocks_of(520, 900, 1), RNG.standard_normal((32, 900), np.float32)
+    found = [linear(matrix, x, threads=threads, path=library_path) for threads in (1, 2, 3)]
+    np.testing.assert_allclose(found[0], x @ matrix.T, rtol=1e-4, atol=1e-4)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
 
 
 CONVOLUTIONS = [
