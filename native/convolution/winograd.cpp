@@ -29,8 +29,11 @@ struct TileGrid {
         block_count(divided_up(all_rows, rows_of_block)) {}
 
   std::size_t tiles() const { return all_rows * in_row; }
-  std::size_t gradient_chunks() const {
-    return std::clamp<std::size_t>(tiles() / tuning::kWinogradChunk, 1, std::min(all_rows, tuning::kProductTasks));
+  // Chunks of a weight gradient whose columns are so many panels.
+  std::size_t gradient_chunks(std::size_t panels) const {
+    const std::size_t short_ones = std::min(tuning::kWinogradTasks / panels, 2 * tiles() / tuning::kWinogradChunk);
+    const std::size_t wanted = std::max(tiles() / tuning::kWinogradChunk, short_ones);
+    return std::clamp<std::size_t>(wanted, 1, std::min(all_rows, tuning::kProductTasks));
   }
   std::size_t begin(std::size_t block) const { return block * all_rows / block_count; }
   std::size_t most_tiles() const { return divided_up(all_rows, block_count) * in_row; }
@@ -158,7 +161,8 @@ void ConvolutionProducts<T>::winograd(const PlaneCorrelation<T>& p) const {
         const std::size_t piece = task % pieces;
         kernels_.winograd_weights({p.weights.data, p.weights.data + weight_count(), p.weights.column_stride,
                                    offsets.data(), order.data(), p.columns, channels, task / pieces,
-                                   piece * channels / pieces, (piece + 1) * channels / pieces, weights.as<T>(), buffer.as<T>()});
+                                   piece * channels / pieces, (piece + 1) * channels / pieces, weights.as<T>(),
+                                   buffer.as<T>()});
       } else {
         transform(task - packs, sources.as<T>() + (task - packs) * kWinogradPoints * point_stride, buffer.as<T>());
       }
@@ -207,11 +211,12 @@ template <typename T>
 bool ConvolutionProducts<T>::prefers_winograd(const PlaneProducts<T>& p) const {
   if (!has_tiles(c_)) return false;
   const TileGrid grid(p.grid.size, c_.batch);
-  const auto tiles = static_cast<double>(grid.tiles()), chunks = static_cast<double>(grid.gradient_chunks());
   const std::size_t channels = p.source.channels, columns = p.columns.channels;
   const double of_tile = std::min(cost_of(channels, columns), cost_of(columns, channels));
+  const auto tiles = static_cast<double>(grid.tiles());
+  const auto chunks = static_cast<double>(grid.gradient_chunks(kernels_.panels(columns)));
   const double by_tiles = (tiles * static_cast<double>(kWinogradPoints) + tuning::kWinogradSum * chunks) * of_tile +
-                          tuning::kWinogradTile * tiles * static_cast<double>(channels + columns);
+                          tuning::kWinogradGradientTile * tiles * static_cast<double>(channels + columns);
   const double positions = static_cast<double>(c_.batch) * static_cast<double>(product(p.grid.size));
   const double directly = positions * static_cast<double>(kWinogradTaps) * cost_of(channels, columns);
   return by_tiles < tuning::kWinogradWorthIt * directly;
@@ -238,7 +243,7 @@ void ConvolutionProducts<T>::winograd_gradient(const PlaneProducts<T>& p) const 
 
   const TileGrid grid(p.grid.size, c_.batch);
   const std::size_t vectors = divided_up(columns, lanes), panels = kernels_.panels(columns);
-  const std::size_t in_panel = divided_up(vectors, panels), chunks = grid.gradient_chunks();
+  const std::size_t in_panel = divided_up(vectors, panels), chunks = grid.gradient_chunks(panels);
   const std::size_t splits = std::clamp<std::size_t>(tuning::kProductTasks / 2 / chunks, 1, panels);
   // Its first lane: parts of whole panels leave no vector alone.
   const auto lane_of = [&](std::size_t split) { return std::min(vectors, split * panels / splits * in_panel) * lanes; };
