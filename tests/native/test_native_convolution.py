@@ -115,7 +115,8 @@ def test_any_geometry(library_path, convolution, dtype):
 @pytest.mark.parametrize("name", ["several panels and depths", "many images", "large image", "pointwise", "stride",
                                   "depthwise", "small groups", "small images", "large kernel",
                                   "large kernel, one image", "tiles", "tiles, one image",
-                                  "tiles, odd images", "tiles, many of few columns", "few outputs", "few outputs, odd rows", "few outputs, stride",
+                                  "tiles, odd images", "tiles, many of few columns", "few outputs",
+                                  "few outputs, odd rows", "few outputs, stride",
                                   "few outputs, many inputs"])  # fmt: skip
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_threads_do_not_change_a_bit(operator, name):
