@@ -262,6 +262,17 @@ inline constexpr double kWinogradWeight = 150.0, kWinogradTile = 130.0, kWinogra
 // weights a task packs; channels at a time. A block's input and the sums of a point stay in the L2 cache.
 inline constexpr std::size_t kWinogradBlock = 128, kWinogradStrip = 48, kWinogradPack = 64, kWinogradDepth = 256;
 
+// Images among which the transformation of the weights is divided where the result is computed, whatever the batch.
+// Bits.
+inline constexpr std::size_t kWinogradImages = 4;
+
+// Their weight gradients: tiles per chunk, each with sums of its own, and half as many where there would be fewer tasks
+// than these; cost in multiplications of a weight's sum in a chunk, and of an element of a tile read or written. Bits.
+// Transformed tiles of a chunk at a time, in 1024ths of the L2 cache, and at least so many.
+inline constexpr std::size_t kWinogradChunk = 128, kWinogradTasks = 4;
+inline constexpr double kWinogradSum = 100.0, kWinogradGradientTile = 100.0;
+inline constexpr std::size_t kWinogradShare = 640, kLeastWinogradTiles = 32;
+
 // Bytes of a group's planes up to which their shifted copies are added up (few outputs per group); bytes of the planes
 // of a vector of groups up to which they are convolved side by side (many groups of few channels); and the maximum
 // multiplications per position and group for the latter. Bits.

@@ -100,6 +100,15 @@ FEW_OUTPUTS = {
     for channels, outputs, size in ((64, 16, 32), (24, 10, 20))
 }
 WINOGRAD = {name: case for name, case in CONVOLUTIONS.items() if name.startswith("3x3")}
+WINOGRAD_GRADIENTS = {
+    f"weight gradient, 3x3, {channels} channels of {size}": node(
+        "ConvWeightGradient",
+        [(8, channels, size, size), (8, channels, size, size)],
+        pads=[1] * 4,
+        kernel_shape=[3, 3],
+    )
+    for channels, size in ((64, 28), (256, 7))
+}
 POINTWISE = {
     "1x1, 96 channels of 28": node("Conv", [(8, 96, 28, 28), (24, 96, 1, 1)], kernel_shape=[1, 1]),
     "1x1, 320 channels of 7": node("Conv", [(8, 320, 7, 7), (1280, 320, 1, 1)], kernel_shape=[1, 1]),
@@ -483,6 +492,9 @@ CASES: dict[str, dict[str, Case]] = {
     **dict.fromkeys(("kPositionProduct", "kLonelyVector", "kTransposedElement", "kPositionDepth"), FEW_OUTPUTS),
     **dict.fromkeys(("kWinogradWeight", "kWinogradTile", "kWinogradWorthIt"), WINOGRAD),
     **dict.fromkeys(("kWinogradBlock", "kWinogradStrip", "kWinogradPack", "kWinogradDepth"), WINOGRAD),
+    "kWinogradImages": WINOGRAD,
+    **dict.fromkeys(("kWinogradChunk", "kWinogradTasks", "kWinogradSum", "kWinogradGradientTile"), WINOGRAD_GRADIENTS),
+    **dict.fromkeys(("kWinogradShare", "kLeastWinogradTiles"), WINOGRAD_GRADIENTS),
     "kPixelShare": POINTWISE,
     **dict.fromkeys(("kWeightsInPlace", "kTurnedRows"), POINTWISE_GRADIENTS),
     "kShiftedBytes": PLANE_STEPS,

@@ -70,8 +70,8 @@ void ConvolutionProducts<T>::forward(const T* x, const T* w, const T* bias, T* y
   if (is_pointwise(c_)) {
     return pointwise(correlation.source, w, static_cast<std::ptrdiff_t>(c_.inputs), 1, c_.outputs, bias, y);
   }
-  // By what one image gains: an image gives the same bits whatever else is in the batch.
-  if (prefers_winograd(correlation, 1)) return winograd(correlation);
+  // Whatever the batch: an image gives the same bits whatever else is in it.
+  if (prefers_winograd(correlation, tuning::kWinogradImages)) return winograd(correlation);
   correlate(correlation);
 }
 
@@ -229,6 +229,7 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
   // Sums of planes are split among threads by groups, matrix multiplications by images too.
   if (depthwise_gradient(p)) return;
   if (many_groups() && prefers_filter(p.source, p.grid, p.columns.channels)) return filter_gradient(p);
+  if (prefers_winograd(p)) return winograd_gradient(p);
   const std::size_t groups = p.source.group, taps = p.taps.size(), channels = p.source.channels;
   const std::size_t padded_columns = rounded_up(p.columns.channels, kernels_.lanes);
   const std::size_t most =
@@ -310,14 +311,17 @@ void ConvolutionProducts<T>::accumulate(const PlaneProducts<T>& p) const {
     if (chunks == 1) unpack(group, range);
   });
   if (chunks == 1) return;
-  parallel_for_(divided_up(sums_size, tuning::kAddedElements), [&](std::size_t part) {
-    const std::size_t begin = part * tuning::kAddedElements,
-                      count = std::min(sums_size - begin, tuning::kAddedElements);
-    for (std::size_t chunk = 1; chunk < chunks; ++chunk) {
-      kernels_.add(sums.as<T>() + chunk * sums_size + begin, count, sums.as<T>() + begin);
-    }
-  });
+  add_up(sums.as<T>(), sums_size, chunks);
   parallel_for_(groups * ranges, [&](std::size_t task) { unpack(task / ranges, task % ranges); });
+}
+
+template <typename T>
+void ConvolutionProducts<T>::add_up(T* sums, std::size_t size, std::size_t chunks) const {
+  if (chunks == 1) return;
+  parallel_for_(divided_up(size, tuning::kAddedElements), [&](std::size_t part) {
+    const std::size_t begin = part * tuning::kAddedElements, count = std::min(size - begin, tuning::kAddedElements);
+    for (std::size_t chunk = 1; chunk < chunks; ++chunk) kernels_.add(sums + chunk * size + begin, count, sums + begin);
+  });
 }
 
 template PlaneCorrelation<float> forward_correlation(const Convolution&, const float*, const float*, const float*, float*);

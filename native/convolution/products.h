@@ -74,12 +74,17 @@ class ConvolutionProducts {
   // The same with fewer multiplications (Winograd), where that pays for so many images.
   bool prefers_winograd(const PlaneCorrelation<T>& correlation, std::size_t images) const;
   void winograd(const PlaneCorrelation<T>& correlation) const;
+  double cost_of(std::size_t rows, std::size_t columns) const;
+  bool prefers_winograd(const PlaneProducts<T>& products) const;
+  void winograd_gradient(const PlaneProducts<T>& products) const;
   void pointwise(const Planes<T>& source, const T* weights, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
                  std::size_t rows, const T* bias, T* target) const;
   // The input gradient as such multiplications, one per kernel element, added up at their positions.
   bool prefers_spread(const PlaneCorrelation<T>& correlation) const;
   void spread(const Planes<T>& source, const T* weights, T* target) const;
   void accumulate(const PlaneProducts<T>& products) const;
+  // Adds `chunks` sums of `size` elements, one behind the other, to the first.
+  void add_up(T* sums, std::size_t size, std::size_t chunks) const;
 
   // The same for many groups of few channels; returns false, with nothing done, where it does not apply.
   bool is_depthwise() const;

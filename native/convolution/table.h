@@ -123,7 +123,7 @@ struct WinogradWeights {
   T* scratch;  // [end - begin][9][columns of a panel]
 };
 
-// Transformed input of rows of tiles, numbered across all images: [point][tile][row_stride].
+// Transformed input, or gradient of the result, of rows of tiles, numbered across all images: [point][tile][row_stride].
 template <typename T>
 struct WinogradSource {
   const T *source, *source_end;
@@ -152,7 +152,7 @@ struct WinogradProducts {
   std::size_t channels, columns;
   std::size_t first_panel, end_panel;
   const T* panels;
-  T* sums;  // [panel][point][tile][columns of the panel]
+  T* sums;  // [panel][point][tile][columns of the panel], a point winograd_stride(tiles * columns of the first panel)
   const WinogradStrip* strips;
   std::size_t strip_count;
   T* results;  // [tiles of a strip][4][columns of a panel]
@@ -161,6 +161,28 @@ struct WinogradProducts {
   const std::size_t* result_rows;        // of the positions, within their strip
   std::ptrdiff_t column_stride;          // in the target
   const T* bias;                         // [columns] or null
+};
+
+// sums[panel][point][channel][column] = sum over some tiles of source[point][tile][channel] * factors[point][tile][column].
+// Sums of a point are winograd_stride(channels * columns of the first panel) elements.
+template <typename T>
+struct WinogradGradient {
+  const T* source;
+  std::size_t row_stride, point_stride;
+  const T* factors;
+  std::size_t factor_stride, factor_point_stride;
+  std::size_t tiles, channels, columns;
+  bool accumulate;
+  T* sums;
+};
+
+// taps[panel][channel * 9 + tap][column] = inverse transform of these sums, for channels begin to end.
+template <typename T>
+struct WinogradTaps {
+  const T* sums;
+  std::size_t channels, columns, begin, end;
+  const std::size_t* order;  // index of the tap for each element, row by row
+  T* taps;
 };
 
 // target[row * line + k] = source[k * rows + row], for rows begin to end and k below `depth`.
@@ -299,6 +321,9 @@ struct ConvolutionKernels {
   void (*winograd_weights)(const WinogradWeights<T>&);
   void (*winograd_source)(const WinogradSource<T>&);
   void (*winograd_products)(const WinogradProducts<T>&);
+  void (*winograd_factors)(const WinogradSource<T>&);
+  void (*winograd_gradient)(const WinogradGradient<T>&);
+  void (*winograd_taps)(const WinogradTaps<T>&);
   void (*accumulate)(const Accumulation<T>&);
   void (*unpack)(const Unpacking<T>&);
   void (*add)(const T* from, std::size_t count, T* to);

@@ -65,6 +65,9 @@ CASES = {
     "tiles, wide padding": Convolution(5, 1, 40, 50, (13, 12), (3, 3), (1, 1), (1, 1), (2, 2, 2, 2)),
     "tiles, without padding": Convolution(5, 1, 40, 50, (13, 12), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0)),
     "tiles, long rows": Convolution(1, 1, 40, 40, (5, 300), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "tiles, many of few columns": plain(4, 40, 16, 26, 3),
+    "tiles, columns of x": plain(3, 48, 80, 21, 3),
+    "tiles, one column": plain(2, 70, 70, 2, 3),
     "few outputs": plain(2, 20, 6, 32, 3, bias=True),
     "few outputs, odd rows": plain(3, 18, 9, 19, 3, bias=True),
     "few outputs, stride": plain(2, 6, 24, 18, 3, stride=2),
@@ -112,7 +115,8 @@ def test_any_geometry(library_path, convolution, dtype):
 @pytest.mark.parametrize("name", ["several panels and depths", "many images", "large image", "pointwise", "stride",
                                   "depthwise", "small groups", "small images", "large kernel",
                                   "large kernel, one image", "tiles", "tiles, one image",
-                                  "tiles, odd images", "few outputs", "few outputs, odd rows", "few outputs, stride",
+                                  "tiles, odd images", "tiles, many of few columns", "few outputs",
+                                  "few outputs, odd rows", "few outputs, stride",
                                   "few outputs, many inputs"])  # fmt: skip
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_threads_do_not_change_a_bit(operator, name):
