@@ -79,8 +79,9 @@ inline constexpr std::size_t kProductDepth = 512, kAccumulationDepth = 512;
 inline constexpr std::size_t kSumDepth = 256;
 
 // Depth at a time of a product whose sums stay in the cache meanwhile, and the most bytes of these sums, in 1024ths of
-// the L2 cache; lines of the right matrix that are at most so many bytes apart are read in place.
-inline constexpr std::size_t kOuterDepth = 128, kOuterShare = 384, kNearLineBytes = 512;
+// the L2 cache; a product with more sums is cut into parts, one with more than so many times these is not added up in
+// the cache; lines of the right matrix that are at most so many bytes apart are read in place.
+inline constexpr std::size_t kOuterDepth = 128, kOuterShare = 384, kOuterParts = 4, kNearLineBytes = 512;
 
 // Lines of a left matrix that are packed at a time: an L1 cache holds a part of so many, wherever they lie.
 inline constexpr std::size_t kPackedLines = 32;

@@ -447,7 +447,7 @@ CASES: dict[str, dict[str, Case]] = {
         ("kProductDepth", "kStripShare", "kLeastStripRows", "kColumnsShare", "kLeastRows", "kLeastColumns"), PRODUCTS
     ),
     "kSumDepth": LINEAR_STEPS,
-    **dict.fromkeys(("kOuterDepth", "kOuterShare", "kNearLineBytes", "kPackedLines"), WEIGHT_GRADIENTS),
+    **dict.fromkeys(("kOuterDepth", "kOuterShare", "kOuterParts", "kNearLineBytes", "kPackedLines"), WEIGHT_GRADIENTS),
     "kBfloat16Depth": BFLOAT16,
     **dict.fromkeys(
         ("kBlockSumShare", "kLeastBlockPositions", "kGradientSourceWords", "kGradientDepth"), BFLOAT16_CONVOLUTIONS

@@ -29,12 +29,14 @@ void multiply(const Matmul<T>& whole, const ParallelFor& parallel_for) {
   const std::size_t sum_block = evenly(tuning::kSumDepth);
   const std::size_t block = evenly(tuning::kProductDepth);
   const std::size_t column_bytes = std::max(block, tuning::kProductDepth / 2) * sizeof(float);
-  const Cut cut(whole.rows, whole.columns, whole.depth, column_bytes, whole.left.row == 1);
+  Cut cut(whole.rows, whole.columns, whole.depth, column_bytes, whole.left.row == 1);
+  Matmul<T> common = whole;
+  const std::size_t most_sums = share_of_second_cache(tuning::kOuterShare) / sizeof(T);
+  common.sums_in_cache =
+      is_of_lines(whole) && saturating_product(whole.rows, whole.columns) <= tuning::kOuterParts * most_sums;
+  if (common.sums_in_cache) cut.shrink(whole.rows, whole.columns, most_sums);
   const std::size_t most_rows = divided_up(divided_up(whole.rows, kRowUnit), cut.rows) * kRowUnit;
   const std::size_t most_columns = divided_up(divided_up(whole.columns, kUnit), cut.columns) * kUnit;
-  Matmul<T> common = whole;
-  const std::size_t sum_bytes = saturating_product(whole.rows, whole.columns, sizeof(T));
-  common.sums_in_cache = is_of_lines(whole) && sum_bytes <= share_of_second_cache(tuning::kOuterShare);
   common.block = common.sums_in_cache ? evenly(tuning::kOuterDepth) : block;
   common.sum_block = sum_block;
   common.strip = strip_rows(block * sizeof(T));

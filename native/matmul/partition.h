@@ -49,6 +49,20 @@ struct Cut {
       }
     }
   }
+
+  // Splits each part into as many, until the results of a part are at most `most` elements.
+  void shrink(std::size_t row_count, std::size_t column_count, std::size_t most) {
+    const std::size_t row_parts = rows, column_parts = columns;
+    for (;;) {
+      const std::size_t height = divided_up(row_count, rows), width = divided_up(column_count, columns);
+      if (saturating_product(height, width) <= most) return;
+      if (height > width) {
+        rows += row_parts;
+      } else {
+        columns += column_parts;
+      }
+    }
+  }
 };
 
 // Rows that are multiplied by all panels before the next ones, each of that many bytes in a block of the depth.

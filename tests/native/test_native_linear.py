@@ -21,7 +21,7 @@ INPUTS = {"Linear": ("x", "w", "b"), "LinearWeightGradient": ("dy", "x")}
 OUTPUTS = {"Linear": ("y",), "LinearWeightGradient": ("dw", "db")}
 
 # Rows, inputs and outputs around the edges of vectors (2 to 16), tiles (6 or 8 rows, up to 64 columns), strips (192
-# rows), blocks (256 of the depth) and parts (384 rows that are copied, 768 columns).
+# rows), blocks (256 of the depth) and parts (384 rows that are copied, 768 columns, or sums of 3/8 of an L2 cache).
 SIZES = [
     (1, 1, 1),
     (1, 300, 70),
@@ -35,6 +35,8 @@ SIZES = [
     (300, 400, 33),
     (520, 17, 256),
     (1025, 96, 100),
+    (130, 700, 190),
+    (130, 500, 600),
     (1, 1, 2000),
     (3, 2000, 1),
     (0, 4, 5),
@@ -111,7 +113,9 @@ def test_leading_axes_are_rows(instruction_set, library_path, leading, transpose
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("sizes", [(1025, 300, 200), (2000, 784, 10), (8, 784, 512), (400, 64, 1600)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1025, 300, 200), (2000, 784, 10), (8, 784, 512), (400, 64, 1600), (130, 500, 600)], ids=str
+)
 def test_threads_do_not_change_a_bit(sizes, transposed):
     feeds = draw(sizes, np.float32)
     one, *others = (run_both(PATH, feeds, transposed, threads) for threads in (1, 2, 3))
@@ -121,7 +125,7 @@ def test_threads_do_not_change_a_bit(sizes, transposed):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("sizes", [(1025, 300, 200), (40, 784, 10), (400, 64, 1600)], ids=str)
+@pytest.mark.parametrize("sizes", [(1025, 300, 200), (40, 784, 10), (400, 64, 1600), (130, 500, 600)], ids=str)
 def test_a_part_of_a_matmul_has_the_bits_of_the_whole_matmul(instruction_set, library_path, sizes, transposed):
     """For any blocking of a matmul, each element is summed in the order of the depth alone."""
     feeds = draw(sizes, np.float32)
