@@ -80,12 +80,10 @@ def trained(given, weight, layer, tail, result, loss="bce"):
     text = (
         f'<ir_version: 8, opset_import: ["": 18]> f (float[{given}] x) => (float[{result}] y) '
         f"<float[{weight}] w = {{{', '.join(map(repr, values.ravel().tolist()))}}}, "
-        f"float[{outputs}] b = {{{', '.join(['0.1'] * outputs)}}}, float scale = {{2}}, "
+        f"float[{outputs}] b = {{{', '.join(['0.1'] * outputs)}}}, "
         f"float[4] scales = {{1, 1, 2, 2}}, int64[1] second = {{1}}, int64[1] last = {{-1}}> {{ {layer} {tail} }}"
     )
-    trainer = onnxtrain.Trainer(
-        onnx.parser.parse_model(text), loss=loss, train=["*", "scale"] if "scale" in layer else None
-    )
+    trainer = onnxtrain.Trainer(onnx.parser.parse_model(text), loss=loss)
     x = random.normal(size=(8, *(int(size) for size in given.split(",")[1:]))).astype(np.float32)
     z = trainer.predict(x)
     y = (random.random(z.shape) < 0.5).astype(np.float32)
