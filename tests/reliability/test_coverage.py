@@ -32,8 +32,9 @@ FUZZED = {
     "data": ("data/files.py", "data/opening.py"),
     "adapters": ("adapters/peft.py", "adapters/files.py", "adapters/checkpoint.py", "adapters/packing.py"),
     "small": (
-        "model_file/small_files.py", "data/text_file.py", "data/tokenizer.py", "data/data_names.py", "data/preprocessor.py",
-        "report/runs.py", "cli/configuration.py", "cli/fit.py", "training/import_states.py", "autodiff/options.py",
+        "model_file/small_files.py", "data/text_file.py", "data/tokenizer.py", "data/data_names.py",
+        "data/preprocessor.py", "report/runs.py",
+        "cli/configuration.py", "cli/fit.py", "training/import_states.py", "autodiff/options.py",
     ),
     "tables": (
         "data/csv_file.py", "data/parquet_file.py", "data/tar_file.py",
