@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from onnxtrain.data.image_form import RESAMPLING, Pixels, Resizing, is_edge, is_number
+from onnxtrain.model_file.hub import places_of_settings
 from onnxtrain.model_file.small_files import read_json
 
 _FILE: Final = "preprocessor_config.json"
@@ -27,12 +28,8 @@ _LEAST_SHARE: Final = 0.1
 
 
 def read_settings(folder: Path | None, name: str) -> dict[str, Any]:
-    """Return the settings in a JSON file of a model's folder; {} without one that can be read.
-
-    The Hub's repositories keep ``onnx/model.onnx`` one folder below its settings.
-    """
-    places = [] if folder is None else [folder, folder.parent][: 2 if folder.name == "onnx" else 1]
-    for place in places:
+    """Return the settings in a JSON file of a model's folder; {} without one that can be read."""
+    for place in [] if folder is None else places_of_settings(folder):
         with contextlib.suppress(OSError, ValueError):
             found = read_json(place / name, finite=False)
             if isinstance(found, dict):

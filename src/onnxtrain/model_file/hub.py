@@ -68,13 +68,17 @@ _BESIDE = ("{stem}.labels.json", "preprocessor_config.json", "config.json")
 """Files beside a model that say what its inputs and classes are."""
 
 
+def places_of_settings(folder: Path) -> list[Path]:
+    """Return the folders of a model's settings: its own, and the one above a folder ``onnx``, as on the Hub."""
+    return [folder, folder.parent] if folder.name == "onnx" else [folder]
+
+
 def _download_beside(hub: Any, repo: str, file: str, revision: str | None, model: Path) -> None:
     """Fetch the files that tell names, labels and normalization into the folder of a model, where there are any."""
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    folder = Path(file).parent
     for form in _BESIDE:
-        for place in [folder, folder.parent][: 2 if folder.name == "onnx" else 1]:
+        for place in places_of_settings(Path(file).parent):
             name = (place / form.format(stem=model.stem)).as_posix()
             with suppress(EntryNotFoundError, LocalEntryNotFoundError):
                 found = Path(hub.hf_hub_download(repo, name, revision=revision))
