@@ -186,7 +186,7 @@ def test_a_fixed_size_of_the_model_counts(folder, tmp_path):
         ("N, C, H, W", "two = Constant <value = float {2.0}> () a = Mul(two, image) x = Sub(a, two)"),
     ],
 )
-def test_convolutions_tell_the_number_of_channels(shape, before, folder):
+def test_convolutions_tell_the_number_of_channels(shape, before, folder, caplog):
     for image, file in zip(opened(folder), files(folder), strict=True):
         image.resize((20, 15)).save(file)
     network = model(shape, before)
@@ -196,6 +196,7 @@ def test_convolutions_tell_the_number_of_channels(shape, before, folder):
     trainer = onnxtrain.Trainer(network, loss="cross_entropy")
     trainer.fit(folder, epochs=1, progress=False)
     assert trainer.predict(folder).shape == (4, 2)
+    assert "The model leaves the size of images open: they keep theirs, 20 x 15." in caplog.text
 
 
 def test_the_channels_of_a_grouped_convolution_are_those_of_all_groups(folder):

@@ -169,6 +169,8 @@ def _read_pixels(
             continue
         if array is None or first is None:
             first = image.name, pixels.shape
+            if layout.size is None:
+                _logger.warning("The model leaves the size of images open: they keep theirs, %s.", _size(pixels.shape))
             array = GrowingArray(layout.arranged(pixels).shape, np.dtype(np.uint8))
         elif pixels.shape != first[1]:
             raise DataError(
