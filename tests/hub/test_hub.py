@@ -158,6 +158,11 @@ def test_a_trained_model_is_published_with_its_card(
     np.testing.assert_array_equal(again.predict(points), trainer.predict(points))
 
 
+def save_with_data_file(path: Path, location: str) -> None:
+    model = onnxtrain.examples.mlp((4, 8, 3))
+    onnx.save(model, path, save_as_external_data=True, location=location, size_threshold=0)
+
+
 def test_names_and_settings_come_along(hub: Hub, tmp_path: Path) -> None:
     names = {"columns": {"input": ["a", "b", "c", "d"]}, "labels": ["x", "y", "z"]}
     (tmp_path / "model.labels.json").write_text(json.dumps(names))
@@ -166,13 +171,7 @@ def test_names_and_settings_come_along(hub: Hub, tmp_path: Path) -> None:
     trainer = onnxtrain.Trainer("hf://me/named/points.onnx", loss="softmax_cross_entropy")
     assert trainer.labels == ("x", "y", "z")
     assert trainer.columns == {"input": ("a", "b", "c", "d")}
-    onnx.save(
-        onnxtrain.examples.mlp((4, 8, 3)),
-        tmp_path / "l.onnx",
-        save_as_external_data=True,
-        location="l",
-        size_threshold=0,
-    )
+    save_with_data_file(tmp_path / "l.onnx", "l")
     hub.files["org/labels"] = {
         "config.json": json.dumps({"id2label": {"0": "z", "1": "y", "2": "x"}}).encode(),
         "l.onnx": (tmp_path / "l.onnx").read_bytes(),
@@ -247,13 +246,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_models_with_data_files_are_published(hub: Hub, tmp_path: Path) -> None:
-    onnx.save(
-        onnxtrain.examples.mlp((4, 8, 3)),
-        tmp_path / "d.onnx",
-        save_as_external_data=True,
-        location="d.data",
-        size_threshold=0,
-    )
+    save_with_data_file(tmp_path / "d.onnx", "d.data")
     onnxtrain.hub.push_to_hub(tmp_path / "d.onnx", "me/data", file="d.onnx")
     assert hub.files["me/data"]["d.data"] == (tmp_path / "d.data").read_bytes()
     shutil.rmtree(tmp_path / "home", ignore_errors=True)

@@ -99,7 +99,8 @@ def command(
         )
     if output.suffix in TABLE_SUFFIXES:
         size = len(next(iter(arrays.values())))
-        names = read_names(ModelFile.load(model), lora_adapter)
+        loaded = ModelFile.load(model)
+        names = read_names(loaded, lora_adapter)
         labels = names.labels
         classified = labels is not None or probabilities
         floating = (name for name, array in arrays.items() if kind_of(array.dtype) == "float")
@@ -109,7 +110,7 @@ def command(
             examples=source.examples_read if isinstance(source, ImageFolder | TarFile) else None,
             labels=labels,
             probabilities=probabilities,
-            kind=kind_of_output(model, scores) if classified else None,
+            kind=kind_of_output(loaded, scores) if classified else None,
             output=scores,
         )
         write_table(output, table)

@@ -82,14 +82,13 @@ class WebPage:
     def _normalization(self, name: str) -> dict[str, float]:
         """Return mean and std for the numbers that the model takes of gray images; {} for 0 to 1, and if not known."""
         from onnxtrain.data.data_names import read_names
-        from onnxtrain.data.image_form import BYTES
-        from onnxtrain.ir.value import PIXELS
+        from onnxtrain.losses.heads import tensor_spec
         from onnxtrain.working_copy.image_inputs import mark_image_inputs
 
         model = self.model.training_model()
         mark_image_inputs(model)
-        takes_bytes = any(value.name == name and value.meta.get(PIXELS) for value in model.graph.inputs)
-        pixels = read_names(self.model).pixels or (BYTES if takes_bytes else None)
+        specs = read_names(self.model).specs([tensor_spec(value) for value in model.graph.inputs if value.name == name])
+        pixels = next((spec.pixels for spec in specs), None)
         if pixels is None or not len(pixels.mean) == len(pixels.std) == 1:
             return {}
         return {"mean": pixels.mean[0], "std": pixels.std[0]}

@@ -213,9 +213,9 @@ def _needs_widening(model: ir.Model, runtime: RuntimeOptions) -> bool:
     return on_cpu and any(value.dtype == ir.DataType.BFLOAT16 for value in weights)
 
 
-def kind_of_output(model: str | os.PathLike[str] | onnx.ModelProto, name: str) -> ScoreKind | None:
+def kind_of_output(model: ModelFile, name: str) -> ScoreKind | None:
     """Return whether an output of a model holds logits or probabilities; ``None`` where its nodes do not tell."""
-    graph = ModelFile.load(model).training_model().graph
+    graph = model.training_model().graph
     return next((kind_of_scores(value) for value in graph.outputs if value.name == name), None)
 
 
