@@ -19,7 +19,7 @@ from reliability.outcome import Outcome
 TIME_LIMIT = 30.0
 
 FACTOR = 4
-"""How much more memory than plain onnxruntime is allowed."""
+"""Memory that is allowed, as a multiple of that of plain onnxruntime."""
 
 
 def compare_with_plain(outcome: Outcome, case: Path) -> Outcome:
