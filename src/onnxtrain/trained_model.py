@@ -308,13 +308,13 @@ class TrainedModel:
             ema: Whether to predict with the moving average of the parameters.
             labels: Return the most probable class of every example: the text of its label where targets were texts,
                 else its number, and -1 for scores that are NaN. Yes-or-no questions have 1 and 0. By output where
-                several have losses.
+                several have losses; those that predict no classes keep their values.
 
         Returns:
             One array per tensor output by name, or the array itself where the model has one output.
 
         Raises:
-            OptionError: `labels` is given, and predictions are neither scores over classes nor binary logits.
+            OptionError: `labels` is given, and no output has scores over classes or binary logits.
         """
         if labels:
             from onnxtrain.training.inference.evaluation import answers
@@ -353,15 +353,15 @@ class TrainedModel:
 
         Returns:
             Probabilities [N, C, ...] over classes, or [N, K] of yes for K questions; one question has those of no and
-            yes [N, 2], as in scikit-learn. By output where several have losses.
+            yes [N, 2], as in scikit-learn. By output where several have losses, without those that predict no classes.
 
         Raises:
-            OptionError: Predictions are neither scores over classes nor binary logits.
+            OptionError: No output has scores over classes or binary logits.
         """
-        from onnxtrain.training.inference.evaluation import probabilities
+        from onnxtrain.training.inference.evaluation import has_answers, probabilities
 
-        def found(metric_input: MetricInput, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray:
-            return probabilities(metric_input, scores)
+        def found(metric_input: MetricInput, scores: np.ndarray, labels: Sequence[str] | None) -> np.ndarray | None:
+            return probabilities(metric_input, scores) if has_answers(metric_input) else None
 
         return self._by_head(data, target, batch_size, ema, "predict_proba", found)
 
@@ -372,7 +372,7 @@ class TrainedModel:
         batch_size: int,
         ema: bool,
         caller: str,
-        found: Callable[[MetricInput, np.ndarray, Sequence[str] | None], np.ndarray],
+        found: Callable[[MetricInput, np.ndarray, Sequence[str] | None], np.ndarray | None],
     ) -> np.ndarray | dict[str, np.ndarray]:
         """Apply a function to the predictions of each output that has a loss; by output where there are several."""
         from onnxtrain.training.inference.evaluation import check_answers
@@ -383,14 +383,14 @@ class TrainedModel:
             raise OptionError(
                 f"{caller} needs a loss on targets, which says what predictions are, but the loss is an output."
             )
-        for head in heads:
-            check_answers(head.targets.metric_input, caller)
+        check_answers([head.targets.metric_input for head in heads], caller)
         dataset = self._data.open(self._objective, data, target=target)
         arrays = evaluator.predict(dataset, batch_size, [head.prediction for head in heads])
         labels = self.labels if len(heads) == 1 else None
-        by_head = {
+        results = {
             head.name: found(head.targets.metric_input, arrays[str(head.prediction.name)], labels) for head in heads
         }
+        by_head = {name: result for name, result in results.items() if result is not None}
         return next(iter(by_head.values())) if len(heads) == 1 else by_head
 
     def _evaluator(self, form: Forms | None, ema: bool, weighted: bool = False, packed: bool = False) -> Evaluator:

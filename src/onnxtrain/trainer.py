@@ -322,7 +322,7 @@ class Trainer(TrainedModel):
                 iterator of dictionaries, or an :class:`onnxtrain.text.ChatData`.
             y: The targets, where ``data`` has none; by output where several have losses.
             validation: Data to evaluate on after every epoch, which may be (inputs, targets, weights), or the fraction
-                of ``data`` to hold out: ``0.2``.
+                of ``data`` to hold out: ``0.2``; without ``shuffle`` the last examples.
             sample_weight: One weight per example [N], at least 0, or the name of the array or column of ``data`` that
                 has them. The loss is the mean over the examples of weight times loss, as in Keras; so weights of
                 another mean are a learning rate of another size. The validation loss is weighted where its examples
@@ -400,7 +400,7 @@ class Trainer(TrainedModel):
         folder = None if run is None else _run_folder(run, resume=checkpoints.resume)
         if checkpoints.resume:
             self._take_names(checkpoints)
-        dataset, validated = self._open_fit_data(data, y, validation, target, sample_weight, metrics, ema)
+        dataset, validated = self._open_fit_data(data, y, validation, target, sample_weight, metrics, ema, shuffle)
         size = examples_per_step(self._executor, dataset, batch_size)
         per_epoch = steps_per_epoch(self._executor, dataset, size)
         rates = self._schedule(schedule, epochs, per_epoch)
@@ -493,7 +493,15 @@ class Trainer(TrainedModel):
         self._data.expected_labels = kept.labels
 
     def _open_fit_data(
-        self, data: Source, y: Any, validation: Any, target: str | None, sample_weight: Any, metrics: Metrics, ema: bool
+        self,
+        data: Source,
+        y: Any,
+        validation: Any,
+        target: str | None,
+        sample_weight: Any,
+        metrics: Metrics,
+        ema: bool,
+        shuffle: bool,
     ) -> tuple[Dataset, tuple[Dataset, Evaluator] | None]:
         """Open the training data, and the validation data with the evaluator that measures them.
 
@@ -505,7 +513,7 @@ class Trainer(TrainedModel):
             raise OptionError("metrics are measured on validation data; give validation=.")
         dataset = self._open(data if y is None else (data, y), target=target, sample_weight=sample_weight)
         if isinstance(validation, float | int):
-            dataset, validation = split_validation(dataset, validation, self.config.seed)
+            dataset, validation = split_validation(dataset, validation, self.config.seed, shuffle=shuffle)
         if validation is None:
             return dataset, None
         evaluator: Evaluator | None = None

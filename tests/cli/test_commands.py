@@ -283,7 +283,7 @@ def test_metrics_are_listed_with_commas(files, success, run):
     found = json.loads(
         success(*command, "--metrics", "accuracy,f1,confusion_matrix", "--metrics", "top_k(2)", "--json").out
     )
-    assert list(found) == ["loss", "accuracy", "f1", "confusion_matrix", "top_2"]
+    assert list(found) == ["loss", "accuracy", "f1", "confusion_matrix", "top_k(2)"]
     assert np.sum(found["confusion_matrix"]) == 30
     assert np.trace(found["confusion_matrix"]) / 30 == pytest.approx(found["accuracy"])
     assert f"{found['confusion_matrix'][0][0]}" in success(*command, "--metrics", "confusion_matrix").out

@@ -221,6 +221,9 @@ def test_split_validation():
     assert [int(y) for batch in other.validation.batches(7) for y in batch.targets] != parts[1]
     assert sorted(order(train)) == parts[0]
     assert order(train) != parts[0]
+    last = split_validation(dataset, 0.25, shuffle=False)  # as Keras's validation_split
+    ends = [[int(y) for batch in part.batches(7) for y in batch.targets] for part in last]
+    assert ends == [list(range(30)), list(range(30, 40))]
     first, second = split_validation(train, 0.5)  # of a part
     halves = [int(y) for part in (first, second) for batch in part.batches(7) for y in batch.targets]
     assert sorted(halves) == parts[0]

@@ -76,6 +76,27 @@ def test_other_sizes_are_stretched_and_turned(folder):
     np.testing.assert_array_equal(found[6], np.asarray(turned))
 
 
+def test_orientation_follows_the_training(folder, tmp_path):
+    """Without orientation images are read as torchvision reads them, also by the saved model."""
+    tall = Image.fromarray(PIXELS[0])
+    exif = tall.getexif()
+    exif[0x0112] = 3  # to be turned by 180 degrees
+    tall.save(folder / "cat" / "-.png", exif=exif)
+    found = {
+        orient: read(ImageFolder(folder, orient=orient), 8, 10, 3).inputs["image"] for orient in (None, True, False)
+    }
+    np.testing.assert_allclose(found[False][0] * 255, PIXELS[0], rtol=1e-5)
+    np.testing.assert_array_equal(found[True], found[None])
+    np.testing.assert_array_equal(found[True][0], found[False][0][::-1, ::-1])
+    for orient in (True, False):
+        trainer = onnxtrain.Trainer(onnxtrain.append(_flat(), layers.Linear(3)), loss="cross_entropy")
+        trainer.fit(ImageFolder(folder, orient=orient), epochs=1, batch_size=4)
+        trainer.save(tmp_path / "tuned.onnx")
+        wanted = trainer.predict(found[orient])
+        np.testing.assert_array_equal(onnxtrain.predict(tmp_path / "tuned.onnx", folder), wanted)
+        np.testing.assert_array_equal(trainer.predict(folder), wanted)
+
+
 def test_a_folder_larger_than_memory_is_mapped(folder, monkeypatch):
     expected = read(folder, 8, 10, 3).inputs["image"]
     monkeypatch.setattr(array_files, "MEMORY_BYTES", 1000)

@@ -7,6 +7,7 @@ import pickle
 import warnings
 
 import numpy as np
+import onnx
 import pytest
 
 import onnxtrain
@@ -202,7 +203,7 @@ def test_ties_are_not_hits_of_top_k():
     trainer.set_weights({name: np.zeros_like(array) for name, array in trainer.get_weights().items()})
     labels = np.arange(40) % 10
     found = trainer.evaluate(X, labels, metrics="top_k(5),top_k(1)")
-    assert (found["top_5"], found["top_1"]) == (0.5, 0.1)  # as guessing
+    assert (found["top_k(5)"], found["top_k(1)"]) == (0.5, 0.1)  # as guessing
 
 
 QUESTIONS = {
@@ -328,8 +329,6 @@ def test_sample_weights_do_not_affect_metrics():
 
 @pytest.mark.parametrize("ending", ["", "Softmax"])
 def test_probabilities_and_labels_of_classes(ending):
-    import onnx
-
     model = examples.mlp((4, 8, 3), seed=3)
     if ending:
         model.graph.node.append(onnx.helper.make_node(ending, ["logits"], ["p"], axis=1))
@@ -385,7 +384,7 @@ def test_a_function_sees_all_data_at_once():
     ("given", "expected"),
     [
         ("accuracy,f1", ["accuracy", "f1"]),
-        (" accuracy , top_k(2), f1(average=micro),", ["accuracy", "top_2", "f1_micro"]),
+        (" accuracy , top_k(2), f1(average=micro),", ["accuracy", "top_k(2)", "f1(average=micro)"]),
         (["accuracy,f1", "auc"], ["accuracy", "f1", "auc"]),
         (("f1(average='weighted')",), ["f1_weighted"]),
         ("top_2,ece,f1_score", ["top_2", "ece", "f1_score"]),
@@ -551,8 +550,6 @@ def test_a_metric_object_is_used_unchanged():
 
 
 def test_several_outputs_have_labels_and_probabilities_by_name():
-    import onnx
-
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
         f (float[n, 4] x) => (float[n, 3] kind, float[n, 1] sure)
         <float[4, 3] a = {1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1}, float[4, 1] b = {1, 0, 0, 1}>
@@ -573,6 +570,30 @@ def test_several_outputs_have_labels_and_probabilities_by_name():
 
     with pytest.raises(OptionError, match="Two values would be called 'kind_loss'"):
         trainer.evaluate(X, targets, metrics={"kind": loss})
+
+
+def test_heads_of_several_kinds_answer_where_they_can():
+    """Outputs of numbers keep their values among labels, and have no probabilities."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        f (float[n, 4] x) => (float[n, 3] kind, float[n, 1] size)
+        <float[4, 3] a = {1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1, 1}, float[4, 1] b = {1, 0, 0, 1}>
+        { kind = MatMul(x, a)  size = MatMul(x, b) }""")
+    trainer = onnxtrain.Trainer(model, loss={"kind": "cross_entropy", "size": "mse"})
+    raw, said = trainer.predict(X), trainer.predict(X, labels=True)
+    assert said["kind"].tolist() == raw["kind"].argmax(1).tolist()
+    np.testing.assert_array_equal(said["size"], raw["size"])
+    chances = trainer.predict_proba(X)
+    assert chances.keys() == {"kind"}
+    np.testing.assert_allclose(chances["kind"], softmax(raw["kind"]), rtol=1e-5)
+    with pytest.raises(OptionError, match="needs scores over classes"):
+        onnxtrain.Trainer(model, loss={"kind": "mse", "size": "mse"}).predict_proba(X)
+
+
+def test_scores_that_are_nan_have_no_label():
+    trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss="cross_entropy")
+    trainer.fit(X, np.array(["cat", "dog", "eel"])[LABELS], progress=False)
+    trainer.set_weights({name: np.full_like(value, np.nan) for name, value in trainer.get_weights().items()})
+    assert set(trainer.predict(X, labels=True)) == {"-1"}
 
 
 def test_save_best_knows_the_direction_of_every_metric():

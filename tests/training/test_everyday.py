@@ -51,6 +51,13 @@ def test_a_fraction_is_held_out():
         trainer().fit(X, LABELS, validation=1)
 
 
+def test_without_shuffling_the_last_examples_are_held_out():
+    one, other = trainer(), trainer()
+    rows = one.fit(X, LABELS, validation=0.25, shuffle=False, batch_size=4, epochs=2).rows
+    parts = {"validation": (X[9:], LABELS[9:]), "shuffle": False}
+    assert rows == other.fit(X[:9], LABELS[:9], batch_size=4, epochs=2, **parts).rows
+
+
 DISTRIBUTIONS = RNG.dirichlet(np.ones(3), 12).astype(np.float32)
 NUMBERS = RNG.normal(size=(12, 3)).astype(np.float32)
 NOT_ALL = np.where(np.arange(12) % 5 == 0, -100, LABELS)

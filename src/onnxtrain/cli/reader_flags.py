@@ -32,6 +32,9 @@ class ReaderFlags:
         ),
     ] = None
     skip_broken: Annotated[bool, SWITCH, Parameter(help="Images: skip those that cannot be read.")] = False
+    orient: Annotated[
+        bool | None, Parameter(help="Images: rotate by their EXIF tag.  [default: as in the training, else yes]")
+    ] = None
     delimiter: Annotated[
         str | None, Parameter(metavar="MARK", help="CSV: separator of cells.  [default: detected]")
     ] = None
@@ -100,9 +103,9 @@ class ReaderFlags:
             self._only("tokenizer", "text", "length", kind="texts", path=path)
             return TextFile(path, self.tokenizer, self.text, self.length)
         if is_tar(path) or is_image_folder(Path(path)):
-            self._only("mean", "std", "skip_broken", kind="images", path=path)
+            self._only("mean", "std", "skip_broken", "orient", kind="images", path=path)
             reader = TarFile if is_tar(path) else ImageFolder
-            return reader(path, **image_settings, skip_broken=self.skip_broken)
+            return reader(path, **image_settings, skip_broken=self.skip_broken, orient=self.orient)
         if Path(path).suffix.lower() in CSV_SUFFIXES:
             self._only("delimiter", "encoding", "decimal", kind="a CSV file", path=path)
             return CsvFile(path, self.delimiter, self.encoding, self.decimal)
@@ -132,8 +135,8 @@ class ReaderFlags:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in names and value != field.default:
-                flag = f"--{field.name.replace('_', '-')}"
-                shown = flag if value is True else f"{flag} is {str(value)!r}"
+                flag = f"--{'no-' * (value is False)}{field.name.replace('_', '-')}"
+                shown = flag if isinstance(value, bool) else f"{flag} is {str(value)!r}"
                 raise OptionError(f"{shown}, but {path!r} is read as {kind}; leave it out.")
 
 

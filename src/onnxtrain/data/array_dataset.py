@@ -279,13 +279,14 @@ class Split(NamedTuple):
     validation: Dataset
 
 
-def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
-    """Hold out a random part of the examples for validation; nothing is copied.
+def split_validation(dataset: Dataset, fraction: float, seed: int = 0, *, shuffle: bool = True) -> Split:
+    """Hold out a part of the examples for validation; nothing is copied.
 
     Args:
         dataset: The examples.
         fraction: Fraction of validation data, between 0 and 1; both parts get at least one example.
         seed: Seed of the selection.
+        shuffle: Hold out random examples; else the last ones, as for time series.
 
     Raises:
         OptionError: The fraction is not between 0 and 1, or the data is not in arrays.
@@ -302,10 +303,13 @@ def split_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Split:
     if dataset.size < 2:
         raise DataError("the data has 1 example, which cannot be split into training and validation data.")
     count = min(max(1, round(dataset.size * fraction)), dataset.size - 1)
-    # A spawn key keeps this stream apart from those that shuffle the epochs.
-    order = _permutation(np.random.SeedSequence([seed], spawn_key=(1,)), dataset.size)
-    order[:count].sort()
-    order[count:].sort()
+    if shuffle:
+        # A spawn key keeps this stream apart from those that shuffle the epochs.
+        order = _permutation(np.random.SeedSequence([seed], spawn_key=(1,)), dataset.size)
+        order[:count].sort()
+        order[count:].sort()
+    else:
+        order = np.roll(np.arange(dataset.size), count)
     whole = cast("Divisible", dataset)
     return Split(whole.take(order[count:]), whole.take(order[:count]))
 

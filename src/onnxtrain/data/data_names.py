@@ -110,7 +110,7 @@ class DataNames:
         )
 
 
-_KEYS: Final = {"columns", "left_out", "labels", "mean", "std", "resize", "crop", "resample", "output"}
+_KEYS: Final = {"columns", "left_out", "labels", "mean", "std", "resize", "crop", "resample", "output", "orient"}
 
 
 def _is_list_of_texts(value: object) -> bool:

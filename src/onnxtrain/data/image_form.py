@@ -17,27 +17,30 @@ class Pixels(NamedTuple):
         mean: One number, or one per channel.
         std: One number, or one per channel.
         reason: Why it is assumed, as the end of a sentence; "" where it is that of the training.
+        orient: Whether images are rotated by their EXIF tag.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     reason: str = ""
+    orient: bool = True
 
-    def record(self) -> dict[str, list[float]]:
-        """Return mean and std as JSON data."""
-        return {"mean": list(self.mean), "std": list(self.std)}
+    def record(self) -> dict[str, Any]:
+        """Return the settings as JSON data."""
+        return {"mean": list(self.mean), "std": list(self.std), **({} if self.orient else {"orient": False})}
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Pixels:
-        """Read mean and std from JSON data.
+        """Read the settings from JSON data.
 
         Raises:
             ValueError: The data has another form.
         """
         mean, std = _by_channel(record.get("mean")), _by_channel(record.get("std"))
-        if min(std) <= 0:
+        orient = record.get("orient", True)
+        if min(std) <= 0 or not isinstance(orient, bool):
             raise ValueError("the data has another form")
-        return cls(mean, std)
+        return cls(mean, std, orient=orient)
 
     def is_same(self, other: Pixels) -> bool:
         """Return whether two normalizations compute the same."""

@@ -11,7 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -57,6 +57,7 @@ def read_images(
     *,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
+    orient: bool | None = None,
     skip_broken: bool = False,
     advice: str,
 ) -> tuple[Array | Rescaled, list[int]]:
@@ -68,6 +69,7 @@ def read_images(
         subject: Name of the data in error messages.
         mean: Number, or one per channel, that is subtracted.
         std: Divisor, or one per channel.
+        orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
         skip_broken: Skip images that cannot be read and log their number, instead of raising an error.
         advice: Advice in the error about images that cannot be read.
 
@@ -83,11 +85,15 @@ def read_images(
     shift, scale = (_channels(name, value, layout.channels, spec) for name, value in (("mean", mean), ("std", std)))
     given = None if shift is None and scale is None else _pixels_given(shift, scale)
     used = given or spec.pixels
+    if orient is None:
+        orient = spec.pixels is None or spec.pixels.orient
+    if used is not None or not orient:
+        used = (used or _UNCHANGED)._replace(orient=orient)
     factor, offset = factors(used, layout)
     if kind_of(spec.dtype) == "float":
         _tell(given, spec.pixels)
     try:
-        pixels, kept = _read_pixels(found, layout, skip_broken, advice)
+        pixels, kept = _read_pixels(found, replace(layout, orient=orient), skip_broken, advice)
     except OSError as error:  # also of the temporary file
         raise DataError(f"{subject} cannot be read: {error.strerror or error}.") from error
     if kind_of(spec.dtype) != "float":
@@ -101,7 +107,7 @@ def factors(pixels: Pixels | None, layout: Layout) -> tuple[Array, Array]:
     Raises:
         DataError: The normalization is for another number of channels.
     """
-    pixels = pixels or Pixels((0.0,), (1.0,))
+    pixels = pixels or _UNCHANGED
     mean, std = np.array(pixels.mean), np.array(pixels.std)
     if not {mean.size, std.size} <= {1, layout.channels}:
         raise DataError(
@@ -109,6 +115,9 @@ def factors(pixels: Pixels | None, layout: Layout) -> tuple[Array, Array]:
             f"std {_numbers(pixels.std)}, but the model's input has {layout.channels}; give mean and std."
         )
     return layout.aligned(1 / (255 * std)), layout.aligned(-mean / std)
+
+
+_UNCHANGED: Final = Pixels((0.0,), (1.0,))
 
 
 def to_record(pixels: Pixels | None) -> Pixels | None:
@@ -226,12 +235,14 @@ class Layout:
         axis: Axis of the channels in an example: 0, 2, or None for a grey image without channels.
         size: Height and width; None where the model accepts any.
         resizing: How images get this size; None to resize them directly.
+        orient: Whether images are rotated by their EXIF tag.
     """
 
     channels: int
     axis: int | None
     size: tuple[int, int] | None
     resizing: Resizing | None = None
+    orient: bool = True
 
     @classmethod
     def of(cls, spec: TensorSpec, subject: str) -> Layout:
@@ -285,7 +296,8 @@ def _pixels(pillow: types.ModuleType, image: ImageSource, layout: Layout) -> Arr
     with source.open("rb") if isinstance(source, Path) else source() as file, pillow.open(file) as opened:
         check_image(opened, f"'{image.name}'")
         with _one_large_image if opened.width * opened.height > _LARGE_PIXELS else contextlib.nullcontext():
-            ImageOps.exif_transpose(opened, in_place=True)
+            if layout.orient:
+                ImageOps.exif_transpose(opened, in_place=True)
             return pixels_of(opened, layout)
 
 
@@ -353,8 +365,9 @@ class ImageFolder(Reader):
 
     The model's input determines size, channels and layout: [N, C, H, W] or [N, H, W, C] with 1 or 3 channels, or
     [N, H, W] for grey. Images are resized (bilinear, without keeping the aspect ratio), or resized and cut as
-    ``preprocessor_config.json`` beside the model says. They are rotated by their EXIF tag, and converted to grey or
-    RGB; a GIF or TIFF contributes its first frame. If the model accepts any size, all images must have the same size.
+    ``preprocessor_config.json`` beside the model says. They are rotated by their EXIF tag, which torchvision's
+    ``ImageFolder`` does not do, and converted to grey or RGB; a GIF or TIFF contributes its first frame. If the model
+    accepts any size, all images must have the same size.
     A float input gets (pixel / 255 - mean) / std, an integer input gets pixels from 0 to 255. Without mean and std
     they are those of the model's training, else those of ``preprocessor_config.json``, else 0 and 1; a model that
     scales images of 0 to 255 itself gets these.
@@ -367,11 +380,13 @@ class ImageFolder(Reader):
         mean: Number, or one per channel, that is subtracted.
         std: Divisor, or one per channel.
         skip_broken: Skip images that cannot be read and log their number, instead of raising an error.
+        orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
     """
 
     mean: float | Sequence[float] | None = None
     std: float | Sequence[float] | None = None
     skip_broken: bool = False
+    orient: bool | None = None
     examples_read: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     """The images of the last reading, in its order."""
 
@@ -404,6 +419,7 @@ class ImageFolder(Reader):
             self.name,
             mean=self.mean,
             std=self.std,
+            orient=self.orient,
             skip_broken=self.skip_broken,
             advice="correct or remove them, or skip them: onnxtrain.data.ImageFolder(path, skip_broken=True)",
         )

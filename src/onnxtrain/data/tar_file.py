@@ -42,11 +42,13 @@ class TarFile(Reader):
         mean: Number, or one per channel, that is subtracted from images.
         std: Divisor, or one per channel.
         skip_broken: Skip images that cannot be read and log their number, instead of raising an error.
+        orient: Rotate images by their EXIF tag; by default as in the model's training, else yes.
     """
 
     mean: float | Sequence[float] | None = None
     std: float | Sequence[float] | None = None
     skip_broken: bool = False
+    orient: bool | None = None
     examples_read: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     """The images or arrays of the last reading, in its order."""
 
@@ -100,6 +102,7 @@ class TarFile(Reader):
                 self.name,
                 mean=self.mean,
                 std=self.std,
+                orient=self.orient,
                 skip_broken=self.skip_broken,
                 advice="write them again, or skip them: onnxtrain.data.TarFile(path, skip_broken=True)",
             )

@@ -332,9 +332,10 @@ def _mean(kept: Values) -> float:
 _CLASSIFIED: Final[tuple[PredictionKind, ...]] = ("classes", "binary")
 
 
-def _calibration(bins: int, name: str = "calibration_error") -> DatasetMetric:
+def _calibration(bins: int) -> DatasetMetric:
     measure = functools.partial(_confidences, bins=bins)
-    return DatasetMetric(name, _CLASSIFIED, measure, _calibration_error, doc="gap between confidence and accuracy")
+    doc = "gap between confidence and accuracy"
+    return DatasetMetric("calibration_error", _CLASSIFIED, measure, _calibration_error, doc=doc)
 
 
 def _by_class(name: str, average: str | None = None) -> DatasetMetric:
@@ -385,11 +386,18 @@ DATASET_METRIC_NAMES: Final = (*DATASET_METRICS, "top_k", *_ALIASES)
 def find_dataset_metric(name: object) -> DatasetMetric | None:
     """Find a metric such as ``"f1"``, ``"f1(average=micro)"`` or ``"top_k(5)"``; ``None`` for other names.
 
+    Results have the name that was asked for.
+
     Raises:
         OptionError: An argument is unknown or invalid.
     """
-    call = read_call(name) if isinstance(name, str) else None
-    if call is None or not isinstance(name, str):
+    found = _find(name) if isinstance(name, str) else None
+    return None if found is None else replace(found, name=str(name).strip())
+
+
+def _find(name: str) -> DatasetMetric | None:
+    call = read_call(name)
+    if call is None:
         return None
     called = _ALIASES.get(call.name, call.name)
     if (ranked := re.fullmatch(r"top_(\d+)", called)) is not None:
@@ -404,9 +412,9 @@ def find_dataset_metric(name: object) -> DatasetMetric | None:
     if called == "top_k":
         return _top(_at_least_one(name, given or ["5"], "a number of classes", "top_k(5)"))
     if not given:
-        return replace(DATASET_METRICS[called], name=call.name)
+        return DATASET_METRICS[called]
     if called == "calibration_error":
-        return _calibration(_at_least_one(name, given, "a number of bins", "calibration_error(15)"), call.name)
+        return _calibration(_at_least_one(name, given, "a number of bins", "calibration_error(15)"))
     average = given[0].strip().strip("'\"")
     if average not in AVERAGES:
         raise OptionError(f"average is {given[0]} in {name!r}; it is {', '.join(AVERAGES)}.")

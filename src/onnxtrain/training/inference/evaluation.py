@@ -311,20 +311,26 @@ class Evaluator:
         return StepSession(step, self._states, self._options, kernels=False)
 
 
-def check_answers(metric_input: MetricInput, what: str) -> None:
-    """Check that predictions can be converted to probabilities.
+def has_answers(metric_input: MetricInput) -> bool:
+    """Return whether predictions are scores over classes or binary logits."""
+    return metric_input.predicts in ("classes", "binary")
+
+
+def check_answers(heads: Sequence[MetricInput], what: str) -> None:
+    """Check that the predictions of at least one head can be converted to probabilities.
 
     Args:
-        metric_input: Meaning of the loss's predictions.
+        heads: Meaning of the predictions of each loss.
         what: The requested method, for the message.
 
     Raises:
         OptionError: Predictions are neither scores over classes nor binary logits.
     """
-    if metric_input.predicts not in ("classes", "binary"):
-        kind = "are numbers" if metric_input.predicts == "numbers" else "may be anything"
+    if not any(map(has_answers, heads)):
+        first = heads[0]
+        kind = "are numbers" if first.predicts == "numbers" else "may be anything"
         raise OptionError(
-            f"{what} needs scores over classes, or binary logits, but with the loss {metric_input.loss} predictions "
+            f"{what} needs scores over classes, or binary logits, but with the loss {first.loss} predictions "
             f"{kind}; call predict() for the outputs."
         )
 
@@ -347,18 +353,20 @@ def probabilities(metric_input: MetricInput, scores: Array) -> Array:
 def answers(metric_input: MetricInput, scores: Array, labels: Sequence[str] | None) -> Array:
     """Return the most probable class of every example: its label if there are labels; 1 for yes and 0 for no.
 
-    The answer for NaN scores is -1.
+    The answer for NaN scores is -1. Predictions that are no classes are returned as they are.
 
     Args:
         metric_input: Meaning of the loss's predictions.
         scores: The scores.
         labels: Labels of the classes; further classes are labeled with their indices.
     """
+    if not has_answers(metric_input):
+        return scores
     if metric_input.predicts == "binary":
         yes = np.where(np.isnan(scores), -1, scores > 0).astype(np.int64)
         return yes[:, 0] if yes.ndim == 2 and yes.shape[1] == 1 else yes
     found = np.where(np.isnan(scores).any(metric_input.axis), -1, scores.argmax(metric_input.axis)).astype(np.int64)
     if labels is None:
         return found
-    names = [*labels, *map(str, range(len(labels), scores.shape[metric_input.axis]))]
+    names = [*labels, *map(str, range(len(labels), scores.shape[metric_input.axis])), "-1"]
     return np.asarray(names)[found]
