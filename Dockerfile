@@ -16,7 +16,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.13-slim
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir "$(ls /wheels/*.whl)[images,parquet,text]" && rm -r /wheels
+RUN pip install --no-cache-dir "$(ls /wheels/*.whl)[cpu,images,parquet,text]" && rm -r /wheels
 # Any user may run it: caches go where everyone can write.
 ENV HOME=/tmp
 WORKDIR /data

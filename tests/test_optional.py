@@ -1,4 +1,8 @@
-"""A missing optional package ends in one sentence that says how to install it."""
+"""A missing package ends in one sentence that says how to install it."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -8,11 +12,24 @@ from onnxtrain.errors import OptionError
 
 
 @pytest.mark.parametrize(
-    ("load", "extra"), [(onnxtrain.flower.messages.flower, "flower"), (onnxtrain.ray.collective.ray, "ray")]
+    ("load", "name", "packages"),
+    [(onnxtrain.flower.messages.flower, "flower", "flwr"), (onnxtrain.ray.collective.ray, "ray", "'ray")],
 )
-def test_a_missing_package_is_named_with_its_extra(load, extra):
-    message = (
-        rf"^onnxtrain\.{extra} needs \w+ [\d.]+ or newer \(No module named '_missing_'\); .*'onnxtrain\[{extra}\]'"
-    )
+def test_a_missing_package_is_named(load, name, packages):
+    message = rf"^onnxtrain\.{name} needs \w+ [\d.]+ or newer .*; install it with pip install {packages}"
     with pytest.raises(OptionError, match=message):
         load("_missing_")
+
+
+def test_onnxruntime_is_asked_for_in_one_sentence(tmp_path):
+    """No dependency installs it, since its builds replace each other."""
+    hide = "import sys; sys.modules['onnxruntime'] = None; import importlib.util as u; old = u.find_spec; "
+    hide += "u.find_spec = lambda name, *rest: None if name == 'onnxruntime' else old(name, *rest); "
+    for start, code in ((hide, 1), (f"{hide}sys.argv[0] = 'onnxtrain'; ", 1)):
+        run = subprocess.run(
+            [sys.executable, "-c", f"{start}import onnxtrain"], capture_output=True, text=True, env={**os.environ}
+        )
+        assert run.returncode == code
+        lines = run.stderr.splitlines()
+        assert "which is not installed: install one of its builds" in lines[-1]
+        assert len(lines) == 1 or lines[-1].startswith("ImportError: onnxtrain runs on ONNX Runtime")

@@ -21,7 +21,11 @@ def test_the_conda_recipe_has_the_version_and_the_dependencies() -> None:
     assert f'version: "{onnxtrain.__version__}"' in RECIPE
     run = RECIPE.split("  run:\n")[1].split("\n\n")[0]
     found = {line.strip(" -").replace(" ", "") for line in run.splitlines()}
-    assert found == {*PROJECT["dependencies"], f"python{PROJECT['requires-python']}"}
+    assert found == {
+        *PROJECT["dependencies"],
+        *PROJECT["optional-dependencies"]["cpu"],
+        f"python{PROJECT['requires-python']}",
+    }
     (point,) = PROJECT["scripts"].items()
     assert f"- {point[0]} = {point[1]}" in RECIPE
 

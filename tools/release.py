@@ -107,7 +107,8 @@ def dated(changelog: str, version: str, date: str) -> str:
 def oldest(project: str) -> list[str]:
     """The lower bounds of the dependencies in pyproject.toml, as ``name==version``."""
     bounds = []
-    for requirement in tomllib.loads(project)["project"]["dependencies"]:
+    known = tomllib.loads(project)["project"]
+    for requirement in known["dependencies"] + known.get("optional-dependencies", {}).get("cpu", []):
         bound = re.fullmatch(r"([\w-]+)>=(\d+(?:\.\d+)*)", requirement)
         if bound is None:
             raise ValueError(f"The dependency {requirement!r} is not of the form name>=1.2.")

@@ -10,6 +10,8 @@ the address; for others give --host, and --certificate for TLS.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import math
 import shutil
@@ -34,7 +36,8 @@ def write_page(folder: Path, model: Path, arguments: argparse.Namespace) -> None
     """Write the files for browsers: those of ``onnxtrain export --web``, with the page and program of this example."""
     options = ["--loss", arguments.loss, "--learning-rate", str(arguments.learning_rate)]
     runtime = ["--web-runtime", "/"] if arguments.runtime else []
-    code = onnxtrain_command(["export", str(model), "--web", str(folder), *options, *runtime])
+    with contextlib.redirect_stdout(io.StringIO()):  # which says how to serve the page
+        code = onnxtrain_command(["export", str(model), "--web", str(folder), *options, *runtime])
     if code:
         sys.exit(code)
     for name in ("index.html", "federated.js"):

@@ -3,9 +3,10 @@
 ``__init__.pyi`` lists the public names. Each is imported at its first use, so that importing the package is cheap.
 """
 
-from onnxtrain.start import catch_early_interrupt
+from onnxtrain.start import catch_early_interrupt, check_onnxruntime
 
 catch_early_interrupt()
+check_onnxruntime()
 
 import lazy_loader  # noqa: E402 - Ctrl-C may come meanwhile
 

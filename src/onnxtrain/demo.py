@@ -57,7 +57,7 @@ def load_digits() -> Digits:
     except ImportError as error:
         raise OptionError(
             "The demonstration needs scikit-learn for its images, which is not installed; "
-            "install it with pip install 'onnxtrain[demo]'."
+            "install it with pip install scikit-learn matplotlib."
         ) from error
     found = load()
     images = (found.images[:, None] / 16).astype(np.float32)

@@ -8,13 +8,13 @@ from typing import Any
 from onnxtrain.errors import OptionError
 
 
-def import_optional(module: str, *, needs: str, extra: str) -> Any:
+def import_optional(module: str, *, needs: str, packages: str) -> Any:
     """Import a module of an optional package.
 
     Args:
         module: The module's name.
         needs: Start of the error: who needs which package.
-        extra: The extra of onnxtrain that installs the package.
+        packages: The packages to install, as for pip.
 
     Raises:
         OptionError: The package is not installed, or has no such module.
@@ -22,4 +22,4 @@ def import_optional(module: str, *, needs: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise OptionError(f"{needs} ({error}); install it with pip install 'onnxtrain[{extra}]'.") from None
+        raise OptionError(f"{needs} ({error}); install it with pip install {packages}.") from None

@@ -1,4 +1,7 @@
-"""Ctrl-C while modules are imported: before a command begins, it ends the process; later it waits for the import."""
+"""The start of a process: ONNX Runtime must be installed, and Ctrl-C may come while modules are imported.
+
+Before a command begins, Ctrl-C ends the process; later it waits for the import.
+"""
 
 # Built-in modules only: Ctrl-C is not caught yet while others run, such as the library's ``signal``.
 import _signal as signal  # type: ignore[import-not-found]  # typeshed has none
@@ -37,12 +40,29 @@ def _interrupt_soon() -> None:
     _thread.interrupt_main()
 
 
-def catch_early_interrupt() -> None:
-    """Handle Ctrl-C until the command begins, in a process that was started as ``onnxtrain``; elsewhere do nothing."""
+def _is_command() -> bool:
+    """Return whether the process was started as ``onnxtrain``."""
     arguments = getattr(sys, "argv", None) or [""]
     given = getattr(sys, "orig_argv", [])
     as_module = arguments[0] == "-m" and "-m" in given and given[given.index("-m") + 1 :][:1] == ["onnxtrain"]
-    if not as_module and os.path.basename(arguments[0]) not in _COMMANDS:
+    return as_module or os.path.basename(arguments[0]) in _COMMANDS
+
+
+def check_onnxruntime() -> None:
+    """Raise an ImportError of one sentence without ONNX Runtime, which no dependency installs: it has several builds."""
+    from importlib.util import find_spec
+
+    if find_spec("onnxruntime") is None:
+        sentence = (
+            "onnxtrain runs on ONNX Runtime, which is not installed: install one of its builds, such as "
+            "'pip install onnxruntime' for CPUs, onnxruntime-gpu or onnxruntime-openvino."
+        )
+        raise SystemExit(f"error: {sentence}") if _is_command() else ImportError(sentence, name="onnxruntime")
+
+
+def catch_early_interrupt() -> None:
+    """Handle Ctrl-C until the command begins, in a process that was started as ``onnxtrain``; elsewhere do nothing."""
+    if not _is_command():
         return
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -14,6 +14,7 @@ import onnx
 
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
+from onnxtrain.data.conversion import kind_of
 from onnxtrain.data.data_names import (
     DataNames,
     labels_text,
@@ -24,7 +25,7 @@ from onnxtrain.data.data_names import (
 )
 from onnxtrain.data.labels import assumed_order
 from onnxtrain.distributed.communicator import Communicator, Single
-from onnxtrain.errors import CheckpointError, OptionError
+from onnxtrain.errors import CheckpointError, ModelError, OptionError
 from onnxtrain.executor import Executor
 from onnxtrain.gc_pause import gc_paused
 from onnxtrain.ir.domains import LABELS
@@ -71,6 +72,7 @@ class TrainedModel:
         """Set all attributes: of a new trainer, a copy, or one that is unpickled."""
         if objective is None:
             objective = prepare(config, ignoring=False, differentiable=True).packing(config.packed)
+            _check_no_strings(objective)
         config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
         self._executor = _executor_class(config)(objective, config, values)
@@ -640,6 +642,15 @@ class TrainedModel:
         model = self.training_model()  # for which all processes give their share
         if not self._communicator.rank:
             ModelFile.load(model, folder=self._file.folder).save(path, {})
+
+
+def _check_no_strings(objective: Objective) -> None:
+    texts = next((spec.name for spec in objective.inputs if kind_of(spec.dtype) == "string"), None)
+    if texts is not None:
+        raise ModelError(
+            f"The input {texts!r} takes texts, which a training step cannot read: cut off the nodes that encode them "
+            "with onnxtrain.cut, and train on what they return."
+        )
 
 
 def _executor_class(config: TrainingConfig) -> type[Executor]:

@@ -72,7 +72,7 @@ def test_json_lines_hold_no_nan_and_continue_after_a_restart(tmp_path):
 )
 def test_a_package_that_is_missing_is_named(logger, package, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else pytest.fail(name))
-    sentence = rf"{logger.__name__} needs the package {package}; install it: pip install 'onnxtrain\[{package}\]'\."
+    sentence = rf"{logger.__name__} needs the package {package}; install it: pip install {package}\."
     with pytest.raises(OptionError, match=sentence):
         logger("x")
 

@@ -242,9 +242,7 @@ def test_a_logger_without_its_package_is_one_sentence(files, run, monkeypatch, f
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
     found = run(*FIT, *flags)
     assert found.code == 2
-    assert found.err == (
-        f"error: --{package} needs the package {package}; install it: pip install 'onnxtrain[{package}]'.\n"
-    )
+    assert found.err == (f"error: --{package} needs the package {package}; install it: pip install {package}.\n")
     assert not (files / "model-trained.onnx").exists()
 
 

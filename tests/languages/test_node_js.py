@@ -38,7 +38,7 @@ def test_what_pages_get_is_what_the_sources_say(compiled):
 
 
 def test_size(compiled):
-    assert (compiled / "onnxtrain-web.js").stat().st_size < 20_500
+    assert (compiled / "onnxtrain-web.js").stat().st_size < 21_000
 
 
 def test_the_package_holds_its_code_and_says_what_it_needs(tmp_path):
@@ -81,6 +81,27 @@ def test_the_example(name, compiled, tmp_path):
     for key in weights.keys() & trained.keys():
         np.testing.assert_allclose(weights[key], trained[key], rtol=0, atol=2e-5, err_msg=key)
     onnx.checker.check_model(onnx.load(tuned))
+
+
+def test_the_example_of_the_readme(compiled, tmp_path):
+    """In Node, with files of the current folder."""
+    write("mlp", tmp_path)
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "onnxtrain-web").symlink_to(WEB)
+    (program,) = re.findall(r"```js\n(.*?)```", (WEB / "README.md").read_text(), re.DOTALL)
+    data = load_file(tmp_path / "batch.safetensors")
+    given = "".join(
+        f"const {name} = {{ data: {kind}.from({data[key].ravel().tolist()}), dims: {list(data[key].shape)} }};\n"
+        for name, key, kind in (("images", "input", "Float32Array"), ("labels", "target", "Int32Array"))
+    )
+    (tmp_path / "program.mjs").write_text(f"{given}{program}console.log(tuned.length);\n")
+    run = [shutil.which("node"), "program.mjs"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) == (tmp_path / "model.onnx").stat().st_size
+    (tmp_path / "step.onnx").unlink()
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert "OnnxTrainError: step.onnx cannot be read: ENOENT" in done.stderr
 
 
 @pytest.mark.skipif(

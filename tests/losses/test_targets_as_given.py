@@ -238,3 +238,22 @@ def test_copies_keep_the_labels():
     trainer.fit(X, TEXTS)
     for other in (copy.deepcopy(trainer), pickle.loads(pickle.dumps(trainer)), trainer._rebuilt()):
         assert other.labels == trainer.labels == ("bird", "cat", "dog")
+
+
+LABELS_WITH_NAN = np.where(np.arange(len(X)) == 5, np.nan, LABELS)
+TEXTS_WITHOUT_ONE = np.where(np.arange(len(X)) == 5, None, np.where(LABELS > 0, "cat", "dog")).astype(object)
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "train_step"])
+@pytest.mark.parametrize(
+    ("loss", "targets", "message"),
+    [
+        (LOSS, LABELS_WITH_NAN, r"no label at example 5 \(nan\): leave such"),
+        (LOSS, TEXTS_WITHOUT_ONE, "no value at row 5 .None among"),
+        ("bce", np.where(LABELS[:, None] > 1, -1, np.ones((1, 3))), "marks a missing label, leave the example"),
+    ],
+)
+def test_missing_labels_are_called_missing(call, loss, targets, message):
+    trainer = onnxtrain.Trainer(examples.mlp((4, 8, 3)), loss=loss)
+    with pytest.raises(DataError, match=message):
+        getattr(trainer, call)(X, targets)

@@ -51,7 +51,7 @@ def section() -> str:
 def test_the_commands_of_the_page(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```sh\n(.*?)```", section(), re.DOTALL)
     install, command = block.replace("\\\n", " ").strip().splitlines()
-    assert install == "pip install 'onnxtrain[text]'"
+    assert install == "pip install 'onnxtrain[cpu,text]'"
     assert main(shlex.split(command)[1:]) == 0
     shown = capsys.readouterr().out
     assert re.search(

@@ -63,5 +63,5 @@ def test_a_path_that_cannot_be_written(tmp_path):
 
 def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "matplotlib_available", lambda: False)
-    with pytest.raises(OptionError, match=r"matplotlib is not installed: pip install 'onnxtrain\[report\]'"):
+    with pytest.raises(OptionError, match=r"matplotlib is not installed: pip install matplotlib"):
         report.save_curve(ROWS, tmp_path / "curve.png")

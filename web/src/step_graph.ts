@@ -329,9 +329,27 @@ export class StepGraph {
 async function bytes(source: Source | undefined): Promise<Uint8Array | undefined> {
   if (source === undefined || source instanceof Uint8Array) return source;
   if (source instanceof ArrayBuffer) return new Uint8Array(source);
-  const response = await fetch(source);
+  const name = String(source);
+  if (!globalThis.location && !/^(https?|data|blob):/.test(name)) return readLocal(source);
+  let response: Response;
+  try {
+    response = await fetch(source);
+  } catch (error) {
+    throw new OnnxTrainError(`${name} cannot be fetched: ${(error as Error).message}`);
+  }
   if (!response.ok) throw new OnnxTrainError(`${source} cannot be fetched: ${response.status} ${response.statusText}`);
   return new Uint8Array(await response.arrayBuffer());
+}
+
+/** Read a file by its path, where there is no page: in Node. */
+async function readLocal(source: string | URL): Promise<Uint8Array> {
+  const module = "node:fs/promises"; // a name that bundlers for browsers do not resolve
+  try {
+    const { readFile } = await import(/* webpackIgnore: true */ /* @vite-ignore */ module);
+    return await readFile(source instanceof URL || !source.startsWith("file:") ? source : new URL(source));
+  } catch (error) {
+    throw new OnnxTrainError(`${source} cannot be read: ${(error as Error).message}`);
+  }
 }
 
 function describe(info: ModelInfo): Description {

@@ -30,7 +30,7 @@ def needs(package: str, logger: str) -> None:
         OptionError: The package is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise OptionError(f"{logger} needs the package {package}; install it: pip install 'onnxtrain[{package}]'.")
+        raise OptionError(f"{logger} needs the package {package}; install it: pip install {package}.")
 
 
 def epoch_values(state: TrainingState) -> dict[str, float]:
@@ -135,7 +135,7 @@ class TensorBoardLogger(Callback):
 
     Values of epochs are ``training/loss``, ``training/learning_rate`` and ``validation/...``; ``step/loss`` is the loss
     of single steps. The x axis is the number of steps. A resumed training adds a file to the folder. Needs the package
-    tensorboard alone: ``pip install 'onnxtrain[tensorboard]'``.
+    tensorboard alone: ``pip install tensorboard``.
 
     Args:
         folder: Folder of the event files, one for each training.
@@ -203,7 +203,7 @@ class MLflowLogger(Callback):
     It writes to the active run (``mlflow.start_run()``) and leaves it open; without one it starts a run, which ends
     with the training: ``FINISHED``, or ``FAILED`` after an error. A resumed training continues the run of its
     checkpoint. ``mlflow.set_tracking_uri`` sets where runs are stored. Needs the package mlflow, or mlflow-skinny:
-    ``pip install 'onnxtrain[mlflow]'``.
+    ``pip install mlflow-skinny``.
 
     Args:
         experiment: Name of the experiment, which is created if needed; by default MLflow's current one.
@@ -278,7 +278,7 @@ class WandbLogger(Callback):
 
     It writes to the open run (``wandb.init()``) and leaves it open; without one it starts a run, which ends with the
     training. A resumed training continues the run of its checkpoint. Needs the package wandb:
-    ``pip install 'onnxtrain[wandb]'``.
+    ``pip install wandb``.
 
     Args:
         project: Name of the project.

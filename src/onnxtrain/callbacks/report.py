@@ -17,7 +17,7 @@ from onnxtrain.report.png import png
 Rows = Sequence[dict[str, float]]
 """One row per epoch, as in :class:`~onnxtrain.callbacks.History`."""
 
-MISSING = "There is no PNG of the training curve, because matplotlib is not installed: pip install 'onnxtrain[report]'."
+MISSING = "There is no PNG of the training curve, because matplotlib is not installed: pip install matplotlib."
 
 
 def save_curve(rows: Rows, path: str | os.PathLike[str], *, title: str = "") -> None:

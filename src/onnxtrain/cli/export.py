@@ -86,7 +86,7 @@ class Written:
     ] = RUNTIME
     portable: Annotated[
         Portable | None,
-        Parameter(help="Make the step graph for this provider of ONNX Runtime, from operators that it has."),
+        Parameter(help="Make the step graph for this provider or runtime, from operators that it has."),
     ] = None
     describe: Annotated[
         bool, SWITCH, Parameter(help="Print the inputs and outputs of the step graph; MODEL may be one already.")

@@ -183,10 +183,25 @@ def to_numpy(value: object, subject: str) -> Array:
             f"give a NumPy array, or a tensor that has detach().cpu().numpy()."
         ) from error
     if array.dtype == object and not all(isinstance(item, str) for item in array.flat):
+        if (row := _missing_text(array)) is not None:
+            raise DataError(
+                f"{subject} has no value at row {row} ({array.flat[row]!r} among texts); leave the row out, or fill in "
+                "a text."
+            )
         raise DataError(
             f"{subject} is a {type(value).__name__} that holds Python objects; it needs numbers in a rectangular array."
         )
     return array
+
+
+def _missing_text(array: Array) -> int | None:
+    """Return the first row that holds None or NaN, where all others of a column hold texts."""
+    others = [row for row, item in enumerate(array.flat) if not isinstance(item, str)]
+    absent = array.ndim == 1 and len(others) < len(array) and all(str(array[row]) in _ABSENT for row in others)
+    return others[0] if absent else None
+
+
+_ABSENT: Final = {"None", "nan", "NaT", "<NA>"}
 
 
 def _convert_container(value: Any) -> Array:

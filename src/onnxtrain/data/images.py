@@ -350,7 +350,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise DataError("reading images needs Pillow; install it: pip install 'onnxtrain[images]'.") from None
+        raise DataError("reading images needs Pillow; install it: pip install pillow.") from None
     return Image
 
 

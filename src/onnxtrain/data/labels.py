@@ -165,6 +165,9 @@ def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Ar
         targets: Class indices, or distributions over classes, which are kept.
         prediction: Shape of the scores.
         axis: Axis of the classes; the rank where there is none.
+
+    Raises:
+        DataError: A label is NaN.
     """
     rank, shape = len(prediction), targets.shape
     if targets.ndim == rank and axis < rank and prediction[axis] != 1:
@@ -173,9 +176,24 @@ def as_classes(targets: Array, prediction: Sequence[Dimension], axis: int) -> Ar
             targets = targets.squeeze(axis)
         elif shape[-1] == 1 and isinstance(last, int) and last != 1:
             targets = targets[..., 0]
-    if targets.ndim == rank - 1 and kind_of(targets.dtype) == "float" and all(map(_are_whole, _blocks(targets))):
-        targets = GrowingArray.of(targets, np.dtype(np.int64)).finish()
+    if targets.ndim == rank - 1 and kind_of(targets.dtype) == "float":
+        if all(map(_are_whole, _blocks(targets))):
+            return GrowingArray.of(targets, np.dtype(np.int64)).finish()
+        _check_no_nan(targets)
     return targets
+
+
+def _check_no_nan(targets: Array) -> None:
+    before = 0
+    for block in _blocks(targets):
+        missing = np.isnan(block)
+        if missing.any():
+            example = (before + int(missing.argmax())) // max(1, targets[0].size)
+            raise DataError(
+                f"the targets have no label at example {example} (nan): leave such examples out, or give them the "
+                "label that the loss ignores (ignore_index, -100 by default)."
+            )
+        before += len(block)
 
 
 def _are_whole(block: Array) -> bool:

@@ -177,7 +177,5 @@ def _pyarrow() -> Any:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError:
-        raise DataError(
-            "reading Parquet and Arrow needs pyarrow; install it: pip install 'onnxtrain[parquet]'."
-        ) from None
+        raise DataError("reading Parquet and Arrow needs pyarrow; install it: pip install pyarrow.") from None
     return pyarrow

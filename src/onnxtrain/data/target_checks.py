@@ -145,6 +145,11 @@ class DistributionCheck(NamedTuple):
 
 _ADVICE: Final = "correct the data, or give the loss check_targets=False to accept any"
 
+_MISSING: Final = (
+    "if it marks a missing label, leave the example out, or give it any label and the sample_weight 0; "
+    "check_targets=False would train on the number itself"
+)
+
 
 def _sums_to_one(targets: Array, axis: int) -> bool:
     return bool((np.abs(targets.sum(axis=axis, dtype=np.float64) - 1) <= _SUM_TOLERANCE).all())
@@ -155,7 +160,7 @@ def _check_between_0_and_1(targets: Array, what: str, examples: Examples, loss: 
     if outside.any():
         raise DataError(
             f"{what} has {float(targets[outside][0]):.6g} at example {_example(outside, examples)}, but {loss} "
-            f"needs numbers from 0 to 1; {_ADVICE}."
+            f"needs numbers from 0 to 1; {_MISSING if (targets[outside] < 0).all() else _ADVICE}."
         )
 
 

@@ -141,7 +141,7 @@ def open_tokenizer(given: Any) -> Encoder:
     try:
         import tokenizers
     except ImportError:
-        raise DataError("texts need tokenizers; install it: pip install 'onnxtrain[tokenizers]'.") from None
+        raise DataError("texts need tokenizers; install it: pip install tokenizers.") from None
     if isinstance(given, str | os.PathLike):
         return _of_file(Path(given))
     if not hasattr(given, "encode_batch"):

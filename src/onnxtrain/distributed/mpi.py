@@ -68,7 +68,7 @@ def tell_ranks(error: BaseException) -> bool:
 
 @checks_arguments
 class MPI(Communicator):
-    """Ranks started by ``mpiexec`` or ``srun``, through mpi4py (``pip install 'onnxtrain[mpi]'``).
+    """Ranks started by ``mpiexec`` or ``srun``, through mpi4py (``pip install mpi4py mpich``).
 
     Args:
         order: ``"rank"`` sums in rank order, so that the bits depend only on the number of ranks, not on network, MPI
@@ -345,7 +345,7 @@ def _library(timeout: float) -> Any:
         from mpi4py import MPI as library  # noqa: N811 - a module with the name of a class
     except ImportError as error:
         raise OptionError(
-            f"MPI needs mpi4py, which cannot be imported ({error}); install it with pip install 'onnxtrain[mpi]'."
+            f"MPI needs mpi4py, which cannot be imported ({error}); install it with pip install mpi4py mpich."
         ) from error
     except RuntimeError as error:  # "cannot load MPI library"
         raise OptionError(

@@ -27,7 +27,7 @@ def flower(module: str) -> Any:
     Raises:
         OptionError: Flower is not installed, or has no such module.
     """
-    return import_optional(module, needs="onnxtrain.flower needs Flower 1.41 or newer", extra="flower")
+    return import_optional(module, needs="onnxtrain.flower needs Flower 1.41 or newer", packages="flwr")
 
 
 def to_record(values: Mapping[str, np.ndarray]) -> Any:

@@ -89,7 +89,7 @@ def _download_beside(hub: Any, repo: str, file: str, revision: str | None, model
 
 def client(needs: str) -> Any:
     """Import huggingface_hub."""
-    return import_optional("huggingface_hub", needs=needs, extra="hub")
+    return import_optional("huggingface_hub", needs=needs, packages="huggingface_hub")
 
 
 @contextmanager

@@ -69,8 +69,9 @@ def lower(
         entry: Index in ``training_info``, where it has several entries.
         kernels: Keep optimizers (and other operators with a native kernel) as nodes, for a session that
             registers :func:`onnxtrain.custom_ops_library`; by default only standard operators are used.
-        portable: "cuda" or "webgpu" for a graph that this provider of ONNX Runtime runs: batch normalization in
-            training mode, which both lack, is in other operators, and for WebGPU nothing is float64.
+        portable: "cuda" or "webgpu" for a graph that this provider of ONNX Runtime runs, "openvino" for one that
+            OpenVINO itself runs: batch normalization in training mode, which they lack, is in other operators, and for
+            WebGPU nothing is float64.
         folder: Folder of the external data, for a model given as a proto.
 
     Returns:

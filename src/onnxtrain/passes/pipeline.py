@@ -178,7 +178,7 @@ def lower_graph(
         if portable is not None:
             from onnxtrain.passes.portable.write_batch_norm import write_batch_norm
 
-            write_batch_norm(model)  # which neither provider has in training mode
+            write_batch_norm(model)  # which none of them has in training mode
         if portable == "cuda":
             from onnxtrain.passes.portable.pad_evenly import pad_evenly
 

@@ -17,7 +17,7 @@ def ray(module: str = "ray") -> Any:
     Raises:
         OptionError: Ray is not installed, or has no such module.
     """
-    return import_optional(module, needs="onnxtrain.ray needs Ray 2.60 or newer", extra="ray")
+    return import_optional(module, needs="onnxtrain.ray needs Ray 2.60 or newer", packages="'ray[data,train]' torch")
 
 
 class Collective(Communicator):

@@ -35,7 +35,7 @@ class NotInstalled:
         """Raise the error for the missing package."""
         raise OptionError(
             f"onnxtrain.sklearn.{cls.__name__} needs scikit-learn 1.6 or newer, which is not installed; install it "
-            "with pip install 'onnxtrain[sklearn]'."
+            "with pip install scikit-learn."
         )
 
 

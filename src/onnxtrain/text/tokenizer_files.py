@@ -173,7 +173,7 @@ class ChatTokenizer:
         try:
             import jinja2  # noqa: F401 - the process imports it
         except ImportError:
-            raise DataError("chat templates need jinja2; install it: pip install 'onnxtrain[text]'.") from None
+            raise DataError("chat templates need jinja2; install it: pip install tokenizers jinja2.") from None
         try:
             self._process = LimitedProcess(
                 Path(__file__).with_name("template_worker.py"),

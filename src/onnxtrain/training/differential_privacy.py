@@ -69,7 +69,7 @@ class DP:
         except ImportError:
             raise OptionError(
                 "Differential privacy counts its epsilon with dp-accounting, which is not installed; install it with "
-                "pip install 'onnxtrain[flower]'."
+                "pip install dp-accounting."
             ) from None
         accountant = rdp.RdpAccountant()
         event = dp_accounting.PoissonSampledDpEvent(sampling, dp_accounting.GaussianDpEvent(self.noise))

@@ -19,8 +19,8 @@ from onnxtrain.autodiff.windows import spatial_sizes, windows_of
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.limits import fits
 
-Portable = Literal["cuda", "webgpu"]
-"""Providers that step graphs can be made for, beside the CPU."""
+Portable = Literal["cuda", "openvino", "webgpu"]
+"""Providers and runtimes that step graphs can be made for, beside ONNX Runtime's CPU provider."""
 
 _LOWEST = float(np.finfo(np.float32).min)
 
@@ -87,5 +87,6 @@ def body_for(portable: Portable | None, operator: str) -> Body | None:
 
 _BODIES: dict[Portable, dict[str, Body]] = {
     "cuda": {"MaxPoolGradient": scattered_max_pool_gradient},
+    "openvino": {"MaxPoolGradient": scattered_max_pool_gradient},  # it has no MaxUnpool
     "webgpu": {"MaxPoolGradient": max_pool_gradient_without_indices},
 }

@@ -177,5 +177,5 @@ def _pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise OptionError("writing Parquet needs pyarrow; install it: pip install 'onnxtrain[parquet]'.") from None
+        raise OptionError("writing Parquet needs pyarrow; install it: pip install pyarrow.") from None
     return pyarrow
