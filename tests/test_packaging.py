@@ -85,3 +85,20 @@ def test_a_release_has_provenance_a_bill_of_materials_and_the_suite() -> None:
         "mike",
     ):
         assert part in page, part
+
+
+def test_no_build_of_onnxruntime_is_a_dependency() -> None:
+    """They replace each other's files, so that a second one would be installed over the user's."""
+    assert not [name for name in PROJECT["dependencies"] if name.startswith("onnxruntime")]
+    extras = PROJECT["optional-dependencies"]
+    builds = [extras[name][0].partition(">")[0] for name in ("cpu", "gpu", "openvino")]
+    assert builds == ["onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino"]
+
+
+def test_pages_with_commands_of_pip_say_how_to_install_before_a_release() -> None:
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text()
+        commands = re.findall(r"pip install '?onnxtrain\[([a-z,]+)\]", text)
+        assert all(set(extras.split(",")) <= PROJECT["optional-dependencies"].keys() for extras in commands), page
+        if commands and page.name != "names.md":
+            assert "Before its release on PyPI, install onnxtrain from" in text.partition("onnxtrain[")[0], page

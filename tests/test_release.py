@@ -95,9 +95,8 @@ def test_the_oldest_packages_are_the_lower_bounds():
     assert bounds == ["numpy==2.0.*", "onnx-ir==1.0.3.*", "cyclopts==5.0.*"]
     with pytest.raises(ValueError, match="The dependency 'numpy' is not of the form"):
         release.oldest('[project]\ndependencies = ["numpy"]')
-    assert (
-        len(release.oldest((ROOT / "pyproject.toml").read_text())) == len(PROJECT["project"]["dependencies"]) + 1
-    )  # ONNX Runtime
+    found = release.oldest((ROOT / "pyproject.toml").read_text())
+    assert len(found) == len(PROJECT["project"]["dependencies"]) + 1  # and ONNX Runtime
 
 
 def test_python_versions_are_the_same_everywhere():

@@ -49,7 +49,7 @@ def _is_command() -> bool:
 
 
 def check_onnxruntime() -> None:
-    """Raise an ImportError of one sentence without ONNX Runtime, which no dependency installs: it has several builds."""
+    """Raise an ImportError of one sentence where no build of ONNX Runtime is installed: no dependency brings one."""
     from importlib.util import find_spec
 
     if find_spec("onnxruntime") is None:

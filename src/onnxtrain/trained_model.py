@@ -648,8 +648,8 @@ def _check_no_strings(objective: Objective) -> None:
     texts = next((spec.name for spec in objective.inputs if kind_of(spec.dtype) == "string"), None)
     if texts is not None:
         raise ModelError(
-            f"The input {texts!r} takes texts, which a training step cannot read: cut off the nodes that encode them "
-            "with onnxtrain.cut, and train on what they return."
+            f"The input {texts!r} takes texts, which a training step cannot read: train the part of the model behind "
+            "the nodes that encode them, which onnx.utils.extract_model writes, on what they return."
         )
 
 

@@ -73,3 +73,23 @@ def test_nodes_that_need_static_shapes_are_found():
     assert "dynamic weights shape" in report.failure
     assert report.nodes == []
     assert check_provider(_trainer(lenet5(), CPU), "openvino", sizes={"N": 4}).agrees
+
+
+def test_openvino_itself_runs_the_step_graph_of_lenet(tmp_path):
+    """Without ONNX Runtime: ``export --portable openvino --static N=8``."""
+    openvino = pytest.importorskip("openvino")
+    training = onnxtrain.training_model(lenet5(), loss="cross_entropy", optimizer="adam")
+    session = onnxtrain.TrainingSession(training)
+    session.initialize()
+    graph = onnxtrain.lower(training, portable="openvino")
+    fix_dimensions(graph, {"N": 8})
+    onnx.save(graph, tmp_path / "step.onnx")
+    rng = np.random.default_rng(0)
+    feeds = {name: np.asarray(value) for name, value in session.state.items()}
+    feeds |= {"input": rng.normal(size=(8, 1, 28, 28)).astype(np.float32), "target": np.arange(8)}
+    ours = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
+    feeds = {port.name: feeds.get(port.name, np.float32(1e-3)) for port in ours.get_inputs()}
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    theirs = openvino.Core().compile_model(tmp_path / "step.onnx", "CPU", options)(feeds)
+    for port, expected in zip(ours.get_outputs(), ours.run(None, feeds), strict=True):
+        np.testing.assert_allclose(theirs[port.name], expected, rtol=0, atol=1e-4, err_msg=port.name)

@@ -1,4 +1,4 @@
-"""Model inputs that are a scalar for all examples."""
+"""Model inputs that are a scalar for all examples, or texts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
+import onnxtrain
 from onnxtrain.data import TensorSpec, open_dataset
-from onnxtrain.errors import DataError
+from onnxtrain.errors import DataError, ModelError
 from onnxtrain.trainer import Trainer
 
 RNG = np.random.default_rng(3)
@@ -52,3 +53,15 @@ def test_a_scalar_input_that_does_not_fit(value, message):
 def test_scalars_alone_are_not_examples():
     with pytest.raises(DataError, match="the data has no examples: all of its arrays are scalars"):
         open_dataset({"s": 1.0}, [TensorSpec("s", np.dtype(np.float32), ())], need_target=False)
+
+
+def test_inputs_of_texts_are_refused_before_the_training():
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]> m (string[N] s) => (float[N, 2] y)
+        <float[2, 3] table = {1, 2, 3, 4, 5, 6}, float[3, 2] w = {1, 2, 3, 4, 5, 6}>
+        { i = ai.onnx.ml.LabelEncoder<keys_strings = ["a", "b"], values_int64s = [0, 1]>(s)
+          e = Gather(table, i)  y = MatMul(e, w) }"""
+    )
+    with pytest.raises(ModelError, match="The input 's' takes texts"):
+        Trainer(model, loss="mse")
+    assert onnxtrain.predict(model, {"s": np.array(["a", "b"])}).shape == (2, 2)
