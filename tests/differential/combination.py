@@ -21,6 +21,8 @@ import onnxtrain
 from differential import double
 from differential.modules import Draw, Model, make_model
 from differential.reference import Layout, Plan, Result, single, train
+from differential.surroundings import Surroundings, surroundings
+from distributed.threads import in_threads
 from onnxtrain import callbacks, losses, schedules
 from onnxtrain.errors import OnnxTrainError
 
@@ -63,6 +65,7 @@ TRAINER_OPTIONS = (
     "accumulate",
     "recompute",
     "tie",
+    "distributed",
     "dynamic_batch",
     "threads",
     "runtime",
@@ -122,6 +125,7 @@ class Setup(NamedTuple):
     fit: dict[str, Any] | None
     text: str
     hinted: list[str]
+    around: Surroundings
 
 
 def run(seed: int) -> Outcome:
@@ -310,9 +314,14 @@ def _draw(draw: Draw, model: Model, seed: int) -> Setup:
             fit["epochs"] = 2
             if len(plan.steps[0][1]) != size or any(len(s[1]) != size for s in plan.steps[: half - 1]):
                 raise AssertionError("only the last batch of an epoch may be smaller")
+    whole = fixed is None and not needs_full_batch and not weighted and not options.get("recompute")
+    around = surroundings(draw, model, plan, options["loss"], in_fit and whole)
+    if around.ranks > 1 or around.threads > 1:
+        options = {**options, "runtime": onnxtrain.RuntimeOptions(threads=around.threads)}
+        options.pop("threads", None)
     shown = {k: v for k, v in options.items() if k != "masks"} | ({"masks": list(masks)} if masks else {})
-    text = f"{sizes} {'fit ' + repr(fit) if fit else 'train_step'} weighted={weighted} {schedule!r} {shown!r}"
-    return Setup(model, plan, layout, trained, options, fit, " ".join(text.split()), hinted)
+    text = f"{sizes} {'fit ' + repr(fit) if fit else 'train_step'} weighted={weighted} {schedule!r} {shown!r} {around}"
+    return Setup(model, plan, layout, trained, options, fit, " ".join(text.split()), hinted, around)
 
 
 def _arguments(loss: Any) -> dict[str, Any]:
@@ -501,25 +510,36 @@ class _Losses(callbacks.Callback):
 
 
 def _train(setup: Setup) -> Result:
-    """Train in onnxtrain."""
-    plan, result = setup.plan, Result()
-    trainer = onnxtrain.Trainer(setup.model.file, **setup.trainer)
-    if setup.fit is None:
-        for rate, (inputs, target, weights) in zip(plan.rates, plan.steps, strict=True):
-            trainer.learning_rate = rate
-            more = {} if weights is None else {"sample_weight": weights}
-            result.losses.append(trainer.train_step(inputs if len(inputs) > 1 else inputs[0], target, **more))
-    else:
-        epochs = setup.fit.get("epochs", 1)
-        steps = plan.steps[: len(plan.steps) // epochs]
-        inputs = tuple(np.concatenate([step[0][position] for step in steps]) for position in range(len(steps[0][0])))
-        target = np.concatenate([step[1] for step in steps])
-        more = {} if steps[0][2] is None else {"sample_weight": np.concatenate([step[2] for step in steps])}
-        kept = _Losses()
-        names = [value.name for value in setup.model.file.graph.input]
-        data = inputs[0] if len(inputs) == 1 else dict(zip(names, inputs, strict=True))
-        trainer.fit(data, target, **setup.fit, **more, callbacks=[kept])
-        result.losses = kept.found
+    """Train in onnxtrain, on as many ranks as are drawn."""
+    if setup.around.ranks == 1:
+        return _train_on(setup, None)
+    return in_threads(setup.around.ranks, lambda rank: _train_on(setup, rank))[0]
+
+
+def _train_on(setup: Setup, rank: Any) -> Result:
+    plan, result, around = setup.plan, Result(), setup.around
+    more: dict[str, Any] = {} if rank is None else {"distributed": rank}
+    trainer = onnxtrain.Trainer(around.ended(setup.model.file), **setup.trainer, **more)
+    if around.names:
+        trainer.labels = around.names
+    with around.readers(trainer, plan.steps[0][0]):
+        if setup.fit is None:
+            for rate, (inputs, target, weights) in zip(plan.rates, plan.steps, strict=True):
+                trainer.learning_rate = rate
+                more = {} if weights is None else {"sample_weight": weights}
+                given = inputs if len(inputs) > 1 else inputs[0]
+                result.losses.append(trainer.train_step(given, around.formed(target), **more))
+        else:
+            epochs = setup.fit.get("epochs", 1)
+            steps = plan.steps[: len(plan.steps) // epochs]
+            inputs = tuple(np.concatenate([step[0][place] for step in steps]) for place in range(len(steps[0][0])))
+            target = around.formed(np.concatenate([step[1] for step in steps]))
+            more = {} if steps[0][2] is None else {"sample_weight": np.concatenate([step[2] for step in steps])}
+            kept = _Losses()
+            names = [value.name for value in setup.model.file.graph.input]
+            data = inputs[0] if len(inputs) == 1 else dict(zip(names, inputs, strict=True))
+            trainer.fit(data, target, **setup.fit, **more, callbacks=[kept])
+            result.losses = kept.found
     result.tensors = dict(trainer._initializers())
     if plan.ema is not None:
         result.averages = dict(trainer._initializers(ema=True))

@@ -49,7 +49,6 @@ TRAINER = {
     "straight_through": "of quantized models; tests/training has its own comparison",
     "qat": "of quantized models; tests/training has its own comparison",
     "lora": "tests/adapters compares with PEFT",
-    "distributed": "several processes; tests/distributed compares with one",
     "precision": "rounds; tests/training bounds the error",
     "dropout": "random numbers differ from PyTorch's: Dropout layers are drawn, and do not drop",
 }

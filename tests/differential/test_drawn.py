@@ -14,7 +14,7 @@ from onnxtrain import losses, schedules
 from onnxtrain.operators.registry import OPTIMIZERS
 
 pytest.importorskip("torch")
-from differential import combination, reference
+from differential import combination, reference, surroundings
 from differential.modules import Draw
 
 pytestmark = pytest.mark.torch
@@ -90,7 +90,12 @@ def setups():
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 def test_options_listed_as_drawn_are_drawn(setups):
-    trainers = {"threads"} | {option for setup in setups for option in setup.trainer}
+    trainers = {"threads", "distributed"} | {option for setup in setups for option in setup.trainer}
     assert trainers == set(combination.TRAINER_OPTIONS)
     fits = {option for setup in setups if setup.fit for option in setup.fit}
     assert fits | {"data", "y", "sample_weight", "callbacks"} == set(combination.FIT_OPTIONS)
+    around = [setup.around for setup in setups]
+    assert {found.ending for found in around} == set(surroundings.ENDINGS)
+    assert {found.form for found in around} == {form for forms in surroundings.FORMS.values() for form in forms}
+    for drawn, all_ in (("ranks", surroundings.RANKS), ("threads", surroundings.THREADS), ("reading", (0, 1))):
+        assert {getattr(found, drawn) for found in around} == set(all_)
