@@ -14,7 +14,7 @@ from onnxtrain.callbacks.stopping import Stopping
 from onnxtrain.config import TrainingConfig
 from onnxtrain.data import Dataset
 from onnxtrain.data.array_dataset import shared
-from onnxtrain.distributed.reduction import CopyGradients, Reduction
+from onnxtrain.distributed.reduction import Reduction
 from onnxtrain.errors import ParallelError
 from onnxtrain.executor import Arrays, Executor
 from onnxtrain.ir.clone import all_nodes
@@ -92,6 +92,7 @@ class DataParallelExecutor(Executor):
 
     Attributes:
         scatters: Whether each rank needs only the sums of its share of the gradients.
+        frees_gradients: Whether the backward pass frees the gradients of a bucket once they are announced.
 
     Args:
         objective: The loss on the working copy of the model.
@@ -102,7 +103,7 @@ class DataParallelExecutor(Executor):
         ParallelError: A rank has another version, another model or other settings, or does not answer.
     """
 
-    scatters = False
+    scatters = frees_gradients = False
 
     def __init__(
         self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
@@ -122,7 +123,9 @@ class DataParallelExecutor(Executor):
         compressed = self.communicator.compress is not None
         self._residuals = [np.zeros_like(gradients) for gradients in self._gradients] if compressed else []
         groups = [functools.partial(self._reduce, bucket) for bucket in range(len(self._buckets))]
-        self._reduction = Reduction(self.communicator, groups, copy=self._gradient_copier(), overlap=self.overlaps)
+        self._reduction = Reduction(
+            self.communicator, groups, self._announced, overlap=self.overlaps, at_once=self.frees_gradients
+        )
         self._listener = {LISTENER: np.asarray(self._reduction.address)}
 
     @property
@@ -130,9 +133,18 @@ class DataParallelExecutor(Executor):
         """True where another thread adds up gradients during the backward pass."""
         return self.communicator.overlap
 
-    def _gradient_copier(self) -> CopyGradients | None:
-        """Return the function that copies gradients that are not kept; see :class:`Reduction`."""
-        return None
+    def _announced(self, bucket: int, addresses: bytes) -> bool:
+        """Return whether the announced gradients of a bucket lie in the memory that is reduced.
+
+        A step that cannot update them in place computes them elsewhere, and moves them there when it ends.
+        """
+        return addresses == self._addresses[bucket]
+
+    @functools.cached_property
+    def _addresses(self) -> list[bytes]:
+        """Addresses of the gradients of each bucket."""
+        places = [[self.states.current(f"{name}/accumulated").ctypes.data for name in names] for names in self._buckets]
+        return [np.asarray(of_bucket, np.uint64).tobytes() for of_bucket in places]
 
     def _make_gradients_contiguous(self) -> list[np.ndarray]:
         """Move the gradients of each bucket into one array."""
@@ -221,17 +233,17 @@ class DataParallelExecutor(Executor):
 
     def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
         """Add up the gradients of all ranks; return the total weight and loss."""
-        states, table = self.states, self._table
-        weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
+        table, totals = self._table, ("accumulated_weight", "accumulated_loss")
         rows = self._rows(feeds)
         if not rows or self.config.accumulate > 1:
-            for total in (*self._gradients, weight, loss):
+            for total in (*self._gradients, *map(self.states.current, totals)):
                 total[...] = 0
         label_scales = self._scaled.scale_feeds(self._label_weights(feeds))
         with self._reduction.overlapping(self._micro_batches(rows)):
             parts = self._add_up(feeds, rate | label_scales | self._listener) if rows else {}
         of_parts = [parts.get(name, 0.0) for name in self._part_names]
-        table[self.communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]
+        weight, loss = (float(self.states.current(name)) for name in totals)
+        table[self.communicator.rank] = [weight, loss, rows, self._signal, *of_parts]
         self.communicator.all_gather_(table)
         weights, self._losses, counts, signals, *all_parts = table.T.tolist()
         self._signal_of_any = int(max(signals))
