@@ -100,7 +100,7 @@ class Reduction:
         done = [future.done() and future.result() is None for future in self._started]
         return all(done)
 
-    def _on_ready(self, number: int, gradients: ctypes._Pointer[ctypes.c_void_p] | None, count: int) -> int:
+    def _on_ready(self, number: int, gradients: ctypes._Pointer[ctypes.c_void_p], count: int) -> int:
         """Handle the call of a native node in the computing thread; a nonzero result aborts the step."""
         try:
             if self._announced(number, ctypes.string_at(gradients, count * ctypes.sizeof(ctypes.c_void_p))):
