@@ -10,8 +10,9 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxtrain
-from distributed.threads import in_threads
+from distributed.threads import in_threads, step_in_rank_order
 from onnxtrain.distributed import data_parallel
+from onnxtrain.distributed.compression import choose_compression
 from onnxtrain.passes import lower
 
 RANDOM = np.random.default_rng(0)
@@ -87,29 +88,6 @@ def batch_of(kind: str, rows: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     return tuple(array[:rows] for array in whole), np.arange(rows) * 7 % (2 if kind == "conv and norm" else 4)
 
 
-def step_in_rank_order(
-    trainer: onnxtrain.Trainer, inputs: tuple[np.ndarray, ...], labels: np.ndarray, ranks: int
-) -> float:
-    """Train a step of one process that adds up the gradients of the ranks' parts of a batch in rank order."""
-    executor, objective, rows = trainer._executor, trainer._objective, len(labels)
-    names, states, each = objective.names, executor.states, -(-rows // ranks)
-    _, feeds = trainer._data.step_feeds(objective, inputs, labels, None)
-    rate = {names.learning_rate: np.float32(trainer.learning_rate)}
-    before = {name: np.array(states.current(name)) for name in objective.statistics}
-    found: list[dict[str, np.ndarray]] = []
-    for start in range(0, rows, each):
-        for name in executor.transient:
-            states.current(name)[...] = 0
-        for name, value in before.items():
-            states.current(name)[...] = value
-        executor._add_up({name: array[start : start + each] for name, array in feeds.items()}, rate)
-        found.append({name: np.array(states.current(name)) for name in (*executor.transient, *before)})
-    for name in found[0]:
-        total = functools.reduce(np.add, [part[name] for part in found])
-        states.current(name)[...] = total / total.dtype.type(len(found)) if name in before else total
-    return float(executor.session.step(rate, entry=1)[names.loss])
-
-
 @pytest.mark.sampled("draw")
 @pytest.mark.parametrize("draw", range(6))
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,3 +123,39 @@ def test_ranks_with_micro_batches_have_the_bits_of_sums_in_rank_order(monkeypatc
         assert own_losses == losses, f"{number} {about}"
         for name, value in alone.get_weights().items():
             np.testing.assert_array_equal(weights[name], value, err_msg=f"{number} {name} {about}")
+
+
+@pytest.mark.sampled("shard")
+@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "compress", "batch_norm"),
+    [("lora", "float16", None), ("embedding", onnxtrain.distributed.TopK(0.1), None), ("conv and norm", None, "sync")],
+)
+def test_bits_do_not_depend_on_buffers_and_overlap(monkeypatch, kind, compress, batch_norm, shard):
+    make, _, options = KINDS[kind]
+    model = make()
+    options = options | ({} if batch_norm is None else {"batch_norm": batch_norm})
+    monkeypatch.setattr(data_parallel, "BUCKET_BYTES", 1 << 10)
+    found = []
+    for overlap, second_buffers in ((False, False), (True, False), (True, True)):
+
+        def train(rank, overlap=overlap):
+            rank.overlap, rank.compress = overlap, choose_compression(compress)
+            trainer = onnxtrain.Trainer(
+                model,
+                loss="softmax_cross_entropy",
+                accumulate=3,
+                threads=1,
+                distributed=onnxtrain.Distributed(rank, shard_states=shard),
+                **options,
+            )
+            return [trainer.train_step(*batch_of(kind, rows)) for rows in (24, 11, 7)], trainer.get_weights()
+
+        with monkeypatch.context() as context:
+            if second_buffers:
+                context.setattr(lower, "in_place_states", lambda graph, states: set())
+            found += in_threads(2, train)
+    for losses, weights in found[1:]:
+        assert losses == found[0][0]
+        for name, value in found[0][1].items():
+            np.testing.assert_array_equal(weights[name], value, err_msg=name)
