@@ -199,7 +199,7 @@ class Executor:
         """Return whether any rank has received a signal to stop; all ranks agree after each step."""
         return stopping.signal is not None
 
-    def check_agreement(self, identity: Mapping[str, Any]) -> None:
+    def check_agreement(self, identity: Mapping[str, Any], data: Mapping[str, Dataset | None]) -> None:
         """Check that all processes train by the same settings on the same data."""
 
     def check_equal_weights(self) -> None:

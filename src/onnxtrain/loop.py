@@ -22,6 +22,7 @@ from onnxtrain.data.augmentation import Augment, augmented
 from onnxtrain.data.base import share
 from onnxtrain.data.data_names import DataNames
 from onnxtrain.data.prefetch import Prefetch
+from onnxtrain.distributed.agreement import check_ends
 from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import CheckpointError, DataError, ModelError, OptionError
 from onnxtrain.executor import Executor
@@ -200,6 +201,9 @@ class Loop:
         self._store = None if self._communicator.rank else options.checkpoints.store
         several = self._communicator.size > 1
         self._identity = _identity(options) if several or options.checkpoints.store is not None else {}
+        # Ranks read batches of unknown content on their own.
+        self._compares = several and self._identity["data"]["content"] is None
+        self._count = self._shared.batch_count(options.batch_size) if self._compares else None
         self._position = Position()
         self._prefetch = Prefetch(threaded=options.prefetch)
         self._stopping = Stopping()
@@ -217,11 +221,15 @@ class Loop:
                 stack.enter_context(self._store.reserved())
             checkpoints = options.checkpoints
             asked = {
+                "call": "fit",
                 "epochs": options.epochs,
                 "checkpoint": checkpoints.store is not None,
                 "resume": checkpoints.path or checkpoints.resume,
+                "batches": self._count,
             }
-            self._executor.check_agreement({**self._identity, **asked})
+            validation = options.validation and options.validation[0]
+            data = {"data": options.dataset, "validation": validation}
+            self._executor.check_agreement({**self._identity, **asked}, data)
             if self._store is not None:
                 checkpoints.check_new()
             stack.enter_context(options.rate.training())
@@ -330,7 +338,7 @@ class Loop:
                 )
             copies = type(undivided(self._shared)) is IterableDataset
             with contextlib.closing(self._prefetch(read, copies=copies)) as batches:
-                for batch in batches:
+                for batch in self._together(batches) if self._compares else batches:
                     fixed = objective.fixed_batch
                     if fixed is not None and objective.loss is None:
                         whole = batch.total // fixed.size * fixed.size
@@ -339,6 +347,18 @@ class Loop:
         except DataError as error:
             where = self._where_to_go_on()
             raise DataError(f"{error} ({where})" if where else str(error)) from error
+
+    def _together(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield batches; check that they end for all ranks at once, after each if their number is unknown."""
+        number = self._position.batch
+        while True:
+            batch = next(batches, None)
+            if batch is None or self._count is None or number >= self._count:
+                check_ends(self._communicator, number, ended=batch is None)
+            if batch is None:
+                return
+            yield batch
+            number += 1
 
     def _where_to_go_on(self) -> str:
         """Return the sentence of an error that names the newest checkpoint."""

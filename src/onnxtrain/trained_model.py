@@ -43,6 +43,7 @@ from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.data_adapter import DataAdapter, is_packed
+from onnxtrain.training.description import describe_data
 from onnxtrain.weights.masks import set_to_zero
 from onnxtrain.working_copy.training_modes import Modes
 
@@ -234,6 +235,8 @@ class TrainedModel:
         """
         source = data if y is None else (data, y)
         evaluator, dataset = self._open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
+        if self._communicator.size > 1:
+            self._executor.check_agreement({"call": "evaluate", "data": describe_data(dataset)}, {"data": dataset})
         return evaluator.evaluate(dataset, batch_size, metrics, self._communicator)
 
     def _open_for_evaluation(

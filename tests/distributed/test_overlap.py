@@ -24,15 +24,19 @@ class Overlapping(onnxtrain.distributed.Single):
         self.aborted = True
 
 
+def in_place(number, addresses):
+    return True
+
+
 def test_groups_are_reduced_in_order_in_another_thread():
     done = []
     groups = [lambda number=number: done.append((number, threading.current_thread().name)) for number in range(4)]
-    reduction = Reduction(Overlapping(), groups, overlap=True)
+    reduction = Reduction(Overlapping(), groups, in_place, overlap=True)
     for _ in range(2):
         began = time.perf_counter()
         with reduction.overlapping(2):
             for number in (1, 0, 2, 1, 0):  # groups 1 and 0 twice, group 2 once
-                reduction._on_ready(number, [], 0)
+                reduction._on_ready(number, None, 0)
         assert [number for number, _ in done] == [0, 1, 2, 3]
         assert [name.startswith("onnxtrain-reduction") for _, name in done] == [True, True, False, False]
         computed, summed = reduction.last
@@ -43,11 +47,11 @@ def test_groups_are_reduced_in_order_in_another_thread():
 def test_without_another_thread_all_groups_are_reduced_at_the_end():
     done = []
     reduction = Reduction(
-        onnxtrain.distributed.Single(), [lambda: done.append(0), lambda: done.append(1)], overlap=False
+        onnxtrain.distributed.Single(), [lambda: done.append(0), lambda: done.append(1)], in_place, overlap=False
     )
     with reduction.overlapping(1):
-        reduction._on_ready(1, [], 0)
-        reduction._on_ready(0, [], 0)
+        reduction._on_ready(1, None, 0)
+        reduction._on_ready(0, None, 0)
         assert not done
     assert done == [0, 1]
 
@@ -66,7 +70,7 @@ def test_operations_of_a_communicator_work_under_their_old_names():
 
     assert len(found) == 2
     communicator = Old()
-    with Reduction(communicator, [], overlap=True).overlapping(1):
+    with Reduction(communicator, [], in_place, overlap=True).overlapping(1):
         assert communicator.background
     assert communicator.background is False
     communicator.abort()
@@ -77,9 +81,9 @@ def test_an_error_in_the_other_thread_is_raised_in_this_one():
     def lost():
         raise ParallelError("Rank 1 ended: no more.")
 
-    reduction = Reduction(Overlapping(), [lost, lambda: None], overlap=True)
+    reduction = Reduction(Overlapping(), [lost, lambda: None], in_place, overlap=True)
     with pytest.raises(ParallelError, match="Rank 1 ended"), reduction.overlapping(1):
-        reduction._on_ready(0, [], 0)
+        reduction._on_ready(0, None, 0)
 
 
 def test_a_failed_computation_aborts_the_waiting_reduction():
@@ -89,11 +93,11 @@ def test_a_failed_computation_aborts_the_waiting_reduction():
         while not communicator.aborted:
             time.sleep(0.001)
 
-    reduction = Reduction(communicator, [waits], overlap=True)
+    reduction = Reduction(communicator, [waits], in_place, overlap=True)
 
     def step():
         with reduction.overlapping(1):
-            reduction._on_ready(0, [], 0)
+            reduction._on_ready(0, None, 0)
             raise ValueError("out of memory")
 
     with pytest.raises(ValueError, match="out of memory"):
@@ -106,11 +110,11 @@ def test_an_error_in_the_notification_is_raised_unchanged():
     def copy(number, addresses):
         raise ParallelError("There is no room.")
 
-    reduction = Reduction(Overlapping(), [lambda: None], overlap=True, copy=copy)
+    reduction = Reduction(Overlapping(), [lambda: None], copy, overlap=True)
 
     def step():
         with reduction.overlapping(1):
-            assert reduction._on_ready(0, [], 0) == 1
+            assert reduction._on_ready(0, None, 0) == 1
             raise onnxtrain.errors.StepError("the node failed")
 
     with pytest.raises(ParallelError, match="no room"):
@@ -203,7 +207,8 @@ FAILS = """
                 time.sleep(30)
             if number == 1:
                 raise onnxtrain.errors.ParallelError("no more room")
-        subject._executor._reduction._copy_gradients = fails
+            return True
+        subject._executor._reduction._announced = fails
     subject.train_step(x, y)
 """
 

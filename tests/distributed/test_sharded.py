@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 import onnxtrain
 from distributed.processes import mpiexec, needs_kernels, needs_mpi, run_script, script
+from distributed.threads import in_threads
+from onnxtrain.distributed.row_squares import Layout, RowSquares
 from onnxtrain.errors import OptionError
+from onnxtrain.ir import Builder
 from onnxtrain.runtime.options import RuntimeOptions
+from onnxtrain.runtime.step import create_session
+from onnxtrain.training_info.update import row_squares
 
 SETUP = """
     import json, os, sys
@@ -110,6 +117,34 @@ def test_shares_change_no_bit_where_gradients_are_clipped_by_their_norm(tmp_path
     run_script(tmp_path, ranks, CLIPPED)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float64)], ids=str)
+def test_squares_of_shares_have_the_bits_of_whole_gradients(dtype, ranks):
+    rng = np.random.default_rng(0)
+    shapes = [(), (1,), (513,), (12, 12), (40, 1), (20001, 1), (3, 20000), (8, 3, 3, 3)]
+    arrays = {str(shape): np.asarray(rng.normal(size=shape), dtype) for shape in shapes}
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="whole")
+    op = Builder(graph, 18)
+    graph.outputs.extend(row_squares(op, op.constant(array), array.shape).ir for array in arrays.values())
+    for name, output in zip(arrays, graph.outputs, strict=True):
+        output.name, output.type = name, ir.TensorType(ir.DataType.from_numpy(dtype))
+    whole = create_session(ir.Model(graph, ir_version=8), RuntimeOptions(threads=1)).run(list(arrays), {})
+    bucket = np.concatenate([array.reshape(-1) for array in arrays.values()])
+    ends = np.cumsum([array.size for array in arrays.values()])
+    layouts = [
+        Layout(name, int(end) - array.size, array.shape)
+        for end, (name, array) in zip(ends, arrays.items(), strict=True)
+    ]
+    shares = np.resize(bucket, -(-bucket.size // ranks) * ranks).reshape(ranks, -1)
+
+    def work(rank):
+        return RowSquares([layouts], rank, dtypes=[dtype], order=list(arrays)).add_up([shares[rank.rank]])
+
+    for found in in_threads(ranks, work):
+        for (name, own), value in zip(found.items(), whole, strict=True):
+            np.testing.assert_array_equal(own.reshape(value.shape), value, err_msg=name)
+
+
 FIT = """
     folder, shard, epochs = sys.argv[1], sys.argv[2] != "whole", int(sys.argv[3])
     subject = trainer(shard, dropout=True, gradients=sys.argv[2] == "gradients")
@@ -126,8 +161,6 @@ FIT = """
 @pytest.mark.thorough
 def test_a_checkpoint_of_some_processes_resumes_on_any_number(tmp_path):
     import shutil
-
-    import numpy as np
 
     def states(folder, epochs):
         with np.load(tmp_path / f"{folder}-{epochs}-states.npz") as file:

@@ -280,10 +280,10 @@ OTHERS = """
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("model", "ParallelError: Rank 1 differs from rank 0: model is "),
+        ("model", "ParallelError: Rank 1 differs from rank 0: the graph of its model, "),
         ("settings", "clip_norm is 2.0 on rank 1 and 1.0 on rank 0; start all ranks with the same model"),
         ("version", 'onnxtrain is "0.0.9" on rank 1 and '),
-        ("data", "ParallelError: Rank 1 differs from rank 0: data is "),
+        ("data", "input 'input' of data, float32 [4, 4], has other values in 4 of 4 rows, first in row 0"),
         ("callback", "something changed them in one process alone"),
         ("nan", "NumericalError: The loss became "),
     ],

@@ -1,7 +1,8 @@
-"""Communicator with threads as ranks, without MPI."""
+"""Communicator with threads as ranks, without MPI, and one process that computes what ranks do."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+import onnxtrain
 from onnxtrain.distributed import Communicator
 
 
@@ -53,3 +55,26 @@ def in_threads(size: int, work: Callable[[Thread], Any]) -> Sequence[Any]:
     barrier = threading.Barrier(size, timeout=30)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: work(Thread(rank, table, barrier)), range(size)))
+
+
+def step_in_rank_order(
+    trainer: onnxtrain.Trainer, inputs: tuple[np.ndarray, ...], labels: np.ndarray, ranks: int
+) -> float:
+    """Train a step of one process that adds up the gradients of the ranks' parts of a batch in rank order."""
+    executor, objective, rows = trainer._executor, trainer._objective, len(labels)
+    names, states, each = objective.names, executor.states, -(-rows // ranks)
+    _, feeds = trainer._data.step_feeds(objective, inputs, labels, None)
+    rate = {names.learning_rate: np.float32(trainer.learning_rate)}
+    before = {name: np.array(states.current(name)) for name in objective.statistics}
+    found: list[dict[str, np.ndarray]] = []
+    for start in range(0, rows, each):
+        for name in executor.transient:
+            states.current(name)[...] = 0
+        for name, value in before.items():
+            states.current(name)[...] = value
+        executor._add_up({name: array[start : start + each] for name, array in feeds.items()}, rate)
+        found.append({name: np.array(states.current(name)) for name in (*executor.transient, *before)})
+    for name in found[0]:
+        total = functools.reduce(np.add, [part[name] for part in found])
+        states.current(name)[...] = total / total.dtype.type(len(found)) if name in before else total
+    return float(executor.session.step(rate, entry=1)[names.loss])

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import onnxtrain
+from distributed.threads import step_in_rank_order
 from onnxtrain.errors import OptionError
 from onnxtrain.examples import mlp
 
@@ -53,9 +54,11 @@ def _dataset() -> ray.data.Dataset:
     return ray.data.from_items([{"input": x, "label": y} for x, y in zip(*_points(), strict=True)])
 
 
-def _fit(folder: Path, name: str, *, workers: int = 2, failures: int = 0, **options) -> dict[str, np.ndarray]:
+def _fit(
+    folder: Path, name: str, *, model=None, workers: int = 2, failures: int = 0, **options
+) -> dict[str, np.ndarray]:
     onnxtrain.ray.fit(
-        mlp((4, 8, 3)),
+        model or mlp((4, 8, 3)),
         _dataset(),
         save=folder / f"{name}.onnx",
         scaling=ScalingConfig(num_workers=workers, placement_strategy="SPREAD"),
@@ -73,6 +76,25 @@ def test_two_workers_are_one_process_with_two_micro_batches(cluster, tmp_path):
     )
     trainer.fit(*_points(), epochs=3, batch_size=16, shuffle=False)
     for name, value in trainer.get_weights().items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_workers_with_micro_batches_add_up_in_rank_order(cluster, tmp_path, shard):
+    """A weight that two nodes share, and odd numbers of micro-batches."""
+    text = "g (float[N, 4] input) => (float[N, 3] y) { a = MatMul(input, w) b = MatMul(a, w) y = MatMul(b, v) }"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}')
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (4, 4)), ("v", (4, 3))):
+        values = rng.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    several = onnxtrain.Distributed(shard_states=shard)
+    found = _fit(tmp_path, "micro", model=model, shuffle=False, accumulate=3, distributed=several)
+    alone = onnxtrain.Trainer(model, loss=COMMON["loss"], optimizer=COMMON["optimizer"], accumulate=3, threads=1)
+    x, y = _points()
+    for start in [*range(0, len(x), 16)] * 3:
+        step_in_rank_order(alone, (x[start : start + 16],), y[start : start + 16], 2)
+    for name, value in alone.get_weights().items():
         np.testing.assert_array_equal(found[name], value)
 
 

@@ -13,7 +13,7 @@ import onnxtrain
 from onnxtrain.passes.memory.in_place import in_place_states
 from onnxtrain.runtime.session import TrainingSession
 
-HEADER = '<ir_version: 8, opset_import: ["": 18, "ai.onnx.preview.training": 1, "local": 1]>'
+HEADER = '<ir_version: 8, opset_import: ["": 18, "ai.onnx.preview.training": 1, "local": 1, "onnxtrain": 1]>'
 
 
 def proved(text: str, **states: str) -> set[str]:
@@ -42,8 +42,16 @@ SAFE = {
     "in a loop whose result is computed": """g (float[2] w, int64 k, bool c, float[2] x) => (float[2] n)
         { y = Loop(k, c, x) <body = b (int64 i, bool go, float[2] s) => (bool on, float[2] r)
           { on = Identity(go)  r = Mul(s, w) }>  q = Mul(y, y)  n = Sub(w, q) }""",
+    "an operand of a chain": """g (float[2] w, float[2] d) => (float[2] n)
+        { n = onnxtrain.Elementwise<program = "Mul x0 x0;Add x1 s0">(d, w) }""",
+    "the other term of an embedding's gradient": """g (float[2] w, float[3] d, int64[3] i, int64[1] s) => (float[2] n)
+        { n = onnxtrain.GatherGradient<axis = 0>(d, i, s, w) }""",
 }
 UNSAFE = {
+    "a number in a chain": """g (float[1] w, float[2] d) => (float[2] n)
+        { n = onnxtrain.Elementwise<program = "Add x0 x1">(d, w) }""",
+    "rows of an embedding's gradient": """g (float[2] w, int64[2] i, int64[1] s, float[2] o) => (float[2] n)
+        { n = onnxtrain.GatherGradient<axis = 0>(w, i, s, o) }""",
     "a reader that may run later": "g (float[2] w) => (float[2] n, float[2] o) { n = Neg(w)  o = Exp(w) }",
     "a view that is read later": """g (float[2] w) => (float[2] n, float[2] o) <int64[1] s = {2}>
         { v = Reshape(w, s)  n = Neg(w)  o = Exp(v) }""",

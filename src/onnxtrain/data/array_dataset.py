@@ -20,7 +20,7 @@ from onnxtrain.data.base import (
     share,
 )
 from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, check_symbols, convert, symbol_sizes
-from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, sampled
+from onnxtrain.data.hashing import BLOCK_BYTES, Fingerprint, checksum, row_sums, sampled
 from onnxtrain.data.image_form import Pixels
 from onnxtrain.data.naming import NamedColumns, check_beside
 from onnxtrain.data.target_checks import TargetCheck, check_weights
@@ -228,6 +228,14 @@ class ArrayDataset(Dataset):
                 result.add_array(convert(column.read(taken), column.spec.dtype, column.subject, examples))
         return result.digest()
 
+    def contents(self, most: int) -> dict[str, tuple[str, Array]]:
+        """Return type and shape of every array in words, and sums of its first rows; see `Dataset.contents`."""
+        found = {}
+        for column in self._columns:
+            kind = f"{column.spec.dtype} {[self.size, *column.array.shape[1:]]}"
+            found[column.subject] = kind, row_sums(column.converted(*self._rows(0, min(most, self.size), None)))
+        return found
+
     def _read_batches(self, batch_size: int, order: Array | None, start: int) -> Iterator[Batch]:
         for number, (first, last) in enumerate(_chunks(self.size, batch_size, start), start):
             whole = None
@@ -361,9 +369,10 @@ class Shares(Dataset):
     ) -> Iterator[Batch]:
         """Read a part of every batch; see `Dataset.batches`. A part may be empty."""
         batches = self.dataset.batches(batch_size, shuffle=shuffle, seed=seed, epoch=epoch, start=start)
-        return (
-            share(batch, self._divide(number, batch.size), batch.size) for number, batch in enumerate(batches, start)
-        )
+        for number, batch in enumerate(batches, start):
+            arrays = [*batch.inputs.values(), *([] if batch.targets is None else [batch.targets])]
+            own = share(batch, self._divide(number, batch.size), batch.size)
+            yield own._replace(content=checksum(arrays))
 
     def batch_count(self, batch_size: int) -> int | None:
         """Return the number of batches per epoch."""

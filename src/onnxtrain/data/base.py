@@ -36,12 +36,14 @@ class Batch(NamedTuple):
         targets: [size, ...], or None where none are needed.
         size: Number of examples.
         whole: Number of examples in all processes, where this is the part of one.
+        content: Checksum of the whole, where every process has read it; otherwise 0.
     """
 
     inputs: dict[str, Array]
     targets: Array | None
     size: int
     whole: int | None = None
+    content: int = 0
 
     @property
     def total(self) -> int:
@@ -64,7 +66,8 @@ def share(batch: Batch, rows: slice, whole: int | None = None) -> Batch:
     """Return some rows of a batch of ``whole`` examples; scalar inputs are kept."""
     start, stop, _ = rows.indices(batch.size)
     inputs = {name: array[rows] if array.ndim else array for name, array in batch.inputs.items()}
-    return Batch(inputs, None if batch.targets is None else batch.targets[rows], max(0, stop - start), whole)
+    targets = None if batch.targets is None else batch.targets[rows]
+    return Batch(inputs, targets, max(0, stop - start), whole, batch.content)
 
 
 class Dataset(ABC):
@@ -88,6 +91,10 @@ class Dataset(ABC):
     def fingerprint(self) -> str | None:
         """Return a hash of all arrays, which identifies the data of a resumed training; None without one."""
         return None
+
+    def contents(self, most: int) -> dict[str, tuple[str, Array]]:
+        """Return type and shape of every array in words, and sums of up to ``most`` rows; empty if they are unknown."""
+        return {}
 
     @property
     def sizes(self) -> dict[str, int]:

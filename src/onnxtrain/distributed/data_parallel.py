@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import operator
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from onnxtrain.callbacks.stopping import Stopping
 from onnxtrain.config import TrainingConfig
-from onnxtrain.data import Dataset
+from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.array_dataset import shared
-from onnxtrain.distributed.reduction import CopyGradients, Reduction
+from onnxtrain.data.hashing import checksum
+from onnxtrain.distributed.agreement import SAME_CALLS, check_same, check_weights
+from onnxtrain.distributed.communicator import Communicator
+from onnxtrain.distributed.reduction import Reduction
 from onnxtrain.errors import ParallelError
 from onnxtrain.executor import Arrays, Executor
 from onnxtrain.ir.clone import all_nodes
@@ -92,6 +94,7 @@ class DataParallelExecutor(Executor):
 
     Attributes:
         scatters: Whether each rank needs only the sums of its share of the gradients.
+        frees_gradients: Whether the backward pass frees the gradients of a bucket once they are announced.
 
     Args:
         objective: The loss on the working copy of the model.
@@ -102,7 +105,7 @@ class DataParallelExecutor(Executor):
         ParallelError: A rank has another version, another model or other settings, or does not answer.
     """
 
-    scatters = False
+    scatters = frees_gradients = False
 
     def __init__(
         self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
@@ -112,7 +115,8 @@ class DataParallelExecutor(Executor):
         super().__init__(objective, config, values)
         self._signal = self._signal_of_any = 0
         self._losses = [0.0] * self.communicator.size
-        self._table = np.zeros((self.communicator.size, 4 + len(self._part_names)))
+        self._table = np.zeros((self.communicator.size, 6 + len(self._part_names)))
+        self._steps, self._whole = 0, (0, 0)  # rows and checksum of the whole batch
         agree(self.communicator, self._description())
         for name in self.states:
             if name not in self.transient:
@@ -122,7 +126,9 @@ class DataParallelExecutor(Executor):
         compressed = self.communicator.compress is not None
         self._residuals = [np.zeros_like(gradients) for gradients in self._gradients] if compressed else []
         groups = [functools.partial(self._reduce, bucket) for bucket in range(len(self._buckets))]
-        self._reduction = Reduction(self.communicator, groups, copy=self._gradient_copier(), overlap=self.overlaps)
+        self._reduction = Reduction(
+            self.communicator, groups, self._announced, overlap=self.overlaps, at_once=self.frees_gradients
+        )
         self._listener = {LISTENER: np.asarray(self._reduction.address)}
 
     @property
@@ -130,9 +136,18 @@ class DataParallelExecutor(Executor):
         """True where another thread adds up gradients during the backward pass."""
         return self.communicator.overlap
 
-    def _gradient_copier(self) -> CopyGradients | None:
-        """Return the function that copies gradients that are not kept; see :class:`Reduction`."""
-        return None
+    def _announced(self, bucket: int, addresses: bytes) -> bool:
+        """Return whether the announced gradients of a bucket lie in the memory that is reduced.
+
+        A step that cannot update them in place computes them elsewhere, and moves them there when it ends.
+        """
+        return addresses == self._addresses[bucket]
+
+    @functools.cached_property
+    def _addresses(self) -> list[bytes]:
+        """Addresses of the gradients of each bucket."""
+        places = [[self.states.current(f"{name}/accumulated").ctypes.data for name in names] for names in self._buckets]
+        return [np.asarray(of_bucket, np.uint64).tobytes() for of_bucket in places]
 
     def _make_gradients_contiguous(self) -> list[np.ndarray]:
         """Move the gradients of each bucket into one array."""
@@ -201,16 +216,22 @@ class DataParallelExecutor(Executor):
         """Train one step on a whole batch that every rank holds; see :meth:`step_share`."""
         if self.fixed is not None:
             self._check_rows(feeds)
+        self._whole = self._rows(feeds), checksum(feeds.values())
         rows = self.rows_of(self._rows(feeds))
         return self.step_share(
             {key: value[rows] if value.ndim else value for key, value in feeds.items()}, learning_rate
         )
 
+    def step_batch(self, batch: Batch, learning_rate: float) -> float:
+        """Train one step on this rank's part of a batch of a dataset; see :meth:`step_share`."""
+        self._whole = batch.total, batch.content
+        return super().step_batch(batch, learning_rate)
+
     def step_share(self, feeds: Arrays, learning_rate: float) -> float:
         """Train one step on this rank's part of the batch, possibly empty; return the loss over all ranks.
 
         Raises:
-            ParallelError: Another rank has ended, or does not answer.
+            ParallelError: Another rank has ended, does not answer, or was given another batch.
             StepError: onnxruntime failed.
         """
         names, states = self.objective.names, self.states
@@ -221,20 +242,22 @@ class DataParallelExecutor(Executor):
 
     def _add_up_and_share(self, feeds: Arrays, rate: Arrays) -> tuple[float, float]:
         """Add up the gradients of all ranks; return the total weight and loss."""
-        states, table = self.states, self._table
-        weight, loss = states.current("accumulated_weight"), states.current("accumulated_loss")
+        table, totals = self._table, ("accumulated_weight", "accumulated_loss")
         rows = self._rows(feeds)
         if not rows or self.config.accumulate > 1:
-            for total in (*self._gradients, weight, loss):
+            for total in (*self._gradients, *map(self.states.current, totals)):
                 total[...] = 0
         label_scales = self._scaled.scale_feeds(self._label_weights(feeds))
         with self._reduction.overlapping(self._micro_batches(rows)):
             parts = self._add_up(feeds, rate | label_scales | self._listener) if rows else {}
         of_parts = [parts.get(name, 0.0) for name in self._part_names]
-        table[self.communicator.rank] = [float(weight), float(loss), rows, self._signal, *of_parts]
+        weight, loss = (float(self.states.current(name)) for name in totals)
+        table[self.communicator.rank] = [weight, loss, rows, self._signal, *self._whole, *of_parts]
         self.communicator.all_gather_(table)
-        weights, self._losses, counts, signals, *all_parts = table.T.tolist()
+        weights, self._losses, counts, signals, wholes, contents, *all_parts = table.T.tolist()
         self._signal_of_any = int(max(signals))
+        self._steps += 1
+        check_same(f"In step {self._steps}", wholes, contents)
         if self.objective.statistics:
             self._mean_statistics(table[:, 2] > 0)
         if all_parts:
@@ -303,13 +326,13 @@ class DataParallelExecutor(Executor):
             stopping.signal = self._signal_of_any
         return self._signal_of_any != 0
 
-    def check_agreement(self, identity: Mapping[str, Any]) -> None:
+    def check_agreement(self, identity: Mapping[str, Any], data: Mapping[str, Dataset | None]) -> None:
         """Check that all ranks train by the same settings on the same data.
 
         Raises:
             ParallelError: A rank differs.
         """
-        agree(self.communicator, {key: value for key, value in identity.items() if key != "weights"})
+        agree(self.communicator, {key: value for key, value in identity.items() if key != "weights"}, data)
 
     def check_equal_weights(self) -> None:
         """Check that all ranks have the same weights.
@@ -386,8 +409,22 @@ class SyncBatchNormExecutor(DataParallelExecutor):
         """Leave running statistics as they are: all ranks computed the same values."""
 
 
-def agree(communicator: Any, description: Mapping[str, Any]) -> None:
+_HASHED = {"model": "the graph of its model", "frozen weights": "the values of weights that are not trained"}
+"""Names of settings that are compared by hashes, which say nothing to a reader."""
+
+_MOST_ROWS = 100_000
+"""Rows whose values are compared to find the first that differs."""
+
+
+def agree(
+    communicator: Communicator, description: Mapping[str, Any], data: Mapping[str, Dataset | None] | None = None
+) -> None:
     """Check that all ranks have equal descriptions.
+
+    Args:
+        communicator: The ranks.
+        description: The settings.
+        data: The data that the description has hashes of.
 
     Raises:
         ParallelError: One differs; the message names the rank and the difference.
@@ -395,26 +432,46 @@ def agree(communicator: Any, description: Mapping[str, Any]) -> None:
     records = communicator.gather_objects(dict(description))
     for rank, record in enumerate(records):
         different = differences(record, records[0])
-        if different:
-            words = ", ".join(words.replace(" here", " on rank 0") for words in different.values())
-            words = words.replace(" there", f" on rank {rank}")
-            raise ParallelError(
-                f"Rank {rank} differs from rank 0: {words}; start all ranks with the same model, data and settings."
-            )
+        if not different:
+            continue
+        if "call" in different:
+            calls = [found.get("call", "Trainer()") for found in (record, records[0])]
+            raise ParallelError(f"Rank {rank} has called {calls[0]} and rank 0 {calls[1]}; {SAME_CALLS}.")
+        data = {key: dataset for key, dataset in (data or {}).items() if key in different}
+        contents: Sequence[Mapping[str, Any]] = [{}] * communicator.size
+        if data:
+            own = {key: {} if dataset is None else dataset.contents(_MOST_ROWS) for key, dataset in data.items()}
+            contents = communicator.gather_objects(own)
+        words = []
+        for key, sentence in different.items():
+            if key in _HASHED:
+                words.append(_HASHED[key])
+            elif key == "batches":
+                words.append(f"it has {record[key]} batches of data and rank 0 has {records[0][key]}")
+            elif key in data:
+                words.append(_in_words(key, rank, contents, (record[key], records[0][key])))
+            else:
+                words.append(sentence.replace(" here", " on rank 0").replace(" there", f" on rank {rank}"))
+        raise ParallelError(
+            f"Rank {rank} differs from rank 0: {', '.join(words)}; start all ranks with the same model, data and "
+            "settings."
+        )
 
 
-def check_weights(communicator: Any, values: Mapping[str, np.ndarray]) -> None:
-    """Check that all ranks have the same values.
-
-    Raises:
-        ParallelError: A rank has other values.
-    """
-    found = {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in values.items()}
-    records = communicator.gather_objects(found)
-    for rank, record in enumerate(records):
-        other = [name for name, checksum in record.items() if checksum != records[0][name]]
-        if other:
-            raise ParallelError(
-                f"Rank {rank} has other values of {', '.join(other[:5])} than rank 0: something changed them in one "
-                "process alone, such as a callback or a script that asks for its rank."
-            )
+def _in_words(key: str, rank: int, contents: Sequence[Mapping[str, Any]], records: Sequence[Any]) -> str:
+    """Describe the first difference between the data of a rank and that of rank 0."""
+    own, other = contents[rank].get(key, {}), contents[0].get(key, {})
+    for name in [*own, *(name for name in other if name not in own)]:
+        if name not in own or name not in other:
+            return f"{key} has {name} on rank {rank if name in own else 0} only"
+        (kind, rows), (other_kind, other_rows) = own[name], other[name]
+        if kind != other_kind:
+            return f"{name} of {key} is {kind} on rank {rank} and {other_kind} on rank 0"
+        odd = np.flatnonzero(rows != other_rows)
+        if odd.size:
+            return f"{name} of {key}, {kind}, has other values in {odd.size} of {rows.size} rows, first in row {odd[0]}"
+    counts = [None if record is None else record["examples"] for record in records]
+    if None in records or counts[0] != counts[1]:
+        said = ["no" if record is None else count for record, count in zip(records, counts, strict=True)]
+        return f"{key} has {said[0]} examples on rank {rank} and {said[1]} on rank 0"
+    return f"{key} has other values"

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import itertools
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from types import TracebackType
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal
 
 import numpy as np
 
+from onnxtrain.distributed.agreement import SAME_CALLS
 from onnxtrain.distributed.communicator import Communicator, Compression
 from onnxtrain.distributed.compression import choose_compression
 from onnxtrain.errors import OptionError, ParallelError
 from onnxtrain.spelling import checks_arguments
 
-_DATA, _FAILURE, _LEAVING = 7, 8, 9
-"""Message tags: array data; the error message of a failed rank; notice that a rank is about to exit."""
+_FAILURE, _LEAVING, _DATA = 8, 9, range(10, 32767)
+"""Message tags: error message of a failed rank; notice that a rank is about to exit; data, with a tag by operation."""
 
 _GRACE = 10.0
 """Seconds that a failed rank waits for rank 0 to report the error: a launcher kills all ranks when one exits."""
@@ -132,30 +135,30 @@ class MPI(Communicator):
         elif flat.nbytes <= _SMALL_BYTES:
             parts = self._receive_buffer((self.size, flat.size), flat.dtype)
             parts[self.rank] = flat
-            self._exchange([flat] * self.size, list(parts), "all_reduce_")
+            self._exchange([flat] * self.size, list(parts), "all_reduce_", flat.nbytes)
             _add_in_order(parts, flat)
         else:
             shares = self._shares(flat)
-            self._reduce_share(shares, "all_reduce_")
-            self._exchange([shares[self.rank]] * self.size, shares, "all_reduce_")
+            self._reduce_share(shares, "all_reduce_", flat.nbytes)
+            self._exchange([shares[self.rank]] * self.size, shares, "all_reduce_", flat.nbytes)
 
     def reduce_scatter_(self, array: np.ndarray) -> None:
         """Replace this rank's row by its sum over all ranks; other rows become undefined."""
         if self.size > 1 and array.size:
-            self._reduce_share(list(_rows(array, self.size)), "reduce_scatter_")
+            self._reduce_share(list(_rows(array, self.size)), "reduce_scatter_", array.nbytes)
 
     def all_gather_(self, array: np.ndarray) -> None:
         """Fill the rows of the other ranks."""
         if self.size > 1 and array.size:
             rows = list(_rows(array, self.size))
-            self._exchange([rows[self.rank]] * self.size, rows, "all_gather_")
+            self._exchange([rows[self.rank]] * self.size, rows, "all_gather_", array.nbytes)
 
     def all_to_all_(self, array: np.ndarray) -> None:
         """Send row r of an array to rank r, and replace it by the row that rank r sent to this rank."""
         if self.size > 1 and array.size:
             rows = _rows(array, self.size)
             parts = self._receive_buffer((self.size, rows.shape[1]), rows.dtype)
-            self._exchange(list(rows), list(parts), "all_to_all_")
+            self._exchange(list(rows), list(parts), "all_to_all_", array.nbytes)
             parts[self.rank] = rows[self.rank]
             rows[...] = parts
 
@@ -169,14 +172,14 @@ class MPI(Communicator):
             sent, received = ([flat] * self.size, whole) if self.rank == root else (whole, list(whole))
             if self.rank != root:
                 received[root] = flat
-            self._exchange(sent, received, "broadcast_")
+            self._exchange(sent, received, "broadcast_", flat.nbytes)
             return
         shares = self._shares(flat)
         received = list(whole)
         if self.rank != root:
             received[root] = shares[self.rank]
-        self._exchange(shares if self.rank == root else whole, received, "broadcast_")
-        self._exchange([shares[self.rank]] * self.size, shares, "broadcast_")
+        self._exchange(shares if self.rank == root else whole, received, "broadcast_", flat.nbytes)
+        self._exchange([shares[self.rank]] * self.size, shares, "broadcast_", flat.nbytes)
 
     def set_background(self, background: bool) -> None:
         """Set whether operations run while other threads compute; if so, pause between two polls."""
@@ -207,7 +210,7 @@ class MPI(Communicator):
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 
-    def _reduce_share(self, shares: Sequence[np.ndarray], what: str) -> None:
+    def _reduce_share(self, shares: Sequence[np.ndarray], what: str, size: int) -> None:
         """Replace the share of this rank by its sum over all ranks."""
         longest = max(share.size for share in shares)
         step = max(1, _BLOCK // shares[0].itemsize)
@@ -215,7 +218,7 @@ class MPI(Communicator):
             blocks = [share[start : start + step] for share in shares]
             own = blocks[self.rank]
             parts = self._receive_buffer((self.size, own.size), own.dtype)
-            self._exchange(blocks, list(parts), what)
+            self._exchange(blocks, list(parts), what, size)
             parts[self.rank] = own
             _add_in_order(parts, own)
 
@@ -231,31 +234,55 @@ class MPI(Communicator):
             self._scratch = np.empty(needed, np.uint8)
         return self._scratch[:needed].view(dtype).reshape(shape)
 
-    def _exchange(self, sent: Sequence[np.ndarray | None], received: Sequence[np.ndarray | None], what: str) -> None:
-        """Send each other rank its part and receive one from each; ``None`` or empty arrays are skipped."""
-        world, requests, waiting = self._world, [], []
+    def _exchange(
+        self, sent: Sequence[np.ndarray | None], received: Sequence[np.ndarray | None], what: str, size: int
+    ) -> None:
+        """Send each other rank its part and receive one from each; ``None`` or empty arrays are skipped.
+
+        Args:
+            sent: Parts to send, by rank.
+            received: Parts to receive, by rank.
+            what: Name of the operation.
+            size: Bytes of its whole array.
+        """
+        world, requests, waiting, tag = self._world, [], [], _tag(what, size)
         for step in range(1, self.size):  # pairs up all ranks differently in each step
             other = (self.rank - step) % self.size
             array = received[other]
             if array is not None and array.size:
-                requests.append(world.Irecv(_bytes(array), other, _DATA))
+                requests.append(world.Irecv(_bytes(array), other, tag))
                 waiting.append(other)
+        received_first = len(requests)
         for step in range(1, self.size):
             other = (self.rank + step) % self.size
             array = sent[other]
             if array is not None and array.size:
-                requests.append(world.Isend(_bytes(array), other, _DATA))
+                requests.append(world.Isend(_bytes(array), other, tag))
                 waiting.append(other)
-        self._wait(requests, what, waiting)
+        self._wait(requests, what, waiting, dict(zip(waiting[:received_first], requests, strict=False)), tag)
 
-    def _wait(self, requests: list[Any], what: str, partners: Sequence[int] = ()) -> None:
+    def _wait(
+        self,
+        requests: list[Any],
+        what: str,
+        partners: Sequence[int] = (),
+        receives: Mapping[int, Any] = MappingProxyType({}),
+        tag: int = 0,
+    ) -> None:
         """Wait until requests are done, another rank fails, or the timeout expires.
 
         The first polls do not pause, since most messages arrive soon. Later polls yield the CPU: with fewer CPUs than
         ranks, a busy wait would block the rank that it waits for.
 
+        Args:
+            requests: Receives and sends.
+            what: Name of the operation.
+            partners: The other rank of each request.
+            receives: Receives by sending rank.
+            tag: Tag of their messages.
+
         Raises:
-            ParallelError: Another rank has ended, or did not answer in time.
+            ParallelError: Another rank has ended, did not answer in time, or has called another operation.
         """
         done, until, polls = self._library.Request.Testall, 0.0, 0
         while not done(requests):
@@ -270,11 +297,26 @@ class MPI(Communicator):
             until = until or now + self.timeout
             if self._world.Iprobe(self._library.ANY_SOURCE, _FAILURE):
                 self._give_up(self._receive_failure())
+            for other, request in receives.items():
+                if not request.Test() and self._has_sent_other(other, tag):
+                    raise ParallelError(
+                        f"Rank {other} has called another method than rank {self.rank}, or its data ended elsewhere; "
+                        f"{SAME_CALLS}, with the same data."
+                    )
             if now > until:
                 missing = sorted({p for p, request in zip(partners, requests, strict=False) if not request.Test()})
                 who = f"Rank {missing[0]}" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))}"
                 who = who if missing else "A rank"
                 self._give_up(f"{who} did not answer for {self.timeout:g} s, in {what}.", missing or self._others())
+
+    def _has_sent_other(self, other: int, tag: int) -> bool:
+        """Return whether data of another operation have arrived from a rank that owes those of this one.
+
+        Messages of a rank arrive in order, so that the data of its next operation arrive after those of this one.
+        """
+        status = self._library.Status()
+        found = self._world.Iprobe(other, self._library.ANY_TAG, status)
+        return bool(found) and status.Get_tag() in _DATA and status.Get_tag() != tag
 
     def _give_up(self, sentence: str, lost: Iterable[int] = ()) -> None:
         self._failed = True  # other ranks know of the failure or time out themselves
@@ -330,6 +372,12 @@ class MPI(Communicator):
                 time.sleep(0.01)
             time.sleep(0.2)
         library.Finalize()
+
+
+@functools.cache
+def _tag(what: str, size: int) -> int:
+    """Return the tag of the messages of an operation on an array of this number of bytes."""
+    return _DATA[zlib.crc32(f"{what} {size}".encode()) % len(_DATA)]
 
 
 _TYPES = "bBhHiIlLqQfd"

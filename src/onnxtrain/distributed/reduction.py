@@ -11,8 +11,9 @@ from contextlib import contextmanager
 
 from onnxtrain.distributed.communicator import Communicator
 
-CopyGradients = Callable[[int, Sequence[int]], None]
-"""Copies the gradients of a group, given its index and their addresses, before the backward pass frees them."""
+Announced = Callable[[int, bytes], bool]
+"""Takes the index of a group and the addresses of its gradients, as 64-bit numbers, in the computing thread; returns
+whether the group may be reduced before the step ends."""
 
 _LISTENER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int64)
 
@@ -26,9 +27,9 @@ class Reduction:
     Args:
         communicator: The ranks. No other code may use it within :meth:`overlapping`.
         groups: Functions that reduce one group each.
+        announced: Called whenever the gradients of a group are computed.
         overlap: Whether a second thread may reduce groups.
-        copy: Called in the computing thread whenever a group is ready. Without overlap, the group is then reduced at
-            once.
+        at_once: Whether groups are reduced at once without overlap, not at the end of a step.
 
     Attributes:
         waited: Seconds that the computing thread waited for sums, in all steps.
@@ -39,14 +40,15 @@ class Reduction:
         self,
         communicator: Communicator,
         groups: Sequence[Callable[[], None]],
+        announced: Announced,
         *,
         overlap: bool,
-        copy: CopyGradients | None = None,
+        at_once: bool = False,
     ) -> None:
         self._communicator = communicator
         self._groups = groups
-        self._copy_gradients = copy
-        self._overlap = overlap
+        self._announced = announced
+        self._overlap, self._at_once = overlap, at_once
         self.waited = 0.0
         self.last = (0.0, 0.0)
         self._listener = _LISTENER(self._on_ready)
@@ -101,10 +103,9 @@ class Reduction:
     def _on_ready(self, number: int, gradients: ctypes._Pointer[ctypes.c_void_p], count: int) -> int:
         """Handle the call of a native node in the computing thread; a nonzero result aborts the step."""
         try:
-            if self._copy_gradients is not None:
-                self._copy_gradients(number, [gradients[index] or 0 for index in range(count)])
-            self._counts[number] += 1
-            self._start()
+            if self._announced(number, ctypes.string_at(gradients, count * ctypes.sizeof(ctypes.c_void_p))):
+                self._counts[number] += 1
+                self._start()
         except BaseException as error:  # an exception cannot pass through native code
             self._error = error
             return 1
@@ -116,7 +117,7 @@ class Reduction:
             group = self._groups[len(self._started)]
             if self._overlap:
                 self._started.append(self._thread.submit(group))
-            elif self._copy_gradients is not None:  # frees its buffer for the next group
+            elif self._at_once:
                 group()
                 self._started.append(_done())
             else:

@@ -39,12 +39,18 @@ class Layout(NamedTuple):
         """Number of elements in a row."""
         return math.prod(self.shape[row_axes(self.shape) :])
 
+    @property
+    def axes(self) -> int:
+        """Number of axes of the array that is summed along its last one: 2 for rows, 1 for a vector."""
+        return 1 + min(1, row_axes(self.shape))
+
 
 class RowSquares:
     """Sum the squares of the rows of all gradients, which are split into one share per rank.
 
     A rank sums the rows within its share. A row that crosses the end of a share is sent to all ranks, and each sums it.
     The exchange adds zeros only, which changes no bit, so that the result does not depend on the order of the ranks.
+    ONNX Runtime adds up a vector in another order than a row of a matrix, so that each has a session of its own.
 
     Args:
         buckets: Layouts of the gradients of each bucket, in the order of its array; an array has one equal share per
@@ -64,7 +70,11 @@ class RowSquares:
     ) -> None:
         self._buckets = buckets
         self._communicator = communicator
-        self._sessions = {dtype: _session(ir.DataType.from_numpy(dtype)) for dtype in dict.fromkeys(dtypes)}
+        self._sessions = {
+            (dtype, axes): _session(ir.DataType.from_numpy(dtype), axes)
+            for layouts, dtype in zip(buckets, dtypes, strict=True)
+            for axes in {layout.axes for layout in layouts}
+        }
         first = {
             layout.name: np.zeros(layout.shape[: row_axes(layout.shape)], dtype)
             for layouts, dtype in zip(buckets, dtypes, strict=True)
@@ -93,7 +103,7 @@ class RowSquares:
             if start < stop:
                 begin = layout.begin + start * layout.columns - first
                 rows = share[begin : begin + (stop - start) * layout.columns].reshape(-1, layout.columns)
-                own[start:stop] = self._summed(rows)
+                own[start:stop] = self._summed(rows, layout)
             for row, edge in zip(self._cut(layout, share.size), edges, strict=True):
                 begin = layout.begin + row * layout.columns
                 low, high = max(begin, first), min(begin + layout.columns, first + share.size)
@@ -108,7 +118,7 @@ class RowSquares:
         found = {}
         for layout, own in zip(layouts, parts, strict=False):
             for row in self._cut(layout, share.size):
-                own[row] = self._summed(np.ascontiguousarray(next(edges_left)).reshape(1, -1))[0]
+                own[row] = self._summed(next(edges_left).reshape(1, -1), layout)[0]
             found[_squares(layout.name)] = own
         return found
 
@@ -132,21 +142,23 @@ class RowSquares:
         start = max(0, -(-(first - layout.begin) // layout.columns))
         return start, min(layout.rows, (last - layout.begin) // layout.columns)
 
-    def _summed(self, rows: np.ndarray) -> np.ndarray:
+    def _summed(self, rows: np.ndarray, layout: Layout) -> np.ndarray:
         """Sum the squares of rows [rows, columns] with the same operator as an update of whole gradients."""
-        (sums,) = self._sessions[rows.dtype].run(None, {"rows": rows})
-        return np.asarray(sums)
+        x = rows if layout.axes == 2 else rows.reshape(-1)
+        (sums,) = self._sessions[x.dtype, x.ndim].run(None, {"x": x})
+        return np.reshape(sums, -1)
 
 
 def _squares(name: str) -> str:
     return f"{name}/squares"
 
 
-def _session(dtype: ir.DataType) -> Session:
-    rows = ir.Value(name="rows", type=ir.TensorType(dtype), shape=ir.Shape(("rows", "columns")))
-    graph = ir.Graph([rows], [], nodes=[], opset_imports={"": 18}, name="row_squares")
+def _session(dtype: ir.DataType, axes: int) -> Session:
+    """Return a session that sums the squares along the last of one or two axes."""
+    x = ir.Value(name="x", type=ir.TensorType(dtype), shape=ir.Shape(("rows", "columns")[-axes:]))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 18}, name="row_squares")
     op = Builder(graph, 18)
-    sums = op.ReduceSumSquare(op.wrap(rows), op.ints(1), keepdims=0)
-    sums.ir.type, sums.ir.shape = ir.TensorType(dtype), ir.Shape(("rows",))
+    sums = op.ReduceSumSquare(op.wrap(x), op.ints(axes - 1), keepdims=0)
+    sums.ir.type, sums.ir.shape = ir.TensorType(dtype), ir.Shape(("rows",)[: axes - 1])
     graph.outputs.append(sums.ir)
     return create_session(ir.Model(graph, ir_version=8), RuntimeOptions(threads=1))

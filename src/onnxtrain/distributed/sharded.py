@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from onnxtrain.config import TrainingConfig
 from onnxtrain.distributed.data_parallel import DataParallelExecutor, SyncBatchNormExecutor
-from onnxtrain.distributed.reduction import CopyGradients
 from onnxtrain.distributed.row_squares import Layout, RowSquares
 from onnxtrain.errors import OptionError
 from onnxtrain.executor import Arrays
@@ -275,6 +274,8 @@ class ShardedGradientExecutor(ShardedExecutor):
         values: First values of states on rank 0; by default those of the model.
     """
 
+    frees_gradients = True
+
     def __init__(
         self, objective: Objective, config: TrainingConfig, values: Mapping[str, np.ndarray] | None = None
     ) -> None:
@@ -312,17 +313,16 @@ class ShardedGradientExecutor(ShardedExecutor):
         size = self.communicator.size
         return [np.zeros(parameters.size // size, parameters.dtype) for parameters in self._parameters]
 
-    def _gradient_copier(self) -> CopyGradients | None:
-        return self._copy_gradients
-
-    def _copy_gradients(self, bucket: int, addresses: Sequence[int]) -> None:
+    def _announced(self, bucket: int, addresses: bytes) -> bool:
         """Copy the gradients of a bucket to a send buffer."""
         buffer = self._held[bucket] = self._cleared_buffer(bucket)
         gradients = self._in_buffer(bucket, buffer)
-        for name, address in zip(self._buckets[bucket], addresses, strict=True):
+        places = np.frombuffer(addresses, np.uint64).tolist()
+        for name, address in zip(self._buckets[bucket], places, strict=True):
             begin, size = self._begin(bucket, name), self.states.current(name).size
             if size:
                 ctypes.memmove(gradients[begin:].ctypes.data, address, size * gradients.itemsize)
+        return True
 
     def _reduce(self, bucket: int) -> None:
         """Sum this rank's share of a bucket over the ranks."""

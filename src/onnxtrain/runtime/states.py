@@ -22,8 +22,9 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
     Reading a state returns a live array: it keeps showing the current value after steps, and writing to it changes the
     state. ``np.array(states[name])`` is a snapshot. Assigning copies into the state, after a check of type and shape.
 
-    A state that a step cannot update in place has two buffers that alternate. While the caller holds the live array of
-    such a state, or a view of it, they do not alternate: each new value is copied over the old one.
+    A state that a step cannot update in place has two buffers that alternate. They do not alternate while the caller
+    holds the live array of the state, or a view of it, nor for a state in memory that the caller chose
+    (:meth:`set_buffer`, :meth:`make_contiguous`): each new value is copied over the old one.
 
     Args:
         values: First values, which are copied.
@@ -40,6 +41,7 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         self._turn: dict[str, int] = dict.fromkeys(values, 0)
         self.doubled: list[str] = []
         self._contiguous: dict[tuple[int | str, ...], np.ndarray] = {}
+        self._pinned: set[str] = set()  # states whose memory others read
         # Bases of the live arrays. NumPy keeps the base alive as long as any view of it, or view of a view, exists.
         self._anchors: dict[str, weakref.ref[np.ndarray]] = {}
         self._handed_out: dict[str, weakref.ref[np.ndarray]] = {}
@@ -99,14 +101,15 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
             self.doubled.append(name)
 
     def set_buffer(self, name: str, memory: np.ndarray) -> None:
-        """Use an array, with its values, as the buffer of a state; call this before any session binds the state."""
+        """Hold a state in an array, with its values, from now on; call this before any session binds the state."""
         (buffer,) = self._buffers[name]
         assert memory.shape == buffer.shape
         assert memory.dtype == buffer.dtype
         self._buffers[name] = [memory]
+        self._pinned.add(name)
 
     def make_contiguous(self, names: Sequence[str], *, parts: int = 1) -> np.ndarray:
-        """Move states of one type into one contiguous array, and return it [elements].
+        """Move states of one type into one contiguous array that holds them from now on; return it [elements].
 
         Zero bytes between states align each to a cache line. A second call for the same states returns the same array.
         Its size allows a split into ``parts`` equal parts that all start on a cache line.
@@ -127,6 +130,7 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
             new = memory[start : start + old.nbytes].view(old.dtype).reshape(old.shape)
             new[...] = old
             self._buffers[name] = [new]
+        self._pinned.update(names)
         found = self._contiguous[parts, *names] = memory.view(buffers[0][0].dtype)
         return found
 
@@ -160,9 +164,9 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         """Prepare the states that a step reads; buffers in CPU memory need nothing."""
 
     def after_step(self, written: Iterable[str], swapped: tuple[str, ...]) -> None:
-        """Make the other buffer of each state in ``swapped`` current, or copy it if a live array is held."""
+        """Make the other buffer of each state in ``swapped`` current, or copy it if the state keeps its memory."""
         for name in swapped:
-            if self._anchor(name) is None:
+            if self._anchor(name) is None and name not in self._pinned:
                 self._turn[name] ^= 1
             else:
                 turn = self._turn[name]

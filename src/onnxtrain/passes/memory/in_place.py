@@ -36,6 +36,9 @@ _SCALING = _operators("Add Sub Mul Div")  # with a constant: x * 1 is x, and mat
 _IN_STEP = _operators("Add Sub Mul Div Pow Where Neg Abs Sqrt Clip Relu")
 _OF_SEVERAL = _operators("Max Min Sum Mean")  # with two inputs; of more, one may be read after the first result
 
+# The same for operators with native kernels: the inputs whose memory the output may have.
+_OWN_IN_STEP = {"Elementwise": range(8), "GatherGradient": range(3, 4)}
+
 _POINTWISE = _IN_STEP | _OF_SEVERAL
 _POINTWISE |= _operators("And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Mod Not Or Xor")
 _POINTWISE |= _operators(
@@ -148,7 +151,7 @@ class _Writer:
         shape = self._value.shape
         in_order = self.kernel[node] and reading.as_it_is and shape is not None and shape == self._new.shape
         if node in self._last:
-            return in_order and (node.op_type in _IN_STEP or (node.op_type in _OF_SEVERAL and len(node.inputs) <= 2))
+            return in_order and _reads_in_step(node, reading.operand)
         return in_order and _is_pointwise(node)
 
 
@@ -189,6 +192,13 @@ def _stays_apart(node: ir.Node) -> bool:
 
 def _is_pointwise(node: ir.Node) -> bool:
     return not node.domain and node.op_type in _POINTWISE
+
+
+def _reads_in_step(node: ir.Node, operand: ir.Value) -> bool:
+    if node.domain == ONNXTRAIN_DOMAIN:
+        safe = _OWN_IN_STEP.get(node.op_type, ())
+        return all(value is not operand or index in safe for index, value in enumerate(node.inputs))
+    return node.op_type in _IN_STEP or (node.op_type in _OF_SEVERAL and len(node.inputs) <= 2)
 
 
 def _not_stored(node: ir.Node, operand: ir.Value) -> Sequence[ir.Value]:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxtrain.data import Batch, Dataset
 from onnxtrain.data.array_dataset import shared
 from onnxtrain.data.conversion import Array
+from onnxtrain.distributed.agreement import check_same
 from onnxtrain.distributed.communicator import Communicator, Single
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder
@@ -139,7 +140,8 @@ class Evaluator:
         losses = {name: _Total(loss) for name, loss in self._losses(objective)}
         states = [each.metric.start() for each in resolved]
         parts: list[_Part] = []
-        for number, batch in self._batches(dataset, batch_size, communicator):
+        found: list[tuple[int, int]] = []
+        for number, batch in self._batches(dataset, batch_size, communicator, found):
             feeds = objective.inputs_of(batch)
             if self._fixed is not None and batch.size < self._fixed.size:
                 session = self._on_real_rows(batch.size)
@@ -159,7 +161,9 @@ class Evaluator:
             parts.append(_Part(number, of_losses, updated))
             if communicator.size == 1:
                 self._add_up(parts, losses, resolved, states)
-        of_all_ranks = [part for of_rank in communicator.gather_objects(parts) for part in of_rank]
+        ranks = communicator.gather_objects((parts, sum(rows for rows, _ in found), hash(tuple(found))))
+        check_same("In the evaluation", [rows for _, rows, _ in ranks], [content for *_, content in ranks])
+        of_all_ranks = [part for of_rank, *_ in ranks for part in of_rank]
         of_all_ranks.sort(key=lambda part: part.number)
         self._add_up(of_all_ranks, losses, resolved, states)
         if all(total.is_empty for total in losses.values()):
@@ -190,12 +194,15 @@ class Evaluator:
         weights = self.objective.weights
         return [str(weights.name)] if weights is not None and weights.name in feeds else []
 
-    def _batches(self, dataset: Dataset, batch_size: int, communicator: Communicator) -> Iterator[tuple[int, Batch]]:
-        """Yield the batches of this rank with their indices among all batches."""
+    def _batches(
+        self, dataset: Dataset, batch_size: int, communicator: Communicator, found: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, Batch]]:
+        """Yield the batches of this rank with their indices among all batches; list rows and checksums of all."""
         rank, size, fixed = communicator.rank, communicator.size, self._fixed
         if size > 1:
             dataset = shared(dataset, lambda number, rows: slice(0, rows if number % size == rank else 0))
         for number, batch in enumerate(dataset.batches(batch_size if fixed is None else fixed.size)):
+            found.append((batch.total, batch.content))
             if batch.size or size == 1:
                 yield from ((number, piece) for piece in ([batch] if fixed is None else fixed.pieces(iter([batch]))))
 
