@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ class Executor:
         # From now on the buffers hold the weights.
         config.model.release([*first_values, *(copy.name for copy in objective.copies)])
         self._built: tuple[list[StepEntry], FirstValues] | None = built
+        self._opening = threading.RLock()
         self._session: TrainingSession | None = None
         self._padded: TrainingSession | None = None
         self.parts: dict[str, float] = {}
@@ -106,9 +108,11 @@ class Executor:
     def session(self) -> TrainingSession:
         """Session for whole batches."""
         if self._session is None:
-            # The session consumes the entries; they are built again after a session that could not be opened.
-            built, self._built = self._built or self._build(self._stepped, self.config), None
-            self._session = self._open(*built)
+            with self._opening:
+                if self._session is None:  # another thread may have asked for the training model
+                    # The session consumes the entries; they are built again after one that could not be opened.
+                    built, self._built = self._built or self._build(self._stepped, self.config), None
+                    self._session = self._open(*built)
         return self._session
 
     @gc_paused()
@@ -228,8 +232,7 @@ class Executor:
 
     def load_states(self, values: Mapping[str, np.ndarray]) -> None:
         """Load the states of a checkpoint."""
-        for name, value in values.items():
-            self.states[name] = value
+        self.states.update(values)
 
     @property
     def residual_names(self) -> list[str]:

@@ -112,6 +112,11 @@ class TensorSpec:
     pixels: Pixels | None = None
     resizing: Resizing | None = None
 
+    @property
+    def takes_all(self) -> bool:
+        """True where any finite values of the type and shape are accepted."""
+        return self.table_rows is None and not self.right_padded and not self.documents
+
     def describe_shape(self) -> str:
         """Format the shape for an error message, for example ``(batch, 3, 32, 32)``.
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxtrain.data import Dataset, TargetCheck, TensorSpec
 from onnxtrain.data.conversion import (
+    all_finite,
     check_finite,
     check_indices,
     check_right_padded,
@@ -78,6 +79,7 @@ class DataAdapter:
         self.numbered = numbered
         self.expected_labels: tuple[str, ...] | None = None
         self._labels_are_new = self.labels_are_assumed = False
+        self._last_inputs: list[tuple[int, ...]] = []  # shapes of the inputs of the last step, which fit each other
         self._last_shapes: tuple[Any, ...] = ()  # of the last step_feeds: equal shapes imply the same target form
 
     def copy(self) -> DataAdapter:
@@ -143,8 +145,10 @@ class DataAdapter:
                 given, columns = named_array(given, own, repr(spec.name))
                 self.learn({} if columns is None else {spec.name: columns})
             feeds[spec.name] = fit_to_spec(given, objective.for_any_rows(spec))
-        check_not_empty(feeds, objective)
-        _check_sizes(objective.inputs, feeds)
+        if [array.shape for array in feeds.values()] != self._last_inputs:
+            check_not_empty(feeds, objective)
+            _check_sizes(objective.inputs, feeds)
+            self._last_inputs = [array.shape for array in feeds.values()]
         check_inputs(feeds)
         return feeds
 
@@ -157,16 +161,18 @@ class DataAdapter:
         targets = wanted.adapt(_as_array(targets, wanted.spec), self.labels)
         shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in objective.inputs))
         classes = wanted.are_classes(targets)  # valid class indices need no further check
-        if shapes != self._last_shapes or (not classes and wanted.hold_ignored(targets)):
+        are_new = shapes != self._last_shapes
+        if are_new or (not classes and wanted.hold_ignored(targets)):
             sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in objective.inputs)
             objective = objective.with_form(wanted.form_of(targets, sizes))
             assert objective.targets is not None
             wanted = objective.targets
-            self._last_shapes = shapes
             classes = wanted.are_classes(targets)
-        _check_rows(targets, wanted.spec, objective.inputs, feeds)
         feeds[wanted.name] = fitted = fit_to_spec(targets, objective.for_any_rows(wanted.spec))
-        _check_sizes([*objective.inputs, wanted.spec], feeds)
+        if are_new:
+            _check_rows(targets, wanted.spec, objective.inputs, feeds)
+            _check_sizes([*objective.inputs, wanted.spec], feeds)
+            self._last_shapes = shapes
         if not classes:
             check_targets(fitted, wanted.check)
         return objective
@@ -191,6 +197,23 @@ class DataAdapter:
             found[own.name] = check_targets(fit_to_spec(array, objective.for_any_rows(own.spec)), own.check)
             _check_sizes([*objective.inputs, own.spec], {**inputs, **found})
         return objective, found
+
+    def as_given(self, objective: Objective, source: Any, rows: int) -> dict[str, np.ndarray] | None:
+        """Return arrays of at most this many rows that are valid inputs as they are; ``None`` for other data."""
+        specs = objective.inputs
+        given = {specs[0].name: source} if type(source) is np.ndarray and len(specs) == 1 else source
+        if type(given) is not dict or len(given) != len(specs):
+            return None
+        sizes: dict[int | str | None, int] = {}
+        for spec in specs:
+            array, shape = given.get(spec.name), spec.shape
+            if type(array) is not np.ndarray or array.dtype != spec.dtype or not shape or array.ndim != len(shape):
+                return None
+            fits = all(sizes.setdefault(wanted, size) == size for wanted, size in zip(shape, array.shape) if wanted)
+            batch = sizes.setdefault(None, len(array))
+            if not fits or batch != len(array) or not 0 < batch <= rows or not spec.takes_all or not all_finite(array):
+                return None
+        return None if any(type(wanted) is int and wanted != size for wanted, size in sizes.items()) else given
 
     def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
         """Open data for prediction; targets are optional.
