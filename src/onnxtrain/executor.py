@@ -181,11 +181,11 @@ class Executor:
             NumericalError: It is NaN or infinite.
         """
         if not math.isfinite(loss):
-            raise NumericalError(
-                f"The loss became {loss} at step {step} (learning rate {learning_rate:g}); "
-                f"lower the learning rate or clip gradients (clip_norm=1.0). "
-                f"{' '.join(filter(None, (self.nan_origin, hint)))}".strip()
-            )
+            cure = f"(learning rate {learning_rate:g}); lower the learning rate or clip gradients (clip_norm=1.0)."
+            if not step:
+                cure = "before the first update; look for values in the data or the model that give no finite loss."
+            where = " ".join(filter(None, (self.nan_origin, hint)))
+            raise NumericalError(f"The loss became {loss} at step {step} {cure} {where}".strip())
 
     def share(self, dataset: Dataset) -> Dataset:
         """Return this process's share of every batch of a dataset: all of it."""

@@ -19,7 +19,7 @@ def gc_paused() -> Iterator[None]:
     Building a graph allocates some hundred thousand long-lived objects. Collections would scan them again and again,
     a sixth of the time to build a model of 2,000 nodes.
     """
-    global _pauses, _was_enabled  # noqa: PLW0603 - the collector is one for the process
+    global _pauses, _was_enabled
     with _lock:
         if not _pauses:
             _was_enabled = gc.isenabled()

@@ -235,6 +235,7 @@ class Loop:
 
     def _run_epochs(self) -> None:
         options, progress = self._options, self._options.progress
+        self._state.check_finite(self._executor.config.model, begins=True)
         progress.bind_rate(options.rate.choose)
         progress.weights = self._state.trained
         progress.averages = Parameters(self._state.buffers, list(self._state.averages.values()))

@@ -160,8 +160,13 @@ class State:
         own = {name: array for name, array in values.items() if name not in added}
         return adapted.initial | with_stored(own, objective.stored)
 
-    def check_finite(self, file: ModelFile, *, ema: bool = False) -> None:
+    def check_finite(self, file: ModelFile, *, ema: bool = False, begins: bool = False) -> None:
         """Check that no weight became NaN or infinite in training.
+
+        Args:
+            file: The model, whose own weights may be.
+            ema: Whether to check the moving averages.
+            begins: Whether a training begins with the weights, and does not save them.
 
         Raises:
             NumericalError: A weight did; the message names the first.
@@ -171,10 +176,12 @@ class State:
                 continue
             values = np.asarray(array, np.float64)
             wrong = values[~np.isfinite(values)]
+            what = "so that nothing is saved"
+            if begins:
+                what = "which an earlier step or assignment left, so that this training cannot begin"
             raise NumericalError(
-                f"The weight {name!r} holds {wrong[0]} ({wrong.size:,} of {values.size:,} values), so that nothing is "
-                "saved; go on from a checkpoint (load_checkpoint), or train again with a lower learning rate or "
-                "clip_norm=1.0."
+                f"The weight {name!r} holds {wrong[0]} ({wrong.size:,} of {values.size:,} values), {what}; go on from "
+                "a checkpoint (load_checkpoint), or train again with a lower learning rate or clip_norm=1.0."
             )
 
 

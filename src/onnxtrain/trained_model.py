@@ -477,6 +477,17 @@ class TrainedModel:
             OptionError: Adapters cannot be merged, since weights are quantized, or shared; a model has no
                 ``base_model``.
         """
+        self._save(path, self._names, ema=ema, labels=labels, base_model=base_model)
+
+    def _save(
+        self,
+        path: str | os.PathLike[str],
+        names: DataNames,
+        *,
+        ema: bool = False,
+        labels: bool = False,
+        base_model: str | os.PathLike[str] | None = None,
+    ) -> None:
         adapted = self._objective.adapted
         if base_model is not None and (adapted is None or not adapted.writes(path)):
             raise OptionError(
@@ -493,10 +504,10 @@ class TrainedModel:
                     own = state.own_initializers(self._objective, ema=ema)
                     adapted.write(path, self._file, {**added, **own}, base_model)
                 else:
-                    metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
+                    metadata = {LABELS: labels_text(names.labels)} if labels and names.labels is not None else {}
                     values = state.initializers(self._objective, self._file, ema=ema)
                     self._file.save(path, values, metadata)
-        write_names(Path(path), self._names)
+        write_names(Path(path), names)
 
     def _initializers(self, ema: bool = False) -> Mapping[str, np.ndarray]:
         """Return the initializers that :meth:`save` writes."""

@@ -106,15 +106,19 @@ class StepSession:
             StepError: onnxruntime failed, or there is not enough memory; the message names the node and the rule that
                 wrote it, or the sizes.
         """
-        if self._written:
-            if self._states.is_own:
-                self._states.change()
-                return self._run(feeds, self._states)
-            with self._states.training("a step"):
-                return self.run(feeds)
-        if reading is None:
+        if not self._written:
+            if reading is not None:
+                return self._run_on(feeds, reading)
             with self._states.reading(self._read) as own:
-                return self.run(feeds, own)
+                return self._run_on(feeds, own)
+        if self._states.is_own:
+            self._states.change()
+            return self._run(feeds, self._states)
+        with self._states.training("a step"):
+            self._states.change()
+            return self._run(feeds, self._states)
+
+    def _run_on(self, feeds: Mapping[str, Any], reading: Reading) -> dict[str, np.ndarray]:
         states = reading.begin()
         try:
             return self._run(feeds, states)

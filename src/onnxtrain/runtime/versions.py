@@ -33,8 +33,8 @@ class Versioned(MutableMapping[str, np.ndarray]):
         self._readings: set[Reading] = set()  # readers of the current version without a copy
         self._waiting: set[Reading] = set()  # readers that wait for the end of a change
         self._wanted: set[str] = set()  # what readers that began since the last change read
-        self._kept: Self | None = None  # copy of the current version; during a change, of the one before
-        self._spare: Self | None = None  # copy without readers, to be overwritten
+        self._kept: Any = None  # copy of the current version; during a change, of the one before
+        self._spare: Any = None  # copy without readers, to be overwritten
         self._users = 0  # of a copy: its readers
 
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,7 @@ class DataAdapter:
         self.numbered = numbered
         self.expected_labels: tuple[str, ...] | None = None
         self._labels_are_new = self.labels_are_assumed = False
+        self._learning = threading.RLock()
         self._last_inputs: list[tuple[int, ...]] = []  # shapes of the inputs of the last step, which fit each other
         self._last_shapes: tuple[Any, ...] = ()  # of the last step_feeds: equal shapes imply the same target form
 
@@ -88,12 +90,14 @@ class DataAdapter:
 
     def learn(self, columns: Columns, left_out: Iterable[str | None] = ()) -> None:
         """Record the column names of more data; known names do not change."""
-        self.names = self.names.learned(columns, left_out)
+        with self._learning:
+            self.names = self.names.learned(columns, left_out)
 
     def learn_pixels(self, pixels: Pixels | None) -> None:
         """Record the normalization of the images that are trained on."""
         if pixels is not None:
-            self.names = dataclasses.replace(self.names, pixels=pixels)
+            with self._learning:
+                self.names = dataclasses.replace(self.names, pixels=pixels)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -102,7 +106,8 @@ class DataAdapter:
 
     @labels.setter
     def labels(self, labels: Sequence[str] | None) -> None:
-        self.names = dataclasses.replace(self.names, labels=None if labels is None else tuple(labels))
+        with self._learning:
+            self.names = dataclasses.replace(self.names, labels=None if labels is None else tuple(labels))
 
     def step_feeds(
         self, objective: Objective, inputs: Any, targets: Any, sample_weight: Any
@@ -288,6 +293,12 @@ class DataAdapter:
         """Convert targets to the form of the loss; for a single loss, text labels become class indices."""
         if name is not None:
             return dataset.adapting(targets.adapt, name)
+        with self._learning:
+            labels = self._labels_for(dataset, targets)
+        return dataset.adapting(lambda array: targets.adapt(array, labels))
+
+    def _labels_for(self, dataset: Dataset, targets: Targets) -> tuple[str, ...] | None:
+        """Return the labels that convert the targets, which the first text labels decide."""
         found = dataset.targets
         if found is not None and self.labels is None and targets.take_labels:
             if kind_of(found.dtype) != "string":
@@ -304,22 +315,23 @@ class DataAdapter:
                 self.labels = learn_labels(found, targets.classes, orders)
                 self._labels_are_new = True
                 self.labels_are_assumed = not is_order_known(self.labels, orders)
-        labels = self.labels
-        return dataset.adapting(lambda array: targets.adapt(array, labels))
+        return self.labels
 
     def _adapt_complete(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
         """Convert targets like :meth:`_adapt`, but refuse to learn labels from data that lack some of the classes."""
-        before = self.labels
-        result = self._adapt(dataset, targets, name)
-        learned, classes = self.labels, targets.classes
-        if before is None and learned is not None and classes is not None and len(learned) < classes:
-            self.labels = None
-            raise DataError(no_labels(learned, classes))
-        return result
+        with self._learning:
+            before = self.labels
+            result = self._adapt(dataset, targets, name)
+            learned, classes = self.labels, targets.classes
+            if before is None and learned is not None and classes is not None and len(learned) < classes:
+                self.labels = None
+                raise DataError(no_labels(learned, classes))
+            return result
 
     def take_new_labels(self) -> tuple[str, ...] | None:
         """Return the labels that were learned since the last call, or ``None``."""
-        new, self._labels_are_new = self._labels_are_new, False
+        with self._learning:
+            new, self._labels_are_new = self._labels_are_new, False
         return self.labels if new else None
 
 
