@@ -23,18 +23,20 @@ from onnxtrain.weights.ties import with_copies
 class Parameters(MutableMapping[str, np.ndarray]):
     """Live views of values by name; assignment and ``update`` copy into them.
 
-    A view shows the current values after every step; ``np.array(parameters[name])`` is a snapshot. While another thread
-    trains, reading gives a read-only copy of the value between two steps; ``get_weights`` gives all of one step.
+    A view shows the current values after every step; ``np.array(parameters[name])`` is a snapshot. Where another thread
+    trains, or has trained last, reading gives a read-only copy of the value after one step; ``get_weights`` gives all
+    values of one.
     """
 
-    def __init__(self, states: StateBuffers, names: Sequence[str]) -> None:
-        self._states = states
+    def __init__(self, states: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
+        self._states: Any = states  # StateBuffers, or what a snapshot of them holds
         self._names = dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
             raise KeyError(name)
-        return self._states[name]
+        found: np.ndarray = self._states[name]
+        return found
 
     def __setitem__(self, name: str, value: np.ndarray) -> None:
         if name not in self._names:
@@ -98,8 +100,8 @@ class State:
         self._names = objective.parameters, [*objective.parameters, *objective.statistics]
         self._read(buffers)
 
-    def _read(self, buffers: StateBuffers) -> None:
-        self.buffers = buffers
+    def _read(self, buffers: Any) -> None:
+        self.buffers: StateBuffers = buffers
         self.parameters, self.trained = (Parameters(buffers, names) for names in self._names)
 
     @contextlib.contextmanager

@@ -71,7 +71,7 @@ def trains(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P]
         with self._states.training(method.__name__):
             return method(self, *args, **kwargs)
 
-    return call
+    return call  # type: ignore[return-value] # the wrapper takes self by position only
 
 
 class TrainedModel:
@@ -505,8 +505,7 @@ class TrainedModel:
                     adapted.write(path, self._file, {**added, **own}, base_model)
                 else:
                     metadata = {LABELS: labels_text(names.labels)} if labels and names.labels is not None else {}
-                    values = state.initializers(self._objective, self._file, ema=ema)
-                    self._file.save(path, values, metadata)
+                    self._file.save(path, state.initializers(self._objective, self._file, ema=ema), metadata)
         write_names(Path(path), names)
 
     def _initializers(self, ema: bool = False) -> Mapping[str, np.ndarray]:
@@ -685,7 +684,8 @@ class TrainedModel:
         with self._states.writing():
             self._states.update({name: found[name] for name in fits if same or name in self._trained})
             set_to_zero(self._states, self.config.masks)
-        self._state.epochs = int(metadata.get("epochs", self._state.epochs))
+        if isinstance(epochs := metadata.get("epochs"), int):
+            self._state.epochs = max(0, epochs)
         kept = names_of_checkpoint(metadata)
         if self.labels is None:
             self.labels = kept.labels

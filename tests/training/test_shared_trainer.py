@@ -6,6 +6,7 @@ The model's weights are all equal after every step, -n after n of them, so that 
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import pickle
 import signal
@@ -24,11 +25,12 @@ from onnx import numpy_helper
 import onnxtrain
 from onnxtrain.errors import BusyError, OptionError
 from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.sklearn import OnnxClassifier
 from onnxtrain.training.inference.evaluation import Evaluator
 
 WIDTH, OUT = 128, 64
 X = np.ones((2, WIDTH), np.float32)
-Y = np.full((2, OUT), -2.0**22, np.float32)  # so low that the gradient of the mean absolute error is 1 / OUT
+Y = np.full((2, OUT), -(2.0**22), np.float32)  # so low that the gradient of the mean absolute error is 1 / OUT
 
 
 def make(**options) -> onnxtrain.Trainer:
@@ -147,19 +149,24 @@ def test_every_public_name_is_tried():
     old = {
         name
         for name in public
-        if isinstance(found := getattr(onnxtrain.Trainer, name), property) and "old_attribute" in found.fget.__qualname__
+        if isinstance(found := getattr(onnxtrain.Trainer, name), property)
+        and "old_attribute" in found.fget.__qualname__
     }
     assert public - old == {name for name in {**READ, **TRAIN} if not name.startswith("_") and "." not in name}
 
 
 def stress(trainer: onnxtrain.Trainer, folder: Path, seconds: float) -> None:
     """Run every pair of a method that trains, and two that read."""
-    reading = list(READ.values())
-    for train in TRAIN.values():
-        for one, other in zip(reading, reading[7:] + reading[:7], strict=True):
-            together(*(lambda f=f: f(trainer, folder) for f in (train, one, other)), seconds=seconds)
-    for one, other in itertools.combinations(reading, 2):
-        together(*(lambda f=f: f(trainer, folder) for f in (one, other, one)), seconds=seconds)
+    works = {name: functools.partial(work, trainer, folder) for name, work in {**READ, **TRAIN}.items()}
+    readers = list(READ)
+    sets = [(train, *pair) for train in TRAIN for pair in zip(readers, readers[7:] + readers[:7], strict=True)]
+    sets += [(one, other, one) for one, other in itertools.combinations(readers, 2)]
+    for names in sets:
+        try:
+            together(*map(works.__getitem__, names), seconds=seconds)
+        except BaseException as error:
+            error.add_note(f"in {names}")
+            raise
 
 
 def test_pairs_of_methods(shared, tmp_path):
@@ -297,10 +304,33 @@ def test_a_training_session_refuses_a_second_thread():
     feeds = {"input": X, "target": Y, "learning_rate": np.float32(1.0)}
     names = {value.name for value in session._steps[0].step.model.graph.inputs}
     feeds = {name: array for name, array in feeds.items() if name in names}
-    with session.state.training("step"):
-        with pytest.raises(BusyError, match="one thread trains"):
-            together(lambda: session.step(feeds))
+    with session.state.training("step"), pytest.raises(BusyError, match="one thread trains"):
+        together(lambda: session.step(feeds))
     session.step(feeds)
+
+
+def test_an_estimator_predicts_while_another_thread_trains_it():
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    old, new = np.repeat(["ash", "elm"], 20), np.array([0, 1, 2, 3] * 10)
+    estimator = OnnxClassifier(hidden_layer_sizes=(8,), epochs=3, random_state=0, threads=1).fit(x, old)
+    before = estimator.predict_proba(x)
+    again = OnnxClassifier(hidden_layer_sizes=(8,), epochs=3, random_state=0, threads=1).fit(x, new).predict_proba(x)
+    end = threading.Event()
+    seen: set[bytes] = set()
+
+    def predict() -> None:
+        while not end.is_set():
+            seen.add(estimator.predict_proba(x).tobytes())
+            assert set(estimator.predict(x)) <= {*old} or set(estimator.predict(x)) <= {*new}
+
+    def train() -> None:
+        estimator.fit(x, new)
+        end.set()
+
+    together(predict, predict, train)
+    assert seen <= {before.tobytes(), again.tobytes()}
+    with estimator.trainer_._states.training("fit"), pytest.raises(BusyError, match="one thread trains"):
+        together(lambda: estimator.partial_fit(x, new))
 
 
 SERVER = """

@@ -29,7 +29,8 @@ class StateBuffers(Versioned):
     A state that a step cannot update in place has two buffers that alternate. While the caller holds the live array of
     such a state, or a view of it, they do not alternate: each new value is copied over the old one.
 
-    While another thread trains, reading a state returns a read-only copy of its value between two steps.
+    Arrays are live in the thread that trained last. In other threads, reading a state returns a read-only copy of its
+    value between two steps.
 
     Args:
         values: First values, which are copied.
@@ -57,7 +58,7 @@ class StateBuffers(Versioned):
 
     def __getitem__(self, name: str) -> np.ndarray:
         with self._lock:
-            if not self.is_foreign:
+            if self.is_home:
                 handed_out = self._handed_out.get(name)
                 array = None if handed_out is None else handed_out()
                 if array is None:

@@ -29,7 +29,6 @@ from onnxtrain.workarounds.sessions import (
     refuse_crashing_nodes,
 )
 
-
 _MOST_IDLE = 16
 """Sets of buffers whose idle bindings a session keeps: those of a training, and of its copies for readers."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from threading import get_ident
 from typing import Any, Self
 
@@ -27,6 +27,7 @@ class Versioned(MutableMapping[str, np.ndarray]):
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._trainer = 0  # identifier of the thread that trains
+        self._home = get_ident()  # the thread that trained last, whose arrays are live
         self._call = ""  # its outermost call
         self._calls = self._change = 0  # its depth of calls, and the depth at which a change began
         self._runs = 0  # runs of readers on these values
@@ -38,6 +39,10 @@ class Versioned(MutableMapping[str, np.ndarray]):
         self._users = 0  # of a copy: its readers
 
     @abstractmethod
+    def current(self, name: str) -> np.ndarray:
+        """Return the current value; callers must not keep it."""
+
+    @abstractmethod
     def copied(self, names: Collection[str], into: Self | None) -> Self:
         """Return a copy of some values, written into an earlier copy of the same names if there is one."""
 
@@ -45,6 +50,14 @@ class Versioned(MutableMapping[str, np.ndarray]):
     def is_foreign(self) -> bool:
         """True while another thread trains."""
         return self._trainer not in (0, get_ident())
+
+    @property
+    def is_home(self) -> bool:
+        """True in the thread that trained last, or where that one has ended."""
+        me = get_ident()
+        if self._home != me and not self._trainer and all(each.ident != self._home for each in threading.enumerate()):
+            self._home = me
+        return self._home == me
 
     @property
     def is_own(self) -> bool:
@@ -90,15 +103,18 @@ class Versioned(MutableMapping[str, np.ndarray]):
         return Reading(self, frozenset(names))
 
     @contextlib.contextmanager
-    def snapshot(self, names: Collection[str] | None = None) -> Iterator[Self]:
-        """Context with one version of some values, by default all: a copy where another thread trains."""
+    def snapshot(self, names: Collection[str] | None = None) -> Iterator[Mapping[str, np.ndarray]]:
+        """Context with one version of some values, by default all: a copy where another thread trains.
+
+        No change begins in the meantime without a copy, so that callers must not keep the arrays.
+        """
         with self.reading(self if names is None else names) as reading:
             with self._lock:
                 if self.is_foreign and reading in self._readings:
                     self._keep(reading.names)
             values = reading.begin()
             try:
-                yield values
+                yield Snapshot(values, reading.names)
             finally:
                 reading.end(values)
 
@@ -113,7 +129,7 @@ class Versioned(MutableMapping[str, np.ndarray]):
                         "trains at a time, so leave all training to one thread, for example with a queue of its data, "
                         "or hold one lock in all calls that train."
                     )
-                self._trainer, self._call = me, call
+                self._trainer, self._home, self._call = me, me, call
             self._calls += 1
 
     def _end(self) -> None:
@@ -146,6 +162,27 @@ class Versioned(MutableMapping[str, np.ndarray]):
         for reading in self._readings:
             reading.take(self._kept)
         self._readings.clear()
+
+
+class Snapshot(Mapping[str, np.ndarray]):
+    """Values of one version by name, in the order of all."""
+
+    def __init__(self, values: Versioned, names: Collection[str]) -> None:
+        self._values, self._names = values, dict.fromkeys(name for name in values if name in names)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._values.current(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Training:

@@ -147,19 +147,19 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
         else:
             learner._check_head(width)
         if not hasattr(self, "trainer_"):
-            vars(self).update(vars(learner))
+            self.__dict__.update(learner.__dict__)
         try:
             learner._steps(X, learner._targets(y), weights, epochs)
         except KeyboardInterrupt:  # the trainer has the weights of the last step
-            vars(self).update(vars(learner))
+            self.__dict__.update(learner.__dict__)
             raise
-        vars(self).update(vars(learner))
+        self.__dict__.update(learner.__dict__)
         return self
 
     def _as_fitted(self) -> Self:
         """Return an estimator with the attributes of this moment, whatever another thread sets."""
         found = object.__new__(type(self))
-        vars(found).update(vars(self))
+        found.__dict__.update(self.__dict__)
         return found
 
     def _begin(self, X: np.ndarray, width: int) -> None:

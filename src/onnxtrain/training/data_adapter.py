@@ -214,7 +214,8 @@ class DataAdapter:
             array, shape = given.get(spec.name), spec.shape
             if type(array) is not np.ndarray or array.dtype != spec.dtype or not shape or array.ndim != len(shape):
                 return None
-            fits = all(sizes.setdefault(wanted, size) == size for wanted, size in zip(shape, array.shape) if wanted)
+            pairs = zip(shape, array.shape, strict=True)
+            fits = all(sizes.setdefault(wanted, size) == size for wanted, size in pairs if wanted is not None)
             batch = sizes.setdefault(None, len(array))
             if not fits or batch != len(array) or not 0 < batch <= rows or not spec.takes_all or not all_finite(array):
                 return None
