@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
@@ -367,3 +368,34 @@ def test_an_interrupted_training_goes_on_serving():
         text = process.communicate(timeout=60)[0]
     assert "Interrupted; the trainer has the weights of step" in text
     assert text.endswith("served\n")
+
+
+def calls_a_second(call: Callable[[], object], threads: int, seconds: float = 0.5) -> float:
+    counts, began = [0] * threads, time.perf_counter()
+
+    def count(number: int) -> None:
+        call()
+        counts[number] += 1
+
+    together(*(functools.partial(count, number) for number in range(threads)), seconds=seconds)
+    return sum(counts) / (time.perf_counter() - began)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("sizes", "least"), [((16, 64, 3), 0.1), ((256, 1024, 1024, 10), 0.2)], ids=["small", "medium"]
+)
+def test_throughput_beside_onnxruntime(sizes, least):
+    """The figures of docs/serving.md: pytest -s -m thorough tests/training/test_shared_trainer.py -k throughput."""
+    model, x = onnxtrain.examples.mlp(sizes), np.ones((8, sizes[0]), np.float32)
+    trainer = onnxtrain.Trainer(model, loss="cross_entropy", threads=1)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    calls = {"onnxruntime": lambda: session.run(None, {"input": x}), "onnxtrain": lambda: trainer.predict(x)}
+    trainer.predict(x)
+    best = dict.fromkeys(calls, 0.0)
+    for _ in range(6):  # in turns, since other programs run
+        best = {name: max(best[name], calls_a_second(call, 4)) for name, call in calls.items()}
+    print(f"\n{sizes}: " + ", ".join(f"{name} {rate:,.0f} calls/s" for name, rate in best.items()))
+    assert best["onnxtrain"] > least * best["onnxruntime"]

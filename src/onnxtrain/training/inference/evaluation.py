@@ -237,7 +237,7 @@ class Evaluator:
         """Predict outputs for a dataset, by name, concatenated along the example axis.
 
         Args:
-            data: The data, or the inputs of one batch of them.
+            data: The data, or the inputs of one whole batch.
             batch_size: Examples per batch.
             values: Values of the objective's graph; by default all tensor outputs.
 
@@ -246,26 +246,22 @@ class Evaluator:
         """
         values = self._outputs if values is None else values
         names = tuple([str(value.name) for value in values])
-        session = self._opened(names, lambda: self._predicting(names, values))
-        parts: list[dict[str, np.ndarray]] = []
-        rows: list[int] = []
-        with self._states.reading(self._read) as reading:
-            for feeds, count in self._feeds(data, batch_size):
-                parts.append(session.run(feeds, reading))
-                rows.append(count)
-        return {name: self._joined(name, [part[name] for part in parts], rows) for name in names}
-
-    def _feeds(
-        self, data: Dataset | Mapping[str, np.ndarray], batch_size: int
-    ) -> Iterator[tuple[Mapping[str, np.ndarray], int]]:
-        """Yield the inputs of each batch, padded to a fixed batch size, and its number of examples."""
-        fixed = self._fixed
+        session, fixed = self._sessions.get(names), self._fixed
+        if session is None:
+            session = self._opened(names, lambda: self._predicting(names, values))
         if not isinstance(data, Dataset):
-            yield data, len(next(iter(data.values())))
-            return
+            results, count = session.run(data), len(next(iter(data.values())))
+            return {name: self._joined(name, [results[name]], [count]) for name in names}
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        rows: list[int] = []
         batches = data.batches(batch_size if fixed is None else fixed.size)
-        for batch in batches if fixed is None else fixed.pieces(batches):
-            yield batch.inputs if fixed is None else fixed.filled(batch.inputs), batch.size
+        with self._states.reading(self._read) as reading:
+            for batch in batches if fixed is None else fixed.pieces(batches):
+                results = session.run(batch.inputs if fixed is None else fixed.filled(batch.inputs), reading)
+                rows.append(batch.size)
+                for name in names:
+                    parts[name].append(results[name])
+        return {name: self._joined(name, part, rows) for name, part in parts.items()}
 
     def _opened(self, key: tuple[str | bool, ...], make: Callable[[], StepSession]) -> StepSession:
         """Return the session of this key, made at its first use."""
@@ -289,11 +285,13 @@ class Evaluator:
         if not parts[0].ndim:
             return np.stack(parts)
         fixed, axis = self._fixed, self._axes[name]
+        if len(parts) == 1 and (fixed is None or fixed.size == rows[0]):
+            return parts[0]
         if axis == 0:
             axis = joined_axis(name, parts, rows if fixed is None else [fixed.size] * len(rows))
         if fixed is not None and axis is not None:
             parts = [part[(slice(None),) * axis + (slice(count),)] for part, count in zip(parts, rows, strict=True)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis or 0)
+        return np.concatenate(parts, axis=axis or 0)
 
     def _on_real_rows(self, rows: int) -> StepSession:
         """Return the session for a padded batch, with the loss on its real examples."""
