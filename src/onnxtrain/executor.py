@@ -86,8 +86,9 @@ class Executor:
         """Run another configuration of the same model from the next step on, on the same buffers."""
         stepped = divide(objective).trained if self.on_features else objective
         built = self._build(stepped, config)  # may fail, and then nothing has changed
-        self.objective, self.config, self._scaled = objective, config, _scaled(objective, config)
-        self._stepped, self._built, self._session, self._padded = stepped, built, None, None
+        with self._opening:
+            self.objective, self.config, self._scaled = objective, config, _scaled(objective, config)
+            self._stepped, self._built, self._session, self._padded = stepped, built, None, None
 
     def use_features(self, *, wanted: bool) -> None:
         """Run the trained part alone from the next step on, on batches of the features that it reads, or all again.
@@ -96,9 +97,10 @@ class Executor:
             OptionError: The objective cannot be divided.
         """
         if wanted != self.on_features:
-            self._stepped = divide(self.objective).trained if wanted else self.objective
-            self.on_features, self.fixed = wanted, self._stepped.fixed_batch
-            self._built = self._session = self._padded = None
+            stepped = divide(self.objective).trained if wanted else self.objective
+            with self._opening:
+                self._stepped, self.on_features, self.fixed = stepped, wanted, stepped.fixed_batch
+                self._built = self._session = self._padded = None
 
     @gc_paused()
     def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
@@ -107,13 +109,15 @@ class Executor:
     @property
     def session(self) -> TrainingSession:
         """Session for whole batches."""
-        if self._session is None:
-            with self._opening:
-                if self._session is None:  # another thread may have asked for the training model
+        found = self._session
+        if found is None:
+            with self._opening:  # another thread may ask for the training model
+                found = self._session
+                if found is None:
                     # The session consumes the entries; they are built again after one that could not be opened.
                     built, self._built = self._built or self._build(self._stepped, self.config), None
-                    self._session = self._open(*built)
-        return self._session
+                    found = self._session = self._open(*built)
+        return found
 
     @gc_paused()
     def _open(self, entries: list[StepEntry], first_values: FirstValues) -> TrainingSession:

@@ -282,7 +282,7 @@ class Loop:
                 continue
             rate = options.rate.follow(options.rates, position.step + position.ahead)
             executor.send_signal(self._stopping)
-            with self._state.buffers.training("fit"):
+            with self._state.buffers.training("fit", changes=executor.config.divided):
                 loss = executor.step_batch(batch, rate)
             executor.check_loss(loss, position.step, rate, self._last_good())
             learned = learned or loss != 0 or not executor.objective.ignores_all(batch)

@@ -271,7 +271,7 @@ class Trainer(TrainedModel):
             StepError: onnxruntime failed.
             BusyError: Another thread trains.
         """
-        with self._states.training("train_step"):
+        with self._states.training("train_step", changes=self.config.divided):
             objective, feeds = self._data.step_feeds(self._objective, inputs, targets, sample_weight)
             self._use(objective)
             return self._executor.step(feeds, self.learning_rate)

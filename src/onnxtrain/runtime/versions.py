@@ -64,22 +64,23 @@ class Versioned(MutableMapping[str, np.ndarray]):
         """True in a :meth:`training` of this thread."""
         return self._trainer == get_ident()
 
-    def training(self, call: str) -> Training:
+    def training(self, call: str, *, changes: bool = False) -> Training:
         """Return the context of a call that changes values: no other thread may begin one meanwhile.
 
         Contexts may be nested. :meth:`change` begins a change, and the context that it was called in ends it.
 
+        Args:
+            call: Name of the call, for the error in other threads.
+            changes: Whether a change begins with the context.
+
         Raises:
             BusyError: Another thread trains, when the context is entered.
         """
-        return Training(self, call)
+        return Training(self, call, changes)
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Context that is a change as a whole."""
-        with self.training("assigning values"):
-            self.change()
-            yield
+    def writing(self) -> Training:
+        """Return the context of an assignment, which is one change."""
+        return Training(self, "assigning values", True)
 
     def change(self) -> None:
         """Begin a change, unless one has begun: keep what readers need, and wait for their runs."""
@@ -188,13 +189,19 @@ class Snapshot(Mapping[str, np.ndarray]):
 class Training:
     """Context of a call that trains: see :meth:`Versioned.training`."""
 
-    __slots__ = ("_call", "_values")
+    __slots__ = ("_call", "_changes", "_values")
 
-    def __init__(self, values: Versioned, call: str) -> None:
-        self._values, self._call = values, call
+    def __init__(self, values: Versioned, call: str, changes: bool) -> None:
+        self._values, self._call, self._changes = values, call, changes
 
     def __enter__(self) -> None:
         self._values._begin(self._call)
+        if self._changes:
+            try:
+                self._values.change()
+            except BaseException:
+                self._values._end()
+                raise
 
     def __exit__(self, *_: object) -> None:
         self._values._end()
