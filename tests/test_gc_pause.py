@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import gc
+import warnings
 
 import pytest
 
 from onnxtrain.gc_pause import gc_paused
+from onnxtrain.ignored_warnings import ignored_warnings
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +33,24 @@ def test_a_disabled_collector_stays_disabled():
     with gc_paused():
         pass
     assert not gc.isenabled()
+
+
+def test_pauses_of_threads_may_overlap():
+    first, second = gc_paused(), gc_paused()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
+def test_ignored_warnings_of_threads_may_overlap():
+    before = list(warnings.filters)
+    first, second = ignored_warnings(UserWarning), ignored_warnings(DeprecationWarning, "PIL")
+    first.__enter__()
+    second.__enter__()
+    warnings.warn("quiet", UserWarning, stacklevel=1)
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert list(warnings.filters) == before

@@ -37,6 +37,7 @@ ORDER = (
     "version.py",
     "start.py",
     "gc_pause.py",
+    "ignored_warnings.py",
     "optional.py",
     "public_names.py",
     "renamed.py",

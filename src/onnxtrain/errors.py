@@ -67,6 +67,10 @@ class StepError(OnnxTrainError):
     """ONNX Runtime failed inside a step; the message names the node and the rule that wrote it."""
 
 
+class BusyError(OnnxTrainError):
+    """A call would change a trainer that another thread trains at this moment; nothing is changed."""
+
+
 class TrainingHint(OnnxTrainError, UserWarning):  # noqa: N818 - it is a warning
     """Warning that training may do something else than the caller expects; an error with ``python -W error``."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ class Executor:
         # From now on the buffers hold the weights.
         config.model.release([*first_values, *(copy.name for copy in objective.copies)])
         self._built: tuple[list[StepEntry], FirstValues] | None = built
+        self._opening = threading.RLock()
         self._session: TrainingSession | None = None
         self._padded: TrainingSession | None = None
         self.parts: dict[str, float] = {}
@@ -84,8 +86,9 @@ class Executor:
         """Run another configuration of the same model from the next step on, on the same buffers."""
         stepped = divide(objective).trained if self.on_features else objective
         built = self._build(stepped, config)  # may fail, and then nothing has changed
-        self.objective, self.config, self._scaled = objective, config, _scaled(objective, config)
-        self._stepped, self._built, self._session, self._padded = stepped, built, None, None
+        with self._opening:
+            self.objective, self.config, self._scaled = objective, config, _scaled(objective, config)
+            self._stepped, self._built, self._session, self._padded = stepped, built, None, None
 
     def use_features(self, *, wanted: bool) -> None:
         """Run the trained part alone from the next step on, on batches of the features that it reads, or all again.
@@ -94,9 +97,10 @@ class Executor:
             OptionError: The objective cannot be divided.
         """
         if wanted != self.on_features:
-            self._stepped = divide(self.objective).trained if wanted else self.objective
-            self.on_features, self.fixed = wanted, self._stepped.fixed_batch
-            self._built = self._session = self._padded = None
+            stepped = divide(self.objective).trained if wanted else self.objective
+            with self._opening:
+                self._stepped, self.on_features, self.fixed = stepped, wanted, stepped.fixed_batch
+                self._built = self._session = self._padded = None
 
     @gc_paused()
     def _build(self, objective: Objective, config: TrainingConfig) -> tuple[list[StepEntry], FirstValues]:
@@ -105,11 +109,15 @@ class Executor:
     @property
     def session(self) -> TrainingSession:
         """Session for whole batches."""
-        if self._session is None:
-            # The session consumes the entries; they are built again after a session that could not be opened.
-            built, self._built = self._built or self._build(self._stepped, self.config), None
-            self._session = self._open(*built)
-        return self._session
+        found = self._session
+        if found is None:
+            with self._opening:  # another thread may ask for the training model
+                found = self._session
+                if found is None:
+                    # The session consumes the entries; they are built again after one that could not be opened.
+                    built, self._built = self._built or self._build(self._stepped, self.config), None
+                    found = self._session = self._open(*built)
+        return found
 
     @gc_paused()
     def _open(self, entries: list[StepEntry], first_values: FirstValues) -> TrainingSession:
@@ -177,11 +185,11 @@ class Executor:
             NumericalError: It is NaN or infinite.
         """
         if not math.isfinite(loss):
-            raise NumericalError(
-                f"The loss became {loss} at step {step} (learning rate {learning_rate:g}); "
-                f"lower the learning rate or clip gradients (clip_norm=1.0). "
-                f"{' '.join(filter(None, (self.nan_origin, hint)))}".strip()
-            )
+            cure = f"(learning rate {learning_rate:g}); lower the learning rate or clip gradients (clip_norm=1.0)."
+            if not step:
+                cure = "before the first update; look for values in the data or the model that give no finite loss."
+            where = " ".join(filter(None, (self.nan_origin, hint)))
+            raise NumericalError(f"The loss became {loss} at step {step} {cure} {where}".strip())
 
     def share(self, dataset: Dataset) -> Dataset:
         """Return this process's share of every batch of a dataset: all of it."""
@@ -228,8 +236,7 @@ class Executor:
 
     def load_states(self, values: Mapping[str, np.ndarray]) -> None:
         """Load the states of a checkpoint."""
-        for name, value in values.items():
-            self.states[name] = value
+        self.states.update(values)
 
     @property
     def residual_names(self) -> list[str]:

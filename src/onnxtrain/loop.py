@@ -173,7 +173,8 @@ class Position:
 
     ``epoch`` and ``batch`` count finished epochs and batches. ``learning_rate`` is the rate that a callback has set; it
     replaces the schedule. ``last_rate`` is the rate of the last step. ``ahead`` is added to ``step`` for a schedule
-    that depends on epochs, where earlier ones had another number of steps.
+    that depends on epochs, where earlier ones had another number of steps. ``before`` counts the epochs of earlier
+    calls of ``fit``.
     """
 
     epoch: int = 0
@@ -186,6 +187,7 @@ class Position:
     learning_rate: float | None = None
     last_rate: float | None = None
     ahead: int = 0
+    before: int = 0
 
 
 class Loop:
@@ -204,7 +206,7 @@ class Loop:
         # Ranks read batches of unknown content on their own.
         self._compares = several and self._identity["data"]["content"] is None
         self._count = self._shared.batch_count(options.batch_size) if self._compares else None
-        self._position = Position()
+        self._position = Position(before=self._state.epochs)
         self._prefetch = Prefetch(threaded=options.prefetch)
         self._stopping = Stopping()
         self._tokens = 0
@@ -226,6 +228,7 @@ class Loop:
                 "checkpoint": checkpoints.store is not None,
                 "resume": checkpoints.path or checkpoints.resume,
                 "batches": self._count,
+                "epochs before": self._state.epochs,
             }
             validation = options.validation and options.validation[0]
             data = {"data": options.dataset, "validation": validation}
@@ -240,6 +243,7 @@ class Loop:
 
     def _run_epochs(self) -> None:
         options, progress = self._options, self._options.progress
+        self._state.check_finite(self._executor.config.model, begins=True)
         progress.bind_rate(options.rate.choose)
         progress.weights = self._state.trained
         progress.averages = Parameters(self._state.buffers, list(self._state.averages.values()))
@@ -264,8 +268,9 @@ class Loop:
         return self._stopping.exception(f"Interrupted; {self._where_to_go_on() or kept}")
 
     def _epoch(self) -> None:
-        progress = self._options.progress
-        progress.epoch, progress.metrics = self._position.epoch + 1, {}
+        progress, position = self._options.progress, self._position
+        progress.epoch, progress.metrics = position.epoch + 1, {}
+        self._state.epochs = position.before + progress.epoch
         self._options.callbacks.on_epoch_begin(progress)
         began, self._tokens = time.perf_counter(), 0
         with contextlib.closing(self._batches()) as batches:
@@ -285,7 +290,8 @@ class Loop:
                 continue
             rate = options.rate.follow(options.rates, position.step + position.ahead)
             executor.send_signal(self._stopping)
-            loss = executor.step_batch(batch, rate)
+            with self._state.buffers.training("fit", changes=executor.config.divided):
+                loss = executor.step_batch(batch, rate)
             executor.check_loss(loss, position.step, rate, self._last_good())
             learned = learned or loss != 0 or not executor.objective.ignores_all(batch)
             position.step += 1
@@ -324,7 +330,7 @@ class Loop:
                 options.batch_size,
                 shuffle=options.shuffle,
                 seed=seed,
-                epoch=position.epoch,
+                epoch=position.before + position.epoch,
                 start=position.batch,
             )
             if options.augment is not None:
@@ -332,7 +338,7 @@ class Loop:
                     read,
                     options.augment,
                     seed=seed,
-                    epoch=position.epoch,
+                    epoch=position.before + position.epoch,
                     start=position.batch,
                     rank=self._communicator.rank,
                 )
@@ -386,6 +392,7 @@ class Loop:
             stopped=progress.stop_reason,
             last_rate=position.last_rate,
             ahead=position.ahead,
+            before=position.before,
         )
         self._save()
 
@@ -427,6 +434,7 @@ class Loop:
                 "onnxtrain": __version__,
                 "fingerprint": self._fingerprint(),
                 "frozen": self._frozen,
+                "epochs": self._state.epochs,
                 "position": dataclasses.asdict(self._position) | {"learning_rate": options.rate.chosen},
                 "callbacks": options.callbacks.record(),
                 "left_out": list(options.names.left_out),
@@ -528,6 +536,7 @@ class Loop:
         if not {"learning_rate", "schedule"} & set(changed):  # otherwise the new setting decides
             options.rate.chosen = position.learning_rate
         self._position = position
+        self._state.epochs = position.before + position.epoch + (position.batch > 0)
         progress.step = position.step
         if position.last_rate is not None:
             progress.note_step(step=position.step, loss=progress.loss, learning_rate=position.last_rate, batch_size=0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,22 +23,30 @@ from onnxtrain.weights.ties import with_copies
 class Parameters(MutableMapping[str, np.ndarray]):
     """Live views of values by name; assignment and ``update`` copy into them.
 
-    A view shows the current values after every step; ``np.array(parameters[name])`` is a snapshot.
+    A view shows the current values after every step; ``np.array(parameters[name])`` is a snapshot. Where another thread
+    trains, or has trained last, reading gives a read-only copy of the value after one step; ``get_weights`` gives all
+    values of one.
     """
 
-    def __init__(self, states: MutableMapping[str, np.ndarray], names: Sequence[str]) -> None:
-        self._states = states
+    def __init__(self, states: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
+        self._states: Any = states  # StateBuffers, or what a snapshot of them holds
         self._names = dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
             raise KeyError(name)
-        return self._states[name]
+        found: np.ndarray = self._states[name]
+        return found
 
     def __setitem__(self, name: str, value: np.ndarray) -> None:
         if name not in self._names:
             raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
         self._states[name] = value
+
+    def update(self, *values: Any, **named: Any) -> None:
+        """Assign several values as one change."""
+        with self._states.writing():
+            super().update(*values, **named)
 
     def __repr__(self) -> str:
         return text_table(self._rows())
@@ -44,7 +55,8 @@ class Parameters(MutableMapping[str, np.ndarray]):
         return html_table(self._rows())
 
     def _rows(self) -> list[dict[str, object]]:
-        return [{"name": name, "shape": list(array.shape), "dtype": array.dtype} for name, array in self.items()]
+        kinds = {name: self._states.kind(name) for name in self}
+        return [{"name": name, "shape": list(shape), "dtype": dtype} for name, (dtype, shape) in kinds.items()]
 
     def check(self, name: str, value: np.ndarray) -> None:
         """Check that an array can be assigned to a parameter.
@@ -54,10 +66,10 @@ class Parameters(MutableMapping[str, np.ndarray]):
         """
         if name not in self._names:
             raise OptionError(f"{name!r} is not a parameter; they are {', '.join(list(self._names)[:8])}.")
-        own = self._states[name]
-        if (value.dtype, value.shape) != (own.dtype, own.shape):
+        dtype, shape = self._states.kind(name)
+        if (value.dtype, value.shape) != (dtype, shape):
             raise OptionError(
-                f"The parameter {name!r} is {own.dtype} of shape {own.shape}; got {value.dtype} of shape {value.shape}."
+                f"The parameter {name!r} is {dtype} of shape {shape}; got {value.dtype} of shape {value.shape}."
             )
 
     def __delitem__(self, name: str) -> None:
@@ -78,14 +90,31 @@ class State:
         parameters: Live views of the trainable parameters by name.
         trained: Live views of the trainable parameters and running statistics by name.
         averages: Buffer names of the moving averages by parameter; empty if none are kept.
+        epochs: Number of epochs that calls of ``fit`` have begun; the next one has an order of its own.
     """
 
     def __init__(self, buffers: StateBuffers, objective: Objective, *, keeps_averages: bool) -> None:
-        self.buffers = buffers
-        self.parameters = Parameters(buffers, objective.parameters)
-        self.trained = Parameters(buffers, [*objective.parameters, *objective.statistics])
         self.averages = {name: average_name(name) for name in objective.parameters} if keeps_averages else {}
+        self.epochs = 0
         self._keeps_averages = keeps_averages
+        self._names = objective.parameters, [*objective.parameters, *objective.statistics]
+        self._read(buffers)
+
+    def _read(self, buffers: Any) -> None:
+        self.buffers: StateBuffers = buffers
+        self.parameters, self.trained = (Parameters(buffers, names) for names in self._names)
+
+    @contextlib.contextmanager
+    def snapshot(self, *, everything: bool = False) -> Iterator[State]:
+        """Context with the values of one step, whatever another thread trains meanwhile; keep no array of it.
+
+        Args:
+            everything: Whether optimizer states are read, too.
+        """
+        with self.buffers.snapshot(None if everything else {*self.trained, *self.averages.values()}) as buffers:
+            found = copy.copy(self)
+            found._read(buffers)
+            yield found
 
     def check_averages(self, ema: bool) -> None:
         """Check that a request for moving averages can be met.
@@ -133,8 +162,13 @@ class State:
         own = {name: array for name, array in values.items() if name not in added}
         return adapted.initial | with_stored(own, objective.stored)
 
-    def check_finite(self, file: ModelFile, *, ema: bool = False) -> None:
+    def check_finite(self, file: ModelFile, *, ema: bool = False, begins: bool = False) -> None:
         """Check that no weight became NaN or infinite in training.
+
+        Args:
+            file: The model, whose own weights may be.
+            ema: Whether to check the moving averages.
+            begins: Whether a training begins with the weights, and does not save them.
 
         Raises:
             NumericalError: A weight did; the message names the first.
@@ -144,10 +178,12 @@ class State:
                 continue
             values = np.asarray(array, np.float64)
             wrong = values[~np.isfinite(values)]
+            what = "so that nothing is saved"
+            if begins:
+                what = "which an earlier step or assignment left, so that this training cannot begin"
             raise NumericalError(
-                f"The weight {name!r} holds {wrong[0]} ({wrong.size:,} of {values.size:,} values), so that nothing is "
-                "saved; go on from a checkpoint (load_checkpoint), or train again with a lower learning rate or "
-                "clip_norm=1.0."
+                f"The weight {name!r} holds {wrong[0]} ({wrong.size:,} of {values.size:,} values), {what}; go on from "
+                "a checkpoint (load_checkpoint), or train again with a lower learning rate or clip_norm=1.0."
             )
 
 

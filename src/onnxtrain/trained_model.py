@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import functools
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 import numpy as np
 import onnx
@@ -38,7 +39,7 @@ from onnxtrain.prepare import hints_of, prepare, with_checked_masks
 from onnxtrain.report.formatting import html_facts, plural
 from onnxtrain.runtime.session import TrainingSession
 from onnxtrain.runtime.states import StateBuffers
-from onnxtrain.schedules.learning_rate import LearningRate
+from onnxtrain.schedules.learning_rate import LearningRate, check_rate
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.state import Parameters, State, split_flat
 from onnxtrain.training.advice.hints import Hint, warn_of
@@ -46,6 +47,10 @@ from onnxtrain.training.data_adapter import DataAdapter, is_packed
 from onnxtrain.training.description import describe_data
 from onnxtrain.weights.masks import set_to_zero
 from onnxtrain.working_copy.training_modes import Modes
+
+S = TypeVar("S", bound="TrainedModel")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 if TYPE_CHECKING:
     from onnxtrain.metrics.base import MetricInput
@@ -55,6 +60,20 @@ if TYPE_CHECKING:
 
 Source = Any
 """Data in any form that :func:`onnxtrain.data.open_dataset` takes."""
+
+_RATE, _BASE_RATE, _EPOCHS = "trainer/learning_rate", "trainer/base_learning_rate", "trainer/epochs"
+"""Names in a state dictionary of what is no array of a step."""
+
+
+def trains(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Decorate a method that changes what a trainer trains: one thread at a time may call such methods."""
+
+    @functools.wraps(method)
+    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._states.training(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return call  # type: ignore[return-value] # the wrapper takes self by position only
 
 
 class TrainedModel:
@@ -83,6 +102,7 @@ class TrainedModel:
                 self._states[average] = self._states[name]
         set_to_zero(self._states, config.masks)
         self._rate = LearningRate(config.optimizer.learning_rate)
+        self._lock = threading.RLock()  # for what readers make at first use
         names = getattr(config.lora, "adapter", None)
         self._data = data or DataAdapter(
             read_names(config.model, names).of_output(objective.only_output),
@@ -109,7 +129,8 @@ class TrainedModel:
     def _rebuilt(self, **changes: Any) -> Self:
         """Return a new trainer with the current parameters, fresh optimizer states, and the given settings changed."""
         config = dataclasses.replace(self.config, **changes)
-        return self._of(config, self._objective, dict(self._trained), self._data.copy())
+        with self._state.snapshot() as state:
+            return self._of(config, self._objective, dict(state.trained), self._data.copy())
 
     def __repr__(self) -> str:
         loss = self._objective.loss
@@ -289,9 +310,10 @@ class TrainedModel:
         Warns:
             TrainingHint: One is new.
         """
-        known = {hint.text for hint in self._hints}
-        found = [Hint(text, surprising=True) for text in texts if text not in known]
-        self._hints += found
+        with self._lock:
+            known = {hint.text for hint in self._hints}
+            found = [Hint(text, surprising=True) for text in texts if text not in known]
+            self._hints += found
         warn_of(found)
 
     @checks_arguments
@@ -325,9 +347,9 @@ class TrainedModel:
             from onnxtrain.training.inference.evaluation import answers
 
             return self._by_head(data, target, batch_size, ema, "predict(labels=True)", answers)
-        arrays = self._evaluator(self._objective.form, ema).predict(
-            self._data.open(self._objective, data, target=target), batch_size
-        )
+        objective = self._objective
+        found = self._data.as_given(objective, data, batch_size) or self._data.open(objective, data, target=target)
+        arrays = self._evaluator(objective.form, ema).predict(found, batch_size)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
     def _text_generator(self, tokenizer: Any, chat_template: Any) -> TextGenerator:
@@ -389,8 +411,9 @@ class TrainedModel:
                 f"{caller} needs a loss on targets, which says what predictions are, but the loss is an output."
             )
         check_answers([head.targets.metric_input for head in heads], caller)
-        dataset = self._data.open(self._objective, data, target=target)
-        arrays = evaluator.predict(dataset, batch_size, [head.prediction for head in heads])
+        objective = self._objective
+        given = self._data.as_given(objective, data, batch_size) or self._data.open(objective, data, target=target)
+        arrays = evaluator.predict(given, batch_size, [head.prediction for head in heads])
         labels = self.labels if len(heads) == 1 else None
         results = {
             head.name: found(head.targets.metric_input, arrays[str(head.prediction.name)], labels) for head in heads
@@ -403,20 +426,25 @@ class TrainedModel:
         packed = packed or self.config.packed
         key = form, ema, weighted, packed
         if key not in self._evaluators:
-            from onnxtrain.training.inference.evaluation import Evaluator  # a step does not need it
-
-            config, objective = self.config, self._objective
-            if self._in_inference is None:
-                self._in_inference = objective
-                if objective.modes.training or (config.lora is not None and config.lora.drops):
-                    self._in_inference = prepare(config, modes=Modes(), copies=objective.copies, table=objective.table)
-            self._evaluators[key] = Evaluator(
-                self._in_inference.packing(packed).with_form(form).weighting(weighted),
-                self._states,
-                self.config.runtime,
-                self._state.averages if ema else None,
-            )
+            with self._lock:
+                if key not in self._evaluators:
+                    self._evaluators[key] = self._new_evaluator(form, ema, weighted, packed)
         return self._evaluators[key]
+
+    def _new_evaluator(self, form: Forms | None, ema: bool, weighted: bool, packed: bool) -> Evaluator:
+        from onnxtrain.training.inference.evaluation import Evaluator  # a step does not need it
+
+        config, objective = self.config, self._objective
+        if self._in_inference is None:
+            if objective.modes.training or (config.lora is not None and config.lora.drops):
+                objective = prepare(config, modes=Modes(), copies=objective.copies, table=objective.table)
+            self._in_inference = objective
+        return Evaluator(
+            self._in_inference.packing(packed).with_form(form).weighting(weighted),
+            self._states,
+            config.runtime,
+            self._state.averages if ema else None,
+        )
 
     @checks_arguments
     def save(
@@ -454,6 +482,17 @@ class TrainedModel:
             OptionError: Adapters cannot be merged, since weights are quantized, or shared; a model has no
                 ``base_model``.
         """
+        self._save(path, self._names, ema=ema, labels=labels, base_model=base_model)
+
+    def _save(
+        self,
+        path: str | os.PathLike[str],
+        names: DataNames,
+        *,
+        ema: bool = False,
+        labels: bool = False,
+        base_model: str | os.PathLike[str] | None = None,
+    ) -> None:
         adapted = self._objective.adapted
         if base_model is not None and (adapted is None or not adapted.writes(path)):
             raise OptionError(
@@ -461,17 +500,18 @@ class TrainedModel:
             )
         if self._communicator.rank:
             return
-        self._check_weights(ema)
-        with kept_in_memory(path):
-            if adapted is not None and adapted.writes(path):
-                values = self._state.values(ema=ema)
-                added = {name: values[name] for name in adapted.parameters}
-                own = self._state.own_initializers(self._objective, ema=ema)
-                adapted.write(path, self._file, {**added, **own}, base_model)
-            else:
-                metadata = {LABELS: labels_text(self.labels)} if labels and self.labels is not None else {}
-                self._file.save(path, self._initializers(ema), metadata)
-        write_names(Path(path), self._names)
+        with self._state.snapshot() as state:
+            state.check_finite(self._file, ema=ema)
+            with kept_in_memory(path):
+                if adapted is not None and adapted.writes(path):
+                    values = state.values(ema=ema)
+                    added = {name: values[name] for name in adapted.parameters}
+                    own = state.own_initializers(self._objective, ema=ema)
+                    adapted.write(path, self._file, {**added, **own}, base_model)
+                else:
+                    metadata = {LABELS: labels_text(names.labels)} if labels and names.labels is not None else {}
+                    self._file.save(path, state.initializers(self._objective, self._file, ema=ema), metadata)
+        write_names(Path(path), names)
 
     def _initializers(self, ema: bool = False) -> Mapping[str, np.ndarray]:
         """Return the initializers that :meth:`save` writes."""
@@ -492,15 +532,9 @@ class TrainedModel:
         Raises:
             NumericalError: A weight is NaN or infinite.
         """
-        self._check_weights(ema)
-        return self._file.filled(self._initializers(ema))
-
-    def _base(self) -> onnx.ModelProto:
-        """Return the model with its current weights, without adapters."""
-        adapted = self._objective.adapted
-        if adapted is None:
-            return self._file.filled(self._initializers())
-        return self._file.filled({n: a for n, a in self._trained.items() if n not in adapted.parameters})
+        with self._state.snapshot() as state:
+            state.check_finite(self._file, ema=ema)
+            return self._file.filled(state.initializers(self._objective, self._file, ema=ema))
 
     @overload
     def get_weights(self, *, flat: Literal[False] = False) -> dict[str, np.ndarray]: ...
@@ -518,11 +552,13 @@ class TrainedModel:
         Returns:
             Arrays by name, or one array.
         """
-        if flat:
-            return np.concatenate([array.reshape(-1) for array in self._trained.values()])
-        return {name: np.array(array) for name, array in self._trained.items()}
+        with self._state.snapshot() as state:
+            if flat:
+                return np.concatenate([array.reshape(-1) for array in state.trained.values()])
+            return {name: np.array(array) for name, array in state.trained.items()}
 
     @checks_arguments
+    @trains
     def set_weights(self, weights: Mapping[str, Any] | np.ndarray) -> None:
         """Assign weights in the form of :meth:`get_weights`; optimizer states are kept.
 
@@ -539,23 +575,32 @@ class TrainedModel:
         self._trained.update(arrays)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return copies of all values that steps change.
+        """Return copies of all values that training changes.
 
         Returns:
-            Parameters, running statistics, optimizer states (``{parameter}/V`` ...) and moving averages, by name.
+            Parameters, running statistics, optimizer states (``{parameter}/V`` ...) and moving averages, by name; with
+            ``trainer/`` before their names the learning rate, its base and the number of epochs so far.
         """
-        return {name: np.array(array) for name, array in self._states.items()}
+        with self._states.snapshot() as states:
+            arrays = {name: np.array(array) for name, array in states.items()}
+        return arrays | {name: np.asarray(value) for name, value in self._counts().items()}
+
+    def _counts(self) -> dict[str, float]:
+        """Return what :meth:`state_dict` holds beside the arrays of a step."""
+        return {_RATE: self._rate.current, _BASE_RATE: self._rate.base, _EPOCHS: self._state.epochs}
 
     @checks_arguments
+    @trains
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Assign the values of :meth:`state_dict`.
+        """Assign the values of :meth:`state_dict`, with the learning rate and the number of epochs.
 
         Args:
             state: Arrays by name.
-            strict: Whether ``state`` has to hold every value.
+            strict: Whether ``state`` has to hold every array of the training.
 
         Raises:
             OptionError: An array is missing, has no counterpart, or is of another type or shape; nothing is changed.
+            BusyError: Another thread trains.
 
         Example:
             >>> import onnxtrain
@@ -564,7 +609,9 @@ class TrainedModel:
             >>> other.load_state_dict(one.state_dict())
         """
         values = Parameters(self._states, list(self._states))
-        arrays = {name: np.asarray(array) for name, array in state.items()}
+        own = self._counts()
+        counts = {name: float(np.asarray(value)) for name, value in state.items() if name in own}
+        arrays = {name: np.asarray(array) for name, array in state.items() if name not in own}
         missing = [name for name in values if name not in arrays]
         if strict and missing:
             raise OptionError(
@@ -573,23 +620,35 @@ class TrainedModel:
             )
         for name, array in arrays.items():
             values.check(name, array)
+        for name, value in counts.items():
+            check_rate(value, repr(name))
         values.update(arrays)
+        own |= counts
+        self._state.epochs = int(own[_EPOCHS])
+        self._rate.restore(own[_RATE], own[_BASE_RATE])
 
     def __deepcopy__(self, memory: dict[int, Any]) -> Self:
         """Return an independent copy with the current state; both share the immutable file."""
         found = object.__new__(type(self))
-        found._start(self.config, None, self._states, self._data.copy())
-        found._rate = copy.copy(self._rate)
+        with self._states.snapshot() as states:
+            found._start(self.config, None, states, self._data.copy())
+        found._rate, found._state.epochs = self._rate.copy(), self._state.epochs
         memory[id(self)] = found
         return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the model with its current weights, and all states, for another process."""
         fields = {name: value for name, value in vars(self.config).items() if name != "model"}
-        states = {name: np.array(array) for name, array in self._states.items()}
         data = (self._data.names, self._data.numbered, self._data.folder, self._data.recorded)
-        kept = {"fields": fields, "states": states, "rate": self._rate, "data": data}
-        return {"model": self._base().SerializeToString(), **kept}
+        kept = {"fields": fields, "rate": self._rate.copy(), "epochs": self._state.epochs, "data": data}
+        adapted = self._objective.adapted
+        with self._state.snapshot(everything=True) as state:
+            if adapted is None:
+                base = state.initializers(self._objective, self._file)
+            else:
+                base = {name: array for name, array in state.trained.items() if name not in adapted.parameters}
+            states = {name: np.array(array) for name, array in state.buffers.items()}
+            return {"model": self._file.filled(base).SerializeToString(), "states": states, **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the pickled state with a new session."""
@@ -597,9 +656,10 @@ class TrainedModel:
         names, numbered, folder, recorded = state["data"]
         data = DataAdapter(names, numbered=numbered, folder=folder, recorded=recorded)
         self._start(TrainingConfig(model=file, **state["fields"]), None, state["states"], data)
-        self._rate = state["rate"]
+        self._rate, self._state.epochs = state["rate"], state.get("epochs", 0)
 
     @checks_arguments
+    @trains
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Load weights, optimizer states, and the names and normalization of data from a checkpoint of :meth:`fit`.
 
@@ -625,10 +685,12 @@ class TrainedModel:
                 )
         written = metadata.get("fingerprint")
         same = isinstance(written, dict) and written.get("optimizer") == type(self.config.optimizer).__name__
-        for name, array in found.items():
-            if name in self._trained or (same and name in self._states and self._states[name].shape == array.shape):
-                self._states[name] = array
-        set_to_zero(self._states, self.config.masks)
+        fits = {name for name in self._states if name in found and self._states.kind(name)[1] == found[name].shape}
+        with self._states.writing():
+            self._states.update({name: found[name] for name in fits if same or name in self._trained})
+            set_to_zero(self._states, self.config.masks)
+        if isinstance(epochs := metadata.get("epochs"), int):
+            self._state.epochs = max(0, epochs)
         kept = names_of_checkpoint(metadata)
         if self.labels is None:
             self.labels = kept.labels

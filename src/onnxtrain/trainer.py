@@ -35,7 +35,7 @@ from onnxtrain.operators.optimizer import Optimizer
 from onnxtrain.renamed import old_attribute
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.trained_model import Source, TrainedModel
+from onnxtrain.trained_model import Source, TrainedModel, trains
 from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.data_adapter import is_packed
 from onnxtrain.weights.ema import EMA
@@ -225,6 +225,7 @@ class Trainer(TrainedModel):
         return self.config.masks
 
     @checks_arguments
+    @trains
     def set_masks(self, masks: Mapping[str, np.ndarray] | str) -> None:
         """Keep weights at zero where a mask is false, from the next step on.
 
@@ -268,10 +269,12 @@ class Trainer(TrainedModel):
         Raises:
             DataError: Arrays do not fit the model, or hold NaN or infinity.
             StepError: onnxruntime failed.
+            BusyError: Another thread trains.
         """
-        objective, feeds = self._data.step_feeds(self._objective, inputs, targets, sample_weight)
-        self._use(objective)
-        return self._executor.step(feeds, self.learning_rate)
+        with self._states.training("train_step", changes=self.config.divided):
+            objective, feeds = self._data.step_feeds(self._objective, inputs, targets, sample_weight)
+            self._use(objective)
+            return self._executor.step(feeds, self.learning_rate)
 
     @property
     def loss_parts(self) -> dict[str, float]:
@@ -279,6 +282,7 @@ class Trainer(TrainedModel):
         return dict(self._executor.parts)
 
     @checks_arguments
+    @trains
     def fit(
         self,
         data: Source,

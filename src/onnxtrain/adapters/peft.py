@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from onnxtrain.adapters.checkpoint import Checkpoint
 from onnxtrain.adapters.validity import checked, flag_in, mapping_in, number_in, rank_in, text_in
 from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
+from onnxtrain.ignored_warnings import ignored_warnings
 from onnxtrain.model_file.small_files import read_json
 from onnxtrain.model_file.writing import AtomicFiles
 
@@ -166,8 +166,7 @@ def _patterns(config: Mapping[str, Any], option: str, label: str) -> dict[re.Pat
         if _NESTED.search(pattern):
             raise ModelError(f"{label!r} has {option!r} for {pattern!r}, which repeats a group; name the layers.")
         try:
-            with warnings.catch_warnings():  # of syntax that a later Python may read differently
-                warnings.simplefilter("ignore")
+            with ignored_warnings():  # of syntax that a later Python may read differently
                 found[re.compile(rf"(.*\.)?({pattern})$")] = pattern, value
         except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise ModelError(f"{label!r} has {option!r} for {pattern!r}, which is no pattern: {error}.") from None

@@ -112,6 +112,11 @@ class TensorSpec:
     pixels: Pixels | None = None
     resizing: Resizing | None = None
 
+    @property
+    def takes_all(self) -> bool:
+        """True where any finite values of the type and shape are accepted."""
+        return self.table_rows is None and not self.right_padded and not self.documents
+
     def describe_shape(self) -> str:
         """Format the shape for an error message, for example ``(batch, 3, 32, 32)``.
 
@@ -328,14 +333,20 @@ def convert(array: Array, dtype: np.dtype[Any], subject: str, examples: Sequence
         return np.require(array, dtype.newbyteorder("="), ["C", "A"]).view(np.ndarray)
 
 
+_SMALL = 1 << 12
+"""Elements below which it is faster to look at each than at their sum."""
+
+
 def all_finite(array: Array) -> bool:
-    """Return whether an array holds neither NaN nor infinity, without copying it.
+    """Return whether an array holds neither NaN nor infinity, without copying a large one.
 
     >>> all_finite(np.array([1.0, np.inf])), all_finite(np.array([1e308, 1e308]))
     (False, True)
     """
     if kind_of(array.dtype) != "float":
         return True
+    if array.size < _SMALL:
+        return bool(np.isfinite(array).all())
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum(dtype=np.float64)  # NaN and infinity stay in a sum
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())

@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import types
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ from onnxtrain.data.conversion import Array, Rescaled, TensorSpec, kind_of
 from onnxtrain.data.files import GrowingArray, Reader, check_regular
 from onnxtrain.data.image_form import BYTES, Pixels, Resizing
 from onnxtrain.errors import DataError, OptionError
+from onnxtrain.ignored_warnings import ignored_warnings
 from onnxtrain.spelling import checks_arguments
 
 _logger = logging.getLogger(__name__)
@@ -197,8 +197,8 @@ def _read_pixels(
 def _decoded(found: Iterable[ImageSource], layout: Layout) -> Iterator[tuple[ImageSource, Array | Exception]]:
     """Yield each image with its pixels or its error, in order; several are decoded in parallel."""
     pillow = _pillow()
-    with warnings.catch_warnings(), ThreadPoolExecutor(_THREADS, "onnxtrain-images") as pool:
-        warnings.simplefilter("ignore")  # about damaged tags; unreadable images raise errors
+    # Pillow warns of damaged tags; unreadable images raise errors.
+    with ignored_warnings(module="PIL"), ThreadPoolExecutor(_THREADS, "onnxtrain-images") as pool:
         pending: deque[tuple[ImageSource, Future[Array | Exception]]] = deque()
         for image in found:
             pending.append((image, pool.submit(_attempt, pillow, image, layout)))

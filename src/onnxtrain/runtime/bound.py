@@ -138,8 +138,9 @@ class Bound:
     def _attributes(self, entry: Entry, given: dict[str, Any]) -> tuple[Any, int]:
         """Return the attributes as a C array and the number of states they require; cached for repeated arguments."""
         kinds = [type(value) for value in given.values()]
-        if self._last is not None and self._last[:2] == (entry, kinds) and self._last[2] == given:
-            return self._last[3]
+        last = self._last  # another thread may replace it
+        if last is not None and last[:2] == (entry, kinds) and last[2] == given:
+            return last[3]
         schema, name = entry.schema, entry.schema.name.lower()
         values = {**defaults(entry), **given}
         if len(values) > len(schema.attributes):

@@ -54,8 +54,10 @@ class DeviceStates(StateBuffers):
     def __len__(self) -> int:
         return len(self._device_buffers)
 
-    def __setitem__(self, name: str, value: np.ndarray) -> None:
-        array = self._fitting(name, value)
+    def _new(self, values: Mapping[str, np.ndarray]) -> DeviceStates:
+        return DeviceStates(values, self._device)
+
+    def _assign(self, name: str, array: np.ndarray) -> None:
         if name in self._mirrors:
             self._mirrors[name][...] = array
         self._current_buffer(name).update_inplace(np.asarray(array, order="C"))
@@ -105,8 +107,9 @@ class DeviceStates(StateBuffers):
         States are bound anew for every step: if the first node that reads a state does not run on the device, ONNX
         Runtime copies the state at binding time.
         """
-        for name, mirror in self._mirrors.items():
-            self._current_buffer(name).update_inplace(mirror)
+        with self._lock:  # other threads may run on these states, too, and read others for the first time
+            for name, mirror in self._mirrors.items():
+                self._current_buffer(name).update_inplace(mirror)
         for name in names:
             self.bind_input(binding, name)
 

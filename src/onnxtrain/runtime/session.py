@@ -122,10 +122,11 @@ class TrainingSession:
 
     def initialize(self) -> None:
         """Set every state to its initializer, then run the initialization graphs in order and assign their outputs."""
-        for name in self._names:
-            self._states[name] = self._first_value(name)
-        for entry in () if self._model is None else self._model.training_info:
-            self._run_initialization(entry)
+        with self._states.writing():
+            for name in self._names:
+                self._states[name] = self._first_value(name)
+            for entry in () if self._model is None else self._model.training_info:
+                self._run_initialization(entry)
 
     def _run_initialization(self, entry: onnx.TrainingInfoProto) -> None:
         binding = bindings(entry, "initialization_binding")
@@ -158,19 +159,22 @@ class TrainingSession:
         Raises:
             DataError: An input is missing.
             StepError: onnxruntime failed.
+            BusyError: Another thread runs a step.
         """
         if entry is not None:
             if not 0 <= entry < len(self._steps):
                 raise TrainingInfoError(f"There is no entry {entry}; the training model has {len(self._steps)}.")
             return self._steps[entry].run(feeds)
         results: dict[str, np.ndarray] = {}
-        for session in self._steps:
-            results.update(session.run(feeds))
+        with self._states.training("step"):
+            for session in self._steps:
+                results.update(session.run(feeds))
         return results
 
     def model(self) -> onnx.ModelProto:
         """Return the training model with the current states as its initializers."""
-        return with_external_data(fill_states(self._write(), self._states), self._folder)
+        with self._states.snapshot() as states:
+            return with_external_data(fill_states(self._write(), states), self._folder)
 
 
 def _copy(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
 from onnxtrain.model_file.large_data import ALIGNMENT, aligned
+from onnxtrain.runtime.versions import Versioned
 from onnxtrain.workarounds.sessions import is_extension_type
+
+_serials = itertools.count()
 
 Take = Callable[[np.ndarray], "np.ndarray | None"]
 
 
-class StateBuffers(MutableMapping[str, np.ndarray]):
+class StateBuffers(Versioned):
     """The current values of all states, by name, in CPU memory.
 
     Reading a state returns a live array: it keeps showing the current value after steps, and writing to it changes the
@@ -26,15 +30,23 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
     holds the live array of the state, or a view of it, nor for a state in memory that the caller chose
     (:meth:`set_buffer`, :meth:`make_contiguous`): each new value is copied over the old one.
 
+    Arrays are live in the thread that trained last. In other threads, reading a state returns a read-only copy of its
+    value between two steps.
+
     Args:
         values: First values, which are copied.
         take: Transfers ownership of a value's memory, which saves the copy; returns ``None`` where it cannot.
+
+    Attributes:
+        serial: A number that no other buffers have.
     """
 
     on_device = False
     """True for states in device memory."""
 
     def __init__(self, values: Mapping[str, np.ndarray], take: Take | None = None) -> None:
+        super().__init__()
+        self.serial = next(_serials)
         self._buffers: dict[str, list[np.ndarray]] = {
             name: [_aligned(value) if take is None else _taken(value, take)] for name, value in values.items()
         }
@@ -47,12 +59,35 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         self._handed_out: dict[str, weakref.ref[np.ndarray]] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        handed_out = self._handed_out.get(name)
-        array = None if handed_out is None else handed_out()
-        if array is None:
-            array = self._hand_out(name)
-            self._handed_out[name] = weakref.ref(array)
+        with self._lock:
+            if self.is_home:
+                handed_out = self._handed_out.get(name)
+                array = None if handed_out is None else handed_out()
+                if array is None:
+                    array = self._hand_out(name)
+                    self._handed_out[name] = weakref.ref(array)
+                return array
+        if name not in self:
+            raise KeyError(name)
+        with self.reading((name,)) as reading:
+            values = reading.begin()
+            try:
+                array = np.array(values.current(name))
+            finally:
+                reading.end(values)
+        array.flags.writeable = False
         return array
+
+    def copied(self, names: Collection[str], into: Self | None) -> Self:
+        """Return a copy of some values, written into an earlier copy of the same names if there is one."""
+        if into is None:
+            return self._new({name: self.current(name) for name in names})
+        for name in names:
+            into._assign(name, self.current(name))
+        return into
+
+    def _new(self, values: Mapping[str, np.ndarray]) -> Self:
+        return type(self)(values)
 
     def _hand_out(self, name: str) -> np.ndarray:
         buffer = self.current(name)
@@ -70,7 +105,17 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
         return None if found is None else found()
 
     def __setitem__(self, name: str, value: np.ndarray) -> None:
-        self.current(name)[...] = self._fitting(name, value)
+        array = self._fitting(name, value)
+        with self.writing():
+            self._assign(name, array)
+
+    def _assign(self, name: str, array: np.ndarray) -> None:
+        self.current(name)[...] = array
+
+    def update(self, *values: Any, **named: Any) -> None:
+        """Assign several states as one change."""
+        with self.writing():
+            super().update(*values, **named)
 
     def _fitting(self, name: str, value: np.ndarray) -> np.ndarray:
         """Return the value as an array, after a check against the type and shape of the state."""
@@ -86,6 +131,9 @@ class StateBuffers(MutableMapping[str, np.ndarray]):
 
     def __delitem__(self, name: str) -> None:
         raise OptionError(f"The state {name!r} belongs to the training model and cannot be deleted.")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._buffers
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._buffers)

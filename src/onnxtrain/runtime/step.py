@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +17,7 @@ from onnxtrain.runtime.failures import explained, failure
 from onnxtrain.runtime.frozen import FrozenTensors
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.runtime.states import StateBuffers
+from onnxtrain.runtime.versions import Reading
 from onnxtrain.workarounds.sessions import (
     DISABLED_OPTIMIZERS,
     DISABLED_WITH_DEEP_BODIES,
@@ -27,6 +28,21 @@ from onnxtrain.workarounds.sessions import (
     mixed_two_bits,
     refuse_crashing_nodes,
 )
+
+_MOST_IDLE = 16
+"""Sets of buffers whose idle bindings a session keeps: those of a training, and of its copies for readers."""
+
+
+class _Binding(NamedTuple):
+    """Bound inputs and outputs of one run at a time.
+
+    Attributes:
+        binding: The ``onnxruntime.IOBinding``.
+        numbers: Memory of the scalars.
+    """
+
+    binding: Any
+    numbers: dict[str, np.ndarray]
 
 
 class StepSession:
@@ -54,10 +70,11 @@ class StepSession:
             self._session = create_session(step.model, options, kernels=kernels, bind=not self._has_strings)
         self._read = [str(value.name) for value in graph.inputs if value.name not in self._inputs]
         self._written = written
-        self._bindings: dict[tuple[int, ...], Any] = {}
+        # Bindings that no run uses, by the buffers that they bind: each run has one of its own.
+        self._idle: dict[tuple[int, ...], list[_Binding]] = {}
         # Scalars, such as the learning rate and the loss, have memory that is bound once; a device would keep a copy.
-        self._numbers = {
-            str(value.name): np.zeros((), _dtype(value))
+        self._scalars = {
+            str(value.name): _dtype(value)
             for value in (*graph.inputs, *graph.outputs)
             if dimensions(value) == () and value.name in {*self._inputs, *step.results} and value.dtype in _NUMBERS
             if not states.on_device
@@ -65,7 +82,7 @@ class StepSession:
         # The memory of a bound output may not fit the next batch size (workarounds: shapes of bound outputs).
         shapes = {value.name: dimensions(value) for value in graph.outputs}
         self._varying = [name for name in step.results if not _is_static(shapes[name])]
-        self._fetched = [(index, name) for index, name in enumerate(step.results) if name not in self._numbers]
+        self._fetched = [(index, name) for index, name in enumerate(step.results) if name not in self._scalars]
         # Arrays of ml_dtypes extension types, such as bfloat16, are bound by address (workarounds: extension types).
         self._foreign = {
             str(value.name): value.dtype
@@ -73,8 +90,14 @@ class StepSession:
             if value.name in {*self._inputs, *step.results} and value.dtype is not None and is_foreign(value.dtype)
         }
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def run(self, feeds: Mapping[str, Any], reading: Reading | None = None) -> dict[str, np.ndarray]:
         """Run the step; return the outputs that are not states.
+
+        Any number of threads may run a session that writes no states.
+
+        Args:
+            feeds: Arrays by input name.
+            reading: A reading of the states, for several runs on one version.
 
         Raises:
             DataError: An input is missing, indexes a table of the model beyond its end, or has sequences that are
@@ -82,25 +105,51 @@ class StepSession:
             StepError: onnxruntime failed, or there is not enough memory; the message names the node and the rule that
                 wrote it, or the sizes.
         """
-        if self._has_strings:
-            return self._run_with_strings(feeds)
+        if not self._written:
+            if reading is not None:
+                return self._run_on(feeds, reading)
+            with self._states.reading(self._read) as own:
+                return self._run_on(feeds, own)
+        if self._states.is_own:
+            self._states.change()
+            return self._run(feeds, self._states)
+        with self._states.training("a step"):
+            self._states.change()
+            return self._run(feeds, self._states)
+
+    def _run_on(self, feeds: Mapping[str, Any], reading: Reading) -> dict[str, np.ndarray]:
+        states = reading.begin()
         try:
-            return self._run_bound(feeds)
+            return self._run(feeds, states)
+        finally:
+            reading.end(states)
+
+    def _run(self, feeds: Mapping[str, Any], states: StateBuffers) -> dict[str, np.ndarray]:
+        if self._has_strings:
+            return self._run_with_strings(feeds, states)
+        key = (states.serial, *map(states.turn, states.doubled))
+        idle = self._idle.get(key)
+        try:
+            bound = idle.pop() if idle else self._bind_states(states)
+            found = self._run_bound(feeds, states, *bound)
         except MemoryError as error:
             raise self._failure(error, feeds) from error
+        if idle is None:
+            idle = self._idle.setdefault(key, [])
+            while len(self._idle) > _MOST_IDLE:
+                self._idle.pop(next(iter(self._idle)), None)
+        idle.append(bound)
+        return found
 
     def _failure(self, error: Exception, feeds: Mapping[str, Any]) -> OnnxTrainError:
         states = self._states
-        size = 0 if states.on_device else sum(np.asarray(states[name]).nbytes for name in states)
+        size = 0 if states.on_device else sum(states.current(name).nbytes for name in states)
         return failure(error, self.step.model.graph, feeds, size)
 
-    def _run_bound(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        states = self._states
-        key = tuple(map(states.turn, states.doubled))
-        binding = self._bindings.get(key)
-        if binding is None:
-            binding = self._bindings[key] = self._bind_states()
-        numbers, held = self._numbers, list[Any]()
+    def _run_bound(
+        self, feeds: Mapping[str, Any], states: StateBuffers, binding: Any, numbers: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        held = list[Any]()
         for name, dtype in self._inputs.items():
             try:
                 array = np.asarray(feeds[name], dtype=dtype, order="C")
@@ -121,7 +170,8 @@ class StepSession:
             self._session.run_with_iobinding(binding)
         except Exception as error:
             raise self._failure(error, feeds) from error
-        states.after_step(self._written, self.second_buffers)
+        if self._written:
+            states.after_step(self._written, self.second_buffers)
         results = {name: numbers[name].copy() for name in self.step.results if name in numbers}
         if self._fetched:
             outputs = binding.get_outputs_as_ortvaluevector()
@@ -132,7 +182,7 @@ class StepSession:
                 )
         return results
 
-    def _run_with_strings(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def _run_with_strings(self, feeds: Mapping[str, Any], states: StateBuffers) -> dict[str, np.ndarray]:
         """Run a graph with string inputs without binding, since strings cannot be bound by address.
 
         Raises:
@@ -145,27 +195,27 @@ class StepSession:
         if missing:
             raise DataError(f"The step needs the input {missing[0]!r}; got {', '.join(feeds) or 'nothing'}.")
         arrays = {name: np.asarray(feeds[name], dtype=dtype, order="C") for name, dtype in self._inputs.items()}
-        arrays |= {name: np.asarray(self._states[name]) for name in self._read}
+        arrays |= {name: states.current(name) for name in self._read}
         try:
             found = self._session.run(list(self.step.results), arrays)
         except Exception as error:
             raise StepError(explained(error)) from error
         return dict(zip(self.step.results, found, strict=True))
 
-    def _bind_states(self) -> Any:
+    def _bind_states(self, states: StateBuffers) -> _Binding:
         binding = self._session.io_binding()
-        states = self._states
+        numbers = {name: np.zeros((), dtype) for name, dtype in self._scalars.items()}
         for name in self.step.results:
-            if name not in self._numbers:
+            if name not in numbers:
                 binding.bind_output(name, "cpu")
-        for name, number in self._numbers.items():
+        for name, number in numbers.items():
             bind = binding.bind_input if name in self._inputs else binding.bind_output
             bind(name, "cpu", 0, number.dtype, [], number.ctypes.data)
         for name in self._read:
             states.bind_input(binding, name)
         for name, new_name in self._written.items():
             states.bind_output(binding, new_name, name, other=name in self.second_buffers)
-        return binding
+        return _Binding(binding, numbers)
 
 
 @contextmanager

@@ -54,6 +54,17 @@ class LearningRate:
         else:
             self.base = self.current
 
+    def restore(self, current: float, base: float) -> None:
+        """Set the rate of the next step and its base, between trainings; a training keeps its own."""
+        if not self._training:
+            self.current, self.base = current, base
+
+    def copy(self) -> LearningRate:
+        """Return an independent rate between trainings."""
+        found = LearningRate(self.base)
+        found.current = self.current
+        return found
+
     def follow(self, schedule: Schedule, step: int) -> float:
         """Return the rate of a step."""
         self.current = float(schedule(step)) if self.chosen is None else self.chosen

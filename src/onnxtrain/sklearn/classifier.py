@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from typing import Any, Self
 
@@ -83,18 +84,20 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the most probable labels [N] for values [N, F]."""
-        classes = self.predict_proba(X).argmax(axis=1)
-        return np.asarray(self.classes_[classes])
+        fitted = self._as_fitted()
+        classes = fitted.predict_proba(X).argmax(axis=1)
+        return np.asarray(fitted.classes_[classes])
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Predict probabilities [N, C] of the classes for values [N, F]."""
-        found = self._outputs(X)
-        if self._is_binary:
-            if not self._gives_probabilities:
+        fitted = self._as_fitted()
+        found = fitted._outputs(X)
+        if fitted._is_binary:
+            if not fitted._gives_probabilities:
                 found = 1 / (1 + np.exp(-np.clip(found, -80, 80)))
             positive = found.reshape(len(found), 1)
             return np.concatenate([1 - positive, positive], axis=1)
-        if self._gives_probabilities:
+        if fitted._gives_probabilities:
             return found
         powers = np.exp(found - found.max(axis=1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
@@ -105,12 +108,9 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         See :meth:`onnxtrain.Trainer.save`.
         """
         check_is_fitted(self)
-        if all(isinstance(label, str) for label in self.classes_):
-            self.trainer_.labels = tuple(map(str, self.classes_))
-        try:
-            super().save(path)
-        finally:
-            self.trainer_.labels = None
+        names, classes = self.trainer_._names, self.classes_
+        texts = tuple(map(str, classes)) if all(isinstance(label, str) for label in classes) else None
+        self.trainer_._save(path, dataclasses.replace(names, labels=texts))
 
     @property
     def _is_binary(self) -> bool:

@@ -133,16 +133,34 @@ class OnnxEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
     def _learn(
         self, X: Any, y: Any, sample_weight: Any, *, epochs: int, anew: bool = True, classes: Any = None
     ) -> Self:
-        """Train with a new trainer or the current one; ``classes`` are the classes of all data."""
-        X, y = validate_data(self, X, y, reset=anew, **self._accepted)
+        """Train with a new trainer or the current one; ``classes`` are the classes of all data.
+
+        A new training becomes visible as a whole: the first when it begins, a later one when it has ended, until which
+        other threads predict with the one before.
+        """
+        learner = self._as_fitted() if anew else self
+        X, y = validate_data(learner, X, y, reset=anew, **self._accepted)
         weights = check_weights(sample_weight, X)
-        width = self._width_of(y, anew, classes)
+        width = learner._width_of(y, anew, classes)
         if anew:
-            self._begin(X, width)
+            learner._begin(X, width)
         else:
-            self._check_head(width)
-        self._steps(X, self._targets(y), weights, epochs)
+            learner._check_head(width)
+        if not hasattr(self, "trainer_"):
+            self.__dict__.update(learner.__dict__)
+        try:
+            learner._steps(X, learner._targets(y), weights, epochs)
+        except KeyboardInterrupt:  # the trainer has the weights of the last step
+            self.__dict__.update(learner.__dict__)
+            raise
+        self.__dict__.update(learner.__dict__)
         return self
+
+    def _as_fitted(self) -> Self:
+        """Return an estimator with the attributes of this moment, whatever another thread sets."""
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        return found
 
     def _begin(self, X: np.ndarray, width: int) -> None:
         """Make a trainer for targets of this many columns or classes."""

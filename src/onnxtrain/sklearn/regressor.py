@@ -75,8 +75,9 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict values for values [N, F], in the shape of the training's y: [N] or [N, K]."""
-        found = self._outputs(X)
-        return found.reshape(len(found)) if self._flat else found.reshape(len(found), self._head.width)
+        fitted = self._as_fitted()
+        found = fitted._outputs(X)
+        return found.reshape(len(found)) if fitted._flat else found.reshape(len(found), fitted._head.width)
 
     def _width_of(self, y: np.ndarray, anew: bool, classes: Any) -> int:
         if anew:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from onnxtrain.edit.shrink import ShrinkWarning, shrink
 from onnxtrain.errors import OptionError
+from onnxtrain.ignored_warnings import ignored_warnings
 from onnxtrain.ir.domains import is_default_domain
 from onnxtrain.sparse.layers import ELEMENTWISE, Layer, LayerSearch, Shape, attributes, remove_unread, unused
 
@@ -36,8 +36,7 @@ def without_empty_units(proto: onnx.ModelProto, shapes: Mapping[str, Shape | Non
     made.CopyFrom(proto)
     if not _Units(made, shapes).clear():
         return proto
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ShrinkWarning)  # empty inputs and outputs of the model stay, as they should
+    with ignored_warnings(ShrinkWarning):  # empty inputs and outputs of the model stay, as they should
         try:
             return shrink(made)
         except OptionError:  # nothing of what is empty can be removed, or nothing of a layer would remain

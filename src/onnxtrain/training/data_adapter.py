@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from onnxtrain.data import Dataset, TargetCheck, TensorSpec
 from onnxtrain.data.conversion import (
+    all_finite,
     check_finite,
     check_indices,
     check_right_padded,
@@ -78,6 +80,8 @@ class DataAdapter:
         self.numbered = numbered
         self.expected_labels: tuple[str, ...] | None = None
         self._labels_are_new = self.labels_are_assumed = False
+        self._learning = threading.RLock()
+        self._last_inputs: list[tuple[int, ...]] = []  # shapes of the inputs of the last step, which fit each other
         self._last_shapes: tuple[Any, ...] = ()  # of the last step_feeds: equal shapes imply the same target form
 
     def copy(self) -> DataAdapter:
@@ -86,12 +90,14 @@ class DataAdapter:
 
     def learn(self, columns: Columns, left_out: Iterable[str | None] = ()) -> None:
         """Record the column names of more data; known names do not change."""
-        self.names = self.names.learned(columns, left_out)
+        with self._learning:
+            self.names = self.names.learned(columns, left_out)
 
     def learn_pixels(self, pixels: Pixels | None) -> None:
         """Record the normalization of the images that are trained on."""
         if pixels is not None:
-            self.names = dataclasses.replace(self.names, pixels=pixels)
+            with self._learning:
+                self.names = dataclasses.replace(self.names, pixels=pixels)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -100,7 +106,8 @@ class DataAdapter:
 
     @labels.setter
     def labels(self, labels: Sequence[str] | None) -> None:
-        self.names = dataclasses.replace(self.names, labels=None if labels is None else tuple(labels))
+        with self._learning:
+            self.names = dataclasses.replace(self.names, labels=None if labels is None else tuple(labels))
 
     def step_feeds(
         self, objective: Objective, inputs: Any, targets: Any, sample_weight: Any
@@ -143,8 +150,10 @@ class DataAdapter:
                 given, columns = named_array(given, own, repr(spec.name))
                 self.learn({} if columns is None else {spec.name: columns})
             feeds[spec.name] = fit_to_spec(given, objective.for_any_rows(spec))
-        check_not_empty(feeds, objective)
-        _check_sizes(objective.inputs, feeds)
+        if [array.shape for array in feeds.values()] != self._last_inputs:
+            check_not_empty(feeds, objective)
+            _check_sizes(objective.inputs, feeds)
+            self._last_inputs = [array.shape for array in feeds.values()]
         check_inputs(feeds)
         return feeds
 
@@ -157,16 +166,18 @@ class DataAdapter:
         targets = wanted.adapt(_as_array(targets, wanted.spec), self.labels)
         shapes = (targets.dtype, targets.shape, *(feeds[spec.name].shape for spec in objective.inputs))
         classes = wanted.are_classes(targets)  # valid class indices need no further check
-        if shapes != self._last_shapes or (not classes and wanted.hold_ignored(targets)):
+        are_new = shapes != self._last_shapes
+        if are_new or (not classes and wanted.hold_ignored(targets)):
             sizes = symbol_sizes((spec, feeds[spec.name].shape) for spec in objective.inputs)
             objective = objective.with_form(wanted.form_of(targets, sizes))
             assert objective.targets is not None
             wanted = objective.targets
-            self._last_shapes = shapes
             classes = wanted.are_classes(targets)
-        _check_rows(targets, wanted.spec, objective.inputs, feeds)
         feeds[wanted.name] = fitted = fit_to_spec(targets, objective.for_any_rows(wanted.spec))
-        _check_sizes([*objective.inputs, wanted.spec], feeds)
+        if are_new:
+            _check_rows(targets, wanted.spec, objective.inputs, feeds)
+            _check_sizes([*objective.inputs, wanted.spec], feeds)
+            self._last_shapes = shapes
         if not classes:
             check_targets(fitted, wanted.check)
         return objective
@@ -191,6 +202,24 @@ class DataAdapter:
             found[own.name] = check_targets(fit_to_spec(array, objective.for_any_rows(own.spec)), own.check)
             _check_sizes([*objective.inputs, own.spec], {**inputs, **found})
         return objective, found
+
+    def as_given(self, objective: Objective, source: Any, rows: int) -> dict[str, np.ndarray] | None:
+        """Return arrays of at most this many rows that are valid inputs as they are; ``None`` for other data."""
+        specs = objective.inputs
+        given = {specs[0].name: source} if type(source) is np.ndarray and len(specs) == 1 else source
+        if type(given) is not dict or len(given) != len(specs):
+            return None
+        sizes: dict[int | str | None, int] = {}
+        for spec in specs:
+            array, shape = given.get(spec.name), spec.shape
+            if type(array) is not np.ndarray or array.dtype != spec.dtype or not shape or array.ndim != len(shape):
+                return None
+            pairs = zip(shape, array.shape, strict=True)
+            fits = all(sizes.setdefault(wanted, size) == size for wanted, size in pairs if wanted is not None)
+            batch = sizes.setdefault(None, len(array))
+            if not fits or batch != len(array) or not 0 < batch <= rows or not spec.takes_all or not all_finite(array):
+                return None
+        return None if any(type(wanted) is int and wanted != size for wanted, size in sizes.items()) else given
 
     def open(self, objective: Objective, source: Any, *, target: str | None = None) -> Dataset:
         """Open data for prediction; targets are optional.
@@ -265,6 +294,12 @@ class DataAdapter:
         """Convert targets to the form of the loss; for a single loss, text labels become class indices."""
         if name is not None:
             return dataset.adapting(targets.adapt, name)
+        with self._learning:
+            labels = self._labels_for(dataset, targets)
+        return dataset.adapting(lambda array: targets.adapt(array, labels))
+
+    def _labels_for(self, dataset: Dataset, targets: Targets) -> tuple[str, ...] | None:
+        """Return the labels that convert the targets, which the first text labels decide."""
         found = dataset.targets
         if found is not None and self.labels is None and targets.take_labels:
             if kind_of(found.dtype) != "string":
@@ -281,22 +316,23 @@ class DataAdapter:
                 self.labels = learn_labels(found, targets.classes, orders)
                 self._labels_are_new = True
                 self.labels_are_assumed = not is_order_known(self.labels, orders)
-        labels = self.labels
-        return dataset.adapting(lambda array: targets.adapt(array, labels))
+        return self.labels
 
     def _adapt_complete(self, dataset: Dataset, targets: Targets, name: str | None = None) -> Dataset:
         """Convert targets like :meth:`_adapt`, but refuse to learn labels from data that lack some of the classes."""
-        before = self.labels
-        result = self._adapt(dataset, targets, name)
-        learned, classes = self.labels, targets.classes
-        if before is None and learned is not None and classes is not None and len(learned) < classes:
-            self.labels = None
-            raise DataError(no_labels(learned, classes))
-        return result
+        with self._learning:
+            before = self.labels
+            result = self._adapt(dataset, targets, name)
+            learned, classes = self.labels, targets.classes
+            if before is None and learned is not None and classes is not None and len(learned) < classes:
+                self.labels = None
+                raise DataError(no_labels(learned, classes))
+            return result
 
     def take_new_labels(self) -> tuple[str, ...] | None:
         """Return the labels that were learned since the last call, or ``None``."""
-        new, self._labels_are_new = self._labels_are_new, False
+        with self._learning:
+            new, self._labels_are_new = self._labels_are_new, False
         return self.labels if new else None
 
 

@@ -112,7 +112,11 @@ def fit_privately(
         OptionError: Batch normalization would compute statistics of the data without noise.
         DataError: The data is not in arrays, or has fewer examples than a batch.
     """
-    dataset = _checked(trainer, trainer._open(data, target=target), batch_size)
+    with trainer._states.training("fit_privately"):
+        return _fit(trainer, _checked(trainer, trainer._open(data, target=target), batch_size), dp, epochs, batch_size)
+
+
+def _fit(trainer: Trainer, dataset: ArrayDataset, dp: DP, epochs: int, batch_size: int) -> PrivateSteps:
     generator = np.random.default_rng(dp.seed)
     sampling = batch_size / dataset.size
     steps = epochs * max(1, round(dataset.size / batch_size))
@@ -120,7 +124,8 @@ def fit_privately(
     step = _Step(trainer, dp, generator)
     for index in range(steps):
         chosen = np.flatnonzero(generator.random(dataset.size) < sampling)
-        loss = step.take(dataset, chosen, batch_size)
+        with trainer._states.writing():
+            loss = step.take(dataset, chosen, batch_size)
         trainer._executor.check_loss(loss / max(len(chosen), 1), index, trainer.learning_rate)
         total, drawn = total + loss, drawn + len(chosen)
     return PrivateSteps(steps, sampling, total / max(drawn, 1))

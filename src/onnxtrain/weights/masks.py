@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ from onnxtrain.weights.readers import REARRANGING, Functions, Reader, arrivals, 
 
 if TYPE_CHECKING:
     from onnxtrain.operators.optimizer import Optimizer
+    from onnxtrain.runtime.states import StateBuffers
 
 KEEP = "keep"
 """The text that stands for masks that keep the zeros of pruned tensors."""
@@ -255,12 +256,13 @@ def zeros_to_keep(names: Sequence[str], value_of: Callable[[str], np.ndarray]) -
     return Masks({name: mask for name, mask in found.items() if mask.any() and not mask.all()})
 
 
-def set_to_zero(states: MutableMapping[str, np.ndarray], masks: Mapping[str, np.ndarray]) -> None:
+def set_to_zero(states: StateBuffers, masks: Mapping[str, np.ndarray]) -> None:
     """Set weights and their optimizer states (``{parameter}/...``) to zero where a mask is false, in place."""
-    for name, mask in masks.items():
-        for key in states:
-            if key == name or (key.startswith(f"{name}/") and states[key].shape == mask.shape):
-                states[key][~mask] = 0
+    with states.writing():
+        for name, mask in masks.items():
+            for key in states:
+                if key == name or (key.startswith(f"{name}/") and states[key].shape == mask.shape):
+                    states[key][~mask] = 0
 
 
 def non_zeros(arrays: Mapping[str, np.ndarray]) -> int:

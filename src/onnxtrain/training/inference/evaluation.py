@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from onnxtrain.passes.lower import lower_entry
 from onnxtrain.runtime.options import RuntimeOptions
 from onnxtrain.runtime.states import StateBuffers
 from onnxtrain.runtime.step import StepSession
+from onnxtrain.runtime.versions import Reading
 from onnxtrain.training_info.recipe import StepEntry
 
 _LARGEST_EXPONENT = 700.0
@@ -99,14 +101,13 @@ class Evaluator:
         self._states = states
         self._options = options
         self._fixed = objective.fixed_batch
-        self._with_loss: dict[bool, StepSession] = {}
-        self._partial: StepSession | None = None
         self._padded: Objective | None = None
         self._axes: dict[str, int | None] = {}
-        self._plain: dict[tuple[str, ...], StepSession] = {}
-        self._outputs = [
-            str(value.name) for value in objective.model.graph.outputs if isinstance(value.type, ir.TensorType)
-        ]
+        self._sessions: dict[tuple[str | bool, ...], StepSession] = {}
+        self._opening = threading.RLock()
+        initializers = objective.model.graph.initializers
+        self._read = frozenset(self._instead.get(name, name) for name in initializers if name in states)
+        self._outputs = [value for value in objective.model.graph.outputs if isinstance(value.type, ir.TensorType)]
 
     def check(self, dataset: Dataset) -> None:
         """Check that a dataset can be evaluated, before any work.
@@ -115,7 +116,12 @@ class Evaluator:
             DataError: Its last batch needs padding, and the loss cannot ignore padding.
         """
         if self._fixed is not None and dataset.size is not None and dataset.size % self._fixed.size:
-            self._padded = self._padded or self.objective.on_real_rows(dataset.size % self._fixed.size)
+            self._on_padded(dataset.size % self._fixed.size)
+
+    def _on_padded(self, rows: int) -> Objective:
+        with self._opening:
+            self._padded = self._padded or self.objective.on_real_rows(rows)
+            return self._padded
 
     def evaluate(
         self,
@@ -133,6 +139,12 @@ class Evaluator:
         Raises:
             DataError: A batch needs padding, and the loss cannot ignore padding; or all labels are ignored.
         """
+        with self._states.reading(self._read) as reading:
+            return self._measured(dataset, batch_size, metrics, communicator, reading)
+
+    def _measured(
+        self, dataset: Dataset, batch_size: int, metrics: Metrics, communicator: Communicator, reading: Reading
+    ) -> dict[str, Any]:
         objective = self.objective
         resolved = objective.resolve_metrics(metrics)
         self.check(dataset)
@@ -143,20 +155,21 @@ class Evaluator:
         found: list[tuple[int, int]] = []
         for number, batch in self._batches(dataset, batch_size, communicator, found):
             feeds = objective.inputs_of(batch)
-            if self._fixed is not None and batch.size < self._fixed.size:
+            padded = self._fixed is not None and batch.size < self._fixed.size
+            if self._fixed is not None and padded:
                 session = self._on_real_rows(batch.size)
                 own = {name: feeds.pop(name) for name in self._weights_in(feeds)}
                 feeds = self._fixed.filled(feeds) | own  # weights are not padded, since the loss covers real rows only
             else:
                 session = self._measuring(predictions=bool(resolved))
             targets = objective.targets_of(batch)
-            results = session.run(feeds | targets)
+            results = session.run(feeds | targets, reading)
             of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
             updated = []
             for _, head, metric in resolved:
                 own_head = heads[head.name]
                 given = results[str((own_head.output if metric.of_output else own_head.prediction).name)]
-                real = given[: batch.size] if session is self._partial else given
+                real = given[: batch.size] if padded else given
                 updated.append(metric.update(metric.start(), targets[own_head.targets.name], real))
             parts.append(_Part(number, of_losses, updated))
             if communicator.size == 1:
@@ -226,46 +239,61 @@ class Evaluator:
         return [(objective.names.loss, losses[0] if losses else None)]
 
     def predict(
-        self, dataset: Dataset, batch_size: int, values: Sequence[ir.Value] | None = None
+        self, data: Dataset | Mapping[str, np.ndarray], batch_size: int, values: Sequence[ir.Value] | None = None
     ) -> dict[str, np.ndarray]:
         """Predict outputs for a dataset, by name, concatenated along the example axis.
 
         Args:
-            dataset: The data.
+            data: The data, or the inputs of one whole batch.
             batch_size: Examples per batch.
             values: Values of the objective's graph; by default all tensor outputs.
 
         Raises:
             DataError: The example axis of an output is unknown, or a batch cannot be padded.
         """
-        if values is None:
-            values = [value for value in self.objective.model.graph.outputs if value.name in self._outputs]
-        names = tuple(str(value.name) for value in values)
-        if names not in self._plain:
-            self._plain[names] = self._session(self.objective, with_loss=False, results=names)
-            self._axes |= batch_axes(self.objective.model, values)
-        session = self._plain[names]
-        fixed = self._fixed
+        values = self._outputs if values is None else values
+        names = tuple([str(value.name) for value in values])
+        session, fixed = self._sessions.get(names), self._fixed
+        if session is None:
+            session = self._opened(names, lambda: self._predicting(names, values))
+        if not isinstance(data, Dataset):
+            results, count = session.run(data), len(next(iter(data.values())))
+            return {name: self._joined(name, [results[name]], [count]) for name in names}
         parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
         rows: list[int] = []
-        batches = dataset.batches(batch_size if fixed is None else fixed.size)
-        for batch in batches if fixed is None else fixed.pieces(batches):
-            results = session.run(batch.inputs if fixed is None else fixed.filled(batch.inputs))
-            rows.append(batch.size)
-            for name in names:
-                parts[name].append(np.array(results[name]))
+        batches = data.batches(batch_size if fixed is None else fixed.size)
+        with self._states.reading(self._read) as reading:
+            for batch in batches if fixed is None else fixed.pieces(batches):
+                results = session.run(batch.inputs if fixed is None else fixed.filled(batch.inputs), reading)
+                rows.append(batch.size)
+                for name in names:
+                    parts[name].append(results[name])
         return {name: self._joined(name, part, rows) for name, part in parts.items()}
+
+    def _opened(self, key: tuple[str | bool, ...], make: Callable[[], StepSession]) -> StepSession:
+        """Return the session of this key, made at its first use."""
+        if key not in self._sessions:
+            with self._opening:
+                if key not in self._sessions:
+                    self._sessions[key] = make()
+        return self._sessions[key]
+
+    def _predicting(self, names: tuple[str, ...], values: Sequence[ir.Value]) -> StepSession:
+        self._axes |= batch_axes(self.objective.model, values)
+        return self._session(self.objective, with_loss=False, results=names)
 
     def runner(self, results: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]:
         """Return a function that computes results for inputs by name, with the current weights."""
         session = self._session(self.objective, with_loss=False, results=results)
-        return lambda feeds: {name: np.array(value) for name, value in session.run(dict(feeds)).items()}
+        return lambda feeds: session.run(dict(feeds))
 
     def _joined(self, name: str, parts: list[np.ndarray], rows: list[int]) -> np.ndarray:
         """Concatenate the results of all batches, without the padding of the last one."""
         if not parts[0].ndim:
             return np.stack(parts)
         fixed, axis = self._fixed, self._axes[name]
+        if len(parts) == 1 and (fixed is None or fixed.size == rows[0]):
+            return parts[0]
         if axis == 0:
             axis = joined_axis(name, parts, rows if fixed is None else [fixed.size] * len(rows))
         if fixed is not None and axis is not None:
@@ -274,17 +302,13 @@ class Evaluator:
 
     def _on_real_rows(self, rows: int) -> StepSession:
         """Return the session for a padded batch, with the loss on its real examples."""
-        if self._partial is None:
-            assert self._fixed is not None
-            self._padded = self._padded or self.objective.on_real_rows(rows)
-            self._partial = self._session(self._padded, with_loss=True)
-        return self._partial
+        return self._opened(("padded", True), lambda: self._session(self._on_padded(rows), with_loss=True))
 
     def _measuring(self, *, predictions: bool) -> StepSession:
         """Return the session with the loss; it returns predictions, which may be large, only on request."""
-        if predictions not in self._with_loss:
-            self._with_loss[predictions] = self._session(self.objective, with_loss=True, predictions=predictions)
-        return self._with_loss[predictions]
+        return self._opened(
+            ("whole", predictions), lambda: self._session(self.objective, with_loss=True, predictions=predictions)
+        )
 
     def _session(
         self, objective: Objective, *, with_loss: bool, predictions: bool = True, results: Sequence[str] = ()
