@@ -9,12 +9,13 @@ from onnxtrain.errors import TrainingHint
 
 X = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 
-CONSTANTS = """float zero = {0}, float one = {1}, float two = {2}, float half = {0.5}, float six = {6}, float tiny = {1e-6},
-    float most = {0.999999}, float third = {0.3}, float rest = {0.7}, int64[1] i0 = {0}, int64[1] i1 = {1},
-    int64[1] i2 = {2}, int64[1] i3 = {3}, int64[1] last = {-1}, int64[2] rows = {-1, 3}, int64[3] cube = {-1, 3, 1}, int64[3] lead = {1, -1, 3},
-    int64[3] order = {2, 0, 1}, float[3] scale = {0.9, 0.9, 0.9}, float step = {0.00392157}, uint8 z8 = {0}, float[2,1,1] shares = {0.25, 0.75},
-    float[3, 2] coarse = {1, 0, 0, 1, 0, 1}, int64[4] pads = {0, 0, 0, 1},
-    float[4, 3] w = {0.5, -0.3, 0.2, 0.7, -0.6, 0.4, -0.2, 0.1, 0.9, 0.3, -0.8, 0.6}, float[3] b = {0.1, -0.2, 0.05}"""
+CONSTANTS = """float zero = {0}, float one = {1}, float two = {2}, float half = {0.5}, float six = {6},
+    float tiny = {1e-6}, float most = {0.999999}, float third = {0.3}, float rest = {0.7},
+    float[3] scale = {0.9, 0.9, 0.9}, float step = {0.00392157}, uint8 z8 = {0}, float[2, 1, 1] shares = {0.25, 0.75},
+    float[3, 2] coarse = {1, 0, 0, 1, 0, 1}, int64[4] pads = {0, 0, 0, 1}, int64[1] i0 = {0}, int64[1] i1 = {1},
+    int64[1] i2 = {2}, int64[1] i3 = {3}, int64[1] last = {-1}, int64[2] rows = {-1, 3}, int64[3] cube = {-1, 3, 1},
+    int64[3] lead = {1, -1, 3}, int64[3] order = {2, 0, 1}, float[3] b = {0.1, -0.2, 0.05},
+    float[4, 3] w = {0.5, -0.3, 0.2, 0.7, -0.6, 0.4, -0.2, 0.1, 0.9, 0.3, -0.8, 0.6}"""
 
 
 def model(body: str, shape: str) -> onnx.ModelProto:
@@ -52,7 +53,10 @@ BINARY = {  # shape of y, nodes
     "one minus exp": ("n,3", "t = Softplus(z) m = Neg(t) e = Exp(m) y = Sub(one, e)"),
     "gaussian": ("n,3", "q = Mul(z, z) m = Neg(q) y = Exp(m)"),
     "product": ("n,3", "p = Sigmoid(z) q = Sigmoid(u) y = Mul(p, q)"),
-    "noisy or": ("n,3", "p = Sigmoid(z) q = Sigmoid(u) a = Sub(one, p) b0 = Sub(one, q) c = Mul(a, b0) y = Sub(one, c)"),
+    "noisy or": (
+        "n,3",
+        "p = Sigmoid(z) q = Sigmoid(u) a = Sub(one, p) b0 = Sub(one, q) c = Mul(a, b0) y = Sub(one, c)",
+    ),
     "power": ("n,3", "p = Sigmoid(z) y = Pow(p, two)"),
     "root": ("n,3", "p = Sigmoid(z) y = Sqrt(p)"),
     "ensemble": ("n,3", "p = Sigmoid(z) q = Sigmoid(v) s = Add(p, q) y = Div(s, two)"),
@@ -84,8 +88,11 @@ CLASSES = {
     "clamp": ("n,3", "p = Softmax(z) y = Clip(p, tiny, most)"),
     "plus epsilon": ("n,3", "p = Softmax(z) y = Add(p, tiny)"),
     "reordered": ("n,3", "p = Softmax(z) y = Gather<axis = 1>(p, order)"),
-    "slice of a padding": ("n,3", "p = Softmax(z) q = Concat<axis = 0>(p, p) c = Unsqueeze(q, i0) d = Reshape(c, rows) "
-                           "s = Shape<start = 0, end = 1>(x) y = Slice(d, i0, s, i0)"),
+    "slice of a padding": (
+        "n,3",
+        "p = Softmax(z) q = Concat<axis = 0>(p, p) c = Unsqueeze(q, i0) d = Reshape(c, rows) "
+        "s = Shape<start = 0, end = 1>(x) y = Slice(d, i0, s, i0)",
+    ),
     "by hand": ("n,3", "m = ReduceMax(z, i1) d = Sub(z, m) e = Exp(d) t = ReduceSum(e, i1) y = Div(e, t)"),
     "by reciprocal": ("n,3", "e = Exp(z) t = ReduceSum(e, i1) r = Reciprocal(t) y = Mul(e, r)"),
     "exp of log softmax": ("n,3", "p = LogSoftmax(z) y = Exp(p)"),
@@ -95,19 +102,36 @@ CLASSES = {
     "squares over their sum": ("n,3", "p = Mul(z, z) t = ReduceSum(p, i1) y = Div(p, t)"),
     "ensemble": ("n,3", "p = Softmax(z) q = Softmax(u) s = Add(p, q) y = Mul(s, half)"),
     "mixture": ("n,3", "p = Softmax(z) q = Softmax(u) a = Mul(p, third) c = Mul(q, rest) y = Add(a, c)"),
-    "stacked": ("n,3", "p = Softmax(z) q = Softmax(u) a = Unsqueeze(p, i0) c = Unsqueeze(q, i0) s = Concat<axis = 0>(a, c) "
-                "y = ReduceMean<keepdims = 0>(s, i0)"),
-    "shares": ("n,3", "p = Softmax(z) q = Softmax(u) a = Reshape(p, lead) c = Reshape(q, lead) s = Concat<axis = 0>(a, c) "
-               "m = Mul(s, shares) y = ReduceSum<keepdims = 0>(m, i0)"),
-    "experts": ("n,3", "p = Softmax(z) q = Softmax(u) a = Unsqueeze(p, i1) c = Unsqueeze(q, i1) s = Concat<axis = 1>(a, c) "
-                "k = Slice(z, i0, i2, i1) g = Softmax(k) e = Unsqueeze(g, i1) t = MatMul(e, s) y = Squeeze(t, i1)"),
+    "stacked": (
+        "n,3",
+        "p = Softmax(z) q = Softmax(u) a = Unsqueeze(p, i0) c = Unsqueeze(q, i0) s = Concat<axis = 0>(a, c) "
+        "y = ReduceMean<keepdims = 0>(s, i0)",
+    ),
+    "shares": (
+        "n,3",
+        "p = Softmax(z) q = Softmax(u) a = Reshape(p, lead) c = Reshape(q, lead) s = Concat<axis = 0>(a, c) "
+        "m = Mul(s, shares) y = ReduceSum<keepdims = 0>(m, i0)",
+    ),
+    "experts": (
+        "n,3",
+        "p = Softmax(z) q = Softmax(u) a = Unsqueeze(p, i1) c = Unsqueeze(q, i1) s = Concat<axis = 1>(a, c) "
+        "k = Slice(z, i0, i2, i1) g = Softmax(k) e = Unsqueeze(g, i1) t = MatMul(e, s) y = Squeeze(t, i1)",
+    ),
     "coarse classes": ("n,2", "p = Softmax(z) y = MatMul(p, coarse)"),
     "pair": ("n,2", "s = Slice(z, i0, i1, i1) p = Sigmoid(s) q = Sub(one, p) y = Concat<axis = 1>(q, p)"),
-    "pair of sigmoids": ("n,2", "s = Slice(z, i0, i1, i1) m = Neg(s) p = Sigmoid(s) q = Sigmoid(m) y = Concat<axis = 1>(q, p)"),
-    "pair, stacked": ("n,2", "s = Slice(z, i0, i1, i1) p = Sigmoid(s) q = Sub(one, p) c = Squeeze(p, i1) d = Squeeze(q, i1) "
-                      "a = Unsqueeze(c, i1) e = Unsqueeze(d, i1) y = Concat<axis = 1>(e, a)"),
-    "mean over frames": ("n,3", "c = Unsqueeze(z, i1) m = Neg(c) f = Concat<axis = 1>(c, m) p = Softmax(f) "
-                         "y = ReduceMean<keepdims = 0>(p, i1)"),
+    "pair of sigmoids": (
+        "n,2",
+        "s = Slice(z, i0, i1, i1) m = Neg(s) p = Sigmoid(s) q = Sigmoid(m) y = Concat<axis = 1>(q, p)",
+    ),
+    "pair, stacked": (
+        "n,2",
+        "s = Slice(z, i0, i1, i1) p = Sigmoid(s) q = Sub(one, p) c = Squeeze(p, i1) d = Squeeze(q, i1) "
+        "a = Unsqueeze(c, i1) e = Unsqueeze(d, i1) y = Concat<axis = 1>(e, a)",
+    ),
+    "mean over frames": (
+        "n,3",
+        "c = Unsqueeze(z, i1) m = Neg(c) f = Concat<axis = 1>(c, m) p = Softmax(f) y = ReduceMean<keepdims = 0>(p, i1)",
+    ),
     "frames": ("n,2,3", "c = Unsqueeze(z, i1) m = Neg(c) f = Concat<axis = 1>(c, m) y = Softmax(f)"),
     "pooled": ("n,3", "c = Reshape(z, cube) p = Softmax<axis = 1>(c) g = GlobalAveragePool(p) y = Flatten(g)"),
     "no class": ("n,4", "p = Softmax(z) y = Pad(p, pads)"),
@@ -153,12 +177,12 @@ def true_loss(kind: str, y: np.ndarray, targets: np.ndarray, meaning: str) -> fl
             p = 1 / (1 + np.exp(-y)) if meaning == "logits" else y
             one, other = (np.maximum(np.log(np.clip(each, 0, None)), -100) for each in (p, 1 - p))
             return float(-(targets * one + (1 - targets) * other).mean())
-        p = np.exp(y) / np.exp(y).sum(AXIS(y), keepdims=True) if meaning == "logits" else y
-        picked = np.take_along_axis(p, np.expand_dims(targets, AXIS(y)), AXIS(y))
+        p = np.exp(y) / np.exp(y).sum(class_axis(y), keepdims=True) if meaning == "logits" else y
+        picked = np.take_along_axis(p, np.expand_dims(targets, class_axis(y)), class_axis(y))
         return float(-np.maximum(np.log(picked), -100).mean())
 
 
-def AXIS(y: np.ndarray) -> int:
+def class_axis(y: np.ndarray) -> int:
     return 1 if y.ndim != 3 or y.shape[2] == 1 else 2
 
 
@@ -169,8 +193,8 @@ def check(proto: onnx.ModelProto, kind: str, meaning: str, *, rows: int = 12, **
     if kind == "bce":
         targets = rng.integers(0, 2, y.shape).astype(np.float32)
     else:
-        shape = [size for axis, size in enumerate(y.shape) if axis != AXIS(y)]
-        targets = rng.integers(0, y.shape[AXIS(y)] - (y.shape[1] == 4), shape)
+        shape = [size for axis, size in enumerate(y.shape) if axis != class_axis(y)]
+        targets = rng.integers(0, y.shape[class_axis(y)] - (y.shape[1] == 4), shape)
     options = {"loss": kind, "optimizer": "sgd(lr=0.01)", "train": ["w", "b"], **options}
     trainer = onnxtrain.Trainer(proto, **options)
     expected = true_loss(kind, y, targets, meaning)
@@ -179,7 +203,7 @@ def check(proto: onnx.ModelProto, kind: str, meaning: str, *, rows: int = 12, **
     assert found["loss"] == pytest.approx(expected, rel=2e-4, abs=1e-6)
     assert found[name] == pytest.approx(expected, rel=3e-3)  # it divides by sums, which may be rounded
     threshold = {"logits": 0, "probabilities": 0.5, "logarithms": np.log(0.5)}[meaning]
-    right = (y > threshold) == (targets > 0.5) if kind == "bce" else y.argmax(AXIS(y)) == targets
+    right = (y > threshold) == (targets > 0.5) if kind == "bce" else y.argmax(class_axis(y)) == targets
     assert found["accuracy"] == pytest.approx(right.mean())
     if meaning != "logits":
         own = np.exp(y) if meaning == "logarithms" else y
@@ -222,7 +246,7 @@ def test_nothing_is_proved_by_values_that_are_trained():
         check(model(body, shape), "cross_entropy", "logits", train=["w", "b", "shares"])
 
 
-def test_weights_of_fixed_shares_do_not_become_negative_logits():
+def test_probabilities_are_trained_through_the_logits_behind_them():
     """Logits are reached through nodes that move elements alone."""
     shape, body = BINARY["complement, squeezed"]
     trainer = onnxtrain.Trainer(model(body, shape), loss="bce", optimizer="sgd", train=["w"])
@@ -240,8 +264,11 @@ def test_weights_of_fixed_shares_do_not_become_negative_logits():
 @pytest.mark.parametrize("method", ["evaluate", "train_step", "fit"])
 @pytest.mark.parametrize("kind", ["bce", "cross_entropy"])
 def test_a_hint_says_what_was_assumed(kind: str, method: str):
-    proto = model("e = Celu(z) a = Mul(e, e) f = Elu(e) c = Mul(f, f) s = Sub(a, c) t = Mul(s, zero) m = Softplus(z) "
-                  "k = ReduceSum(m, i1) l = Add(k, t) r = Identity(l) d = Max(r, t) y = Div(m, d)", "n,3")
+    proto = model(
+        "e = Celu(z) a = Mul(e, e) f = Elu(e) c = Mul(f, f) s = Sub(a, c) t = Mul(s, zero) m = Softplus(z) "
+        "k = ReduceSum(m, i1) l = Add(k, t) r = Identity(l) d = Max(r, t) y = Div(m, d)",
+        "n,3",
+    )
     targets = np.eye(3, dtype=np.float32)[np.arange(12) % 3] if kind == "bce" else np.arange(12) % 3
     for given, meaning in ((None, "logits"), (True, "logits"), (False, "probabilities")):
         loss = kind if given is None else f"{kind}(from_logits={given})"
@@ -254,12 +281,14 @@ def test_a_hint_says_what_was_assumed(kind: str, method: str):
             assert sum("from_logits" in hint for hint in trainer.hints) == 1
         else:
             found = call(X, targets, **options)
-        found = found["loss"] if method == "evaluate" else found[0]["loss"] if method == "fit" else found
+        found = found["loss"] if method == "evaluate" else found.rows[0]["loss"] if method == "fit" else found
         expected = true_loss(kind, onnxtrain.predict(proto, X), targets, meaning)
         assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("bce", "squeeze"), ("cross_entropy", "reshape"), ("cross_entropy", "softmax")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("bce", "squeeze"), ("cross_entropy", "reshape"), ("cross_entropy", "softmax")]
+)
 def test_from_logits_overrides_what_is_proved(kind: str, name: str):
     shape, body = (BINARY if kind == "bce" else CLASSES)[name]
     check(model(body, shape), kind, "logits", loss=f"{kind}(from_logits=True)")

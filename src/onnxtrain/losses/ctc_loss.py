@@ -98,8 +98,7 @@ class CTC(ScoreLoss):
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on scores [N, T, C]."""
-        given = self.from_logits is False
-        log_p = logarithm(op, prediction) if given else op.LogSoftmax(prediction, axis=-1)
+        log_p = logarithm(op, prediction) if self.from_logits is False else op.LogSoftmax(prediction, axis=-1)
         if self.time_axis == 1:
             log_p = op.Transpose(log_p, perm=[1, 0, 2])
         never = float(np.finfo(prediction.dtype.numpy()).min) / 8  # log(0) without NaN

@@ -108,9 +108,8 @@ class Dice(ClassLoss):
                 "of shape [batch, classes, positions...]."
             )
         z = classes_second(op, prediction, axis)
-        if self.from_logits is False:
-            p = z
-        else:
+        p = z
+        if self.from_logits is not False:
             p = op.Sigmoid(z) if self.activation == "sigmoid" else op.Softmax(z, axis=1)
         size = op.dimension(prediction, axis)
         if target.is_float:

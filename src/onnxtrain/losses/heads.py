@@ -108,7 +108,7 @@ class Targets:
     prediction: ir.Value
     value: ir.Value
     inputs: tuple[ir.Value, ...]
-    scores: Scores = Scores()
+    scores: Scores
 
     @property
     def name(self) -> str:
@@ -405,7 +405,9 @@ class LossHead(NamedTuple):
         """True where the output is taken for logits, although neither the loss nor the nodes say so."""
         targets = self.targets
         assumed = targets.declared.from_logits is None and targets.loss.from_logits is True
-        return assumed and self.prediction is self.output and targets.scores.kind in (None, "independent", "distribution")
+        return (
+            assumed and self.prediction is self.output and targets.scores.kind in (None, "independent", "distribution")
+        )
 
     def doubts(self, scores: np.ndarray) -> list[str]:
         """Return a hint about scores of a batch that are taken for logits, but look like probabilities."""

@@ -54,9 +54,7 @@ class Scores:
         return self if self.logits is None else replace(self, logits=own(self.logits))
 
 
-def kind_of_scores(
-    value: ir.Value, functions: Mapping[Any, ir.Function], learned: Collection[str] = ()
-) -> Scores:
+def kind_of_scores(value: ir.Value, functions: Mapping[Any, ir.Function], learned: Collection[str] = ()) -> Scores:
     """Return what the nodes before an output of scores prove about it.
 
     Args:
@@ -115,7 +113,7 @@ def find_scores(model: ir.Model, output: ir.Value, learned: Collection[str], *, 
 
 
 def _reach(op: Builder, value: ir.Value | None) -> tuple[Value, str] | None:
-    """Return logits moved as a value's probabilities are, and the activation between; ``None`` where it is not known."""
+    """Return logits moved as a value's probabilities are, and the activation between; ``None`` for other nodes."""
     node = None if value is None else value.producer()
     if value is None or node is None or node.domain or node.graph is not op.graph:
         return None
@@ -124,7 +122,6 @@ def _reach(op: Builder, value: ir.Value | None) -> tuple[Value, str] | None:
     if node.op_type in ("Sigmoid", "Softmax", "LogSoftmax") and node.inputs[0] is not None:
         return op.wrap(node.inputs[0]), "Sigmoid" if node.op_type == "Sigmoid" else "Softmax"
     if node.op_type == "Sub":
-        _, slope, shift = Facts({}).affine(value)
         inner = _reach(op, node.inputs[1])
         one_minus = inner is not None and inner[1] == "Sigmoid" and Facts({}).number(node.inputs[0]) == 1
         return (-inner[0], "Sigmoid") if inner is not None and one_minus else None

@@ -100,8 +100,7 @@ class Transducer(ScoreLoss):
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on scores [N, T, U + 1, C]."""
-        given = self.from_logits is False
-        log_p = logarithm(op, prediction) if given else op.LogSoftmax(prediction, axis=-1)
+        log_p = logarithm(op, prediction) if self.from_logits is False else op.LogSoftmax(prediction, axis=-1)
         blank = op.scalar(self.blank, target)
         real = op.And(op.binary("GreaterOrEqual", target, 0), op.Not(op.Equal(target, blank)))
         count = op.ReduceSum(op.cast(real, _WHOLE), op.ints(1), keepdims=1)  # [N, 1]
