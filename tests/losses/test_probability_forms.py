@@ -292,3 +292,94 @@ def test_a_hint_says_what_was_assumed(kind: str, method: str):
 def test_from_logits_overrides_what_is_proved(kind: str, name: str):
     shape, body = (BINARY if kind == "bce" else CLASSES)[name]
     check(model(body, shape), kind, "logits", loss=f"{kind}(from_logits=True)")
+
+
+FRAMES = "c = Unsqueeze(z, i1) k = Unsqueeze(u, i1) f = Concat<axis = 1>(c, k) "
+ENDINGS = {  # of logits f, [n, 2, 3] or [n, 3]: behind nodes that move elements, and computed by hand
+    "distribution": (
+        "s = Softmax(f) t = Shape(f) y = Reshape(s, t)",
+        "m = ReduceMax(f, last) d = Sub(f, m) e = Exp(d) r = ReduceSum(e, last) y = Div(e, r)",
+    ),
+    "independent": (
+        "s = Sigmoid(f) t = Shape(f) y = Reshape(s, t)",
+        "n0 = Neg(f) e = Exp(n0) d = Add(e, one) y = Div(one, d)",
+    ),
+}
+LABELS, SOFT = np.arange(12) % 3, np.full((12, 3), [0.2, 0.3, 0.5], np.float32)
+YES = np.eye(3, dtype=np.float32)[LABELS]
+EVERY_LOSS = [
+    ("distribution", False, "cross_entropy(label_smoothing=0.1)", LABELS),
+    ("distribution", False, "cross_entropy(class_weights=(1, 2, 3))", LABELS),
+    ("distribution", False, "cross_entropy", SOFT),
+    ("distribution", False, "focal", LABELS),
+    ("distribution", False, "focal(class_weights=(1, 2, 3))", SOFT),
+    ("distribution", False, "distillation(teacher={teacher})", LABELS),
+    ("distribution", True, "cross_entropy(ignore_index=1)", np.stack([LABELS, LABELS[::-1]], 1)),
+    ("distribution", True, "next_token", np.stack([LABELS, LABELS[::-1]], 1)),
+    ("distribution", True, "dice", np.stack([LABELS, LABELS[::-1]], 1)),
+    ("distribution", True, "ctc", 1 + LABELS[:, None] % 2),
+    ("independent", False, "bce(positive_weight=2)", YES),
+    ("independent", False, "binary_focal", YES),
+    ("independent", True, "dice(activation=sigmoid)", np.stack([YES, 1 - YES], 1)),
+]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("kind", "frames", "loss", "targets"), EVERY_LOSS, ids=[f"{case[2]}" for case in EVERY_LOSS])
+def test_every_loss_has_the_value_and_gradient_that_it_has_on_logits(kind, frames, loss, targets, tmp_path):
+    start = FRAMES if frames else "f = Identity(z) "
+    shape = "n,2,3" if frames else "n,3"
+    endings = ["y = Identity(f)", *ENDINGS[kind]]
+    values, weights = [], []
+    for index, ending in enumerate(endings):
+        proto = model(start + ending, shape)
+        teacher = tmp_path / f"teacher{index}.onnx"
+        onnx.save(model("o = Mul(z, two) f = Sub(o, half) " + ending, shape), teacher)
+        given = loss.replace("{teacher}", repr(str(teacher)))
+        trainer = onnxtrain.Trainer(proto, loss=given, optimizer="sgd(lr=0.5)", train=["w", "b"])
+        values.append([trainer.train_step(X, targets), trainer.evaluate(X, targets)["loss"]])
+        weights.append(np.array(trainer.parameters["w"]))
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        np.testing.assert_allclose(value, values[0], rtol=2e-5)
+        np.testing.assert_allclose(weight, weights[0], atol=2e-5)
+
+
+def test_certain_probabilities_have_finite_gradients():
+    """PyTorch's BCELoss has 100 for an answer that is certain and wrong."""
+    proto = model("y = Clip(z, zero, one)", "n,3")
+    for tensor in proto.graph.initializer:
+        if tensor.name == "b":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.full(3, 9, np.float32), "b"))
+    trainer = onnxtrain.Trainer(proto, loss="bce", optimizer="sgd(lr=1)", train=["w", "b"])
+    assert trainer.train_step(X, np.zeros((12, 3), np.float32)) == pytest.approx(100)
+    assert all(np.isfinite(array).all() for array in trainer.parameters.values())
+
+
+FUNCTION = """<ir_version: 9, opset_import: ["": 18, "own": 1]>
+    f (float[n, 4] x) => (float[n] y) <float[4, 1] w = {0.5, -0.3, 0.2, 0.7}, int64[1] last = {-1}>
+    { z = MatMul(x, w) p = own.Gate(z) y = Squeeze(p, last) }
+    <domain: "own", opset_import: ["": 18]>
+    Gate (z) => (p) { half = Constant<value_float = 0.5>() t = Tanh(z) h = Mul(t, half) p = Add(h, half) }"""
+
+
+def test_functions_are_read():
+    proto = onnx.parser.parse_model(FUNCTION)
+    y, targets = onnxtrain.predict(proto, X), (np.arange(12) % 2).astype(np.float32)
+    expected = true_loss("bce", y, targets, "probabilities")
+    assert onnxtrain.evaluate(proto, (X, targets), loss="bce")["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("bce", "tanh"), ("bce", "squeeze"), ("cross_entropy", "by hand")])
+def test_quantized_probabilities_are_probabilities(kind: str, name: str):
+    shape, body = (BINARY if kind == "bce" else CLASSES)[name]
+    proto = model(body, shape)
+    read = {name for node in proto.graph.node for name in node.input}
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name in read]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    trainer = onnxtrain.Trainer(onnxtrain.quantize(proto, X), loss=kind, qat=True)
+    y = trainer.predict(X)
+    targets = (np.arange(12) % 2).astype(np.float32 if kind == "bce" else np.int64)
+    targets = targets if kind != "bce" or y.ndim == 1 else np.stack([targets] * y.shape[1], 1)
+    expected = true_loss(kind, y, targets, "probabilities")
+    assert trainer.evaluate(X, targets)["loss"] == pytest.approx(expected, rel=1e-4)

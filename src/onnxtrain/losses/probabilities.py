@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.bounds import Facts
 from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.training_info.recipe import free_names
 
 ScoreKind = Literal["logits", "distribution", "independent", "log distribution", "log independent"]
 """Meaning of scores: logits; probabilities that sum to one, or independent ones; or their logarithms."""
@@ -109,6 +110,8 @@ def find_scores(model: ir.Model, output: ir.Value, learned: Collection[str], *, 
         logits, activation = (logits * 0.5).with_shape(logits.shape), "Softmax"
     if activation == "Softmax" and found.axis is None:
         return found  # the rows have lost classes
+    if logits.ir.producer() in op.emitted:
+        (logits.ir.name,) = free_names(model.graph, [f"{output.name}_logits"])
     return replace(found, logits=logits.ir, activation=activation)
 
 

@@ -117,7 +117,10 @@ class Facts:
         rule = RULES.get(f"{node.domain}.{node.op_type}" if node.domain else node.op_type)
         if rule is None:
             return UNIT if value.dtype == ir.DataType.BOOL else NOTHING
-        return rule(self, node, value)
+        try:
+            return rule(self, node, value)
+        except (ArithmeticError, LookupError, TypeError, ValueError):  # an invalid node, which sessions refuse
+            return NOTHING
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
         """Return the array of a small constant whose value does not change."""

@@ -157,8 +157,9 @@ class Evaluator:
                 session = self._measuring(predictions=bool(resolved) or bool(unsure))
             targets = objective.targets_of(batch)
             results = session.run(feeds | targets)
-            self.doubts += [text for head in unsure for text in head.doubts(results[head.name])]
-            unsure = []
+            if unsure:
+                self.doubts = [text for head in unsure for text in head.doubts(results[head.name])]
+                unsure = []
             of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
             updated = []
             for _, head, metric in resolved:
