@@ -193,7 +193,8 @@ def with_ending(nodes, columns=1):
     return onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 18]> f (float[N, 1] x) => (float[N, {columns}] y) '
         f"<float[1, {columns}] w = {{{weights}}}, float[{columns}] b = {{{', '.join(['0'] * columns)}}}, "
-        f"float one = {{1}}, float scale = {{{1 / 255}}}, uint8 zero = {{0}}, int64[2] shape = {{-1, {columns}}}> {{ {nodes} }}"
+        f"float one = {{1}}, "
+        f"float scale = {{{1 / 255}}}, uint8 zero = {{0}}, int64[2] shape = {{-1, {columns}}}> {{ {nodes} }}"
     )
 
 

@@ -6,6 +6,8 @@ import pytest
 
 import onnxtrain
 from onnxtrain.errors import TrainingHint
+from onnxtrain.model_file.file import ModelFile
+from onnxtrain.training.inference.forward import kind_of_output
 
 X = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 
@@ -383,3 +385,10 @@ def test_quantized_probabilities_are_probabilities(kind: str, name: str):
     targets = targets if kind != "bce" or y.ndim == 1 else np.stack([targets] * y.shape[1], 1)
     expected = true_loss(kind, y, targets, "probabilities")
     assert trainer.evaluate(X, targets)["loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in onnxtrain.examples.__all__ if name != "points"])
+def test_outputs_of_networks_without_an_activation_are_logits(name: str):
+    make = getattr(onnxtrain.examples, name)
+    file = ModelFile.load(make((4, 3)) if name == "mlp" else make())
+    assert kind_of_output(file, file.proto.graph.output[0].name) == "logits"
