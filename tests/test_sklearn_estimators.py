@@ -134,7 +134,7 @@ def test_probabilities_of_a_model_that_ends_in_its_activation(iris, operator):
     np.testing.assert_allclose(found.predict_proba(iris[0]), plain.predict_proba(iris[0]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("activation", [None, "Sigmoid"])
+@pytest.mark.parametrize("activation", [None, "Sigmoid", "HardSigmoid"])
 def test_one_output_for_two_classes(iris, activation, tmp_path):
     x, y = iris[0][:100], iris[1][:100]
     model = mlp((4, 8, 1))

@@ -47,6 +47,7 @@ class Executor:
         states: The buffers.
         on_features: Whether steps run the trained part alone, on batches of the features that it reads.
         parts: Losses of the last step by name, if the loss is a sum of several.
+        look: Called with the first (micro-)batch, before its step.
 
     Raises:
         OptionError: There is nothing to train, the loss cannot be built, or the session's options are not available.
@@ -79,6 +80,7 @@ class Executor:
         self._session: TrainingSession | None = None
         self._padded: TrainingSession | None = None
         self.parts: dict[str, float] = {}
+        self.look: Callable[[Arrays], None] | None = None
         self._part_names = objective.part_names
         self._scaled = _scaled(objective, config)
 
@@ -291,6 +293,9 @@ class Executor:
 
     def _run(self, feeds: Arrays, rate: Arrays) -> Arrays:
         """Run the first entry on a batch or micro-batch, padded to the fixed batch size of the model."""
+        if self.look is not None and not self.on_features:
+            look, self.look = self.look, None
+            look(feeds)
         fixed = self.fixed
         if fixed is None or fixed.rows(feeds) == fixed.size:
             return self.session.step(feeds | rate, entry=0)

@@ -444,7 +444,8 @@ class Objective:
             old = targets.value
             fresh = ir.Value(name=old.name, type=old.type, shape=old.shape)
             inputs = tuple(model.graph.inputs)
-            return replace(targets, prediction=own(targets.prediction), value=fresh, inputs=inputs)
+            scores = targets.scores.with_values(own)
+            return replace(targets, prediction=own(targets.prediction), value=fresh, inputs=inputs, scores=scores)
 
         targets = None if self.targets is None else own_targets(self.targets)
         others = [LossHead(own(head.output), own(head.prediction), own_targets(head.targets)) for head in self.others]

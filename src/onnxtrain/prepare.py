@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from onnxtrain.losses.heads import (
     named_output,
     wrapped,
 )
+from onnxtrain.losses.probabilities import find_scores
 from onnxtrain.objective import Objective, graph_values
 from onnxtrain.patterns import escape
 from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
@@ -141,11 +142,14 @@ def prepare(
         adapted=adapted,
     )
     if not isinstance(loss, str):
-        objective = objective.with_heads(_heads(objective, config, loss, ignoring=ignoring))
+        objective = objective.with_heads(_heads(objective, config, loss, objective.parameters, ignoring=ignoring))
     if table is None:
         learned = [] if quantized is None else quantized.learned
         table = in_file(_table(objective, config, learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
+        relied = {name for head in objective.heads for name in head.targets.scores.relied}
+        if not isinstance(loss, str) and relied.intersection(objective.parameters):
+            objective = objective.with_heads(_heads(objective, config, loss, objective.parameters, ignoring=ignoring))
     if adapted is not None and (both := set(adapted.weights).intersection(objective.parameters)):
         raise OptionError(
             f"{min(both)!r} is trained in full and has an adapter, which needs it frozen; leave it out of train= or "
@@ -176,8 +180,10 @@ def _with_groups(model: ir.Model, output: ir.Value, loss: Loss | JointLoss) -> i
     return output
 
 
-def _heads(objective: Objective, config: TrainingConfig, loss: Loss | JointLoss, *, ignoring: bool) -> list[LossHead]:
-    """Return the outputs with losses that the configuration names."""
+def _heads(
+    objective: Objective, config: TrainingConfig, loss: Loss | JointLoss, learned: Collection[str], *, ignoring: bool
+) -> list[LossHead]:
+    """Return the outputs with losses that the configuration names; nothing is proved by values that are learned."""
     model = objective.model
     if isinstance(loss, Loss):
         declared: list[tuple[ir.Value, Loss, str]] = [(objective.output, loss, objective.names.target)]
@@ -193,7 +199,10 @@ def _heads(objective: Objective, config: TrainingConfig, loss: Loss | JointLoss,
         forms = tuple(replace(form, ignoring=ignoring) for form in found)
     elif not isinstance(forms, tuple):
         forms = (forms,)
-    return [head_of(model, output, own, form, name) for (output, own, name), form in zip(declared, forms, strict=True)]
+    return [
+        head_of(model, output, own, form, name, find_scores(model, output, learned, emit=own.probabilities is not None))
+        for (output, own, name), form in zip(declared, forms, strict=True)
+    ]
 
 
 def _table(

@@ -96,6 +96,8 @@ class TrainedModel:
         config = with_checked_masks(config, objective)
         self._hints = hints_of(objective, config)  # reads weights, which the executor then releases
         self._executor = _executor_class(config)(objective, config, values)
+        if any(head.assumes_logits for head in objective.heads):
+            self._executor.look = self._look
         self._state = State(self._executor.states, objective, keeps_averages=config.ema is not None)
         for name, average in self._state.averages.items():
             if values is None or average not in values:
@@ -258,7 +260,9 @@ class TrainedModel:
         evaluator, dataset = self._open_for_evaluation(source, target=target, ema=ema, sample_weight=sample_weight)
         if self._communicator.size > 1:
             self._executor.check_agreement({"call": "evaluate", "data": describe_data(dataset)}, {"data": dataset})
-        return evaluator.evaluate(dataset, batch_size, metrics, self._communicator)
+        found = evaluator.evaluate(dataset, batch_size, metrics, self._communicator)
+        self._warn_once(*evaluator.doubts)
+        return found
 
     def _open_for_evaluation(
         self, source: Source, *, target: str | None = None, ema: bool = False, sample_weight: Any = None
@@ -303,6 +307,14 @@ class TrainedModel:
             TrainingHint: There are such rows.
         """
         self._warn_once(*dataset.hints)
+
+    def _look(self, feeds: dict[str, np.ndarray]) -> None:
+        """Warn of outputs in the first rows of the training that look like probabilities, but are taken for logits."""
+        objective = self._objective
+        if self._communicator.rank:
+            return
+        evaluator = self._evaluator(objective.form, ema=False, packed=objective.packed)
+        self._warn_once(*evaluator.find_doubts({spec.name: feeds[spec.name] for spec in objective.inputs}))
 
     def _warn_once(self, *texts: str) -> None:
         """Add hints, and warn of those that are new.

@@ -180,6 +180,11 @@ ENDINGS = {
         lambda z: np.round(255 / (1 + np.exp(-z))) / 255,
     ),
     "behind a reshape": ("z = MatMul(x, w) s = Sigmoid(z) y = Reshape(s, shape)", lambda z: 1 / (1 + np.exp(-z))),
+    "by hand": (
+        "z = MatMul(x, w) n = Neg(z) e = Exp(n) t = Sum(e, one) y = Div(one, t)",
+        lambda z: 1 / (1 + np.exp(-z)),
+    ),
+    "logarithm": ("z = MatMul(x, w) s = Sigmoid(z) y = Log(s)", lambda z: 1 / (1 + np.exp(-z))),
 }
 
 
@@ -188,6 +193,7 @@ def with_ending(nodes, columns=1):
     return onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 18]> f (float[N, 1] x) => (float[N, {columns}] y) '
         f"<float[1, {columns}] w = {{{weights}}}, float[{columns}] b = {{{', '.join(['0'] * columns)}}}, "
+        f"float one = {{1}}, "
         f"float scale = {{{1 / 255}}}, uint8 zero = {{0}}, int64[2] shape = {{-1, {columns}}}> {{ {nodes} }}"
     )
 

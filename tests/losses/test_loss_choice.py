@@ -55,7 +55,8 @@ def test_every_argument_of_every_loss_can_be_written(name):
         (
             "softmax_cross_entropy(axs=1)",
             r"'softmax_cross_entropy\(axs=1\)' gives softmax_cross_entropy unknown arguments; it has "
-            r"class_weights, label_smoothing, ignore_index, axis, check_targets, chunk, weight, reduction\.",
+            r"class_weights, label_smoothing, ignore_index, axis, check_targets, chunk, weight, reduction, "
+            r"from_logits\.",
         ),
         ("mean_squared_error(2)", r"gives mean_squared_error unknown arguments; it has weight, reduction\."),
         ("huber(1, 2)", r"gives huber unknown arguments; it has delta, weight, reduction\."),

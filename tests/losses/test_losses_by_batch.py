@@ -104,6 +104,7 @@ ELSEWHERE = (DetectionLoss, EmbeddingLoss, GroupLoss)
 NOT_TRIED = {
     "axis": "it moves the classes, and changes no number",
     "check_targets": "it changes what is refused",
+    "from_logits": "test_probability_forms tries it",
     "teacher": "it is given in every case of distillation",
     "output": "it names an output of the teacher",
     "time_axis": "with 0 the batch is not the first axis, so that nothing cuts it",

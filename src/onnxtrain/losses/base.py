@@ -19,6 +19,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
 from onnxtrain.losses.output_axis import output_axis
+from onnxtrain.losses.probabilities import logarithm
 from onnxtrain.metrics.base import MetricInput, PredictionKind
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
@@ -56,8 +57,10 @@ class Loss:
 
     name: ClassVar[str]
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("values",)
-    trains_through: ClassVar[frozenset[str]] = frozenset()
-    """Final activations that the loss contains: it is built on their input."""
+    probabilities: ClassVar[Literal["distribution", "independent"] | None] = None
+    """The probabilities that the loss takes as well as logits: of classes, or independent ones."""
+    from_logits: bool | None = None
+    """Whether predictions are logits or probabilities; ``None`` where the graph is to tell."""
     predicts: PredictionKind | None = None
     """Meaning of predictions for metrics: ``"classes"`` (scores along a class axis), ``"binary"``
     (independent logits) or ``"numbers"``; ``None`` where the loss does not define it."""
@@ -190,6 +193,18 @@ class ReducedLoss(LossByExample):
             raise OptionError(f"{self.name}: reduction is {self.reduction!r}; it is 'mean' or 'sum'.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreLoss(ReducedLoss):
+    """Base of losses on logits or probabilities.
+
+    Args:
+        from_logits: True for predictions that are logits, False for probabilities; by default probabilities where the
+            graph proves them, else logits.
+    """
+
+    from_logits: bool | None = None
+
+
 def check_weight(name: str, weight: float) -> None:
     """Refuse an invalid weight of a loss.
 
@@ -305,14 +320,14 @@ def mean_over(op: Builder, terms: Value, prediction: Value, weights: Value | Non
     return LossTerms((total / weight).with_shape(()), weight)
 
 
-class ClassLoss(ReducedLoss):
+class ClassLoss(ScoreLoss):
     """Base of losses on scores along a class axis, whose targets are labels or distributions.
 
     Subclasses declare the fields below.
     """
 
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices", "values")
-    trains_through: ClassVar[frozenset[str]] = frozenset({"Softmax", "LogSoftmax"})
+    probabilities: ClassVar[Literal["distribution", "independent"] | None] = "distribution"
     predicts = "classes"
     text_defaults: ClassVar[Mapping[str, Any]] = {"ignore_index": IgnoredWherePresent(-100)}
 
@@ -370,6 +385,12 @@ class ClassLoss(ReducedLoss):
                 f"counts from the end with -1 to {1 - rank}; axis 0 is the batch."
             )
         return axis % rank
+
+    def log_probabilities(self, op: Builder, prediction: Value, axis: int) -> Value:
+        """Emit the logarithms of the probabilities of classes."""
+        if self.from_logits is False:
+            return logarithm(op, prediction)
+        return op.LogSoftmax(prediction, axis=axis).with_shape(prediction.shape)
 
     def only_class_axis(self, prediction: Value) -> int | None:
         """Return 1 where logits of rank 2 leave no other class axis; ``None`` where the labels determine it."""

@@ -83,10 +83,15 @@ class SoftmaxCrossEntropy(ClassLoss):
                 f"shape {prediction.shape}, but they are on axis {self.class_axis(prediction)}; say axis=-1 if they "
                 "are on the last, else leave chunk out."
             )
+        if self.from_logits is False:
+            raise OptionError(
+                f"{self.name}: chunk={self.chunk} needs logits, but {prediction.name!r} holds probabilities; leave "
+                "chunk out."
+            )
         head_in_chunks(prediction.ir, self.name, self.chunk)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
-        """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
+        """Emit the loss; integer targets are labels, floating ones distributions over classes."""
         axis = self.class_axis(prediction)
         if target.is_float:
             return self._on_distributions(op, prediction, target, axis, weights)
@@ -106,19 +111,21 @@ class SoftmaxCrossEntropy(ClassLoss):
         is_last = axis == node_rank(prediction) - 1
         logits = as_rows(op, prediction) if is_last else classes_second(op, prediction, axis)
         of_classes = self._weights(op, prediction, axis)
-        found = op.several(
-            "SoftmaxCrossEntropyLoss",
+        given = self.from_logits is False
+        if given:
+            logits = self.log_probabilities(op, logits, 1)
+        total, *log_p = op.several(
+            "NegativeLogLikelihoodLoss" if given else "SoftmaxCrossEntropyLoss",
             *(logits, target, of_classes),
-            outputs=2 if self.label_smoothing else 1,
+            outputs=2 if self.label_smoothing and not given else 1,
             reduction="sum" if weights is None else "none",
             ignore_index=None if self.ignore_index is None else int(self.ignore_index),
         )
-        total = found[0]
         if weights is not None:
             total = op.ReduceSum(weighted(op, total.with_shape(target.shape), weights), keepdims=0)
         total = total.with_shape(())
         if self.label_smoothing:
-            total = self._smoothed(op, total, found[1], target, of_classes, weights)
+            total = self._smoothed(op, total, logits if given else log_p[0], target, of_classes, weights)
         return total.with_shape(())
 
     def _total_in_chunks(self, op: Builder, head: LogitHead, labels: Value, weights: Value | None) -> Value:
@@ -206,7 +213,7 @@ class SoftmaxCrossEntropy(ClassLoss):
     ) -> LossTerms:
         if self.ignore_index is not None and self.ignore_index >= 0:  # a negative one is no class
             raise OptionError("ignore_index needs class indices as targets; got a distribution over classes.")
-        log_probability = op.LogSoftmax(prediction, axis=axis)
+        log_probability = self.log_probabilities(op, prediction, axis)
         classes = size_of(op, prediction, axis)
         if self.label_smoothing:
             target = target * (1.0 - self.label_smoothing) + op.scalar(self.label_smoothing, prediction) / classes

@@ -14,7 +14,8 @@ from onnxtrain.data.target_checks import TargetCheck
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
-from onnxtrain.losses.base import ReducedLoss, TargetKind, examples, node_rank
+from onnxtrain.losses.base import ScoreLoss, TargetKind, examples, node_rank
+from onnxtrain.losses.probabilities import logarithm
 from onnxtrain.metrics.base import MetricInput
 from onnxtrain.metrics.error_rates import CharacterErrorRate
 from onnxtrain.spelling import checks_arguments
@@ -23,7 +24,7 @@ from onnxtrain.training_info.recipe import LossTerms
 
 @checks_arguments
 @dataclass(frozen=True)
-class CTC(ReducedLoss):
+class CTC(ScoreLoss):
     """Connectionist temporal classification: mean over examples of -log p(labels) / their number.
 
     p is the sum over all paths of one class per step that yield the labels when equal neighbours are merged and blanks
@@ -48,7 +49,7 @@ class CTC(ReducedLoss):
 
     name: ClassVar[str] = "ctc"
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices",)
-    trains_through: ClassVar[frozenset[str]] = frozenset({"Softmax", "LogSoftmax"})
+    probabilities = "distribution"
     axis: ClassVar[int] = -1
 
     blank: int = 0
@@ -97,7 +98,7 @@ class CTC(ReducedLoss):
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on scores [N, T, C]."""
-        log_p = op.LogSoftmax(prediction, axis=-1)
+        log_p = logarithm(op, prediction) if self.from_logits is False else op.LogSoftmax(prediction, axis=-1)
         if self.time_axis == 1:
             log_p = op.Transpose(log_p, perm=[1, 0, 2])
         never = float(np.finfo(prediction.dtype.numpy()).min) / 8  # log(0) without NaN

@@ -22,6 +22,7 @@ from onnxtrain.ir.value import Dimension, dimensions, is_float
 from onnxtrain.losses.base import ReducedLoss, TargetForm, TargetKind, softplus
 from onnxtrain.losses.boxes import Boxes, assign, complete_iou, generalized_iou
 from onnxtrain.losses.groups import check_above_zero
+from onnxtrain.losses.probabilities import class_logits
 from onnxtrain.metrics.base import Detections, MetricInput
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms, free_names
@@ -494,11 +495,8 @@ class DETR(DetectionLoss):
             OptionError: The model has no such outputs.
         """
         logits, boxes = self._outputs(model, output)
-        producer = logits.producer()
-        if producer is not None and producer.op_type == "Softmax" and producer.inputs[0] is not None:
-            logits = producer.inputs[0]
         op = Builder(model.graph, model.opset_imports[""])
-        scores = op.wrap(logits)
+        scores = class_logits(op, logits, 2, model.functions)
         shape = scores.shape or (None, None, None)
         size = shape[2]
         found = op.Concat(scores, op.cast(op.wrap(boxes), scores.dtype), axis=2)

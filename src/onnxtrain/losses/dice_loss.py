@@ -59,9 +59,9 @@ class Dice(ClassLoss):
             raise OptionError(f"activation is {self.activation!r}; dice takes 'softmax' or 'sigmoid'.")
 
     @property
-    def trains_through(self) -> frozenset[str]:  # type: ignore[override]
-        """The activation that the loss contains."""
-        return frozenset({"Sigmoid"} if self.activation == "sigmoid" else {"Softmax", "LogSoftmax"})
+    def probabilities(self) -> Literal["distribution", "independent"]:  # type: ignore[override]
+        """The probabilities that the loss takes, by its activation."""
+        return "independent" if self.activation == "sigmoid" else "distribution"
 
     @property
     def predicts(self) -> PredictionKind:  # type: ignore[override]
@@ -98,7 +98,7 @@ class Dice(ClassLoss):
         return super().class_axis(prediction)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
-        """Emit the loss on logits [N, C, ...]."""
+        """Emit the loss on scores [N, C, ...]."""
         if node_rank(prediction) == 2 and self.activation == "sigmoid":
             prediction, target = (op.Unsqueeze(value, op.ints(1)) for value in (prediction, target))
         axis = self.class_axis(prediction)
@@ -108,7 +108,9 @@ class Dice(ClassLoss):
                 "of shape [batch, classes, positions...]."
             )
         z = classes_second(op, prediction, axis)
-        p = op.Sigmoid(z) if self.activation == "sigmoid" else op.Softmax(z, axis=1)
+        p = z
+        if self.from_logits is not False:
+            p = op.Sigmoid(z) if self.activation == "sigmoid" else op.Softmax(z, axis=1)
         size = op.dimension(prediction, axis)
         if target.is_float:
             there = classes_second(op, target, axis)

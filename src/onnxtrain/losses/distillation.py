@@ -19,7 +19,8 @@ from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions
 from onnxtrain.losses.base import ClassLoss, weighted
 from onnxtrain.losses.cross_entropy import SoftmaxCrossEntropy
-from onnxtrain.losses.heads import before_activation, named_output
+from onnxtrain.losses.heads import named_output
+from onnxtrain.losses.probabilities import class_logits, logarithm
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 from onnxtrain.working_copy.training_modes import set_inference
@@ -81,7 +82,12 @@ class Distillation(ClassLoss):
     @property
     def _cross_entropy(self) -> SoftmaxCrossEntropy:
         return SoftmaxCrossEntropy(
-            self.class_weights, self.label_smoothing, self.ignore_index, self.axis, self.check_targets
+            self.class_weights,
+            self.label_smoothing,
+            self.ignore_index,
+            self.axis,
+            self.check_targets,
+            from_logits=self.from_logits,
         )
 
     @property
@@ -94,13 +100,14 @@ class Distillation(ClassLoss):
         return self._cross_entropy.label_weight(labels)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
-        """Emit the teacher and the loss on logits."""
+        """Emit the teacher and the loss."""
         cross_entropy = self._cross_entropy
         hard = cross_entropy.build(op, prediction, target, weights)
         axis = self.class_axis(prediction)
         taught = self._teacher_logits(op, prediction)
         log_q = op.LogSoftmax(taught / self.temperature, axis=axis)
-        log_p = op.LogSoftmax(prediction / self.temperature, axis=axis)
+        logits = logarithm(op, prediction) if self.from_logits is False else prediction
+        log_p = op.LogSoftmax(logits / self.temperature, axis=axis)
         terms = op.Exp(log_q) * (log_q - log_p)
         terms = op.ReduceSum(terms, op.ints(axis), keepdims=0)
         shape = None if prediction.shape is None else tuple(s for a, s in enumerate(prediction.shape) if a != axis)
@@ -120,9 +127,10 @@ class Distillation(ClassLoss):
         """
         model = self._teacher(op.opset)
         graph = model.graph
-        found, _ = before_activation(named_output(graph, self.output), self)
-        mine, theirs = dimensions(prediction.ir), dimensions(found)
         axis = self.class_axis(prediction)
+        output = named_output(graph, self.output)
+        found = class_logits(Builder(graph, op.opset), output, axis, model.functions).ir
+        mine, theirs = dimensions(prediction.ir), dimensions(found)
         if mine is not None and theirs is not None:
             sizes = (mine[axis], theirs[axis] if axis < len(theirs) else None)
             if len(mine) != len(theirs) or (all(isinstance(size, int) for size in sizes) and sizes[0] != sizes[1]):

@@ -10,15 +10,19 @@ import numpy as np
 from onnxtrain.data.target_checks import BinaryCheck, TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.losses.base import ReducedLoss, TargetKind, mean_over, softplus
+from onnxtrain.losses.base import ReducedLoss, ScoreLoss, TargetKind, mean_over, softplus
+from onnxtrain.losses.probabilities import logit
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
 
 @checks_arguments
 @dataclass(frozen=True)
-class BinaryCrossEntropy(ReducedLoss):
+class BinaryCrossEntropy(ScoreLoss):
     """Binary cross-entropy on logits: mean of softplus(z) - t z, for targets t in [0, 1].
+
+    For probabilities p it is the mean of -t log p - (1 - t) log(1 - p), with logarithms of at least -100, as
+    ``torch.nn.BCELoss``.
 
     Args:
         positive_weight: Weight of the positive class: mean of w t softplus(-z) + (1 - t) softplus(z).
@@ -26,7 +30,7 @@ class BinaryCrossEntropy(ReducedLoss):
     """
 
     name: ClassVar[str] = "binary_cross_entropy"
-    trains_through: ClassVar[frozenset[str]] = frozenset({"Sigmoid"})
+    probabilities = "independent"
     predicts = "binary"
 
     positive_weight: float = 1.0
@@ -37,8 +41,8 @@ class BinaryCrossEntropy(ReducedLoss):
         return BinaryCheck(self.name) if self.check_targets else None
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
-        """Emit the loss on logits."""
-        z = prediction
+        """Emit the loss."""
+        z = logit(op, prediction) if self.from_logits is False else prediction
         base = softplus(op, z)
         if self.positive_weight == 1.0:
             terms = base - target * z

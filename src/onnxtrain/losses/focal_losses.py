@@ -13,7 +13,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.losses.base import (
     ClassLoss,
-    ReducedLoss,
+    ScoreLoss,
     TargetKind,
     classes_second,
     count_of,
@@ -23,6 +23,7 @@ from onnxtrain.losses.base import (
     softplus,
     weighted,
 )
+from onnxtrain.losses.probabilities import logit
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training_info.recipe import LossTerms
 
@@ -60,12 +61,12 @@ class Focal(ClassLoss):
         _check_gamma(self.name, self.gamma)
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
-        """Emit the loss on logits; integer targets are labels, floating ones distributions over classes."""
+        """Emit the loss; integer targets are labels, floating ones distributions over classes."""
         axis = self.class_axis(prediction)
         by_class = self.weight_by_class(prediction, axis)
         of_classes = None if by_class is None else op.constant(by_class, prediction.dtype)
         if target.is_float:
-            log_p = op.LogSoftmax(prediction, axis=axis).with_shape(prediction.shape)
+            log_p = self.log_probabilities(op, prediction, axis)
             terms = -(target * _modulated(op, op.Exp(log_p), self.gamma, log_p))
             if of_classes is not None:
                 terms = terms * op.reshape(of_classes, [-1 if a == axis else 1 for a in range(node_rank(prediction))])
@@ -73,7 +74,11 @@ class Focal(ClassLoss):
         else:
             ignored = None if self.ignore_index is None else int(self.ignore_index)
             logits = classes_second(op, prediction, axis)
-            loss = op.SoftmaxCrossEntropyLoss(logits, target, reduction="none", ignore_index=ignored)
+            if self.from_logits is False:
+                log_p = self.log_probabilities(op, logits, 1)
+                loss = op.NegativeLogLikelihoodLoss(log_p, target, reduction="none", ignore_index=ignored)
+            else:
+                loss = op.SoftmaxCrossEntropyLoss(logits, target, reduction="none", ignore_index=ignored)
             loss = loss.with_shape(target.shape)
             terms = _modulated(op, op.Exp(-loss), self.gamma, loss)
             if of_classes is not None:
@@ -93,7 +98,7 @@ class Focal(ClassLoss):
 
 @checks_arguments
 @dataclass(frozen=True)
-class BinaryFocal(ReducedLoss):
+class BinaryFocal(ScoreLoss):
     """Focal loss of independent binary outputs: mean of a_t (1 - p_t)^gamma (softplus(z) - t z), p = sigmoid(z).
 
     p_t is p for t = 1 and 1 - p for t = 0, a_t is alpha and 1 - alpha; for targets t in (0, 1) both are interpolated
@@ -106,7 +111,7 @@ class BinaryFocal(ReducedLoss):
     """
 
     name: ClassVar[str] = "binary_focal"
-    trains_through: ClassVar[frozenset[str]] = frozenset({"Sigmoid"})
+    probabilities = "independent"
     predicts = "binary"
 
     gamma: float = 2.0
@@ -124,9 +129,10 @@ class BinaryFocal(ReducedLoss):
         return BinaryCheck(self.name) if self.check_targets else None
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
-        """Emit the loss on logits."""
-        z = prediction
-        p = op.Sigmoid(z)
+        """Emit the loss."""
+        given = self.from_logits is False
+        z = logit(op, prediction) if given else prediction
+        p = prediction if given else op.Sigmoid(z)
         right = (target * p + (1.0 - target) * (1.0 - p)).with_shape(z.shape)
         loss = softplus(op, z) - target * z
         terms = _modulated(op, right, self.gamma, loss)

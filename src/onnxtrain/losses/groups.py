@@ -18,6 +18,7 @@ from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension, dimensions, is_float
 from onnxtrain.losses.base import Loss, ReducedLoss, node_rank
 from onnxtrain.losses.chunks import head_in_chunks, map_in_chunks
+from onnxtrain.losses.probabilities import class_logits
 from onnxtrain.passes.logit_head import as_rows
 from onnxtrain.runtime.failures import require_shape
 from onnxtrain.training_info.recipe import free_names
@@ -82,7 +83,9 @@ class Rows:
             OptionError: The output holds no logits [rows, tokens, vocabulary], or they cannot be computed in chunks.
         """
         op, logits = self.op, self.output
-        if node_rank(logits) != 3:
+        if node_rank(logits) == 3:
+            logits = class_logits(op, logits.ir, 2, {})
+        else:
             raise OptionError(
                 f"The loss compares log-probabilities of tokens, but {logits.name!r} has shape {logits.shape}; it "
                 "needs the logits [batch, tokens, vocabulary] of a language model."

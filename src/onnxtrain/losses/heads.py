@@ -22,12 +22,13 @@ from onnxtrain.losses.base import (
     IgnoredWherePresent,
     Loss,
     LossByExample,
+    ScoreLoss,
     TargetForm,
     TargetKind,
     class_axis,
 )
 from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
-from onnxtrain.losses.probabilities import sums_to_one
+from onnxtrain.losses.probabilities import Scores
 from onnxtrain.metrics.base import MetricInput, NamedMetric
 from onnxtrain.passes.logit_head import find_head
 from onnxtrain.runtime.failures import require_shape
@@ -57,33 +58,34 @@ def is_float_tensor(value: ir.Value) -> bool:
     return is_float(value) and not isinstance(value.type, ir.SequenceType | ir.OptionalType)
 
 
-def before_activation(value: ir.Value, loss: Loss) -> tuple[ir.Value, int | None]:
-    """Return the logits before a final activation that the loss contains, and that activation's class axis.
+class Reading(NamedTuple):
+    """The input of a loss on an output.
 
-    Logits of unknown shape get that of the activation.
+    Attributes:
+        prediction: The output, or the logits behind its probabilities.
+        axis: The class axis, where the nodes tell it.
+        from_logits: Whether the prediction holds logits; ``None`` for losses to which it does not matter.
     """
-    producer = value.producer()
-    if producer is None or not producer.inputs or producer.inputs[0] is None or producer.domain:
-        return value, None
-    source = producer.inputs[0]
-    known = producer.op_type == "Identity" or producer.op_type in loss.trains_through
-    if known and source.shape is None and value.shape is not None:  # behind an operator without shape inference
-        source.shape, source.type = value.shape.copy(), source.type or value.type
-    if producer.op_type == "Identity" or (producer.op_type == "Cast" and source.dtype == value.dtype):
-        inner, axis = before_activation(source, loss)
-        return (value, None) if inner is source else (inner, axis)
-    if producer.op_type not in loss.trains_through:
-        return value, None
-    if producer.op_type not in ("Softmax", "LogSoftmax"):
-        return source, None
-    if source.shape is None:
-        return value, None
-    rank = len(source.shape)
-    axis = (producer.attributes["axis"].as_int() if "axis" in producer.attributes else -1) % rank
+
+    prediction: ir.Value
+    axis: int | None = None
+    from_logits: bool | None = None
+
+
+def reading(output: ir.Value, loss: Loss, scores: Scores) -> Reading:
+    """Return what a loss reads: logits where they are reached, else probabilities that are proved or declared."""
+    if loss.probabilities is None or loss.from_logits is True:
+        return Reading(output, None, loss.from_logits)
+    by_class, axis = loss.probabilities == "distribution", scores.axis
+    rank = len(dimensions(output) or ())
     wanted = getattr(loss, "axis", class_axis(rank))  # None where the loss infers it
-    if axis == 0 or (wanted is not None and wanted % rank != axis):
-        return value, None
-    return source, axis
+    fits = not by_class or (axis is not None and (wanted is None or (rank and wanted % rank == axis)))
+    if scores.kind in (None, "logits") or not fits:
+        return Reading(output, None, loss.from_logits is not False)
+    axis = axis if by_class else None
+    if scores.logits is not None and scores.activation == ("Softmax" if by_class else "Sigmoid"):
+        return Reading(scores.logits, axis, True)
+    return Reading(output, axis, scores.are_logarithms)
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Targets:
         prediction: The input of the loss.
         value: The input of the step graph for the targets.
         inputs: The inputs of the model.
-        from_probabilities: True if the prediction holds probabilities although the loss takes logits.
+        scores: What the graph proves about the output.
     """
 
     declared: Loss
@@ -106,7 +108,7 @@ class Targets:
     prediction: ir.Value
     value: ir.Value
     inputs: tuple[ir.Value, ...]
-    from_probabilities: bool = False
+    scores: Scores
 
     @property
     def name(self) -> str:
@@ -311,7 +313,7 @@ class Targets:
     def metric_input(self) -> MetricInput:
         """Meaning of predictions and targets for metrics."""
         metric_input = self._whole_loss.metric_input(wrapped(self.prediction), wrapped(self.value))
-        return metric_input._replace(probabilities=self.from_probabilities)
+        return metric_input._replace(probabilities=self.loss.from_logits is False)
 
 
 def no_labels_left(what: str, loss: Loss) -> str:
@@ -395,16 +397,39 @@ class LossHead(NamedTuple):
         if form == self.targets.form:
             return self
         declared = self.targets.declared
-        return head_of(
-            model, self.output, declared, form, self.targets.name, self.prediction if declared.gathers else None
+        gathered = self.prediction if declared.gathers else None
+        return head_of(model, self.output, declared, form, self.targets.name, self.targets.scores, gathered)
+
+    @property
+    def assumes_logits(self) -> bool:
+        """True where the output is taken for logits, although neither the loss nor the nodes say so."""
+        targets = self.targets
+        assumed = targets.declared.from_logits is None and targets.loss.from_logits is True
+        return (
+            assumed and self.prediction is self.output and targets.scores.kind in (None, "independent", "distribution")
         )
+
+    def doubts(self, scores: np.ndarray) -> list[str]:
+        """Return a hint about scores of a batch that are taken for logits, but look like probabilities."""
+        loss = self.targets.loss
+        inside = scores.size and bool((scores >= 0).all() and (scores <= 1).all() and scores.any())
+        if not self.assumes_logits or not inside:
+            return []
+        if by_class := loss.probabilities == "distribution":
+            axis = getattr(loss, "axis", None)
+            sums = scores.astype(np.float64).sum(self.targets._class_axis if axis is None else axis)
+            if not (np.abs(sums - 1) <= 1e-3).all():
+                return []
+        found = "rows of values from 0 to 1 that sum to 1" if by_class else "values from 0 to 1"
+        return [
+            f"The output {self.name!r} holds {found}, but its nodes do not prove that they are probabilities: the loss "
+            f"{loss.name} takes them as logits. If they are probabilities, give the loss from_logits=False, as in "
+            f"'{loss.name}(from_logits=False)'; from_logits=True keeps them as logits without this hint."
+        ]
 
     def build(self, op: Builder, weights: Value | None) -> LossTerms:
         """Emit the loss, with weights of examples if given."""
         targets, prediction = self.targets, op.wrap(self.prediction)
-        if targets.from_probabilities:
-            tiny = op.scalar(np.finfo(prediction.dtype.numpy()).tiny, prediction)
-            prediction = op.Log(op.Max(prediction, tiny)).with_shape(prediction.shape)
         loss, target = targets.loss, targets.checked(op.wrap(targets.value), prediction)
         if weights is None or not isinstance(loss, LossByExample):
             return loss.build(op, prediction, target)
@@ -417,6 +442,7 @@ def head_of(
     declared: Loss,
     form: TargetForm,
     name: str,
+    scores: Scores,
     gathered: ir.Value | None = None,
 ) -> LossHead:
     """Build the head of an output for targets of a form.
@@ -427,27 +453,28 @@ def head_of(
         declared: The loss.
         form: The form of its targets.
         name: The step graph's input for them.
+        scores: What the graph proves about the output.
         gathered: The prediction, where the loss gathers one and has done so.
     """
-    graph = model.graph
     if declared.gathers:
-        inner, axis = gathered or declared.gather(model, output), None
+        inner, axis, from_logits = Reading(gathered or declared.gather(model, output))
     else:
-        inner, axis = before_activation(output, declared.with_form(form))
+        inner, axis, from_logits = reading(output, declared.with_form(form), scores)
     if axis is None and form.kind == "indices" and isinstance(declared, ClassLoss):
         axis = declared.only_class_axis(wrapped(inner))
     if axis is not None and form.axis is None:
         form = replace(form, axis=axis)
     loss = declared.with_form(form)
-    labelled = any(not is_float(value) for value in graph.outputs)
+    if isinstance(loss, ScoreLoss):
+        loss = replace(loss, from_logits=from_logits)
     targets = Targets(
         declared=declared,
         form=form,
         loss=loss,
         prediction=inner,
         value=target_input(loss, inner, form.kind, name),
-        inputs=tuple(graph.inputs),
-        from_probabilities=labelled and inner is output and "Softmax" in loss.trains_through and sums_to_one(output),
+        inputs=tuple(model.graph.inputs),
+        scores=scores,
     )
     return LossHead(output, inner, targets)
 

@@ -6,8 +6,9 @@ from typing import Final
 
 import onnx_ir as ir
 
+from onnxtrain.ir.bounds import is_weight
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import behind, constant_array, constant_tensor, dimensions
+from onnxtrain.ir.value import constant_array, dimensions
 
 _CHANNELS_SECOND: Final = frozenset({"Conv", "ConvTranspose", "FusedConv", "QLinearConv", "ConvInteger"})
 
@@ -21,8 +22,6 @@ _KEEPING: Final = frozenset(
 """Operators whose result has the axes of their first input."""
 
 _BY_ELEMENT: Final = frozenset({"Add", "Sub", "Mul", "Div"})
-
-_MOVING_WEIGHTS: Final = frozenset({"Identity", "Cast", "Transpose", "Reshape", "DequantizeLinear"})
 
 _GONE: Final = -1
 """The axis of a single unit that was squeezed out."""
@@ -57,7 +56,7 @@ def _units_axis(value: ir.Value | None) -> int | None:
     if node.op_type in _CHANNELS_SECOND:
         return 1
     if node.op_type in _UNITS_LAST:
-        return len(shape) - 1 if _is_weight(node.inputs[1]) else None
+        return len(shape) - 1 if is_weight(node.inputs[1]) else None
     if node.op_type in _KEEPING:
         return _units_axis(node.inputs[0])
     if node.op_type in _BY_ELEMENT:
@@ -96,8 +95,3 @@ def _axes(node: ir.Node) -> list[int] | None:
         return list(node.attributes["axes"].as_ints())
     found = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
     return None if found is None else found.reshape(-1).tolist()
-
-
-def _is_weight(value: ir.Value | None) -> bool:
-    source = behind(value, _MOVING_WEIGHTS)
-    return source is not None and (source.is_initializer() or constant_tensor(source) is not None)

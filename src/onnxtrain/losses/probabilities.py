@@ -1,149 +1,171 @@
-"""Tell by its nodes whether a classifier's output holds probabilities or logits."""
+"""Tell logits from probabilities by what the graph proves, and find the logits behind probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.ir.value import behind, constant_number, constant_tensor
+from onnxtrain.ir import Builder, Value
+from onnxtrain.ir.bounds import Facts
+from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.training_info.recipe import free_names
 
-_SAME: Final = frozenset({"Identity", "Cast", "Reshape"})
+ScoreKind = Literal["logits", "distribution", "independent", "log distribution", "log independent"]
+"""Meaning of scores: logits; probabilities that sum to one, or independent ones; or their logarithms."""
 
-_GUARDS: Final = _SAME | {"Add", "Max", "Clip", "Where"}
-"""Operators between a sum and a division by it, which avoid a division by zero."""
+_MOVING: Final = frozenset(
+    {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Gather", "Expand", "Split"}
+)
+"""Operators that only move, repeat or select the elements of their first input."""
 
-_STEPS: Final = 8
-"""Nodes that are searched for the sum behind a divisor."""
-
-
-ScoreKind = Literal["logits", "distribution", "independent"]
-"""Meaning of scores: logits, probabilities that sum to one, or independent probabilities."""
-
-_MOVING: Final = _SAME | {"Squeeze", "Unsqueeze", "Flatten", "Transpose", "QuantizeLinear", "DequantizeLinear"}
-
-_LAYERS: Final = frozenset({"Gemm", "MatMul", "Conv", "LogSoftmax"})
-
-_LAYERS_OF_RUNTIME: Final = frozenset({"MatMulNBits", "FusedMatMul", "FusedGemm", "FusedConv", "QGemm"})
+_LEAST: Final = -100.0
+"""Least logarithm of a probability, as in PyTorch's ``BCELoss``."""
 
 
-def kind_of_scores(value: ir.Value | None) -> ScoreKind | None:
-    """Return what the nodes before an output of scores make of them; ``None`` where they do not tell."""
-    if sums_to_one(value):
-        return "distribution"
-    source = behind(value, _MOVING)
-    node = None if source is None else source.producer()
-    if node is None:
-        return None
-    name = node.op_type
-    if name in ("Softmax", "QLinearSoftmax") or (source is not value and sums_to_one(source)):
-        return "distribution"
-    if name in ("Sigmoid", "HardSigmoid", "QLinearSigmoid"):
-        return "independent"
-    if name in (_LAYERS_OF_RUNTIME if node.domain else _LAYERS):
-        return "logits"
-    if name in ("Add", "Sub") and not node.domain:  # a bias
-        kinds = [kind_of_scores(each) for each in node.inputs if each is not None and constant_tensor(each) is None]
-        return "logits" if kinds and set(kinds) == {"logits"} else None
-    return None
+@dataclass(frozen=True)
+class Scores:
+    """What the nodes of a graph prove about an output of scores.
 
-
-def sums_to_one(value: ir.Value | None) -> bool:
-    """Return whether a value is built as probabilities.
-
-    It is a pair (1 - p, p), values divided by their sum, exp(z - log sum exp(z)), or a mean of these and of softmaxes.
-    Other quotients and pairs, such as logits divided by a temperature, are not.
+    Attributes:
+        kind: Their meaning; ``None`` where the nodes do not tell.
+        axis: The axis along which they, or their exponentials, sum to one.
+        logits: The logits that a Sigmoid or Softmax turns into them, moved in the same way; ``None`` where other nodes
+            stand between them.
+        activation: That activation.
+        relied: Initializers whose values the proof depends on.
     """
-    node = _producer(value)
-    if node is None:
-        return False
-    match node.op_type:
-        case "Normalizer":
-            return "norm" in node.attributes and node.attributes["norm"].as_string() == "L1"
-        case "LpNormalization":
-            return "p" in node.attributes and node.attributes["p"].as_int() == 1
-        case "Concat":
-            return len(node.inputs) == 2 and (_are_complements(*node.inputs) or _are_complements(*node.inputs[::-1]))
-        case "Div":
-            whole, divisor = node.inputs
-            return _is_sum_of(divisor, whole) or _is_mean(list(_terms(whole)), divisor)
-        case "Exp":
-            return _is_log_softmax(node.inputs[0])
-        case "Mean":
-            return all(map(_is_distribution, node.inputs))
-        case "ReduceMean":
-            several = _producer(node.inputs[0])
-            return several is not None and several.op_type == "Concat" and all(map(_is_distribution, several.inputs))
-    return False
+
+    kind: ScoreKind | None = None
+    axis: int | None = None
+    logits: ir.Value | None = None
+    activation: str = ""
+    relied: frozenset[str] = frozenset()
+
+    @property
+    def are_logarithms(self) -> bool:
+        """True where scores are logarithms of probabilities."""
+        return self.kind in ("log distribution", "log independent")
+
+    def with_values(self, own: Callable[[ir.Value], ir.Value]) -> Scores:
+        """Return the same for a copy of the graph, whose values a function finds."""
+        return self if self.logits is None else replace(self, logits=own(self.logits))
 
 
-def _is_distribution(value: ir.Value | None) -> bool:
-    node = _producer(value)
-    return node is not None and (node.op_type == "Softmax" or sums_to_one(value))
+def kind_of_scores(value: ir.Value, functions: Mapping[Any, ir.Function], learned: Collection[str] = ()) -> Scores:
+    """Return what the nodes before an output of scores prove about it.
+
+    Args:
+        value: The output.
+        functions: The functions of the model.
+        learned: Names of initializers whose values training changes.
+    """
+    _declare_shapes(value)
+    facts = Facts(functions, learned)
+    fact = facts.of(value)
+    found = fact if fact.is_probability else fact.log
+    kind: ScoreKind | None = "logits" if fact.linear else None
+    if found is not None and found.is_probability:
+        kind = "independent" if found.axis is None else "distribution"
+        if found is not fact:
+            kind = "log independent" if found.axis is None else "log distribution"
+    axis = None if found is None or kind in (None, "logits") else found.axis
+    return Scores(kind, axis, relied=frozenset(facts.relied))
 
 
-def _same(value: ir.Value | None) -> ir.Value | None:
-    """Return the value behind operators that keep its elements."""
-    return behind(value, _SAME)
+def _declare_shapes(value: ir.Value) -> None:
+    """Give an output's shape to the values before it that operators without shape inference leave without one."""
+    node = value.producer()
+    while node is not None and node.op_type in ("Identity", "Sigmoid", "Softmax", "LogSoftmax") and node.inputs[0]:
+        source = node.inputs[0]
+        if source.shape is None and value.shape is not None:
+            source.shape, source.type = value.shape.copy(), source.type or value.type
+        value, node = source, source.producer()
 
 
-def _producer(value: ir.Value | None) -> ir.Node | None:
-    source = _same(value)
-    return None if source is None else source.producer()
+def find_scores(model: ir.Model, output: ir.Value, learned: Collection[str], *, emit: bool) -> Scores:
+    """Return what a working copy proves about an output of scores.
+
+    Args:
+        model: The working copy.
+        output: The output.
+        learned: Names of initializers whose values training changes.
+        emit: Emit the logits behind the output, where they are reached.
+    """
+    found = kind_of_scores(output, model.functions, learned)
+    if not emit or found.kind in (None, "logits"):
+        return found
+    op = Builder(model.graph, model.opset_imports[""])
+    reached = _reach(op, output)
+    if reached is None and found.kind == "log independent":
+        reached = logit(op, op.Exp(op.wrap(output)).with_shape(dimensions(output))), "Sigmoid"
+    if reached is None:
+        return found
+    logits, activation = reached
+    if activation == "Sigmoid" and found.axis is not None and (dimensions(output) or ())[found.axis] == 2:
+        # (1 - p, p) of a logit z is the softmax of (-z / 2, z / 2).
+        logits, activation = (logits * 0.5).with_shape(logits.shape), "Softmax"
+    if activation == "Softmax" and found.axis is None:
+        return found  # the rows have lost classes
+    if logits.ir.producer() in op.emitted:
+        (logits.ir.name,) = free_names(model.graph, [f"{output.name}_logits"])
+    return replace(found, logits=logits.ir, activation=activation)
 
 
-def _are_complements(one: ir.Value | None, other: ir.Value | None) -> bool:
-    """Return whether the first is 1 minus the second, or both are sigmoids of z and -z."""
-    node, second = _producer(one), _producer(other)
-    if node is None:
-        return False
+def _reach(op: Builder, value: ir.Value | None) -> tuple[Value, str] | None:
+    """Return logits moved as a value's probabilities are, and the activation between; ``None`` for other nodes."""
+    node = None if value is None else value.producer()
+    if value is None or node is None or node.domain or node.graph is not op.graph:
+        return None
+    if node.op_type in ("Identity", "Log", "Exp"):
+        return _reach(op, node.inputs[0])
+    if node.op_type in ("Sigmoid", "Softmax", "LogSoftmax") and node.inputs[0] is not None:
+        return op.wrap(node.inputs[0]), "Sigmoid" if node.op_type == "Sigmoid" else "Softmax"
     if node.op_type == "Sub":
-        return constant_number(node.inputs[0]) == 1 and _same(node.inputs[1]) is _same(other)
-    if node.op_type != "Sigmoid" or second is None or second.op_type != "Sigmoid":
-        return False
-    negated = _producer(node.inputs[0])
-    return negated is not None and negated.op_type == "Neg" and _same(negated.inputs[0]) is _same(second.inputs[0])
+        inner = _reach(op, node.inputs[1])
+        one_minus = inner is not None and inner[1] == "Sigmoid" and Facts({}).number(node.inputs[0]) == 1
+        return (-inner[0], "Sigmoid") if inner is not None and one_minus else None
+    parts = list(node.inputs) if node.op_type == "Concat" else list(node.inputs[:1])
+    if node.op_type not in _MOVING and node.op_type != "Concat":
+        return None
+    if node.op_type == "Cast" and (parts[0] is None or not is_float(parts[0]) or not is_float(value)):
+        return None
+    found = [_reach(op, part) for part in parts]
+    activations = {each[1] for each in found if each is not None}
+    if None in found or len(activations) != 1:
+        return None
+    logits = [each[0] for each in found if each is not None]
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    rest = [None if each is None else op.wrap(each) for each in node.inputs[len(parts) :]]
+    made = op.several(node.op_type, *logits, *rest, outputs=len(node.outputs), **attributes)
+    result = made[value.index() or 0]
+    result.ir.type = value.type
+    return result.with_shape(dimensions(value)), activations.pop()
 
 
-def _is_sum_of(divisor: ir.Value | None, whole: ir.Value | None) -> bool:
-    """Return whether a divisor is the sum of the values that it divides, perhaps kept from zero."""
-    waiting, targets = [divisor], {_same(term) for term in (whole, *_terms(whole))}
-    for _ in range(_STEPS):
-        node = _producer(waiting.pop(0)) if waiting else None
-        if node is None:
-            if not waiting:
-                return False
-            continue
-        if node.op_type in ("ReduceSum", "ReduceL1"):
-            source = _producer(node.inputs[0])
-            summed = source.inputs[0] if source is not None and source.op_type == "Abs" else node.inputs[0]
-            if _same(summed) in targets:
-                return True
-        elif node.op_type in _GUARDS:
-            waiting += node.inputs
-    return False
+def logarithm(op: Builder, probability: Value) -> Value:
+    """Emit the logarithm of probabilities, -100 for zero; there its gradient is zero."""
+    tiny = op.scalar(np.finfo(probability.dtype.numpy()).tiny, probability)
+    found = op.Log(op.Max(probability, tiny))
+    above = op.binary("GreaterOrEqual", probability, tiny)
+    return op.Where(above, found, op.scalar(_LEAST, probability)).with_shape(probability.shape)
 
 
-def _is_log_softmax(value: ir.Value | None) -> bool:
-    """Return whether a value is z - log sum exp(z)."""
-    node = _producer(value)
-    log_sum = _producer(node.inputs[1]) if node is not None and node.op_type == "Sub" else None
-    if node is None or log_sum is None or log_sum.op_type != "ReduceLogSumExp":
-        return False
-    return _same(log_sum.inputs[0]) is _same(node.inputs[0])
+def logit(op: Builder, probability: Value) -> Value:
+    """Emit log p - log(1 - p), each at least -100: the binary cross-entropy of these logits is that of p."""
+    return (logarithm(op, probability) - logarithm(op, 1.0 - probability)).with_shape(probability.shape)
 
 
-def _terms(value: ir.Value | None) -> Iterator[ir.Value | None]:
-    """Yield what a sum adds up."""
-    node = _producer(value)
-    if node is not None and node.op_type in ("Add", "Sum"):
-        for operand in node.inputs:
-            yield from _terms(operand)
-    else:
-        yield value
-
-
-def _is_mean(terms: Sequence[ir.Value | None], divisor: ir.Value | None) -> bool:
-    """Return whether probabilities are divided by their number."""
-    return constant_number(divisor) == len(terms) and all(map(_is_distribution, terms))
+def class_logits(op: Builder, value: ir.Value, axis: int, functions: Mapping[Any, ir.Function]) -> Value:
+    """Return logits of classes for a value of a graph: itself, those behind it, or logarithms of its probabilities."""
+    found = kind_of_scores(value, functions)
+    rank = len(dimensions(value) or ())
+    if found.axis is None or not rank or found.axis != axis % rank:
+        return op.wrap(value)
+    reached = _reach(op, value)
+    if reached is not None and reached[1] == "Softmax":
+        return reached[0]
+    return op.wrap(value) if found.are_logarithms else logarithm(op, op.wrap(value))

@@ -12,8 +12,9 @@ from onnxtrain.data.target_checks import TargetCheck
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
-from onnxtrain.losses.base import ReducedLoss, TargetKind, examples, node_rank
+from onnxtrain.losses.base import ScoreLoss, TargetKind, examples, node_rank
 from onnxtrain.losses.ctc_loss import PathCheck, valid_steps
+from onnxtrain.losses.probabilities import logarithm
 from onnxtrain.metrics.base import MetricInput
 from onnxtrain.runtime.failures import explain_failure
 from onnxtrain.spelling import checks_arguments
@@ -24,7 +25,7 @@ _WHOLE = ir.DataType.INT64
 
 @checks_arguments
 @dataclass(frozen=True)
-class Transducer(ReducedLoss):
+class Transducer(ScoreLoss):
     """Transducer loss (RNN-T): mean over examples of -log p(labels).
 
     The joint network scores every pair of one of T frames and one of the U + 1 label histories: [N, T, U + 1, C], as
@@ -51,7 +52,7 @@ class Transducer(ReducedLoss):
 
     name: ClassVar[str] = "transducer"
     target_kinds: ClassVar[tuple[TargetKind, ...]] = ("indices",)
-    trains_through: ClassVar[frozenset[str]] = frozenset({"Softmax", "LogSoftmax"})
+    probabilities = "distribution"
     axis: ClassVar[int] = -1
 
     blank: int = 0
@@ -99,7 +100,7 @@ class Transducer(ReducedLoss):
 
     def build(self, op: Builder, prediction: Value, target: Value, weights: Value | None = None) -> LossTerms:
         """Emit the loss on scores [N, T, U + 1, C]."""
-        log_p = op.LogSoftmax(prediction, axis=-1)
+        log_p = logarithm(op, prediction) if self.from_logits is False else op.LogSoftmax(prediction, axis=-1)
         blank = op.scalar(self.blank, target)
         real = op.And(op.binary("GreaterOrEqual", target, 0), op.Not(op.Equal(target, blank)))
         count = op.ReduceSum(op.cast(real, _WHOLE), op.ints(1), keepdims=1)  # [N, 1]

@@ -265,7 +265,7 @@ class MetricInput(NamedTuple):
         axis: The class axis, or that of independent binary outputs; the rank of predictions for one output without an
             axis.
         ignore_index: A label to ignore.
-        probabilities: True if predictions are class probabilities instead of logits.
+        probabilities: True if predictions are probabilities instead of logits.
         later: Offset along axis 1 from a prediction to its target.
         sequence: Decoder of label sequences, for losses on sequences.
         rewards: Returns the rewards of chosen and of rejected answers, from targets and predictions.

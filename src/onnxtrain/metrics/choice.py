@@ -281,7 +281,7 @@ def _fitting(kind: PredictionKind | None) -> str:
 
 def _aligned(metric_input: MetricInput, y_true: Array, y_pred: Array) -> tuple[Array, Array]:
     """Align targets with their predictions, and convert probabilities to logits."""
-    given = _log(y_pred) if metric_input.probabilities else y_pred
+    given = _logits(metric_input, y_pred) if metric_input.probabilities else y_pred
     return (y_true[:, metric_input.later :], given[:, : -metric_input.later]) if metric_input.later else (y_true, given)
 
 
@@ -331,6 +331,9 @@ def _options(metric_input: MetricInput, name: str) -> dict[str, Any]:
     return options | {"binary": False} if name == "accuracy" else options
 
 
-def _log(probabilities: Array) -> Array:
-    values = probabilities.astype(np.float64)
-    return np.log(np.maximum(values, np.finfo(np.float64).tiny))
+def _logits(metric_input: MetricInput, probabilities: Array) -> Array:
+    """Convert probabilities to logits; the logarithm of zero is -100, as in losses."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = probabilities.astype(np.float64)
+        log_p = np.maximum(np.log(np.maximum(p, 0)), -100)
+        return log_p - np.maximum(np.log(np.maximum(1 - p, 0)), -100) if metric_input.predicts == "binary" else log_p

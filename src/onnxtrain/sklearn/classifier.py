@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from onnxtrain.errors import OptionError
+from onnxtrain.losses.probabilities import ScoreKind
 from onnxtrain.sklearn.estimator import ClassifierMixin, OnnxEstimator
 
 with contextlib.suppress(ImportError):  # then no estimator can be made
@@ -91,13 +92,16 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> np.ndarray:
         """Predict probabilities [N, C] of the classes for values [N, F]."""
         fitted = self._as_fitted()
-        found = fitted._outputs(X)
+        found, kind = fitted._outputs(X), fitted._kind
+        if kind == "log independent":
+            found, kind = np.exp(found), "independent"
+        are_probabilities = kind in ("distribution", "independent")
         if fitted._is_binary:
-            if not fitted._gives_probabilities:
+            if not are_probabilities:
                 found = 1 / (1 + np.exp(-np.clip(found, -80, 80)))
             positive = found.reshape(len(found), 1)
             return np.concatenate([1 - positive, positive], axis=1)
-        if fitted._gives_probabilities:
+        if are_probabilities:
             return found
         powers = np.exp(found - found.max(axis=1, keepdims=True))
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
@@ -117,10 +121,12 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         return self._head.width == 1
 
     @property
-    def _gives_probabilities(self) -> bool:
-        """True where the output holds probabilities; outputs of LogSoftmax count as logits."""
+    def _kind(self) -> ScoreKind | None:
+        """The meaning of the output, as the loss declares it or its nodes prove it."""
         targets = self.trainer_._objective.targets
-        return self._head.activation in ("Softmax", "Sigmoid") or (targets is not None and targets.from_probabilities)
+        if targets is None or targets.declared.from_logits is True:
+            return "logits"
+        return targets.scores.kind if targets.declared.from_logits is None else "independent"
 
     def _default_loss(self) -> str:
         return "binary_cross_entropy" if self._is_binary else "softmax_cross_entropy"

@@ -270,7 +270,7 @@ def train_quantized(model: ir.Model) -> QuantizedTraining:
 def _make_trainable(graph: ir.Graph, node: ir.Node, found: QuantizedTraining) -> None:
     """Quantize a float weight for a node that reads an integer weight."""
     read = _weight_of(node)
-    if read is None:
+    if read is None or _is_number(node):
         return
     slot, scale, zero, layout = read
     value = node.inputs[slot]
@@ -412,6 +412,12 @@ def _is_own(graph: ir.Graph, value: ir.Value) -> bool:
     return value.is_initializer() and graph.initializers.get(str(value.name)) is value and not value.is_graph_output()
 
 
+def _is_number(node: ir.Node) -> bool:
+    """Return whether a node dequantizes a scalar of the computation, such as the 0.5 of tanh(z) / 2 + 0.5."""
+    value = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+    return value is not None and value.const_value is not None and not value.const_value.shape.rank()
+
+
 _Uses = list[tuple[ir.Node, int]]
 
 
@@ -425,7 +431,7 @@ def _learnable_scales(graph: ir.Graph, of_weights: Collection[str]) -> dict[str,
             continue
         others = [node.op_type for node, slot in uses if slot not in _SCALES.get(node.op_type, ())]
         known = not others or (name in of_weights and set(others) == {"Mul"})
-        if known and (np.asarray(tensor.numpy()) > 0).all():
+        if known and not all(_is_number(node) for node, _ in uses) and (np.asarray(tensor.numpy()) > 0).all():
             found[name] = uses
     return found
 

@@ -35,6 +35,9 @@ from onnxtrain.training_info.recipe import StepEntry
 _LARGEST_EXPONENT = 700.0
 """Exponent below the overflow of float64."""
 
+_ROWS = 64
+"""Most rows of a batch whose outputs are looked at."""
+
 _WEIGHT = "_weight"
 """Suffix of a loss's name that gives the name of its weight."""
 
@@ -87,6 +90,9 @@ class Evaluator:
         states: State buffers of the training; initializers of the same names read from them.
         options: Threads and providers.
         instead: Maps initializers to states of other names, such as moving averages.
+
+    Attributes:
+        doubts: Hints about outputs of the evaluated data that may be probabilities, but are taken for logits.
     """
 
     def __init__(
@@ -97,6 +103,7 @@ class Evaluator:
         instead: Mapping[str, str] | None = None,
     ) -> None:
         self._instead = instead or {}
+        self.doubts: list[str] = []
         self.objective = objective
         self._states = states
         self._options = options
@@ -153,6 +160,7 @@ class Evaluator:
         states = [each.metric.start() for each in resolved]
         parts: list[_Part] = []
         found: list[tuple[int, int]] = []
+        unsure = [head for head in objective.heads if head.assumes_logits]
         for number, batch in self._batches(dataset, batch_size, communicator, found):
             feeds = objective.inputs_of(batch)
             padded = self._fixed is not None and batch.size < self._fixed.size
@@ -161,9 +169,12 @@ class Evaluator:
                 own = {name: feeds.pop(name) for name in self._weights_in(feeds)}
                 feeds = self._fixed.filled(feeds) | own  # weights are not padded, since the loss covers real rows only
             else:
-                session = self._measuring(predictions=bool(resolved))
+                session = self._measuring(predictions=bool(resolved) or bool(unsure))
             targets = objective.targets_of(batch)
             results = session.run(feeds | targets, reading)
+            if unsure:
+                self.doubts = [text for head in unsure for text in head.doubts(results[head.name])]
+                unsure = []
             of_losses = [(float(results[name]), float(results[f"{name}{_WEIGHT}"])) for name in losses]
             updated = []
             for _, head, metric in resolved:
@@ -281,6 +292,12 @@ class Evaluator:
     def _predicting(self, names: tuple[str, ...], values: Sequence[ir.Value]) -> StepSession:
         self._axes |= batch_axes(self.objective.model, values)
         return self._session(self.objective, with_loss=False, results=names)
+    def find_doubts(self, inputs: dict[str, np.ndarray]) -> list[str]:
+        """Return hints about outputs of the first rows that may be probabilities, but are taken for logits."""
+        heads = [head for head in self.objective.heads if head.assumes_logits]
+        rows = {name: array[:_ROWS] if array.ndim else array for name, array in inputs.items()}
+        found = self.runner([head.name for head in heads])(rows if self._fixed is None else self._fixed.filled(inputs))
+        return [text for head in heads for text in head.doubts(found[head.name])]
 
     def runner(self, results: Sequence[str]) -> Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]:
         """Return a function that computes results for inputs by name, with the current weights."""
@@ -374,7 +391,7 @@ def probabilities(metric_input: MetricInput, scores: Array) -> Array:
     if metric_input.predicts == "classes":
         found = scores if metric_input.probabilities else softmax(scores.astype(np.float64), metric_input.axis)
         return np.asarray(found, scores.dtype)
-    yes = np.asarray(sigmoid(scores.astype(np.float64)), scores.dtype)
+    yes = scores if metric_input.probabilities else np.asarray(sigmoid(scores.astype(np.float64)), scores.dtype)
     if scores.ndim > 2 or (scores.ndim == 2 and scores.shape[1] != 1):
         return yes
     column = yes.reshape(-1, 1)
@@ -394,7 +411,8 @@ def answers(metric_input: MetricInput, scores: Array, labels: Sequence[str] | No
     if not has_answers(metric_input):
         return scores
     if metric_input.predicts == "binary":
-        yes = np.where(np.isnan(scores), -1, scores > 0).astype(np.int64)
+        threshold = 0.5 if metric_input.probabilities else 0.0
+        yes = np.where(np.isnan(scores), -1, scores > threshold).astype(np.int64)
         return yes[:, 0] if yes.ndim == 2 and yes.shape[1] == 1 else yes
     found = np.where(np.isnan(scores).any(metric_input.axis), -1, scores.argmax(metric_input.axis)).astype(np.int64)
     if labels is None:

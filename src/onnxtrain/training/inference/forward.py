@@ -30,6 +30,7 @@ from onnxtrain.prepare import prepare
 from onnxtrain.runtime.device_states import new_states
 from onnxtrain.runtime.options import CPU, RuntimeOptions, name_of
 from onnxtrain.spelling import checks_arguments
+from onnxtrain.training.advice.hints import Hint, warn_of
 from onnxtrain.training.data_adapter import is_packed, known_orders, open_with_targets, with_tokenizer
 from onnxtrain.training.inference.evaluation import Evaluator
 from onnxtrain.working_copy.adaptation import Adaptation
@@ -111,7 +112,10 @@ def evaluate(
     else:
         dataset = open_dataset(data, inputs, target=target, need_target=False, validate=False)
     objective.validate(dataset, labels=wanted)
-    return Evaluator(objective, new_states({}, config.runtime), config.runtime).evaluate(dataset, batch_size, metrics)
+    evaluator = Evaluator(objective, new_states({}, config.runtime), config.runtime)
+    found = evaluator.evaluate(dataset, batch_size, metrics)
+    warn_of(Hint(text, surprising=True) for text in evaluator.doubts)
+    return found
 
 
 @checks_arguments(renamed={"options": "runtime"})
@@ -213,10 +217,11 @@ def _needs_widening(model: ir.Model, runtime: RuntimeOptions) -> bool:
     return on_cpu and any(value.dtype == ir.DataType.BFLOAT16 for value in weights)
 
 
-def kind_of_output(model: ModelFile, name: str) -> ScoreKind | None:
+def kind_of_output(file: ModelFile, name: str) -> ScoreKind | None:
     """Return whether an output of a model holds logits or probabilities; ``None`` where its nodes do not tell."""
-    graph = model.training_model().graph
-    return next((kind_of_scores(value) for value in graph.outputs if value.name == name), None)
+    model = infer_shapes(file.training_model())
+    (value,) = (value for value in model.graph.outputs if value.name == name)
+    return kind_of_scores(value, model.functions).kind
 
 
 @dataclass(frozen=True)
@@ -226,12 +231,10 @@ class Head:
     Attributes:
         name: Name of the output.
         width: Number of columns; 1 for an output [N].
-        activation: Type of its last operator; "" for a graph input or initializer.
     """
 
     name: str
     width: int
-    activation: str
 
     @classmethod
     def of(cls, model: str | os.PathLike[str] | onnx.ModelProto, output: str | None, rows: np.ndarray) -> Self:
@@ -255,12 +258,4 @@ class Head:
         if len(shape) not in (1, 2):
             listed = ", ".join(map(str, shape))
             raise OptionError(f"The output {name!r} has the shape ({listed}); it needs one row [C] for each example.")
-        return cls(name, int(shape[1]) if len(shape) == 2 else 1, _activation(value))
-
-
-def _activation(value: ir.Value) -> str:
-    producer = value.producer()
-    while producer is not None and producer.op_type in ("Identity", "Cast"):
-        source = producer.inputs[0]
-        producer = None if source is None else source.producer()
-    return "" if producer is None else producer.op_type
+        return cls(name, int(shape[1]) if len(shape) == 2 else 1)

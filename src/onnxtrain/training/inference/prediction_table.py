@@ -105,6 +105,8 @@ def _probabilities(name: str, scores: Array, kind: ScoreKind | None, *, has_labe
                 f"the output {name!r} has values from 0 to 1, which may be logits or probabilities; write them as "
                 "they are, to a .npz file."
             )
+        if kind == "log independent":
+            scores, kind = np.exp(scores), "independent"
         yes = 1 / (1 + np.exp(-np.clip(scores, -700, 700))) if kind in (None, "logits") else scores
         return np.concatenate([1 - yes, yes], axis=1)
     if kind == "independent" and not has_labels:
