@@ -213,6 +213,7 @@ LEARNED = Decision()
 OPEN = Decision("neither its use nor its name says that it is learned", open=True)
 FILL = Decision("ones, zeros or another single value that an exporter wrote")
 PREPROCESSING = Decision("mean or deviation of preprocessing")
+_BY_NAME = Decision("mean or deviation of preprocessing, by its name", open=True)
 _TABLE = Decision("a position table: its values are evenly spaced")
 
 
@@ -221,8 +222,8 @@ def operand_decision(value: ir.Value) -> Decision:
     readers, name = arrivals(value), value.name or ""
     if is_statistic_name(name):
         return Decision("a running statistic, by its name")
-    if preprocesses(value, readers):
-        return PREPROCESSING
+    if found := preprocessing(value, readers):
+        return found
     if _is_filled_state(value, readers):
         return FILL
     if is_eager_result(name) and not any(use_of(reader) is ReaderUse.WEIGHT for reader in readers):
@@ -259,12 +260,14 @@ def may_be_fresh(value: ir.Value) -> bool:
     return not any(use_of(reader) is ReaderUse.STATE for reader in arrivals(value))
 
 
-def preprocesses(value: ir.Value, readers: Sequence[Reader]) -> bool:
-    """Return whether a tensor is a mean or deviation that normalizes an input of the model."""
+def preprocessing(value: ir.Value, readers: Sequence[Reader]) -> Decision | None:
+    """Decide on a mean or deviation that normalizes an input of the model; ``None`` for another tensor."""
     name = value.name or ""
     if last_word(name) not in _WEIGHT_NAMES and any(map(_normalizes, readers)):
-        return True
-    return is_preprocessing(name) and any(map(is_preprocessed, readers))
+        return PREPROCESSING
+    if not (is_preprocessing(name) and any(map(is_preprocessed, readers))):
+        return None
+    return PREPROCESSING if is_scalar(value) else _BY_NAME
 
 
 def _by_values(array: np.ndarray, readers: Sequence[Reader]) -> Decision:
