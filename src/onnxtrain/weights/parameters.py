@@ -13,7 +13,8 @@ import onnx_ir as ir
 from onnxtrain.autodiff.missing import reached
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.value import constant_tensor, dimensions, is_float
 from onnxtrain.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.weights.buffers import mask_reason, table_reason
 from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
@@ -309,15 +310,33 @@ def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
     found = {}
     order = {node: position for position, node in enumerate(model.graph)}
     for name in names:
-        readers = [reader for reader in read_through_identity(model.graph.initializers[name]) if reader[0] in order]
+        readers = [reader for reader in _element_readers(model.graph.initializers[name]) if reader[0] in order]
         nodes = sorted({node for node, _ in readers}, key=order.__getitem__)
-        if len(nodes) > 1:
+        if len(nodes) > 1 and not _are_parts(model.graph.initializers[name], nodes):
             found[name] = f"{len(nodes)} nodes ({_first([_label(node) for node in nodes])})"
-        elif nodes:
+        elif len(nodes) == 1:
             roles = [role for _, index in sorted(readers, key=_index) if (role := role_of(nodes[0].op_type, index))]
             if len(roles) > 1:
                 found[name] = f"{len(roles)} inputs of {_label(nodes[0])} ({', '.join(roles)})"
     return found
+
+
+def _element_readers(value: ir.Value) -> list[Reader]:
+    """Return the readers of a value through Identity, and through the nodes that stop gradients in a working copy."""
+    found: list[Reader] = []
+    for reader in read_through_identity(value):
+        stops = reader[0].domain == ONNXTRAIN_DOMAIN
+        found += _element_readers(reader[0].outputs[0]) if stops else [reader]
+    return found
+
+
+def _are_parts(value: ir.Value, nodes: Sequence[ir.Node]) -> bool:
+    """Return whether nodes cut a tensor into parts that share nothing, such as the gates of a recurrent layer."""
+    if any(node.op_type != "Slice" or node.domain for node in nodes):
+        return False
+    bounds = [[None if each is None else constant_tensor(each) for each in node.inputs[1:]] for node in nodes]
+    known = {tuple(tensor.tobytes() for tensor in each if tensor is not None) for each in bounds if None not in each}
+    return len(known) == len(nodes) or len({node for node, _ in arrivals(value)}) == 1
 
 
 def _index(reader: Reader) -> int:
