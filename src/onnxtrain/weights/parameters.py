@@ -15,6 +15,7 @@ from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
 from onnxtrain.ir.value import constant_tensor, dimensions, is_float
+from onnxtrain.model_file.embedded_weights import LITERAL
 from onnxtrain.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.weights.buffers import mask_reason, table_reason
 from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
@@ -285,6 +286,11 @@ def _judged(value: ir.Value, role: _Role, is_rotary: bool) -> Decision:
     return Decision(reason) if reason else operand_decision(value)
 
 
+def _is_recurrent(value: ir.Value) -> bool:
+    """Return whether a recurrent layer reads a weight, which no code writes as a literal."""
+    return any(node.op_type in ("LSTM", "GRU", "RNN") and index in (1, 2, 3, 7) for node, index in arrivals(value))
+
+
 def _has_several_values(value: ir.Value) -> bool:
     """Return whether a tensor has elements that differ, which no exporter writes as an exponent."""
     tensor = value.const_value
@@ -298,6 +304,7 @@ _DECLARED = {
     "BUFFER": "a buffer of a PyTorch module",
     "CONSTANT_TENSOR": "a tensor written in the model's code",
     "folded": "computed from constants by the exporter",
+    LITERAL: "a tensor written in the model's code, by its name",
 }
 
 
