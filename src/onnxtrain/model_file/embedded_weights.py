@@ -83,7 +83,7 @@ def find_embedded(proto: ModelProto) -> list[EmbeddedWeight]:
         is_free = value not in taken or (path[0][0] == _GRAPH and counts[value] == 1 and value not in outputs)
         name = value if is_free else next(name for name in numbered if name not in taken)
         taken.add(name)
-        is_literal = not only and path[-1][0] != _INITIALIZER and _LITERALS.fullmatch(value) is not None
+        is_literal = not only and path[-2][0] not in (_BODY, _BODIES) and _LITERALS.fullmatch(value) is not None
         found.append(EmbeddedWeight(name, path, tensor, mirrored, is_literal))
     return found
 

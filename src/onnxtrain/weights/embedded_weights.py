@@ -1,23 +1,22 @@
-"""Find weights stored outside initializers, to explain why a model has nothing to train."""
+"""Find floating tensors that a working copy cannot lift: to list them, and to say why nothing is trainable."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import onnx_ir as ir
 
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
-
-_LISTED = 3
-"""Number of names listed before the sentence says that there are more."""
+from onnxtrain.weights.parameters import Initializer
 
 
-def hidden_weights(model: ir.Model) -> str:
-    """Return a sentence about weights stored outside initializers, with the next step; "" where there are none.
+def other_tensors(model: ir.Model) -> list[Initializer]:
+    """List the floating tensors of a working copy that are no initializers, with the reasons why they are not trained.
 
-    Weights are floating tensors of more than one element, in Constant nodes, branches, loop bodies and functions.
-    Remaining operators of ``ai.onnx.ml`` (trees, support vectors) hold values that no gradient changes.
+    These are values of other operators than Constant, such as those of trees, sparse Constants, and tensors of Constant
+    nodes and bodies whose data is in another file.
 
     Args:
         model: A working copy.
@@ -27,17 +26,51 @@ def hidden_weights(model: ir.Model) -> str:
         >>> from onnxtrain.model_file.file import ModelFile
         >>> model = onnx.parser.parse_model('''
         ... <ir_version: 8, opset_import: ["": 18]>
-        ... f (float[n] x) => (float[n] y) { w = Constant <value_floats = [1.0, 2.0]> ()  y = Mul(x, w) }''')
-        >>> hidden_weights(ModelFile.load(model).training_model())
-        "its weights are in Constant nodes ('w'); write the model with them as initializers"
+        ... f (int64[1] s) => (float[n] y) { y = ConstantOfShape <value = float[1] {0.5}> (s) }''')
+        >>> [(row.name, row.reason) for row in other_tensors(ModelFile.load(model).training_model())]
+        [('y.value', 'an attribute of ConstantOfShape')]
     """
-    locations: dict[str, list[str]] = {}
-    for location, name in _found(model):
-        locations.setdefault(location, []).append(name)
+    found = []
+    for holder in (model.graph, *model.functions.values()):
+        for node in all_nodes(holder):
+            label = node.name or (node.outputs[0].name if node.outputs else "") or node.op_type
+            for attribute in node.attributes.values():
+                for shape, dtype in _tensors(attribute):
+                    name = f"{label}.{attribute.name}" if node.op_type != "Constant" else str(node.outputs[0].name)
+                    reason = f"an attribute of {node.op_type}"
+                    if node.op_type == "Constant":
+                        reason = "sparse, or stored in another file; write the model with it as an initializer"
+                    size = math.prod(shape)
+                    found.append(Initializer(name, shape, dtype.name.lower(), size, False, reason, (node.op_type,)))
+    return found
+
+
+def _tensors(attribute: ir.Attr) -> Iterator[tuple[tuple[int, ...], ir.DataType]]:
+    """Yield shape and type of the floating tensors of an attribute; a list of floats is one."""
+    if attribute.is_ref():
+        return
+    given = attribute.value if attribute.type == ir.AttributeType.TENSORS else [attribute.value]
+    if attribute.type in (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS, ir.AttributeType.SPARSE_TENSOR):
+        for tensor in given:
+            values = getattr(tensor, "values", tensor)
+            if isinstance(values, ir.TensorProtocol) and values.dtype.is_floating_point():
+                yield tuple(int(size) for size in tensor.shape.numpy() or ()), values.dtype
+    elif _is_list(attribute):
+        yield (len(attribute.as_floats()),), ir.DataType.FLOAT
+
+
+def untrainable(model: ir.Model) -> str:
+    """Return a sentence about values that no gradient changes, and about tensors stored elsewhere; "" without any.
+
+    Operators of ``ai.onnx.ml`` (trees, support vectors) hold values that no gradient changes.
+
+    Args:
+        model: A working copy.
+    """
     sentences = []
-    if locations:
-        listed = " and ".join(f"{location} ({_listed(names)})" for location, names in locations.items())
-        sentences.append(f"its weights are in {listed}; write the model with them as initializers")
+    names = [repr(row.name) for row in other_tensors(model) if row.uses == ("Constant",)]
+    if names:
+        sentences.append(f"its weights are in Constant nodes ({', '.join(names[:3])}); write them as initializers")
     fitted = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_fitted(node))
     if fitted:
         sentences.append(
@@ -53,26 +86,6 @@ def hidden_weights(model: ir.Model) -> str:
     return "; ".join(sentences)
 
 
-def _found(model: ir.Model) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a location and the name of a weight stored there."""
-    yield from _in_graph(model.graph, "Constant nodes")
-    for graph in model.graph.subgraphs():
-        yield from _in_graph(graph, f"Constant nodes of the graph {graph.name!r}")
-        for name, value in graph.initializers.items():
-            if value.const_value is not None and _is_weight(value.const_value):
-                yield f"the graph {graph.name!r}", repr(name)
-    for function in model.functions.values():
-        yield from _in_graph(function, f"the function {function.name!r}")
-
-
-def _in_graph(graph: ir.Graph | ir.Function, location: str) -> Iterator[tuple[str, str]]:
-    for node in graph:
-        if node.op_type == "Constant" and node.domain == "":
-            attribute = next(iter(node.attributes.values()), None)
-            if attribute is not None and (_is_list(attribute) or _is_tensor(attribute)):
-                yield location, repr(node.outputs[0].name)
-
-
 def _is_integer(node: ir.Node) -> bool:
     """Return whether an operator computes with quantized integers."""
     return node.op_type.startswith("QLinear") or node.op_type in ("ConvInteger", "MatMulInteger", "QGemm")
@@ -85,16 +98,3 @@ def _is_fitted(node: ir.Node) -> bool:
 
 def _is_list(attribute: ir.Attr) -> bool:
     return attribute.type == ir.AttributeType.FLOATS and not attribute.is_ref() and len(attribute.as_floats()) > 1
-
-
-def _is_tensor(attribute: ir.Attr) -> bool:
-    return attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref() and _is_weight(attribute.as_tensor())
-
-
-def _is_weight(tensor: ir.TensorProtocol) -> bool:
-    return tensor.dtype.is_floating_point() and tensor.size > 1
-
-
-def _listed(names: list[str]) -> str:
-    more = "" if len(names) <= _LISTED else f" and {len(names) - _LISTED} more"
-    return ", ".join(names[:_LISTED]) + more
