@@ -179,7 +179,9 @@ def merged(operator: str = "BatchNormalization") -> onnx.ModelProto:
 
 def test_a_scale_that_is_also_the_variance():
     options = {"loss": "mean_squared_error", "optimizer": onnxtrain.Momentum(0.1)}
-    sentence = r"one is shared by 2 inputs of norm \(scale, running variance\), zero is .*: training ties them; if an .*"
+    sentence = (
+        r"one is shared by 2 inputs of norm \(scale, running variance\), zero is .*: training ties them; if an .*"
+    )
     with pytest.warns(TrainingHint, match=sentence + " A running statistic of batch normalization is among them"):
         onnxtrain.Trainer(merged(), **options)
     with pytest.raises(

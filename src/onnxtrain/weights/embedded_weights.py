@@ -6,69 +6,70 @@ import math
 from collections.abc import Iterator
 
 import onnx_ir as ir
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
 from onnxtrain.ir.clone import all_nodes
-from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, is_default_domain
+from onnxtrain.model_file.linear_models import attribute_weights
+from onnxtrain.model_file.proto import all_nodes as nodes_of_proto
 from onnxtrain.weights.parameters import Initializer
 
+_ELSEWHERE = "sparse, or its data is in another file; write the model with it as an initializer"
 
-def other_tensors(model: ir.Model) -> list[Initializer]:
-    """List the floating tensors of a working copy that are no initializers, with the reasons why they are not trained.
 
-    These are values of other operators than Constant, such as those of trees, sparse Constants, and tensors of Constant
-    nodes and bodies whose data is in another file.
+def other_tensors(proto: ModelProto) -> list[Initializer]:
+    """List the floating tensors of a file that are no initializers of its working copy, with the reasons.
 
-    Args:
-        model: A working copy.
+    These are values of other operators than Constant, such as those of trees, and Constant nodes that are sparse or
+    whose data is in another file.
 
     Example:
         >>> import onnx
-        >>> from onnxtrain.model_file.file import ModelFile
         >>> model = onnx.parser.parse_model('''
         ... <ir_version: 8, opset_import: ["": 18]>
         ... f (int64[1] s) => (float[n] y) { y = ConstantOfShape <value = float[1] {0.5}> (s) }''')
-        >>> [(row.name, row.reason) for row in other_tensors(ModelFile.load(model).training_model())]
+        >>> [(row.name, row.reason) for row in other_tensors(model)]
         [('y.value', 'an attribute of ConstantOfShape')]
     """
     found = []
-    for holder in (model.graph, *model.functions.values()):
-        for node in all_nodes(holder):
-            label = node.name or (node.outputs[0].name if node.outputs else "") or node.op_type
-            for attribute in node.attributes.values():
-                for shape, dtype in _tensors(attribute):
-                    name = f"{label}.{attribute.name}" if node.op_type != "Constant" else str(node.outputs[0].name)
-                    reason = f"an attribute of {node.op_type}"
-                    if node.op_type == "Constant":
-                        reason = "sparse, or stored in another file; write the model with it as an initializer"
-                    size = math.prod(shape)
-                    found.append(Initializer(name, shape, dtype.name.lower(), size, False, reason, (node.op_type,)))
+    for node in (node for holder in (proto.graph, *proto.functions) for node in nodes_of_proto(holder)):
+        lifted = {weight.tensor.name for weight in attribute_weights(node)}
+        is_constant = node.op_type == "Constant" and is_default_domain(node.domain)
+        label = node.name or next(iter(node.output), node.op_type)
+        for attribute in node.attribute:
+            for shape, dtype in () if attribute.name in lifted else _tensors(node, attribute, is_constant):
+                if not ir.DataType(dtype).is_floating_point():
+                    continue
+                name = node.output[0] if is_constant else f"{label}.{attribute.name}"
+                reason = _ELSEWHERE if is_constant else f"an attribute of {node.op_type}"
+                kind = ir.DataType(dtype).name.lower()
+                found.append(Initializer(name, shape, kind, math.prod(shape), False, reason, (node.op_type,)))
     return found
 
 
-def _tensors(attribute: ir.Attr) -> Iterator[tuple[tuple[int, ...], ir.DataType]]:
-    """Yield shape and type of the floating tensors of an attribute; a list of floats is one."""
-    if attribute.is_ref():
-        return
-    given = attribute.value if attribute.type == ir.AttributeType.TENSORS else [attribute.value]
-    if attribute.type in (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS, ir.AttributeType.SPARSE_TENSOR):
-        for tensor in given:
-            values = getattr(tensor, "values", tensor)
-            if isinstance(values, ir.TensorProtocol) and values.dtype.is_floating_point():
-                yield tuple(int(size) for size in tensor.shape.numpy() or ()), values.dtype
-    elif _is_list(attribute):
-        yield (len(attribute.as_floats()),), ir.DataType.FLOAT
+def _tensors(node: NodeProto, attribute: AttributeProto, is_constant: bool) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield shape and type of the floating tensors of an attribute; a list of floats of ``ai.onnx.ml`` is one."""
+    dense = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
+    for tensor in dense:
+        if not is_constant or tensor.data_location == TensorProto.EXTERNAL:
+            yield tuple(tensor.dims), tensor.data_type
+    sparse = [*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []), *attribute.sparse_tensors]
+    yield from ((tuple(tensor.dims), tensor.values.data_type) for tensor in sparse)
+    if node.domain == MACHINE_LEARNING_DOMAIN and len(attribute.floats) > 1:
+        yield (len(attribute.floats),), TensorProto.FLOAT
 
 
-def untrainable(model: ir.Model) -> str:
+def untrainable(model: ir.Model, proto: ModelProto) -> str:
     """Return a sentence about values that no gradient changes, and about tensors stored elsewhere; "" without any.
 
     Operators of ``ai.onnx.ml`` (trees, support vectors) hold values that no gradient changes.
 
     Args:
         model: A working copy.
+        proto: The model of the file.
     """
     sentences = []
-    names = [repr(row.name) for row in other_tensors(model) if row.uses == ("Constant",)]
+    names = [repr(row.name) for row in other_tensors(proto) if row.reason == _ELSEWHERE]
     if names:
         sentences.append(f"its weights are in Constant nodes ({', '.join(names[:3])}); write them as initializers")
     fitted = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_fitted(node))

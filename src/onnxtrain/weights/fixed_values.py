@@ -171,7 +171,7 @@ def _are_filters(kernels: np.ndarray) -> bool:
     """Return whether all kernels are symmetric filters, small integers in a ratio, or one kernel for all channels."""
     flat = kernels.reshape(len(kernels), -1)
     taps, sums = flat.shape[1], flat.sum(1)
-    if ((flat != 0).sum(1) < 2).any():  # zeros and fresh identities
+    if ((flat != 0).sum(1) < 2).any() or (np.abs(flat) == np.abs(flat[:, :1])).all():  # fresh identities; only signs
         return False
     largest = np.abs(flat).max(1)
     sizes = np.abs(flat).sum(1)
@@ -227,8 +227,10 @@ def _is_resampling(kernels: np.ndarray) -> bool:
 def _are_wavelets(kernels: np.ndarray) -> bool:
     """Return whether kernels are orthogonal filters of equal signs, or pairs of quadrature mirror filters."""
     taps = kernels.shape[1]
-    if taps in (2, 4, 8) and len(kernels) >= taps and _is_orthogonal_signs(kernels[:taps]):
-        return True
+    if taps in (2, 4, 8) and len(kernels) % taps == 0 and (len(kernels) == 2 or taps > 2):
+        groups = kernels.reshape(-1, taps, taps)
+        if (groups == groups[:1]).all() and _is_orthogonal_signs(groups[0]):
+            return True
     if len(kernels) % 2 or taps < 4 or taps % 2:
         return False
     low, high = kernels[::2], kernels[1::2]

@@ -18,7 +18,7 @@ from onnxtrain.ir.value import constant_tensor, dimensions, is_float
 from onnxtrain.model_file.embedded_weights import LITERAL
 from onnxtrain.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.weights.buffers import mask_reason, table_reason
-from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
+from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin, origin_of
 from onnxtrain.weights.operands import (
     FILL,
     LEARNED,
@@ -269,7 +269,7 @@ def _judged(value: ir.Value, role: _Role, is_rotary: bool) -> Decision:
     if role.use:
         # An author's exponent may be trained, as in generalized-mean pooling, and so may a threshold that is compared.
         may_be = role.use == _EXPONENT or all(part.startswith(OPERAND_OF) for part in role.use.split(" and "))
-        is_authors = origin_of(value.name or "") is not NameOrigin.EXPORTER
+        is_authors = origin(value) is not NameOrigin.EXPORTER
         return Decision(
             role.use, open=may_be and (is_authors or (role.use == _EXPONENT and _has_several_values(value)))
         )

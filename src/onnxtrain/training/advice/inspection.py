@@ -223,7 +223,7 @@ def inspect(
         ir_version=file.proto.ir_version,
         inputs=ports[0],
         outputs=ports[1],
-        initializers=(*(_counted(row, working.graph) for row in table), *other_tensors(working)),
+        initializers=(*(_counted(row, working.graph) for row in table), *other_tensors(file.proto)),
         operators=operators,
         missing=tuple(_missing(copy, names)),
         hints=tuple(hint.text for hint in found),
