@@ -177,9 +177,15 @@ def test_every_floating_tensor_is_listed_and_trained_by_name(where, tmp_path):
 
 
 def test_tensors_that_no_gradient_reaches_are_listed():
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]> f (int64[1] s) => (float[n] y) {
-      y = ConstantOfShape <value = float[1] {0.5}> (s) }""")
-    assert [row.reason for row in onnxtrain.inspect(model).initializers] == ["an attribute of ConstantOfShape"]
+    values = {"nodes_values": [0.5, 0.0, 0.0], "nodes_hitrates": [1.0, 1.0, 1.0], "target_weights": [0.1, 0.9]}
+    tree = onnx.helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", n_targets=1, **values)
+    infos = [onnx.helper.make_tensor_value_info(name, 1, ["n", size]) for name, size in (("x", 2), ("y", 1))]
+    graph = onnx.helper.make_graph([tree], "g", infos[:1], infos[1:])
+    imports = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    rows = onnxtrain.inspect(onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)).initializers
+    assert {(row.name, row.reason) for row in rows} == {
+        (f"y.{name}", "an attribute of TreeEnsembleRegressor") for name in values
+    }
 
 
 def test_beside_initializers_the_exporter_s_literals_are_none():

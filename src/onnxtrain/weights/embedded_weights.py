@@ -27,9 +27,9 @@ def other_tensors(proto: ModelProto) -> list[Initializer]:
         >>> import onnx
         >>> model = onnx.parser.parse_model('''
         ... <ir_version: 8, opset_import: ["": 18]>
-        ... f (int64[1] s) => (float[n] y) { y = ConstantOfShape <value = float[1] {0.5}> (s) }''')
+        ... f (float[n] x) => (float[n] y) { y = own.Scale <factors = float[2] {0.5, 2.0}> (x) }''')
         >>> [(row.name, row.reason) for row in other_tensors(model)]
-        [('y.value', 'an attribute of ConstantOfShape')]
+        [('y.factors', 'an attribute of Scale')]
     """
     found = []
     for node in (node for holder in (proto.graph, *proto.functions) for node in nodes_of_proto(holder)):
@@ -38,8 +38,8 @@ def other_tensors(proto: ModelProto) -> list[Initializer]:
         label = node.name or next(iter(node.output), node.op_type)
         for attribute in node.attribute:
             for shape, dtype in () if attribute.name in lifted else _tensors(node, attribute, is_constant):
-                if not ir.DataType(dtype).is_floating_point():
-                    continue
+                if not ir.DataType(dtype).is_floating_point() or (math.prod(shape) < 2 and not is_constant):
+                    continue  # one value is a setting, such as the fill of ConstantOfShape
                 name = node.output[0] if is_constant else f"{label}.{attribute.name}"
                 reason = _ELSEWHERE if is_constant else f"an attribute of {node.op_type}"
                 kind = ir.DataType(dtype).name.lower()
