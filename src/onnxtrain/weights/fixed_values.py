@@ -127,7 +127,7 @@ def _has_sinusoids(array: np.ndarray) -> bool:
         if size < _LEAST_ROWS or array.size < 4 * size:
             continue
         rows = np.moveaxis(array, axis, 0)
-        parts = [(rows,)]
+        parts: list[tuple[np.ndarray, ...]] = [(rows,)]
         if size % 2 == 0 and size >= 2 * _LEAST_ROWS:
             parts += [(rows[: size // 2], rows[size // 2 :]), (rows[::2], rows[1::2])]
         if any(all(map(_are_sinusoids, part)) for part in parts):
@@ -153,11 +153,11 @@ def _are_sinusoids(rows: np.ndarray) -> bool:
 def _single_kernels(taps: np.ndarray) -> np.ndarray | None:
     """Return one kernel for each output; ``None`` where outputs read several inputs by different kernels."""
     if taps.shape[1] == 1:
-        return taps[:, 0]
+        return np.asarray(taps[:, 0])
     used = np.abs(taps).max(2) > 0
     if (used.sum(1) == 1).all():  # a diagonal: one input for each output
-        return taps[np.arange(len(taps)), used.argmax(1)]
-    return taps[:, 0] if (taps == taps[:, :1]).all() else None  # a filter of the mean over the inputs
+        return np.asarray(taps[np.arange(len(taps)), used.argmax(1)])
+    return np.asarray(taps[:, 0]) if (taps == taps[:, :1]).all() else None  # a filter of the mean over the inputs
 
 
 def _are_shifts(kernels: np.ndarray) -> bool:
@@ -308,7 +308,7 @@ def _is_graph(matrix: np.ndarray) -> bool:
         return False
     full = stack.astype(np.float64)
     empty = full == 0
-    offsets = {int(column - row) for _, row, column in np.argwhere(~empty)[: 1 << 12]}
+    offsets = {int(column - row) for _, row, column in np.argwhere(~zeros)}
     several = (~empty).sum(1).max() > 1 < (~empty).sum(2).max()
     if empty.mean() < 0.1 or not (several or len(offsets) > 4):
         return False

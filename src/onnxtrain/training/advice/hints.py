@@ -165,7 +165,7 @@ def _undecided(names: Sequence[str]) -> list[Hint]:
 def _train(names: Sequence[str]) -> str:
     """Return the argument that trains tensors besides the parameters."""
     shown = names[:3]
-    whom = "the first" if len(names) > len(shown) else "it" if len(names) == 1 else "them"
+    whom = f"the first {len(shown)}" if len(names) > len(shown) else _several(names, "it", "them")
     return f"train=[{', '.join(map(_quoted, ('*', *shown)))}] trains {whom}"
 
 
