@@ -353,10 +353,12 @@ class Objective:
             OptionError: There is nothing to train; the message says why.
         """
         if not self.parameters:
-            from onnxtrain.weights.embedded_weights import hidden_weights  # for the message only
+            from onnxtrain.weights.embedded_weights import untrainable  # for the message only
 
             reasons = "; ".join(f"{row.name!r}: {row.reason}" for row in self.table[:5])
-            reasons = "; ".join(filter(None, (reasons or "it has no initializers", hidden_weights(self.model))))
+            reasons = "; ".join(
+                filter(None, (reasons or "it has no initializers", untrainable(self.model, config.model.proto)))
+            )
             raise OptionError(f"The model has no trainable parameter: {reasons}.")
         micro_batches = config.accumulate > 1 or config.divided
         reductions = {head.targets.loss.reduction for head in self.heads}

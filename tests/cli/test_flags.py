@@ -148,6 +148,7 @@ def test_no_command_gives_help(run):
         ('batch_norm="train" trains', "--batch-norm train trains"),
         ("untie=True gives each its own", "--untie gives each its own"),
         ("train='head.*' matches nothing", "--train 'head.*' matches nothing"),
+        ('train=["*", "val_9"] trains it', "--train '*' --train val_9 trains it"),
         ("clip (clip_norm=1.0)", "clip (--clip-norm 1.0)"),
         ("output='logits', but", "--prediction logits, but"),
         ("loss='output:cost', but", "--loss output:cost, but"),

@@ -9,7 +9,6 @@ import pytest
 from onnx import numpy_helper
 
 import onnxtrain
-from onnxtrain.errors import OptionError
 from onnxtrain.model_file.proto import all_tensors
 
 RANDOM = np.random.default_rng(0)
@@ -60,7 +59,7 @@ LOOP = """f (float[n, 3] x) => (float[n, 3] y) {
   > }"""
 
 CASES = {"nodes": NODES, "branches": BRANCHES, "loop": LOOP}
-NAMES = {"nodes": {"w", "shift"}, "branches": {"w_1", "shift", "w_2"}, "loop": {"w"}}
+NAMES = {"nodes": {"w", "shift", "scale"}, "branches": {"w_1", "shift", "w_2"}, "loop": {"w"}}
 
 
 def run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
@@ -99,7 +98,7 @@ def test_gradients_are_those_of_initializers(case):
     model = parsed(CASES[case])
     width = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
     x = np.abs(RANDOM.normal(size=(4, width))).astype(np.float32)
-    name = min(NAMES[case] - {"shift"})
+    name = min(NAMES[case] - {"shift", "scale"})
     derivative = onnxtrain.gradient(model, y="y", xs=[name])
     got = dict(
         zip(
@@ -132,11 +131,61 @@ def test_frozen_ones_stay(tmp_path):
     assert kept == [tensor for tensor in all_tensors(model) if len(tensor.dims) == 2]
 
 
-def test_a_constant_of_the_computation_is_not_a_parameter(tmp_path):
-    rows = {row.name: row for row in onnxtrain.inspect(parsed(NODES)).initializers}
-    assert set(rows) == {"w", "shift"}  # a scale of the input stays a constant
-    with pytest.raises(OptionError, match="'scale' matches no initializer"):
-        onnxtrain.Trainer(parsed(NODES), loss="mean_squared_error", train="scale")
+ELSEWHERE = {
+    "list": """f (float[n, 2] x) => (float[n, 2] y) {
+      gate = Constant <value_floats = [0.3, 0.7]> () y = Mul(x, gate) }""",
+    "scalar": """f (float[n, 2] x) => (float[n, 2] y) {
+      gate = Constant <value_float = 0.7> () y = Mul(x, gate) }""",
+    "half": """f (float[n, 2] x) => (float[n, 2] y) { gate = Constant <value = float16[2] {1, 2}> ()
+      h = Cast <to = 10> (x) g = Add(h, gate) y = Cast <to = 1> (g) }""",
+    "body": """f (float[n, 2] x, bool c) => (float[n, 2] y) { y = If (c) <
+      then_branch = g () => (float[n, 2] a) <float[2] gate = {0.3, 0.7}> { a = Mul(x, gate) },
+      else_branch = h () => (float[n, 2] b) { b = Identity(x) }> }""",
+    "output of a body": """f (float[n, 2] x, bool c) => (float[n, 2] y) { e = If (c) <
+      then_branch = g () => (float[2] gate) { gate = Constant <value = float[2] {0.3, 0.7}> () },
+      else_branch = h () => (float[2] b) <float[2] b = {0.1, 0.2}> { }> y = Mul(x, e) }""",
+    "function": """f (float[n, 2] x) => (float[n, 2] y) { h = own.Outer(x) r = Relu(h) y = own.Scale(r) }
+      <domain: "own", opset_import: ["": 18, "own": 1]> Outer (a) => (b) { b = own.Scale(a) }
+      <domain: "own", opset_import: ["": 18]>
+      Scale (a) => (b) { gate = Constant <value_floats = [0.3, 0.7]> () b = Mul(a, gate) }""",
+}
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_every_floating_tensor_is_listed_and_trained_by_name(where, tmp_path):
+    text = ELSEWHERE[where]
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18, "own": 1]>\n{text}')
+    for tensor in (tensor for tensor in all_tensors(model) if tensor.int32_data):  # the parser's halves
+        array = np.array([0.3, 0.7], np.float16)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    onnx.save(model, tmp_path / "model.onnx")
+    gates = [row for row in onnxtrain.inspect(tmp_path / "model.onnx").initializers if row.name.startswith("gate")]
+    assert len(gates) == 1
+    trainer = onnxtrain.Trainer(tmp_path / "model.onnx", loss="mse", train=gates[0].name)
+    assert list(trainer.parameters) == [gates[0].name]
+    x = {"x": np.abs(RANDOM.normal(size=(4, 2))).astype(np.float32)} | (
+        {"c": np.array(True)} if "c" in text[:40] else {}
+    )
+    inputs = {info.name: x[info.name] for info in model.graph.input}
+    before = trainer.predict(inputs)
+    trainer.train_step(inputs, before + 1)
+    trainer.save(tmp_path / "tuned.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "tuned.onnx")
+    after = session.run(None, inputs)[0]
+    assert np.abs(after - before).max() > 1e-4
+    np.testing.assert_allclose(after, trainer.predict(inputs), rtol=2e-3)
+
+
+def test_tensors_that_no_gradient_reaches_are_listed():
+    values = {"nodes_values": [0.5, 0.0, 0.0], "nodes_hitrates": [1.0, 1.0, 1.0], "target_weights": [0.1, 0.9]}
+    tree = onnx.helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain="ai.onnx.ml", n_targets=1, **values)
+    infos = [onnx.helper.make_tensor_value_info(name, 1, ["n", size]) for name, size in (("x", 2), ("y", 1))]
+    graph = onnx.helper.make_graph([tree], "g", infos[:1], infos[1:])
+    imports = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    rows = onnxtrain.inspect(onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)).initializers
+    assert {(row.name, row.reason) for row in rows} == {
+        (f"y.{name}", "an attribute of TreeEnsembleRegressor") for name in values
+    }
 
 
 def test_beside_initializers_the_exporter_s_literals_are_none():

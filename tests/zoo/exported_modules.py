@@ -717,7 +717,21 @@ MODULES: dict[str, Exported] = {
     "CLIP": Exported(lambda torch: _clip(torch), ((2, 6), (2, 3, 16, 16)), ids=30, free=()),
     "literals of an inner module": Exported(_after(LINEAR, lambda torch: _literals(torch))),
     "names that mislead": Exported(lambda torch: _misleading(torch), exporters=DYNAMO),
+    "parameters that meet the input": Exported(lambda torch: _memberships(torch), exporters=DYNAMO),
 }
+
+
+def _memberships(torch: Any) -> Any:
+    """Gaussian memberships of a scaled and shifted input, by names of preprocessing, and a table of sinusoids."""
+    random = lambda *shape: torch.nn.Parameter(torch.rand(*shape) + 0.5)  # noqa: E731
+    angles = torch.arange(24.0)[:, None] * 10000.0 ** (-torch.arange(0, 4) / 4)
+    parts = {"gain": random(6), "offset": random(6), "mean": random(6, 4), "std": random(6, 4)}
+
+    def forward(self: Any, x: Any) -> Any:
+        members = torch.exp(-((((x * self.gain + self.offset)[:, :, None] - self.mean) / self.std) ** 2))
+        return (members.prod(1) @ self.table.T).sum(-1, keepdim=True)
+
+    return module_class(torch, forward, **parts, table=torch.nn.Parameter(angles.sin()))
 
 
 def _misleading(torch: Any) -> Any:

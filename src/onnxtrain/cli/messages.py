@@ -32,7 +32,10 @@ _PACKAGE = str(Path(onnxtrain.__file__).parent) + os.sep
 RENAMED = {"output": "prediction"}
 """Arguments with a flag of another name: ``--output`` is the file that a command writes."""
 
-_ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?P<value>True|False|'[^']*'|\"[^\"]*\"|-?\d+(?:\.\d+)?)?")
+_TEXT = r"'[^']*'|\"[^\"]*\""
+_ARGUMENT = re.compile(
+    rf"\b(?P<name>[a-z_]+)=(?P<value>True|False|{_TEXT}|-?\d+(?:\.\d+)?|\[(?:{_TEXT})(?:, (?:{_TEXT}))*\])?"
+)
 _READER = re.compile(r"onnxtrain\.data\.\w+\(path, ([^()]*)\)")
 """A data reader with a setting that is a flag."""
 
@@ -56,8 +59,8 @@ def in_flags(sentence: str) -> str:
             return flag(name)
         if value == "False":
             return flag(f"no_{name}")
-        bare = value.strip("\"'")
-        return f"{flag(name)} {bare if _PLAIN.fullmatch(bare) else repr(bare)}"
+        bare = [text.strip("\"'") for text in (re.findall(_TEXT, value) or [value])]
+        return " ".join(f"{flag(name)} {text if _PLAIN.fullmatch(text) else repr(text)}" for text in bare)
 
     return _ARGUMENT.sub(replace, _READER.sub(r"\1", sentence))
 

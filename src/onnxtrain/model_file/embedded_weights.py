@@ -1,57 +1,39 @@
-"""Weights outside the initializers of the main graph: found in a file, and lifted in its working copy.
+"""Floating tensors outside the initializers of the main graph: found in a file, and lifted in its working copy.
 
 Tools write weights as Constant nodes (Paddle, some optimizers), as initializers of the bodies of If and Loop (voice
-activity models), or as attributes (linear models of scikit-learn, see `linear_models`). In a working copy they are
-initializers of the main graph; in the file they stay where they are. The operators that read a constant decide whether
-it is a weight.
+activity models), in functions, or as attributes (linear models of scikit-learn, see `linear_models`). In a working copy
+all floating tensors are initializers of the main graph, so that one classification decides which are trained; in the
+file they stay where they are.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import mmap
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnxtrain.ir.domains import is_default_domain
 from onnxtrain.model_file.linear_models import attribute_weights, is_normalizer, mirror, set_values, standard_form
-from onnxtrain.model_file.proto import default_opset, proto_subgraphs
+from onnxtrain.model_file.proto import all_nodes, default_opset, proto_subgraphs
 from onnxtrain.model_file.protobuf_wire import Path, Template
 
-_GRAPH, _NODE, _ATTRIBUTE, _TENSOR, _BODY, _BODIES, _INITIALIZER = 7, 1, 5, 5, 6, 11, 5
+KIND: Final = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Metadata key of an initializer: what it is in the program, such as PARAMETER or BUFFER."""
 
-_FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE)
+LITERAL: Final = "LITERAL"
+"""Kind of a Constant node with the name that TorchScript's exporter gives to tensors in the code of a model."""
 
-_WEIGHTS: Mapping[str, tuple[int, ...]] = {
-    "MatMul": (0, 1),
-    "Gemm": (0, 1, 2),
-    "Conv": (1, 2),
-    "ConvTranspose": (1, 2),
-    "LSTM": (1, 2, 3, 7),
-    "GRU": (1, 2, 3),
-    "RNN": (1, 2, 3),
-    "Gather": (0,),
-    "BatchNormalization": (1, 2, 3, 4),
-    "InstanceNormalization": (1, 2),
-    "LayerNormalization": (1, 2),
-    "GroupNormalization": (1, 2),
-    "PRelu": (1,),
-}
-"""Input slots of weights by operator."""
+_GRAPH, _FUNCTION, _ATTRIBUTE, _TENSOR, _BODY, _BODIES, _INITIALIZER = 7, 25, 5, 5, 6, 11, 5
 
-_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-"""Operators whose weights are never literals in code."""
+_FLOATING = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
-_LINEAR = frozenset({"MatMul", "Conv", "ConvTranspose", "Gemm"})
-_PASS_THROUGH = frozenset(
-    {"Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "Slice", "Split", "Concat"}
-)
-_ROOTS = frozenset({"Sqrt", "Reciprocal"})
+_LITERALS = re.compile(r"(.*/)?Constant(_\d+)?_output_[^/]*|\d+")
 
 
 class EmbeddedWeight(NamedTuple):
@@ -63,12 +45,14 @@ class EmbeddedWeight(NamedTuple):
         path: Path of its tensor, or of the attribute with its values.
         tensor: The tensor.
         mirrored: True where the attribute holds the negative, too (see `linear_models`).
+        is_literal: True for a Constant that has the name of a tensor in the code of a model, beside other tensors.
     """
 
     name: str
     path: Path
     tensor: TensorProto
     mirrored: bool = False
+    is_literal: bool = False
 
     def stored(self, values: np.ndarray) -> np.ndarray:
         """Convert new values to the file's layout."""
@@ -90,20 +74,24 @@ def find_embedded(proto: ModelProto) -> list[EmbeddedWeight]:
     counts = Counter(_names(proto.graph))
     taken = set(counts)
     only = not any(tensor.data_type in _FLOATING for tensor in proto.graph.initializer)
+    outputs = {value.name for graph in _graphs(proto.graph) for value in graph.output}
+    parts = [_in_nodes(proto.graph, ((_GRAPH, 0),))]
+    parts += [_in_nodes(function, ((_FUNCTION, at),)) for at, function in enumerate(proto.functions)]
     found = []
-    for value, path, tensor, mirrored in _weights(proto.graph, ((_GRAPH, 0),), literal=only):
+    for value, path, tensor, mirrored in itertools.chain(*parts):
         numbered = (f"{value}_{number}" for number in itertools.count(1))
-        is_free = counts[value] == 1 or value not in taken
+        is_free = value not in taken or (path[0][0] == _GRAPH and counts[value] == 1 and value not in outputs)
         name = value if is_free else next(name for name in numbered if name not in taken)
         taken.add(name)
-        found.append(EmbeddedWeight(name, path, tensor, mirrored))
+        is_literal = not only and path[-2][0] not in (_BODY, _BODIES) and _LITERALS.fullmatch(value) is not None
+        found.append(EmbeddedWeight(name, path, tensor, mirrored, is_literal))
     return found
 
 
 def with_embedded(
     proto: ModelProto, template: Template, data: bytes | mmap.mmap
 ) -> tuple[Template, list[EmbeddedWeight]]:
-    """Return a template that is cut at the embedded weights, too, and these weights; none if one cannot be cut.
+    """Return a template that is cut at the embedded weights, too, and those of these weights that it can replace.
 
     Args:
         proto: The model.
@@ -114,7 +102,7 @@ def with_embedded(
     if not embedded:
         return template, []
     cut = Template(data, [item.path for item in embedded])
-    return (cut, embedded) if all(cut.holds(item.path) for item in embedded) else (template, [])
+    return cut, [item for item in embedded if cut.holds(item.path)]
 
 
 def lift(proto: ModelProto, embedded: Sequence[EmbeddedWeight]) -> None:
@@ -126,43 +114,77 @@ def lift(proto: ModelProto, embedded: Sequence[EmbeddedWeight]) -> None:
     linear: dict[Path, tuple[Any, Any, dict[str, str]]] = {}
     for item in embedded:
         chain = _chain(proto, item.path)
-        tensor = chain[-1]
-        if isinstance(tensor, AttributeProto):
-            _, _, names = linear.setdefault(item.path[:-1], (chain[-3], chain[-2], {}))
-            names[tensor.name] = item.name
-            made = proto.graph.initializer.add()
-            made.CopyFrom(item.tensor)
-            made.name = item.name
-            continue
-        if isinstance(chain[-2], AttributeProto):
-            graph, node = chain[-4], chain[-3]
-            value = node.output[0]
-        else:
-            graph, node = chain[-2], None
-            value = tensor.name
-        moved.append((graph, node, tensor, value, item.name))
-    for graph, node, tensor, value, name in moved:
         made = proto.graph.initializer.add()
-        made.CopyFrom(tensor)
-        made.name = name
+        made.CopyFrom(item.tensor)
+        made.name = item.name
+        at = max(index for index, part in enumerate(chain) if isinstance(part, GraphProto | FunctionProto))
+        if isinstance(chain[at + 1], TensorProto):
+            moved.append((chain[1], chain[at], chain[at + 1], chain[at + 1].name, item.name))
+        elif chain[at + 1].op_type == "Constant":
+            moved.append((chain[1], chain[at], chain[at + 1], chain[at + 1].output[0], item.name))
+        else:
+            linear.setdefault(item.path[:-1], (chain[at], chain[at + 1], {}))[2][chain[-1].name] = item.name
+    needs: dict[int, dict[str, None]] = {}
+    for root, holder, origin, value, name in moved:
+        is_node = isinstance(origin, NodeProto)
+        if isinstance(root, FunctionProto):
+            needs.setdefault(id(root), {})[name] = None
+            name = _formal(name)
         if name != value:
             identity = NodeProto(op_type="Identity", input=[name], output=[value])
-            if node is None:
-                graph.node.insert(0, identity)
+            if is_node:
+                origin.CopyFrom(identity)
             else:
-                node.CopyFrom(identity)
-        elif node is not None:
-            graph.node.remove(node)
-        if node is None:
-            graph.initializer.remove(tensor)
+                holder.node.insert(0, identity)
+        elif is_node:
+            holder.node.remove(origin)
+        if not is_node:
+            holder.initializer.remove(origin)
+    _hand_to_functions(proto, needs)
     _to_standard_operators(proto, [*linear.values()])
+
+
+def _formal(name: str) -> str:
+    """Return the name of an initializer among the inputs of a function."""
+    return f"{name}/lifted"
+
+
+def _hand_to_functions(proto: ModelProto, needs: dict[int, dict[str, None]]) -> None:
+    """Add initializers to the inputs of functions and to their calls, in place.
+
+    Args:
+        proto: A model.
+        needs: Names of the initializers that a function itself reads, by its identity.
+    """
+    functions = {(each.domain, each.name, each.overload): each for each in proto.functions}
+    sizes = {id(each): len(each.input) for each in proto.functions}
+
+    def calls(holder: GraphProto | FunctionProto) -> list[tuple[NodeProto, Any]]:
+        found = ((node, functions.get((node.domain, node.op_type, node.overload))) for node in all_nodes(holder))
+        return [(node, function) for node, function in found if function is not None]
+
+    for _ in proto.functions if needs else ():  # functions may call others, but not themselves
+        for function in proto.functions:
+            for _, called in calls(function):
+                if id(called) in needs:
+                    needs.setdefault(id(function), {}).update(needs[id(called)])
+    for holder in (proto.graph, *proto.functions) if needs else ():
+        for node, called in calls(holder):
+            names = needs.get(id(called), {})
+            node.input.extend([""] * (sizes[id(called)] - len(node.input)) if names else [])
+            node.input.extend(map(_formal, names) if isinstance(holder, FunctionProto) else names)
+    for function in proto.functions:
+        function.input.extend(map(_formal, needs.get(id(function), {})))
 
 
 def fill(proto: ModelProto, item: EmbeddedWeight, values: np.ndarray) -> None:
     """Set the values of a weight in a model, in place."""
     found = _chain(proto, item.path)[-1]
     if isinstance(found, AttributeProto):
-        set_values(found, item.stored(values))
+        if found.type == AttributeProto.FLOAT:
+            found.f = float(values)
+        else:
+            set_values(found, item.stored(values))
     else:
         fill_tensor(found, values)
 
@@ -219,147 +241,46 @@ def _chain(proto: ModelProto, path: Path) -> list[Any]:
     return chain
 
 
-def _weights(graph: GraphProto, path: Path, *, literal: bool) -> Iterator[tuple[str, Path, TensorProto, bool]]:
-    """Yield name, path, tensor and mirroring of a graph's weights, bodies included."""
-    outputs = {value.name for value in graph.output}
-    reads = _weight_reads(graph)
-    if len(path) > 1:
-        given = {value.name for value in graph.input}
-        for index, tensor in enumerate(graph.initializer):
-            if _is_weight(tensor) and tensor.name in reads.weights and tensor.name not in outputs | given:
-                yield tensor.name, (*path, (_INITIALIZER, index)), tensor, False
-    for index, node in enumerate(graph.node):
-        at = (*path, (_NODE, index))
+_Found = Iterator[tuple[str, Path, TensorProto, bool]]
+"""Name, path, tensor and mirroring of weights."""
+
+
+def _in_body(graph: GraphProto, path: Path) -> _Found:
+    """Yield the weights of a body."""
+    given = {value.name for value in graph.input}
+    for index, tensor in enumerate(graph.initializer):
+        if _is_weight(tensor) and tensor.name not in given:
+            yield tensor.name, (*path, (_INITIALIZER, index)), tensor, False
+    yield from _in_nodes(graph, path)
+
+
+def _in_nodes(holder: GraphProto | FunctionProto, path: Path) -> _Found:
+    """Yield the weights in the nodes of a graph or function, bodies included."""
+    number = holder.DESCRIPTOR.fields_by_name["node"].number
+    for index, node in enumerate(holder.node):
+        at = (*path, (number, index))
         if node.op_type == "Constant" and is_default_domain(node.domain) and node.output:
-            value = node.output[0]
-            is_literal = not literal and value not in reads.certain and _is_written_in_code(node)
-            kept = value in outputs or value not in reads.weights or is_literal
-            for index, attribute in enumerate(node.attribute):
-                if not kept and attribute.HasField("t") and _is_weight(attribute.t):
-                    yield node.output[0], (*at, (_ATTRIBUTE, index), (_TENSOR, 0)), attribute.t, False
-        for weight in attribute_weights(node) if node.output else ():
+            for position, attribute in enumerate(node.attribute):
+                where = (*at, (_ATTRIBUTE, position))
+                if attribute.HasField("t") and _is_weight(attribute.t):
+                    yield node.output[0], (*where, (_TENSOR, 0)), attribute.t, False
+                elif attribute.name in ("value_float", "value_floats") and not attribute.ref_attr_name:
+                    values = attribute.f if attribute.type == AttributeProto.FLOAT else list(attribute.floats)
+                    yield node.output[0], where, numpy_helper.from_array(np.array(values, np.float32)), False
+        is_linear = node.output and isinstance(holder, GraphProto)
+        for weight in attribute_weights(node) if is_linear else ():
             label = node.name or node.output[-1]
             yield f"{label}.{weight.tensor.name}", (*at, (_ATTRIBUTE, weight.position)), weight.tensor, weight.mirrored
-        for index, attribute in enumerate(node.attribute):
+        for position, attribute in enumerate(node.attribute):
+            where = (*at, (_ATTRIBUTE, position))
             if attribute.HasField("g"):
-                yield from _weights(attribute.g, (*at, (_ATTRIBUTE, index), (_BODY, 0)), literal=literal)
-            for number, body in enumerate(attribute.graphs):
-                yield from _weights(body, (*at, (_ATTRIBUTE, index), (_BODIES, number)), literal=literal)
+                yield from _in_body(attribute.g, (*where, (_BODY, 0)))
+            for place, body in enumerate(attribute.graphs):
+                yield from _in_body(body, (*where, (_BODIES, place)))
 
 
 def _is_weight(tensor: TensorProto) -> bool:
-    return tensor.data_type in _FLOATING and math.prod(tensor.dims) > 1 and tensor.data_location != TensorProto.EXTERNAL
-
-
-def _is_written_in_code(node: NodeProto) -> bool:
-    """Return whether TorchScript's exporter named the Constant as a literal in code."""
-    return "Constant" in node.output[0].rsplit("/", 1)[-1] or node.output[0].isdigit()
-
-
-class _Reads(NamedTuple):
-    """Names of values that nodes read as weights.
-
-    Attributes:
-        weights: All of them.
-        certain: Those that cannot be literals in code: weights of recurrent layers, scales of normalizations.
-    """
-
-    weights: set[str]
-    certain: set[str]
-
-
-def _weight_reads(graph: GraphProto) -> _Reads:
-    """Return the names of values that nodes of a graph and its bodies read as weights."""
-    found = _Reads(set(), set())
-    _collect(graph, found, _Results(set(), set(), set(), set()))
-    return found
-
-
-class _Results(NamedTuple):
-    """Names of values by the operation that computes them.
-
-    Attributes:
-        linear: Linear layers.
-        roots: Square roots and their reciprocals: standard deviations.
-        normalized: Quotients by roots, and InstanceNormalization.
-        scaled: Normalized values times a scale.
-    """
-
-    linear: set[str]
-    roots: set[str]
-    normalized: set[str]
-    scaled: set[str]
-
-
-def _collect(graph: GraphProto, found: _Reads, outer: _Results) -> None:
-    passed_on: list[tuple[str, str]] = []
-    results = _Results(*(set(names) for names in outer))
-    constants = {node.output[0] for node in graph.node if node.op_type == "Constant" and node.output}
-    constants |= {tensor.name for tensor in graph.initializer}
-    half_constants = {
-        name for node in graph.node if node.op_type == "Constant" and _is_half(node) for name in node.output[:1]
-    }
-    half_constants |= {tensor.name for tensor in graph.initializer if _holds_half(tensor)}
-    for node in graph.node:
-        if is_default_domain(node.domain):
-            places = _WEIGHTS.get(node.op_type, ())
-            read = [name for index, name in enumerate(node.input) if index in places]
-            found.weights.update(read)
-            if node.op_type in _RECURRENT:
-                found.certain.update(read)
-            if node.op_type in _LINEAR:
-                results.linear.update(node.output)
-            elif node.op_type == "Add" and any(name in results.linear for name in node.input):
-                found.weights.update(name for name in node.input if name not in results.linear)
-            elif node.op_type in _PASS_THROUGH and node.input and node.output:
-                sources = node.input if node.op_type == "Concat" else node.input[:1]
-                passed_on += [(source, result) for source in sources for result in node.output]
-                if all(name in constants for name in sources):
-                    constants.update(node.output)
-                for names in results[1:]:
-                    if node.input[0] in names:
-                        names.update(node.output)
-            if node.op_type == "Pow" and any(name in half_constants for name in node.input[1:2]):
-                results.roots.update(node.output)
-            _collect_normalization(node, found, results, constants)
-        for body in proto_subgraphs(node):
-            _collect(body, found, results)
-    for source, result in reversed(passed_on):
-        for names in found:
-            if result in names:
-                names.add(source)
-
-
-def _is_half(node: NodeProto) -> bool:
-    """Return whether a Constant is 0.5 or -0.5, the exponent of a root."""
-    return any(abs(a.f) == 0.5 or (a.HasField("t") and _holds_half(a.t)) for a in node.attribute)
-
-
-def _holds_half(tensor: TensorProto) -> bool:
-    if tensor.data_type not in _FLOATING or math.prod(tensor.dims) != 1 or tensor.external_data:
-        return False
-    try:
-        return abs(float(numpy_helper.to_array(tensor).reshape(-1)[0])) == 0.5
-    except ValueError:  # its data is damaged, which is reported when it is read
-        return False
-
-
-def _collect_normalization(node: NodeProto, found: _Reads, results: _Results, constants: Collection[str]) -> None:
-    """Collect scale and bias of a normalization that is decomposed into arithmetic."""
-    given = [name for name in node.input if name in constants]
-    if node.op_type in _ROOTS and not given:
-        results.roots.update(node.output)
-    elif node.op_type == "InstanceNormalization" or (
-        node.op_type in ("Div", "Mul") and any(name in results.roots for name in node.input)
-    ):
-        results.normalized.update(node.output)
-    elif node.op_type == "Mul" and len(given) == 1 and any(name in results.normalized for name in node.input):
-        found.weights.update(given)
-        found.certain.update(given)
-        results.scaled.update(node.output)
-    elif node.op_type == "Add" and len(given) == 1 and any(name in results.scaled for name in node.input):
-        found.weights.update(given)
-        found.certain.update(given)
+    return tensor.data_type in _FLOATING and tensor.data_location != TensorProto.EXTERNAL
 
 
 def _names(graph: GraphProto) -> Iterator[str]:

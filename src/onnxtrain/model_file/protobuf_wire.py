@@ -195,8 +195,8 @@ _DATA: Mapping[int, tuple[int, ...]] = {
 }
 """Data fields of a tensor with their wire types; with another type a field is unknown."""
 
-_LIST: Mapping[int, tuple[int, ...]] = {7: (BYTES, FIXED32)}
-"""Data field of an attribute that is a list of floats."""
+_LIST: Mapping[int, tuple[int, ...]] = {2: (FIXED32,), 7: (BYTES, FIXED32)}
+"""Data fields of an attribute that is a float or a list of floats."""
 
 
 _LARGE = 4096
@@ -256,7 +256,7 @@ class Template:
 
     Args:
         data: The serialized model; not kept.
-        inner: Paths to further tensors, and to attributes that are lists of floats, whose data may change.
+        inner: Paths to further tensors, and to attributes that are (lists of) floats, whose data may change.
 
     Raises:
         CutOffError: The data ends inside a field.

@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.weights.fixed_values import fixed_matrix
 from onnxtrain.weights.names import is_literal, is_mask, is_program_tensor, is_table, is_transform
-from onnxtrain.weights.program import declared_kind
+from onnxtrain.weights.program import is_declared_parameter
 from onnxtrain.weights.readers import (
     LINEAR,
     REARRANGING,
@@ -21,6 +22,9 @@ from onnxtrain.weights.readers import (
     use_of,
 )
 from onnxtrain.weights.stored import as_stored
+
+BY_VALUES = ", by its values"
+"""End of the reason of a fixed matrix."""
 
 _HUGE = 1e9
 """Magnitude that no weight has; exporters write masks as -inf or the smallest float."""
@@ -60,18 +64,23 @@ def table_reason(value: ir.Value, functions: Functions, readers: list[Reader]) -
     name = value.name or ""
     if is_program_tensor(name):
         return "a tensor that was made of numbers, by its name"
-    is_named = declared_kind(value) != "PARAMETER"  # its author says more than its name
-    if is_named and is_table(name):
-        return "a position table, by its name"
-    if is_named and is_transform(name):
-        return "a matrix of a spectrogram, by its name"
-    if _only_angles(value, functions, readers):
-        return "a position table: only its sines and cosines are used"
+    if not is_declared_parameter(value):  # its author says more than its name
+        if is_table(name):
+            return "a position table, by its name"
+        if is_transform(name):
+            return "a matrix of a spectrogram, by its name"
+        if _only_angles(value, functions, readers):
+            return "a position table: only its sines and cosines are used"
     weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]
-    if any(not is_lookup(reader) for reader in weighing):
-        return ""
-    if _is_sinusoid(value):
+    weighs = any(not is_lookup(reader) for reader in weighing)
+    if not weighs and _is_sinusoid(value):
         return "a position table: its columns are sines and cosines"
+    tensor = value.const_value
+    is_judged = is_float(value) and not is_declared_parameter(value)
+    if is_judged and tensor is not None and (kind := fixed_matrix(as_stored(tensor), readers)):
+        return f"{kind}{BY_VALUES}"
+    if weighs:
+        return ""
     if any(is_lookup(reader) or is_bias(reader) for reader in readers):
         return ""
     written = is_literal(name) and any(size != 1 for size in dimensions(value) or ())
@@ -93,7 +102,7 @@ def mask_reason(value: ir.Value) -> str:
     low, high = float(array.min()), float(array.max())
     if not (np.isfinite(low) and np.isfinite(high)) or max(abs(low), abs(high)) >= _HUGE:
         return "a mask: it holds infinite or huge values"
-    if declared_kind(value) != "PARAMETER" and is_mask(value.name or ""):
+    if not is_declared_parameter(value) and is_mask(value.name or ""):
         return "a mask, by its name"
     fill = _BEFORE_SOFTMAX if all(_meets_softmax(reader[0]) for reader in readers) else _FILL
     if low <= fill and high <= 0 and _values(array) in range(2, _FEW + 1):
@@ -125,6 +134,8 @@ def is_preprocessed(reader: Reader) -> bool:
     if node.domain or node.op_type not in ("Add", "Sub", "Mul", "Div") or index > 1:
         return False
     other = node.inputs[1 - index]
+    if _widens(other, node.outputs[0]):
+        return False
     for _ in range(_STEPS):
         producer = None if other is None else other.producer()
         if other is None or producer is None:
@@ -139,11 +150,21 @@ def is_preprocessed(reader: Reader) -> bool:
                 other = two
             else:
                 return False
+            if _widens(other, producer.outputs[0]):
+                return False
         elif producer.op_type in REARRANGING:
             other = producer.inputs[0]
         else:
             return False
     return False
+
+
+def _widens(one: ir.Value | None, result: ir.Value) -> bool:
+    """Return whether broadcasting repeats a value, as centres do to which an input is compared."""
+    before, after = None if one is None else dimensions(one), dimensions(result)
+    if before is None or after is None:
+        return False
+    return len(before) < len(after) or any(a == 1 != b for a, b in zip(before, after, strict=True))
 
 
 def _is_given(value: ir.Value | None) -> bool:

@@ -1,43 +1,77 @@
-"""Find weights stored outside initializers, to explain why a model has nothing to train."""
+"""Find floating tensors that a working copy cannot lift: to list them, and to say why nothing is trainable."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import onnx_ir as ir
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
 from onnxtrain.ir.clone import all_nodes
-from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, is_default_domain
+from onnxtrain.model_file.linear_models import attribute_weights
+from onnxtrain.model_file.proto import all_nodes as nodes_of_proto
+from onnxtrain.weights.parameters import Initializer
 
-_LISTED = 3
-"""Number of names listed before the sentence says that there are more."""
+_ELSEWHERE = "sparse, or its data is in another file; write the model with it as an initializer"
 
 
-def hidden_weights(model: ir.Model) -> str:
-    """Return a sentence about weights stored outside initializers, with the next step; "" where there are none.
+def other_tensors(proto: ModelProto) -> list[Initializer]:
+    """List the floating tensors of a file that are no initializers of its working copy, with the reasons.
 
-    Weights are floating tensors of more than one element, in Constant nodes, branches, loop bodies and functions.
-    Remaining operators of ``ai.onnx.ml`` (trees, support vectors) hold values that no gradient changes.
-
-    Args:
-        model: A working copy.
+    These are values of other operators than Constant, such as those of trees, and Constant nodes that are sparse or
+    whose data is in another file.
 
     Example:
         >>> import onnx
-        >>> from onnxtrain.model_file.file import ModelFile
         >>> model = onnx.parser.parse_model('''
         ... <ir_version: 8, opset_import: ["": 18]>
-        ... f (float[n] x) => (float[n] y) { w = Constant <value_floats = [1.0, 2.0]> ()  y = Mul(x, w) }''')
-        >>> hidden_weights(ModelFile.load(model).training_model())
-        "its weights are in Constant nodes ('w'); write the model with them as initializers"
+        ... f (float[n] x) => (float[n] y) { y = own.Scale <factors = float[2] {0.5, 2.0}> (x) }''')
+        >>> [(row.name, row.reason) for row in other_tensors(model)]
+        [('y.factors', 'an attribute of Scale')]
     """
-    locations: dict[str, list[str]] = {}
-    for location, name in _found(model):
-        locations.setdefault(location, []).append(name)
+    found = []
+    for node in (node for holder in (proto.graph, *proto.functions) for node in nodes_of_proto(holder)):
+        lifted = {weight.tensor.name for weight in attribute_weights(node)}
+        is_constant = node.op_type == "Constant" and is_default_domain(node.domain)
+        label = node.name or next(iter(node.output), node.op_type)
+        for attribute in node.attribute:
+            for shape, dtype in () if attribute.name in lifted else _tensors(node, attribute, is_constant):
+                if not ir.DataType(dtype).is_floating_point() or (math.prod(shape) < 2 and not is_constant):
+                    continue  # one value is a setting, such as the fill of ConstantOfShape
+                name = node.output[0] if is_constant else f"{label}.{attribute.name}"
+                reason = _ELSEWHERE if is_constant else f"an attribute of {node.op_type}"
+                kind = ir.DataType(dtype).name.lower()
+                found.append(Initializer(name, shape, kind, math.prod(shape), False, reason, (node.op_type,)))
+    return found
+
+
+def _tensors(node: NodeProto, attribute: AttributeProto, is_constant: bool) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield shape and type of the floating tensors of an attribute; a list of floats of ``ai.onnx.ml`` is one."""
+    dense = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
+    for tensor in dense:
+        if not is_constant or tensor.data_location == TensorProto.EXTERNAL:
+            yield tuple(tensor.dims), tensor.data_type
+    sparse = [*([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []), *attribute.sparse_tensors]
+    yield from ((tuple(tensor.dims), tensor.values.data_type) for tensor in sparse)
+    if node.domain == MACHINE_LEARNING_DOMAIN and len(attribute.floats) > 1:
+        yield (len(attribute.floats),), TensorProto.FLOAT
+
+
+def untrainable(model: ir.Model, proto: ModelProto) -> str:
+    """Return a sentence about values that no gradient changes, and about tensors stored elsewhere; "" without any.
+
+    Operators of ``ai.onnx.ml`` (trees, support vectors) hold values that no gradient changes.
+
+    Args:
+        model: A working copy.
+        proto: The model of the file.
+    """
     sentences = []
-    if locations:
-        listed = " and ".join(f"{location} ({_listed(names)})" for location, names in locations.items())
-        sentences.append(f"its weights are in {listed}; write the model with them as initializers")
+    names = [repr(row.name) for row in other_tensors(proto) if row.reason == _ELSEWHERE]
+    if names:
+        sentences.append(f"its weights are in Constant nodes ({', '.join(names[:3])}); write them as initializers")
     fitted = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_fitted(node))
     if fitted:
         sentences.append(
@@ -53,26 +87,6 @@ def hidden_weights(model: ir.Model) -> str:
     return "; ".join(sentences)
 
 
-def _found(model: ir.Model) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a location and the name of a weight stored there."""
-    yield from _in_graph(model.graph, "Constant nodes")
-    for graph in model.graph.subgraphs():
-        yield from _in_graph(graph, f"Constant nodes of the graph {graph.name!r}")
-        for name, value in graph.initializers.items():
-            if value.const_value is not None and _is_weight(value.const_value):
-                yield f"the graph {graph.name!r}", repr(name)
-    for function in model.functions.values():
-        yield from _in_graph(function, f"the function {function.name!r}")
-
-
-def _in_graph(graph: ir.Graph | ir.Function, location: str) -> Iterator[tuple[str, str]]:
-    for node in graph:
-        if node.op_type == "Constant" and node.domain == "":
-            attribute = next(iter(node.attributes.values()), None)
-            if attribute is not None and (_is_list(attribute) or _is_tensor(attribute)):
-                yield location, repr(node.outputs[0].name)
-
-
 def _is_integer(node: ir.Node) -> bool:
     """Return whether an operator computes with quantized integers."""
     return node.op_type.startswith("QLinear") or node.op_type in ("ConvInteger", "MatMulInteger", "QGemm")
@@ -85,16 +99,3 @@ def _is_fitted(node: ir.Node) -> bool:
 
 def _is_list(attribute: ir.Attr) -> bool:
     return attribute.type == ir.AttributeType.FLOATS and not attribute.is_ref() and len(attribute.as_floats()) > 1
-
-
-def _is_tensor(attribute: ir.Attr) -> bool:
-    return attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref() and _is_weight(attribute.as_tensor())
-
-
-def _is_weight(tensor: ir.TensorProtocol) -> bool:
-    return tensor.dtype.is_floating_point() and tensor.size > 1
-
-
-def _listed(names: list[str]) -> str:
-    more = "" if len(names) <= _LISTED else f" and {len(names) - _LISTED} more"
-    return ", ".join(names[:_LISTED]) + more

@@ -130,6 +130,16 @@ def origin_of(name: str) -> NameOrigin:
     return NameOrigin.MODULE if re.match(_MODULE, bare) else NameOrigin.WORD
 
 
+def origin(value: ir.Value) -> NameOrigin:
+    """Classify the name of an initializer, which for TorchScript's exporter is never the result of an operation."""
+    name = value.name or ""
+    found = origin_of(name)
+    is_word = found is NameOrigin.EXPORTER and is_result(name)
+    return (
+        NameOrigin.WORD if is_word and any((node.name or "").startswith("/") for node in value.consumers()) else found
+    )
+
+
 def last_word(name: str) -> str:
     """Return the last part of a path in lower case: the tensor's name within its module."""
     bare = re.sub(r"(/(ReadVariableOp|read)(_\d+)?)?(:0)?$", "", name)

@@ -27,7 +27,7 @@ from onnxtrain.weights.names import (
     is_put_together,
     is_statistic_name,
     last_word,
-    origin_of,
+    origin,
 )
 from onnxtrain.weights.program import CALL
 from onnxtrain.weights.readers import (
@@ -93,15 +93,15 @@ def scalar_decision(value: ir.Value) -> Decision:
     constant = Decision(REASON)
     if number is not None and (not math.isfinite(number) or abs(number) >= _HUGE):
         return constant
-    origin = origin_of(name)
+    author = origin(value)
     limited = arrivals(value, through=REARRANGING | {"Clip"})
     shaped = any(node.op_type in _SHAPING and not node.domain for node, _ in limited)
-    if origin is NameOrigin.EXPORTER:
+    if author is NameOrigin.EXPORTER:
         learned = shaped or (re.match(_SHAPED, name) is not None and number is not None and not is_common(number))
         return LEARNED if learned else constant
     if any(_is_epsilon(reader, number) for reader in readers) or _is_of_activation(number) or is_buffer(name):
         return constant
-    if origin is NameOrigin.MODULE or is_learned(name) or shaped or any(_is_bias(reader) for reader in readers):
+    if author is NameOrigin.MODULE or is_learned(name) or shaped or any(_is_bias(reader) for reader in readers):
         return LEARNED
     return Decision(REASON, open=True) if number is None or is_common(number) else LEARNED
 
@@ -116,7 +116,7 @@ def _is_weight(value: ir.Value) -> bool:
     readers = scalar_readers(value)
     weighing = [reader for reader in readers if use_of(reader) is ReaderUse.WEIGHT and not is_operand_of_weight(reader)]
     # Exporters add a scale and bias to a normalization without them.
-    is_fill = origin_of(value.name or "") is NameOrigin.EXPORTER and _number(value) in (0, 1)
+    is_fill = origin(value) is NameOrigin.EXPORTER and _number(value) in (0, 1)
     weighing = [reader for reader in weighing if not (is_fill and is_normalization(reader))]
     # jax2onnx writes the third operand of Gemm as a zero where there is no bias.
     if dimensions(value) == () and _number(value) == 0:
@@ -124,7 +124,7 @@ def _is_weight(value: ir.Value) -> bool:
     if weighing:
         return True
     biases = [reader for reader in readers if _is_bias(reader)] if dimensions(value) != () else []
-    if origin_of(value.name or "") is NameOrigin.EXPORTER:
+    if origin(value) is NameOrigin.EXPORTER:
         biases = [reader for reader in biases if _has_one_channel(reader)]
     return bool(biases)
 
@@ -213,6 +213,7 @@ LEARNED = Decision()
 OPEN = Decision("neither its use nor its name says that it is learned", open=True)
 FILL = Decision("ones, zeros or another single value that an exporter wrote")
 PREPROCESSING = Decision("mean or deviation of preprocessing")
+_BY_NAME = Decision("mean or deviation of preprocessing, by its name", open=True)
 _TABLE = Decision("a position table: its values are evenly spaced")
 
 
@@ -221,13 +222,13 @@ def operand_decision(value: ir.Value) -> Decision:
     readers, name = arrivals(value), value.name or ""
     if is_statistic_name(name):
         return Decision("a running statistic, by its name")
-    if preprocesses(value, readers):
-        return PREPROCESSING
+    if found := preprocessing(value, readers):
+        return found
     if _is_filled_state(value, readers):
         return FILL
     if is_eager_result(name) and not any(use_of(reader) is ReaderUse.WEIGHT for reader in readers):
         return OPEN  # a buffer, more often than not
-    if origin_of(name) is not NameOrigin.EXPORTER:
+    if origin(value) is not NameOrigin.EXPORTER:
         return LEARNED
     if is_put_together(name) and value.const_value is not None and not as_stored(value.const_value).any():
         return Decision(FILL.reason, open=True)
@@ -259,12 +260,14 @@ def may_be_fresh(value: ir.Value) -> bool:
     return not any(use_of(reader) is ReaderUse.STATE for reader in arrivals(value))
 
 
-def preprocesses(value: ir.Value, readers: Sequence[Reader]) -> bool:
-    """Return whether a tensor is a mean or deviation that normalizes an input of the model."""
+def preprocessing(value: ir.Value, readers: Sequence[Reader]) -> Decision | None:
+    """Decide on a mean or deviation that normalizes an input of the model; ``None`` for another tensor."""
     name = value.name or ""
     if last_word(name) not in _WEIGHT_NAMES and any(map(_normalizes, readers)):
-        return True
-    return is_preprocessing(name) and any(map(is_preprocessed, readers))
+        return PREPROCESSING
+    if not (is_preprocessing(name) and any(map(is_preprocessed, readers))):
+        return None
+    return PREPROCESSING if is_scalar(value) else _BY_NAME
 
 
 def _by_values(array: np.ndarray, readers: Sequence[Reader]) -> Decision:
@@ -328,9 +331,8 @@ def _normalizes(reader: Reader) -> bool:
         return False
     pair = [behind_identity(value) for value in (before.inputs[1], after[0].inputs[1])]
     known = [value for value in pair if value is not None and is_weight(value)]
-    names = [value.name or "" for value in known]
     # Other names belong to a trainable normalization.
-    is_named = any(is_preprocessing(name) or origin_of(name) is NameOrigin.EXPORTER for name in names)
+    is_named = any(is_preprocessing(v.name or "") or origin(v) is NameOrigin.EXPORTER for v in known)
     return len(known) == 2 and is_named and dimensions(known[0]) == dimensions(known[1])
 
 
@@ -352,7 +354,7 @@ def _is_of_affine(reader: Reader) -> bool:
 
 def _is_made(value: ir.Value | None) -> bool:
     """Return whether a value is an initializer with an exporter's name."""
-    return value is not None and is_weight(value) and origin_of(value.name or "") is NameOrigin.EXPORTER
+    return value is not None and is_weight(value) and origin(value) is NameOrigin.EXPORTER
 
 
 def _is_affine(reader: Reader, name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -12,24 +13,25 @@ import onnx_ir as ir
 from onnxtrain.autodiff.missing import reached
 from onnxtrain.autodiff.path import Forward
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.value import dimensions, is_float
+from onnxtrain.ir.domains import ONNXTRAIN_DOMAIN
+from onnxtrain.ir.value import constant_tensor, dimensions, is_float
+from onnxtrain.model_file.embedded_weights import LITERAL
 from onnxtrain.patterns import Patterns, matches, no_match, pattern_list
 from onnxtrain.weights.buffers import mask_reason, table_reason
-from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
+from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin, origin_of
 from onnxtrain.weights.operands import (
     FILL,
     LEARNED,
-    PREPROCESSING,
     Decision,
     is_scalar,
     may_be_fresh,
     operand_decision,
-    preprocesses,
+    preprocessing,
     rotary_tables,
     scalar_decision,
     scalar_readers,
 )
-from onnxtrain.weights.program import declared_kind, is_declared_parameter, is_folded_constant
+from onnxtrain.weights.program import declared_kind, folded_parameters, is_declared_parameter, is_folded_constant
 from onnxtrain.weights.readers import (
     OPERAND_OF,
     Functions,
@@ -59,6 +61,7 @@ class Initializer:
         undecided: True if neither use nor name decides, so that a hint is given.
         paths: Its module paths in the exported program, where its name lacks them: patterns match
             these, too.
+        doubt: Why a tensor that the file declares a parameter looks like a constant; "" where it does not.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Initializer:
     sparsity: float = 0.0
     paths: tuple[str, ...] = ()
     undecided: bool = False
+    doubt: str = ""
 
 
 def parameter_table(
@@ -116,15 +120,15 @@ def parameter_table(
     given = list(graph.initializers.items())  # expanding functions adds constants
     candidates = [value for _, value in given if is_float(value)]
     # Before functions are expanded: an operator shows the role of its inputs, its body does not.
-    roles = {value: _role(value, model.functions) for value in candidates if _is_trained(value)}
+    roles = {value: _role_of(value, model.functions) for value in candidates if _is_trained(value)}
     reached = _reached(model, loss, candidates, straight_through)
     rows = []
     is_nameless = not any(origin_of(name) is NameOrigin.MODULE for name, value in given if value in reached)
-    rotary = rotary_tables(value for value in candidates if value in reached and not roles.get(value, ""))
+    rotary = rotary_tables(value for value in candidates if value in reached and not any(roles.get(value, ())))
     for name, value in given:
-        reason, undecided = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False
+        reason, undecided, doubt = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False, ""
         if not reason and name not in named:
-            decision = _as_declared(value, _decision(value, roles[value], value in rotary), roles[value])
+            decision, doubt = _decision(value, roles[value], value in rotary)
             # Without module names, as in jax2onnx files, an untrained scale looks like an exporter's fill.
             reason, undecided = (
                 decision.reason,
@@ -135,7 +139,9 @@ def parameter_table(
         uses = tuple(dict.fromkeys(node.op_type for node in value.consumers()))
         size = math.prod(shape)
         rows.append(
-            Initializer(name, shape, dtype, size, not reason, reason, uses, paths=paths[name], undecided=undecided)
+            Initializer(
+                name, shape, dtype, size, not reason, reason, uses, paths=paths[name], undecided=undecided, doubt=doubt
+            )
         )
     return rows
 
@@ -213,31 +219,64 @@ def _is_trained(value: ir.Value) -> bool:
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
-def _role(value: ir.Value, functions: Functions) -> str:
-    """Return the purpose of a constant, by its readers or its name; "" for a parameter."""
+class _Role(NamedTuple):
+    """Purpose of a constant.
+
+    Attributes:
+        use: What all operators that read it configure by it; "" if one reads a weight or an operand.
+        table: Why it is a fixed table by its name, values or readers; "" where it is not.
+    """
+
+    use: str = ""
+    table: str = ""
+
+
+def _role_of(value: ir.Value, functions: Functions) -> _Role:
     readers = scalar_readers(value, functions) if is_scalar(value) else arrivals(value, functions)
     uses = {use_of(reader) for reader in readers}
     settings = sorted(use for use in uses if isinstance(use, str))
     if settings and ReaderUse.WEIGHT not in uses:
-        return " and ".join(settings)
-    return table_reason(value, functions, readers)
+        return _Role(use=" and ".join(settings))
+    return _Role(table=table_reason(value, functions, readers))
 
 
-def _decision(value: ir.Value, role: str, is_rotary: bool) -> Decision:
-    """Decide on a tensor that the loss depends on and no option names.
+def _decision(value: ir.Value, role: _Role, is_rotary: bool) -> tuple[Decision, str]:
+    """Decide on a tensor that the loss depends on and no option names, and return a doubt about a parameter.
+
+    What the file declares comes first: an ``nn.Parameter`` is trained unless no gradient passes its use; buffers,
+    tensors of the code, and what the exporter computed from these alone are not. Then use, values and name decide.
 
     Args:
         value: The tensor.
-        role: Its purpose as a constant, if its readers or its name show it.
+        role: Its purpose as a constant.
         is_rotary: True if it is one of a pair of cosine and sine tables.
     """
-    if role:
+    declared = (
+        "computed from constants by the exporter" if is_folded_constant(value) else _DECLARED.get(declared_kind(value))
+    )
+    if is_declared_parameter(value) and 0 not in (dimensions(value) or ()):
+        if role.use and not all(part.startswith(_PASSED) for part in role.use.split(" and ")):
+            return Decision(role.use), ""
+        return LEARNED, role.table or ("" if is_scalar(value) else mask_reason(value))
+    judged = _judged(value, role, is_rotary)
+    if judged.open and folded_parameters(value):
+        return LEARNED, ""  # computed from parameters, which a hint names
+    return (Decision(declared) if declared and (judged.open or not judged.reason) else judged), ""
+
+
+def _judged(value: ir.Value, role: _Role, is_rotary: bool) -> Decision:
+    """Decide by use, values and name."""
+    if role.use:
         # An author's exponent may be trained, as in generalized-mean pooling, and so may a threshold that is compared.
-        may_be = role == _EXPONENT or all(part.startswith(OPERAND_OF) for part in role.split(" and "))
-        is_authors = origin_of(value.name or "") is not NameOrigin.EXPORTER
-        return Decision(role, open=may_be and (is_authors or (role == _EXPONENT and _has_several_values(value))))
+        may_be = role.use == _EXPONENT or all(part.startswith(OPERAND_OF) for part in role.use.split(" and "))
+        is_authors = origin(value) is not NameOrigin.EXPORTER
+        return Decision(
+            role.use, open=may_be and (is_authors or (role.use == _EXPONENT and _has_several_values(value)))
+        )
+    if role.table:
+        return Decision(role.table)
     if is_scalar(value):
-        return PREPROCESSING if preprocesses(value, arrivals(value)) else scalar_decision(value)
+        return preprocessing(value, arrivals(value)) or scalar_decision(value)
     shape = dimensions(value)
     if shape is not None and 0 in shape:
         return Decision("empty")
@@ -245,6 +284,11 @@ def _decision(value: ir.Value, role: str, is_rotary: bool) -> Decision:
         return Decision("a position table: cosines and sines")
     reason = mask_reason(value)
     return Decision(reason) if reason else operand_decision(value)
+
+
+def _is_recurrent(value: ir.Value) -> bool:
+    """Return whether a recurrent layer reads a weight, which no code writes as a literal."""
+    return any(node.op_type in ("LSTM", "GRU", "RNN") and index in (1, 2, 3, 7) for node, index in arrivals(value))
 
 
 def _has_several_values(value: ir.Value) -> bool:
@@ -256,23 +300,12 @@ def _has_several_values(value: ir.Value) -> bool:
 _PASSED = (OPERAND_OF, "bound of Clip", "exponent of Pow", "padding value", "window of STFT")
 """Purposes that leave open whether a declared parameter is one: gradients pass these inputs, or the others it has."""
 
-_DECLARED = {"BUFFER": "a buffer of a PyTorch module", "CONSTANT_TENSOR": "a tensor written in the model's code"}
-
-
-def _as_declared(value: ir.Value, decision: Decision, role: str) -> Decision:
-    """Return the decision that agrees with what the file says of PyTorch's program, if it does.
-
-    Buffers, tensors of the code, and what the exporter computed from these alone are not parameters. An
-    ``nn.Parameter`` is one unless its use or its values say what it is instead, since the file does not say whether it
-    required a gradient.
-    """
-    kind = declared_kind(value)
-    reason = "computed from constants by the exporter" if is_folded_constant(value) else _DECLARED.get(kind)
-    if reason and (decision.open or not decision.reason):
-        return Decision(reason)
-    passed = all(part.startswith(_PASSED) for part in role.split(" and "))
-    guessed = decision.open or decision == FILL or passed or (is_scalar(value) and not role)
-    return LEARNED if guessed and is_declared_parameter(value) else decision
+_DECLARED = {
+    "BUFFER": "a buffer of a PyTorch module",
+    "CONSTANT_TENSOR": "a tensor written in the model's code",
+    "folded": "computed from constants by the exporter",
+    LITERAL: "a tensor written in the model's code, by its name",
+}
 
 
 def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
@@ -284,15 +317,33 @@ def shared_parameters(model: ir.Model, names: Iterable[str]) -> dict[str, str]:
     found = {}
     order = {node: position for position, node in enumerate(model.graph)}
     for name in names:
-        readers = [reader for reader in read_through_identity(model.graph.initializers[name]) if reader[0] in order]
+        readers = [reader for reader in _element_readers(model.graph.initializers[name]) if reader[0] in order]
         nodes = sorted({node for node, _ in readers}, key=order.__getitem__)
-        if len(nodes) > 1:
+        if len(nodes) > 1 and not _are_parts(model.graph.initializers[name], nodes):
             found[name] = f"{len(nodes)} nodes ({_first([_label(node) for node in nodes])})"
-        elif nodes:
+        elif len(nodes) == 1:
             roles = [role for _, index in sorted(readers, key=_index) if (role := role_of(nodes[0].op_type, index))]
             if len(roles) > 1:
                 found[name] = f"{len(roles)} inputs of {_label(nodes[0])} ({', '.join(roles)})"
     return found
+
+
+def _element_readers(value: ir.Value) -> list[Reader]:
+    """Return the readers of a value through Identity, and through the nodes that stop gradients in a working copy."""
+    found: list[Reader] = []
+    for reader in read_through_identity(value):
+        stops = reader[0].domain == ONNXTRAIN_DOMAIN
+        found += _element_readers(reader[0].outputs[0]) if stops else [reader]
+    return found
+
+
+def _are_parts(value: ir.Value, nodes: Sequence[ir.Node]) -> bool:
+    """Return whether nodes cut a tensor into parts that share nothing, such as the gates of a recurrent layer."""
+    if any(node.op_type != "Slice" or node.domain for node in nodes):
+        return False
+    bounds = [[None if each is None else constant_tensor(each) for each in node.inputs[1:]] for node in nodes]
+    known = {tuple(tensor.tobytes() for tensor in each if tensor is not None) for each in bounds if None not in each}
+    return len(known) == len(nodes) or len({node for node, _ in arrivals(value)}) == 1
 
 
 def _index(reader: Reader) -> int:

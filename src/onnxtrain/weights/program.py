@@ -9,12 +9,10 @@ from typing import Final
 import onnx_ir as ir
 
 from onnxtrain.ir.value import is_float
+from onnxtrain.model_file.embedded_weights import KIND
 
 CALL: Final = "pkg.torch.onnx.fx_node"
 """Metadata key of a node: its call in the exported program."""
-
-_KIND: Final = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""Metadata key of an initializer: what it is in the program, such as PARAMETER or BUFFER."""
 
 _SIGNATURE: Final = "pkg.torch.export.ExportedProgram.graph_signature"
 """Metadata key of a graph: the inputs of the program, parameters among them."""
@@ -44,9 +42,10 @@ _COMPUTES: Final = re.compile(
 def declared_kind(value: ir.Value) -> str:
     """Return what an initializer is in the program; "" where the file does not say.
 
-    PARAMETER is an ``nn.Parameter``, BUFFER a buffer of a module, CONSTANT_TENSOR a tensor written in the code.
+    PARAMETER is an ``nn.Parameter``, BUFFER a buffer of a module, CONSTANT_TENSOR a tensor written in the code, LITERAL
+    a Constant node with the name of such a tensor.
     """
-    return value.metadata_props.get(_KIND, "")
+    return value.metadata_props.get(KIND, "")
 
 
 def folded_parameters(value: ir.Value) -> tuple[str, ...]:

@@ -14,8 +14,9 @@ import onnx_ir as ir
 
 from onnxtrain.errors import TrainingHint
 from onnxtrain.ir.clone import all_nodes
-from onnxtrain.weights.buffers import is_weight
+from onnxtrain.weights.buffers import BY_VALUES, is_weight
 from onnxtrain.weights.names import is_added_variable, is_computed, is_folded_scale, is_variable, last_word, module_of
+from onnxtrain.weights.operands import PREPROCESSING
 from onnxtrain.weights.parameters import FROZEN, NOT_NAMED, Initializer, shared_parameters
 from onnxtrain.weights.program import CALL, folded_parameters, lost_parameters, renormed_tables
 from onnxtrain.weights.readers import (
@@ -88,6 +89,8 @@ def find_hints(
     return [
         *(Hint(text, surprising) for text, surprising in cache_hints(model.graph)),
         *_undecided(undecided),
+        *_constants(table),
+        *_doubtful(table),
         *_dropped(dropped),
         *_unstopped(unstopped),
         *_folded(model, table),
@@ -152,11 +155,62 @@ def _undecided(names: Sequence[str]) -> list[Hint]:
     return [
         Hint(
             f"{_listed(names)} {'is' if one else 'are'} not trained: neither use nor name shows that "
-            f'{"it is" if one else "they are"} learned. train=["*", "{names[0]}"] trains '
-            f'{"it" if one else "the first"}, and freeze="{names[0]}" keeps it without this hint.',
+            f"{'it is' if one else 'they are'} learned. {_train(names)}, and freeze={_quoted(names[0])} keeps "
+            f"{'it' if one else 'the first'} without this hint.",
             surprising=True,
         )
     ]
+
+
+def _train(names: Sequence[str]) -> str:
+    """Return the argument that trains tensors besides the parameters."""
+    shown = names[:3]
+    whom = f"the first {len(shown)}" if len(names) > len(shown) else _several(names, "it", "them")
+    return f"train=[{', '.join(map(_quoted, ('*', *shown)))}] trains {whom}"
+
+
+def _quoted(name: str) -> str:
+    return repr(name) if {*name} & {*'"\\'} else f'"{name}"'
+
+
+def _constants(table: Sequence[Initializer]) -> list[Hint]:
+    """Name the tensors that are constants by their values, by kind, and those that normalize an input."""
+    kinds: dict[str, list[str]] = {}
+    for row in table:
+        if not row.undecided and (row.reason.endswith(BY_VALUES) or row.reason == PREPROCESSING.reason):
+            kinds.setdefault(row.reason.removesuffix(BY_VALUES), []).append(row.name)
+    found = []
+    fixed = [(kind, names) for kind, names in kinds.items() if kind != PREPROCESSING.reason]
+    if fixed:
+        names = [name for _, group in fixed for name in group]
+        listed = "; ".join(f"{_listed(group)} ({kind})" for kind, group in fixed)
+        count = _several(names, "1 tensor is", f"{len(names)} tensors are")
+        found.append(f"{count} not trained, by {_several(names, 'its', 'their')} values: {listed}. {_train(names)}.")
+    if names := kinds.get(PREPROCESSING.reason):
+        be = _several(names, "is", "are")
+        found.append(f"{_listed(names)} {be} not trained: preprocessing of an input. {_train(names)}.")
+    return [Hint(text, surprising=False) for text in found]
+
+
+def _doubtful(table: Sequence[Initializer]) -> list[Hint]:
+    """Name trained parameters that hold what programs seldom train: the file says no more than that they are some."""
+    rows = [row for row in table if row.trainable and row.doubt]
+    if not rows:
+        return []
+    names = [row.name for row in rows]
+    return [
+        Hint(
+            f"The file declares {_listed(names)} as {_several(names, 'a parameter', 'parameters')}, which "
+            f"{_several(names, 'is', 'are')} trained, but the values are those of a constant ({rows[0].doubt}). If the "
+            f"program does not train {_several(names, 'it', 'them')} (requires_grad=False), give "
+            f"freeze={_quoted(names[0])}.",
+            surprising=False,
+        )
+    ]
+
+
+def _several(names: Sequence[str], one: str, more: str) -> str:
+    return one if len(names) == 1 else more
 
 
 def _dropped(names: Sequence[str]) -> list[Hint]:
@@ -304,7 +358,7 @@ def _quantized(model: ir.Model) -> list[Hint]:
 
 
 def _shared(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
-    found = []
+    kinds: dict[tuple[bool, bool], list[str]] = {}
     for name, readers in shared_parameters(model, parameters).items():
         value = model.graph.initializers[name]
         read = read_through_identity(value)
@@ -312,12 +366,14 @@ def _shared(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:
             continue  # a quantization scale that is learned
         tensor = value.const_value
         merged = tensor is not None and has_one_value(np.asarray(tensor.numpy())) and not _is_unrolled(read)
-        advice = "; if an exporter merged equal values, untie=True gives each its own" if merged else ""
         moved = any(is_statistic(node.op_type, index) for node, index in read)
+        kinds.setdefault((merged, moved), []).append(f"{name} is shared by {readers}")
+    found = []
+    for (merged, moved), shared in kinds.items():
+        advice = "; if an exporter merged equal values, untie=True gives each its own" if merged else ""
         also = " A running statistic of batch normalization is among them and moves with the rest." if moved else ""
         # Trained values are not equal by chance: the model shares them on purpose.
-        surprising = moved or merged
-        found.append(Hint(f"{name} is shared by {readers}: training ties them{advice}.{also}", surprising))
+        found.append(Hint(f"{_listed(shared)}: training ties them{advice}.{also}", surprising=moved or merged))
     return found
 
 
@@ -339,13 +395,17 @@ def _matrix(reader: Reader) -> ir.Value | None:
 
 
 def _copied(copies: Sequence[Copy]) -> list[Hint]:
+    if not copies:
+        return []
+    shown = [
+        f"{copy.name} holds the same values as {copy.original}{', transposed' if copy.transposed else ''}"
+        for copy in copies
+    ]
     return [
         Hint(
-            f"{copy.name} holds the same values as {copy.original}{', transposed' if copy.transposed else ''}, and "
-            "they are trained separately; if the model ties them, tie=True keeps them equal.",
+            f"{_listed(shown)}, and they are trained separately; if the model ties them, tie=True keeps them equal.",
             surprising=True,
         )
-        for copy in copies
     ]
 
 

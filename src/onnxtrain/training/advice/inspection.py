@@ -24,6 +24,7 @@ from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.report.formatting import count, html_facts, html_table, text_table
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.training.advice.hints import dropped_biases, find_hints
+from onnxtrain.weights.embedded_weights import other_tensors
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.ties import find_copies
 from onnxtrain.working_copy.filled_biases import stop_at_filled_biases
@@ -77,7 +78,8 @@ class Inspection:
         ir_version: Version of the file format.
         inputs: Inputs that must be fed.
         outputs: Outputs.
-        initializers: All tensors of the main graph: trainable, or the reason why not.
+        initializers: All initializers, and all floating tensors elsewhere (Constant nodes, bodies, functions,
+            attributes): trainable, or the reason why not.
         operators: Operator types by name.
         missing: Nodes between parameters and outputs that have no gradient.
         hints: Hints about the model.
@@ -221,7 +223,7 @@ def inspect(
         ir_version=file.proto.ir_version,
         inputs=ports[0],
         outputs=ports[1],
-        initializers=tuple(_counted(row, working.graph) for row in table),
+        initializers=(*(_counted(row, working.graph) for row in table), *other_tensors(file.proto)),
         operators=operators,
         missing=tuple(_missing(copy, names)),
         hints=tuple(hint.text for hint in found),
