@@ -289,7 +289,7 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
     choices = {"train": config.train, "freeze": config.freeze}
     choices |= {repr(group): group.patterns for group in config.groups}
     merged = merged_hints(choices, objective.table, objective.model)
-    otherwise = declared_otherwise(file.proto.graph, objective.model.graph)
+    otherwise = declared_otherwise(objective.model.graph)
     surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *_zeros(objective, config))]
     return found + [Hint(text, surprising=False) for text in texts] + surprising
 

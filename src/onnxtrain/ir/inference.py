@@ -70,7 +70,7 @@ _SAME_SHAPE = frozenset(
     | {"Softplus", "Sqrt", "Tan", "Tanh", "BatchNormalization", "ScatterElements", "ScatterND", "Trilu"}
 )
 _TYPED = frozenset(
-    {"Conv", "Expand", "Flatten", "Gather", "GatherElements", "LayerNormalization", "Pad", "Slice", "Split"} | {"Tile"}
+    {"Conv", "Expand", "Flatten", "Gather", "GatherElements", "LayerNormalization", "Pad", "Slice", "Split"}
 )
 _ONE_TYPE = frozenset({"Split", "BatchNormalization", "SoftmaxCrossEntropyLoss", "LayerNormalization"})
 _SEQUENCES = frozenset(
@@ -291,7 +291,9 @@ def _input(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def _axes(node: ir.Node, facts: Facts) -> list[int] | None:
-    """The axes that a node's second input lists, where they are known."""
+    """The axes that a node's second input lists, or its attribute in older opsets, where they are known."""
+    if "axes" in node.attributes:
+        return list(node.attributes["axes"].as_ints())
     content = facts.content(_input(node, 1))
     axes = [axis for axis in content or () if isinstance(axis, int)]
     return axes if content is not None and len(axes) == len(content) else None
@@ -309,7 +311,7 @@ def _reduce(node: ir.Node, facts: Facts) -> Sizes:
     shape, keepdims = facts.shape(node.inputs[0]), integer(node, "keepdims", 1) == 1
     if shape is None:
         return None
-    listed = () if _input(node, 1) is None else _axes(node, facts)
+    listed = () if _input(node, 1) is None and "axes" not in node.attributes else _axes(node, facts)
     if listed is None:
         return (None,) * len(shape) if keepdims and "noop_with_empty_axes" not in node.attributes else None
     axes = {axis % len(shape) for axis in listed}
@@ -443,6 +445,16 @@ def _slice(node: ir.Node, facts: Facts) -> Sizes:
     )
 
 
+def _tile(node: ir.Node, facts: Facts) -> Sizes:
+    shape, repeats = facts.shape(node.inputs[0]), facts.content(_input(node, 1))
+    if shape is None or repeats is None or len(shape) != len(repeats):
+        return None if shape is None else (None,) * len(shape)
+    return tuple(
+        size if times == 1 else size * times if isinstance(size, int) and isinstance(times, int) else None
+        for size, times in zip(shape, repeats, strict=True)
+    )
+
+
 _SHAPES: dict[str, Callable[[ir.Node, Facts], Sizes]] = {
     "Transpose": _transpose,
     "MatMul": _matmul,
@@ -459,6 +471,7 @@ _SHAPES: dict[str, Callable[[ir.Node, Facts], Sizes]] = {
     "Pad": _pad,
     "Range": _range,
     "Slice": _slice,
+    "Tile": _tile,
     **dict.fromkeys(
         (
             *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"),
