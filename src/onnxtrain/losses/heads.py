@@ -435,7 +435,7 @@ def head_of(
     else:
         inner, axis = before_activation(output, declared.with_form(form))
     if axis is None and form.kind == "indices" and isinstance(declared, ClassLoss):
-        axis = declared.only_class_axis(wrapped(inner))
+        axis = declared.axis_of_graph(wrapped(inner))
     if axis is not None and form.axis is None:
         form = replace(form, axis=axis)
     loss = declared.with_form(form)
