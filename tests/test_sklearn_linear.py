@@ -109,8 +109,8 @@ def test_models_without_gradients_are_named(iris, kind):
 
 
 TREE = {
-    "n_targets": 1, "nodes_featureids": [0], "nodes_truenodeids": [0], "nodes_trueleafs": [1], "nodes_falsenodeids": [1],
-    "nodes_falseleafs": [1], "leaf_targetids": [0, 0], "tree_roots": [0],
+    "n_targets": 1, "nodes_featureids": [0], "nodes_truenodeids": [0], "nodes_trueleafs": [1],
+    "nodes_falsenodeids": [1], "nodes_falseleafs": [1], "leaf_targetids": [0, 0], "tree_roots": [0],
     **{
         name: onnx.numpy_helper.from_array(np.array(values, dtype))
         for name, values, dtype in (

@@ -66,8 +66,8 @@ def test_where_both_axes_fit_it_is_that_of_the_last_layers_outputs_or_the_one_fo
         ):
             assert found == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
     linear = onnx.parser.parse_model(
-        '''<ir_version: 8, opset_import: ["": 18]> m (float[N,2,2] x) => (float[N,2,2] y)
-        <float[2,2] w = {1, 2, -1, 0.5}> { y = MatMul(x, w) }'''
+        """<ir_version: 8, opset_import: ["": 18]> m (float[N,2,2] x) => (float[N,2,2] y)
+        <float[2,2] w = {1, 2, -1, 0.5}> { y = MatMul(x, w) }"""
     )
     x2, y2 = SIGNALS[..., :2], SEGMENTS[:, :2] % 2
     subject = Trainer(linear, loss="softmax_cross_entropy")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
@@ -87,6 +88,12 @@ def _static(value: ir.Value) -> list[int | None]:
     return [] if value.shape is None else [axis if isinstance(axis, int) else None for axis in value.shape]
 
 
+def _sizes(value: ir.Value | None, static: Sequence[int | None]) -> npt.NDArray[np.generic] | None:
+    """Return the sizes that a node reads: a constant, or computed ones, where these are the sizes of its output."""
+    found = constant_array(value)
+    return np.array(static, np.int64) if found is None and static and None not in static else found
+
+
 class _Freeing:
     """A model while its batch size is freed.
 
@@ -135,10 +142,10 @@ class _Freeing:
             value.shape = ir.Shape(kept)
 
     def _reshape(self, node: ir.Node, axis: int) -> None:
-        target = constant_array(node.inputs[1])
+        dims = _static(node.outputs[0])
+        target = _sizes(node.inputs[1], dims)
         if target is None or node.inputs[1] in self.axes:
             return
-        dims = _static(node.outputs[0])
         wanted = target.reshape(-1).tolist()
         if len(dims) == len(wanted) and all(size is not None for index, size in enumerate(dims) if index != axis):
             wanted = [-1 if index == axis else size for index, size in enumerate(dims)]
@@ -150,7 +157,7 @@ class _Freeing:
             node.replace_input_with(1, self._initializer(node, np.array(wanted, np.int64)))
 
     def _expand(self, node: ir.Node, axis: int) -> None:
-        target = constant_array(node.inputs[1])
+        target = _sizes(node.inputs[1], _static(node.outputs[0]))
         rank = len(_static(node.outputs[0]))
         if target is None or rank == 0 or node.inputs[0] not in self.axes:
             return

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.declared_shapes import MADE_UP
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN, is_default_domain
-from onnxtrain.ir.inference import integer, is_elementwise
+from onnxtrain.ir.inference import DECLARED, integer, is_elementwise, slice_bounds
 from onnxtrain.ir.value import Dimension, constant_array, dimensions
 
 Product = tuple[int, tuple[str, ...]]
@@ -49,7 +49,9 @@ class BatchAxes(dict[ir.Value, BatchAxis]):
         """Begin with the inputs whose first axis has the batch size; any unknown one, where the size is no number."""
         fixed = isinstance(size, int)
         inputs = [(value, dimensions(value)) for value in graph.inputs if value.name not in graph.initializers]
-        given = {v: BatchAxis(0) for v, shape in inputs if shape and (shape[0] == size or not (fixed or _is_int(shape[0])))}
+        given = {
+            v: BatchAxis(0) for v, shape in inputs if shape and (shape[0] == size or not (fixed or _is_int(shape[0])))
+        }
         return cls(given, size)
 
     def follow(self, nodes: Iterable[ir.Node]) -> BatchAxes:
@@ -195,7 +197,9 @@ _DATA_INPUTS = {
 }  # fmt: skip
 """Operators with several inputs of examples, and their number; others have one."""
 
-_WITHOUT = frozenset({"Shape", "Size", "NonZero", "Unique", "Compress", "NonMaxSuppression", "ConstantOfShape", "Range"})
+_WITHOUT = frozenset(
+    {"Shape", "Size", "NonZero", "Unique", "Compress", "NonMaxSuppression", "ConstantOfShape", "Range"}
+)
 """Operators whose results have no batch axis."""
 
 _KEEPING_FIRST = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss", "STFT", "EmbedLayerNormalization"})
@@ -298,6 +302,20 @@ def _concat(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int |
     return None if integer(node, "axis", 0) % rank == axis else axis
 
 
+def _slice(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
+    before, after = dimensions(node.inputs[0]), dimensions(node.outputs[0])  # type: ignore[arg-type]
+    if slot or before is None:
+        return None
+    if after is not None and _is_int(before[axis]):
+        return axis if after[axis] == before[axis] else None
+    cut = (slice_bounds(node, DECLARED, rank) or {}).get(axis, slice(0, LARGEST, 1))
+    return axis if cut.start == 0 and cut.step == 1 and cut.stop >= LARGEST else None
+
+
+LARGEST = 2**31 - 1
+"""Exporters write this, or more, as the end of a slice that goes on to the last element."""
+
+
 def _one_hot(node: ir.Node, slot: int, axis: int, rank: int, index: int) -> int | None:
     return axis + (integer(node, "axis", -1) % (rank + 1) <= axis) if slot == 0 else None
 
@@ -322,6 +340,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("MatMul", "FusedMatMul"), _matmul),
     **dict.fromkeys(("Gemm", "FusedGemm"), _gemm),
     "Concat": _concat,
+    "Slice": _slice,
     "OneHot": _one_hot,
     "Einsum": _einsum,
     **dict.fromkeys(("ScatterND", "ScatterElements", "Scatter"), _scatter),

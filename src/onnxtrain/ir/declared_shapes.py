@@ -52,8 +52,8 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
     """Complete inferred shapes, in place, by declared ones that no node contradicts; the nodes decide.
 
     A declared shape behind one that turned out to be untrue is not believed, nor is a symbol that stands for several
-    sizes. skl2onnx declares [N, 4] for a regression on 4 features whose nodes compute [N, 1]; exporters declare the shape
-    of one branch of an If for both. Outputs of the main graph keep their rank, on which callers of the model rely.
+    sizes. skl2onnx declares [N, 4] for a regression on 4 features whose nodes compute [N, 1]; exporters declare the
+    shape of one branch of an If for both. Outputs of the main graph keep their rank, on which callers of it rely.
 
     Args:
         graph: A graph whose shapes were inferred from its inputs alone.

@@ -53,7 +53,8 @@ class _Declared:
         return tuple(int(number) for number in constant.numpy().reshape(-1))
 
 
-_DECLARED = _Declared()
+DECLARED = _Declared()
+"""The facts that values and constants state."""
 
 _BOOLEAN = frozenset(
     {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf"}
@@ -152,11 +153,11 @@ def _dtype(node: ir.Node) -> ir.DataType | None:
 
 def _split(node: ir.Node) -> None:
     """Give the parts of a Split their shapes, where their sizes are constants or follow from their number."""
-    source = _DECLARED.shape(node.inputs[0])
+    source = DECLARED.shape(node.inputs[0])
     if source is None:
         return
     axis = integer(node, "axis", 0) % len(source)
-    sizes: Sequence[Dimension] | None = _DECLARED.content(_input(node, 1))
+    sizes: Sequence[Dimension] | None = DECLARED.content(_input(node, 1))
     if sizes is None:
         whole, parts = source[axis], len(node.outputs)
         sizes = [None] * parts
@@ -172,9 +173,9 @@ def _declared_shape(node: ir.Node) -> Sizes:
     """The shape of the first output as the shapes of inputs and constants determine it."""
     if node.op_type in _NOT_AS_EMITTED:
         return None
-    if node.op_type in _SHAPES and _DECLARED.shape(_input(node, 0)) is None:
+    if node.op_type in _SHAPES and DECLARED.shape(_input(node, 0)) is None:
         return None
-    return output_shape(node, _DECLARED)
+    return output_shape(node, DECLARED)
 
 
 def known_shape(value: ir.Value) -> Sizes:
