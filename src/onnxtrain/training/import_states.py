@@ -55,8 +55,8 @@ def import_states(
         ModelError: A value does not fit its initializer, or the file cannot be written.
     """
     given = ModelFile.load(model)
-    file = untied(given, untie)
     tensors = _read(Path(states))
+    file = untied(given, untie, lambda _: tensors)
     values = {name: array for name, array in tensors.items() if _has(file, name)}
     if not values:
         raise DataError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,13 +24,17 @@ _FLOATING = (
 )
 
 
-def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
+def untied(
+    file: ModelFile, which: bool | str | Sequence[str], trained: Callable[[ModelFile], Collection[str]]
+) -> ModelFile:
     """Copy shared initializers: the first reader keeps the name, the others' copies are named after their modules.
 
-    Without a known module, a copy gets a number: ``norm_2.bias``, ``val_8_2``.
+    Without a known module, a copy gets a number: ``norm_2.bias``, ``val_8_2``. Constants stay shared: a copy, with one
+    reader and the name of a module, would pass for a parameter.
 
     Args:
         file: The user's model.
+        trained: Names the initializers of the model that are trained.
         which: ``False`` for no copies, ``True`` for tensors that exporters merge (vectors such as scales, biases and
             statistics, and tensors of one value; other matrices are tied on purpose), or glob patterns of names.
 
@@ -51,6 +55,8 @@ def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
         for pattern in patterns:
             if not matches(pattern, *shared):
                 raise OptionError(no_match("untie", pattern, "initializer that several nodes share", shared))
+    if chosen:
+        chosen &= {*trained(file), *(name for name in chosen if _is_any_statistic(file.proto.graph, shared[name]))}
     if not chosen:
         return file
     proto = file.whole()
@@ -129,6 +135,10 @@ def _reader_key(graph: onnx.GraphProto, index: int, position: int) -> _ReaderKey
 def _is_statistic(graph: onnx.GraphProto, index: int, position: int) -> bool:
     """Return whether a node reads running statistics; these come last, so that parameters keep the name."""
     return is_statistic(graph.node[index].op_type, position)
+
+
+def _is_any_statistic(graph: onnx.GraphProto, readers: list[tuple[int, int]]) -> bool:
+    return any(_is_statistic(graph, *reader) for reader in readers)
 
 
 def _copy(
