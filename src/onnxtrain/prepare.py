@@ -327,13 +327,13 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
 
 def _repeated(objective: Objective) -> list[str]:
     """Return a hint on parameters that the file holds once for each example."""
-    found = [copy for copy in objective.copies if copy.rows is not None]
+    found = {copy.name: copy.rows.examples for copy in objective.copies if copy.rows is not None}
     if not found:
         return []
-    names = ", ".join(copy.name for copy in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-    count = 0 if objective.fixed_batch is None else objective.fixed_batch.size
+    names = ", ".join([*found][:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
     return [
-        f"{names}: equal for each of the {count} examples of the fixed batch, as exporters copy a token; trained as one."
+        f"{names}: equal for each of the {max(found.values())} examples of the fixed batch, as exporters copy a token; "
+        "trained as one."
     ]
 
 

@@ -17,8 +17,7 @@ CASES = {
     "linear in front": ("t = Transpose <perm = [1, 0, 2]> (x)  y = MatMul (w, t)", None),
     "examples as columns": ("s = ReduceSum <keepdims = 0> (x, one)  t = Transpose (s)  y = MatMul (w, t)", 1),
     "sum over examples": ("s = ReduceSum <keepdims = 0> (x, one)  t = Transpose (s)  y = MatMul (t, s)", None),
-    "gemm of turned rows": (
-        "s = ReduceSum <keepdims = 0> (x, one)  t = Transpose (s)  y = Gemm <transA = 1> (t, w)", 0),
+    "turned rows": ("s = ReduceSum <keepdims = 0> (x, one)  t = Transpose (s)  y = Gemm <transA = 1> (t, w)", 0),
     "scores": ("t = Transpose <perm = [0, 2, 1]> (x)  y = MatMul (x, t)", 0),
     "reduced": ("t = Transpose <perm = [1, 0, 2]> (x)  y = ReduceMean <keepdims = 0> (t, zero)", 0),
     "reduced away": ("y = ReduceMean <keepdims = 0> (x, zero)", None),
@@ -43,12 +42,15 @@ CASES = {
     "a first axis of one": ("s = Constant <value_ints = [1, -1, 9]> ()  y = Reshape (x, s)", 1),
     "states": ("t = Transpose <perm = [1, 0, 2]> (x)  y, z = RNN <hidden_size = 3> (t, h, h)", 2),
     "last state": ("t = Transpose <perm = [1, 0, 2]> (x)  , y = RNN <hidden_size = 3> (t, h, h)", 1),
-    "branches": ("q = Constant <value = bool {1}> ()  y = If (q) <then_branch = a () => (float[A,B,C] o) { o = Relu (x) },"
-                 " else_branch = b () => (float[A,B,C] p) { p = Neg (x) }>", 0),
+    "branches": ("q = Constant <value = bool {1}> ()  "
+                 "y = If (q) <then_branch = a () => (float[A,B,C] o) { o = Relu (x) }, "
+                 "else_branch = b () => (float[A,B,C] p) { p = Neg (x) }>", 0),
     "loop": ("n = Constant <value_int = 2> ()  q = Constant <value = bool {1}> ()  y = Loop (n, q, x) <body = l "
-             "(int64 i, bool g, float[A,B,C] s) => (bool e, float[A,B,C] o) { e = Identity (g)  o = MatMul (s, w) }>", 0),
-    "scan over time": ("t = Transpose <perm = [1, 0, 2]> (x)  y = Scan <num_scan_inputs = 1, body = l (float[A,B] s) => "
-                       "(float[A,B] o) { o = MatMul (s, w) }> (t)", 1),
+             "(int64 i, bool g, float[A,B,C] s) => (bool e, float[A,B,C] o) "
+             "{ e = Identity (g)  o = MatMul (s, w) }>", 0),
+    "scan over time": ("t = Transpose <perm = [1, 0, 2]> (x)  "
+                       "y = Scan <num_scan_inputs = 1, body = l (float[A,B] s) => (float[A,B] o) "
+                       "{ o = MatMul (s, w) }> (t)", 1),
     "no input": ("y = Relu (c)", None),
 }  # fmt: skip
 
@@ -60,7 +62,8 @@ def test_axes_are_followed(case, size):
     model = parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 18]> m (float[{size},3,3] x) => (float y)
         <float[3,3] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9}}, float[1,3,3] h = {{1, 2, 3, 4, 5, 6, 7, 8, 9}},
-        float[3,3,3] c = {{{", ".join(map(str, range(27)))}}}, int64[1] zero = {{0}}, int64[1] one = {{1}}> {{ {body} }}"""
+        float[3,3,3] c = {{{", ".join(map(str, range(27)))}}}, int64[1] zero = {{0}}, int64[1] one = {{1}}>
+        {{ {body} }}"""
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")
     graph = infer_shapes(ir.from_proto(model)).graph

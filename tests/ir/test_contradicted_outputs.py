@@ -43,6 +43,7 @@ def test_training_goes_by_the_nodes_and_says_so(declared, body):
     right = onnxtrain.Trainer(regression("[n, 1]", body), loss="mean_squared_error", optimizer="sgd(lr=0.1)")
     assert trainer.train_step(X, Y) == right.train_step(X, Y)
     np.testing.assert_array_equal(trainer.get_weights()["w"], right.get_weights()["w"])
+    assert any("but its nodes give" in hint for hint in onnxtrain.inspect(regression(declared, body)).hints)
 
 
 @pytest.mark.parametrize("declared", ["[n, 1]", "[m, 1]", "[n, k]", "[6, 1]"])

@@ -398,7 +398,9 @@ def test_batches_of_nothing_are_refused() -> None:
 
 
 AMBIGUOUS = {
-    "classes as many as examples": ("s = Constant <value_ints = [3, 4]> ()  r = Reshape (x, s)  y = MatMul (r, w)", "['rows', 3]"),
+    "classes as many as examples": (
+        "s = Constant <value_ints = [3, 4]> ()  r = Reshape (x, s)  y = MatMul (r, w)", "['rows', 3]"
+    ),
     "time first": ("u = Unsqueeze (x, zero)  e = Expand (u, three)  y = MatMul (e, w)", "[3, 3, 3]"),
     "examples last": ("h = MatMul (x, w)  y = Transpose (h)", "[3, 'rows']"),
     "examples and steps merged": ("u = Unsqueeze (x, two)  m = Mul (u, v)  s = Constant <value_ints = [12, 5]> ()  "

@@ -151,7 +151,7 @@ class _Freeing:
             wanted = [-1 if index == axis else size for index, size in enumerate(dims)]
         elif -1 not in wanted:
             wanted[axis] = -1
-        elif wanted[axis] != -1 and axis == 0 and self.axes.get(node.inputs[0]) == BatchAxis(0):  # type: ignore[call-overload]
+        elif wanted[axis] != -1 and axis == 0 and self.axes.get(node.inputs[0]) == BatchAxis(0):  # type: ignore[arg-type]
             wanted[axis] = 0
         if wanted != target.reshape(-1).tolist():
             node.replace_input_with(1, self._initializer(node, np.array(wanted, np.int64)))

@@ -62,13 +62,7 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
     Returns:
         True if a shape became more specific, so that another inference may find more.
     """
-    sizes: dict[str, set[int]] = {}
-    for value, shape in declared.items():
-        given = dimensions(value) or ()
-        for old, new in zip(_sizes_of(shape), given, strict=False) if len(given) == len(shape) else ():
-            if isinstance(old, str) and isinstance(new, int):
-                sizes.setdefault(old, set()).add(new)
-    untrue = {symbol for symbol, numbers in sizes.items() if len(numbers) > 1}
+    untrue = _untrue_symbols(declared)
     forget_symbols(graph, untrue)
     doubted, completed = set[ir.Value](), bool(untrue)
     otherwise = graph.meta.setdefault(_OTHERWISE, {})
@@ -92,9 +86,20 @@ def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> 
                 doubted.update(node.outputs)
                 if given is None and output in graph.outputs:
                     output.shape = ir.Shape([None] * len(old))
-            elif (shape := _completed(given, old)) != given:
-                output.shape, completed = ir.Shape(shape), True
+            elif (sizes := _completed(given, old)) != given:
+                output.shape, completed = ir.Shape(sizes), True
     return completed
+
+
+def _untrue_symbols(declared: Mapping[ir.Value, ir.Shape]) -> set[str]:
+    """Return the declared symbols that stand for several sizes."""
+    sizes: dict[str, set[int]] = {}
+    for value, shape in declared.items():
+        given = dimensions(value) or ()
+        for old, new in zip(_sizes_of(shape), given, strict=False) if len(given) == len(shape) else ():
+            if isinstance(old, str) and isinstance(new, int):
+                sizes.setdefault(old, set()).add(new)
+    return {symbol for symbol, numbers in sizes.items() if len(numbers) > 1}
 
 
 _OTHERWISE = "onnxtrain.declared_otherwise"

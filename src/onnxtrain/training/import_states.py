@@ -73,9 +73,9 @@ def import_states(
     copies = choose_copies(file, tie)
     one = {name for name, array in values.items() if array.shape != file.value(name).shape}
     if one:  # perhaps of tokens that the file holds for each example
-        model = infer_shapes(file.training_model())
-        fixed = FixedBatch.of(model.graph)
-        repeated = find_repeated(model, None if fixed is None else fixed.size)
+        working = infer_shapes(file.training_model())
+        fixed = FixedBatch.of(working.graph)
+        repeated = find_repeated(working, None if fixed is None else fixed.size)
         copies += [copy for copy in repeated if copy.name in one]
     file.save(output, with_copies(values, copies))
     write_names(Path(output), read_names(given))

@@ -181,24 +181,24 @@ class Rows(NamedTuple):
 
     Attributes:
         axis: The axis along which they lie.
-        before: Number of entries of this axis for which all examples have an own part: [before, count, after].
-        count: Number of examples.
+        before: Number of entries of this axis for which all examples have an own part: [before, examples, after].
+        examples: Number of examples.
     """
 
     axis: int
     before: int
-    count: int
+    examples: int
 
     def apart(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return a shape whose axis of examples is one of its own: behind the entries before, if these are several."""
-        axis, after = self.axis, shape[self.axis] // self.before // self.count
-        split = (self.count,) if self.before == after == 1 else (self.before, self.count, after)
+        axis, after = self.axis, shape[self.axis] // self.before // self.examples
+        split = (self.examples,) if self.before == after == 1 else (self.before, self.examples, after)
         return (*shape[:axis], *split, *shape[axis + 1 :])
 
     def first(self, array: np.ndarray) -> np.ndarray:
         """Return the part of the first example."""
         shape = list(array.shape)
-        shape[self.axis] //= self.count
+        shape[self.axis] //= self.examples
         return np.ascontiguousarray(self._parts(array)[0]).reshape(shape)
 
     def are_equal(self, array: np.ndarray) -> bool:
@@ -211,13 +211,13 @@ class Rows(NamedTuple):
     def repeated(self, part: np.ndarray) -> np.ndarray:
         """Return the tensor of which all examples have this part."""
         shape = list(part.shape)
-        shape[self.axis] *= self.count
+        shape[self.axis] *= self.examples
         apart = part.reshape(*part.shape[: self.axis], self.before, 1, -1, *part.shape[self.axis + 1 :])
-        return np.repeat(apart, self.count, self.axis + 1).reshape(shape)
+        return np.repeat(apart, self.examples, self.axis + 1).reshape(shape)
 
     def _parts(self, array: np.ndarray) -> np.ndarray:
         axis = self.axis
-        apart = array.reshape(*array.shape[:axis], self.before, self.count, -1, *array.shape[axis + 1 :])
+        apart = array.reshape(*array.shape[:axis], self.before, self.examples, -1, *array.shape[axis + 1 :])
         return np.moveaxis(apart, axis + 1, 0)
 
 

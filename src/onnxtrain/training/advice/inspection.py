@@ -16,6 +16,7 @@ from onnxtrain.autodiff.expand import find_body
 from onnxtrain.autodiff.missing import missing_rules
 from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward
+from onnxtrain.ir.declared_shapes import declared_otherwise
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import Dimension, dimensions, is_float
 from onnxtrain.losses.heads import is_float_tensor, named_output
@@ -24,7 +25,7 @@ from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.report.formatting import count, html_facts, html_table, text_table
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.advice.hints import dropped_biases, find_hints
+from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
 from onnxtrain.weights.parameters import Initializer, parameter_table
 from onnxtrain.weights.repeated import declared_learned, find_repeated
 from onnxtrain.weights.ties import find_copies
@@ -220,6 +221,7 @@ def inspect(
         table=table,
         quantized=True,
     )
+    found += [Hint(text, surprising=True) for text in declared_otherwise(graph)]
     return Inspection(
         opset=file.opset,
         ir_version=file.proto.ir_version,
