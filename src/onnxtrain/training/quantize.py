@@ -199,9 +199,8 @@ class _Batches:
         batches = dataset.batches(batch_size if fixed is None else fixed.size)
         self._read: list[dict[str, np.ndarray]] = []
         if fixed is not None and (dataset.size is None or dataset.size >= fixed.size):
-            size = fixed.size
             self._batches: Iterator[dict[str, np.ndarray]] = (
-                dict(batch.inputs) for batch in batches if all(len(array) == size for array in batch.inputs.values())
+                dict(batch.inputs) for batch in batches if fixed.rows(batch.inputs) == fixed.size
             )
         elif fixed is not None:
             raise DataError(f"calibration has {dataset.size} examples, but the model takes batches of {fixed.size}.")
