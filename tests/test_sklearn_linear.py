@@ -106,3 +106,48 @@ def test_models_without_gradients_are_named(iris, kind):
     model = written(make_pipeline(StandardScaler(), estimator).fit(*iris), iris[0])
     with pytest.raises(OptionError, match=f"computes with {operator}, through which no gradient flows"):
         onnxtrain.Trainer(model, loss="mse")
+
+
+TREE = {
+    "n_targets": 1, "nodes_featureids": [0], "nodes_truenodeids": [0], "nodes_trueleafs": [1],
+    "nodes_falsenodeids": [1], "nodes_falseleafs": [1], "leaf_targetids": [0, 0], "tree_roots": [0],
+    **{
+        name: onnx.numpy_helper.from_array(np.array(values, dtype))
+        for name, values, dtype in (
+            ("nodes_splits", [0.5], np.float32), ("nodes_modes", [0], np.uint8), ("leaf_weights", [1, 2], np.float32)
+        )
+    },
+}  # fmt: skip
+LINEAR = {"coefficients": [0.1, 0.2, 0.3], "intercepts": [0.5], "targets": 1}
+
+
+def classical(operator: str, version: int, attributes: dict) -> onnx.ModelProto:
+    """Return a model that imports ai.onnx.ml only."""
+    node = onnx.helper.make_node(operator, ["x"], ["y"], domain="ai.onnx.ml", **attributes)
+    infos = [onnx.helper.make_tensor_value_info(name, 1, ["N", size]) for name, size in (("x", 3), ("y", 1))]
+    graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("ai.onnx.ml", version)], ir_version=8)
+
+
+def test_models_of_the_domain_of_classical_models_alone():
+    model = classical("LinearRegressor", 1, LINEAR)
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    y = x @ np.float32([[1], [2], [3]])
+    trainer = onnxtrain.Trainer(model, loss="mse", optimizer="sgd(lr=0.1)")
+    before = trainer.evaluate(x, y)["loss"]
+    trainer.fit(x, y, epochs=5, progress=False)
+    assert trainer.evaluate(x, y)["loss"] < before
+    saved = trainer.model()
+    onnx.checker.check_model(saved)
+    assert [(item.domain, item.version) for item in saved.opset_import] == [("ai.onnx.ml", 1)]
+    (found,) = onnxruntime.InferenceSession(saved.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(found, trainer.predict(x), rtol=1e-5)
+    assert onnxtrain.inspect(model).trainable_size == 4
+    longer = onnxtrain.append(model, onnxtrain.layers.Linear(2))
+    onnx.checker.check_model(longer)
+    onnx.checker.check_model(onnxtrain.quantize(model, x))
+
+
+def test_trees_of_opset_5_keep_their_sentence():
+    with pytest.raises(OptionError, match="computes with TreeEnsemble, through which"):
+        onnxtrain.Trainer(classical("TreeEnsemble", 5, TREE), loss="mse")

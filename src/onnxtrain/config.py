@@ -16,6 +16,7 @@ from onnxtrain.call_text import read_call
 from onnxtrain.distributed.communicator import Communicator
 from onnxtrain.errors import ArgumentError, OptionError
 from onnxtrain.gc_pause import gc_paused
+from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.losses.base import Forms, JointLoss, Loss, TargetKind
 from onnxtrain.losses.loss_choice import LossLike, resolve_losses
 from onnxtrain.model_file.file import ModelFile
@@ -30,9 +31,11 @@ from onnxtrain.training_info.recipe import Clipping
 from onnxtrain.weights.ema import EMA, choose_ema
 from onnxtrain.weights.groups import Group, listed_groups
 from onnxtrain.weights.masks import Masks
+from onnxtrain.weights.parameters import parameter_table
 from onnxtrain.weights.ties import untied
 from onnxtrain.working_copy.adaptation import Adaptation
 from onnxtrain.working_copy.training_modes import Modes
+from onnxtrain.working_copy.widening import widen
 
 
 @checks_arguments
@@ -218,6 +221,14 @@ def _optional_patterns(given: Patterns | None) -> tuple[str, ...] | None:
 
 def _switch_or_patterns(given: bool | Patterns) -> bool | tuple[str, ...]:
     return given if isinstance(given, bool) else _patterns(given)
+
+
+def _trained(file: ModelFile, train: Patterns | None) -> set[str]:
+    """Return the names of the initializers that are parameters by default, or that ``train`` names."""
+    model = file.training_model()
+    widen(model)
+    rows = parameter_table(infer_shapes(model), None)
+    return {row.name for row in rows if row.trainable} | set(_optional_patterns(train) or ())
 
 
 def choose_precision(given: Precision | str | None) -> Precision:
@@ -556,7 +567,11 @@ class TrainingConfig:
             OptionError: An argument has a value that it cannot have.
         """
         fields: dict[str, Any] = {
-            "model": untied(ModelFile.load(model, lent=True), options.get("untie", False)),
+            "model": untied(
+                ModelFile.load(model, lent=True),
+                options.get("untie", False),
+                lambda file: _trained(file, options.get("train")),
+            ),
             "loss": resolve_losses(loss),
             "optimizer": choose_optimizer(optimizer),
         }

@@ -43,6 +43,7 @@ from onnxtrain.training.description import (
 )
 from onnxtrain.version import __version__
 from onnxtrain.weights.masks import set_to_zero
+from onnxtrain.weights.ties import value_reader
 
 if TYPE_CHECKING:
     from onnxtrain.training.checkpoints.checkpoint import CheckpointStore
@@ -486,7 +487,8 @@ class Loop:
         tensors, metadata = self._store.load_newest()
         names, averages = list(self._state.trained), self._state.averages
         try:
-            given = {name: self._executor.config.model.value(name) for name in names}
+            read = value_reader(self._executor.config.model, self._executor.objective.copies)
+            given = {name: read(name) for name in names}
         except ModelError:  # changed meanwhile
             return False
         # The checkpoint has weights of the last step and the best weights of a callback; both live or averaged.

@@ -28,6 +28,7 @@ from onnxtrain.losses.heads import (
     named_output,
     wrapped,
 )
+from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.losses.probabilities import find_scores
 from onnxtrain.objective import Objective, graph_values
 from onnxtrain.patterns import escape
@@ -37,7 +38,8 @@ from onnxtrain.weights.groups import group_hints, merged_hints
 from onnxtrain.weights.masks import KEEP, check_masks, zero_masks, zeros_to_keep
 from onnxtrain.weights.names import forget_traces
 from onnxtrain.weights.parameters import Initializer, parameter_table
-from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies
+from onnxtrain.weights.repeated import declared_learned, find_repeated, train_as_one
+from onnxtrain.weights.ties import Copy, choose_copies, compute_copies, find_copies, value_reader
 from onnxtrain.working_copy.adaptation import Adapted
 from onnxtrain.working_copy.embedding_inputs import mark_token_inputs
 from onnxtrain.working_copy.filled_biases import stop_at_filled_biases
@@ -84,7 +86,8 @@ def prepare(
     file, loss = config.model, config.loss
     training = modes is None
     modes = config.modes if modes is None else modes
-    copies = choose_copies(file, config.tie) if copies is None else copies
+    repeated = None if copies is None else [copy for copy in copies if copy.rows is not None]
+    copies = choose_copies(file, config.tie) if copies is None else [copy for copy in copies if copy.rows is None]
     model = file.training_model()
     dropped = dropped_biases(model)
     forget_traces(model)
@@ -97,6 +100,9 @@ def prepare(
     halves = widen(model)
     model = infer_shapes(model)
     separate_head_norms(model)
+    if repeated is None:
+        fixed = FixedBatch.of(model.graph)
+        repeated = find_repeated(model, None if fixed is None else fixed.size)
     unstopped = stop_as_program(model) if training else ()
     if training:
         stop_at_filled_biases(model)
@@ -144,12 +150,15 @@ def prepare(
     if not isinstance(loss, str):
         objective = objective.with_heads(_heads(objective, config, loss, objective.parameters, ignoring=ignoring))
     if table is None:
-        learned = [] if quantized is None else quantized.learned
+        learned = [*([] if quantized is None else quantized.learned), *declared_learned(model, repeated)]
         table = in_file(_table(objective, config, learned, differentiable=differentiable), halves)
         objective = replace(objective, table=table)
         relied = {name for head in objective.heads for name in head.targets.scores.relied}
         if not isinstance(loss, str) and relied.intersection(objective.parameters):
             objective = objective.with_heads(_heads(objective, config, loss, objective.parameters, ignoring=ignoring))
+        tied = {copy.original for copy in copies}
+        repeated = [copy for copy in repeated if copy.name in objective.parameters and copy.name not in tied]
+    objective, halves = _as_one(objective, repeated, halves)
     if adapted is not None and (both := set(adapted.weights).intersection(objective.parameters)):
         raise OptionError(
             f"{min(both)!r} is trained in full and has an adapter, which needs it frozen; leave it out of train= or "
@@ -164,6 +173,26 @@ def prepare(
         quantized.keep_frozen(model, trained)
         stored = [*stored, *quantized.stored(trained)]
     return replace(objective, stored=stored, wide=wide)
+
+
+def _as_one(
+    objective: Objective, repeated: Sequence[Copy], halves: Mapping[str, ir.TensorProtocol]
+) -> tuple[Objective, dict[str, ir.TensorProtocol]]:
+    """Train each tensor that repeats a row for every example as this row."""
+    train_as_one(objective.model, repeated)
+    one = {copy.name: objective.model.graph.initializers[copy.name] for copy in repeated}
+    rows = [
+        replace(row, shape=shape, size=int(np.prod(shape)))
+        if row.name in one and (shape := tuple(map(int, dimensions(one[row.name]) or ())))  # type: ignore[arg-type]
+        else row
+        for row in objective.table
+    ]
+    narrow = {
+        copy.name: ir.tensor(copy.rows.first(halves[copy.name].numpy()), dtype=halves[copy.name].dtype)
+        for copy in repeated
+        if copy.name in halves and copy.rows is not None
+    }
+    return replace(objective, table=rows, copies=[*objective.copies, *repeated]), {**halves, **narrow}
 
 
 def _with_groups(model: ir.Model, output: ir.Value, loss: Loss | JointLoss) -> ir.Value:
@@ -272,7 +301,8 @@ def with_checked_masks(config: TrainingConfig, objective: Objective) -> Training
         OptionError: No weight is pruned, or a mask fits no parameter or not the optimizer.
     """
     if config.masks.keep:
-        config = replace(config, masks=zeros_to_keep(objective.own_weights, config.model.value))
+        read = value_reader(config.model, objective.copies)
+        config = replace(config, masks=zeros_to_keep(objective.own_weights, read))
     check_masks(config.masks, objective.shapes, objective.optimizers(config))
     return config
 
@@ -295,19 +325,32 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
         quantized=not (config.qat or config.straight_through or config.lora is not None),
     )
     texts = [*group_hints(config.groups, objective.table, objective.model), *_merged_zeros(objective, config)]
+    texts += _repeated(objective)
     choices = {"train": config.train, "freeze": config.freeze}
     choices |= {repr(group): group.patterns for group in config.groups}
     merged = merged_hints(choices, objective.table, objective.model)
-    otherwise = declared_otherwise(file.proto.graph, objective.model.graph)
+    otherwise = declared_otherwise(objective.model.graph)
     surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *_zeros(objective, config))]
     return found + [Hint(text, surprising=False) for text in texts] + surprising
+
+
+def _repeated(objective: Objective) -> list[str]:
+    """Return a hint on parameters that the file holds once for each example."""
+    found = {copy.name: copy.rows.examples for copy in objective.copies if copy.rows is not None}
+    if not found:
+        return []
+    names = ", ".join([*found][:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return [
+        f"{names}: equal for each of the {max(found.values())} examples of the fixed batch, as exporters copy a token; "
+        "trained as one."
+    ]
 
 
 def _zeros(objective: Objective, config: TrainingConfig) -> list[str]:
     """Return a hint on pruned weights that training without masks makes dense."""
     if config.masks or config.qat or any(optimizer.promotes_sparsity for optimizer in objective.optimizers(config)):
         return []
-    found = zero_masks(objective.own_weights, config.model.value)
+    found = zero_masks(objective.own_weights, value_reader(config.model, objective.copies))
     if sum(mask.size for mask in found.values()) < _PRUNED_SIZE:
         return []
     return [

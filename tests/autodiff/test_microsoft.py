@@ -327,3 +327,17 @@ def test_a_shape_without_a_type_is_not_a_type():
         pass
     for node in (normal_of_sum, middle, last):
         assert node.outputs[0].dtype == ir.DataType.FLOAT
+
+
+def test_the_layout_of_one_kind_of_cpu_is_refused_with_its_cure(tmp_path):
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimized.onnx"), 4
+    onnxruntime.InferenceSession(onnxtrain.examples.digits_cnn().SerializeToString(), options, providers=PROVIDERS)
+    written = onnx.load(tmp_path / "optimized.onnx")
+    if all(node.domain != "com.microsoft.nchwc" for node in written.graph.node):
+        pytest.skip("ONNX Runtime has no such layout for this CPU")
+    with pytest.raises(GradientError, match="optimized at the level ORT_ENABLE_EXTENDED"):
+        onnxtrain.Trainer(written, loss="cross_entropy")
+
+
+PROVIDERS = ["CPUExecutionProvider"]

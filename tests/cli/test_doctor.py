@@ -39,6 +39,13 @@ CASES = {
         text("f (float16[n, 2] x) => (float16[n, 2] y) { y = MatMul(x, w) }", w=W.astype(np.float16)),
         [(STOPS, "1 tensor (4 elements) of float16 cannot be trained")],
     ),
+    "layout of one kind of CPU": (
+        text(
+            "f (float[n, 2] x) => (float[n, 2] y) { h = MatMul(x, w)  y = com.microsoft.nchwc.ReorderOutput(h) }",
+            more=', "com.microsoft.nchwc": 1', w=W,
+        ),
+        [(STOPS, "have no gradient: com.microsoft.nchwc::ReorderOutput")],
+    ),
     "trees": (trees(), [(STOPS, "computes with TreeEnsembleRegressor, through which no gradient flows")]),
     "no weights": (text("f (float[n, 2] x) => (float[n, 2] y) { y = Relu(x) }"), [(STOPS, "the model has none")]),
     "no gradient": (

@@ -256,3 +256,50 @@ def test_a_deep_model_is_searched_for_its_head():
         onnxtrain.replace_head(model, classes=7)
     changed = onnxtrain.replace_head(onnxtrain.cut(model, at="h3000"), classes=7)
     assert weights(changed)["head.weight"].shape == (4, 7)
+
+
+def with_initializer_inputs(ir_version: int) -> onnx.ModelProto:
+    """Return a model whose initializers are inputs, too, as IR version 3 demands and later ones allow."""
+    model = parsed(
+        "f (float[n, 4] x, float[4, 8] w, float[8] b, float[8, 5] v, float[5] c) => (float[n, 5] y) "
+        "{ h = MatMul(x, w) a = Add(h, b) s = Add(a, b) r = Relu(s) g = MatMul(r, v) y = Add(g, c) }",
+        8, w=(4, 8), b=(8,), v=(8, 5), c=(5,),
+    )  # fmt: skip
+    model.ir_version = ir_version
+    return model
+
+
+def saved(model: onnx.ModelProto, **options) -> onnx.ModelProto:
+    return onnxtrain.Trainer(model, loss="mse", **options).model()
+
+
+EDITS = {
+    "replace_head": lambda model, x: onnxtrain.replace_head(model, classes=3),
+    "cut": lambda model, x: onnxtrain.cut(model, at="r"),
+    "append": lambda model, x: onnxtrain.append(model, Linear(2)),
+    "quantize": lambda model, x: onnxtrain.quantize(model, {"x": x}),
+    "quantize to 4 bits": lambda model, x: onnxtrain.quantize(model, {"x": x}, bits=4),
+    "untie": lambda model, x: saved(model, untie="b"),
+    "lora": lambda model, x: saved(model, lora=onnxtrain.Lora(rank=2)),
+    "gradient": lambda model, x: onnxtrain.gradient(model),
+}
+
+
+@pytest.mark.parametrize("ir_version", [3, 8])
+@pytest.mark.parametrize("edit", EDITS)
+def test_initializers_that_are_inputs(edit, ir_version):
+    model, x = with_initializer_inputs(ir_version), RANDOM.normal(size=(20, 4)).astype(np.float32)
+    made = EDITS[edit](model, x)
+    first = run(made, x=x)[0]
+    if edit in ("untie", "lora", "gradient"):
+        np.testing.assert_allclose(first, run(model, x=x)[0], rtol=1e-5, atol=1e-6)
+    if edit == "cut":
+        np.testing.assert_array_equal(first, run(onnxtrain.cut(with_values(model), at="r"), x=x)[0])
+
+
+def with_values(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model whose initializers are no inputs."""
+    made = onnx.ModelProto.FromString(model.SerializeToString())
+    made.ir_version = 8
+    del made.graph.input[1:]
+    return made

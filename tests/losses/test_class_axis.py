@@ -33,6 +33,9 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray, axis: int) -> float:
 SIGNALS = RNG.normal(size=(4, 2, 10)).astype(np.float32)
 SEGMENTS = RNG.integers(0, 6, (4, 10))
 LOGITS = np.asarray(Trainer(convolution(), loss="softmax_cross_entropy").predict(SIGNALS))
+UNTOLD = convolution(final="Sin")
+"""A model whose last nodes do not tell the axis of its outputs."""
+
 FORMS = {
     "step": lambda t: t.train_step(SIGNALS, SEGMENTS),
     "arrays": lambda t: t.fit((SIGNALS, SEGMENTS)).rows[0]["loss"],
@@ -53,10 +56,23 @@ def test_metrics_follow_the_class_axis():
     assert found["accuracy"] == pytest.approx(np.mean(LOGITS.argmax(1) == SEGMENTS))
 
 
-def test_where_both_axes_fit_it_is_the_last_of_rank_3_or_the_one_found_before():
+def test_where_both_axes_fit_it_is_that_of_the_last_layers_outputs_or_the_one_found_before():
     x, y = SIGNALS[..., :6], SEGMENTS[:, :6]
-    declared = Trainer(convolution(), loss="softmax_cross_entropy").train_step(x, y)
-    assert declared == pytest.approx(cross_entropy(LOGITS[..., :6], y, 2), rel=1e-5)
+    for length in (6, "L"):
+        for found in (
+            Trainer(convolution(length=length), loss="softmax_cross_entropy").train_step(x, y),
+            Trainer(convolution(length=length), loss="softmax_cross_entropy").fit((x, y)).rows[0]["loss"],
+            evaluate(convolution(length=length), (x, y), loss="softmax_cross_entropy")["loss"],
+        ):
+            assert found == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
+    linear = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> m (float[N,2,2] x) => (float[N,2,2] y)
+        <float[2,2] w = {1, 2, -1, 0.5}> { y = MatMul(x, w) }"""
+    )
+    x2, y2 = SIGNALS[..., :2], SEGMENTS[:, :2] % 2
+    subject = Trainer(linear, loss="softmax_cross_entropy")
+    expected = cross_entropy(x2 @ np.array(subject.parameters["w"]), y2, 2)
+    assert subject.train_step(x2, y2) == pytest.approx(expected, rel=1e-5)
     trainer = Trainer(convolution(), loss="softmax_cross_entropy", optimizer=onnxtrain.Momentum(0.0))
     trainer.train_step(SIGNALS, SEGMENTS)
     assert trainer.train_step(x, y) == pytest.approx(cross_entropy(LOGITS[..., :6], y, 1), rel=1e-5)
@@ -111,28 +127,30 @@ def test_the_rule_of_the_class_axis(shape, labels, sizes, expected):
 def test_labels_that_fit_no_axis():
     message = r"shape \(4, 9\), but .* \(batch, 6\).*shape of the logits, \(N, 6, L\), .* here 2; .* the loss axis="
     with pytest.raises(DataError, match=message):
-        Trainer(convolution(), loss="softmax_cross_entropy").fit((SIGNALS, SEGMENTS[:, :9]))
+        Trainer(UNTOLD, loss="softmax_cross_entropy").fit((SIGNALS, SEGMENTS[:, :9]))
     with pytest.raises(DataError, match=r"batch 0 has 9 for the dimension 'L' .* but input 'x' of batch 0 has 10"):
-        Trainer(convolution(), loss="softmax_cross_entropy").fit([(SIGNALS, SEGMENTS[:, :9])])
+        Trainer(UNTOLD, loss="softmax_cross_entropy").fit([(SIGNALS, SEGMENTS[:, :9])])
     with pytest.raises(DataError, match=r"needs shape \(batch, 6\), but got \(4, 9\).*give the loss axis="):
-        Trainer(convolution(), loss="softmax_cross_entropy").train_step(SIGNALS, SEGMENTS[:, :9])
+        Trainer(UNTOLD, loss="softmax_cross_entropy").train_step(SIGNALS, SEGMENTS[:, :9])
 
 
-def test_labels_of_a_stream_need_the_axis():
+def test_labels_of_a_stream_need_the_axis_that_no_layer_tells():
     def batches():
         return iter([(SIGNALS, SEGMENTS)])
 
     with pytest.raises(DataError, match=r"batch 0 has shape \(4, 10\).*give the loss axis="):
-        Trainer(convolution(), loss="softmax_cross_entropy").fit(batches)
-    found = Trainer(convolution(), loss="softmax_cross_entropy(axis=1)").fit(batches).rows[0]["loss"]
-    assert found == pytest.approx(cross_entropy(LOGITS, SEGMENTS, 1), rel=1e-5)
+        Trainer(UNTOLD, loss="softmax_cross_entropy").fit(batches)
+    for loss in ("softmax_cross_entropy(axis=1)", "softmax_cross_entropy"):
+        found = Trainer(convolution(), loss=loss).fit(batches).rows[0]["loss"]
+        assert found == pytest.approx(cross_entropy(LOGITS, SEGMENTS, 1), rel=1e-5)
 
 
 def test_the_axis_of_distributions_follows_from_their_sums():
     soft = np.moveaxis(RNG.dirichlet(np.ones(6), (4, 10)), -1, 1)
     with pytest.raises(DataError, match="the sum 1 along axis 2; axis 1 has this sum: give the loss axis=1"):
-        Trainer(convolution(), loss="softmax_cross_entropy").fit((SIGNALS, soft))
-    Trainer(convolution(), loss="softmax_cross_entropy(axis=1)").fit((SIGNALS, soft))
+        Trainer(UNTOLD, loss="softmax_cross_entropy").fit((SIGNALS, soft))
+    Trainer(UNTOLD, loss="softmax_cross_entropy(axis=1)").fit((SIGNALS, soft))
+    Trainer(convolution(), loss="softmax_cross_entropy").fit((SIGNALS, soft))
 
 
 def test_invalid_axes():

@@ -167,7 +167,7 @@ def test_an_untied_model_releases_what_the_file_has(tmp_path: Path) -> None:
     shared = numpy_helper.from_array(np.arange(2000, dtype=np.float32), "w")
     model = model_of(shared)
     model.graph.node.extend([helper.make_node("Add", ["x", "w"], [name]) for name in ("a", "b")])
-    file = untied(ModelFile.load(saved(model, tmp_path)), True)
+    file = untied(ModelFile.load(saved(model, tmp_path)), True, ModelFile.names)
     assert file.names() == ["w", "w_2"]
     file.release(file.names())
     (tmp_path / "m.onnx").unlink()

@@ -10,6 +10,7 @@ from onnx import parser
 import onnxtrain
 from onnxtrain.callbacks import Callback
 from onnxtrain.errors import DataError
+from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.losses import CustomLoss, SoftmaxCrossEntropy
 from onnxtrain.losses.partial_batches import batch_axes, joined_axis
 from onnxtrain.trainer import Trainer
@@ -322,13 +323,11 @@ def test_a_loss_on_a_prediction_without_examples_first_is_refused() -> None:
     subject = Trainer(time_first(FIXED, FIXED), loss="mean_squared_error", output="states")
     x, y = np.zeros((6, FIXED, 5), np.float32), np.zeros((6, FIXED, 3), np.float32)
     assert subject.train_step(x[:FIXED], y[:FIXED]) == 0
-    sentence = r"'states' has its examples in axis 1, .* a batch of 2 examples .*; give whole batches of 4"
-    with pytest.raises(DataError, match=sentence):
+    with pytest.raises(DataError, match=r"'states' has its examples in axis 1, .* give whole batches of 4"):
         subject.train_step(x[:2], y[:2])
-    with pytest.raises(DataError, match=sentence):
-        subject.evaluate((x, y))
-    with pytest.raises(DataError, match=sentence):
-        subject.fit((x, y))
+    for call in (subject.evaluate, subject.fit):
+        with pytest.raises(DataError, match="'states' has the batch on axis 1"):
+            call((x, y))
 
 
 def test_the_axis_of_the_examples_is_found_behind_a_reshape_to_fixed_sizes() -> None:
@@ -336,7 +335,7 @@ def test_the_axis_of_the_examples_is_found_behind_a_reshape_to_fixed_sizes() -> 
         r = Reshape(x, s)  y = Transpose<perm=[1,0,2]>(r) }"""
     import onnx_ir as ir
 
-    model = ir.from_proto(parser.parse_model(text))
+    model = infer_shapes(ir.from_proto(parser.parse_model(text)))
     assert batch_axes(model, list(model.graph.outputs)) == {"y": 1}
 
 
@@ -396,3 +395,58 @@ def test_batches_of_nothing_are_refused() -> None:
     ):
         with pytest.raises(DataError, match=r"takes batches of 0 examples \(input 'x'\), so it cannot be trained"):
             attempt()
+
+
+AMBIGUOUS = {
+    "classes as many as examples": (
+        "s = Constant <value_ints = [3, 4]> ()  r = Reshape (x, s)  y = MatMul (r, w)", "['rows', 3]"
+    ),
+    "time first": ("u = Unsqueeze (x, zero)  e = Expand (u, three)  y = MatMul (e, w)", "[3, 3, 3]"),
+    "examples last": ("h = MatMul (x, w)  y = Transpose (h)", "[3, 'rows']"),
+    "examples and steps merged": ("u = Unsqueeze (x, two)  m = Mul (u, v)  s = Constant <value_ints = [12, 5]> ()  "
+                                  "y = Reshape (m, s)", "[12, 5]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_predictions_are_joined_along_the_axis_that_the_nodes_give(case):
+    body, declared = AMBIGUOUS[case]
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 18]> m (float[3,4] x) => (float{declared.replace("'", "")} y)
+        <float[4,3] w, float[1,4,5] v, int64[1] zero = {{0}}, int64[1] two = {{2}}, int64[3] three = {{3, 1, 1}}>
+        {{ {body} }}"""
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (4, 3)), ("v", (1, 4, 5))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))
+    w, v = (onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer[-2:])
+    x = rng.normal(size=(10, 4)).astype(np.float32)
+    expected = {
+        "classes as many as examples": x @ w,
+        "time first": np.stack([x @ w] * 3),
+        "examples last": (x @ w).T,
+        "examples and steps merged": (x[:, :, None] * v).reshape(-1, 5),
+    }[case]
+    np.testing.assert_allclose(predict(model, x), expected, rtol=1e-5)
+
+
+def test_an_input_as_long_as_the_last_batch_is_not_padded():
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> m (float[3,2] x, float[2,2] table) => (float[3,2] y)
+        <float[2,2] w = {1, 2, 3, 4}> { h = MatMul (x, w)  y = MatMul (h, table) }"""
+    )
+    x, table = np.ones((2, 2), np.float32), np.eye(2, dtype=np.float32)
+    trainer = Trainer(model, loss="mse")
+    assert trainer.train_step({"x": x, "table": table}, np.zeros((2, 2), np.float32)) == pytest.approx(26)
+
+
+def test_an_output_with_time_first_is_not_compared_with_targets_of_examples_first():
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> m (float[3,3,2] x) => (float[3,3,2] y)
+        <float[2,2] w = {1, 2, 3, 4}> { h = MatMul (x, w)  y = Transpose <perm = [1, 0, 2]> (h) }"""
+    )
+    x, y = np.ones((6, 3, 2), np.float32), np.zeros((6, 3, 2), np.float32)
+    for source in ((x, y), (x, np.zeros((6, 3), np.int64))):
+        loss = "mse" if source[1].ndim == 3 else "cross_entropy"
+        with pytest.raises(DataError, match="has the batch on axis 1"):
+            Trainer(model, loss=loss).fit(source)

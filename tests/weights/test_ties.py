@@ -233,3 +233,21 @@ def test_merged_scales_of_any_rank_are_untied():
     with pytest.warns(TrainingHint, match=r"w is shared by 2 nodes .*untie=True gives each its own"):
         onnxtrain.Trainer(model, loss="mean_squared_error")
     assert list(onnxtrain.Trainer(model, loss="mean_squared_error", untie=True).parameters) == ["w", "w_2"]
+
+
+def test_constants_stay_shared_and_untrained():
+    """As exporters write attention: queries and keys are scaled by one constant."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> m (float[N,3,4] x) => (float[N,3,3] y) <float val_81 = {0.7}> {
+        q = MatMul (x, w)  k = MatMul (x, v)  a = Mul (q, val_81)  t = Transpose <perm = [0, 2, 1]> (k)
+        b = Mul (t, val_81)  y = MatMul (a, b) }"""
+    )
+    for index, node in enumerate(model.graph.node):
+        node.name = f"/blocks.1/attention/node_{index}"
+    rng = np.random.default_rng(0)
+    for name in "wv":
+        model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=(4, 4)).astype(np.float32), name))
+    for untie in (False, True, "*"):
+        assert list(onnxtrain.Trainer(model, loss="mse", untie=untie).parameters) == ["w", "v"]
+    named = onnxtrain.Trainer(model, loss="mse", untie="val_81", train=["*", "val_81"])
+    assert len(named.parameters) == 4

@@ -10,7 +10,7 @@ from onnxtrain.autodiff import registry
 from onnxtrain.autodiff.expand import expand_functions
 from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward, Route, values_read
-from onnxtrain.ir.domains import MICROSOFT_DOMAIN
+from onnxtrain.ir.domains import MICROSOFT_DOMAIN, NCHWC_DOMAIN
 
 GPU_ONLY = frozenset(
     {"PackedAttention", "PackedMultiHeadAttention", "RemovePadding", "RestorePadding", "RelativePositionBias"}
@@ -18,6 +18,12 @@ GPU_ONLY = frozenset(
     | {"BiasAdd", "BiasSplitGelu", "GroupNorm", "SkipGroupNorm", "NhwcConv", "PagedAttention"}
 )
 """Operators of ONNX Runtime that its optimizer writes for GPUs: they have no CPU kernel."""
+
+
+FOR_ONE_CPU = (
+    "ONNX Runtime optimized the model for one kind of CPU (NCHWc layout); train the model from before it was "
+    "optimized, or one optimized at the level ORT_ENABLE_EXTENDED."
+)
 
 
 def reached(forward: Forward, y: ir.Value, xs: Sequence[ir.Value]) -> set[ir.Value]:
@@ -35,6 +41,9 @@ def missing_rules(forward: Forward, y: ir.Value, xs: Sequence[ir.Value]) -> list
 def missing_rules_message(nodes: Iterable[ir.Node], opsets: Mapping[str, int]) -> str:
     """Report the nodes without a rule, and how to add one; quantizing and GPU-only nodes get sentences of their own."""
     nodes = list(nodes)
+    blocked = [node for node in nodes if node.domain == NCHWC_DOMAIN]
+    if blocked:
+        return f"{_some(blocked)}: {FOR_ONE_CPU}"
     quantized = [node for node in nodes if _is_listed(node, opsets)]
     known = [node for node in nodes if node not in quantized and _find(node, opsets) is not None]
     optimized = [node for node in nodes if node.domain == MICROSOFT_DOMAIN and node.op_type in GPU_ONLY]

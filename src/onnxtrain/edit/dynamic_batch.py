@@ -6,19 +6,19 @@ that reads them has a batch axis, and nowhere else.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.edit.same_examples import check_same_examples
 from onnxtrain.edit.working import Model, Working
+from onnxtrain.ir.batch_axis import BatchAxes, BatchAxis
 from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.declared_shapes import forget_shapes
-from onnxtrain.ir.value import constant_array, constant_tensor
+from onnxtrain.ir.value import constant_array
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.renamed import old_function
 from onnxtrain.spelling import checks_arguments
@@ -77,8 +77,7 @@ def free_batch_axis(model: ir.Model) -> bool:
         return False
     size = sizes[0]
     assert size is not None
-    given = {value: _BatchAxis(0) for value in inputs if _static(value)[0] == size}
-    freeing = _Freeing(model, size, given)
+    freeing = _Freeing(model, size, BatchAxes.of_inputs(graph, size))
     for node in list(graph):
         freeing.visit(node)
     freeing.declare()
@@ -89,127 +88,10 @@ def _static(value: ir.Value) -> list[int | None]:
     return [] if value.shape is None else [axis if isinstance(axis, int) else None for axis in value.shape]
 
 
-class _BatchAxis(NamedTuple):
-    """The batch axis of a value.
-
-    Attributes:
-        axis: Its index.
-        before: The size of an earlier axis that a Reshape merged with the batch: 5 if [5, batch] became [5 batch].
-    """
-
-    axis: int
-    before: int = 1
-
-
-_Axes = Mapping[ir.Value, _BatchAxis]
-"""The batch axis of every value that has one."""
-
-
-def _output_axes(node: ir.Node, axes: _Axes, size: int) -> list[_BatchAxis | None]:
-    """Return the batch axis of each output; ``None`` for an output without one.
-
-    Args:
-        node: A node with a batch axis in one of its inputs; shapes are inferred for the fixed batch size.
-        axes: The batch axes of the values before.
-        size: The fixed batch size.
-    """
-    found = [_batch_axis(node, index, axes, size) for index in range(len(node.outputs))]
-    return [
-        batch if batch is not None and (value.shape is None or 0 <= batch.axis < len(value.shape)) else None
-        for batch, value in zip(found, node.outputs, strict=True)
-    ]
-
-
-def _batch_axis(node: ir.Node, index: int, axes: _Axes, size: int) -> _BatchAxis | None:
-    source = next(value for value in node.inputs if value is not None and value in axes)
-    if node.op_type in ("Reshape", "Flatten"):
-        return _reshaped(_static(source), _static(node.outputs[0]), axes[source], size)
-    axis = _axis(node, index, source, axes)
-    return None if axis is None else _BatchAxis(axis, axes[source].before)
-
-
-def _axis(node: ir.Node, index: int, source: ir.Value, axes: _Axes) -> int | None:
-    axis, rank = axes[source].axis, _rank(source)
-    own = _rank(node.outputs[index])
-    operator = node.op_type
-    if operator in ("Shape", "Size"):
-        return None
-    if operator in ("LSTM", "GRU", "RNN"):
-        layout = node.attributes["layout"].as_int() if "layout" in node.attributes else 0
-        return 0 if layout else (2 if index == 0 else 1)
-    if operator == "Transpose":
-        order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(rank))[::-1]
-        return order.index(axis)
-    if operator == "Gather":
-        return _gathered(node, axes)
-    if operator in ("Squeeze", "Unsqueeze") or operator.startswith(("Reduce", "Arg")):
-        return _moved(node, axis, rank, own)
-    if own == rank or own == 0:
-        return axis
-    return axis + own - rank  # broadcasting aligns the last axes
-
-
-def _reshaped(
-    before: Sequence[int | None], after: Sequence[int | None], source: _BatchAxis, size: int
-) -> _BatchAxis | None:
-    """Return the batch axis behind a Reshape: the axes before it have as many elements as before."""
-    if None in before[: source.axis]:
-        return None
-    outer = math.prod(before[: source.axis]) * source.before  # type: ignore[arg-type]
-    if outer == 1:
-        return _BatchAxis(0)
-    passed = 1
-    for axis, dim in enumerate(after):
-        if dim is None:
-            return None
-        if passed == outer and (dim == size or dim > 1):
-            return _BatchAxis(axis)
-        following = after[axis + 1] if axis + 1 < len(after) else None
-        if passed < outer <= passed * dim and (passed * dim > outer or (size == 1 and following != 1)):
-            return _BatchAxis(axis, outer // passed)  # merged with the axes before it
-        passed *= dim
-    return None
-
-
-def _gathered(node: ir.Node, axes: _Axes) -> int | None:
-    data, indices = node.inputs[0], node.inputs[1]
-    assert data is not None
-    assert indices is not None
-    gathered = (node.attributes["axis"].as_int() if "axis" in node.attributes else 0) % max(_rank(data), 1)
-    if indices in axes:
-        return gathered + axes[indices].axis
-    axis = axes[data].axis
-    if axis == gathered:
-        return None
-    return axis if axis < gathered else axis + _rank(indices) - 1
-
-
-def _moved(node: ir.Node, axis: int, rank: int, own: int) -> int | None:
-    """Return an axis behind operators that add or remove axes: Squeeze, Unsqueeze, reductions."""
-    given = node.attributes.get("axes") or node.attributes.get("axis")
-    listed: list[int] | None = None
-    if given is not None:
-        listed = [given.as_int()] if given.type == ir.AttributeType.INT else list(given.as_ints())
-    elif node.op_type.startswith("Arg"):
-        listed = [0]
-    elif len(node.inputs) > 1 and node.inputs[1] is not None:
-        tensor = constant_tensor(node.inputs[1])
-        listed = None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
-    if node.op_type == "Unsqueeze":
-        new = sorted(added % (rank + len(listed)) for added in listed) if listed is not None else []
-        for added in new:
-            axis += added <= axis
-        return axis
-    if listed is None:  # all axes, or those of size 1
-        return axis if own == rank else None
-    gone = {removed % rank for removed in listed}
-    if own == rank:
-        return None if axis in gone else axis
-    return None if axis in gone else axis - sum(removed < axis for removed in gone)
-
-
-def _rank(value: ir.Value) -> int:
-    return 0 if value.shape is None else len(value.shape)
+def _sizes(value: ir.Value | None, static: Sequence[int | None]) -> npt.NDArray[np.generic] | None:
+    """Return the sizes that a node reads: a constant, or computed ones, where these are the sizes of its output."""
+    found = constant_array(value)
+    return np.array(static, np.int64) if found is None and static and None not in static else found
 
 
 class _Freeing:
@@ -221,7 +103,7 @@ class _Freeing:
         axes: The batch axes of the inputs.
     """
 
-    def __init__(self, model: ir.Model, size: int, axes: dict[ir.Value, _BatchAxis]) -> None:
+    def __init__(self, model: ir.Model, size: int, axes: BatchAxes) -> None:
         self.graph, self.opset = model.graph, model.graph.opset_imports.get("", 1)
         self.size, self.axes = size, axes
         self._source = next(iter(axes))
@@ -235,8 +117,8 @@ class _Freeing:
         """Change the constants that a node reads, and find the batch axes of its outputs."""
         if not any(value in self.axes for value in node.inputs if value is not None):
             return
-        found = _output_axes(node, self.axes, self.size)
-        self.axes.update({value: axis for value, axis in zip(node.outputs, found, strict=True) if axis is not None})
+        self.axes.follow([node])
+        found = [self.axes.get(output) for output in node.outputs]
         change = {"Reshape": self._reshape, "Expand": self._expand, "Resize": self._resize, "Concat": self._concat}
         if node.op_type in change and found and found[0] is not None:
             change[node.op_type](node, found[0].axis)
@@ -260,22 +142,22 @@ class _Freeing:
             value.shape = ir.Shape(kept)
 
     def _reshape(self, node: ir.Node, axis: int) -> None:
-        target = constant_array(node.inputs[1])
+        dims = _static(node.outputs[0])
+        target = _sizes(node.inputs[1], dims)
         if target is None or node.inputs[1] in self.axes:
             return
-        dims = _static(node.outputs[0])
         wanted = target.reshape(-1).tolist()
         if len(dims) == len(wanted) and all(size is not None for index, size in enumerate(dims) if index != axis):
             wanted = [-1 if index == axis else size for index, size in enumerate(dims)]
         elif -1 not in wanted:
             wanted[axis] = -1
-        elif wanted[axis] != -1 and axis == 0 and self.axes.get(node.inputs[0]) == _BatchAxis(0):  # type: ignore[arg-type]
+        elif wanted[axis] != -1 and axis == 0 and self.axes.get(node.inputs[0]) == BatchAxis(0):  # type: ignore[arg-type]
             wanted[axis] = 0
         if wanted != target.reshape(-1).tolist():
             node.replace_input_with(1, self._initializer(node, np.array(wanted, np.int64)))
 
     def _expand(self, node: ir.Node, axis: int) -> None:
-        target = constant_array(node.inputs[1])
+        target = _sizes(node.inputs[1], _static(node.outputs[0]))
         rank = len(_static(node.outputs[0]))
         if target is None or rank == 0 or node.inputs[0] not in self.axes:
             return
@@ -311,12 +193,13 @@ class _Freeing:
         """Broadcast the first of the values that a constant has for every example."""
         rank = len(_static(node.outputs[0])) if node.outputs else 0
         batch = self.axes.get(node.outputs[0]) if node.outputs else None
-        if batch is None or node.op_type not in _ELEMENTWISE:
+        if batch is None or node.op_type not in _ELEMENTWISE or not rank:
             return
         for index, value in enumerate(node.inputs):
             if value is not None and value not in self.axes:
-                own = batch.axis - (rank - len(_static(value)))
-                if own >= 0 and _static(value)[own] == self.size:
+                sizes = _static(value)
+                own = batch.axis - (rank - len(sizes))
+                if sizes and own >= 0 and sizes[own] == self.size:
                     node.replace_input_with(index, self._first_of(node, value, own))
 
     def _repeated(self, node: ir.Node, value: ir.Value, axis: int) -> ir.Value:

@@ -15,7 +15,7 @@ from onnxtrain.ir.passes import remove_unused
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import is_float
 from onnxtrain.model_file.file import ModelFile
-from onnxtrain.model_file.proto import sort_nodes, unify_default_domain
+from onnxtrain.model_file.proto import drop_initializer_inputs, sort_nodes, unify_default_domain
 
 Model = str | os.PathLike[str] | onnx.ModelProto
 """The type of an edit's model argument: a path or a loaded model."""
@@ -38,6 +38,7 @@ class Working:
     def __init__(self, given: Model) -> None:
         proto = ModelFile.load(given).dense().inlined()
         unify_default_domain(proto)
+        drop_initializer_inputs(proto)
         sort_nodes("The model", proto)
         self.model = ir.from_proto(proto)
         self.graph = self.model.graph

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-import onnx
 import onnx_ir as ir
 
 from onnxtrain.ir.clone import captured_values, subgraphs
-from onnxtrain.ir.inference import known_shape, shape_from_inputs
+from onnxtrain.ir.inference import is_elementwise, known_shape
 from onnxtrain.ir.value import Dimension, constant_tensor, dimensions
 
 MADE_UP = "unk__"
@@ -49,130 +48,121 @@ def forget_symbols(graph: ir.Graph, symbols: Collection[str]) -> None:
     _forget_sizes(graph, lambda size: isinstance(size, str) and size in symbols)
 
 
-def forget_branch_shapes(graph: ir.Graph) -> bool:
-    """Forget the shapes of If outputs that contradict a branch, and the shapes that depend on them, in place.
+def believe_declared(graph: ir.Graph, declared: Mapping[ir.Value, ir.Shape]) -> bool:
+    """Complete inferred shapes, in place, by declared ones that no node contradicts; the nodes decide.
 
-    Exporters declare the shape of one branch for both, which is right only if the condition is constant. The outputs of
-    the main graph keep their declared rank, which callers of the model rely on.
+    A declared shape behind one that turned out to be untrue is not believed, nor is a symbol that stands for several
+    sizes. skl2onnx declares [N, 4] for a regression on 4 features whose nodes compute [N, 1]; exporters declare the
+    shape of one branch of an If for both. Outputs of the main graph keep their rank, on which callers of it rely.
+
+    Args:
+        graph: A graph whose shapes were inferred from its inputs alone.
+        declared: The shapes that the values had before.
 
     Returns:
-        True if any shape was forgotten.
+        True if a shape became more specific, so that another inference may find more.
     """
-    return _forget_branch_shapes(graph, set(graph.outputs))
+    untrue = _untrue_symbols(declared)
+    forget_symbols(graph, untrue)
+    doubted, completed = set[ir.Value](), bool(untrue)
+    otherwise = graph.meta.setdefault(_OTHERWISE, {})
+    for node in _bodies_first(graph):
+        behind = any(value in doubted for value in (*node.inputs, *captured_values(node)))
+        if behind:
+            doubted.update(node.outputs)
+        for index, output in enumerate(node.outputs):
+            if output not in declared:
+                continue
+            old = tuple(None if size in untrue else size for size in _sizes_of(declared[output]))
+            given = dimensions(output)
+            if given is not None and _contradict(old, given):
+                otherwise[output] = (old, given)
+            if (
+                behind
+                or output in otherwise
+                or _contradicts_operand(node, old)
+                or _contradicts_branch(node, index, old)
+            ):
+                doubted.update(node.outputs)
+                if given is None and output in graph.outputs:
+                    output.shape = ir.Shape([None] * len(old))
+            elif (sizes := _completed(given, old)) != given:
+                output.shape, completed = ir.Shape(sizes), True
+    return completed
 
 
-def _forget_branch_shapes(graph: ir.Graph, declared: set[ir.Value]) -> bool:
-    affected: set[ir.Value] = set()
+def _untrue_symbols(declared: Mapping[ir.Value, ir.Shape]) -> set[str]:
+    """Return the declared symbols that stand for several sizes."""
+    sizes: dict[str, set[int]] = {}
+    for value, shape in declared.items():
+        given = dimensions(value) or ()
+        for old, new in zip(_sizes_of(shape), given, strict=False) if len(given) == len(shape) else ():
+            if isinstance(old, str) and isinstance(new, int):
+                sizes.setdefault(old, set()).add(new)
+    return {symbol for symbol, numbers in sizes.items() if len(numbers) > 1}
+
+
+_OTHERWISE = "onnxtrain.declared_otherwise"
+"""Key of a graph's values whose declared shapes its nodes contradict, with both shapes."""
+
+
+def _bodies_first(graph: ir.Graph) -> Iterator[ir.Node]:
     for node in graph:
         for body in subgraphs(node):
-            if _forget_branch_shapes(body, declared):
-                affected.update(node.outputs)
-        if node.op_type == "If" and not node.domain:
-            affected.update(output for index, output in enumerate(node.outputs) if _contradicts_branch(node, index))
-    if not affected:
-        return False
-    own = set(affected)
-    for node in graph:
-        if any(value in affected for value in (*node.inputs, *captured_values(node))):
-            affected.update(node.outputs)
-            for body in subgraphs(node):
-                forget_shapes(body)
-    for value in affected:
-        keeps = value in declared or (value.is_graph_output() and value not in own)
-        value.shape = ir.Shape([None] * len(value.shape)) if keeps and value.shape is not None else None
-    return True
+            yield from _bodies_first(body)
+        yield node
 
 
-def _contradicts_branch(node: ir.Node, index: int) -> bool:
-    """Return whether the declared shape of an If output contradicts the shape in a branch."""
-    outer = dimensions(node.outputs[index])
-    condition = node.inputs[0]
-    if outer is None or condition is None or constant_tensor(condition) is not None:
-        return False
-    for body in subgraphs(node):
-        inner = known_shape(body.outputs[index])
-        if inner is None:
-            continue
-        if len(inner) != len(outer) or any(map(_differ, outer, inner)):
-            return True
-    return False
+def _sizes_of(shape: ir.Shape) -> tuple[Dimension, ...]:
+    return tuple(size if isinstance(size, int) else size.value for size in shape)
 
 
-def correct_outputs(graph: ir.Graph) -> None:
-    """Give graph outputs the shapes that follow from their nodes where the file declares other ones, in place.
-
-    skl2onnx declares [N, 4] for a regression on 4 features whose nodes compute [N, 1].
-    """
-    for output in graph.outputs:
-        declared, producer = dimensions(output), output.producer()
-        if declared is None or producer is None or producer.graph is not graph:
-            continue
-        given = shape_from_inputs(output) or _inferred_alone(producer, output, graph.opset_imports)
-        if given is not None and _contradict(declared, given):
-            output.shape = ir.Shape(given)
-
-
-def _inferred_alone(node: ir.Node, output: ir.Value, opsets: Mapping[str, int]) -> tuple[Dimension, ...] | None:
-    """Return the shape that ONNX infers for an output from the node's inputs; ``None`` where it finds none."""
-    inputs = [value for value in dict.fromkeys(node.inputs) if value is not None]
-    plain = all(isinstance(value.type, ir.TensorType) and value.name for value in inputs)
-    if node.domain or node.op_type in _WITH_BODIES or not plain:
-        return None
-    small = [value for value in inputs if value.const_value is not None and value.const_value.nbytes <= _SMALL]
-    proto = onnx.helper.make_graph(
-        [ir.serde.serialize_node(node)],
-        "node",
-        [ir.serde.serialize_value(value) for value in inputs if value not in small],
-        [onnx.ValueInfoProto(name=output.name)],
-        [ir.serde.serialize_tensor(value.const_value) for value in small if value.const_value is not None],
+def _completed(given: Sequence[Dimension] | None, declared: Sequence[Dimension]) -> tuple[Dimension, ...]:
+    """Return an inferred shape with declared sizes where its own are open."""
+    if given is None:
+        return tuple(declared)
+    pairs = zip(given, declared, strict=True)
+    return tuple(
+        old if new is None or (str(new).startswith(MADE_UP) and old is not None) else new for new, old in pairs
     )
-    imports = [onnx.helper.make_opsetid("", opsets.get("", 18))]
-    try:
-        inferred = onnx.shape_inference.infer_shapes(onnx.helper.make_model(proto, opset_imports=imports))
-    except (onnx.shape_inference.InferenceError, ValueError):
-        return None
-    (found,) = inferred.graph.output
-    if not found.type.tensor_type.HasField("shape"):
-        return None
-    return dimensions(ir.serde.deserialize_value_info_proto(found, None))
 
 
-_WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-
-_SMALL = 1024
-"""Bytes up to which the values of constants take part in inference (shapes, axes, repeats)."""
-
-
-def has_untrue_shapes(graph: ir.Graph) -> bool:
-    """Return whether the declared shape of a value in the main graph contradicts the shapes of its node's inputs.
-
-    jax2onnx declares [B, 2, 4] for a Gemm, which gives [B, 8], where a layer has several axes of features.
-    """
-    for node in graph:
-        for output in node.outputs[:1]:
-            declared = None if output.is_graph_output() else dimensions(output)
-            given = None if declared is None else shape_from_inputs(output)
-            if declared is not None and given is not None and _contradict(declared, given):
-                return True
-    return False
+def _contradicts_operand(node: ir.Node, declared: Sequence[Dimension]) -> bool:
+    """Return whether one operand does not broadcast to the declared shape, whatever the others are."""
+    if node.domain or not is_elementwise(node.op_type):
+        return False
+    shapes = [shape for value in node.inputs if value is not None and (shape := dimensions(value)) is not None]
+    return any(len(shape) > len(declared) or _contradict_broadcast(declared, shape) for shape in shapes)
 
 
-def declared_otherwise(declared: onnx.GraphProto, graph: ir.Graph) -> list[str]:
-    """Return a sentence for each output whose declared shape contradicts the one that its nodes give."""
-    sentences = []
-    shapes = {
-        value.name: dimensions(ir.serde.deserialize_value_info_proto(value, None))
-        for value in declared.output
-        if value.type.HasField("tensor_type")
-    }
-    for output in dict.fromkeys(graph.outputs):
-        before, after = shapes.get(output.name or ""), dimensions(output)
-        if before is not None and after is not None and _contradict(before, after):
-            sentences.append(
-                f"the file declares the output {output.name!r} as {_shown(before)}, but its nodes give {_shown(after)}"
-                "; the nodes decide"
-            )
-    return sentences
+def _contradict_broadcast(declared: Sequence[Dimension], operand: Sequence[Dimension]) -> bool:
+    pairs = zip(reversed(declared), reversed(operand), strict=False)
+    return any(isinstance(a, int) and isinstance(b, int) and b not in (1, a) for a, b in pairs)
+
+
+def _contradicts_branch(node: ir.Node, index: int, declared: Sequence[Dimension]) -> bool:
+    """Return whether a declared shape of an If output contradicts the shape in a branch that may be taken."""
+    if node.op_type != "If" or node.domain or node.inputs[0] is None or constant_tensor(node.inputs[0]) is not None:
+        return False
+    inner = [known_shape(body.outputs[index]) for body in subgraphs(node)]
+    return any(
+        shape is not None and (len(shape) != len(declared) or any(map(_differ, declared, shape))) for shape in inner
+    )
+
+
+def declared_otherwise(graph: ir.Graph) -> list[str]:
+    """Return sentences about values whose declared shapes the nodes of a graph contradict: one for each output."""
+    found = {value.name: shapes for value, shapes in graph.meta.get(_OTHERWISE, {}).items() if value.name}
+    outputs = {output.name for output in graph.outputs}
+    inner = [name for name in found if name not in outputs]
+    named = [(f"the output {name!r}", *found[name]) for name in found if name in outputs]
+    if inner:
+        more = f" (and {len(inner) - 1} more so)" if len(inner) > 1 else ""
+        named.append((f"the value {inner[0]!r}{more}", *found[inner[0]]))
+    return [
+        f"the file declares {what} as {_shown(before)}, but its nodes give {_shown(after)}; the nodes decide"
+        for what, before, after in named
+    ]
 
 
 def _contradict(declared: Sequence[Dimension], given: Sequence[Dimension]) -> bool:
@@ -207,21 +197,12 @@ def all_values(graph: ir.Graph) -> Iterator[ir.Value]:
             yield from all_values(body)
 
 
-def contradictions(graph: ir.Graph) -> int:
-    """Count the outputs of standard operators that have no type after inference, though all inputs have one.
+def forget_shapes(graph: ir.Graph, *, ranks: bool = True) -> dict[ir.Value, ir.Shape]:
+    """Remove the shapes of all node outputs, those in bodies included.
 
-    ONNX's inference stops at a node whose inputs have incompatible shapes. TorchScript's exporter declares such
-    shapes in branches of an If that are never taken.
-    """
-    count = 0
-    for node in graph:
-        if node.domain == "" and all(value is None or value.type is not None for value in node.inputs):
-            count += sum(bool(output.name) and output.type is None for output in node.outputs)
-    return count
-
-
-def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
-    """Remove the shapes of all node outputs, those in bodies included; the graph's outputs keep their rank.
+    Args:
+        graph: The graph, changed in place.
+        ranks: Whether the graph's outputs keep their rank.
 
     Returns:
         The removed shapes.
@@ -229,7 +210,7 @@ def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
     removed: dict[ir.Value, ir.Shape] = {}
     _forget(graph, removed)
     for output in graph.outputs:
-        if output in removed:
+        if ranks and output in removed:
             output.shape = ir.Shape([None] * len(removed[output]))
     return removed
 

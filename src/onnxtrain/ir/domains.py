@@ -9,6 +9,9 @@ ONNXTRAIN_DOMAIN = "onnxtrain"
 MICROSOFT_DOMAIN = "com.microsoft"
 """ONNX Runtime's own operators."""
 
+NCHWC_DOMAIN = "com.microsoft.nchwc"
+"""ONNX Runtime's operators in a layout for one kind of CPU, which it writes at its highest level of optimization."""
+
 MACHINE_LEARNING_DOMAIN = "ai.onnx.ml"
 """The standard's operators of classical models: trees, support vectors, ZipMap."""
 

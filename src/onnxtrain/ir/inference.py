@@ -53,7 +53,8 @@ class _Declared:
         return tuple(int(number) for number in constant.numpy().reshape(-1))
 
 
-_DECLARED = _Declared()
+DECLARED = _Declared()
+"""The facts that values and constants state."""
 
 _BOOLEAN = frozenset(
     {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not", "IsNaN", "IsInf"}
@@ -70,7 +71,7 @@ _SAME_SHAPE = frozenset(
     | {"Softplus", "Sqrt", "Tan", "Tanh", "BatchNormalization", "ScatterElements", "ScatterND", "Trilu"}
 )
 _TYPED = frozenset(
-    {"Conv", "Expand", "Flatten", "Gather", "GatherElements", "LayerNormalization", "Pad", "Slice", "Split"} | {"Tile"}
+    {"Conv", "Expand", "Flatten", "Gather", "GatherElements", "LayerNormalization", "Pad", "Slice", "Split"}
 )
 _ONE_TYPE = frozenset({"Split", "BatchNormalization", "SoftmaxCrossEntropyLoss", "LayerNormalization"})
 _SEQUENCES = frozenset(
@@ -152,11 +153,11 @@ def _dtype(node: ir.Node) -> ir.DataType | None:
 
 def _split(node: ir.Node) -> None:
     """Give the parts of a Split their shapes, where their sizes are constants or follow from their number."""
-    source = _DECLARED.shape(node.inputs[0])
+    source = DECLARED.shape(node.inputs[0])
     if source is None:
         return
     axis = integer(node, "axis", 0) % len(source)
-    sizes: Sequence[Dimension] | None = _DECLARED.content(_input(node, 1))
+    sizes: Sequence[Dimension] | None = DECLARED.content(_input(node, 1))
     if sizes is None:
         whole, parts = source[axis], len(node.outputs)
         sizes = [None] * parts
@@ -172,9 +173,9 @@ def _declared_shape(node: ir.Node) -> Sizes:
     """The shape of the first output as the shapes of inputs and constants determine it."""
     if node.op_type in _NOT_AS_EMITTED:
         return None
-    if node.op_type in _SHAPES and _DECLARED.shape(_input(node, 0)) is None:
+    if node.op_type in _SHAPES and DECLARED.shape(_input(node, 0)) is None:
         return None
-    return output_shape(node, _DECLARED)
+    return output_shape(node, DECLARED)
 
 
 def known_shape(value: ir.Value) -> Sizes:
@@ -291,7 +292,9 @@ def _input(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def _axes(node: ir.Node, facts: Facts) -> list[int] | None:
-    """The axes that a node's second input lists, where they are known."""
+    """The axes that a node's second input lists, or its attribute in older opsets, where they are known."""
+    if "axes" in node.attributes:
+        return list(node.attributes["axes"].as_ints())
     content = facts.content(_input(node, 1))
     axes = [axis for axis in content or () if isinstance(axis, int)]
     return axes if content is not None and len(axes) == len(content) else None
@@ -309,7 +312,7 @@ def _reduce(node: ir.Node, facts: Facts) -> Sizes:
     shape, keepdims = facts.shape(node.inputs[0]), integer(node, "keepdims", 1) == 1
     if shape is None:
         return None
-    listed = () if _input(node, 1) is None else _axes(node, facts)
+    listed = () if _input(node, 1) is None and "axes" not in node.attributes else _axes(node, facts)
     if listed is None:
         return (None,) * len(shape) if keepdims and "noop_with_empty_axes" not in node.attributes else None
     axes = {axis % len(shape) for axis in listed}
@@ -443,6 +446,16 @@ def _slice(node: ir.Node, facts: Facts) -> Sizes:
     )
 
 
+def _tile(node: ir.Node, facts: Facts) -> Sizes:
+    shape, repeats = facts.shape(node.inputs[0]), facts.content(_input(node, 1))
+    if shape is None or repeats is None or len(shape) != len(repeats):
+        return None if shape is None else (None,) * len(shape)
+    return tuple(
+        size if times == 1 else size * times if isinstance(size, int) and isinstance(times, int) else None
+        for size, times in zip(shape, repeats, strict=True)
+    )
+
+
 _SHAPES: dict[str, Callable[[ir.Node, Facts], Sizes]] = {
     "Transpose": _transpose,
     "MatMul": _matmul,
@@ -459,6 +472,7 @@ _SHAPES: dict[str, Callable[[ir.Node, Facts], Sizes]] = {
     "Pad": _pad,
     "Range": _range,
     "Slice": _slice,
+    "Tile": _tile,
     **dict.fromkeys(
         (
             *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"),

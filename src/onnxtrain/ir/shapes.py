@@ -9,18 +9,15 @@ import onnx_ir as ir
 
 from onnxtrain.ir.bounded_inference import infer_within_bounds
 from onnxtrain.ir.declared_shapes import (
-    contradictions,
-    correct_outputs,
+    all_values,
+    believe_declared,
     forget_anonymous_axes,
-    forget_branch_shapes,
     forget_shapes,
-    forget_symbols,
     forget_undefined_types,
-    has_untrue_shapes,
 )
 from onnxtrain.ir.limits import check_depth, check_shapes
 from onnxtrain.ir.microsoft_shapes import infer_microsoft_types
-from onnxtrain.ir.symbols import needs_inference, resolve_symbols
+from onnxtrain.ir.symbols import is_open, needs_inference, resolve_symbols
 from onnxtrain.ir.value import Dimension, dimensions
 
 _INFERENCES: list[Callable[[ir.Node], bool]] = [infer_microsoft_types]
@@ -47,22 +44,37 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     registered with :func:`register_inference` infer the operators of the domain ``onnxtrain``, and
     :func:`infer_microsoft_types` those of Microsoft in language models.
     """
-    forget_anonymous_axes(model.graph)
-    forget_undefined_types(model.graph)
-    skipped = [output for node in model.graph for name in _NAMERS for output in name(node)]
+    graph = model.graph
+    check_shapes(graph)
+    forget_anonymous_axes(graph)
+    forget_undefined_types(graph)
+    skipped = [output for node in graph for name in _NAMERS for output in name(node)]
     try:
-        _infer_consistently(model)
-        while sum(infer(node) for node in model.graph for infer in _INFERENCES):  # those behind others come later
-            _infer(model)
-        if resolve_symbols(model.graph):
-            if needs_inference(model.graph):
-                _infer(model)
-            resolve_symbols(model.graph)
-        correct_outputs(model.graph)
+        declared = {} if _INFERRED in graph.meta else forget_shapes(graph, ranks=False)
+        _infer_all(model)
+        if believe_declared(graph, declared) and any(
+            is_open(dimensions(value)) for value in all_values(graph) if value.producer()
+        ):
+            _infer_all(model)
+        graph.meta[_INFERRED] = True
     finally:
         for output in skipped:
             output.name = ""
     return model
+
+
+_INFERRED = "onnxtrain.inferred"
+"""Key of graphs whose shapes follow from their nodes: those of other graphs are what a file declares."""
+
+
+def _infer_all(model: ir.Model) -> None:
+    _infer(model)
+    while sum(infer(node) for node in model.graph for infer in _INFERENCES):  # those behind others come later
+        _infer(model)
+    if resolve_symbols(model.graph):
+        if needs_inference(model.graph):
+            _infer(model)
+        resolve_symbols(model.graph)
 
 
 def complete_shapes(model: ir.Model) -> ir.Model:
@@ -77,31 +89,8 @@ def complete_shapes(model: ir.Model) -> ir.Model:
 
 Shape = tuple[Dimension, ...]
 
-Sizes = dict[str, set[int]]
-"""The sizes of the axes that share a symbol."""
 
-
-def _infer_consistently(model: ir.Model) -> None:
-    """Infer; where declared shapes contradict each other, infer again without them."""
-    untrue = {symbol for symbol, sizes in _infer(model).items() if len(sizes) > 1}
-    if untrue:
-        forget_symbols(model.graph, untrue)
-        _infer(model)
-    if forget_branch_shapes(model.graph):
-        _infer(model)
-    before, untrue_shapes = contradictions(model.graph), has_untrue_shapes(model.graph)
-    if not before and not untrue_shapes:
-        return
-    removed = forget_shapes(model.graph)
-    _infer(model)
-    after = contradictions(model.graph)
-    if after > before or (after == before and not untrue_shapes):  # that was not the reason
-        for value, shape in removed.items():
-            value.shape = shape
-
-
-def _infer(model: ir.Model) -> Sizes:
-    """Infer once; return the sizes that were found for the model's own symbols."""
+def _infer(model: ir.Model) -> None:
     graph = model.graph
     check_depth(graph)
     check_shapes(graph)
@@ -125,15 +114,14 @@ def _infer(model: ir.Model) -> Sizes:
             value.const_value = tensor
             graph.register_initializer(value)
         del added
-    return _copy(graph, infer_within_bounds(proto).graph)
+    _copy(graph, infer_within_bounds(proto).graph)
 
 
 _SMALL = 1024
 """Bytes up to which the values of tensors take part in inference (shapes, axes, repeats)."""
 
 
-def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> Sizes:
-    sizes: Sizes = {}
+def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
     found = {info.name: info.type for info in (*inferred.value_info, *inferred.output)}
     for node in graph:
         for value in node.outputs:
@@ -147,24 +135,19 @@ def _copy(graph: ir.Graph, inferred: onnx.GraphProto) -> Sizes:
             if tensor.HasField("shape") and not scalar:
                 shape = _sizes(tensor.shape)
                 if shape != (known := dimensions(value)):
-                    value.shape = _better(known, shape, sizes)
+                    value.shape = _better(known, shape)
     for node, other_node in zip(graph, inferred.node, strict=False):
         for attribute in other_node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH and attribute.name in node.attributes:
-                for symbol, numbers in _copy(node.attributes[attribute.name].as_graph(), attribute.g).items():
-                    sizes.setdefault(symbol, set()).update(numbers)
-    return sizes
+                _copy(node.attributes[attribute.name].as_graph(), attribute.g)
 
 
 def _sizes(shape: onnx.TensorShapeProto) -> Shape:
     return tuple([size.dim_value if size.HasField("dim_value") else size.dim_param or None for size in shape.dim])
 
 
-def _better(old: Shape | None, new: Shape, sizes: Sizes) -> ir.Shape:
+def _better(old: Shape | None, new: Shape) -> ir.Shape:
     """Choose the better size per axis: a number, then a symbol of the model, then a new symbol."""
     if old is None or len(old) != len(new):
         return ir.Shape(new)
-    for a, b in zip(old, new, strict=True):
-        if isinstance(a, str) and isinstance(b, int):
-            sizes.setdefault(a, set()).add(b)
     return ir.Shape([b if isinstance(b, int) or a is None else a for a, b in zip(old, new, strict=True)])

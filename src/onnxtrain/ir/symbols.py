@@ -17,7 +17,6 @@ from onnxtrain.ir.inference import (
     LONGEST,
     Sizes,
     integer,
-    is_elementwise,
     is_inferred,
     output_shape,
     shape_from_inputs,
@@ -52,7 +51,7 @@ def needs_inference(graph: ir.Graph) -> bool:
     for node in graph:
         if subgraphs(node):
             return True
-        open_ones = [output for output in node.outputs if output.name and _is_open(dimensions(output))]
+        open_ones = [output for output in node.outputs if output.name and is_open(dimensions(output))]
         if open_ones and (node.domain or not is_inferred(node.op_type)):
             return True
         for output in open_ones:
@@ -64,7 +63,8 @@ def _is_made_up(size: Dimension) -> bool:
     return isinstance(size, str) and size.startswith(MADE_UP)
 
 
-def _is_open(shape: Sizes) -> bool:
+def is_open(shape: Sizes) -> bool:
+    """Return whether the rank or a size is not known."""
     return shape is None or any(size is None or _is_made_up(size) for size in shape)
 
 
@@ -74,7 +74,7 @@ def _filled_in(shape: Sizes, other: Sizes) -> ir.Shape | None:
         known = other if shape is None else shape
         return None if known is None else ir.Shape(known)
     pairs = zip(shape, other, strict=True)
-    return ir.Shape([new if new is not None and _is_open((old,)) else old for old, new in pairs])
+    return ir.Shape([new if new is not None and is_open((old,)) else old for old, new in pairs])
 
 
 class _Resolver:
@@ -121,19 +121,14 @@ class _Resolver:
         if follow is not None and (output.shape is None or len(output.shape) <= 1):
             self._contents[output] = follow(self, node)
         old = dimensions(output)
-        if old is not None and not any(map(_is_made_up, old)):
+        new = output_shape(node, self) if is_open(old) else None
+        if new is None or output.type is None:  # only shapes with a type are written
             return
-        # ONNX and the builder have inferred the shapes that need no contents.
-        needs_contents = is_elementwise(node.op_type) or node.op_type in _NEEDS_CONTENTS
-        new = output_shape(node, self) if needs_contents else None
-        if new is None:
-            return
-        if old is None:
-            output.shape = ir.Shape(new)
-            return
-        for before, now in zip(map(self._resolved, old), new, strict=False):
+        for before, now in zip(map(self._resolved, old or ()), new, strict=False):
             if now is not None and now != before and isinstance(before, str) and _is_made_up(before):
                 self.found[before] = now
+        if old is None or None in old:
+            output.shape = _filled_in(old, new)
 
     def write(self, graph: ir.Graph) -> None:
         """Replace the resolved symbols in all shapes."""
@@ -249,6 +244,3 @@ _CONTENTS: dict[str, Callable[[_Resolver, ir.Node], Sizes]] = {
     "Where": _where,
 }
 """The elements of an integer tensor from those of its node's inputs."""
-
-_NEEDS_CONTENTS = frozenset({"ConstantOfShape", "Expand", "MatMul", "Range", "Reshape", "Slice"})
-"""Operators whose shapes ONNX does not infer where they depend on computed sizes; MatMul's on the resolved ones."""

@@ -18,7 +18,7 @@ from onnxtrain.data.target_checks import DistributionCheck, LabelCheck, TargetCh
 from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.value import Dimension
-from onnxtrain.losses.output_axis import output_axis
+from onnxtrain.losses.output_axis import output_axis, units_axis
 from onnxtrain.losses.probabilities import logarithm
 from onnxtrain.metrics.base import MetricInput, PredictionKind
 from onnxtrain.spelling import checks_arguments
@@ -392,9 +392,12 @@ class ClassLoss(ScoreLoss):
             return logarithm(op, prediction)
         return op.LogSoftmax(prediction, axis=axis).with_shape(prediction.shape)
 
-    def only_class_axis(self, prediction: Value) -> int | None:
-        """Return 1 where logits of rank 2 leave no other class axis; ``None`` where the labels determine it."""
-        return 1 if self.axis is None and prediction.rank == 2 else None
+    def axis_of_graph(self, prediction: Value) -> int | None:
+        """Return 1 for logits of rank 2, else the axis of the last layer's units; ``None`` where nodes do not tell."""
+        if self.axis is not None or prediction.rank is None:
+            return None
+        found = 1 if prediction.rank == 2 else units_axis(prediction.ir)
+        return found if found is not None and 0 < found < prediction.rank else None
 
     def weight_by_class(self, prediction: Value, axis: int) -> tuple[float, ...] | None:
         """Return one weight per class.

@@ -37,8 +37,9 @@ class SoftmaxCrossEntropy(ClassLoss):
         ignore_index: Label to ignore; a batch of ignored labels alone has loss 0. The text
             ``"softmax_cross_entropy"`` has -100, as in PyTorch.
         axis: The class axis of the logits. By default it is inferred from the shape of the labels: removing it from the
-            logits' shape gives the labels' shape. Where several axes fit, it is the axis of the model's final Softmax,
-            else the last for logits of rank 3 (batch, sequence, vocabulary), and 1, as in ONNX, for others.
+            logits' shape gives the labels' shape. Where several axes fit, it is the axis of the model's final Softmax
+            or of its last layer's outputs (1 behind a convolution), else the last for logits of rank 3 (batch,
+            sequence, vocabulary), and 1, as in ONNX, for others.
         check_targets: Refuse targets that are no distributions: values outside [0, 1], or that do not sum to
             1 over the classes.
         chunk: Rows (tokens) of logits to compute at once. The matmul that computes them becomes part of the loss,

@@ -179,17 +179,23 @@ class Targets:
             may_differ=len(self.compared),
         )
 
-    def check_batch_axis(self) -> None:
-        """Refuse data sets for a model whose symbolic shapes put the batch of the output on another axis than 0.
+    def check_batch_axis(self, axis: int | None) -> None:
+        """Refuse data sets for a model whose output, and so its targets, have the batch on another axis than 0.
+
+        Args:
+            axis: The batch axis of the prediction; ``None`` where it has none.
 
         Raises:
             DataError: The batch axis of the targets is not 0 either.
         """
-        shapes = [dimensions(value) for value in self.inputs]
-        batches = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
-        axes = dimensions(self.value) or ()
-        axis = next((axis for axis, size in enumerate(axes) if size in batches), 0)
-        if axis and axes[0] not in batches:
+        shape, own = dimensions(self.prediction), dimensions(self.value)
+        if not axis or shape is None or own is None:
+            return
+        if isinstance(self.loss, ClassLoss) and len(own) == len(shape) - 1:
+            moved = axis - (self._class_axis < axis)
+        else:
+            moved = axis if own == shape else 0  # other targets have a form of their own, examples first
+        if moved:
             raise DataError(
                 f"The output {self.prediction.name!r} has the batch on axis {axis}, and so have its targets, but data "
                 "are cut into batches along axis 0; transpose the output in the model, or give whole batches to "
@@ -461,7 +467,7 @@ def head_of(
     else:
         inner, axis, from_logits = reading(output, declared.with_form(form), scores)
     if axis is None and form.kind == "indices" and isinstance(declared, ClassLoss):
-        axis = declared.only_class_axis(wrapped(inner))
+        axis = declared.axis_of_graph(wrapped(inner))
     if axis is not None and form.axis is None:
         form = replace(form, axis=axis)
     loss = declared.with_form(form)

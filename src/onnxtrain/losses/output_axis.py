@@ -39,7 +39,7 @@ def output_axis(value: ir.Value, preferred: int) -> int:
     """
     shape = dimensions(value) or ()
     rank = len(shape)
-    found = _units_axis(value)
+    found = units_axis(value)
     if found == _GONE or rank < 2:
         return rank
     if found is not None and 0 < found < rank:
@@ -48,7 +48,7 @@ def output_axis(value: ir.Value, preferred: int) -> int:
     return single[0] if rank > 2 and len(single) == 1 else preferred
 
 
-def _units_axis(value: ir.Value | None) -> int | None:
+def units_axis(value: ir.Value | None) -> int | None:
     """Return the axis of the last layer's units, `_GONE`, or ``None`` where it is not known."""
     node, shape = (None, None) if value is None else (value.producer(), dimensions(value))
     if node is None or shape is None or node.domain not in ("", MICROSOFT_DOMAIN):
@@ -58,12 +58,12 @@ def _units_axis(value: ir.Value | None) -> int | None:
     if node.op_type in _UNITS_LAST:
         return len(shape) - 1 if is_weight(node.inputs[1]) else None
     if node.op_type in _KEEPING:
-        return _units_axis(node.inputs[0])
+        return units_axis(node.inputs[0])
     if node.op_type in _BY_ELEMENT:
         operands = (each for each in node.inputs if each is not None and len(dimensions(each) or ()) == len(shape))
-        return next((axis for each in operands if (axis := _units_axis(each)) is not None), None)
+        return next((axis for each in operands if (axis := units_axis(each)) is not None), None)
     if node.op_type == "Concat":
-        axes = {_units_axis(each) for each in node.inputs}
+        axes = {units_axis(each) for each in node.inputs}
         return axes.pop() if len(axes) == 1 else None
     return _moved(node, len(shape))
 
@@ -72,7 +72,7 @@ def _moved(node: ir.Node, rank: int) -> int | None:
     """Return the axis behind a node that moves, removes or adds axes; ``None`` behind other nodes."""
     if node.op_type not in ("Transpose", "Squeeze", "Unsqueeze"):
         return None
-    inner = _units_axis(node.inputs[0])
+    inner = units_axis(node.inputs[0])
     if inner is None or inner == _GONE:
         return inner
     before = len(dimensions(node.inputs[0]) or ())  # type: ignore[arg-type]

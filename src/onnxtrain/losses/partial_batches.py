@@ -16,8 +16,8 @@ import onnx_ir as ir
 from onnxtrain.data.base import Batch, share
 from onnxtrain.errors import DataError
 from onnxtrain.ir import Builder, Value
-from onnxtrain.ir.declared_shapes import forget_shapes
-from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.batch_axis import ONE, BatchAxes
+from onnxtrain.ir.clone import captured_values
 from onnxtrain.ir.value import Dimension, dimensions
 from onnxtrain.losses.base import Loss, LossByExample, TargetKind
 from onnxtrain.losses.heads import Targets, wrapped
@@ -36,10 +36,12 @@ class FixedBatch(NamedTuple):
     Attributes:
         size: Number of examples per batch.
         input: The first input that declares it.
+        inputs: All inputs that declare it.
     """
 
     size: int
     input: str
+    inputs: frozenset[str]
 
     @classmethod
     def of(cls, graph: ir.Graph) -> FixedBatch | None:
@@ -48,16 +50,16 @@ class FixedBatch(NamedTuple):
         Raises:
             DataError: The batch size is 0.
         """
-        for value in graph.inputs:
-            shape = dimensions(value)
-            if shape and isinstance(shape[0], int):
-                if shape[0] == 0:
-                    raise DataError(
-                        f"The model takes batches of 0 examples (input {value.name!r}), so it cannot be trained; "
-                        "export it with a dynamic batch axis or another size."
-                    )
-                return cls(shape[0], str(value.name))
-        return None
+        sizes = {str(value.name): shape[0] for value in graph.inputs if (shape := dimensions(value))}
+        name, size = next(((name, size) for name, size in sizes.items() if isinstance(size, int)), (None, 0))
+        if name is None:
+            return None
+        if size == 0:
+            raise DataError(
+                f"The model takes batches of 0 examples (input {name!r}), so it cannot be trained; export it with a "
+                "dynamic batch axis or another size."
+            )
+        return cls(size, name, frozenset(name for name, other in sizes.items() if other == size))
 
     def rows(self, arrays: Mapping[str, np.ndarray]) -> int:
         """Return the number of examples in the arrays of a step."""
@@ -72,7 +74,7 @@ class FixedBatch(NamedTuple):
         rows = self.rows(arrays)
         if rows == self.size:
             return dict(arrays)
-        needed = sum(array.nbytes for array in arrays.values() if array.ndim and len(array) == rows) // rows * self.size
+        needed = sum(array.nbytes for name, array in arrays.items() if name in self.inputs) // rows * self.size
         if needed > LARGEST_PADDED:
             raise DataError(
                 f"The model takes batches of {self.size} examples (input {self.input!r}), but one has {rows}: padding "
@@ -80,7 +82,7 @@ class FixedBatch(NamedTuple):
                 "or export the model with a dynamic batch axis."
             )
         order = np.arange(self.size) % rows
-        return {name: array[order] if array.ndim and len(array) == rows else array for name, array in arrays.items()}
+        return {name: array[order] if name in self.inputs else array for name, array in arrays.items()}
 
     def pieces(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Split batches that are larger than this size, as an iterable may give them."""
@@ -113,7 +115,9 @@ def on_real_rows(
             f"(output:{prediction.name}), so that padding would be part of it; {rows} examples are left for the "
             f"last batch: give a multiple of {fixed.size} or export the model with a dynamic batch axis."
         )
-    axis = batch_axes(model, [prediction])[str(prediction.name)]
+    shape = dimensions(prediction)
+    untold = 0 if not shape or not isinstance(shape[0], int) or shape[0] == fixed.size else None
+    axis = batch_axes(model, [prediction]).get(str(prediction.name), untold)
     if axis != 0:
         where = "no axis of examples" if axis is None else f"its examples in axis {axis}"
         raise DataError(
@@ -121,7 +125,6 @@ def on_real_rows(
             f"out of the loss; give whole batches of {fixed.size} or export the model with a dynamic batch axis."
         )
     # The target shape for a symbolic batch shows whether the loss takes any number of examples.
-    shape = dimensions(prediction)
     free = ir.Value(
         name=prediction.name,
         type=prediction.type,
@@ -173,30 +176,40 @@ class _LossOnRealRows(LossByExample):
 
 
 def batch_axes(model: ir.Model, values: Sequence[ir.Value]) -> dict[str, int | None]:
-    """Find the batch axis of each value; ``None`` where it has none.
+    """Find the batch axis of each value; ``None`` where it has none, and no entry where its nodes do not tell.
 
-    With a dynamic batch size it is the axis with the symbol of the inputs' first axis. With a fixed batch size, shapes
-    are inferred on a copy with a symbolic batch. If neither finds it, it is the first axis of the batch size.
+    The axis is followed from the inputs through the nodes. With a dynamic batch size, the symbol of the inputs' first
+    axis tells, too.
 
     Args:
         model: A model with shapes, which is not changed.
         values: Values of its graph.
     """
-    fixed = FixedBatch.of(model.graph)
-    if fixed is None:
-        symbols = {shape[0] for value in model.graph.inputs if (shape := dimensions(value))} - {None}
-        return {str(value.name): _axis(dimensions(value), symbols, None) for value in values}
-    shapes = _symbolic_batch_shapes(model, fixed)
-    return {
-        str(value.name): _axis(dimensions(value), {_ROWS}, fixed.size, shapes.get(str(value.name))) for value in values
-    }
+    fixed, graph = FixedBatch.of(model.graph), model.graph
+    axes = BatchAxes.of_inputs(graph, None if fixed is None else fixed.size)
+    reached = set(axes)
+    symbols = {shape[0] for value in axes if (shape := dimensions(value)) and isinstance(shape[0], str)}
+    axes.follow(graph)
+    for node in graph:
+        if any(value in reached for value in (*node.inputs, *captured_values(node))):
+            reached.update(node.outputs)
+    found: dict[str, int | None] = {}
+    for value in values:
+        named = [axis for axis, size in enumerate(dimensions(value) or ()) if size in symbols]
+        if value in axes and axes[value].before == ONE:
+            found[str(value.name)] = axes[value].axis
+        elif named:
+            found[str(value.name)] = named[0]
+        elif value not in reached:
+            found[str(value.name)] = None
+    return found
 
 
 def joined_axis(name: str, arrays: Sequence[np.ndarray], rows: Sequence[int]) -> int | None:
-    """Find the axis along which to concatenate results of batches, where the declared shape says axis 0.
+    """Find the axis along which to concatenate results of batches, where the nodes of the model do not tell it.
 
-    It is the axis with one entry per example: 0, or another one in an output of unknown shape with time first. ``None``
-    where no axis has, as in a list of detections: such parts are concatenated along axis 0.
+    It is the axis with one entry per example; ``None`` where no axis has, as in a list of detections: such parts are
+    concatenated along axis 0.
 
     Args:
         name: Name of the output, for error messages.
@@ -219,32 +232,3 @@ def joined_axis(name: str, arrays: Sequence[np.ndarray], rows: Sequence[int]) ->
             "export the model with names for its axes."
         )
     return fitting[0] if fitting else None
-
-
-def _axis(
-    declared: tuple[int | str | None, ...] | None,
-    symbols: set[int | str | None],
-    size: int | None,
-    inferred: tuple[int | str | None, ...] | None = None,
-) -> int | None:
-    """Return the first axis with a symbol, else the first of this size, else axis 0 unless its size differs."""
-    for shape in (inferred, declared):
-        if shape is not None and any(axis in symbols for axis in shape):
-            return next(index for index, axis in enumerate(shape) if axis in symbols)
-    if declared is None:
-        return 0
-    if size is not None and size in declared:
-        return declared.index(size)
-    return 0 if declared and not (size is not None and isinstance(declared[0], int)) else None
-
-
-def _symbolic_batch_shapes(model: ir.Model, fixed: FixedBatch) -> dict[str, tuple[int | str | None, ...] | None]:
-    """Infer the shapes of all values for a symbolic batch size."""
-    copy = model.clone()
-    for value in copy.graph.inputs:
-        shape = dimensions(value)
-        if shape and shape[0] == fixed.size:
-            value.shape = ir.Shape((_ROWS, *shape[1:]))
-    forget_shapes(copy.graph)
-    infer_shapes(copy)
-    return {str(output.name): dimensions(output) for node in copy.graph for output in node.outputs}

@@ -317,9 +317,9 @@ def _check_head(label: str, proto: ModelProto) -> None:
             f"{validity.newest_ir_version()}; export it for a version in that range."
         )
     opset = default_opset(proto.opset_import)
-    if opset is None:
+    if opset is None and any(is_default_domain(node.domain) for node in all_nodes(proto.graph)):
         raise ModelError(f"{label} does not import ONNX's own operators (domain ''); export it with an opset.")
-    if not validity.supports_opset(opset):
+    if opset is not None and not validity.supports_opset(opset):
         raise ModelError(
             f"{label} has opset {opset}, but opsets {validity.MINIMUM_OPSET} to {validity.newest_opset()} are "
             "supported; export it at an opset in that range."

@@ -22,7 +22,7 @@ from onnxtrain.model_file.embedded_weights import KIND, LITERAL, EmbeddedWeight,
 from onnxtrain.model_file.external import DataFiles, DataTensor, ExternalData, raw_array, with_external_data
 from onnxtrain.model_file.hub import download, is_on_hub
 from onnxtrain.model_file.large_data import BackgroundRead, LargeData, SourceFile, Stamp, stamp_of
-from onnxtrain.model_file.proto import default_opset, is_large, without_data
+from onnxtrain.model_file.proto import OPSET_OF_NONE, default_opset, drop_initializer_inputs, is_large, without_data
 from onnxtrain.model_file.protobuf_wire import CutOffError, Template, TooManyFieldsError, WireError
 from onnxtrain.model_file.saving import (
     DataFile,
@@ -284,6 +284,7 @@ class ModelFile:
         Raises:
             ModelError: It is larger than 2 GiB, or invalid.
         """
+        drop_initializer_inputs(proto)
         data = serialised(proto)
         template = Template(data)
         light = ModelProto.FromString(template.light())
@@ -347,10 +348,8 @@ class ModelFile:
 
     @property
     def opset(self) -> int:
-        """Opset of the default domain ("" or "ai.onnx")."""
-        opset = default_opset(self.proto.opset_import)
-        assert opset is not None  # checked by load
-        return opset
+        """Opset of the default domain ("" or "ai.onnx"), also where the model needs none."""
+        return default_opset(self.proto.opset_import) or OPSET_OF_NONE
 
     def names(self) -> list[str]:
         """Return the names of the main graph's initializers in order, without sparse ones."""

@@ -37,6 +37,10 @@ def default_opset(imports: Iterable[OperatorSetIdProto]) -> int | None:
     return max((item.version for item in imports if is_default_domain(item.domain)), default=None)
 
 
+OPSET_OF_NONE = 18
+"""Opset of the default domain in copies of a model that needs none: trees and linear models use ai.onnx.ml only."""
+
+
 def proto_subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     """Yield the graphs in a node's attributes: the branches of If, the bodies of Loop and Scan."""
     for attribute in node.attribute:
@@ -77,7 +81,7 @@ def unify_default_domain(proto: ModelProto) -> None:
     """Write the default domain as "" everywhere (workarounds: two spellings of a domain)."""
     for holder in (proto, *proto.functions):
         versions = {item.domain: item.version for item in holder.opset_import if not is_default_domain(item.domain)}
-        versions[""] = default_opset(holder.opset_import) or 0
+        versions[""] = default_opset(holder.opset_import) or (OPSET_OF_NONE if holder is proto else 0)
         del holder.opset_import[:]
         for domain, version in versions.items():
             if version:
@@ -95,6 +99,27 @@ def import_runtime_domain(proto: ModelProto) -> None:
         graph = proto.graph if holder is proto else holder
         if any(node.domain == MICROSOFT_DOMAIN for node in all_nodes(graph)):
             holder.opset_import.add(domain=MICROSOFT_DOMAIN, version=1)
+
+
+_INITIALIZERS_ALONE = 4
+"""IR version from which an initializer need not be an input of its graph, too."""
+
+
+def drop_initializer_inputs(proto: ModelProto, *, overridable: bool = False) -> None:
+    """Let initializers be no inputs of the main graph, in place, as files before IR version 4 demand.
+
+    Args:
+        proto: A model to edit.
+        overridable: Also those of newer files, which a caller may replace.
+    """
+    if proto.ir_version >= _INITIALIZERS_ALONE and not overridable:
+        return
+    proto.ir_version = max(proto.ir_version, _INITIALIZERS_ALONE)
+    names = {tensor.name for tensor in proto.graph.initializer}
+    names |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
+    inputs = [value for value in proto.graph.input if value.name not in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
 
 
 def hide_runtime_operators(proto: ModelProto) -> None:

@@ -17,6 +17,7 @@ from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
 from onnxtrain.model_file.checks import declared, dense_array
 from onnxtrain.model_file.external import set_folder
 from onnxtrain.model_file.proto import (
+    drop_initializer_inputs,
     import_runtime_domain,
     is_large,
     proto_subgraphs,
@@ -127,10 +128,7 @@ def working_copy(
     maps_to_tensors(proto.graph)
     sort_nodes(label, proto)
     forget_made_up_symbols(proto.graph)
-    names = {tensor.name for tensor in proto.graph.initializer}
-    inputs = [value for value in proto.graph.input if value.name not in names]
-    del proto.graph.input[:]
-    proto.graph.input.extend(inputs)
+    drop_initializer_inputs(proto, overridable=True)
     proto = upgrade_opset(proto, minimum_opset)
     proto.ir_version = max(proto.ir_version, _TRAINING_IR_VERSION)
     model = ir.from_proto(proto)

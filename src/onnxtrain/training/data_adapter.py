@@ -46,6 +46,7 @@ from onnxtrain.losses.cross_entropy import NextToken, SoftmaxCrossEntropy
 from onnxtrain.losses.custom_loss import CustomLoss
 from onnxtrain.losses.groups import GroupLoss
 from onnxtrain.losses.heads import LossHead, Targets, tensor_spec
+from onnxtrain.losses.partial_batches import batch_axes
 from onnxtrain.objective import Objective
 
 if TYPE_CHECKING:
@@ -502,8 +503,9 @@ def open_with_targets(
     if weights is not None:
         source = with_named(source, weights, inputs)
     heads = objective.heads
+    axes = batch_axes(objective.model, [head.targets.prediction for head in heads])
     for head in heads:
-        head.targets.check_batch_axis()
+        head.targets.check_batch_axis(axes.get(str(head.targets.prediction.name)))
     if len(heads) == 1:
         (head,) = heads
         if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):

@@ -69,7 +69,7 @@ def gradient(
     declared = {str(value.name): value.dtype for value in working.graph.outputs if value.dtype in HALVES}
     halves = widen(working)
     working = infer_shapes(working)
-    warn_of(Hint(text, surprising=True) for text in declared_otherwise(file.proto.graph, working.graph))
+    warn_of(Hint(text, surprising=True) for text in declared_otherwise(working.graph))
     options = GradientOptions.of(straight_through, recompute)
     graph = working.graph
     if gradient_nodes(graph):  # y may depend on them

@@ -14,8 +14,11 @@ import onnx_ir as ir
 from onnxtrain.data.data_names import read_names, write_names
 from onnxtrain.data.files import map_safetensors
 from onnxtrain.errors import DataError, ModelError
+from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import HALVES
+from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
+from onnxtrain.weights.repeated import find_repeated
 from onnxtrain.weights.ties import choose_copies, untied, with_copies
 from onnxtrain.working_copy.widening import rounded_to
 
@@ -55,8 +58,8 @@ def import_states(
         ModelError: A value does not fit its initializer, or the file cannot be written.
     """
     given = ModelFile.load(model)
-    file = untied(given, untie)
     tensors = _read(Path(states))
+    file = untied(given, untie, lambda _: tensors)
     values = {name: array for name, array in tensors.items() if _has(file, name)}
     if not values:
         raise DataError(
@@ -67,7 +70,14 @@ def import_states(
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(f"{name!r} in {str(states)!r} has values that are not finite; the training diverged.")
     values = {name: _in_type_of(file, name, array) for name, array in values.items()}
-    file.save(output, with_copies(values, choose_copies(file, tie)))
+    copies = choose_copies(file, tie)
+    one = {name for name, array in values.items() if array.shape != file.value(name).shape}
+    if one:  # perhaps of tokens that the file holds for each example
+        working = infer_shapes(file.training_model())
+        fixed = FixedBatch.of(working.graph)
+        repeated = find_repeated(working, None if fixed is None else fixed.size)
+        copies += [copy for copy in repeated if copy.name in one]
+    file.save(output, with_copies(values, copies))
     write_names(Path(output), read_names(given))
     return Imported(list(values), [name for name in tensors if name not in values])
 

@@ -16,10 +16,10 @@ from onnx import numpy_helper
 from onnxtrain.data import open_dataset
 from onnxtrain.data.data_names import read_names
 from onnxtrain.errors import DataError, ModelError, OptionError
-from onnxtrain.ir.domains import is_default_domain
 from onnxtrain.losses.heads import tensor_spec
 from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
+from onnxtrain.model_file.proto import default_opset, drop_initializer_inputs, unify_default_domain
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.working_copy.image_inputs import mark_image_inputs
 
@@ -87,7 +87,10 @@ def quantize(
     batches = _Batches(file, calibration, batch_size)
     with tempfile.TemporaryDirectory() as folder:
         given, result = Path(folder, "given.onnx"), Path(folder, "quantized.onnx")
-        proto = _upgraded(file.inlined(), _LEAST_OPSET[bits])
+        proto = file.inlined()
+        drop_initializer_inputs(proto, overridable=True)
+        unify_default_domain(proto)
+        proto = _upgraded(proto, _LEAST_OPSET[bits])
         large = proto.ByteSize() > _ONE_FILE
         onnx.save(proto, given, save_as_external_data=large)
         try:
@@ -102,8 +105,8 @@ def quantize(
 def _upgraded(model: onnx.ModelProto, least: int) -> onnx.ModelProto:
     from onnx import version_converter
 
-    opset = next(entry.version for entry in model.opset_import if is_default_domain(entry.domain))
-    return model if opset >= least else version_converter.convert_version(model, least)
+    opset = default_opset(model.opset_import)
+    return model if opset is None or opset >= least else version_converter.convert_version(model, least)
 
 
 def _run_quantizer(
@@ -196,9 +199,8 @@ class _Batches:
         batches = dataset.batches(batch_size if fixed is None else fixed.size)
         self._read: list[dict[str, np.ndarray]] = []
         if fixed is not None and (dataset.size is None or dataset.size >= fixed.size):
-            size = fixed.size
             self._batches: Iterator[dict[str, np.ndarray]] = (
-                dict(batch.inputs) for batch in batches if all(len(array) == size for array in batch.inputs.values())
+                dict(batch.inputs) for batch in batches if fixed.rows(batch.inputs) == fixed.size
             )
         elif fixed is not None:
             raise DataError(f"calibration has {dataset.size} examples, but the model takes batches of {fixed.size}.")

@@ -94,7 +94,9 @@ def _is_integer(node: ir.Node) -> bool:
 
 def _is_fitted(node: ir.Node) -> bool:
     """Return whether a node holds fitted values that are not parameters."""
-    return node.domain == MACHINE_LEARNING_DOMAIN and any(map(_is_list, node.attributes.values()))
+    return node.domain == MACHINE_LEARNING_DOMAIN and any(
+        _is_list(attribute) or attribute.type == ir.AttributeType.TENSOR for attribute in node.attributes.values()
+    )
 
 
 def _is_list(attribute: ir.Attr) -> bool:

@@ -55,21 +55,22 @@ def folded_parameters(value: ir.Value) -> tuple[str, ...]:
     """
     sources, parameters = _folding(value)
     steps = {value.name or "", *sources} - parameters
-    computes = any(_COMPUTES.search(node.metadata_props.get(CALL, "")) for node in value.consumers())
+    unnamed = (value.name or "").startswith("val")
+    computes = unnamed and any(_COMPUTES.search(node.metadata_props.get(CALL, "")) for node in value.consumers())
     if not is_float(value) or (all(map(_LAYOUT.fullmatch, steps)) and not computes):
         return ()
     return tuple(name for name in sources if name in parameters)
 
 
-def is_declared_parameter(value: ir.Value) -> bool:
+def is_declared_parameter(value: ir.Value, *, repeated: bool = False) -> bool:
     """Return whether an initializer is an ``nn.Parameter`` of the program, perhaps in another layout or type.
 
-    A repeated parameter is not: its copies are one tensor in the program.
+    A repeated parameter is not, unless asked for: its copies are one tensor in the program.
     """
     if declared_kind(value) == "PARAMETER":
         return True
     sources, parameters = _folding(value)
-    repeats = any(_REPEATS.fullmatch(name) for name in (value.name or "", *sources))
+    repeats = not repeated and any(_REPEATS.fullmatch(name) for name in (value.name or "", *sources))
     return not (parameters.isdisjoint(sources) or folded_parameters(value) or repeats)
 
 

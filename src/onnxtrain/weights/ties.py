@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,13 +24,17 @@ _FLOATING = (
 )
 
 
-def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
+def untied(
+    file: ModelFile, which: bool | str | Sequence[str], trained: Callable[[ModelFile], Collection[str]]
+) -> ModelFile:
     """Copy shared initializers: the first reader keeps the name, the others' copies are named after their modules.
 
-    Without a known module, a copy gets a number: ``norm_2.bias``, ``val_8_2``.
+    Without a known module, a copy gets a number: ``norm_2.bias``, ``val_8_2``. Constants stay shared: a copy, with one
+    reader and the name of a module, would pass for a parameter.
 
     Args:
         file: The user's model.
+        trained: Names the initializers of the model that are trained.
         which: ``False`` for no copies, ``True`` for tensors that exporters merge (vectors such as scales, biases and
             statistics, and tensors of one value; other matrices are tied on purpose), or glob patterns of names.
 
@@ -51,6 +55,8 @@ def untied(file: ModelFile, which: bool | str | Sequence[str]) -> ModelFile:
         for pattern in patterns:
             if not matches(pattern, *shared):
                 raise OptionError(no_match("untie", pattern, "initializer that several nodes share", shared))
+    if chosen:
+        chosen &= {*trained(file), *(name for name in chosen if _is_any_statistic(file.proto.graph, shared[name]))}
     if not chosen:
         return file
     proto = file.whole()
@@ -131,6 +137,10 @@ def _is_statistic(graph: onnx.GraphProto, index: int, position: int) -> bool:
     return is_statistic(graph.node[index].op_type, position)
 
 
+def _is_any_statistic(graph: onnx.GraphProto, readers: list[tuple[int, int]]) -> bool:
+    return any(_is_statistic(graph, *reader) for reader in readers)
+
+
 def _copy(
     graph: onnx.GraphProto, name: str, readers: list[tuple[int, int]], taken: set[str], array: np.ndarray
 ) -> None:
@@ -166,18 +176,65 @@ _BLOCK = 1 << 8
 """Number of rows compared at a time."""
 
 
+class Rows(NamedTuple):
+    """Equal parts of a tensor, one for each example of a fixed batch.
+
+    Attributes:
+        axis: The axis along which they lie.
+        before: Number of entries of this axis for which all examples have an own part: [before, examples, after].
+        examples: Number of examples.
+    """
+
+    axis: int
+    before: int
+    examples: int
+
+    def apart(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return a shape whose axis of examples is one of its own: behind the entries before, if these are several."""
+        axis, after = self.axis, shape[self.axis] // self.before // self.examples
+        split = (self.examples,) if self.before == after == 1 else (self.before, self.examples, after)
+        return (*shape[:axis], *split, *shape[axis + 1 :])
+
+    def first(self, array: np.ndarray) -> np.ndarray:
+        """Return the part of the first example."""
+        shape = list(array.shape)
+        shape[self.axis] //= self.examples
+        return np.ascontiguousarray(self._parts(array)[0]).reshape(shape)
+
+    def are_equal(self, array: np.ndarray) -> bool:
+        """Return whether all examples have the same part."""
+        parts = self._parts(array)
+        if not np.array_equal(parts[0].ravel()[:_LOOKED_AT], parts[1].ravel()[:_LOOKED_AT]):
+            return False
+        return all(np.array_equal(parts[0], part) for part in parts[1:])
+
+    def repeated(self, part: np.ndarray) -> np.ndarray:
+        """Return the tensor of which all examples have this part."""
+        shape = list(part.shape)
+        shape[self.axis] *= self.examples
+        apart = part.reshape(*part.shape[: self.axis], self.before, 1, -1, *part.shape[self.axis + 1 :])
+        return np.repeat(apart, self.examples, self.axis + 1).reshape(shape)
+
+    def _parts(self, array: np.ndarray) -> np.ndarray:
+        axis = self.axis
+        apart = array.reshape(*array.shape[:axis], self.before, self.examples, -1, *array.shape[axis + 1 :])
+        return np.moveaxis(apart, axis + 1, 0)
+
+
 class Copy(NamedTuple):
-    """An initializer that holds the values of an earlier one.
+    """An initializer that holds the values of an earlier one, or its own for each example.
 
     Attributes:
         name: Name of the copy.
-        original: Name of the earlier initializer.
+        original: Name of the earlier initializer; its own name, with rows.
         transposed: True if the copy is transposed.
+        rows: The equal parts of a tensor that is trained as one of them.
     """
 
     name: str
     original: str
     transposed: bool
+    rows: Rows | None = None
 
 
 def find_copies(file: ModelFile, names: Iterable[str]) -> list[Copy]:
@@ -261,8 +318,21 @@ def with_copies(values: Mapping[str, np.ndarray], copies: Iterable[Copy]) -> dic
     for copy in copies:
         if copy.original in found:
             array = found[copy.original]
+            if copy.rows is not None:
+                array = copy.rows.repeated(array)
             found[copy.name] = np.ascontiguousarray(array.T) if copy.transposed else array
     return found
+
+
+def value_reader(file: ModelFile, copies: Iterable[Copy]) -> Callable[[str], np.ndarray]:
+    """Return a function that reads an initializer of a file in the form in which it is trained."""
+    rows = {copy.name: copy.rows for copy in copies}
+
+    def read(name: str) -> np.ndarray:
+        own = rows.get(name)
+        return file.value(name) if own is None else own.first(file.value(name))
+
+    return read
 
 
 def compute_copies(model: ir.Model, copies: Sequence[Copy]) -> None:

@@ -10,7 +10,8 @@ from enum import Enum
 
 import onnx
 
-from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.autodiff.missing import FOR_ONE_CPU
+from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, NCHWC_DOMAIN
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.training.advice.hints import QUANTIZED
 from onnxtrain.training.advice.inspection import Inspection, inspect
@@ -101,6 +102,9 @@ def _without_gradient(found: Inspection) -> Iterator[Finding]:
     if found.missing:
         more = f" and {len(found.missing) - 3} more" if len(found.missing) > 3 else ""
         listed = "; ".join(found.missing[:3]) + more
+        if any(row.domain == NCHWC_DOMAIN for row in found.operators):
+            yield Finding(Severity.STOPS, f"Operators have no gradient: {listed}.", FOR_ONE_CPU)
+            return
         yield Finding(
             Severity.STOPS,
             f"Operators between parameters and outputs have no gradient: {listed}.",

@@ -16,16 +16,19 @@ from onnxtrain.autodiff.expand import find_body
 from onnxtrain.autodiff.missing import missing_rules
 from onnxtrain.autodiff.node import describe
 from onnxtrain.autodiff.path import Forward
+from onnxtrain.ir.declared_shapes import declared_otherwise
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import Dimension, dimensions, is_float
 from onnxtrain.losses.heads import is_float_tensor, named_output
+from onnxtrain.losses.partial_batches import FixedBatch
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.report.formatting import count, html_facts, html_table, text_table
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.advice.hints import dropped_biases, find_hints
+from onnxtrain.training.advice.hints import Hint, dropped_biases, find_hints
 from onnxtrain.weights.embedded_weights import other_tensors
 from onnxtrain.weights.parameters import Initializer, parameter_table
+from onnxtrain.weights.repeated import declared_learned, find_repeated
 from onnxtrain.weights.ties import find_copies
 from onnxtrain.working_copy.filled_biases import stop_at_filled_biases
 from onnxtrain.working_copy.kv_cache import remove_cache_inputs
@@ -205,7 +208,9 @@ def inspect(
         loss = find_value(copy.graph, output, "output")
     elif any(map(is_float_tensor, copy.graph.outputs)):
         loss = named_output(copy.graph, None)
-    table = in_file(parameter_table(copy, loss, train=train, freeze=freeze), halves)
+    fixed = FixedBatch.of(working.graph)
+    learned = declared_learned(copy, find_repeated(working, None if fixed is None else fixed.size))
+    table = in_file(parameter_table(copy, loss, train=train, freeze=freeze, learned=learned), halves)
     names = [row.name for row in table if row.trainable]
     found = find_hints(
         working,
@@ -218,6 +223,7 @@ def inspect(
         table=table,
         quantized=True,
     )
+    found += [Hint(text, surprising=True) for text in declared_otherwise(graph)]
     return Inspection(
         opset=file.opset,
         ir_version=file.proto.ir_version,

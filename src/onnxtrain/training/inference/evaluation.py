@@ -308,13 +308,16 @@ class Evaluator:
         """Concatenate the results of all batches, without the padding of the last one."""
         if not parts[0].ndim:
             return np.stack(parts)
-        fixed, axis = self._fixed, self._axes[name]
+        fixed = self._fixed
         if len(parts) == 1 and (fixed is None or fixed.size == rows[0]):
             return parts[0]
-        if axis == 0:
+        if name in self._axes:
+            axis = self._axes[name]
+        else:
             axis = joined_axis(name, parts, rows if fixed is None else [fixed.size] * len(rows))
-        if fixed is not None and axis is not None:
-            parts = [part[(slice(None),) * axis + (slice(count),)] for part, count in zip(parts, rows, strict=True)]
+        if fixed is not None and axis is not None:  # a Reshape may have merged examples with a later axis
+            ends = [part.shape[axis] // fixed.size * count for part, count in zip(parts, rows, strict=True)]
+            parts = [part[(slice(None),) * axis + (slice(end),)] for part, end in zip(parts, ends, strict=True)]
         return np.concatenate(parts, axis=axis or 0)
 
     def _on_real_rows(self, rows: int) -> StepSession:
