@@ -283,7 +283,9 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
         dropped=objective.dropped,
         unstopped=objective.unstopped,
         table=objective.table,
-        quantized=not (config.qat or config.straight_through or config.lora is not None),
+        qat=config.qat,
+        straight_through=config.straight_through,
+        adapted=config.lora is not None,
     )
     texts = [*group_hints(config.groups, objective.table, objective.model), *_merged_zeros(objective, config)]
     choices = {"train": config.train, "freeze": config.freeze}

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.ir.clone import all_nodes
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN
+from onnxtrain.weights.readers import quantized_weights, trains_integers
 
 _LISTED = 3
 """Number of names listed before the sentence says that there are more."""
@@ -44,11 +45,10 @@ def hidden_weights(model: ir.Model) -> str:
             f"it computes with {' and '.join(fitted)}, through which no gradient flows: trees, support vectors and "
             "the like are fitted by the program that made them"
         )
-    integers = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_integer(node))
-    if integers:
+    if integers := quantized_weights(model.graph):
         sentences.append(
-            f"it is quantized: {', '.join(integers)} compute with integers, through which no gradient flows; train "
-            "the float model, or one with QuantizeLinear and DequantizeLinear nodes and qat=True"
+            f"it is quantized: {sum(integers.values()):,} elements ({_listed([repr(name) for name in integers])}) are "
+            f"integers; qat=True trains {'them' if trains_integers(model.graph) else 'their scales'}"
         )
     return "; ".join(sentences)
 
@@ -71,11 +71,6 @@ def _in_graph(graph: ir.Graph | ir.Function, location: str) -> Iterator[tuple[st
             attribute = next(iter(node.attributes.values()), None)
             if attribute is not None and (_is_list(attribute) or _is_tensor(attribute)):
                 yield location, repr(node.outputs[0].name)
-
-
-def _is_integer(node: ir.Node) -> bool:
-    """Return whether an operator computes with quantized integers."""
-    return node.op_type.startswith("QLinear") or node.op_type in ("ConvInteger", "MatMulInteger", "QGemm")
 
 
 def _is_fitted(node: ir.Node) -> bool:

@@ -13,7 +13,7 @@ says so.
 | lookup (Gather), slope of PRelu | table, slope | a parameter |
 | BatchNormalization | running mean and variance | a constant |
 | comparison, Pow, Clip, Pad, Range, Resize, ... | operand, exponent, bound, fill | a constant |
-| QuantizeLinear, DequantizeLinear, QLinear... | scales | a constant |
+| QuantizeLinear, DequantizeLinear, QLinear..., factor of integers or of rounded values | scales | a constant |
 | recurrent layer | initial state | open: a parameter if it has an author's name or its values differ |
 | Add to a matmul with weights | the other operand | a parameter |
 | Add, Mul, Where, Max, ... | any | open |
@@ -21,13 +21,15 @@ says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
-from onnxtrain.ir.value import behind, constant_tensor
+from onnxtrain.ir.value import behind, constant_tensor, dimensions
 
 Reader = tuple[ir.Node, int]
 """A node and the index of its input that reads a value."""
@@ -129,7 +131,7 @@ def _handed(node: ir.Node, index: int) -> Sequence[ir.Value]:
 def _hands_on(node: ir.Node, index: int, through: Collection[str]) -> bool:
     if node.op_type in ("Loop", "Scan"):
         return index >= (2 if node.op_type == "Loop" else 0)
-    if node.op_type == "Gather" and index == 0 and "Slice" in through:
+    if node.op_type == "Gather" and index == 0 and "Slice" in through and "Gather" not in through:
         return chooses_one(node)
     return node.op_type in through and (index == 0 or node.op_type == "Concat")
 
@@ -222,7 +224,8 @@ _STATES: _Slots = {("", "LSTM"): (5, 6), ("", "GRU"): (5,), ("", "RNN"): (5,)}
 OPERAND_OF = "operand of "
 """Beginning of the purpose of a tensor that is compared."""
 
-_QUANTIZED = "quantization scale"
+SCALE = "quantization scale"
+"""Purpose of a scale: it is trained as a logarithm or not at all."""
 
 _SETTINGS: Mapping[tuple[str, str], Mapping[int, str]] = {
     ("", "BatchNormalization"): {
@@ -242,22 +245,27 @@ _SETTINGS: Mapping[tuple[str, str], Mapping[int, str]] = {
     },
     ("", "STFT"): {2: "window of STFT"},
     ("", "Upsample"): {1: "scales of Upsample"},
-    ("", "QuantizeLinear"): {1: _QUANTIZED},
-    ("", "DequantizeLinear"): {1: _QUANTIZED},
-    ("", "QLinearConv"): dict.fromkeys((1, 4, 6), _QUANTIZED),
-    ("", "QLinearMatMul"): dict.fromkeys((1, 4, 6), _QUANTIZED),
+    ("", "QuantizeLinear"): {1: SCALE},
+    ("", "DequantizeLinear"): {1: SCALE},
+    ("", "QLinearConv"): dict.fromkeys((1, 4, 6), SCALE),
+    ("", "QLinearMatMul"): dict.fromkeys((1, 4, 6), SCALE),
     **{
         ("", operator): dict.fromkeys((0, 1), f"{OPERAND_OF}{operator}")
         for operator in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
     },
-    (MICROSOFT_DOMAIN, "DequantizeLinear"): {1: _QUANTIZED},
-    (MICROSOFT_DOMAIN, "GatherBlockQuantized"): {2: _QUANTIZED},
+    (MICROSOFT_DOMAIN, "DequantizeLinear"): {1: SCALE},
+    (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): {2: SCALE},
+    (MICROSOFT_DOMAIN, "GatherBlockQuantized"): {2: SCALE},
     (MICROSOFT_DOMAIN, "GroupQueryAttention"): {
         7: "a position table: cosines of GroupQueryAttention",
         8: "a position table: sines of GroupQueryAttention",
     },
-    (MICROSOFT_DOMAIN, "MatMulNBits"): {2: _QUANTIZED, 3: "quantization zero point"},
-    (MICROSOFT_DOMAIN, "QuantizeLinear"): {1: _QUANTIZED},
+    (MICROSOFT_DOMAIN, "MatMulIntegerToFloat"): dict.fromkeys((2, 3), SCALE),
+    (MICROSOFT_DOMAIN, "MatMulNBits"): {2: SCALE, 3: "quantization zero point"},
+    (MICROSOFT_DOMAIN, "QAttention"): dict.fromkeys((3, 4), SCALE),
+    (MICROSOFT_DOMAIN, "QGemm"): dict.fromkeys((1, 4, 7), SCALE),
+    (MICROSOFT_DOMAIN, "QMoE"): dict.fromkeys((3, 6, 9), SCALE),
+    (MICROSOFT_DOMAIN, "QuantizeLinear"): {1: SCALE},
     (MICROSOFT_DOMAIN, "RotaryEmbedding"): {
         2: "a position table: cosines of RotaryEmbedding",
         3: "a position table: sines of RotaryEmbedding",
@@ -280,10 +288,122 @@ def use_of(reader: Reader) -> ReaderUse | str:
     if setting is not None:
         return setting
     if node.domain == MICROSOFT_DOMAIN and node.op_type.startswith("QLinear"):
-        return _QUANTIZED
+        return SCALE
     if is_linear(reader) or is_lookup(reader) or is_normalization(reader) or _is_in(BIASES, reader):
         return ReaderUse.WEIGHT
+    if is_factor_of_integers(reader):
+        return SCALE
     return ReaderUse.STATE if _is_in(_STATES, reader) else ReaderUse.OPEN
+
+
+INTEGERS = frozenset(
+    getattr(ir.DataType, name) for name in ("INT2", "UINT2", "INT4", "UINT4", "INT8", "UINT8", "INT16", "UINT16")
+)
+"""Element types of quantized values."""
+
+_QUANTIZED_WEIGHTS: _Slots = {
+    ("", "ConvInteger"): (1,),
+    ("", "DequantizeLinear"): (0,),
+    ("", "MatMulInteger"): (0, 1),
+    ("", "QLinearConv"): (3,),
+    ("", "QLinearMatMul"): (0, 3),
+    (MICROSOFT_DOMAIN, "DequantizeLinear"): (0,),
+    (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): (1,),
+    (MICROSOFT_DOMAIN, "GatherBlockQuantized"): (0,),
+    (MICROSOFT_DOMAIN, "MatMulIntegerToFloat"): (0, 1),
+    (MICROSOFT_DOMAIN, "MatMulNBits"): (1,),
+    (MICROSOFT_DOMAIN, "QAttention"): (1,),
+    (MICROSOFT_DOMAIN, "QGemm"): (3,),
+    (MICROSOFT_DOMAIN, "QLinearAdd"): (0, 3),
+    (MICROSOFT_DOMAIN, "QLinearMul"): (0, 3),
+    (MICROSOFT_DOMAIN, "QMoE"): (2, 5, 8),
+}
+"""Operators on quantized weights and their inputs for these."""
+
+_BEHIND_INTEGERS = REARRANGING | {"Add", "BitShift", "BitwiseAnd", "BitwiseOr", "Clip", "Gather", "Mod", "Sub"}
+"""Operators between stored integers, or rounded values, and the multiplication with their scale."""
+
+_LOOKED_AT = 1 << 16
+"""Integers that are examined to tell a mask from a weight."""
+
+_PRODUCTS = 3
+"""Largest number of scales that are multiplied with each other."""
+
+
+def is_factor_of_integers(reader: Reader, products: int = _PRODUCTS) -> bool:
+    """Return whether a value scales integers: of a weight, of a matmul of integers, or what it divided before a Round.
+
+    Scales are multiplied with each other first, as by ONNX Runtime's dynamic quantization.
+    """
+    node, index = reader
+    if node.domain or node.op_type not in ("Mul", "Div") or not products:
+        return False
+    if node.op_type == "Div":
+        return index == 1 and any(behind.op_type == "Round" for behind, _ in arrivals(node.outputs[0]))
+    value, other = node.inputs[index], node.inputs[1 - index]
+    if _holds_integers(other, divided=value):
+        return True
+    further = arrivals(node.outputs[0])
+    return bool(further) and all(is_factor_of_integers(behind, products - 1) for behind in further)
+
+
+def quantized_weights(graph: ir.Graph) -> dict[str, int]:
+    """Return the initializers that hold quantized weights, with their numbers of elements."""
+    found = {}
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.size < _LEAST_WEIGHT or value.dtype is None or value.dtype.bitwidth > _WIDEST:
+            continue
+        readers = arrivals(value, through=_BEHIND_INTEGERS)
+        reader = next((reader for reader in readers if _is_in(_QUANTIZED_WEIGHTS, reader)), None)
+        if reader is not None:
+            node = reader[0]
+            bits = node.attributes["bits"].as_int() if "bits" in node.attributes else 4
+            is_packed = node.op_type in ("GatherBlockQuantized", "MatMulNBits") and value.dtype == ir.DataType.UINT8
+            found[name] = tensor.size * 8 // bits if is_packed else tensor.size
+        elif any(node.op_type == "Mul" and is_factor_of_integers((node, 1 - index)) for node, index in readers):
+            found[name] = tensor.size
+    return found
+
+
+_INTEGERS_STAY = frozenset({"GatherBlockQuantized", "MatMulNBits", "QAttention", "QMoE"})
+
+
+def trains_integers(graph: ir.Graph) -> bool:
+    """Return whether an operator reads integers that quantization-aware training changes."""
+    trained = {operator for operator in _QUANTIZED_WEIGHTS if operator[1] not in _INTEGERS_STAY}
+    return any((node.domain, node.op_type) in trained for node in graph)
+
+
+_LEAST_WEIGHT = 2
+_WIDEST = 16
+
+
+def _is_quantized(weight: ir.Value, scale: ir.Value | None) -> bool:
+    """Return whether an initializer is a quantized weight: integers that are no mask, more than there are scales."""
+    tensor, factors = weight.const_value, None if scale is None else dimensions(scale)
+    if tensor is None or not weight.is_initializer() or weight.dtype not in INTEGERS or factors is None:
+        return False
+    known = [size for size in factors if isinstance(size, int)]
+    values = np.asarray(tensor.numpy()).reshape(-1)[:_LOOKED_AT].astype(np.int32)
+    return len(known) == len(factors) and math.prod(known) < tensor.size and bool(np.ptp(values) > 1)
+
+
+def _holds_integers(value: ir.Value | None, divided: ir.Value | None) -> bool:
+    """Return whether a value holds quantized integers, or rounded quotients of the divisor."""
+    if value is None or value.is_initializer():
+        return False
+    while value is not None and (producer := value.producer()) is not None:
+        if producer.op_type in ("MatMulInteger", "ConvInteger", "QuantizeLinear"):
+            return True
+        if producer.op_type == "Round":
+            return divided is not None and any(
+                node.op_type == "Div" and slot == 1 for node, slot in arrivals(divided) if not node.domain
+            )
+        if producer.domain or producer.op_type not in _BEHIND_INTEGERS:
+            return False
+        value = producer.inputs[0]
+    return value is not None and _is_quantized(value, divided)
 
 
 def is_linear(reader: Reader) -> bool:

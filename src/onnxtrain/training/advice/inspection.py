@@ -214,7 +214,6 @@ def inspect(
         dropped=dropped,
         unstopped=unstopped,
         table=table,
-        quantized=True,
     )
     return Inspection(
         opset=file.opset,
