@@ -251,6 +251,7 @@ class GroupTokens:
         kind: The kind of rows, a key of `FORMS`.
         tokenizer: The tokenizer.
         limit: Tokens at which a row is cut.
+        paired: Consecutive examples among which judged answers are exchanged; 0 or 1 for all.
 
     Attributes:
         kind: The kind of rows.
@@ -264,8 +265,8 @@ class GroupTokens:
         DataError: A row cannot be read, or none has anything to learn.
     """
 
-    def __init__(self, data: ComparisonData, kind: str, tokenizer: ChatTokenizer, limit: int) -> None:
-        self.kind, self.limit = kind, limit
+    def __init__(self, data: ComparisonData, kind: str, tokenizer: ChatTokenizer, limit: int, paired: int = 0) -> None:
+        self.kind, self.limit, self.paired = kind, limit, paired
         columns = {"ids": np.int32, "learned": bool, "types": np.int32}
         found = {name: GrowingArray((), np.dtype(dtype)) for name, dtype in columns.items()}
         sizes: list[int] = []
@@ -380,13 +381,19 @@ class GroupTokens:
         """Return the rows of an example; of a judged answer, the prompt with another answer is the second."""
         found = [self.row(index) for index in self.rows_of(example)]
         if self.kind == "judged":
-            (own,), other = found, self.row((example or len(self)) - 1)
+            (own,), other = found, self.row(self._before(example))
             parts = {
                 name: np.concatenate([own[name][: _first(own)], other[name][_first(other) :]])[: self.limit]
                 for name in own
             }
             found.append(parts)
         return found
+
+    def _before(self, example: int) -> int:
+        """Return the example before another one among those that are paired, the last one for the first."""
+        size = self.paired if self.paired > 1 else len(self)
+        start = example - example % size
+        return example - 1 if example > start else min(start + size, len(self)) - 1
 
     def fingerprint(self) -> str:
         """Return an identifier of the content."""
@@ -421,6 +428,7 @@ class Comparisons(ExampleSource):
     def __init__(self, data: ComparisonData, kind: str, *, has_reference: bool) -> None:
         self.data, self.kind, self.has_reference = data, kind, has_reference
         self.reference: Array | None = None
+        self.paired = 0
         self.name = data.name
         self._tokens: GroupTokens | None = None
 
@@ -450,7 +458,7 @@ class Comparisons(ExampleSource):
                 raise OptionError(f"max_length is {data.max_length}, but the model takes {fixed} tokens.")
             tokenizer = ChatTokenizer.open(data.tokenizer, data.chat_template)
             limit = data.max_length or fixed or min(_LONGEST, tokenizer.longest or _LONGEST)
-            self._tokens = GroupTokens(data, self.kind, tokenizer, limit)
+            self._tokens = GroupTokens(data, self.kind, tokenizer, limit, self.paired)
             self._padding = tokenizer.encoder.padding
         if need_target:
             self._tokens.check_comparable(self.name)

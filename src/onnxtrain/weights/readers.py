@@ -52,10 +52,13 @@ def role_of(operator: str, index: int) -> str:
     """Return the role of a normalization's input (scale, bias, mean, variance); "" for other operators.
 
     Example:
-        >>> role_of("BatchNormalization", 4), role_of("Mul", 1)
-        ('running variance', '')
+        >>> role_of("BatchNormalization", 4), role_of("SkipLayerNormalization", 3), role_of("Mul", 1)
+        ('running variance', 'bias', '')
     """
-    return _ROLES.get(index, "") if operator.endswith("Normalization") else ""
+    if not operator.endswith("Normalization"):
+        return ""
+    found = _ROLES.get(index - operator.startswith("Skip"), "")  # what is skipped comes before
+    return found if operator == "BatchNormalization" or not found.startswith("running") else ""
 
 
 def is_statistic(operator: str, index: int) -> bool:
