@@ -292,7 +292,8 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
     choices |= {repr(group): group.patterns for group in config.groups}
     merged = merged_hints(choices, objective.table, objective.model)
     otherwise = declared_otherwise(file.proto.graph, objective.model.graph)
-    surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *_zeros(objective, config))]
+    held = () if objective.adapted is None else objective.adapted.hints(file, objective.parameters)
+    surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *_zeros(objective, config), *held)]
     return found + [Hint(text, surprising=False) for text in texts] + surprising
 
 

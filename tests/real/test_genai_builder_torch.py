@@ -11,7 +11,7 @@ from safetensors import numpy as safetensors_numpy
 
 import onnxtrain
 from onnxtrain.cli import main
-from onnxtrain.errors import DataError, GradientError, ModelError
+from onnxtrain.errors import DataError, GradientError, ModelError, TrainingHint
 from onnxtrain.text.generation import continued
 
 torch = pytest.importorskip("torch")
@@ -256,6 +256,7 @@ def test_peft_finds_the_norms_of_a_folder(name, made, tmp_path):
     trainer = trainer_of(path, lora=onnxtrain.Lora(rank=2, targets="*o_proj"), train="*norm*")
     norms = {name for name in trainer.parameters if "norm" in name}
     assert any("final_norm" in name for name in norms)
+    assert any("PEFT folder" in hint for hint in trainer.hints) == (name in OTHERS)
     for _ in range(3):
         trainer.train_step(feeds_of(path), LABELS)
     if name in OTHERS:
@@ -279,6 +280,13 @@ def test_peft_finds_the_norms_of_a_folder(name, made, tmp_path):
     assert again.parameters.keys() == trainer.parameters.keys()
     for name in norms:
         np.testing.assert_allclose(again.parameters[name], trainer.parameters[name], rtol=1e-6)
+
+
+def test_layers_that_the_checkpoint_packs_are_refused_in_full(made):
+    path, _ = made("Phi3ForCausalLM")
+    lora = onnxtrain.Lora(rank=2, targets="*o_proj")
+    with pytest.warns(TrainingHint, match="PEFT folder.*gate_proj"):
+        trainer_of(path, lora=lora, train="*.gate_proj.*")
 
 
 def test_a_folder_for_an_unknown_architecture_is_refused_before_the_training(made, tmp_path, capsys):

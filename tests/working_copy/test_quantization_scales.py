@@ -124,6 +124,26 @@ def test_embeddings_and_layers_of_integers_train_and_the_file_computes_so(kind, 
     assert np.mean((session.run(None, {"ids": IDS})[0] - Y) ** 2) == pytest.approx(loss, rel=2e-3)
 
 
+def test_biases_of_operators_on_integers_train(tmp_path):
+    rng = np.random.default_rng(0)
+    images, labels = rng.normal(size=(48, 1, 8, 8)).astype(np.float32), rng.integers(0, 10, 48)
+    onnx.save(onnxtrain.examples.digits_cnn(), tmp_path / "float.onnx")
+    batches = Calibration()
+    batches.batches = iter([{"image": images}])
+    quantize_static(tmp_path / "float.onnx", tmp_path / "q.onnx", batches, quant_format=QuantFormat.QOperator)
+    made = onnxtrain.Trainer(tmp_path / "q.onnx", loss="cross_entropy", optimizer="adam(lr=3e-3)", qat=True, seed=0)
+    biases = [name for name in made.parameters if "bias" in name and not name.endswith(".log")]
+    before = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "q.onnx").graph.initializer}
+    assert {before[name].dtype for name in biases} == {np.dtype(np.int32)}
+    losses = [made.train_step(images, labels) for _ in range(30)]
+    assert losses[-1] < losses[0] - 0.3
+    made.save(tmp_path / "tuned.onnx")
+    after = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "tuned.onnx").graph.initializer}
+    assert all(not np.array_equal(before[name], after[name]) for name in biases)
+    found = onnxtrain.evaluate(tmp_path / "tuned.onnx", (images, labels), loss="cross_entropy")["loss"]
+    assert found == pytest.approx(made.evaluate((images, labels))["loss"], rel=3e-2)
+
+
 def test_a_scale_named_by_train_is_refused(tmp_path):
     path = quantized("int4", tmp_path)
     name = next(iter(scales(onnx.load(path))))

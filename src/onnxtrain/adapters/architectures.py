@@ -6,12 +6,10 @@ PEFT leaves out what it does not find under its name in the checkpoint, in silen
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import onnx_ir as ir
 
 from onnxtrain.adapters.checkpoint import Checkpoint
 from onnxtrain.errors import ModelError
@@ -57,10 +55,16 @@ class Architecture:
     built: bool = False
 
     @classmethod
-    def of(cls, graph: ir.Graph, folder: Path | None, checkpoint: Checkpoint) -> Architecture:
-        """Return the architecture of a model, by genai_config.json beside it or config.json of its checkpoint."""
+    def of(cls, names: Iterable[str], folder: Path | None, checkpoint: Checkpoint) -> Architecture:
+        """Return the architecture of a model, by genai_config.json beside it or config.json of its checkpoint.
+
+        Args:
+            names: Names of its initializers.
+            folder: Its folder.
+            checkpoint: The PyTorch model that it was made from.
+        """
         kind = _setting(folder, "genai_config.json", "model", "type")
-        if not any(map(_FINAL_NORM.match, graph.initializers)):
+        if not any(map(_FINAL_NORM.match, names)):
             own = _TABLE.get(kind, Architecture())
             return Architecture(kind, own.renames, own.packed)
         base = Path(checkpoint.base_model) if checkpoint.base_model else None
@@ -77,6 +81,10 @@ class Architecture:
     def is_norm(self, name: str) -> bool:
         """Return whether an initializer is a norm of the builder."""
         return self.built and _NORM.match(name) is not None
+
+    def packs(self, name: str) -> bool:
+        """Return whether the checkpoint packs a layer with others."""
+        return any(name.endswith(f".{module}.{last}") for module, lasts in self.packed.values() for last in lasts)
 
     def check_known(self, label: str) -> None:
         """Raise ModelError if the names of the checkpoint are not known."""

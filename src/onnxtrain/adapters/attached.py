@@ -19,6 +19,7 @@ from onnxtrain.adapters.layers import Layer, LayerPart, Part, find_layers
 from onnxtrain.adapters.manifest import describe_base
 from onnxtrain.adapters.merging import check_mergeable, merged_weights
 from onnxtrain.adapters.packing import in_checkpoint
+from onnxtrain.errors import ModelError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.large_data import MadeArrays
@@ -144,8 +145,21 @@ class Attached(Adapted):
             model = infer_shapes(file.training_model())
             adapter = replace(self.settings, tensors={name: file.value(name) for name in names})
             checkpoint = adapter.checkpoint.completed(file.folder, None)
-            architecture = Architecture.of(model.graph, file.folder, checkpoint)
+            architecture = Architecture.of(model.graph.initializers, file.folder, checkpoint)
             for_peft(adapter, model.graph, find_layers(model), architecture, str(path))
+
+    def hints(self, file: ModelFile, trained: Iterable[str]) -> list[str]:
+        """Say what a PEFT folder cannot hold, for a model of onnxruntime-genai's builder."""
+        checkpoint = self.settings.checkpoint.completed(file.folder, None)
+        architecture = Architecture.of(file.names(), file.folder, checkpoint)
+        full = {*self.initial, *trained}.difference(self.parameters)
+        if not architecture.built or (architecture.known and not full):
+            return []
+        try:
+            self.check_writes("a PEFT folder", file, trained)
+        except ModelError as error:
+            return [str(error)]
+        return []
 
     def write(
         self,
@@ -162,7 +176,7 @@ class Attached(Adapted):
         in_file = {layer.name: layer.y.dtype for layer in layers}
         dtypes = {slot.name: in_file.get(slot.layer.name) or ir.DataType.FLOAT for slot in self.slots}
         multiples = gains([slot.layer_part for slot in self.slots], adapter)
-        architecture = Architecture.of(model.graph, file.folder, adapter.checkpoint)
+        architecture = Architecture.of(model.graph.initializers, file.folder, adapter.checkpoint)
         if Path(path).suffix != SUFFIX:
             adapter = in_checkpoint(adapter, layers, architecture)
 

@@ -194,7 +194,7 @@ def _read(paths: Sequence[str], output: Path, model: str | os.PathLike[str] | on
         adapters, graph = [found for found, _, _ in matched], matched[0][2]
         base = describe_base(file, layers.values())
         checkpoint = _checkpoint(adapters).completed(file.folder, None)
-        architecture = Architecture.of(graph[0], file.folder, checkpoint)
+        architecture = Architecture.of(graph[0].initializers, file.folder, checkpoint)
         return _Read(
             adapters,
             base,

@@ -146,7 +146,7 @@ def convert_adapter(
         name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, layer_parts, strict=True)
     }
     multiples = gains(layer_parts, found)
-    architecture = Architecture.of(model_graph[0], file.folder, found.checkpoint)
+    architecture = Architecture.of(model_graph[0].initializers, file.folder, found.checkpoint)
     if path.suffix != SUFFIX:
         found = in_checkpoint(found, model_graph[1], architecture)
     write_adapter(path, found, dtypes, multiples, lambda: for_peft(found, *model_graph, architecture, str(path)))

@@ -36,7 +36,7 @@ def fit(
         ModelError: An entry matches no layer, or a layer of another size; a tensor that was trained in full matches no
             initializer, or one of another shape.
     """
-    architecture = Architecture.of(graph, folder, adapter.checkpoint)
+    architecture = Architecture.of(graph.initializers, folder, adapter.checkpoint)
     adapter = in_model(fit_tensors(adapter, graph, layers, architecture, label), layers, architecture)
     own_names: dict[str, LayerPart] = {layer.name: (layer, None) for layer in layers}
     own_names |= {part.name: (layer, part) for layer in layers for part in layer.parts}

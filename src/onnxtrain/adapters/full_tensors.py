@@ -111,7 +111,7 @@ def module_tensors(value: ir.Value, layers: Iterable[Layer], architecture: Archi
     found, readers = [], 0
     for layer in layers:
         if layer.weight is value:
-            if not _is_plain(layer):
+            if not _is_plain(layer) or architecture.packs(layer.name):
                 return []
             view = layer.node.inputs[0 if layer.is_embedding else 1]
             assert view is not None
@@ -215,6 +215,8 @@ def for_peft(
             told = "the model does not say which module PEFT would look for"
             if architecture.is_norm(name):
                 told = f"checkpoints of {architecture.kind!r} have no parameters of norms"
+            elif architecture.packs(name.partition(".MatMul")[0]):
+                told = f"checkpoints of {architecture.kind!r} pack it with others"
             raise _not_held(label, name, told)
         given = adapter.aliases.get(name, ())
         for index, tensor in enumerate(tensors):
@@ -281,7 +283,7 @@ def _siblings(tensor: ModuleTensor, module: str, layers: Sequence[Layer]) -> dic
                 found[f"{module}.{COUNTER}"] = np.array(0)
             if len(slots) == 1:
                 return found
-        elif tensor.word != "weight":
+        elif tensor.word != "weight" or node.domain:
             return found
     bias = _added_behind(end, size) if bias is None else bias
     array = np.zeros(size, np.float32) if bias is None or source(bias) is None else evaluate(bias).reshape(-1) * scale

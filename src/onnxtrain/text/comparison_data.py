@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.report.formatting import plural
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.text.chat_data import IGNORED, learned_tokens
-from onnxtrain.text.rows import TEXT_SUFFIXES, Row, forms_in_words, kind_in_words, name_of, read_records
-from onnxtrain.text.tokenizer_files import ChatTokenizer
+from onnxtrain.text.rows import TEXT_SUFFIXES, Row, forms_in_words, in_blocks, kind_in_words, name_of, read_records
+from onnxtrain.text.tokenizer_files import LONGEST_ROW, ChatTokenizer
 
 FORMS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "pairs": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
@@ -276,7 +275,7 @@ class GroupTokens:
         queries: dict[str, int] = {}
         read = cut = same = 0
         groups = read_groups(data.source, kind)
-        while block := list(itertools.islice(groups, _BLOCK)):
+        for block in in_blocks(groups, _BLOCK, lambda group: sum(map(_size, group.rows))):
             encoded = iter(self._encoded(tokenizer, [row for group in block for row in group.rows]))
             for group in block:
                 whole = [next(encoded) for _ in group.rows]
@@ -329,6 +328,8 @@ class GroupTokens:
                 for each, spans in tokenizer.encode(prompts, answers=answers)
             ]
         texts = [row for row in rows if not isinstance(row, Row)]
+        if (longest := max(map(_size, texts), default=0)) > LONGEST_ROW:
+            raise DataError(f"a text has {longest:,} characters; it has at most {LONGEST_ROW:,}: divide it.")
         return [(each, None) for each in tokenizer.encoder.encode(texts)]
 
     def _cut(self, whole: Encoded, learned: Array | None) -> tuple[Array, Array, Array]:
@@ -401,6 +402,13 @@ class GroupTokens:
         for array in (*self._arrays.values(), self._sizes, self._counts, self.numbers):
             found.add_large_array(array)
         return found.digest()
+
+
+def _size(row: Row | Text) -> int:
+    """Return the characters of a row."""
+    if isinstance(row, Row):
+        return row.size
+    return len(row) if isinstance(row, str) else sum(map(len, row))
 
 
 def _first(row: Mapping[str, Array]) -> int:

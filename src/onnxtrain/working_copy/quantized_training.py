@@ -133,7 +133,7 @@ class QuantizedWeight:
         made: The value that replaces the integers for their readers.
         layout: Layout of its scales.
         zeros: Its zero points.
-        scale: Its scale.
+        scale: Its scale; without a name where the file has none, as of the bias of an operator on integers.
         factors: Factors of the scale: itself, or for a bias the scales of the operands of its layer.
     """
 
@@ -164,7 +164,7 @@ class QuantizedWeight:
                 return []
             own, form = (), replace(form, weight=self.dequantize)
         found = [Stored(self.name, (*own, *learned), form)]
-        if self.is_bias and learned:
+        if self.is_bias and learned and self.scale.name:
             found.append(Stored(self.scale.name, learned, scales))
         return found
 
@@ -259,6 +259,7 @@ def train_quantized(model: ir.Model) -> QuantizedTraining:
     graph = model.graph
     sites: dict[ir.Value, list[_Site]] = {}
     for node in graph:
+        _make_operand_float(graph, node, found)
         for site in _sites(graph, node):
             sites.setdefault(site.weight, []).append(site)
     for weight, own in sites.items():
@@ -287,7 +288,7 @@ class _Site:
         node: The node that reads the initializer.
         slot: The input slot.
         reader: The node that reads the integers as a weight, perhaps behind a lookup.
-        scale: Its scale.
+        scale: Its scale; without a name where the file has none, as of the bias of an operator on integers.
         zero: Its zero point.
         layout: Layout of both.
     """
@@ -402,6 +403,34 @@ def _make_bias_float(
     found.weights.append(QuantizedWeight(str(value.name), tensor, dequantize, value, layout, None, own, factors))
 
 
+_BIASES = {("", "QLinearConv"): 8, (MICROSOFT_DOMAIN, "QGemm"): 6}
+"""Input slots of int32 biases in units of the product of the scales in slots 1 and 4."""
+
+
+def _make_operand_float(graph: ir.Graph, node: ir.Node, found: QuantizedTraining) -> None:
+    """Replace the int32 bias of an operator on integers by a float; :func:`_round_bias` rounds it."""
+    slot = _BIASES.get((node.domain, node.op_type))
+    value = None if slot is None else _input(node, slot)
+    if value is None or value.const_value is None or not _is_own(graph, value) or len(value.uses()) != 1:
+        return
+    scales = [_input(node, own) for own in (1, 4)]
+    factors = [QuantizationScale(str(scale.name), scale.const_value) for scale in scales if scale and scale.const_value]
+    alpha = node.attributes.get("alpha")
+    if len(factors) < len(scales) or (alpha is not None and alpha.as_float() != 1):
+        return
+    tensor, step = value.const_value, math.prod(np.asarray(one.tensor.numpy()).reshape(-1) for one in factors)
+    if not np.all(step):
+        return
+
+    def dequantize() -> np.ndarray:
+        return np.asarray(np.asarray(tensor.numpy()) * np.asarray(step, np.float64), np.float32)
+
+    _become_float(value, dequantize)
+    own = QuantizationScale("", ir.tensor(np.asarray(step)))
+    layout = ScaleLayout(0)
+    found.weights.append(QuantizedWeight(str(value.name), tensor, dequantize, value, layout, None, own, tuple(factors)))
+
+
 def _round_bias(graph: ir.Graph, bias: QuantizedWeight, found: QuantizedTraining) -> None:
     """Round a bias to multiples of its scale for its readers, as the file does; gradients pass straight through."""
     readers = list(bias.made.uses())
@@ -411,7 +440,8 @@ def _round_bias(graph: ir.Graph, bias: QuantizedWeight, found: QuantizedTraining
     names = [scale.name for scale in bias.factors]
     factors = [op.wrap(found.made[name] if name in found.made else graph.initializers[name]) for name in names]
     step = stopped(op, math.prod(factors[1:], start=factors[0]))
-    y = (op.Round(op.wrap(bias.made) / step) * step).with_shape(dimensions(bias.made))
+    y = op.Round(op.wrap(bias.made) / step)
+    y = (y * step if bias.scale.name else op.cast(y, ir.DataType.INT32)).with_shape(dimensions(bias.made))
     for node, slot in readers:
         node.replace_input_with(slot, y.ir)
 
