@@ -151,25 +151,45 @@ def test_a_scale_named_by_train_is_refused(tmp_path):
         onnxtrain.Trainer(path, loss="mse", optimizer="sgd", train=[name])
 
 
-def test_factors_of_masks_and_of_rounded_positions_are_no_scales():
-    """A mask of bytes multiplies a weight; a learned scale divides before a Round and multiplies behind it."""
-    text = """<ir_version: 10, opset_import: ["": 21]>
-    net (float[n,4] x) => (float[n,4] y)
-    <uint8[4,4] mask = {1,0,1,1, 0,1,1,0, 1,1,0,1, 1,0,0,1}, float[4,4] weight, float[4] gate, float[1] step> {
-        m = Cast <to: int = 1> (mask)
-        w = Mul(weight, m)
-        h = MatMul(x, w)
-        g = Mul(h, gate)
-        q = Div(g, step)
-        r = Round(q)
-        y = Mul(r, step)
-    }"""
+FORMS = {
+    "by channel": "c = Cast <to: int = 1> (w)  d = Sub(c, zero)  f = Mul(d, step)  h = MatMul(x, f)",
+    "divided": "c = Cast <to: int = 1> (w)  f = Div(c, step)  h = MatMul(x, f)",
+    "behind the matmul": "c = Cast <to: int = 1> (w)  m = MatMul(x, c)  h = Mul(m, step)",
+    "of packed integers": "o = BitwiseAnd(w, mask)  c = Cast <to: int = 1> (o)  f = Mul(c, step)  h = MatMul(x, f)",
+    "rounded": "q = Div(u, step)  r = Round(q)  f = Mul(r, step)  h = MatMul(x, f)",
+    "rounded down": "q = Div(u, step)  p = Add(q, half)  r = Floor(p)  f = Mul(r, step)  h = MatMul(x, f)",
+    "inverse": "q = Mul(u, inverse)  r = Round(q)  f = Mul(r, step)  h = MatMul(x, f)",
+}
+
+
+@pytest.mark.filterwarnings("ignore::onnxtrain.errors.TrainingHint")
+@pytest.mark.parametrize("form", FORMS)
+def test_scales_in_standard_operators_are_scales(form):
+    rng = np.random.default_rng(2)
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+    net (float[n,8] x) => (float[n,4] y) {{ {FORMS[form]}  y = Add(h, bias) }}"""
     model = onnx.parser.parse_model(text)
-    for name, size in (("weight", (4, 4)), ("gate", (4,)), ("step", (1,))):
+    arrays = {
+        "w": rng.integers(0, 200, (8, 4)).astype(np.uint8),
+        "u": rng.normal(size=(8, 4)).astype(np.float32),
+        "mask": np.array([15], np.uint8),
+        "half": np.array(0.5, np.float32),
+    }
+    arrays |= {name: rng.uniform(0.01, 0.02, 4).astype(np.float32) for name in ("zero", "step", "inverse", "bias")}
+    read = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(numpy_helper.from_array(array, n) for n, array in arrays.items() if n in read)
+    made = onnxtrain.Trainer(model, loss="mse", optimizer="sgd", straight_through=True)
+    assert set(made.parameters) == {"bias", "u"} & read
+    trained = set(onnxtrain.Trainer(model, loss="mse", optimizer="sgd", qat=True).parameters)
+    assert trained == ({"bias", "u"} & read) | {f"{name}.log" for name in {"step", "inverse"} & read}
+
+
+def test_a_weight_under_a_mask_of_bytes_is_no_scale():
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    net (float[n,4] x) => (float[n,4] y) <uint8[4,4] mask = {1,0,1,1, 0,1,1,0, 1,1,0,1, 1,0,0,1}> {
+        m = Cast <to: int = 1> (mask)  w = Mul(weight, m)  h = MatMul(x, w)  y = Mul(h, gate) }"""
+    model = onnx.parser.parse_model(text)
+    for name, size in (("weight", (4, 4)), ("gate", (4,))):
         values = np.random.default_rng(2).uniform(0.1, 0.3, size).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(values, name))
-    assert "weight" in {row.name for row in onnxtrain.inspect(model, output="h").initializers if row.trainable}
-    made = onnxtrain.Trainer(model, loss="mse", optimizer="sgd", straight_through=True)
-    assert set(made.parameters) == {"weight", "gate"}
-    made = onnxtrain.Trainer(model, loss="mse", optimizer="sgd", qat=True)
-    assert set(made.parameters) == {"weight", "gate", "step.log"}
+    assert {row.name for row in onnxtrain.inspect(model).initializers if row.trainable} == {"weight", "gate"}

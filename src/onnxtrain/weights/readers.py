@@ -13,7 +13,7 @@ says so.
 | lookup (Gather), slope of PRelu | table, slope | a parameter |
 | BatchNormalization | running mean and variance | a constant |
 | comparison, Pow, Clip, Pad, Range, Resize, ... | operand, exponent, bound, fill | a constant |
-| QuantizeLinear, DequantizeLinear, QLinear..., factor of integers or of rounded values | scales | a constant |
+| QuantizeLinear, DequantizeLinear, QLinear..., factor of integers or of rounded values | scales, zero points | a constant |
 | recurrent layer | initial state | open: a parameter if it has an author's name or its values differ |
 | Add to a matmul with weights | the other operand | a parameter |
 | Add, Mul, Where, Max, ... | any | open |
@@ -230,6 +230,8 @@ OPERAND_OF = "operand of "
 SCALE = "quantization scale"
 """Purpose of a scale: it is trained as a logarithm or not at all."""
 
+_ZERO_POINT = "quantization zero point"
+
 _SETTINGS: Mapping[tuple[str, str], Mapping[int, str]] = {
     ("", "BatchNormalization"): {
         3: "running mean of batch normalization",
@@ -264,7 +266,7 @@ _SETTINGS: Mapping[tuple[str, str], Mapping[int, str]] = {
         8: "a position table: sines of GroupQueryAttention",
     },
     (MICROSOFT_DOMAIN, "MatMulIntegerToFloat"): dict.fromkeys((2, 3), SCALE),
-    (MICROSOFT_DOMAIN, "MatMulNBits"): {2: SCALE, 3: "quantization zero point"},
+    (MICROSOFT_DOMAIN, "MatMulNBits"): {2: SCALE, 3: _ZERO_POINT},
     (MICROSOFT_DOMAIN, "QAttention"): dict.fromkeys((3, 4), SCALE),
     (MICROSOFT_DOMAIN, "QGemm"): dict.fromkeys((1, 4, 7), SCALE),
     (MICROSOFT_DOMAIN, "QMoE"): dict.fromkeys((3, 6, 9), SCALE),
@@ -294,8 +296,10 @@ def use_of(reader: Reader) -> ReaderUse | str:
         return SCALE
     if is_linear(reader) or is_lookup(reader) or is_normalization(reader) or _is_in(BIASES, reader):
         return ReaderUse.WEIGHT
-    if is_factor_of_integers(reader):
+    if is_scale(reader):
         return SCALE
+    if _is_zero_point(reader):
+        return _ZERO_POINT
     return ReaderUse.STATE if _is_in(_STATES, reader) else ReaderUse.OPEN
 
 
@@ -333,21 +337,47 @@ _PRODUCTS = 3
 """Largest number of scales that are multiplied with each other."""
 
 
-def is_factor_of_integers(reader: Reader, products: int = _PRODUCTS) -> bool:
-    """Return whether a value scales integers: of a weight, of a matmul of integers, or what it divided before a Round.
+def is_scale(reader: Reader, products: int = _PRODUCTS) -> bool:
+    """Return whether a value scales integers, those of a weight or of rounding, or what is rounded to integers.
 
     Scales are multiplied with each other first, as by ONNX Runtime's dynamic quantization.
     """
     node, index = reader
-    if node.domain or node.op_type not in ("Mul", "Div") or not products:
+    if node.domain or (node.op_type, index) not in _FACTORS or not products:
         return False
-    if node.op_type == "Div":
-        return index == 1 and any(behind.op_type == "Round" for behind, _ in arrivals(node.outputs[0]))
     value, other = node.inputs[index], node.inputs[1 - index]
-    if _holds_integers(other, divided=value):
+    if value is None or _holds_integers(other, value):
+        return value is not None
+    rounded = arrivals(node.outputs[0], through=_BEHIND_INTEGERS)
+    if rounded and all(behind.op_type in _ROUNDING for behind, _ in rounded) and _is_fewer(value, other):
         return True
     further = arrivals(node.outputs[0])
-    return bool(further) and all(is_factor_of_integers(behind, products - 1) for behind in further)
+    return bool(further) and all(is_scale(behind, products - 1) for behind in further)
+
+
+_FACTORS = frozenset({("Mul", 0), ("Mul", 1), ("Div", 1)})
+_ROUNDING = frozenset({"Ceil", "Floor", "Round"})
+_INTEGER_LAYERS = frozenset({"ConvInteger", "MatMulInteger", "QuantizeLinear"})
+
+
+def _is_zero_point(reader: Reader) -> bool:
+    """Return whether a value is added to the integers of a weight."""
+    node, index = reader
+    if node.domain or node.op_type not in ("Add", "Sub") or index > 1:
+        return False
+    value = behind(node.inputs[1 - index], _BEHIND_INTEGERS)
+    return value is not None and _is_quantized(value, node.inputs[index])
+
+
+def _is_fewer(value: ir.Value, other: ir.Value | None) -> bool:
+    """Return whether a value has fewer elements than another, or but one axis where those are not known."""
+    own, sizes = (None if one is None else dimensions(one) for one in (value, other))
+    if own is None or not all(isinstance(size, int) for size in own):
+        return False
+    count = math.prod(int(size or 0) for size in own)
+    if sizes is None or not all(isinstance(size, int) for size in sizes):
+        return sum(size != 1 for size in own) <= 1
+    return count < math.prod(int(size or 0) for size in sizes)
 
 
 def quantized_weights(graph: ir.Graph) -> dict[str, int]:
@@ -364,7 +394,7 @@ def quantized_weights(graph: ir.Graph) -> dict[str, int]:
             bits = node.attributes["bits"].as_int() if "bits" in node.attributes else 4
             is_packed = node.op_type in ("GatherBlockQuantized", "MatMulNBits") and value.dtype == ir.DataType.UINT8
             found[name] = tensor.size * 8 // bits if is_packed else tensor.size
-        elif any(node.op_type == "Mul" and is_factor_of_integers((node, 1 - index)) for node, index in readers):
+        elif value.dtype in INTEGERS and any(is_linear(one) or _is_scaled(*one) for one in readers):
             found[name] = tensor.size
     return found
 
@@ -382,31 +412,35 @@ _LEAST_WEIGHT = 2
 _WIDEST = 16
 
 
+def _is_scaled(node: ir.Node, index: int) -> bool:
+    return node.op_type in ("Mul", "Div") and index < 2 and is_scale((node, 1 - index))
+
+
 def _is_quantized(weight: ir.Value, scale: ir.Value | None) -> bool:
     """Return whether an initializer is a quantized weight: integers that are no mask, more than there are scales."""
-    tensor, factors = weight.const_value, None if scale is None else dimensions(scale)
-    if tensor is None or not weight.is_initializer() or weight.dtype not in INTEGERS or factors is None:
+    tensor = weight.const_value
+    if tensor is None or not weight.is_initializer() or weight.dtype not in INTEGERS or scale is None:
         return False
-    known = [size for size in factors if isinstance(size, int)]
     values = np.asarray(tensor.numpy()).reshape(-1)[:_LOOKED_AT].astype(np.int32)
-    return len(known) == len(factors) and math.prod(known) < tensor.size and bool(np.ptp(values) > 1)
+    return _is_fewer(scale, weight) and bool(np.ptp(values) > 1)
 
 
-def _holds_integers(value: ir.Value | None, divided: ir.Value | None) -> bool:
-    """Return whether a value holds quantized integers, or rounded quotients of the divisor."""
-    if value is None or value.is_initializer():
-        return False
+def _holds_integers(value: ir.Value | None, scale: ir.Value) -> bool:
+    """Return whether a value holds quantized integers, rounded values, or a matmul with the integers of a weight."""
     while value is not None and (producer := value.producer()) is not None:
-        if producer.op_type in ("MatMulInteger", "ConvInteger", "QuantizeLinear"):
+        if producer.op_type in _INTEGER_LAYERS:
             return True
-        if producer.op_type == "Round":
-            return divided is not None and any(
-                node.op_type == "Div" and slot == 1 for node, slot in arrivals(divided) if not node.domain
-            )
-        if producer.domain or producer.op_type not in _BEHIND_INTEGERS:
+        if producer.domain:
             return False
-        value = producer.inputs[0]
-    return value is not None and _is_quantized(value, divided)
+        if producer.op_type in _ROUNDING:
+            return _is_fewer(scale, value)
+        if producer.op_type in ("Conv", "Gemm", "MatMul"):
+            value = producer.inputs[1]
+        elif producer.op_type in _BEHIND_INTEGERS:
+            value = producer.inputs[0]
+        else:
+            return False
+    return value is not None and _is_quantized(value, scale)
 
 
 def is_linear(reader: Reader) -> bool:
