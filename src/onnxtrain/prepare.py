@@ -322,7 +322,9 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
         dropped=objective.dropped,
         unstopped=objective.unstopped,
         table=objective.table,
-        quantized=not (config.qat or config.straight_through or config.lora is not None),
+        qat=config.qat,
+        straight_through=config.straight_through,
+        adapted=config.lora is not None,
     )
     texts = [*group_hints(config.groups, objective.table, objective.model), *_merged_zeros(objective, config)]
     texts += _repeated(objective)
@@ -330,7 +332,8 @@ def hints_of(objective: Objective, config: TrainingConfig) -> list[Hint]:
     choices |= {repr(group): group.patterns for group in config.groups}
     merged = merged_hints(choices, objective.table, objective.model)
     otherwise = declared_otherwise(objective.model.graph)
-    surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *_zeros(objective, config))]
+    held = () if objective.adapted is None else objective.adapted.hints(file, objective.parameters)
+    surprising = [Hint(text, surprising=True) for text in (*merged, *otherwise, *_zeros(objective, config), *held)]
     return found + [Hint(text, surprising=False) for text in texts] + surprising
 
 

@@ -404,6 +404,7 @@ class Trainer(TrainedModel):
         folder = None if run is None else _run_folder(run, resume=checkpoints.resume)
         if checkpoints.resume:
             self._take_names(checkpoints)
+        self._data.paired = -(-batch_size // self.config.accumulate)
         dataset, validated = self._open_fit_data(data, y, validation, target, sample_weight, metrics, ema, shuffle)
         size = examples_per_step(self._executor, dataset, batch_size)
         per_epoch = steps_per_epoch(self._executor, dataset, size)

@@ -326,3 +326,19 @@ def learner_names(folder):
     from safetensors.numpy import load_file
 
     return list(load_file(folder / "adapter_model.safetensors"))
+
+
+def test_modules_to_save_are_trained_on_although_they_equal_the_base(exported, tmp_path):
+    """PEFT's folder before any step; the folder of a training of ours names what was trained, and trains no more."""
+    config = peft.LoraConfig(r=4, target_modules=["query"], modules_to_save=["classifier", "pooler"])
+    peft.get_peft_model(bert(), config).save_pretrained(tmp_path / "fresh")
+    learner = train(exported / "model.onnx", lora=Lora(adapter=tmp_path / "fresh"), steps=0)
+    full = {name for name in learner.parameters if ".lora_" not in name}
+    assert len(full) == 4
+    before = learner.get_weights()
+    learner.train_step(IDS, np.arange(2))
+    assert all(not np.array_equal(before[name], learner.parameters[name]) for name in full)
+    ours = train(exported / "model.onnx", train=["*classifier.bias"], steps=2)
+    ours.save(tmp_path / "ours")
+    again = train(exported / "model.onnx", lora=Lora(adapter=tmp_path / "ours"), steps=0)
+    assert again.parameters.keys() == ours.parameters.keys()

@@ -10,7 +10,8 @@ import pytest
 from safetensors import numpy as safetensors_numpy
 
 import onnxtrain
-from onnxtrain.errors import DataError, GradientError, ModelError
+from onnxtrain.cli import main
+from onnxtrain.errors import DataError, GradientError, ModelError, TrainingHint
 from onnxtrain.text.generation import continued
 
 torch = pytest.importorskip("torch")
@@ -245,6 +246,57 @@ def test_peft_computes_with_every_layer_of_a_folder(name, dora, made, tmp_path):
     assert np.abs(ours - before).max() > 0.2
     np.testing.assert_allclose(ours, theirs, atol=ROUNDED.get(name, 1e-4))
     np.testing.assert_allclose(logits_with(path, tmp_path / "tuned"), ours, atol=1e-5)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", TRAINED)
+def test_peft_finds_the_norms_of_a_folder(name, made, tmp_path):
+    """The checkpoint names norms otherwise, and that of Gemma and Nemotron holds them without the 1 that is added."""
+    path, model = made(name)
+    trainer = trainer_of(path, lora=onnxtrain.Lora(rank=2, targets="*o_proj"), train="*norm*")
+    norms = {name for name in trainer.parameters if "norm" in name}
+    assert any("final_norm" in name for name in norms)
+    assert any("PEFT folder" in hint for hint in trainer.hints) == (name in OTHERS)
+    for _ in range(3):
+        trainer.train_step(feeds_of(path), LABELS)
+    if name in OTHERS:
+        with pytest.raises(ModelError, match="no parameters of norms"):
+            trainer.save(tmp_path / "tuned")
+        return
+    trainer.save(tmp_path / "tuned")
+    tensors = safetensors_numpy.load_file(tmp_path / "tuned" / "adapter_model.safetensors")
+    assert sum("norm" in name for name in tensors) == len(norms)
+    with torch.no_grad():
+        known = {f"base_model.model.{name}": parameter for name, parameter in model.named_parameters()}
+    for key, array in tensors.items():
+        if "lora_" not in key:  # PEFT leaves out what it does not find
+            assert np.abs(known[key].numpy(force=True) - array).max() < 0.02
+    np.testing.assert_allclose(
+        trainer.predict(feeds_of(path, np.ones_like(IDS)))["logits"],
+        logits_of(model, tmp_path / "tuned"),
+        atol=ROUNDED.get(name, 1e-5),
+    )
+    again = trainer_of(path, lora=onnxtrain.Lora(adapter=tmp_path / "tuned"))
+    assert again.parameters.keys() == trainer.parameters.keys()
+    for name in norms:
+        np.testing.assert_allclose(again.parameters[name], trainer.parameters[name], rtol=1e-6)
+
+
+def test_layers_that_the_checkpoint_packs_are_refused_in_full(made):
+    path, _ = made("Phi3ForCausalLM")
+    lora = onnxtrain.Lora(rank=2, targets="*o_proj")
+    with pytest.warns(TrainingHint, match="PEFT folder.*gate_proj"):
+        trainer_of(path, lora=lora, train="*.gate_proj.*")
+
+
+def test_a_folder_for_an_unknown_architecture_is_refused_before_the_training(made, tmp_path, capsys):
+    path, _ = made("LlamaForCausalLM")
+    for file in path.parent.glob("model.onnx*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    np.savez(tmp_path / "train.npz", **feeds_of(path), labels=LABELS)
+    command = ["fit", f"{tmp_path}/model.onnx", "--data", f"{tmp_path}/train.npz", "--loss", "next_token"]
+    assert main([*command, "--lora", "2", "--output", str(tmp_path / "tuned")]) != 0
+    assert "genai_config.json beside the model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("int4", marks=pytest.mark.thorough)])

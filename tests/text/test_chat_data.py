@@ -13,6 +13,8 @@ from onnxtrain.data import TensorSpec, open_dataset
 from onnxtrain.data.map_dataset import by_length
 from onnxtrain.errors import CheckpointError, DataError, OptionError, TrainingHint
 from onnxtrain.text import ChatData
+from onnxtrain.text.rows import Row
+from onnxtrain.text.tokenizer_files import ChatTokenizer
 from text.chats import CHATS, ENDED, GENERATION, TEMPLATES, THINKING, language_model, tokenizer, write_rows
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers are not installed")
@@ -495,3 +497,24 @@ def test_an_inconsistent_template_is_refused(tmp_path):
     changed = "{% set x %}{% generation %}{{ messages[1].content }}{% endgeneration %}{% endset %}{{ x | upper }}"
     with pytest.raises(DataError, match=r"changes the text of a \{% generation %\} block after the block"):
         read(ROWS, tokenizer=tokenizer(tmp_path, changed))
+
+
+@pytest.mark.parametrize(
+    ("row", "begin", "end"),
+    [
+        ({"text": "<s>Hello"}, "<s>", "</s>"),
+        ({"text": "<s><s>Hello</s>"}, "<s><s>", "</s>"),
+        ({"text": "Hello"}, "<s>", "</s>"),
+        ({"prompt": "<s>Hel", "completion": "lo"}, "<s>", "</s>"),
+    ],
+)
+def test_a_text_that_has_the_special_tokens_gets_no_second_ones(tmp_path, row, begin, end):
+    folder = tokenizer(tmp_path)
+    words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    words.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", words.token_to_id("<s>")), ("</s>", words.token_to_id("</s>"))]
+    )
+    words.save(str(folder / "tokenizer.json"))
+    ((encoded, _),) = ChatTokenizer.open(folder).encode([Row.of(row, "line 1")], answers=True)
+    expected = words.encode(f"{begin}Hello{end}", add_special_tokens=False).ids
+    assert encoded.ids.tolist() == expected

@@ -115,6 +115,16 @@ def test_the_other_answer_of_kto_is_that_of_the_row_before(folder: Path):
             np.testing.assert_array_equal(batch.inputs[name][number, 1, :size], other.inputs[name][0, 0, :size])
 
 
+@pytest.mark.parametrize(("paired", "others"), [(0, [4, 0, 1, 2, 3]), (1, [4, 0, 1, 2, 3]), (2, [1, 0, 3, 2, 4])])
+def test_answers_are_exchanged_among_the_rows_of_a_batch(folder: Path, paired: int, others: list[int]):
+    rows = [{"prompt": "p\n", "completion": f" answer {n}", "label": True} for n in range(5)]
+    data = Comparisons(ComparisonData(rows, folder), "judged", has_reference=False)
+    data.paired = paired
+    specs = [TensorSpec(name, np.dtype(np.int64), ("N", "K", "T")) for name in ("input_ids", "labels")]
+    ids = data.examples(specs, need_target=False).batch(range(5))["input_ids"]
+    assert [int(np.flatnonzero((ids[:, 0] == row).all(-1))[0]) for row in ids[:, 1]] == others
+
+
 def test_rewards_are_of_whole_rows_with_a_margin(folder: Path):
     rows = [{"chosen": "yes", "rejected": "no no no", "margin": 0.5}, {"prompt": "a", "chosen": "b", "rejected": "c"}]
     batch, _ = opened(rows, "rewards", folder, names=("last",))

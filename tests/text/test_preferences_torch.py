@@ -147,7 +147,7 @@ def test_losses_are_those_of_trl(tmp_path, name):
     folder = tokenizer(tmp_path / "words")
     kind = "LlamaForSequenceClassification" if name == "reward" else "LlamaForCausalLM"
     path, model = exported(tmp_path / "model.onnx", kind), adapted(tmp_path / "first", kind)
-    rows, batch = (JUDGED, len(JUDGED)) if name == "kto" else (PAIRS, 4)
+    rows, batch = JUDGED if name == "kto" else PAIRS, 4
     given = {"train_sampling_strategy": "sequential"}
     if name == "dpo":
         trainer, config = trl.DPOTrainer, trl.DPOConfig

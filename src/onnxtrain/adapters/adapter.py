@@ -100,6 +100,8 @@ class Adapter:
         tensors: Tensors that were trained in full beside the adapters, as those of a head: values of initializers, by
             name.
         of_modules: The same in a PEFT folder that was not fitted to a model yet: by names and in layouts of PyTorch.
+        trained: Names of the initializers among them, as onnxtrain writes them beside the folder; ``None`` if another
+            tool wrote it: all were trained.
         aliases: Names of ``tensors`` in the PEFT folder that they were read from.
         checkpoint: The PyTorch model that PEFT adds the adapter to.
     """
@@ -113,6 +115,7 @@ class Adapter:
     folded: bool = False
     tensors: Mapping[str, Array] = field(default_factory=dict)
     of_modules: Mapping[str, Array] = field(default_factory=dict)
+    trained: tuple[str, ...] | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
 

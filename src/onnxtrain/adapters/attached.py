@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.adapters.adapter import Adapter, Entry, concatenated
+from onnxtrain.adapters.adapter import Adapter, Array, Entry, concatenated
+from onnxtrain.adapters.architectures import Architecture
 from onnxtrain.adapters.files import SUFFIX, is_adapter_path, write_adapter
 from onnxtrain.adapters.fitting import gains, name_of
 from onnxtrain.adapters.full_tensors import for_peft
@@ -18,6 +19,7 @@ from onnxtrain.adapters.layers import Layer, LayerPart, Part, find_layers
 from onnxtrain.adapters.manifest import describe_base
 from onnxtrain.adapters.merging import check_mergeable, merged_weights
 from onnxtrain.adapters.packing import in_checkpoint
+from onnxtrain.errors import ModelError
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.large_data import MadeArrays
@@ -139,10 +141,25 @@ class Attached(Adapted):
     def check_writes(self, path: str | os.PathLike[str], file: ModelFile, trained: Iterable[str]) -> None:
         """Raise ModelError for a PEFT folder that cannot hold the tensors that are trained in full."""
         names = {*self.initial, *trained}.difference(self.parameters)
-        if Path(path).suffix != SUFFIX and names:
+        if Path(path).suffix != SUFFIX:
             model = infer_shapes(file.training_model())
             adapter = replace(self.settings, tensors={name: file.value(name) for name in names})
-            for_peft(adapter, model.graph, find_layers(model), str(path))
+            checkpoint = adapter.checkpoint.completed(file.folder, None)
+            architecture = Architecture.of(model.graph.initializers, file.folder, checkpoint)
+            for_peft(adapter, model.graph, find_layers(model), architecture, str(path))
+
+    def hints(self, file: ModelFile, trained: Iterable[str]) -> list[str]:
+        """Say what a PEFT folder cannot hold, for a model of onnxruntime-genai's builder."""
+        checkpoint = self.settings.checkpoint.completed(file.folder, None)
+        architecture = Architecture.of(file.names(), file.folder, checkpoint)
+        full = {*self.initial, *trained}.difference(self.parameters)
+        if not architecture.built or (architecture.known and not full):
+            return []
+        try:
+            self.check_writes("a PEFT folder", file, trained)
+        except ModelError as error:
+            return [str(error)]
+        return []
 
     def write(
         self,
@@ -159,9 +176,14 @@ class Attached(Adapted):
         in_file = {layer.name: layer.y.dtype for layer in layers}
         dtypes = {slot.name: in_file.get(slot.layer.name) or ir.DataType.FLOAT for slot in self.slots}
         multiples = gains([slot.layer_part for slot in self.slots], adapter)
+        architecture = Architecture.of(model.graph.initializers, file.folder, adapter.checkpoint)
         if Path(path).suffix != SUFFIX:
-            adapter = in_checkpoint(adapter, layers, file.folder)
-        write_adapter(Path(path), adapter, dtypes, multiples, lambda: for_peft(adapter, model.graph, layers, str(path)))
+            adapter = in_checkpoint(adapter, layers, architecture)
+
+        def in_modules() -> Mapping[str, Array]:
+            return for_peft(adapter, model.graph, layers, architecture, str(path))
+
+        write_adapter(Path(path), adapter, dtypes, multiples, in_modules)
 
     def check_mergeable(self) -> None:
         """Raise OptionError for an adapter that cannot be merged into its weight."""

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Array, Entry, concatenated
+from onnxtrain.adapters.architectures import Architecture
 from onnxtrain.adapters.checkpoint import Checkpoint
 from onnxtrain.adapters.convert import fitted
 from onnxtrain.adapters.files import SUFFIX, element_types, is_adapter_path, read_adapter, write_adapter
@@ -193,13 +194,14 @@ def _read(paths: Sequence[str], output: Path, model: str | os.PathLike[str] | on
         adapters, graph = [found for found, _, _ in matched], matched[0][2]
         base = describe_base(file, layers.values())
         checkpoint = _checkpoint(adapters).completed(file.folder, None)
+        architecture = Architecture.of(graph[0].initializers, file.folder, checkpoint)
         return _Read(
             adapters,
             base,
             dtypes,
             checkpoint,
-            lambda result: in_checkpoint(result, graph[1], file.folder),
-            lambda result: for_peft(result, *graph, str(output)),
+            lambda result: in_checkpoint(result, graph[1], architecture),
+            lambda result: for_peft(result, *graph, architecture, str(output)),
         )
     if any(files) and not all(files):
         raise OptionError(

@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter
+from onnxtrain.adapters.architectures import Architecture
 from onnxtrain.adapters.files import SUFFIX, is_adapter_path, read_adapter, write_adapter
 from onnxtrain.adapters.fitting import fit, gains
 from onnxtrain.adapters.full_tensors import for_peft
@@ -145,9 +146,10 @@ def convert_adapter(
         name: layer.y.dtype or ir.DataType.FLOAT for name, (layer, _) in zip(found.entries, layer_parts, strict=True)
     }
     multiples = gains(layer_parts, found)
+    architecture = Architecture.of(model_graph[0].initializers, file.folder, found.checkpoint)
     if path.suffix != SUFFIX:
-        found = in_checkpoint(found, model_graph[1], file.folder)
-    write_adapter(path, found, dtypes, multiples, lambda: for_peft(found, *model_graph, str(path)))
+        found = in_checkpoint(found, model_graph[1], architecture)
+    write_adapter(path, found, dtypes, multiples, lambda: for_peft(found, *model_graph, architecture, str(path)))
 
 
 @checks_arguments

@@ -291,7 +291,7 @@ def _adapter_of(label: str, tensors: Tensors) -> Adapter:
     base = manifest.get("base")
     base = None if base is None else mapping_in(base, "base", beside)
     checkpoint = Checkpoint(*(text_in(manifest.get(name), name, beside) for name in ("base_model", "task_type")))
-    found = Adapter(entries, rank, alpha, rslora, dropout, base, not scales, trained, {}, full, checkpoint)
+    found = Adapter(entries, rank, alpha, rslora, dropout, base, not scales, trained, {}, None, full, checkpoint)
     return checked(found, label)
 
 

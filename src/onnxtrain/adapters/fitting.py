@@ -9,9 +9,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
+from onnxtrain.adapters.architectures import Architecture, in_checkpoints
 from onnxtrain.adapters.full_tensors import fit_tensors
 from onnxtrain.adapters.layers import Layer, LayerPart, Part, refuse_magnitudes
-from onnxtrain.adapters.names import in_checkpoints
 from onnxtrain.adapters.packing import in_model
 from onnxtrain.adapters.values import norms
 from onnxtrain.errors import ModelError
@@ -36,7 +36,8 @@ def fit(
         ModelError: An entry matches no layer, or a layer of another size; a tensor that was trained in full matches no
             initializer, or one of another shape.
     """
-    adapter = in_model(fit_tensors(adapter, graph, layers, label), layers, folder)
+    architecture = Architecture.of(graph.initializers, folder, adapter.checkpoint)
+    adapter = in_model(fit_tensors(adapter, graph, layers, architecture, label), layers, architecture)
     own_names: dict[str, LayerPart] = {layer.name: (layer, None) for layer in layers}
     own_names |= {part.name: (layer, part) for layer in layers for part in layer.parts}
     by_name: dict[str, list[LayerPart]] = {}

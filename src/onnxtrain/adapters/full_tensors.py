@@ -6,24 +6,25 @@ a vector with a module path for a name, as scales and running statistics of norm
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.adapters.adapter import Adapter, Array
+from onnxtrain.adapters.architectures import Architecture, in_checkpoints
 from onnxtrain.adapters.layers import Layer, source
 from onnxtrain.adapters.merging import initializers_of
-from onnxtrain.adapters.names import in_checkpoints
 from onnxtrain.adapters.peft import COUNTER, WRAPPED
 from onnxtrain.adapters.values import evaluate
 from onnxtrain.errors import ModelError
 from onnxtrain.ir.domains import REPLACED_WEIGHT
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.weights.names import NameOrigin, module_of, module_paths, origin_of
-from onnxtrain.weights.readers import read_through_identity
+from onnxtrain.weights.readers import NORMALIZATIONS, read_through_identity
 
 _BIAS_SLOTS = {"Gemm": 2, "Conv": 2, "MatMulNBits": 5}
 
@@ -38,6 +39,7 @@ class ModuleTensor:
         view: The value that the layer reads: the initializer, or a Transpose or Cast of it.
         transposed: True if the layer's weight is [inputs, outputs]; PyTorch's is [outputs, inputs].
         kind: The operator of its layer.
+        offset: The number by which the initializer is larger than the tensor.
     """
 
     names: tuple[str, ...]
@@ -45,6 +47,7 @@ class ModuleTensor:
     view: ir.Value
     transposed: bool = False
     kind: str = ""
+    offset: float = 0.0
 
     @property
     def is_numbered(self) -> bool:
@@ -73,6 +76,7 @@ class ModuleTensor:
     def in_checkpoint(self, array: Array | None = None) -> Array:
         """Convert a value of the initializer, by default its own, to PyTorch's layout, in float32 or wider."""
         found = evaluate(self.view, array)
+        found = found - found.dtype.type(self.offset) if self.offset else found
         return found.T if self.transposed else found.reshape(-1) if self._is_bias else found
 
     def in_model(self, array: Array, label: str) -> Array:
@@ -88,6 +92,7 @@ class ModuleTensor:
                 f"{label!r} has {self.names[0]!r} of the shape {array.shape}, but the model's is {wanted}; give the "
                 "model that it was trained on."
             )
+        array = array + np.float32(self.offset) if self.offset else array
         found, _ = initializers_of(self.view, array.T if self.transposed else array.reshape(shape))
         return found[str(self.initializer.name)]
 
@@ -96,22 +101,27 @@ class ModuleTensor:
         return self.names[0].endswith(".bias")
 
 
-def module_tensors(value: ir.Value, layers: Iterable[Layer]) -> list[ModuleTensor]:
+def module_tensors(value: ir.Value, layers: Iterable[Layer], architecture: Architecture) -> list[ModuleTensor]:
     """Return the tensors of PyTorch modules that an initializer holds: several if modules share it, none if unknown."""
+    if architecture.is_norm(str(value.name)):
+        if not architecture.norms:
+            return []
+        names = (architecture.in_checkpoint(str(value.name)), str(value.name))
+        return [ModuleTensor(names, value, value, offset=architecture.offset if names[0].endswith(".weight") else 0.0)]
     found, readers = [], 0
     for layer in layers:
         if layer.weight is value:
-            if not _is_plain(layer):
+            if not _is_plain(layer) or architecture.packs(layer.name):
                 return []
             view = layer.node.inputs[0 if layer.is_embedding else 1]
             assert view is not None
             transposed = layer.kind not in ("Gather", "Conv") and not _is_transposed(layer)
-            found.append(ModuleTensor(_names(layer, "weight"), value, view, transposed, layer.kind))
+            found.append(ModuleTensor(_names(layer, "weight", architecture), value, view, transposed, layer.kind))
             readers = max(readers, layer.readers)
         elif _bias(layer) is value:
             if layer.parts or not _is_added_once(layer):
                 return []
-            found.append(ModuleTensor(_names(layer, "bias"), value, value, kind=layer.kind))
+            found.append(ModuleTensor(_names(layer, "bias", architecture), value, value, kind=layer.kind))
             readers = max(readers, len(value.uses()))
     if found:
         return found if readers <= len(found) else []
@@ -122,7 +132,7 @@ def module_tensors(value: ir.Value, layers: Iterable[Layer]) -> list[ModuleTenso
     return [ModuleTensor(paths, value, value)]
 
 
-def _names(layer: Layer, word: str) -> tuple[str, ...]:
+def _names(layer: Layer, word: str, architecture: Architecture) -> tuple[str, ...]:
     replaced = layer.node.metadata_props.get(REPLACED_WEIGHT, "")
     module = in_checkpoints(module_of(layer.node.name or "", layer.node.metadata_props))
     if origin_of(replaced) is NameOrigin.MODULE:
@@ -131,7 +141,7 @@ def _names(layer: Layer, word: str) -> tuple[str, ...]:
         first = [module]
     else:
         first = []
-    modules = dict.fromkeys([*first, *layer.names])
+    modules = dict.fromkeys([*map(architecture.in_checkpoint, first or layer.names[:1]), *first, *layer.names])
     return (*(f"{module}.{word}" for module in modules), *(_views(layer) if word == "weight" else ()))
 
 
@@ -171,7 +181,9 @@ def _is_added_once(layer: Layer) -> bool:
     return beta is None or layer.kind != "Gemm" or beta.as_float() == 1
 
 
-def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> dict[str, Array]:
+def for_peft(
+    adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], architecture: Architecture, label: str
+) -> dict[str, Array]:
     """Return the tensors that were trained in full under PEFT's names and in PyTorch's layouts.
 
     PEFT loads whole modules, so that the other tensors of their modules are added with the values of the model, as are
@@ -181,20 +193,31 @@ def for_peft(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: 
         adapter: The adapter, fitted to the model.
         graph: The model's main graph.
         layers: The layers of the model.
+        architecture: The architecture of the model.
         label: Name of the adapter in errors.
 
     Raises:
-        ModelError: A tensor belongs to no known module.
+        ModelError: A tensor belongs to no known module, or the names of the checkpoint are not known.
     """
+    architecture.check_known(label)
     if not adapter.tensors and not adapter.checkpoint.task_type:
         return {}
-    known = {str(name): module_tensors(value, layers) for name, value in graph.initializers.items() if is_float(value)}
+    known = {
+        str(name): module_tensors(value, layers, architecture)
+        for name, value in graph.initializers.items()
+        if is_float(value)
+    }
     found: dict[str, Array] = {}
     renamed: dict[str, str] = {}
     for name, array in adapter.tensors.items():
         tensors = [tensor for tensor in known.get(name, ()) if not tensor.is_numbered]
         if not tensors or {tensor.kind for tensor in tensors} != {tensor.kind for tensor in known[name]}:
-            raise _not_held(label, name, "the model does not say which module PEFT would look for")
+            told = "the model does not say which module PEFT would look for"
+            if architecture.is_norm(name):
+                told = f"checkpoints of {architecture.kind!r} have no parameters of norms"
+            elif architecture.packs(name.partition(".MatMul")[0]):
+                told = f"checkpoints of {architecture.kind!r} pack it with others"
+            raise _not_held(label, name, told)
         given = adapter.aliases.get(name, ())
         for index, tensor in enumerate(tensors):
             saved_name = given[index] if len(given) == len(tensors) else tensor.names[0]
@@ -249,21 +272,25 @@ def _siblings(tensor: ModuleTensor, module: str, layers: Sequence[Layer]) -> dic
     else:
         node, _ = read_through_identity(tensor.initializer)[0]
         bias, size, end, scale = None, int(np.prod(tensor.shape)), node.outputs[0], 1.0
-        if node.op_type.endswith("Normalization"):
-            for slot, word in _NORMALIZATION.items():
+        slots = NORMALIZATIONS.get((node.domain, node.op_type))
+        if slots is not None:
+            statistics = (3, 4) if node.op_type == "BatchNormalization" else ()
+            for slot, word in zip((*slots, *statistics), _NORMALIZATION, strict=False):
                 other = node.inputs[slot] if slot < len(node.inputs) else None
-                if other is not None and source(other) is not None:
+                if other is not None and other is not tensor.initializer and source(other) is not None:
                     found[f"{module}.{word}"] = evaluate(other)
             if node.op_type == "BatchNormalization":
                 found[f"{module}.{COUNTER}"] = np.array(0)
-        elif tensor.word != "weight":
+            if len(slots) == 1:
+                return found
+        elif tensor.word != "weight" or node.domain:
             return found
     bias = _added_behind(end, size) if bias is None else bias
     array = np.zeros(size, np.float32) if bias is None or source(bias) is None else evaluate(bias).reshape(-1) * scale
     return {f"{module}.bias": array} | found
 
 
-_NORMALIZATION = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
+_NORMALIZATION = ("weight", "bias", "running_mean", "running_var")
 
 
 def _added_behind(value: ir.Value, size: int) -> ir.Value | None:
@@ -290,13 +317,16 @@ def _in_wrapper(name: str, wrapped: Collection[str]) -> str:
     return f"{module}{WRAPPED}.{word}" if module in wrapped else name
 
 
-def fit_tensors(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], label: str) -> Adapter:
+def fit_tensors(
+    adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], architecture: Architecture, label: str
+) -> Adapter:
     """Return the adapter with the tensors that were trained in full as values of the model's initializers.
 
     Args:
         adapter: The adapter as read.
         graph: The model's main graph.
         layers: The layers of the model.
+        architecture: The architecture of the model.
         label: Name of the adapter in errors.
 
     Raises:
@@ -306,7 +336,13 @@ def fit_tensors(adapter: Adapter, graph: ir.Graph, layers: Sequence[Layer], labe
         return adapter
     tensors, aliases = dict(adapter.tensors), dict(adapter.aliases)
     if adapter.of_modules:
-        made = _of_modules(adapter.of_modules, graph, layers, label)
+        known = [
+            tensor
+            for value in graph.initializers.values()
+            if is_float(value)
+            for tensor in module_tensors(value, layers, architecture)
+        ]
+        made = _of_modules(adapter, known, label)
         tensors |= {name: array for name, (array, _) in made.items()}
         aliases |= {name: names for name, (_, names) in made.items()}
     found = {name: _checked(name, array, graph, label) for name, array in tensors.items()}
@@ -330,14 +366,11 @@ def _checked(name: str, array: Array, graph: ir.Graph, label: str) -> Array:
 
 
 def _of_modules(
-    tensors: Mapping[str, Array], graph: ir.Graph, layers: Sequence[Layer], label: str
+    adapter: Adapter, known: Sequence[ModuleTensor], label: str
 ) -> dict[str, tuple[Array, tuple[str, ...]]]:
     """Return the initializers that tensors of modules belong to: value, and the names of its tensors."""
-    known = [
-        tensor for value in graph.initializers.values() if is_float(value) for tensor in module_tensors(value, layers)
-    ]
     found: dict[str, tuple[Array, tuple[str, ...]]] = {}
-    for name, array in tensors.items():
+    for name, array in adapter.of_modules.items():
         wanted = name.replace(f"{WRAPPED}.", ".")
         candidates = _matching(known, wanted)
         if not candidates and wanted.endswith(".bias") and not array.any():
@@ -345,8 +378,7 @@ def _of_modules(
         if len(candidates) != 1:
             raise ModelError(
                 f"{label!r} has {wanted!r}, which was trained beside the adapters, but the model has "
-                f"{'no' if not candidates else 'more than one'} initializer for it; export the model with it "
-                "(exporters leave out biases of zeros)."
+                f"{_missing(wanted, candidates, known)}."
             )
         (candidate,) = candidates
         own, value = str(candidate.initializer.name), candidate.in_model(array, label)
@@ -357,13 +389,30 @@ def _of_modules(
                 "the model; export a model that has them apart."
             )
         found[own] = value, (*(before[1] if before else ()), wanted)
-    return {name: item for name, item in found.items() if not _is_value(graph.initializers[name], item[0])}
+    if adapter.trained is None:
+        return found
+    own_values = {str(tensor.initializer.name): tensor.initializer.const_value for tensor in known}
+    return {
+        name: item
+        for name, item in found.items()
+        if name in adapter.trained or not _is_value(own_values[name], item[0])
+    }
 
 
-def _is_value(initializer: ir.Value, array: Array) -> bool:
-    """Return whether an initializer has a value already, as have other tensors of the modules that PEFT saves whole."""
-    tensor = initializer.const_value
+def _is_value(tensor: ir.TensorProtocol | None, array: Array) -> bool:
+    """Return whether a tensor has a value already, as have others of the modules that PEFT saves whole."""
     return tensor is not None and np.array_equal(np.asarray(tensor.numpy()), array)
+
+
+def _missing(wanted: str, candidates: Sequence[ModuleTensor], known: Sequence[ModuleTensor]) -> str:
+    """Describe why a tensor belongs to no initializer, and the next step."""
+    if candidates:
+        return f"{len(candidates)} initializers for it; give the model that it was trained on"
+    if wanted.endswith(".bias"):
+        return "no initializer for it; export the model with it (exporters leave out biases of zeros)"
+    similar = difflib.get_close_matches(wanted, [tensor.names[0] for tensor in known], n=1)
+    told = f", whose most similar name is {similar[0]!r}" if similar else ""
+    return f"no initializer for it; give the model that it was trained on, not this one{told}"
 
 
 def _matching(known: Collection[ModuleTensor], name: str) -> list[ModuleTensor]:

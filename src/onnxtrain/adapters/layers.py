@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from onnxtrain.adapters.names import in_checkpoints, layer_names, matches, name_of_node
+from onnxtrain.adapters.architectures import in_checkpoints
+from onnxtrain.adapters.names import layer_names, matches, name_of_node
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.value import dimensions, is_float

@@ -8,18 +8,13 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from onnxtrain import patterns
+from onnxtrain.adapters.architectures import in_checkpoints
 from onnxtrain.weights.names import NameOrigin, module_paths, node_names, origin_of
 from onnxtrain.weights.readers import Functions
 
 _OPERATOR = r"(MatMul|MatMulNBits|Gemm|Conv|Gather)"
 _WEIGHT = re.compile(rf"([./]{_OPERATOR}\w*)?[./](q?weight|kernel|embeddings?|W)(_\w+)?(:0)?$")
 _NODE = re.compile(rf"[./]{_OPERATOR}\w*$")
-
-_FAMILIES = (
-    # (name in onnxruntime-genai's models, name in checkpoints)
-    (re.compile(r"(?<=^model\.layers\.)(\d+)\.attn\.(?=(q|k|v|o|qkv)_proj$)"), r"\1.self_attn."),
-)
-"""Layer names that exporters change, by model family."""
 
 
 def layer_names(weight: ir.Value, node: ir.Node, functions: Functions | None = None) -> tuple[str, ...]:
@@ -50,18 +45,6 @@ def name_of_node(node: ir.Node) -> str:
         'model.lm_head'
     """
     return _NODE.sub("", (node.name or "").strip("/").replace("/", "."))
-
-
-def in_checkpoints(name: str) -> str:
-    """Convert a layer name to the checkpoint's name, by the known model families.
-
-    Example:
-        >>> in_checkpoints("model.layers.3.attn.qkv_proj")
-        'model.layers.3.self_attn.qkv_proj'
-    """
-    for pattern, replacement in _FAMILIES:
-        name = pattern.sub(replacement, name)
-    return name
 
 
 def matches(pattern: str, names: Iterable[str]) -> bool:

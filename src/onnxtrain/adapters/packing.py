@@ -6,35 +6,15 @@ layers of Phi 3, and packs those of Llama.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from onnxtrain.adapters.adapter import Adapter, Array, Entry
+from onnxtrain.adapters.architectures import Architecture
 from onnxtrain.adapters.layers import Layer, LayerPart, Part
 from onnxtrain.adapters.values import norms
-from onnxtrain.model_file.small_files import read_json
-
-_ATTENTION, _GATED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-
-_PACKED: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
-    "phi3": {"self_attn.qkv_proj": ("self_attn", _ATTENTION), "mlp.gate_up_proj": ("mlp", _GATED)},
-    "granitemoehybrid": {"shared_mlp.input_linear": ("mlp", _GATED)},
-}
-"""Packed layers of checkpoints, by the model's type in genai_config.json: the module and the layers in the model."""
-
-_LANGUAGE_MODEL = (re.compile(r"^model\.(?=embed_tokens$|layers\.)"), "model.language_model.")
-
-_RENAMED = {
-    "phi": (re.compile(r"self_attn\.o_proj$"), "self_attn.dense"),
-    "granitemoehybrid": (re.compile(r"(?<=\.)mlp\.down_proj$"), "shared_mlp.output_linear"),
-    "gemma3_vl_text": _LANGUAGE_MODEL,
-    "mistral3_text": _LANGUAGE_MODEL,
-}
-"""The end or the beginning of a layer's name in the model, and in the checkpoint, by the type."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +33,7 @@ class Packed:
             start += size
 
 
-def in_checkpoint(adapter: Adapter, layers: Sequence[Layer], folder: Path | None) -> Adapter:
+def in_checkpoint(adapter: Adapter, layers: Sequence[Layer], architecture: Architecture) -> Adapter:
     """Return an adapter of a model as one of its checkpoint, for PEFT.
 
     The adapters of packed layers become one: their A side by side, and their B in blocks; adapters with a common A, as
@@ -62,32 +42,28 @@ def in_checkpoint(adapter: Adapter, layers: Sequence[Layer], folder: Path | None
     Args:
         adapter: The adapter.
         layers: The layers of the model.
-        folder: The folder of the model.
+        architecture: The architecture of the model.
     """
-    kind = _kind(folder)
     entries = dict(adapter.entries)
-    for packed in _packed(layers, kind):
+    for packed in _packed(layers, architecture):
         if any(name in entries for name in packed.parts):
             joined = _joined(packed, entries)
             entries = {name: entry for name, entry in entries.items() if name not in packed.parts}
             entries[packed.name] = joined
-    renamed = _RENAMED.get(kind)
-    if renamed is not None:
-        entries = {name: replace(entry, alias=renamed[0].sub(renamed[1], name)) for name, entry in entries.items()}
+    if architecture.renames:
+        entries = {name: replace(entry, alias=architecture.in_checkpoint(name)) for name, entry in entries.items()}
     return replace(adapter, entries=entries)
 
 
-def in_model(adapter: Adapter, layers: Sequence[Layer], folder: Path | None) -> Adapter:
+def in_model(adapter: Adapter, layers: Sequence[Layer], architecture: Architecture) -> Adapter:
     """Return an adapter of a checkpoint as one of the model, whose layers may be the parts of a packed layer."""
-    kind = _kind(folder)
     own = {layer.name for layer in layers}
     entries = dict(adapter.entries)
-    if kind in _RENAMED:
-        pattern, replacement = _RENAMED[kind]
+    if architecture.renames:
         inner = [name for layer in layers for name in (layer.name, *(part.name for part in layer.parts))]
-        names = {pattern.sub(replacement, name): name for name in inner}
+        names = {architecture.in_checkpoint(name): name for name in inner}
         entries = {names.get(name, name): entry for name, entry in entries.items()}
-    for packed in _packed(layers, kind):
+    for packed in _packed(layers, architecture):
         whole = entries.get(packed.name)
         if whole is None or whole.outputs != max(end for _, _, end in packed.spans()):  # fitting says so
             continue
@@ -115,25 +91,14 @@ def _part(whole: Entry, start: int, end: int, rows: Array | slice) -> Entry:
     return Entry(np.ascontiguousarray(whole.a[:, rows]), b, whole.scale, magnitude)
 
 
-def _kind(folder: Path | None) -> str:
-    """Return the model's type by onnxruntime-genai's settings beside it; "" without them."""
-    try:
-        found = {} if folder is None else read_json(folder / "genai_config.json", finite=False)
-    except (OSError, ValueError):
-        return ""
-    model = found.get("model") if isinstance(found, dict) else None
-    kind = model.get("type") if isinstance(model, dict) else None
-    return kind if isinstance(kind, str) else ""
-
-
-def _packed(layers: Sequence[Layer], kind: str) -> list[Packed]:
+def _packed(layers: Sequence[Layer], architecture: Architecture) -> list[Packed]:
     """Return the layers that the checkpoint packs."""
     found: dict[str, Packed] = {}
     parts: dict[str, LayerPart] = {}
     for layer in layers:
         own: dict[str, LayerPart] = {part.name: (layer, part) for part in layer.parts}
         parts |= own or {layer.name: (layer, None)}
-    for name, (module, lasts) in _PACKED.get(kind, {}).items():
+    for name, (module, lasts) in architecture.packed.items():
         first = f".{module}.{lasts[0]}"
         for path in [one.removesuffix(first) for one in parts if one.endswith(first)]:
             names = [f"{path}.{module}.{last}" for last in lasts]

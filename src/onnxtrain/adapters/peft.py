@@ -95,8 +95,9 @@ def read_folder(folder: Path) -> Adapter:
         raise ModelError(f"{label!r} has an adapter for no layer.")
     dropout = number_in(config.get("lora_dropout") or 0.0, "lora_dropout", label, least=0.0, below=1.0)
     checkpoint = Checkpoint(*(text_in(config.get(name), name, label) for name in (_BASE_MODEL, _TASK)))
-    base = _base(folder)
-    return checked(Adapter(entries, rank, alpha, rslora, dropout, base, of_modules=full, checkpoint=checkpoint), label)
+    base, trained = _manifest(folder)
+    adapter = Adapter(entries, rank, alpha, rslora, dropout, base, False, {}, full, trained, {}, checkpoint)
+    return checked(adapter, label)
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -136,19 +137,20 @@ def _tensors(folder: Path) -> Mapping[str, Array]:
         raise ModelError(str(error)) from error
 
 
-def _base(folder: Path) -> Mapping[str, Any] | None:
-    """Return the manifest's description of the base model; ``None`` without a manifest."""
+def _manifest(folder: Path) -> tuple[Mapping[str, Any] | None, tuple[str, ...] | None]:
+    """Return the manifest's description of the base model and the names of tensors; ``None`` without a manifest."""
     path = folder / MANIFEST
     try:
         found = read_json(path)
     except FileNotFoundError:
-        return None
+        return None, None
     except (OSError, ValueError) as error:
         raise ModelError(
             f"{str(path)!r} cannot be read: {_reason(error)}; remove it to read the adapter without its manifest."
         ) from error
-    base = found.get("base") if isinstance(found, dict) else found
-    return None if base is None else mapping_in(base, "base", str(path))
+    base, names = (found.get("base"), found.get("tensors")) if isinstance(found, dict) else (found, None)
+    trained = tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+    return None if base is None else mapping_in(base, "base", str(path)), trained
 
 
 def _reason(error: Exception) -> str:
@@ -223,7 +225,7 @@ def write_folder(folder: Path, adapter: Adapter, full: Mapping[str, Array]) -> N
         for name, data in (
             (WEIGHTS, save(content, {"format": "pt"})),
             (CONFIG, _json(_config_of(adapter, full))),
-            (MANIFEST, _json({"base": adapter.base})),
+            (MANIFEST, _json({"base": adapter.base, "tensors": sorted(adapter.tensors)})),
         ):
             with files.create(folder / name) as file:
                 file.write(data)

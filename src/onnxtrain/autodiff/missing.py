@@ -76,8 +76,8 @@ def _some(nodes: Sequence[ir.Node]) -> str:
 def _quantized_message(nodes: Sequence[ir.Node]) -> str:
     return (
         f"Between the parameters and the loss values are handed on as quantized integers, whose gradient is zero, by "
-        f"{_some(nodes)}. Let gradients pass straight through (straight_through=True), or freeze the parameters "
-        "before them (freeze=)."
+        f"{_some(nodes)}. Train the quantized weights (qat=True), let gradients pass straight through "
+        "(straight_through=True), or freeze the parameters before them (freeze=)."
     )
 
 

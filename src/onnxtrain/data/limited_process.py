@@ -16,6 +16,10 @@ from typing import Any, Final
 
 from onnxtrain.errors import DataError
 
+_ANSWER: Final = 64 << 20
+_ANSWER_PER_CHARACTER: Final = 128
+"""Bytes of the longest answer, and more for each character of the request; a token has 16."""
+
 _WORKER: Final = Path(__file__).with_name("limited_worker.py")
 
 
@@ -47,21 +51,24 @@ class LimitedProcess:
             start_new_session=True,  # Ctrl-C goes to this process only, which ends the other
         )
         weakref.finalize(self, _end, self._process)
-        self.ready: Any = self.ask({"memory": memory, "settings": settings})[0]
+        # The settings are what is not trusted: their size gives no time.
+        self.ready: Any = self.ask({"memory": memory, "settings": settings}, int(seconds * speed))[0]
 
-    def ask(self, request: Any, size: int = 0) -> tuple[Any, bytes]:
+    def ask(self, request: Any, size: int | None = None) -> tuple[Any, bytes]:
         """Send a request; return the answer and the bytes that follow it.
 
         Args:
             request: A value that JSON can represent.
-            size: Number of characters to process; more characters get more time.
+            size: Number of the user's characters to process, by default of the request; more of them get more time and
+                a longer answer.
 
         Raises:
             DataError: The script fails, or the process exceeds a limit.
         """
         assert self._process.stdin is not None
         data = json.dumps(request).encode()
-        self._seconds = self._limit + max(size, len(data)) / self._speed
+        size = len(data) if size is None else size
+        self._seconds = self._limit + size / self._speed
         self._deadline = time.monotonic() + self._seconds
         try:
             self._process.stdin.write(struct.pack("<Q", len(data)) + data)
@@ -69,6 +76,9 @@ class LimitedProcess:
         except OSError as error:
             raise DataError(self._end_of_process()) from error
         length, following = struct.unpack("<QQ", self._read(16))
+        if length + following > _ANSWER + _ANSWER_PER_CHARACTER * size:
+            _end(self._process)
+            raise DataError(f"its answer has {(length + following) >> 20:,} MiB, too many for {size:,} characters.")
         answer = json.loads(self._read(length))
         if "error" in answer:
             raise DataError(f"{' '.join(str(answer['error']).split())[:200]}.")

@@ -29,6 +29,9 @@ _CHARACTERS_PER_SECOND: Final = 20_000
 
 _PADDING_NAMES: Final = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
 
+LONGEST_TOKEN: Final = 1000
+"""Characters of the longest special token."""
+
 _LARGEST_ID: Final = 2**31 - 1
 
 
@@ -102,12 +105,13 @@ class Encoder(Protocol):
     sides: Sides
     """Where rows are padded and cut."""
 
-    def encode(self, texts: Sequence[Text], *, special: bool = True) -> list[Encoded]:
+    def encode(self, texts: Sequence[Text], *, special: bool = True, size: int | None = None) -> list[Encoded]:
         """Encode texts.
 
         Args:
             texts: The texts, or pairs of texts.
             special: Add the special tokens of the tokenizer's post-processor.
+            size: Number of characters that the user gave, by which time is limited; by default that of the texts.
 
         Raises:
             DataError: The tokenizer fails on them.
@@ -192,7 +196,7 @@ def _sides_beside(path: Path, own: Sides) -> Sides:
         config[name] == "left" if config.get(name) in ("left", "right") else before
         for name, before in (("padding_side", own.pads_left), ("truncation_side", own.cuts_left))
     ]
-    return Sides(token if isinstance(token, str) else None, *sides)
+    return Sides(token if isinstance(token, str) and len(token) <= LONGEST_TOKEN else None, *sides)
 
 
 def _own_padding(settings: dict[str, Any], label: str) -> int | None:
@@ -221,7 +225,7 @@ class _Here:
         ids = (tokenizer.token_to_id(name) for name in _PADDING_NAMES)
         self.padding = padding if padding is not None else next((found for found in ids if found is not None), 0)
 
-    def encode(self, texts: Sequence[Text], *, special: bool = True) -> list[Encoded]:
+    def encode(self, texts: Sequence[Text], *, special: bool = True, size: int | None = None) -> list[Encoded]:
         """Encode texts."""
         try:
             found = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
@@ -267,10 +271,11 @@ class _Elsewhere:
         named = sides.pad_token is not None and self._process.ready[0] is not None
         self.padding = padding if padding is not None and not named else next(iter(known), 0)
 
-    def encode(self, texts: Sequence[Text], *, special: bool = True) -> list[Encoded]:
+    def encode(self, texts: Sequence[Text], *, special: bool = True, size: int | None = None) -> list[Encoded]:
         """Encode texts."""
         try:
-            lengths, data = self._process.ask({"texts": list(texts), "special": special}, sum(map(_size, texts)))
+            size = sum(map(_size, texts)) if size is None else size
+            lengths, data = self._process.ask({"texts": list(texts), "special": special}, size)
         except DataError as error:
             raise DataError(f"{self._label} cannot encode the texts: {error}") from error
         columns = np.frombuffer(data, np.uint32).reshape(4, -1)

@@ -230,7 +230,8 @@ class KTO(PreferenceLoss):
 
     Predictions are the log-probabilities [N, 2] of the answer and of the other one. Targets [N, 3] are those of the
     reference, and 1 for a desirable answer, 0 for another. From texts the other answer is that of the row before, of
-    the last row for the first.
+    the last row for the first, among as many consecutive rows of the data as a (micro-)batch has, as in TRL; with
+    batches of one row among all.
 
     Args:
         beta: Strength of the tie to the reference, above 0.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from onnxtrain.data.packing import LONGEST_ROW, PackedSequences
 from onnxtrain.data.text_file import padded, token_role
 from onnxtrain.errors import DataError, OptionError
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.text.rows import holds_texts, is_json_lines, name_of, read_rows
+from onnxtrain.text.rows import holds_texts, in_blocks, is_json_lines, name_of, read_rows
 from onnxtrain.text.tokenizer_files import ChatTokenizer
 
 IGNORED: Final = -100
@@ -151,7 +150,7 @@ class TokenRows:
         self.kept: list[int] = []
         rows = read_rows(data.source)
         read = cut = tokens = lost = 0
-        while block := list(itertools.islice(rows, _BLOCK)):
+        for block in in_blocks(rows, _BLOCK, lambda row: row.size):
             for encoded, spans in tokenizer.encode(block, answers=data.train_on == "answers"):
                 size = len(encoded.ids)
                 read, tokens = read + 1, tokens + size

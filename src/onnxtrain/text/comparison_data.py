@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from onnxtrain.errors import DataError, OptionError
 from onnxtrain.report.formatting import plural
 from onnxtrain.spelling import checks_arguments
 from onnxtrain.text.chat_data import IGNORED, learned_tokens
-from onnxtrain.text.rows import TEXT_SUFFIXES, Row, forms_in_words, kind_in_words, name_of, read_records
-from onnxtrain.text.tokenizer_files import ChatTokenizer
+from onnxtrain.text.rows import TEXT_SUFFIXES, Row, forms_in_words, in_blocks, kind_in_words, name_of, read_records
+from onnxtrain.text.tokenizer_files import LONGEST_ROW, ChatTokenizer
 
 FORMS: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "pairs": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
@@ -251,6 +250,7 @@ class GroupTokens:
         kind: The kind of rows, a key of `FORMS`.
         tokenizer: The tokenizer.
         limit: Tokens at which a row is cut.
+        paired: Consecutive examples among which judged answers are exchanged; 0 or 1 for all.
 
     Attributes:
         kind: The kind of rows.
@@ -264,8 +264,8 @@ class GroupTokens:
         DataError: A row cannot be read, or none has anything to learn.
     """
 
-    def __init__(self, data: ComparisonData, kind: str, tokenizer: ChatTokenizer, limit: int) -> None:
-        self.kind, self.limit = kind, limit
+    def __init__(self, data: ComparisonData, kind: str, tokenizer: ChatTokenizer, limit: int, paired: int = 0) -> None:
+        self.kind, self.limit, self.paired = kind, limit, paired
         columns = {"ids": np.int32, "learned": bool, "types": np.int32}
         found = {name: GrowingArray((), np.dtype(dtype)) for name, dtype in columns.items()}
         sizes: list[int] = []
@@ -275,7 +275,7 @@ class GroupTokens:
         queries: dict[str, int] = {}
         read = cut = same = 0
         groups = read_groups(data.source, kind)
-        while block := list(itertools.islice(groups, _BLOCK)):
+        for block in in_blocks(groups, _BLOCK, lambda group: sum(map(_size, group.rows))):
             encoded = iter(self._encoded(tokenizer, [row for group in block for row in group.rows]))
             for group in block:
                 whole = [next(encoded) for _ in group.rows]
@@ -328,6 +328,8 @@ class GroupTokens:
                 for each, spans in tokenizer.encode(prompts, answers=answers)
             ]
         texts = [row for row in rows if not isinstance(row, Row)]
+        if (longest := max(map(_size, texts), default=0)) > LONGEST_ROW:
+            raise DataError(f"a text has {longest:,} characters; it has at most {LONGEST_ROW:,}: divide it.")
         return [(each, None) for each in tokenizer.encoder.encode(texts)]
 
     def _cut(self, whole: Encoded, learned: Array | None) -> tuple[Array, Array, Array]:
@@ -380,7 +382,7 @@ class GroupTokens:
         """Return the rows of an example; of a judged answer, the prompt with another answer is the second."""
         found = [self.row(index) for index in self.rows_of(example)]
         if self.kind == "judged":
-            (own,), other = found, self.row((example or len(self)) - 1)
+            (own,), other = found, self.row(self._before(example))
             parts = {
                 name: np.concatenate([own[name][: _first(own)], other[name][_first(other) :]])[: self.limit]
                 for name in own
@@ -388,12 +390,25 @@ class GroupTokens:
             found.append(parts)
         return found
 
+    def _before(self, example: int) -> int:
+        """Return the example before another one among those that are paired, the last one for the first."""
+        size = self.paired if self.paired > 1 else len(self)
+        start = example - example % size
+        return example - 1 if example > start else min(start + size, len(self)) - 1
+
     def fingerprint(self) -> str:
         """Return an identifier of the content."""
         found = Fingerprint()
         for array in (*self._arrays.values(), self._sizes, self._counts, self.numbers):
             found.add_large_array(array)
         return found.digest()
+
+
+def _size(row: Row | Text) -> int:
+    """Return the characters of a row."""
+    if isinstance(row, Row):
+        return row.size
+    return len(row) if isinstance(row, str) else sum(map(len, row))
 
 
 def _first(row: Mapping[str, Array]) -> int:
@@ -421,6 +436,7 @@ class Comparisons(ExampleSource):
     def __init__(self, data: ComparisonData, kind: str, *, has_reference: bool) -> None:
         self.data, self.kind, self.has_reference = data, kind, has_reference
         self.reference: Array | None = None
+        self.paired = 0
         self.name = data.name
         self._tokens: GroupTokens | None = None
 
@@ -450,7 +466,7 @@ class Comparisons(ExampleSource):
                 raise OptionError(f"max_length is {data.max_length}, but the model takes {fixed} tokens.")
             tokenizer = ChatTokenizer.open(data.tokenizer, data.chat_template)
             limit = data.max_length or fixed or min(_LONGEST, tokenizer.longest or _LONGEST)
-            self._tokens = GroupTokens(data, self.kind, tokenizer, limit)
+            self._tokens = GroupTokens(data, self.kind, tokenizer, limit, self.paired)
             self._padding = tokenizer.encoder.padding
         if need_target:
             self._tokens.check_comparable(self.name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -28,8 +28,11 @@ FORMS: Final = (("messages",), ("prompt", "completion"), ("instruction", "output
 
 _COLUMNS: Final = (*dict.fromkeys(name for form in FORMS for name in form), "input", "tools", "chat_template_kwargs")
 
-_LINE_LIMIT: Final = 64 * MEGABYTE
+_LINE_LIMIT: Final = 16 * MEGABYTE
 """Maximum bytes of a line."""
+
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,12 @@ class Row:
     prompt: int | None = None
     tools: Any = None
     options: Mapping[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """Its number of characters; of a chat about that of its JSON."""
+        chat = (self.messages, self.tools, self.options)
+        return len(self.text) + sum(len(str(part)) for part in chat if part is not None)
 
     @classmethod
     def of(cls, given: Any, label: str) -> Row:
@@ -145,6 +154,24 @@ def name_of(source: Any) -> str:
     if isinstance(source, Reader):
         return source.name
     return f"'{Path(source)}'" if isinstance(source, str | os.PathLike) else "the dataset"
+
+
+_BLOCK_SIZE: Final = MEGABYTE
+"""Characters from which a block of rows is encoded."""
+
+
+def in_blocks(rows: Iterator[_Item], most: int, size: Callable[[_Item], int]) -> Iterator[list[_Item]]:
+    """Yield rows in lists of at most ``most``, fewer where they are long."""
+    block: list[_Item] = []
+    characters = 0
+    for row in rows:
+        block.append(row)
+        characters += size(row)
+        if len(block) == most or characters >= _BLOCK_SIZE:
+            yield block
+            block, characters = [], 0
+    if block:
+        yield block
 
 
 def is_json_lines(source: Any) -> bool:

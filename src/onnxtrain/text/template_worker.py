@@ -27,6 +27,9 @@ _CHANGED = (
     "found; mark them in the template by {% generation %}, or set train_on='all'"
 )
 
+_ADDED, _TIMES = 1 << 15, 8
+"""Characters that a template may write besides those of the chat, and how often it may write the chat."""
+
 _OPEN_MARK = re.compile(r"[<\[][^<>\[\]]*$")
 """The beginning of a special token, such as ``<|``, at the end of a text."""
 
@@ -92,6 +95,7 @@ class Renderer:
             jinja2.TemplateError: The template refuses the chat.
             ValueError: The answers cannot be found.
         """
+        self._given = len(json.dumps(chat))
         messages, prompt = chat["messages"], chat.get("prompt")
         if chat.get("ask"):
             return self._render(chat, messages, add_generation_prompt=True), []
@@ -163,7 +167,7 @@ class Renderer:
         return spans
 
     def _render(self, chat: Chat, messages: list[Any], *, add_generation_prompt: bool = False) -> str:
-        return self._template.render(
+        text = self._template.render(
             **{
                 "documents": None,
                 **self._tokens,
@@ -173,6 +177,9 @@ class Renderer:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+        if len(text) > _ADDED + _TIMES * self._given:
+            raise ValueError(f"the chat template writes {len(text):,} characters for a chat of {self._given:,}")
+        return text
 
 
 def _shared(one: str, other: str) -> str:

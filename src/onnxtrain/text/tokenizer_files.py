@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from onnxtrain.data.limited_process import LimitedProcess
-from onnxtrain.data.tokenizer import Encoded, Encoder, open_tokenizer
+from onnxtrain.data.tokenizer import LONGEST_TOKEN, Encoded, Encoder, open_tokenizer
 from onnxtrain.errors import DataError
-from onnxtrain.model_file.small_files import RefusedFileError, read_json, read_text
+from onnxtrain.model_file.small_files import MEGABYTE, RefusedFileError, read_json, read_text
 from onnxtrain.text.rows import Row, kind_in_words
 
 _MEMORY: Final = 2 << 30
@@ -23,6 +23,12 @@ _CHARACTERS_PER_SECOND: Final = 20_000
 
 _TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that templates know by name."""
+
+_TEMPLATE: Final = MEGABYTE
+"""Characters of the longest template."""
+
+LONGEST_ROW: Final = 4 * MEGABYTE
+"""Characters of the longest row."""
 
 _NO_LIMIT: Final = 1 << 30
 """Length from which a tokenizer's maximum means none."""
@@ -64,12 +70,13 @@ class ChatTokenizer:
             config = _settings(folder / "tokenizer_config.json")
             limits = [config.get("model_max_length"), _context(folder)]
             own = _template(folder, config.get("chat_template"))
-            tokens = {**_special(_settings(folder / "special_tokens_map.json")), **_special(config)}
+            beside = folder / "special_tokens_map.json"
+            tokens = {**_special(_settings(beside), f"'{beside}'"), **_special(config, f"'{folder}'")}
             encoder = open_tokenizer(file)
         else:
             limits = [getattr(given, "model_max_length", None)]
             own = _chosen_template(getattr(given, "chat_template", None), "the tokenizer")
-            tokens = _special(getattr(given, "special_tokens_map", {}))
+            tokens = _special(getattr(given, "special_tokens_map", {}), "the tokenizer")
             encoder = open_tokenizer(getattr(given, "backend_tokenizer", given))
         if template is not None:
             own = _read_template(Path(template))
@@ -86,6 +93,10 @@ class ChatTokenizer:
         Raises:
             DataError: The template or the tokenizer fails on them, or there is no template.
         """
+        sizes = [row.size for row in rows]
+        for row, size in zip(rows, sizes, strict=True):
+            if size > LONGEST_ROW:
+                raise DataError(f"{row.label} has {size:,} characters; a row has at most {LONGEST_ROW:,}: divide it.")
         rendered = iter(self._rendered([row for row in rows if row.messages is not None], answers=answers))
         texts = [self._ended(row, answers=answers) if row.messages is None else next(rendered) for row in rows]
         for row, (text, _) in zip(rows, texts, strict=True):
@@ -97,9 +108,10 @@ class ChatTokenizer:
         for plain in (True, False):  # a template writes the special tokens itself
             own = [index for index, row in enumerate(rows) if (row.messages is None) == plain]
             if own:
-                found = self.encoder.encode([texts[index][0] for index in own], special=plain)
+                size = sum(sizes[index] for index in own)
+                found = self.encoder.encode([texts[index][0] for index in own], special=plain, size=size)
                 for index, each in zip(own, found, strict=True):
-                    encoded[index] = each
+                    encoded[index] = _once(each) if plain else each
         return [(each, spans) for each, (_, spans) in zip(encoded, texts, strict=True) if each is not None]
 
     def prompt(self, text: str) -> list[int]:
@@ -110,13 +122,13 @@ class ChatTokenizer:
         """
         if self.template is None:
             (found,) = self.encoder.encode([text])
-            ids = [int(one) for one in found.ids]
+            ids = [int(one) for one in _once(found).ids]
             end = self.encoder.id_of(self.tokens.get("eos_token", ""))
             return ids[:-1] if ids and ids[-1] == end else ids
         row = Row("the prompt", messages=[{"role": "user", "content": text}])
         chat = {"messages": row.messages, "ask": True}
         ((rendered, _),) = self._answered([row], [chat])
-        (found,) = self.encoder.encode([rendered], special=False)
+        (found,) = self.encoder.encode([rendered], special=False, size=len(text))
         return [int(one) for one in found.ids]
 
     def _ended(self, row: Row, *, answers: bool) -> tuple[str, list[tuple[int, int]]]:
@@ -187,6 +199,15 @@ class ChatTokenizer:
         return self._process
 
 
+def _once(text: Encoded) -> Encoded:
+    """Leave out the special tokens that the tokenizer adds at an end of a text that has them there already."""
+    ids, added = text.ids, text.ends <= text.starts
+    if len(ids) < 2:
+        return text
+    first, last = (added[end] and not added[next_] and ids[end] == ids[next_] for end, next_ in ((0, 1), (-1, -2)))
+    return Encoded(*(each[int(first) : len(ids) - int(last)] for each in text))
+
+
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()
@@ -209,12 +230,20 @@ def _settings(path: Path) -> dict[str, Any]:
     return found
 
 
-def _special(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens of settings, which are texts or have a content."""
+def _special(settings: Mapping[str, Any], label: str) -> dict[str, str]:
+    """Return the special tokens of settings, which are texts or have a content.
+
+    Raises:
+        DataError: One is longer than any token.
+    """
     found = {}
     for name in _TOKENS:
         value = settings.get(name)
         value = value.get("content") if isinstance(value, Mapping) else getattr(value, "content", value)
+        if isinstance(value, str) and len(value) > LONGEST_TOKEN:
+            raise DataError(
+                f"{name} of {label} has {len(value):,} characters; a special token has at most {LONGEST_TOKEN:,}."
+            )
         if isinstance(value, str):
             found[name] = value
     return found
@@ -241,7 +270,7 @@ def _template(folder: Path, setting: Any) -> str | None:
 
 def _read_template(path: Path) -> str:
     try:
-        return read_text(path)
+        return read_text(path, _TEMPLATE)
     except FileNotFoundError:
         raise DataError(f"There is no file '{path}'; chat_template needs a template in Jinja.") from None
     except (OSError, RefusedFileError) as error:
@@ -262,4 +291,6 @@ def _chosen_template(setting: Any, label: str) -> str | None:
         setting = setting["default"]
     if setting is not None and not isinstance(setting, str):
         raise DataError(f"the chat template of {label} is {kind_in_words(setting)}; it needs a text.")
+    if setting is not None and len(setting) > _TEMPLATE:
+        raise DataError(f"the chat template of {label} has {len(setting):,} characters; {_TEMPLATE:,} are the limit.")
     return setting

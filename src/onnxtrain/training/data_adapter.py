@@ -65,6 +65,7 @@ class DataAdapter:
         expected_labels: Labels of the checkpoint to resume from, for text targets.
         folder: Folder of the model, which may have a tokenizer; ``None`` for a model in memory.
         recorded: Labels of the classes that another tool recorded; () where none did.
+        paired: Consecutive rows of texts that a loss pairs with each other, as many as a step reads; 0 for all.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class DataAdapter:
         self.recorded = recorded
         self.numbered = numbered
         self.expected_labels: tuple[str, ...] | None = None
+        self.paired = 0
         self._labels_are_new = self.labels_are_assumed = False
         self._learning = threading.RLock()
         self._last_inputs: list[tuple[int, ...]] = []  # shapes of the inputs of the last step, which fit each other
@@ -273,7 +275,9 @@ class DataAdapter:
         if isinstance(objective.loss, GroupLoss) and objective.loss.has_reference:
             from onnxtrain.text.comparison_data import Comparisons
 
-            source = source.with_reference(reference(source)) if isinstance(source, Comparisons) else source
+            if isinstance(source, Comparisons):
+                source.paired = self.paired
+                source = source.with_reference(reference(source))
         source, weights = with_weights(source, sample_weight, objective.inputs)
         if isinstance(weights, str) and isinstance(source, ExampleSource):
             raise DataError(

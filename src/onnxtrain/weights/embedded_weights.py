@@ -13,6 +13,7 @@ from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, is_default_domain
 from onnxtrain.model_file.linear_models import attribute_weights
 from onnxtrain.model_file.proto import all_nodes as nodes_of_proto
 from onnxtrain.weights.parameters import Initializer
+from onnxtrain.weights.readers import quantized_weights, trains_integers
 
 _ELSEWHERE = "sparse, or its data is in another file; write the model with it as an initializer"
 
@@ -78,18 +79,14 @@ def untrainable(model: ir.Model, proto: ModelProto) -> str:
             f"it computes with {' and '.join(fitted)}, through which no gradient flows: trees, support vectors and "
             "the like are fitted by the program that made them"
         )
-    integers = dict.fromkeys(node.op_type for node in all_nodes(model.graph) if _is_integer(node))
-    if integers:
+    if integers := quantized_weights(model.graph):
+        listed = ", ".join(map(repr, [*integers][:3])) + (f" and {len(integers) - 3} more" if len(integers) > 3 else "")
         sentences.append(
-            f"it is quantized: {', '.join(integers)} compute with integers, through which no gradient flows; train "
-            "the float model, or one with QuantizeLinear and DequantizeLinear nodes and qat=True"
+            f"it is quantized: {sum(integers.values()):,} elements ({listed}) are "
+            f"integers; qat=True trains {'them' if trains_integers(model.graph) else 'their scales'}"
         )
     return "; ".join(sentences)
 
-
-def _is_integer(node: ir.Node) -> bool:
-    """Return whether an operator computes with quantized integers."""
-    return node.op_type.startswith("QLinear") or node.op_type in ("ConvInteger", "MatMulInteger", "QGemm")
 
 
 def _is_fitted(node: ir.Node) -> bool:

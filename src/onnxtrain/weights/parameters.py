@@ -34,6 +34,7 @@ from onnxtrain.weights.operands import (
 from onnxtrain.weights.program import declared_kind, folded_parameters, is_declared_parameter, is_folded_constant
 from onnxtrain.weights.readers import (
     OPERAND_OF,
+    SCALE,
     Functions,
     Reader,
     ReaderUse,
@@ -127,6 +128,10 @@ def parameter_table(
     rotary = rotary_tables(value for value in candidates if value in reached and not any(roles.get(value, ())))
     for name, value in given:
         reason, undecided, doubt = _reason(name, value, reached, chosen["train"], chosen["freeze"]), False, ""
+        if not reason and roles[value].use == SCALE and name not in learned and name in named:
+            raise OptionError(
+                f"train= names {name!r}, a quantization scale; qat=True trains its logarithm, which keeps its sign."
+            )
         if not reason and name not in named:
             decision, doubt = _decision(value, roles[value], value in rotary)
             # Without module names, as in jax2onnx files, an untrained scale looks like an exporter's fill.

@@ -86,6 +86,15 @@ class Adapted(abc.ABC):
         """
 
     @abc.abstractmethod
+    def hints(self, file: ModelFile, trained: Iterable[str]) -> list[str]:
+        """Return sentences about trained values that another form of the file cannot hold.
+
+        Args:
+            file: The model that the adapter was added to.
+            trained: Names of trained values.
+        """
+
+    @abc.abstractmethod
     def write(
         self,
         path: str | os.PathLike[str],

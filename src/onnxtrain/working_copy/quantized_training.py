@@ -1,8 +1,8 @@
 """Quantization-aware training: integer weights of the file are trained as floats, together with their scales.
 
 In a working copy an integer weight becomes a float w that is quantized as in the file, q = clip(round(w / s) + z), in
-front of every reader. Gradients pass straight through the rounding. A learned scale is s = exp(l): l is the parameter,
-so that s stays positive, and its gradient is multiplied by 1 / sqrt(n Q), with n the number of elements that share the
+front of every reader. Gradients pass straight through the rounding. A learned scale is s = ±exp(l): l is the parameter,
+so that s keeps its sign, and its gradient is multiplied by 1 / sqrt(n Q), with n the number of elements that share the
 scale and Q the largest integer (LSQ: Esser et al., ICLR 2020). Zero points stay. The saved file holds integers and
 scales.
 """
@@ -10,7 +10,7 @@ scales.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from onnxtrain.errors import OptionError
 from onnxtrain.ir import Builder
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
 from onnxtrain.ir.value import constant_tensor, dimensions
+from onnxtrain.weights.readers import INTEGERS, SCALE, arrivals, use_of
 from onnxtrain.weights.stored import Stored
 
 
@@ -76,7 +77,8 @@ class Scales:
         """Return the scales for these logarithms."""
         own = np.asarray(self.tensor.numpy())
         product, unchanged = np.ones((), own.dtype), np.ones((), bool)
-        for factor in (*map(np.exp, arrays), *self.constant):
+        signed = (np.sign(np.asarray(first.numpy())) * np.exp(a) for first, a in zip(self.first, arrays, strict=True))
+        for factor in (*signed, *self.constant):
             product = product * factor
         for array, first in zip(arrays, self.first, strict=True):
             unchanged = unchanged & (array == logarithms_of(first))
@@ -87,7 +89,8 @@ class Scales:
 
 def logarithms_of(scales: ir.TensorProtocol) -> np.ndarray:
     """Return the first values of the parameter for scales."""
-    found: np.ndarray = np.log(np.asarray(scales.numpy()))
+    magnitudes = np.abs(np.asarray(scales.numpy()))
+    found: np.ndarray = np.log(np.where(magnitudes > 0, magnitudes, 1))
     return found
 
 
@@ -130,7 +133,7 @@ class QuantizedWeight:
         made: The value that replaces the integers for their readers.
         layout: Layout of its scales.
         zeros: Its zero points.
-        scale: Its scale.
+        scale: Its scale; without a name where the file has none, as of the bias of an operator on integers.
         factors: Factors of the scale: itself, or for a bias the scales of the operands of its layer.
     """
 
@@ -161,7 +164,7 @@ class QuantizedWeight:
                 return []
             own, form = (), replace(form, weight=self.dequantize)
         found = [Stored(self.name, (*own, *learned), form)]
-        if self.is_bias and learned:
+        if self.is_bias and learned and self.scale.name:
             found.append(Stored(self.scale.name, learned, scales))
         return found
 
@@ -171,32 +174,34 @@ def logarithm(scale: str) -> str:
     return f"{scale}.log"
 
 
-_WEIGHTS = {
-    ("", "DequantizeLinear"): (0, 1, 2),
-    (MICROSOFT_DOMAIN, "DequantizeLinear"): (0, 1, 2),
-    ("", "QLinearMatMul"): (3, 4, 5),
-    ("", "QLinearConv"): (3, 4, 5),
-    (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): (1, 2, 3),
-    (MICROSOFT_DOMAIN, "MatMulIntegerToFloat"): (1, 3, 5),
+_WEIGHTS: Mapping[tuple[str, str], Sequence[tuple[int, int | None, int]]] = {
+    ("", "DequantizeLinear"): ((0, 1, 2),),
+    (MICROSOFT_DOMAIN, "DequantizeLinear"): ((0, 1, 2),),
+    ("", "QLinearMatMul"): ((0, 1, 2), (3, 4, 5)),
+    ("", "QLinearConv"): ((3, 4, 5),),
+    ("", "MatMulInteger"): ((0, None, 2), (1, None, 3)),
+    ("", "ConvInteger"): ((1, None, 3),),
+    (MICROSOFT_DOMAIN, "QGemm"): ((3, 4, 5),),
+    (MICROSOFT_DOMAIN, "QLinearAdd"): ((0, 1, 2), (3, 4, 5)),
+    (MICROSOFT_DOMAIN, "QLinearMul"): ((0, 1, 2), (3, 4, 5)),
+    (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): ((1, 2, 3),),
+    (MICROSOFT_DOMAIN, "MatMulIntegerToFloat"): ((0, 2, 4), (1, 3, 5)),
 }
-"""Input slots of a quantized weight, its scale and its zero point."""
+"""Input slots of quantized weights, their scales (``None`` if they are multiplied later) and their zero points."""
 
-_AXES = {"QLinearMatMul": -1, "QLinearConv": 0, "DynamicQuantizeMatMul": -1, "MatMulIntegerToFloat": -1}
-"""Axis of a weight's scales for operators without an attribute for it."""
+_AXES = {"QLinearConv": 0, "ConvInteger": 0, "DequantizeLinear": 1}
+"""Axis of a weight's scales for operators without an attribute for it, the last one by default."""
 
-_INTEGER_LAYERS = {"MatMulInteger": -1, "ConvInteger": 0}
-"""Integer operators, whose result is multiplied by the scales, and the axis of their weights' scales."""
-
-_SCALES = {
-    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), (1,)),
-    **dict.fromkeys(("QLinearMatMul", "QLinearConv"), (1, 4, 6)),
-    "DynamicQuantizeMatMul": (2,),
-    "MatMulIntegerToFloat": (2, 3),
+_STEPS_OF_SCALES = {
+    ("", "QLinearMatMul"): {1: 0, 4: 3},
+    ("", "QLinearConv"): {1: 0, 4: 3},
+    (MICROSOFT_DOMAIN, "QGemm"): {1: 0, 4: 3},
+    (MICROSOFT_DOMAIN, "QLinearAdd"): {1: 0, 4: 3},
+    (MICROSOFT_DOMAIN, "QLinearMul"): {1: 0, 4: 3},
+    (MICROSOFT_DOMAIN, "MatMulIntegerToFloat"): {2: 0, 3: 1},
+    (MICROSOFT_DOMAIN, "DynamicQuantizeMatMul"): {2: 1},
 }
-"""Input slots of scales."""
-
-_SMALL = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT16})
-_SMALL |= {ir.DataType.UINT16, ir.DataType.INT2, ir.DataType.UINT2}
+"""Input slots of scales with the slots of the integers that they scale."""
 
 
 @dataclass
@@ -252,13 +257,20 @@ def train_quantized(model: ir.Model) -> QuantizedTraining:
     """
     found = QuantizedTraining()
     graph = model.graph
-    for node in list(graph):
-        _make_trainable(graph, node, found)
-    for name, uses in _learnable_scales(graph, {weight.scale.name for weight in found.weights}).items():
+    sites: dict[ir.Value, list[_Site]] = {}
+    for node in graph:
+        _make_operand_float(graph, node, found)
+        for site in _sites(graph, node):
+            sites.setdefault(site.weight, []).append(site)
+    for weight, own in sites.items():
+        readers = {(site.node, site.slot) for site in own}
+        if readers == set(weight.uses()) and len({(site.scale, site.zero, site.layout) for site in own}) == 1:
+            _make_trainable(graph, own, found)
+    for name, uses in _learnable_scales(graph).items():
         _make_scale_trainable(graph, name, uses, found)
-    for weight in found.weights:
-        if weight.is_bias:
-            _round_bias(graph, weight, found)
+    for quantized in found.weights:
+        if quantized.is_bias:
+            _round_bias(graph, quantized, found)
     if not found.weights and not found.scales:
         raise OptionError(
             "qat=True, but the model has no integer weight that DequantizeLinear, a QLinear operator or "
@@ -267,27 +279,72 @@ def train_quantized(model: ir.Model) -> QuantizedTraining:
     return found
 
 
-def _make_trainable(graph: ir.Graph, node: ir.Node, found: QuantizedTraining) -> None:
-    """Quantize a float weight for a node that reads an integer weight."""
-    read = _weight_of(node)
-    if read is None or _is_number(node):
-        return
-    slot, scale, zero, layout = read
-    value = node.inputs[slot]
-    assert value is not None
-    tensor, scales = value.const_value, scale.const_value
-    if not _is_own(graph, value) or tensor is None or scales is None or len(value.uses()) != 1:
-        return
+@dataclass(frozen=True)
+class _Site:
+    """A node that reads an integer weight.
+
+    Attributes:
+        weight: The initializer.
+        node: The node that reads the initializer.
+        slot: The input slot.
+        reader: The node that reads the integers as a weight, perhaps behind a lookup.
+        scale: Its scale; without a name where the file has none, as of the bias of an operator on integers.
+        zero: Its zero point.
+        layout: Layout of both.
+    """
+
+    weight: ir.Value
+    node: ir.Node
+    slot: int
+    reader: ir.Node
+    scale: ir.Value
+    zero: ir.Value | None
+    layout: ScaleLayout
+
+
+def _sites(graph: ir.Graph, node: ir.Node) -> Iterator[_Site]:
+    """Yield the integer weights that a node reads, directly or as rows of an embedding."""
+    for slot, scale_slot, zero_slot in _WEIGHTS.get((node.domain, node.op_type), ()):
+        first, at = node, slot
+        value = _input(node, slot)
+        while value is not None and (producer := value.producer()) is not None and producer.op_type in _LOOKUPS:
+            first, at, value = producer, 0, producer.inputs[0]
+        if value is None or not _is_own(graph, value):
+            continue
+        scale = _scale_behind(node, value) if scale_slot is None else _input(node, scale_slot)
+        if scale is None or not scale.is_initializer() or scale.const_value is None:
+            continue
+        if first is not node and scale.const_value.size > 1:
+            continue  # the axes of the scales are those of the rows
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else _AXES.get(node.op_type, -1)
+        block = node.attributes["block_size"].as_int() if "block_size" in node.attributes else 0
+        yield _Site(value, first, at, node, scale, _input(node, zero_slot), ScaleLayout(axis, block))
+
+
+_LOOKUPS = frozenset({"Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose"})
+"""Operators between an integer weight with one scale and the node that reads its rows."""
+
+
+def _input(node: ir.Node, slot: int) -> ir.Value | None:
+    return node.inputs[slot] if slot < len(node.inputs) else None
+
+
+def _make_trainable(graph: ir.Graph, sites: Sequence[_Site], found: QuantizedTraining) -> None:
+    """Quantize a float weight for the nodes that read an integer weight."""
+    site = sites[0]
+    value, zero, layout, node = site.weight, site.zero, site.layout, site.reader
+    tensor, scales = value.const_value, site.scale.const_value
+    assert scales is not None
     zeros = None if zero is None else constant_tensor(zero)
-    if (zero is not None and zeros is None) or not (np.asarray(scales.numpy()) > 0).all():
+    given = np.asarray(scales.numpy())
+    if tensor is None or (zero is not None and zeros is None) or not given.all() or _is_number(node):
         return
     points = None if zeros is None else np.asarray(zeros.numpy())
     name, shape = str(value.name), tensor.shape.numpy()
-    given = np.asarray(scales.numpy())
-    if tensor.dtype == ir.DataType.INT32:
+    if tensor.dtype == ir.DataType.INT32 and len(sites) == 1:
         _make_bias_float(graph, node, value, layout, found)
         return
-    if tensor.dtype not in _SMALL or (layout.block and scales.shape.rank() != len(shape)):
+    if tensor.dtype not in INTEGERS or (layout.block and scales.shape.rank() != len(shape)):
         return
 
     def dequantize() -> np.ndarray:
@@ -295,19 +352,20 @@ def _make_trainable(graph: ir.Graph, node: ir.Node, found: QuantizedTraining) ->
         shift = np.float32(0) if points is None else layout.along(points.astype(np.float32), shape)
         return np.asarray((integers - shift) * layout.along(given.astype(np.float32), shape))
 
-    op = Builder(graph, graph.opset_imports[""], before=node)
+    op = Builder(graph, graph.opset_imports[""], before=site.node)
     _become_float(value, dequantize)
     if zero is None:
         zero = op.constant(np.zeros(scales.shape.numpy(), tensor.dtype.numpy())).ir
     several = scales.size > 1 or bool(layout.block)
     axis = layout.axis % max(len(shape), 1) if several else None
     domain = node.domain if node.op_type == "DequantizeLinear" else ""
-    operands = op.wrap(value), op.wrap(scale), op.wrap(zero)
+    operands = op.wrap(value), op.wrap(site.scale), op.wrap(zero)
     made = op.QuantizeLinear(*operands, domain=domain, axis=axis, block_size=layout.block or None)
     made.ir.dtype = tensor.dtype
     made.with_shape(tuple(shape))
-    node.replace_input_with(slot, made.ir)
-    own = QuantizationScale(str(scale.name), scales)
+    for each in sites:
+        each.node.replace_input_with(each.slot, made.ir)
+    own = QuantizationScale(str(site.scale.name), scales)
     found.weights.append(QuantizedWeight(name, tensor, dequantize, made.ir, layout, points, own, (own,)))
 
 
@@ -345,6 +403,34 @@ def _make_bias_float(
     found.weights.append(QuantizedWeight(str(value.name), tensor, dequantize, value, layout, None, own, factors))
 
 
+_BIASES = {("", "QLinearConv"): 8, (MICROSOFT_DOMAIN, "QGemm"): 6}
+"""Input slots of int32 biases in units of the product of the scales in slots 1 and 4."""
+
+
+def _make_operand_float(graph: ir.Graph, node: ir.Node, found: QuantizedTraining) -> None:
+    """Replace the int32 bias of an operator on integers by a float; :func:`_round_bias` rounds it."""
+    slot = _BIASES.get((node.domain, node.op_type))
+    value = None if slot is None else _input(node, slot)
+    if value is None or value.const_value is None or not _is_own(graph, value) or len(value.uses()) != 1:
+        return
+    scales = [_input(node, own) for own in (1, 4)]
+    factors = [QuantizationScale(str(scale.name), scale.const_value) for scale in scales if scale and scale.const_value]
+    alpha = node.attributes.get("alpha")
+    if len(factors) < len(scales) or (alpha is not None and alpha.as_float() != 1):
+        return
+    tensor, step = value.const_value, math.prod(np.asarray(one.tensor.numpy()).reshape(-1) for one in factors)
+    if not np.all(step):
+        return
+
+    def dequantize() -> np.ndarray:
+        return np.asarray(np.asarray(tensor.numpy()) * np.asarray(step, np.float64), np.float32)
+
+    _become_float(value, dequantize)
+    own = QuantizationScale("", ir.tensor(np.asarray(step)))
+    layout = ScaleLayout(0)
+    found.weights.append(QuantizedWeight(str(value.name), tensor, dequantize, value, layout, None, own, tuple(factors)))
+
+
 def _round_bias(graph: ir.Graph, bias: QuantizedWeight, found: QuantizedTraining) -> None:
     """Round a bias to multiples of its scale for its readers, as the file does; gradients pass straight through."""
     readers = list(bias.made.uses())
@@ -353,9 +439,9 @@ def _round_bias(graph: ir.Graph, bias: QuantizedWeight, found: QuantizedTraining
     op = Builder(graph, graph.opset_imports[""], before=readers[0][0])
     names = [scale.name for scale in bias.factors]
     factors = [op.wrap(found.made[name] if name in found.made else graph.initializers[name]) for name in names]
-    step, b = math.prod(factors[1:], start=factors[0]), op.wrap(bias.made)
-    rounded = stopped(op, (op.Round(b / step) * step).with_shape(b.shape))
-    y = (rounded + (b - stopped(op, b))).with_shape(b.shape)
+    step = stopped(op, math.prod(factors[1:], start=factors[0]))
+    y = op.Round(op.wrap(bias.made) / step)
+    y = (y * step if bias.scale.name else op.cast(y, ir.DataType.INT32)).with_shape(dimensions(bias.made))
     for node, slot in readers:
         node.replace_input_with(slot, y.ir)
 
@@ -375,37 +461,36 @@ def _scales_of_operands(node: ir.Node) -> tuple[QuantizationScale, ...]:
     return tuple(found)
 
 
-def _weight_of(node: ir.Node) -> tuple[int, ir.Value, ir.Value | None, ScaleLayout] | None:
-    """Return the slot of a node's weight, its scale, its zero point and their layout."""
-    if node.op_type in _INTEGER_LAYERS and not node.domain:
-        scale = _scale_behind(node)
-        zero = node.inputs[3] if len(node.inputs) > 3 else None
-        return None if scale is None else (1, scale, zero, ScaleLayout(_INTEGER_LAYERS[node.op_type]))
-    slots = _WEIGHTS.get((node.domain, node.op_type))
-    if slots is None:
+def _scale_behind(node: ir.Node, weight: ir.Value) -> ir.Value | None:
+    """Return a weight's scale that multiplies the result of an integer operator, behind a Cast.
+
+    It may be multiplied with the other operand's scale before. Of two constants, the one with more elements, or with
+    the name that begins like the weight's, is the weight's.
+    """
+    readers = arrivals(node.outputs[0])
+    if len(readers) != 1 or readers[0][0].op_type != "Mul":
         return None
-    given = [node.inputs[slot] if slot < len(node.inputs) else None for slot in slots]
-    if given[0] is None or given[1] is None or not given[1].is_initializer():
+    mul, index = readers[0]
+    waiting, constants = [mul.inputs[1 - index]], []
+    while waiting:
+        value = waiting.pop()
+        producer = None if value is None else value.producer()
+        if value is not None and value.is_initializer() and value.const_value is not None:
+            constants.append(value)
+        elif producer is not None and producer.op_type == "Mul":
+            waiting += producer.inputs
+    if len(constants) > _OPERANDS:
         return None
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else _AXES.get(node.op_type, 1)
-    block = node.attributes["block_size"].as_int() if "block_size" in node.attributes else 0
-    return slots[0], given[1], given[2], ScaleLayout(axis, block)
+
+    def likeness(value: ir.Value) -> tuple[bool, int]:
+        several = value.const_value is not None and value.const_value.size > 1
+        pairs = enumerate(zip(str(value.name), str(weight.name), strict=False))
+        return several, next((at for at, (one, other) in pairs if one != other), len(str(weight.name)))
+
+    return max(constants, key=likeness, default=None)
 
 
-def _scale_behind(node: ir.Node) -> ir.Value | None:
-    """Return the weight's scale of an integer operator: after a Cast, a product of two scales, one of them constant."""
-    value = node.outputs[0]
-    for operator in ("Cast", "Mul"):
-        readers = [reader for reader, _ in value.uses()]
-        if len(readers) != 1 or readers[0].op_type != operator:
-            return None
-        last, value = value, readers[0].outputs[0]
-    others = [operand for operand in readers[0].inputs if operand is not last]
-    product = None if len(others) != 1 or others[0] is None else others[0].producer()
-    if product is None or product.op_type != "Mul":
-        return None
-    constants = [operand for operand in product.inputs if operand is not None and operand.is_initializer()]
-    return constants[0] if len(constants) == 1 else None
+_OPERANDS = 2
 
 
 def _is_own(graph: ir.Graph, value: ir.Value) -> bool:
@@ -421,34 +506,34 @@ def _is_number(node: ir.Node) -> bool:
 _Uses = list[tuple[ir.Node, int]]
 
 
-def _learnable_scales(graph: ir.Graph, of_weights: Collection[str]) -> dict[str, _Uses]:
-    """Return trainable scales by name: initializers that are only scales, or a weight's scale and an operand of Mul."""
+def _learnable_scales(graph: ir.Graph) -> dict[str, _Uses]:
+    """Return trainable scales by name: initializers that are scales for all of their readers."""
     found: dict[str, _Uses] = {}
     for name, value in graph.initializers.items():
-        uses: _Uses = [(node, slot) for node, slot in value.uses()]
-        tensor = value.const_value
-        if not uses or tensor is None or value.dtype != ir.DataType.FLOAT or value.is_graph_output():
+        uses: _Uses = list(value.uses())
+        if not uses or value.const_value is None or value.dtype != ir.DataType.FLOAT or value.is_graph_output():
             continue
-        others = [node.op_type for node, slot in uses if slot not in _SCALES.get(node.op_type, ())]
-        known = not others or (name in of_weights and set(others) == {"Mul"})
-        if known and not all(_is_number(node) for node, _ in uses) and (np.asarray(tensor.numpy()) > 0).all():
+        if {use_of(reader) for reader in arrivals(value)} == {SCALE} and not all(_is_number(node) for node, _ in uses):
             found[name] = uses
     return found
 
 
 def _make_scale_trainable(graph: ir.Graph, name: str, uses: _Uses, found: QuantizedTraining) -> None:
-    """Replace a scale by the exponential of a parameter."""
+    """Replace a scale by the exponential of a parameter, with the sign of the file."""
     value = graph.initializers[name]
     tensor = value.const_value
     assert tensor is not None
     found.scales[name] = tensor
     op = Builder(graph, graph.opset_imports[""], before=next(iter(graph)))
+    factor = _gradient_factor(value, found.weights)
     del graph.initializers[name]
     parameter = ir.Value(name=logarithm(name), type=value.type, shape=value.shape)
     parameter.const_value = ir.tensor(logarithms_of(tensor), name=logarithm(name))
     graph.register_initializer(parameter)
     scale = op.Exp(op.wrap(parameter)).with_shape(tuple(tensor.shape.numpy()))
-    factor = _gradient_factor(uses, tensor.size)
+    signs = np.sign(np.asarray(tensor.numpy()))
+    if not (signs > 0).all():
+        scale = (scale * op.constant(signs, scale.dtype)).with_shape(scale.shape)
     if factor < 1:
         part = scale * factor
         scale = (stopped(op, scale) + (part - stopped(op, part))).with_shape(scale.shape)  # of the same bits
@@ -457,12 +542,33 @@ def _make_scale_trainable(graph: ir.Graph, name: str, uses: _Uses, found: Quanti
     found.made[name] = scale.ir
 
 
-def _gradient_factor(uses: _Uses, scales: int) -> float:
+def _gradient_factor(scale: ir.Value, weights: Sequence[QuantizedWeight]) -> float:
     """Return 1 / sqrt(n Q), with n elements per example that share a scale, and Q the largest integer."""
-    node = next((node for node, _ in uses if node.op_type == "QuantizeLinear"), uses[0][0])
-    quantized = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
-    x = node.inputs[0]
-    sizes = () if x is None else dimensions(x) or ()
-    known = math.prod(size for size in sizes if isinstance(size, int))
-    most = 127.0 if quantized is None or quantized.dtype is None else float(quantized.dtype.max)
-    return 1 / math.sqrt(max(known / scales, 1) * most)
+    assert scale.const_value is not None
+    own = next((weight for weight in weights if weight.scale.name == scale.name and not weight.is_bias), None)
+    if own is not None:
+        count, most = own.integers.size, float(own.integers.dtype.max)
+    else:
+        count, most = _scaled_elements(arrivals(scale))
+    return 1 / math.sqrt(max(count / scale.const_value.size, 1) * most)
+
+
+def _scaled_elements(readers: _Uses) -> tuple[int, float]:
+    """Return how many elements a scale that is not a trained weight's belongs to, and their largest integer."""
+    node, slot = next(((node, slot) for node, slot in readers if node.op_type == "QuantizeLinear"), readers[0])
+    if (bits := node.attributes.get("bits")) is not None or node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
+        width = 4 if bits is None else bits.as_int()
+        packed = node.inputs[0 if node.op_type == "GatherBlockQuantized" else 1]
+        sizes = () if packed is None else dimensions(packed) or ()
+        count = math.prod(size for size in sizes if isinstance(size, int))
+        is_packed = packed is not None and packed.dtype == ir.DataType.UINT8
+        return count * (8 // width if is_packed else 1), float((1 << (width - 1)) - 1)
+    integers: ir.Value | None = node.outputs[0]
+    if node.op_type == "DequantizeLinear":
+        integers = node.inputs[0]
+    elif (node.domain, node.op_type) in _STEPS_OF_SCALES:
+        at = _STEPS_OF_SCALES[node.domain, node.op_type].get(slot)
+        integers = node.outputs[0] if at is None else node.inputs[at]
+    known = [size for size in (() if integers is None else dimensions(integers) or ()) if isinstance(size, int)]
+    dtype = None if integers is None else integers.dtype
+    return math.prod(known), float(dtype.max) if dtype in INTEGERS and dtype is not None else 127.0

@@ -25,8 +25,10 @@ from onnxtrain.weights.readers import (
     arrivals,
     behind_identity,
     is_statistic,
+    quantized_weights,
     read_through_identity,
     summed_with,
+    trains_integers,
     use_of,
 )
 from onnxtrain.weights.ties import Copy, has_one_value
@@ -69,7 +71,9 @@ def find_hints(
     dropped: Sequence[str] = (),
     unstopped: Sequence[str] = (),
     table: Sequence[Initializer] = (),
-    quantized: bool = False,
+    qat: bool = False,
+    straight_through: bool = False,
+    adapted: bool = False,
 ) -> list[Hint]:
     """Find all hints about a model.
 
@@ -84,7 +88,9 @@ def find_hints(
         dropped: Biases that the exporter omitted.
         unstopped: Calls with detached inputs, where the file leaves open which inputs.
         table: The initializers.
-        quantized: Whether quantization stops gradients.
+        qat: Whether quantized weights are trained.
+        straight_through: Whether gradients pass through rounding.
+        adapted: Whether adapters are trained.
     """
     return [
         *(Hint(text, surprising) for text, surprising in cache_hints(model.graph)),
@@ -99,7 +105,7 @@ def find_hints(
         *_without_biases(model),
         *_lost(model, dropped),
         *_renormed(model),
-        *(_quantized(model) if quantized else ()),
+        *(() if adapted else _quantized(model, table, qat=qat, straight_through=straight_through)),
         *_two_bits(model),
         *_shared(model, parameters),
         *_copied(copies),
@@ -342,19 +348,34 @@ def _unstopped(names: Sequence[str]) -> list[Hint]:
     ]
 
 
-def _quantized(model: ir.Model) -> list[Hint]:
-    counts = Counter(node.op_type for node in model.graph)
-    if not counts["QuantizeLinear"] or not counts["DequantizeLinear"]:
-        return []
-    return [
-        Hint(
-            f"{QUANTIZED} ({_nodes(counts['QuantizeLinear'], 'QuantizeLinear')}, "
-            f"{_nodes(counts['DequantizeLinear'], 'DequantizeLinear')}): no gradient passes its rounding, so that "
-            "weights in front of it are not trained. qat=True trains the quantized weights; straight_through=True "
-            "passes gradients on to float weights.",
-            surprising=True,
+def _quantized(model: ir.Model, table: Sequence[Initializer], *, qat: bool, straight_through: bool) -> list[Hint]:
+    """Return a hint on how much of a quantized model is not trained."""
+    rows = {row.name for row in table}
+    integers = {name: size for name, size in quantized_weights(model.graph).items() if name in rows}  # not frozen ones
+    untrained, counts = sum(integers.values()), Counter(node.op_type for node in model.graph)
+    stopped = counts["QuantizeLinear"] and counts["DequantizeLinear"] and not (qat or straight_through)
+    text, parts = QUANTIZED, []
+    if stopped:
+        text += (
+            f" ({_nodes(counts['QuantizeLinear'], 'QuantizeLinear')}, "
+            f"{_nodes(counts['DequantizeLinear'], 'DequantizeLinear')})"
         )
-    ]
+        parts.append("no gradient passes its rounding, so that weights in front of it are not trained")
+    if untrained:
+        total = untrained + sum(row.size for row in table if row.trainable)
+        listed = ", ".join(list(integers)[:3]) + (", ..." if len(integers) > 3 else "")
+        parts.append(f"{untrained:,} of {total:,} elements of its weights are integers ({listed}) and not trained")
+    if not parts:
+        return []
+    advice = []
+    if not qat:
+        advice.append(f"qat=True trains {'the quantized weights' if trains_integers(model.graph) else 'their scales'}")
+    if stopped:
+        advice.append("straight_through=True passes gradients on to float weights")
+    if counts["MatMulNBits"]:
+        advice.append("lora= trains adapters beside them")
+    told = f" {'; '.join(advice)}." if advice else ""
+    return [Hint(f"{text}: {'; '.join(parts)}.{told}", surprising=True)]
 
 
 def _shared(model: ir.Model, parameters: Sequence[str]) -> list[Hint]:

@@ -221,7 +221,6 @@ def inspect(
         dropped=dropped,
         unstopped=unstopped,
         table=table,
-        quantized=True,
     )
     found += [Hint(text, surprising=True) for text in declared_otherwise(graph)]
     return Inspection(
