@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Unpack
@@ -11,7 +12,7 @@ import onnx
 
 from onnxtrain.callbacks.progress import Display
 from onnxtrain.config import Options
-from onnxtrain.errors import NumericalError, OptionError
+from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import check_writable
 from onnxtrain.model_file.rescue import save_or_rescue
@@ -31,10 +32,6 @@ __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 
 _ALLOCATIONS: Final[dict[str, Allocation]] = {"layer": "uniform", "global": "global"}
 """Allocations by the values of ``scope``, their old name."""
-
-
-_SLOWER: Final = (3.0, 9.0)
-"""Divisors of the default learning rate after a training that diverged."""
 
 
 def prune(
@@ -182,6 +179,7 @@ def prune(
             schedule=schedule,
             fine_tune_schedule=fine_tune_schedule,
             seed=options.get("seed", 0),
+            slower=optimizer is None,
         )
     elif options.get("lora") is not None:
         raise OptionError(
@@ -211,6 +209,7 @@ def prune(
         schedule=schedule,
         fine_tune_schedule=fine_tune_schedule,
         seed=options.get("seed", 0),
+        slower=optimizer is None,
     )
     if storage not in ("dense", "sparse"):
         raise OptionError(f"storage is {storage!r}; it needs to be 'dense' or 'sparse'.")
@@ -223,29 +222,19 @@ def prune(
     display = progress if isinstance(progress, Display) else Display()
     say = display.note if isinstance(progress, Display) else progress or (lambda line: None)
 
-    def run(plan: Plan | StructurePlan) -> PruneResult:
-        if isinstance(plan, StructurePlan):
-            return prune_structures(
-                plan, model, data, validation, loss=loss, target=target, options=options, say=say, display=display
-            )
+    if isinstance(plan, StructurePlan):
+        result = prune_structures(
+            plan, model, data, validation, loss=loss, target=target, options=options, say=say, display=display
+        )
+    else:
         job = Job(plan, model, loss, target, options, say, display)
         if save is not None and storage == "dense":
             job.trainer._file.check_writable(save)
-        return job.run(data, validation)
-
-    slower = () if optimizer is not None or hasattr(data, "__next__") else _SLOWER
-    for factor in slower:
-        try:
-            return _finished(run(plan), save, report, storage)
-        except NumericalError:
-            rate = rule.learning_rate / factor
-            say(f"the training diverged; it starts again with a learning rate of {rate:.2g}")
-            plan = replace(
-                plan,
-                optimizer=replace(promoting, learning_rate=rate),
-                fine_tune_optimizer=fine_tune_optimizer or replace(rule.plain(), learning_rate=rate),
-            )
-    return _finished(run(plan), save, report, storage)
+        result = job.run(data, validation)
+    result = _finished(result, save, report, storage)
+    if result.shortfall:
+        warnings.warn(result.shortfall, PruningWarning, stacklevel=2)
+    return result
 
 
 def _finished(

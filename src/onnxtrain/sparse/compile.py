@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from onnxtrain.model_file.proto import default_opset
 from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.runtime.turns import times_in_turns
 from onnxtrain.sparse.empty_units import without_empty_units
 from onnxtrain.sparse.expand import with_dense_layers
 from onnxtrain.sparse.functions import CONV, LEAST_OPSET, LINEAR, function
@@ -51,13 +51,6 @@ model, where the cost of a call does not hide them: what must get faster by the 
 _AS_FAST = 1.05
 """The most time with padded images, or with transposed rows, relative to the time without them: they save copies, and
 timings have noise."""
-
-_PAIRS, _SECONDS = 15, 0.15
-"""Turns of both models whose fastest decide, since other programs only add time; seconds of the dense ones in all."""
-
-_clock = time.perf_counter if os.name == "nt" else time.thread_time
-"""Sessions have one thread, the caller's: its processor time leaves out what other programs take. Windows counts it in
-steps of 16 ms."""
 
 _ZERO = "onnxtrain.sparse.no_residual"
 
@@ -330,20 +323,10 @@ def _session(proto: onnx.ModelProto, library: str | None = None) -> onnxruntime.
 def _times(
     dense: onnxruntime.InferenceSession, sparse: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]
 ) -> tuple[float, float]:
-    """Return the seconds of a call of each, the fastest of some turns."""
+    """Return the seconds of a call of each."""
     for session in (dense, sparse):
         _run(session, feeds)
-    once = max(_seconds(dense, feeds, 1), 1e-6)
-    calls = max(1, int(_SECONDS / _PAIRS / once))
-    turns = [(_seconds(dense, feeds, calls), _seconds(sparse, feeds, calls)) for _ in range(_PAIRS)]
-    return min(turn[0] for turn in turns) / calls, min(turn[1] for turn in turns) / calls
-
-
-def _seconds(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray], calls: int) -> float:
-    start = _clock()
-    for _ in range(calls):
-        session.run(None, feeds)
-    return _clock() - start
+    return times_in_turns(dense, sparse, feeds)
 
 
 def _layer_models(
