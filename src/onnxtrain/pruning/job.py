@@ -297,7 +297,8 @@ class Job:
     def _deepen(self) -> None:
         """Cut and fine-tune further, as long as the fine-tuned model stays within the allowed drop."""
         plan = self.plan
-        assert plan.accuracy_drop is not None and self.reference is not None
+        assert plan.accuracy_drop is not None
+        assert self.reference is not None
         bound = self.reference - plan.accuracy_drop
         size = sum(array.size for array in self._weights().values())
         best, kept = self.trainer, self._cut()
@@ -313,7 +314,9 @@ class Job:
             best, kept = self.trainer, self._cut()
 
         _, probes = search(
-            lambda sparsity: plan.cut({name: np.array(best.parameters[name]) for name in self.names}, sparsity, self.form),
+            lambda sparsity: plan.cut(
+                {name: np.array(best.parameters[name]) for name in self.names}, sparsity, self.form
+            ),
             tuned,
             bound=bound,
             size=size,

@@ -12,6 +12,7 @@ from onnxtrain.runtime.turns import times_in_turns
 _FREE_SIZES = (1, 8, 16, 32, 64, 224)
 """Sizes for free axes behind the first, tried in this order; the first axis, the batch, gets 1."""
 
+
 def speedup(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
     """Return the time of the first model over that of the second, for one example.
 

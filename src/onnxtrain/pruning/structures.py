@@ -139,7 +139,9 @@ class StructurePlan:
         return removed, structures, faster
 
     def _reaching(self, order: list[int], structures: Structures) -> list[int]:
-        target, cost = (self.sparsity, structures.size) if self.flops is None else (self.flops, structures.multiply_adds)
+        target, cost = (
+            (self.sparsity, structures.size) if self.flops is None else (self.flops, structures.multiply_adds)
+        )
         assert target is not None
         return first_reaching(order, structures, cost, cost() * (1 - target))
 
@@ -231,9 +233,7 @@ def prune_structures(
         raise OptionError("masks= holds single weights at zero, structure= removes whole structures; give one of them.")
     given = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
     plan.check(given.model())
-    phases = Phases(
-        given, data, validation, plan, target=target, slower=plan.slower, say=say, display=display
-    )
+    phases = Phases(given, data, validation, plan, target=target, slower=plan.slower, say=say, display=display)
     stage = choose_stages(
         None,
         zeros=0.0,
@@ -337,4 +337,3 @@ def _row(name: str, array: np.ndarray, mask: np.ndarray | None) -> LayerRow:
         threshold=float(np.min(np.abs(remaining.astype(np.float32)), initial=np.inf)),
         max_scale=None,
     )
-

@@ -12,20 +12,31 @@ import numpy as np
 if TYPE_CHECKING:
     import onnxruntime
 
-_TURNS, _SECONDS = 15, 0.15
-"""Turns of both sessions, of which the fastest decide since other programs only add time; seconds of the first in all."""
+_TURNS = 15
+"""Turns of both sessions, of which the fastest decide, since other programs only add time."""
 
 _clock = time.perf_counter if os.name == "nt" else time.thread_time
 """Time that this thread computes; Windows counts it in steps of 16 ms."""
 
 
 def times_in_turns(
-    one: onnxruntime.InferenceSession, other: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]
+    one: onnxruntime.InferenceSession,
+    other: onnxruntime.InferenceSession,
+    feeds: Mapping[str, np.ndarray],
+    *,
+    seconds: float = 0.15,
 ) -> tuple[float, float]:
-    """Return the seconds of a call of each session, which have one thread: the fastest of some turns."""
+    """Return the seconds of a call of each session, which have one thread: the fastest of some turns.
+
+    Args:
+        one: A session.
+        other: Another one, of the same inputs.
+        feeds: The inputs.
+        seconds: Time that the first session runs in all.
+    """
     for session in (one, other):
         session.run(None, feeds)
-    calls = max(1, int(_SECONDS / _TURNS / max(_seconds(one, feeds, 1), 1e-6)))
+    calls = max(1, int(seconds / _TURNS / max(_seconds(one, feeds, 1), 1e-6)))
     turns = [(_seconds(one, feeds, calls), _seconds(other, feeds, calls)) for _ in range(_TURNS)]
     return min(turn[0] for turn in turns) / calls, min(turn[1] for turn in turns) / calls
 

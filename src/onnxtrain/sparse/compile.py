@@ -22,6 +22,7 @@ from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.runtime.native import custom_ops_library
 from onnxtrain.runtime.turns import times_in_turns
+from onnxtrain.sparse.computed import as_stored, with_computed_weights
 from onnxtrain.sparse.empty_units import without_empty_units
 from onnxtrain.sparse.expand import with_dense_layers
 from onnxtrain.sparse.functions import CONV, LEAST_OPSET, LINEAR, function
@@ -51,6 +52,9 @@ model, where the cost of a call does not hide them: what must get faster by the 
 _AS_FAST = 1.05
 """The most time with padded images, or with transposed rows, relative to the time without them: they save copies, and
 timings have noise."""
+
+_SECONDS = 0.15
+"""Seconds of the dense model, or layer, in a measurement."""
 
 _ZERO = "onnxtrain.sparse.no_residual"
 
@@ -150,9 +154,10 @@ def compile_sparse(
     names = read_names(file)
     given = upgrade_opset(with_dense_layers(file.dense().inlined()), LEAST_OPSET)
     feeds = _feeds(given, sizes or {})
-    shapes = _shapes(given)
-    proto = without_empty_units(given, shapes)
-    removed = _units(LayerSearch(given.graph, shapes).layers())
+    whole, computed = with_computed_weights(given)
+    shapes = _shapes(whole)
+    proto = without_empty_units(whole, shapes)
+    removed = _units(LayerSearch(whole.graph, shapes).layers())
     shapes = _shapes(proto)
     layers = list(LayerSearch(proto.graph, shapes).layers())
     removed -= _units(layers)
@@ -192,11 +197,15 @@ def compile_sparse(
             if after < most * before:
                 made, session = changed, other_session
     speedup = 1.0
-    if chosen or proto is not given:
+    if chosen or proto is not whole:
+        made = as_stored(made, computed)
+        session = _session(made, library)
         dense, sparse = _times(_session(given), session, feeds)
         speedup = dense / sparse
         if speedup < _WHOLE:
             made, speedup, chosen, removed = given, 1.0, [], 0
+    else:
+        made = given
     file.replace_by(path, serialised(made))
     write_names(Path(path), names)
     return SparseModel(
@@ -326,7 +335,7 @@ def _times(
     """Return the seconds of a call of each."""
     for session in (dense, sparse):
         _run(session, feeds)
-    return times_in_turns(dense, sparse, feeds)
+    return times_in_turns(dense, sparse, feeds, seconds=_SECONDS)
 
 
 def _layer_models(
