@@ -363,7 +363,7 @@ def _lift_constants(model: ir.Model) -> None:
         _store(model, output, ir.tensor(np.asarray(tensor.numpy()), dtype=tensor.dtype))
 
 
-def _store(model: ir.Model, output: ir.Value, tensor: ir.Tensor) -> None:
+def _store(model: ir.Model, output: ir.Value, tensor: ir.TensorProtocol) -> None:
     """Replace the node of a constant by an initializer of its name."""
     tensor.name = output.name
     value = ir.Value(

@@ -208,7 +208,8 @@ def computed_constants(model: ir.Model, *, weights: bool) -> dict[ir.Value, np.n
 def _evaluated(nodes: list[ir.Node], wanted: list[ir.Value], opset: int) -> list[np.ndarray]:
     """Compute values by ONNX's reference from nodes whose other inputs are constants."""
     made = {output for node in nodes for output in node.outputs}
-    protos, feeds = [], {}
+    protos: list[onnx.NodeProto] = []
+    feeds: dict[str, np.ndarray | None] = {}
     for node in nodes:
         proto = ir.serde.serialize_node(node)
         if node.op_type == "CastLike":
@@ -217,7 +218,7 @@ def _evaluated(nodes: list[ir.Node], wanted: list[ir.Value], opset: int) -> list
         for value in node.inputs:
             if value is not None and value not in made and value.name in proto.input:
                 tensor = constant_tensor(value)
-                feeds[value.name] = None if tensor is None else np.asarray(tensor.numpy())
+                feeds[str(value.name)] = None if tensor is None else np.asarray(tensor.numpy())
     inputs, outputs = (
         [onnx.ValueInfoProto(name=name) for name in names] for names in (feeds, [value.name for value in wanted])
     )

@@ -22,7 +22,7 @@ from onnxtrain.operators.measures import measure as find_measure
 from onnxtrain.operators.sparsity import Layer
 from onnxtrain.pruning.fresh import fresh_values
 from onnxtrain.pruning.phases import Phases, Watch, metric_of
-from onnxtrain.pruning.recipe import Stage, choose_stages
+from onnxtrain.pruning.recipe import Stage, choose_stages, dense_epochs
 from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import (
@@ -244,6 +244,8 @@ class Job:
             rounds=plan.rounds,
             fine_tune_epochs=plan.fine_tune_epochs,
         )
+        if len(stages) > 1:
+            self._train_densely()
         trained = float("nan")
         for index, stage in enumerate(stages):
             self.stage = stage
@@ -252,6 +254,17 @@ class Job:
                 self._deepen()
             self.trainer = self._fine_tuned()
         return trained
+
+    def _train_densely(self) -> None:
+        """Train a model that has learned nothing before the first cut, which one epoch shows."""
+        phases, before = self.phases, self.phases.measure(self.trainer)
+        for epochs in (1, dense_epochs(phases.examples)):
+            trained = phases.train(
+                self.trainer, "dense training", optimizer=self.plan.optimizer.plain(), epochs=epochs, schedule=None
+            )
+            if not phases.is_lost(before, phases.measure(trained)):
+                return
+        self.trainer = trained
 
     def _train(self, stage: Stage, seed: int) -> float:
         """Train and cut; return the accuracy before the last cut."""
@@ -450,7 +463,7 @@ class _Cutter(Callback):
         job.apply(cut)
         accuracy = job.phases.measure(job.trainer)
         if self._watch is not None:
-            self._watch.begin_again(accuracy)
+            self._watch.note_cut(accuracy)
         self.points.append(Point(cut.sparsity, accuracy))
         job.say(
             f"cut {part} of {stage.rounds}: {cut.sparsity:.2%} zeros, "

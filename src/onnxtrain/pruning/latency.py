@@ -27,7 +27,7 @@ def speedup(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
     """
     sessions = [_session(before), _session(after)]
     feeds = _feeds(before, sessions[0])
-    first, second = times_in_turns(*sessions, feeds)
+    first, second = times_in_turns(sessions[0], sessions[1], feeds)
     return first / second
 
 

@@ -30,15 +30,19 @@ class _Settings(Protocol):
     """The settings of single weights and of structures that the trainings need."""
 
     @property
-    def batch_size(self) -> int | None: ...  # noqa: D102
+    def batch_size(self) -> int | None: ...
     @property
-    def seed(self) -> int: ...  # noqa: D102
+    def seed(self) -> int: ...
 
 
 def metric_of(trainer: Trainer) -> str:
     """Return the metric of a pruning: the accuracy of a classifier, or the loss."""
     classifies = isinstance(trainer._objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy, Distillation))
     return "accuracy" if classifies else "loss"
+
+
+def _readable_again(data: Any) -> Any:
+    return list(data) if hasattr(data, "__next__") else data
 
 
 class Phases:
@@ -69,7 +73,7 @@ class Phases:
     ) -> None:
         self.metric = metric_of(trainer)
         self.measured_on = "training data" if validation is None else "validation data"
-        data, validation = (list(given) if hasattr(given, "__next__") else given for given in (data, validation))
+        data, validation = _readable_again(data), _readable_again(validation)
         if isinstance(validation, float):
             parts = split_validation(trainer._open(data, target=target), validation, settings.seed)
             data, validation = parts.train, parts.validation
@@ -119,14 +123,16 @@ class Phases:
         enough: float | None = None,
         **changes: Any,
     ) -> Trainer:
-        """Return a new trainer that has trained from the weights of another one; a fine-tuning ends at its best point.
+        """Return a new trainer that has trained from the weights of another one.
+
+        Where nothing is cut, it ends at its best point, after learning rates that fall.
 
         Where the default optimizer diverges, or loses what the model had learned, the training starts again at a third
         of the learning rate.
 
         Args:
             start: The trainer with the first weights.
-            phase: "training" or "fine-tuning", for lines.
+            phase: "training", in which cuts are made, "dense training" or "fine-tuning".
             optimizer: The update rule.
             epochs: Number of epochs; with 0 the result is ``start``.
             schedule: Learning rates, or ``None`` for the default.
@@ -139,7 +145,7 @@ class Phases:
         """
         if not epochs:
             return start
-        first, weights, tunes = self.measure(start), start.get_weights(), phase == "fine-tuning"
+        first, weights, tunes = self.measure(start), start.get_weights(), phase != "training"
         batches = self.opened.batch_count(self.batch_size)
         chosen = schedule or choose_schedule(None if batches is None else epochs * batches, falling=tunes)
         while True:
@@ -178,7 +184,7 @@ class Watch(Callback):
 
     Attributes:
         value: The result after the last epoch, or after the cut that followed it.
-        best: The best result since the beginning, or since the last cut.
+        best: The best result so far, less what cuts took.
         weights: The weights of the best point of a fine-tuning; ``None`` for a training.
         lost: True if the training has lost what the model had learned.
     """
@@ -198,9 +204,10 @@ class Watch(Callback):
         self.value, self.best, self.weights, self.lost = first, first, weights, False
         self._first, self._low = first, False
 
-    def begin_again(self, value: float) -> None:
-        """Compare with the result after a cut from now on."""
-        self.value = self.best = self._first = value
+    def note_cut(self, value: float) -> None:
+        """Expect less by what a cut took, from now on."""
+        self.best, self._first = self.best + value - self.value, self._first + value - self.value
+        self.value = value
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Measure, print a line, and decide."""

@@ -20,7 +20,7 @@ from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.choose_structures import Structure
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
-from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, choose_optimizer
+from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, choose_fine_tuning, choose_optimizer
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.structures import StructurePlan, prune_structures
 from onnxtrain.pruning.thresholds import Allocation
@@ -153,6 +153,7 @@ def prune(
     block = block_of("prune", block)
     rule = optimizer or choose_optimizer(sparsity)
     promoting = _promoting(rule, block) if method == "ssgd" else rule.plain()
+    tuning = fine_tune_optimizer or (rule.plain() if optimizer else choose_fine_tuning(sparsity, rule))
     structured = None
     if structure is not None:
         _refuse_with_structure(
@@ -199,7 +200,7 @@ def prune(
         n_m=_pair_of(n_m),
         allocation=allocation,
         optimizer=promoting,
-        fine_tune_optimizer=fine_tune_optimizer or rule.plain(),
+        fine_tune_optimizer=tuning,
         tensors=tensors,
         epochs=epochs,
         fine_tune_epochs=fine_tune_epochs,

@@ -161,14 +161,16 @@ def _layers(model: onnx.ModelProto) -> Iterator[_Layer]:
             adds, slot = readers[0][0], 1 - readers[0][1]
             if adds.op_type != "Add" or adds.domain:
                 continue
-        elif node.op_type == "Gemm" and any(node.attributes.get_float(name, 1.0) != 1 for name in ("alpha", "beta")):
-            continue
-        elif node.op_type == "ConvTranspose" and layer.form.groups > 1:
+        elif (
+            node.op_type == "Gemm" and any(node.attributes.get_float(name, 1.0) != 1 for name in ("alpha", "beta"))
+        ) or (node.op_type == "ConvTranspose" and layer.form.groups > 1):
             continue
         assert slot is not None
         given = adds.inputs[slot] if len(adds.inputs) > slot else None
         source = None if given is None else stored(given)
-        bias = None if source is None or source[0].const_value is None else np.asarray(source[0].const_value.numpy())
+        bias = None
+        if source is not None and source[0].const_value is not None:
+            bias = np.asarray(source[0].const_value.numpy()).reshape(-1)
         size = (dimensions(layer.weight) or ())[outputs]
         if (given is None and adds is node) or (bias is not None and bias.shape == (size,) == _shape(given)):
             yield _Layer(nodes[str(adds.outputs[0].name)], slot, str(layer.weight.name), bias, outputs, layer.summed)

@@ -157,10 +157,13 @@ class PruneResult(PruneRecord):
                 *(f"not followed through {operator}: {reason}" for operator, reason in self.stops.items()),
             ]
         if self.probes:
-            tried = ", ".join(
-                f"{probe.sparsity:.2%}: {show(probe.accuracy)}" for probe in sorted(self.probes, key=_sparsity)
-            )
-            lines.insert(2, f"searched (zeros: {self.metric} without fine-tuning): {tried}")
+            for fine_tuned, how in ((True, "with"), (False, "without")):
+                probes = sorted((probe for probe in self.probes if probe.fine_tuned == fine_tuned), key=_sparsity)
+                tried = ", ".join(f"{probe.sparsity:.2%}: {show(probe.accuracy)}" for probe in probes)
+                if tried:
+                    lines.insert(2, f"searched (zeros: {self.metric} {how} fine-tuning): {tried}")
+        if self.shortfall:
+            lines.append(self.shortfall)
         return "\n".join(lines) + "\n"
 
     def save_report(self, folder: str | os.PathLike[str]) -> list[Path]:

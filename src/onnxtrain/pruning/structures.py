@@ -182,7 +182,7 @@ class StructurePlan:
                 low = middle
         # One lucky measurement must not decide on a busy machine.
         while (faster := min(factor(high), factor(high))) < self.speedup and high < len(order):
-            high = (high + len(order) + 1) // 2
+            high = min(len(order), high + max(1, (len(order) - high) // 8))
         return chosen(high), faster
 
 

@@ -60,6 +60,6 @@ def as_stored(proto: onnx.ModelProto, computed: Computed) -> onnx.ModelProto:
     alive = read.union(*(node.output for node in kept))
     infos = [value for value in graph.value_info if value.name in alive]
     for field, items in ((graph.node, kept[::-1]), (graph.initializer, tensors), (graph.value_info, infos)):
-        del field[:]  # type: ignore[attr-defined]
-        field.extend(items)  # type: ignore[attr-defined]
+        del field[:]
+        field.extend(items)
     return made

@@ -18,7 +18,6 @@ from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.clone import captured_values
-from onnxtrain.ir.declared_shapes import all_values
 from onnxtrain.ir.passes import remove_unused
 from onnxtrain.ir.replace import substitute
 from onnxtrain.ir.value import dimensions, is_float

@@ -38,10 +38,11 @@ def gradient(
 ) -> onnx.ModelProto:
     """Add outputs to a model: the gradient of one of its values.
 
-    For a scalar y and each x, the result has an output ``{x}_grad`` = dy/dx of the type and shape of x (``{x}_grad2``
-    where the model has that name, as in a second gradient); a y that is not scalar is summed. The result contains standard operators only and runs on any ONNX runtime. A model below opset 18
-    is upgraded to 18. A float16 or bfloat16 model computes in float32; its weights, inputs and outputs keep their
-    types, and so do the gradients with respect to them.
+    For a scalar y and each x, the result has an output ``{x}_grad`` = dy/dx of the type and shape of x, or
+    ``{x}_grad2`` where the model has that name, as in a second gradient; a y that is not scalar is summed. The result
+    contains standard operators only and runs on any ONNX runtime. A model below opset 18 is upgraded to 18. A float16
+    or bfloat16 model computes in float32; its weights, inputs and outputs keep their types, and so do the gradients
+    with respect to them.
 
     Args:
         model: A path or a loaded model.
