@@ -367,7 +367,7 @@ def _store(model: ir.Model, output: ir.Value, tensor: ir.TensorProtocol) -> None
     """Replace the node of a constant by an initializer of its name."""
     tensor.name = output.name
     value = ir.Value(
-        name=output.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
+        name=output.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
     )
     node = output.producer()
     assert node is not None

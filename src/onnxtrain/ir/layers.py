@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import onnx.helper
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.passes import RANDOM
@@ -207,6 +206,8 @@ def computed_constants(model: ir.Model, *, weights: bool) -> dict[ir.Value, np.n
 
 def _evaluated(nodes: list[ir.Node], wanted: list[ir.Value], opset: int) -> list[np.ndarray]:
     """Compute values by ONNX's reference from nodes whose other inputs are constants."""
+    from onnx.reference import ReferenceEvaluator  # takes long to import
+
     made = {output for node in nodes for output in node.outputs}
     protos: list[onnx.NodeProto] = []
     feeds: dict[str, np.ndarray | None] = {}

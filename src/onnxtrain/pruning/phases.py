@@ -1,4 +1,4 @@
-"""The trainings of a pruning: each keeps the best point it has seen, and starts again more slowly where it does harm."""
+"""The trainings of a pruning: they keep the best point seen, and start again more slowly where they do harm."""
 
 from __future__ import annotations
 
@@ -107,8 +107,7 @@ class Phases:
             return ""
         return (
             f"The pruned model has the {self.metric} {after:.4f}, but {best:.4f} was reached before the cut, and "
-            "fine-tuning did not make up for it; remove less, give more fine_tune_epochs=, or another "
-            "fine_tune_optimizer=."
+            "fine-tuning did not make up for it; remove less, or fine-tune longer or at another learning rate."
         )
 
     def train(

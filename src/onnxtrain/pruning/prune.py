@@ -75,7 +75,7 @@ def prune(
     Training makes several cuts, at sparsities that rise from the model's own by a cubic schedule, and continues under
     each mask. Without settings the number of examples and the sparsity decide on epochs, batches, cuts, and on stages
     for high sparsities: from a compression of 15 on, each stage multiplies it by at most three and ends with
-    fine-tuning.
+    fine-tuning. A fine-tuning ends with the weights of its best epoch, or with those before it if these are better.
 
     Args:
         model: A path or a loaded model; never changed.
@@ -90,8 +90,8 @@ def prune(
         flops: With ``structure``, instead of ``sparsity``: the fraction of multiply-adds to remove.
         speedup: With ``structure``, instead of ``sparsity``: how many times as fast the model shall run, measured on
             this machine with one example and one thread.
-        accuracy_drop: The largest drop of the validation accuracy, without fine-tuning, from its value before the
-            first cut; a search finds the sparsity. An alternative to ``sparsity``.
+        accuracy_drop: The largest drop of the validation accuracy from its value before the first cut; a search that
+            fine-tunes at each sparsity finds it. An alternative to ``sparsity``.
         block: (outputs, inputs) of the blocks that are cut together, by their norm. A linear layer is a matrix
             [outputs, inputs] whichever way round the file stores it; the inputs of a convolution are the channels at
             each position of its kernel. (4, 1) are four outputs with one input.
@@ -99,9 +99,11 @@ def prune(
         allocation: "global" ranks the weights of all tensors together, "uniform" cuts each tensor to the same
             sparsity, "flops" ranks them together and removes more where a weight costs more multiplications.
         optimizer: Update rule of the training; by default SSGD with momentum, at a learning rate of 0.025, and from the
-            start again at a third or a ninth of it where the training diverges. An ``Adam`` or ``Momentum`` gets
+            start again at a third of it, up to three times, where a training diverges or loses what the model had
+            learned. An ``Adam`` or ``Momentum`` gets
             ``sparsity=Sparsity()`` for "ssgd".
-        fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion.
+        fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion, or
+            Adam in stages.
         tensors: Glob patterns of the parameters to prune; by default the weights of linear layers, convolutions,
             recurrent layers and embeddings.
         epochs: Epochs of the training; 0 cuts the model as given. With ``epochs``, ``fine_tune_epochs`` or ``rounds``
@@ -131,7 +133,8 @@ def prune(
         DataError: The data does not fit the model.
 
     Warns:
-        PruningWarning: A cut leaves nothing of a tensor.
+        PruningWarning: A cut leaves nothing of a tensor, or the result has lost more than ten points of accuracy, or
+            twice its loss.
 
     Example:
         >>> import numpy as np

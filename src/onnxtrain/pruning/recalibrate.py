@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain.ir.layers import layers, stored
+from onnxtrain.ir.layers import Layer, layers, stored
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import dimensions
 from onnxtrain.model_file.upgrade import upgrade_opset
@@ -161,9 +161,7 @@ def _layers(model: onnx.ModelProto) -> Iterator[_Layer]:
             adds, slot = readers[0][0], 1 - readers[0][1]
             if adds.op_type != "Add" or adds.domain:
                 continue
-        elif (
-            node.op_type == "Gemm" and any(node.attributes.get_float(name, 1.0) != 1 for name in ("alpha", "beta"))
-        ) or (node.op_type == "ConvTranspose" and layer.form.groups > 1):
+        elif not _is_plain(layer):
             continue
         assert slot is not None
         given = adds.inputs[slot] if len(adds.inputs) > slot else None
@@ -174,6 +172,12 @@ def _layers(model: onnx.ModelProto) -> Iterator[_Layer]:
         size = (dimensions(layer.weight) or ())[outputs]
         if (given is None and adds is node) or (bias is not None and bias.shape == (size,) == _shape(given)):
             yield _Layer(nodes[str(adds.outputs[0].name)], slot, str(layer.weight.name), bias, outputs, layer.summed)
+
+
+def _is_plain(layer: Layer) -> bool:
+    """Return whether a layer adds its bias to the products of its weight as they are, in one group."""
+    factors = [layer.node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+    return factors == [1.0, 1.0] and (layer.node.op_type == "Conv" or layer.form.groups == 1)
 
 
 def _shape(value: ir.Value | None) -> tuple[object, ...]:

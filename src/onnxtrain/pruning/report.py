@@ -101,6 +101,8 @@ class PruneResult(PruneRecord):
         console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, markup=False)
         console.print(self.table())
         console.print(self.summary())
+        if self.shortfall:
+            console.print(self.shortfall)
         file = console.file
         assert isinstance(file, io.StringIO)
         return file.getvalue()
@@ -162,8 +164,6 @@ class PruneResult(PruneRecord):
                 tried = ", ".join(f"{probe.sparsity:.2%}: {show(probe.accuracy)}" for probe in probes)
                 if tried:
                     lines.insert(2, f"searched (zeros: {self.metric} {how} fine-tuning): {tried}")
-        if self.shortfall:
-            lines.append(self.shortfall)
         return "\n".join(lines) + "\n"
 
     def save_report(self, folder: str | os.PathLike[str]) -> list[Path]:
