@@ -192,11 +192,18 @@ def computed_constants(model: ir.Model, *, weights: bool) -> dict[ir.Value, np.n
             known.difference_update(node.outputs)
         else:
             nodes.append(node)
-    made = {output for node in nodes for output in node.outputs}
     inner = set(nodes)
+    made = [output for node in nodes for output in node.outputs]
     wanted = [value for value in made if is_float(value) and any(user not in inner for user, _ in value.uses())]
     if not wanted:
         return {}
+    needed: set[ir.Value | None] = set(wanted)
+    for node in reversed(nodes):
+        if needed.isdisjoint(node.outputs):
+            inner.remove(node)
+        else:
+            needed.update(node.inputs)
+    nodes = [node for node in nodes if node in inner]
     try:
         arrays = _evaluated(nodes, wanted, model.graph.opset_imports.get("", 1))
     except Exception:  # an operator that the reference lacks: the model computes its values

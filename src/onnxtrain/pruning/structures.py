@@ -287,7 +287,11 @@ def prune_structures(
         if structures.is_weight(value) and value.const_value is not None and value.name in values
     }
     at_once = (Point(1 - left / size, found.accuracy),)
-    tuned = stage.fine_tune_epochs > 0 and plan.method != "random"
+    shortfall = ""
+    if plan.speedup is not None and found.speedup < plan.speedup:
+        shortfall = f"The model runs {found.speedup:.2f} times as fast, not {plan.speedup}; other programs may disturb."
+    elif stage.fine_tune_epochs > 0 and plan.method != "random":
+        shortfall = phases.shortfall(after, (before, accuracy_trained))
     return PruneResult(
         method=plan.method,
         optimizer=repr(plan.optimizer),
@@ -313,7 +317,7 @@ def prune_structures(
         multiply_adds=(structures.multiply_adds(), structures.multiply_adds(kept)),
         speedup=found.speedup,
         stops=dict(structures.stops),
-        shortfall=phases.shortfall(after, (before, accuracy_trained)) if tuned else "",
+        shortfall=shortfall,
     )
 
 
