@@ -1,5 +1,7 @@
 """Two ResNets and a VGG lose channels by default settings, and keep their accuracy."""
 
+import warnings
+
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
@@ -69,7 +71,9 @@ def network(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("network") / "model.onnx"
     batch = torch.export.Dim("batch")
     how = {"dynamo": True, "opset_version": 18, "external_data": False, "verbose": False}
-    torch.onnx.export(model.eval(), (x[:2],), path, dynamic_shapes=({0: batch},), **how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model.eval(), (x[:2],), path, dynamic_shapes=({0: batch},), **how)
     return path
 
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 HELP = "Train, cut and fine-tune a model; the result differs from it in its weights, of which many are zero."
 
 EXAMPLES = """\
-The exit status is 1 if the pruned model lost what the given one had learned:
-more than 10 points of accuracy, or twice its loss.
+The exit status is 1 if the pruned model lost what the given one had learned.
 
 Examples
 

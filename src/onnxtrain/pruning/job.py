@@ -230,7 +230,7 @@ class Job:
             values={name: np.array(array) for name, array in self.trainer._initializers().items()},
             file=self.trainer._file,
             names=self.trainer._names,
-            shortfall=phases.shortfall(after, (trained,) if plan.fresh else (before, trained)) if tuned else "",
+            shortfall=phases.shortfall(after, (trained,) if plan.fresh else (before, trained), plan) if tuned else "",
         )
 
     def _run_stages(self) -> float:

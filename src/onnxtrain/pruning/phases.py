@@ -22,8 +22,11 @@ from onnxtrain.trainer import Trainer
 _SLOWEST: Final = 27
 """Largest divisor of the default learning rate, which each training that does harm divides by three."""
 
-MOST_LOST: Final = 0.1
+_MOST_LOST: Final = 0.1
 """Accuracy that a model may lose: a training that loses more starts again, a pruning that loses more has failed."""
+
+_HOPELESS: Final = 0.4
+"""Fraction of its accuracy that a model may lose in a pruning whose epochs or update rules the user chose."""
 
 
 class _Settings(Protocol):
@@ -33,6 +36,10 @@ class _Settings(Protocol):
     def batch_size(self) -> int | None: ...
     @property
     def seed(self) -> int: ...
+    @property
+    def epochs(self) -> int | None: ...
+    @property
+    def fine_tune_epochs(self) -> int | None: ...
 
 
 def metric_of(trainer: Trainer) -> str:
@@ -93,17 +100,22 @@ class Phases:
         """Return whether the first of two results is better."""
         return one > other if self.metric == "accuracy" else one < other
 
-    def is_lost(self, value: float, best: float) -> bool:
+    def is_lost(self, value: float, best: float, *, hopelessly: bool = False) -> bool:
         """Return whether a result is so much worse than another that the model has lost what it had learned."""
-        most = MOST_LOST if self.metric == "accuracy" else abs(best)
+        if self.metric == "accuracy":
+            most = _HOPELESS * best if hopelessly else _MOST_LOST
+        else:
+            most = (3 if hopelessly else 1) * abs(best)
         return not np.isfinite(value) or (self.is_better(best, value) and abs(best - value) > most)
 
-    def shortfall(self, after: float, reached: Sequence[float]) -> str:
+    def shortfall(self, after: float, reached: Sequence[float], settings: _Settings) -> str:
         """Return a sentence about a result that lost what the model had reached; "" for a good one."""
+        given = (settings.epochs, settings.fine_tune_epochs, getattr(settings, "rounds", None))
+        own = not self._slower or any(number is not None for number in given)
         best = reached[0]
         for value in reached[1:]:
             best = value if self.is_better(value, best) else best
-        if not self.is_lost(after, best):
+        if not self.is_lost(after, best, hopelessly=own):
             return ""
         return (
             f"The pruned model has the {self.metric} {after:.4f}, but {best:.4f} was reached before the cut, and "

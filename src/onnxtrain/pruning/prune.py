@@ -133,8 +133,8 @@ def prune(
         DataError: The data does not fit the model.
 
     Warns:
-        PruningWarning: A cut leaves nothing of a tensor, or the result has lost more than ten points of accuracy, or
-            twice its loss.
+        PruningWarning: A cut leaves nothing of a tensor, or the result has lost more than ten points of accuracy or
+            twice its loss (with epochs or update rules of your own, four tenths, or four times).
 
     Example:
         >>> import numpy as np

@@ -291,7 +291,7 @@ def prune_structures(
     if plan.speedup is not None and found.speedup < plan.speedup:
         shortfall = f"The model runs {found.speedup:.2f} times as fast, not {plan.speedup}; other programs may disturb."
     elif stage.fine_tune_epochs > 0 and plan.method != "random":
-        shortfall = phases.shortfall(after, (before, accuracy_trained))
+        shortfall = phases.shortfall(after, (before, accuracy_trained), plan)
     return PruneResult(
         method=plan.method,
         optimizer=repr(plan.optimizer),
