@@ -333,7 +333,7 @@ def stages_of(task: Task) -> Iterator[Outcome]:
                     model,
                     images,
                     loss="softmax_cross_entropy",
-                    validation=tuple(array[:256] for array in test),  # prune's own output, which is not needed
+                    validation=tuple(array[:1024] for array in train),  # which chooses a point of each fine-tuning
                     method="ssgd" if task.method == "ssgd" else "magnitude",
                     sparsity=1 - 1 / stage.compression,
                     optimizer=recipe.optimizer_of(task.method),
@@ -376,7 +376,7 @@ def prune_by_default(
         model,
         train,
         loss="softmax_cross_entropy",
-        validation=tuple(array[:256] for array in test),
+        validation=tuple(array[:1024] for array in train),
         sparsity=1 - 1 / task.recipe.goal[0],
         seed=task.seed,
         threads=1,

@@ -403,7 +403,7 @@ def stage(
             model,
             train,
             loss="softmax_cross_entropy",
-            validation=tuple(array[:256] for array in train),  # prune's own output, which is not needed
+            validation=tuple(array[:256] for array in train),  # which chooses a point of the fine-tuning
             method="ssgd" if run.method == "ssgd" else "magnitude",
             allocation=run.allocation,
             tensors=names,

@@ -62,6 +62,24 @@ CASES = {
         b2=(16,),
         w3=(6, 16, 1, 1),
     ),
+    "grouped convolutions behind an input of the model": image(
+        "a = Conv<group = 3>(x, w1, b1) r = Relu(a) h = Conv<group = 3>(r, w2)",
+        6,
+        w1=(12, 1, 3, 3),
+        b1=(12,),
+        w2=(6, 4, 1, 1),
+    ),
+    "grouped transposed convolution behind an input of the model": image(
+        "a = ConvTranspose<group = 3>(x, w1) r = Relu(a) h = Conv(r, w2)", 6, w1=(3, 4, 2, 2), w2=(6, 12, 1, 1)
+    ),
+    "biases that are computed, and weights in another form": image(
+        "one = Constant<value = float {0.5}>() like = CastLike(one, x) s = Shape<start = 0, end = 1>(w1)"
+        " b1 = Expand(like, s) a = Conv(x, w1, b1) r = Relu(a) k = Identity(w2) b2 = Squeeze(given) h = Conv(r, k, b2)",
+        6,
+        w1=(8, 3, 3, 3),
+        w2=(6, 8, 1, 1),
+        given=(1, 6),
+    ),
     "channel shuffle between grouped convolutions": image(
         "a = Conv(x, w1) b = Conv<group = 2>(a, w2) c = Reshape(b, apart) d = Transpose<perm = [0, 2, 1, 3, 4]>(c)"
         " e = Reshape(d, merged) h = Conv<group = 2>(e, w3)",

@@ -71,7 +71,7 @@ def test_a_speedup_is_measured():
     how = {"epochs": 0, "fine_tune_epochs": 0}
     model = mlp((4, 4000, 1000, 3))
     result = onnxtrain.prune(model, points(), **LOSS, **how, structure="hidden", speedup=1.5)
-    assert result.speedup > 1.2
+    assert result.speedup >= 1.5
     assert result.removed_structures > 0
 
 

@@ -18,6 +18,7 @@ from onnxtrain.axes.shared import merge_shared, split_shared
 from onnxtrain.axes.sizes import fold_sizes
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.clone import captured_values, subgraphs
+from onnxtrain.ir.layers import computed_constants, follows, layers
 from onnxtrain.ir.shapes import infer_shapes
 from onnxtrain.ir.value import Dimension, constant_array, constant_tensor, dimensions, is_float
 
@@ -70,7 +71,7 @@ class Analysis(Findings):
 
     def _visit(self, node: ir.Node, version: int) -> None:
         entry = registry.find(node.op_type, node.domain, version)
-        if not subgraphs(node) and all(value is None or value in self.constants for value in node.inputs):
+        if not subgraphs(node) and follows(node, self.constants):
             self.constants.update(node.outputs)
         view = Node(node, self, version)
         if entry is not None and entry.function is not None:
@@ -181,28 +182,16 @@ class Structures:
 
     def read(self) -> Iterator[tuple[str, np.ndarray, int, np.ndarray]]:
         """Yield for layers the name of the input, the weight, its axis along the input's channels, their structures."""
-        for node in self.model.graph:
-            x, w = (node.inputs[0], node.inputs[1]) if len(node.inputs) > 1 and not node.domain else (None, None)
-            if (
-                x is None
-                or w is None
-                or w.const_value is None
-                or not self.is_weight(w)
-                or x not in self._analysis.known
-            ):
+        for layer in layers(self.model.graph):
+            x, tensor = layer.node.inputs[0], layer.weight.const_value
+            if x is None or tensor is None or x not in self._analysis.known or not self.is_weight(layer.weight):
                 continue
-            attributes = node.attributes
-            if node.op_type == "Conv":
-                channels, axis = 1, 0 if "group" in attributes and attributes["group"].as_int() > 1 else 1
-            elif node.op_type == "Gemm" and "transA" not in attributes:
-                channels, axis = 1, 1 if "transB" in attributes and attributes["transB"].as_int() else 0
-            elif node.op_type == "MatMul" and len(w.const_value.shape) == 2:
-                channels, axis = -1, 0
-            else:
+            axis = layer.outputs if layer.form.groups > 1 else layer.inputs
+            if axis is None or (layer.node.op_type == "MatMul" and len(layer.axes) > 2):
                 continue
-            found = self._analysis.known[x][channels]
-            if found.labels is not None and len(found.labels) == w.const_value.shape[axis]:
-                yield str(x.name), np.asarray(w.const_value.numpy()), axis, self.of(found)
+            found = self._analysis.known[x][layer.form.channels]
+            if found.labels is not None and len(found.labels) == tensor.shape[axis]:
+                yield layer.x, np.asarray(tensor.numpy()), axis, self.of(found)
 
     def kept_along(self, name: str, position: int, kept: np.ndarray) -> np.ndarray | None:
         """Return which entries of an axis of a value stay; ``None`` where the axis has no structures."""
@@ -315,6 +304,9 @@ def find_structures(model: ir.Model, *, change_outputs: bool = False) -> Structu
     _inline(model)
     contents = fold_sizes(model)
     _lift_constants(model)
+    for value, array in computed_constants(model, weights=False).items():
+        if array.size == max(array.shape, default=0) and not value.is_graph_output():  # a vector, such as a bias
+            _store(model, value, ir.tensor(array, dtype=value.dtype))
     originals = split_shared(model)
     choices: dict[ir.Node, int] = {}
     kept_values: set[ir.Value] = set()
@@ -368,16 +360,20 @@ def _lift_constants(model: ir.Model) -> None:
         tensor = constant_tensor(output)
         if tensor is None or output.name in model.graph.initializers or tensor.dtype == ir.DataType.STRING:
             continue
-        array = np.asarray(tensor.numpy())
-        value = ir.Value(
-            name=output.name,
-            type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(array.shape),
-            const_value=ir.tensor(array, dtype=tensor.dtype, name=output.name),
-        )
-        output.replace_all_uses_with(value)
-        model.graph.remove(node, safe=True)
-        model.graph.register_initializer(value)
+        _store(model, output, ir.tensor(np.asarray(tensor.numpy()), dtype=tensor.dtype))
+
+
+def _store(model: ir.Model, output: ir.Value, tensor: ir.TensorProtocol) -> None:
+    """Replace the node of a constant by an initializer of its name."""
+    tensor.name = output.name
+    value = ir.Value(
+        name=output.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
+    )
+    node = output.producer()
+    assert node is not None
+    output.replace_all_uses_with(value)
+    model.graph.remove(node, safe=True)
+    model.graph.register_initializer(value)
 
 
 def _zero_points(model: ir.Model) -> dict[ir.Value, np.ndarray]:

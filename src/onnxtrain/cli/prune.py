@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 HELP = "Train, cut and fine-tune a model; the result differs from it in its weights, of which many are zero."
 
 EXAMPLES = """\
+The exit status is 1 if the pruned model lost what the given one had learned.
+
 Examples
 
   Train with SSGD, remove 95 % of the weights, fine-tune the others:
@@ -192,7 +194,7 @@ def command(
     quiet: flags.Quiet = False,
     config: Config = None,
     debug: flags.Debug = False,
-) -> None:
+) -> int:
     """Run ``onnxtrain prune``."""
     given = dict(locals())
     from onnxtrain.pruning.prune import prune
@@ -238,12 +240,13 @@ def command(
         _write_config(report / CONFIG, given)
     if json_output:
         print(json.dumps(result.as_dict()))  # noqa: T201
-        return
+        return int(bool(result.shortfall))
     console.print(result.table())
     terminal.lines(console, result.summary().rstrip())
     terminal.lines(console, f"model: {path} ({terminal.file_size(path)})")
     if report is not None:
         terminal.lines(console, f"report: {', '.join(sorted(str(path) for path in report.glob('report.*')))}")
+    return int(bool(result.shortfall))
 
 
 def _write_config(path: Path, given: Mapping[str, Any]) -> None:

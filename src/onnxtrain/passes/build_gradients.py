@@ -29,11 +29,13 @@ class Derivative(NamedTuple):
 
     Attributes:
         y: The value to differentiate; seeded with ones.
-        xs: The independent variables; each gets a graph output ``{x}_grad``.
+        xs: The independent variables.
+        names: The names of their gradients, which are graph outputs; by default ``{x}_grad``.
     """
 
     y: ir.Value
     xs: Sequence[ir.Value]
+    names: Sequence[str] | None = None
 
 
 def build_gradients(model: ir.Model, derivative: Derivative | None = None) -> Iterator[Backward]:
@@ -70,16 +72,16 @@ def _masked(graph: ir.Graph, backward: Backward) -> Backward:
 
 
 def _append(model: ir.Model, derivative: Derivative, options: GradientOptions) -> Backward:
-    """Append dy/dx for every x as graph outputs named ``{x}_grad``."""
+    """Append dy/dx for every x as graph outputs."""
     graph = model.graph
     engine = Engine(Forward.of(model, straight_through=options.straight_through))
-    names = [x.name or "" for x in derivative.xs]
+    names = derivative.names or [f"{x.name or ''}_grad" for x in derivative.xs]
     gradients = engine.gradients(derivative.y, derivative.xs)
     for name, gradient in zip(names, gradients, strict=True):
         identity = ir.Node("", "Identity", [gradient], num_outputs=1)
         graph.append(identity)
         output = identity.outputs[0]
-        output.name, output.type, output.shape = f"{name}_grad", gradient.type, gradient.shape
+        output.name, output.type, output.shape = name, gradient.type, gradient.shape
         graph.outputs.append(output)
     return engine.backward
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.ir.layers import Layer, layers
 from onnxtrain.weights.masks import matmul_weights
 from onnxtrain.weights.readers import read_through_identity
 
@@ -31,12 +32,13 @@ def fresh_values(model: ir.Model, parameters: Mapping[str, np.ndarray], seed: in
     generator = np.random.default_rng(seed)
     names = [name for name in parameters if name in model.graph.initializers]
     weights = set(matmul_weights(model, names))
+    found = {str(layer.weight.name): layer for layer in layers(model.graph)}
     values = {}
     for name, array in parameters.items():
         readers = read_through_identity(model.graph.initializers[name]) if name in names else []
         node, index = next(iter(readers), (None, 0))
         if array.ndim >= 2 and (name in weights or sum(size > 1 for size in array.shape) > 1 or node is None):
-            deviation = math.sqrt(2 / max(_fan_in(node, array.shape), 1))
+            deviation = math.sqrt(2 / max(_fan_in(found.get(name), node, array.shape), 1))
             values[name] = (deviation * generator.standard_normal(array.shape)).astype(array.dtype)
         else:
             values[name] = np.full(array.shape, 1.0 if _scales(node, index) else 0.0, dtype=array.dtype)
@@ -49,13 +51,9 @@ def _scales(node: ir.Node | None, index: int) -> bool:
     return node.op_type == "Mul" or (index == 1 and node.op_type.endswith("Normalization"))
 
 
-def _fan_in(node: ir.Node | None, shape: tuple[int, ...]) -> int:
+def _fan_in(layer: Layer | None, node: ir.Node | None, shape: tuple[int, ...]) -> int:
     """Return the fan-in of a weight: the number of inputs that an output sums over."""
-    if node is not None and node.op_type in ("Conv", "LSTM", "GRU", "RNN"):
-        return math.prod(shape[1:]) if node.op_type == "Conv" else shape[-1]
-    if node is not None and node.op_type == "ConvTranspose":
-        return shape[0] * math.prod(shape[2:])
-    if node is not None and node.op_type == "Gemm":
-        transposed = node.attributes.get("transB")
-        return shape[1] if transposed is not None and transposed.as_int() else shape[0]
-    return shape[-2]
+    if layer is not None and layer.inputs is not None:
+        convolves = layer.form.channels == 1
+        return math.prod(size for axis, size in enumerate(shape) if axis == layer.inputs or (convolves and axis > 1))
+    return shape[-1] if node is not None and node.op_type in ("LSTM", "GRU", "RNN") else shape[-2]

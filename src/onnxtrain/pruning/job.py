@@ -12,21 +12,21 @@ import numpy as np
 import onnx
 
 from onnxtrain.callbacks import Callback, TrainingState
-from onnxtrain.callbacks.progress import Display, Progress, StepsOf
+from onnxtrain.callbacks.progress import Display
 from onnxtrain.config import Options
-from onnxtrain.data import split_validation
 from onnxtrain.errors import OptionError
-from onnxtrain.losses import BinaryCrossEntropy, Distillation, SoftmaxCrossEntropy
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators import Optimizer
 from onnxtrain.operators.arithmetic import Tensor
 from onnxtrain.operators.measures import measure as find_measure
 from onnxtrain.operators.sparsity import Layer
 from onnxtrain.pruning.fresh import fresh_values
-from onnxtrain.pruning.recipe import Stage, choose_batch_size, choose_schedule, choose_stages
+from onnxtrain.pruning.phases import Phases, Watch, metric_of
+from onnxtrain.pruning.recipe import Stage, choose_stages, dense_epochs
 from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import (
+    FINE_TUNED,
     Allocation,
     Cut,
     Form,
@@ -78,6 +78,7 @@ class Plan:
     schedule: str | Schedule | None
     fine_tune_schedule: str | Schedule | None
     seed: int
+    slower: bool = True
 
     def __post_init__(self) -> None:
         methods, allocations = ("ssgd", "magnitude", "random"), ("uniform", "global", "flops")
@@ -134,12 +135,6 @@ class Plan:
         return magnitude_cut(weights, sparsity, form)
 
 
-def metric_of(trainer: Trainer) -> str:
-    """Return the metric of a pruning: the accuracy of a classifier, or the loss."""
-    classifies = isinstance(trainer._objective.loss, (SoftmaxCrossEntropy, BinaryCrossEntropy, Distillation))
-    return "accuracy" if classifies else "loss"
-
-
 class Job:
     """One pruning.
 
@@ -163,8 +158,7 @@ class Job:
         say: Callable[[str], None],
         display: Display,
     ) -> None:
-        self.shown = Progress(StepsOf(display))
-        self.plan, self.target, self.say = plan, target, say
+        self.plan, self.target, self.say, self._display = plan, target, say, display
         self.trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
         objective = self.trainer._objective
         self.names = choose_tensors(objective.shapes, plan.tensors, "tensors", objective.matmul_weights)
@@ -177,11 +171,10 @@ class Job:
                 "of a product, a convolution, a recurrent layer or an embedding; "
                 "choose others with tensors=."
             )
-        self.form = plan.form()
+        self.form = replace(plan.form(), held=dict(self.trainer.masks))
         if self.form.needs_layouts:
             self.form = replace(self.form, layouts=product_layouts(objective.model, self.names))
-        self.metric = metric_of(self.trainer)
-        if plan.accuracy_drop is not None and self.metric != "accuracy":
+        if plan.accuracy_drop is not None and metric_of(self.trainer) != "accuracy":
             raise OptionError("accuracy_drop= needs a loss of a classifier; for this loss give sparsity=.")
         self.probes: list[Probe] = []
         self.points: list[Point] = []
@@ -190,38 +183,41 @@ class Job:
         self.max_scales: dict[str, float | None] = {}
         self.cut: Cut | None = None
         self.stage = Stage(None, 0, 1, 0)
-        self.batch_size = plan.batch_size or 0
-        self.steps: int | None = None  # of an epoch
 
     def run(self, data: Source, validation: Source | float | None) -> PruneResult:
         """Train, cut, fine-tune, and return the result."""
         plan, trainer = self.plan, self.trainer
-        measured_on = "training data" if validation is None else "validation data"
-        if isinstance(validation, float):
-            parts = split_validation(trainer._open(data, target=self.target), validation, plan.seed)
-            data, validation = parts.train, parts.validation
-        self.measured: Source = data if validation is None else validation
-        before = self.measure(trainer)
+        self.phases = phases = Phases(
+            trainer,
+            data,
+            validation,
+            plan,
+            target=self.target,
+            slower=plan.slower,
+            say=self.say,
+            display=self._display,
+        )
+        before = phases.measure(trainer)
         given = self._weights()
+        whole = trainer.get_weights()
         if plan.fresh:
             for name, value in fresh_values(trainer._objective.model.clone(), trainer.parameters, plan.seed).items():
                 trainer.parameters[name] = value
-        once = hasattr(data, "__next__")  # a generator, which opening would use up
-        opened = None if once else trainer._open(data, target=self.target)
-        examples = None if opened is None else opened.size
-        self.batch_size = plan.batch_size or choose_batch_size(examples)
-        self.steps = None if opened is None else opened.batch_count(self.batch_size)
-        trained = self._run_stages(data, examples)
-        after = self.measure(self.trainer)
-        self.say(f"result: {self.metric} {after:.4f} at {self._cut().sparsity:.2%} zeros")
+        trained = self._run_stages()
+        after = phases.measure(self.trainer)
+        if not plan.fresh and plan.epochs != 0:
+            after = self._or_cut_alone(given, whole, after)
+        metric = phases.metric
+        self.say(f"result: {metric} {after:.4f} at {self._cut().sparsity:.2%} zeros")
+        tuned = self.stage.fine_tune_epochs > 0 and plan.method != "random"
         return PruneResult(
             method=plan.method,
             optimizer=repr(plan.optimizer),
             allocation=plan.allocation,
             block=plan.block,
             n_m=plan.n_m,
-            metric=self.metric,
-            measured_on=measured_on,
+            metric=metric,
+            measured_on=phases.measured_on,
             accuracy_before=before,
             accuracy_trained=trained,
             accuracy_after=after,
@@ -234,66 +230,132 @@ class Job:
             values={name: np.array(array) for name, array in self.trainer._initializers().items()},
             file=self.trainer._file,
             names=self.trainer._names,
+            shortfall=phases.shortfall(after, (trained,) if plan.fresh else (before, trained), plan) if tuned else "",
         )
 
-    def measure(self, trainer: Trainer) -> float:
-        """Return the accuracy of a trainer's model, or the loss if it does not classify."""
-        metrics = ["accuracy"] if self.metric == "accuracy" else []
-        return float(trainer.evaluate(self.measured, target=self.target, metrics=metrics)[self.metric])
-
-    def _run_stages(self, data: Source, examples: int | None) -> float:
+    def _run_stages(self) -> float:
         """Train, cut and fine-tune, stage by stage; return the accuracy before the last cut."""
         plan = self.plan
         stages = choose_stages(
             plan.final_sparsity,
             zeros=_zeros(self._weights()),
-            examples=examples,
+            examples=self.phases.examples,
             epochs=plan.epochs,
             rounds=plan.rounds,
             fine_tune_epochs=plan.fine_tune_epochs,
         )
+        if len(stages) > 1:
+            self._train_densely()
         trained = float("nan")
         for index, stage in enumerate(stages):
-            if index:
-                self.trainer = self.trainer._rebuilt(optimizer=plan.optimizer, seed=self.trainer.config.seed + 1)
             self.stage = stage
-            trained = self._train(data, stage)
-            self._fine_tune(data, stage)
+            trained = self._train(stage, self.trainer.config.seed + (index > 0))
+            if plan.accuracy_drop is not None and stage.fine_tune_epochs:
+                self._deepen()
+            self.trainer = self._fine_tuned()
         return trained
 
-    def _train(self, data: Source, stage: Stage) -> float:
-        """Train and cut; return the accuracy before the last cut."""
-        plan, cutter = self.plan, _Cutter(self)
-        if stage.epochs == 0:
-            cutter.cut(1)
-        else:
-            self.trainer.fit(
-                data,
-                target=self.target,
-                epochs=stage.epochs,
-                batch_size=self.batch_size,
-                schedule=plan.schedule or self._schedule(stage.epochs, falling=False),
-                callbacks=[cutter, self.shown],
+    def _train_densely(self) -> None:
+        """Train a model that has learned nothing before the first cut, which one epoch shows."""
+        phases, before = self.phases, self.phases.measure(self.trainer)
+        for epochs in (1, dense_epochs(phases.examples)):
+            trained = phases.train(
+                self.trainer, "dense training", optimizer=self.plan.optimizer.plain(), epochs=epochs, schedule=None
             )
-        return cutter.accuracy
+            if not phases.is_lost(before, phases.measure(trained)):
+                return
+        self.trainer = trained
 
-    def _fine_tune(self, data: Source, stage: Stage) -> None:
-        """Train the remaining weights with the plain rule, in a new trainer with fresh optimizer states."""
-        plan, trained = self.plan, self.trainer
-        if stage.fine_tune_epochs == 0:
-            return
-        self.trainer = trained._rebuilt(optimizer=plan.fine_tune_optimizer, seed=trained.config.seed + 1)
-        self.trainer.fit(
-            data,
-            target=self.target,
-            epochs=stage.fine_tune_epochs,
-            batch_size=self.batch_size,
-            schedule=plan.fine_tune_schedule or self._schedule(stage.fine_tune_epochs, falling=True),
-            callbacks=[_Lines(self, "fine-tuning"), self.shown],
+    def _train(self, stage: Stage, seed: int) -> float:
+        """Train and cut; return the accuracy before the last cut."""
+        cutters: list[_Cutter] = []
+
+        def cutting(trainer: Trainer, watch: Watch) -> Sequence[Callback]:
+            self.trainer = trainer
+            cutters.append(_Cutter(self, watch))
+            return cutters[-1:]
+
+        if stage.epochs == 0:
+            cutters.append(_Cutter(self, None))
+            cutters[0].cut(1)
+        else:
+            self.trainer = self.phases.train(
+                self.trainer,
+                "training",
+                optimizer=self.plan.optimizer,
+                epochs=stage.epochs,
+                schedule=self.plan.schedule,
+                callbacks=cutting,
+                seed=seed,
+            )
+        done = cutters[-1]
+        self.points += done.points
+        self.curve += done.curve
+        self.probes += done.probes
+        return done.accuracy
+
+    def _fine_tuned(self, enough: float | None = None) -> Trainer:
+        """Return a trainer in which the remaining weights were trained with the plain rule."""
+        plan = self.plan
+        return self.phases.train(
+            self.trainer,
+            "fine-tuning",
+            optimizer=plan.fine_tune_optimizer,
+            epochs=self.stage.fine_tune_epochs,
+            schedule=plan.fine_tune_schedule,
+            enough=enough,
+            seed=self.trainer.config.seed + 1,
         )
 
-    def _schedule(self, epochs: int, *, falling: bool) -> str:
-        return choose_schedule(None if self.steps is None else epochs * self.steps, falling=falling)
+    def _deepen(self) -> None:
+        """Cut and fine-tune further, as long as the fine-tuned model stays within the allowed drop."""
+        plan = self.plan
+        assert plan.accuracy_drop is not None
+        assert self.reference is not None
+        bound = self.reference - plan.accuracy_drop
+        size = sum(array.size for array in self._weights().values())
+        best, kept = self.trainer, self._cut()
+
+        def tuned(cut: Cut) -> float:
+            self.trainer = best._rebuilt()
+            self.apply(cut)
+            self.trainer = self._fine_tuned(enough=bound)
+            return self.phases.measure(self.trainer)
+
+        def accept(cut: Cut) -> None:
+            nonlocal best, kept
+            best, kept = self.trainer, self._cut()
+
+        _, probes = search(
+            lambda sparsity: plan.cut(
+                {name: np.array(best.parameters[name]) for name in self.names}, sparsity, self.form
+            ),
+            tuned,
+            bound=bound,
+            size=size,
+            least=kept.sparsity,
+            steps=FINE_TUNED,
+            accept=accept,
+        )
+        self.trainer, self.cut = best, kept
+        self.probes += probes
+
+    def _or_cut_alone(self, given: dict[str, np.ndarray], whole: dict[str, np.ndarray], after: float) -> float:
+        """Take the cut of the given model where that is better than the trained one; return the accuracy."""
+        cut = self.plan.cut(given, self._cut().sparsity, self.form)
+        if cut.emptied:
+            return after
+        tuned = self.trainer
+        self.trainer = tuned._rebuilt(masks=tuned.masks)
+        self.trainer.set_masks({**tuned.masks, **cut.masks})
+        self.trainer.set_weights({**whole, **{name: np.where(cut.masks[name], given[name], 0) for name in given}})
+        alone = self.phases.measure(self.trainer)
+        if not self.phases.is_better(alone, after):
+            self.trainer = tuned
+            return after
+        self.say(f"the given model without training is better after the cut: {self.phases.metric} {alone:.4f}")
+        self.cut = cut
+        return alone
 
     def _weights(self) -> dict[str, np.ndarray]:
         return {name: np.array(self.trainer.parameters[name]) for name in self.names}
@@ -321,7 +383,7 @@ class Job:
         try:
             for name, mask in cut.masks.items():
                 self.trainer.parameters[name] = np.where(mask, weights[name], np.zeros_like(weights[name]))
-            return self.measure(self.trainer)
+            return self.phases.measure(self.trainer)
         finally:
             for name, array in weights.items():
                 self.trainer.parameters[name] = array
@@ -362,61 +424,56 @@ def _zeros(weights: Mapping[str, np.ndarray]) -> float:
     return 1 - sum(int(np.count_nonzero(w)) for w in weights.values()) / sum(w.size for w in weights.values())
 
 
-class _Lines(Callback):
-    """Print a line after every epoch."""
-
-    def __init__(self, job: Job, phase: str) -> None:
-        self.job, self.phase = job, phase
-
-    def on_epoch_end(self, state: TrainingState) -> None:
-        self.job.say(f"{self.phase}: epoch {state.epoch} of {state.epochs}, loss {state.loss:.4f}")
-
-
-class _Cutter(_Lines):
+class _Cutter(Callback):
     """Cut at the ends of epochs, spread evenly over the training."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job, "training")
+    def __init__(self, job: Job, watch: Watch | None) -> None:
+        self.job, self._watch = job, watch
         self.first = _zeros(job._weights())
         self.done = 0
         self.accuracy = float("nan")
+        self.points: list[Point] = []
+        self.curve: list[Point] = []
+        self.probes: list[Probe] = []
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        super().on_epoch_end(state)
+        """Make the cut that is due."""
         stage = self.job.stage
         due = state.epoch * stage.rounds // stage.epochs
-        if due > self.done:
+        if due > self.done and not state.stop:
             self.cut(due)
             self.done = due
 
     def cut(self, part: int) -> None:
         """Make cut number ``part`` of the plan's rounds."""
         job, plan, stage = self.job, self.job.plan, self.job.stage
-        weights = job._weights()
-        self.accuracy = job.measure(job.trainer)
+        weights, metric = job._weights(), job.phases.metric
+        self.accuracy = job.phases.measure(job.trainer) if self._watch is None else self._watch.value
         job.note_scales()
         zeros = _zeros(weights)
         if part == stage.rounds and plan.n_m is None and stage.sparsity == plan.final_sparsity:
             for sparsity in (zeros, *(s for s in _CURVE if s > zeros)):
                 cut = plan.cut(weights, sparsity, job.form)
-                job.curve.append(Point(cut.sparsity, job.accuracy_of(weights, cut)))
+                self.curve.append(Point(cut.sparsity, job.accuracy_of(weights, cut)))
         if stage.sparsity is not None:
             wanted = cubic(stage.sparsity, part, stage.rounds, first=min(self.first, stage.sparsity))
             cut = plan.cut(weights, wanted if plan.n_m is not None else max(zeros, wanted), job.form)
         else:
             cut = self._search(weights, zeros)
         job.apply(cut)
-        accuracy = job.measure(job.trainer)
-        job.points.append(Point(cut.sparsity, accuracy))
+        accuracy = job.phases.measure(job.trainer)
+        if self._watch is not None:
+            self._watch.note_cut(accuracy)
+        self.points.append(Point(cut.sparsity, accuracy))
         job.say(
             f"cut {part} of {stage.rounds}: {cut.sparsity:.2%} zeros, "
-            f"{job.metric} {self.accuracy:.4f} before, {accuracy:.4f} after"
+            f"{metric} {self.accuracy:.4f} before, {accuracy:.4f} after"
         )
 
     def _search(self, weights: Mapping[str, np.ndarray], zeros: float) -> Cut:
         job, plan = self.job, self.job.plan
         assert plan.accuracy_drop is not None
-        if job.reference is None:
+        if job.reference is None or self.done == 0:
             job.reference = self.accuracy
         cut, probes = search(
             lambda sparsity: plan.cut(weights, sparsity, job.form),
@@ -425,5 +482,5 @@ class _Cutter(_Lines):
             size=sum(array.size for array in weights.values()),
             least=zeros,
         )
-        job.probes += probes
+        self.probes += probes
         return cut

@@ -1,32 +1,20 @@
-"""Measure how much faster one model runs than another, in pairs of runs."""
+"""Measure how much faster one model runs than another."""
 
 from __future__ import annotations
-
-import os
-import statistics
-import time
 
 import numpy as np
 import onnx
 import onnxruntime
 
 from onnxtrain.errors import OptionError
+from onnxtrain.runtime.turns import times_in_turns
 
 _FREE_SIZES = (1, 8, 16, 32, 64, 224)
 """Sizes for free axes behind the first, tried in this order; the first axis, the batch, gets 1."""
 
-_SECONDS = 0.4
-"""Time for the pairs of one measurement."""
-
-_PAIRS = 7
-"""Pairs that are measured at least."""
-
-_clock = time.perf_counter if os.name == "nt" else time.thread_time
-"""Time that this thread computes, so that other processes do not count; Windows counts it in steps of 16 ms."""
-
 
 def speedup(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
-    """Return the time of the first model over that of the second: the median over pairs of runs, for one example.
+    """Return the time of the first model over that of the second, for one example.
 
     Each runs in one thread: with several, those of the session that waits disturb the other one.
 
@@ -39,26 +27,8 @@ def speedup(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
     """
     sessions = [_session(before), _session(after)]
     feeds = _feeds(before, sessions[0])
-    for session in sessions:
-        session.run(None, feeds)
-    ratios: list[float] = []
-    start = time.perf_counter()
-    repeats = 1
-    while len(ratios) < _PAIRS or time.perf_counter() - start < _SECONDS:
-        times = [_time(session, feeds, repeats) for session in sessions]
-        if min(times) < 1e-3 and repeats < 64:  # too short for the clock
-            repeats *= 2
-            ratios.clear()
-            continue
-        ratios.append(times[0] / times[1])
-    return statistics.median(ratios)
-
-
-def _time(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray], repeats: int) -> float:
-    start = _clock()
-    for _ in range(repeats):
-        session.run(None, feeds)
-    return _clock() - start
+    first, second = times_in_turns(sessions[0], sessions[1], feeds)
+    return first / second
 
 
 def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:

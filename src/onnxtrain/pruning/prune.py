@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, Unpack
@@ -11,7 +12,7 @@ import onnx
 
 from onnxtrain.callbacks.progress import Display
 from onnxtrain.config import Options
-from onnxtrain.errors import NumericalError, OptionError
+from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import check_writable
 from onnxtrain.model_file.rescue import save_or_rescue
@@ -19,7 +20,7 @@ from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.choose_structures import Structure
 from onnxtrain.pruning.job import Job, Method, Plan, PruningWarning
-from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, choose_optimizer
+from onnxtrain.pruning.recipe import DEFAULT_OPTIMIZER, choose_fine_tuning, choose_optimizer
 from onnxtrain.pruning.report import PruneResult, Storage, check_report_folder
 from onnxtrain.pruning.structures import StructurePlan, prune_structures
 from onnxtrain.pruning.thresholds import Allocation
@@ -31,10 +32,6 @@ __all__ = ["DEFAULT_OPTIMIZER", "PruningWarning", "prune"]
 
 _ALLOCATIONS: Final[dict[str, Allocation]] = {"layer": "uniform", "global": "global"}
 """Allocations by the values of ``scope``, their old name."""
-
-
-_SLOWER: Final = (3.0, 9.0)
-"""Divisors of the default learning rate after a training that diverged."""
 
 
 def prune(
@@ -78,7 +75,7 @@ def prune(
     Training makes several cuts, at sparsities that rise from the model's own by a cubic schedule, and continues under
     each mask. Without settings the number of examples and the sparsity decide on epochs, batches, cuts, and on stages
     for high sparsities: from a compression of 15 on, each stage multiplies it by at most three and ends with
-    fine-tuning.
+    fine-tuning. A fine-tuning ends with the weights of its best epoch, or with those before it if these are better.
 
     Args:
         model: A path or a loaded model; never changed.
@@ -93,8 +90,8 @@ def prune(
         flops: With ``structure``, instead of ``sparsity``: the fraction of multiply-adds to remove.
         speedup: With ``structure``, instead of ``sparsity``: how many times as fast the model shall run, measured on
             this machine with one example and one thread.
-        accuracy_drop: The largest drop of the validation accuracy, without fine-tuning, from its value before the
-            first cut; a search finds the sparsity. An alternative to ``sparsity``.
+        accuracy_drop: The largest drop of the validation accuracy from its value before the first cut; a search that
+            fine-tunes at each sparsity finds it. An alternative to ``sparsity``.
         block: (outputs, inputs) of the blocks that are cut together, by their norm. A linear layer is a matrix
             [outputs, inputs] whichever way round the file stores it; the inputs of a convolution are the channels at
             each position of its kernel. (4, 1) are four outputs with one input.
@@ -102,9 +99,11 @@ def prune(
         allocation: "global" ranks the weights of all tensors together, "uniform" cuts each tensor to the same
             sparsity, "flops" ranks them together and removes more where a weight costs more multiplications.
         optimizer: Update rule of the training; by default SSGD with momentum, at a learning rate of 0.025, and from the
-            start again at a third or a ninth of it where the training diverges. An ``Adam`` or ``Momentum`` gets
+            start again at a third of it, up to three times, where a training diverges or loses what the model had
+            learned. An ``Adam`` or ``Momentum`` gets
             ``sparsity=Sparsity()`` for "ssgd".
-        fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion.
+        fine_tune_optimizer: Update rule of the fine-tuning; by default the training's without sparsity promotion, or
+            Adam in stages.
         tensors: Glob patterns of the parameters to prune; by default the weights of linear layers, convolutions,
             recurrent layers and embeddings.
         epochs: Epochs of the training; 0 cuts the model as given. With ``epochs``, ``fine_tune_epochs`` or ``rounds``
@@ -134,7 +133,8 @@ def prune(
         DataError: The data does not fit the model.
 
     Warns:
-        PruningWarning: A cut leaves nothing of a tensor.
+        PruningWarning: A cut leaves nothing of a tensor, or the result has lost more than ten points of accuracy or
+            twice its loss (with epochs or update rules of your own, four tenths, or four times).
 
     Example:
         >>> import numpy as np
@@ -156,6 +156,7 @@ def prune(
     block = block_of("prune", block)
     rule = optimizer or choose_optimizer(sparsity)
     promoting = _promoting(rule, block) if method == "ssgd" else rule.plain()
+    tuning = fine_tune_optimizer or (rule.plain() if optimizer else choose_fine_tuning(sparsity, rule))
     structured = None
     if structure is not None:
         _refuse_with_structure(
@@ -182,6 +183,7 @@ def prune(
             schedule=schedule,
             fine_tune_schedule=fine_tune_schedule,
             seed=options.get("seed", 0),
+            slower=optimizer is None,
         )
     elif options.get("lora") is not None:
         raise OptionError(
@@ -201,7 +203,7 @@ def prune(
         n_m=_pair_of(n_m),
         allocation=allocation,
         optimizer=promoting,
-        fine_tune_optimizer=fine_tune_optimizer or rule.plain(),
+        fine_tune_optimizer=tuning,
         tensors=tensors,
         epochs=epochs,
         fine_tune_epochs=fine_tune_epochs,
@@ -211,6 +213,7 @@ def prune(
         schedule=schedule,
         fine_tune_schedule=fine_tune_schedule,
         seed=options.get("seed", 0),
+        slower=optimizer is None,
     )
     if storage not in ("dense", "sparse"):
         raise OptionError(f"storage is {storage!r}; it needs to be 'dense' or 'sparse'.")
@@ -223,29 +226,19 @@ def prune(
     display = progress if isinstance(progress, Display) else Display()
     say = display.note if isinstance(progress, Display) else progress or (lambda line: None)
 
-    def run(plan: Plan | StructurePlan) -> PruneResult:
-        if isinstance(plan, StructurePlan):
-            return prune_structures(
-                plan, model, data, validation, loss=loss, target=target, options=options, say=say, display=display
-            )
+    if isinstance(plan, StructurePlan):
+        result = prune_structures(
+            plan, model, data, validation, loss=loss, target=target, options=options, say=say, display=display
+        )
+    else:
         job = Job(plan, model, loss, target, options, say, display)
         if save is not None and storage == "dense":
             job.trainer._file.check_writable(save)
-        return job.run(data, validation)
-
-    slower = () if optimizer is not None or hasattr(data, "__next__") else _SLOWER
-    for factor in slower:
-        try:
-            return _finished(run(plan), save, report, storage)
-        except NumericalError:
-            rate = rule.learning_rate / factor
-            say(f"the training diverged; it starts again with a learning rate of {rate:.2g}")
-            plan = replace(
-                plan,
-                optimizer=replace(promoting, learning_rate=rate),
-                fine_tune_optimizer=fine_tune_optimizer or replace(rule.plain(), learning_rate=rate),
-            )
-    return _finished(run(plan), save, report, storage)
+        result = job.run(data, validation)
+    result = _finished(result, save, report, storage)
+    if result.shortfall:
+        warnings.warn(result.shortfall, PruningWarning, stacklevel=2)
+    return result
 
 
 def _finished(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxtrain.ir.layers import Layer, layers, stored
+from onnxtrain.ir.shapes import infer_shapes
+from onnxtrain.ir.value import dimensions
 from onnxtrain.model_file.upgrade import upgrade_opset
 
 _SMALLEST = 1e-6
@@ -22,7 +25,7 @@ _RANGE = (1 / 3, 3.0)
 _OPSET = 18
 """Opset of the models that are measured, of which the axes of ReduceMean are an input."""
 
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 Statistics = tuple[np.ndarray, np.ndarray]
 """Mean and standard deviation of each channel."""
@@ -33,16 +36,18 @@ class _Layer:
     """A linear layer or convolution whose weight no other node reads.
 
     Attributes:
-        node: The node with the weight.
-        adds: The node that adds the bias; the same one where it has the weight, too.
-        bias: Input slot of the bias.
-        outputs: Axis of the weight along which its outputs lie.
+        adds: The node that adds the bias; the same one that has the weight where that does.
+        slot: Input slot of the bias.
+        weight: Name of the stored weight.
+        bias: The bias, if there is one.
+        outputs: Axis of the stored weight along which the outputs lie.
         reduced: Axes of the result to summarize; ``None`` where the channels are its last axis.
     """
 
-    node: onnx.NodeProto
     adds: onnx.NodeProto
-    bias: int
+    slot: int
+    weight: str
+    bias: np.ndarray | None
     outputs: int
     reduced: tuple[int, ...] | None
 
@@ -74,7 +79,7 @@ def recalibrated(
     corrected = onnx.ModelProto()
     corrected.CopyFrom(after)
     there = {name for node in before.graph.node for name in node.output}
-    layers = [layer for layer in _layers(corrected) if layer.result in there and layer.node.input[1] not in frozen]
+    layers = [layer for layer in _layers(corrected) if layer.result in there and layer.weight not in frozen]
     if not layers:
         return after
     wanted = dict(zip((layer.result for layer in layers), _run(before, layers, feeds), strict=True))
@@ -105,13 +110,9 @@ def spreads_of(
         feeds: Inputs of one batch of examples.
     """
     copy = _copied(model)
-    ranks = {tensor.name: len(tensor.dims) for tensor in copy.graph.initializer}
     made = {name for node in copy.graph.node for name in node.output}
-    found: dict[str, _Measured] = {}
-    for node in copy.graph.node:
-        if node.op_type in ("Conv", "Gemm", "MatMul") and node.input[0] in made and node.input[0] in names:
-            spatial = (0, *range(2, ranks.get(node.input[1], 2))) if node.op_type == "Conv" else None
-            found.setdefault(node.input[0], _Measured(node.input[0], spatial))
+    readers = layers(infer_shapes(ir.from_proto(model)).graph)
+    found = {layer.x: _Measured(layer.x, layer.summed) for layer in readers if layer.x in made and layer.x in names}
     del copy.graph.output[:]
     for value in found.values():
         copy.graph.node.extend(value.nodes(copy))
@@ -127,69 +128,70 @@ def _factor(wanted: np.ndarray, found: np.ndarray) -> np.ndarray:
 def _rescale(
     model: onnx.ModelProto, values: dict[str, TensorProto], layer: _Layer, factor: np.ndarray, shift: np.ndarray
 ) -> None:
-    weight = values[layer.node.input[1]]
+    weight = values[layer.weight]
     array = numpy_helper.to_array(weight)
     shape = [-1 if axis == layer.outputs else 1 for axis in range(array.ndim)]
     weight.CopyFrom(numpy_helper.from_array((array * factor.reshape(shape)).astype(array.dtype), weight.name))
-    given = values.get(layer.adds.input[layer.bias]) if len(layer.adds.input) > layer.bias else None
-    bias = np.zeros(len(factor)) if given is None else numpy_helper.to_array(given).astype(np.float64)
-    name = f"{layer.node.input[1]}/bias" if given is None else given.name
-    readers = sum(name in node.input for node in model.graph.node)
-    while name in values and (given is None or readers > 1):
-        name, readers = f"{name}'", 0
-    made = numpy_helper.from_array((bias.reshape(-1) * factor + shift).astype(array.dtype), name)
-    if name in values:
-        values[name].CopyFrom(made)
-    else:
+    inputs = [*layer.adds.input, *[""] * (layer.slot + 1 - len(layer.adds.input))]
+    bias = np.zeros(len(factor)) if layer.bias is None else layer.bias.astype(np.float64)
+    name, given = inputs[layer.slot], inputs[layer.slot] in values
+    if not given or sum(name in node.input for node in model.graph.node) > 1:
+        name = name if given else f"{layer.weight}/bias"
+        while name in values:
+            name = f"{name}'"
         values[name] = model.graph.initializer.add()
-        values[name].CopyFrom(made)
-        inputs = [*layer.adds.input, *[""] * (layer.bias + 1 - len(layer.adds.input))]
-        inputs[layer.bias] = name
+        inputs[layer.slot] = name
         del layer.adds.input[:]
         layer.adds.input.extend(inputs)
+    values[name].CopyFrom(numpy_helper.from_array((bias.reshape(-1) * factor + shift).astype(array.dtype), name))
 
 
 def _layers(model: onnx.ModelProto) -> Iterator[_Layer]:
     """Yield the layers of the main graph that can be rescaled, in their order."""
-    graph = model.graph
-    values = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type in _FLOATS}
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    uses = Counter(name for body in _bodies(graph) for name in body)
-    outputs = {value.name for value in graph.output}
-    for node in graph.node:
-        weight = values.get(node.input[1]) if len(node.input) > 1 and not node.domain else None
-        if weight is None or len(readers[weight.name]) > 1 or uses[weight.name]:
+    nodes = {node.output[0]: node for node in model.graph.node}
+    for layer in layers(infer_shapes(ir.from_proto(model)).graph):
+        node, outputs = layer.node, layer.outputs
+        if layer.weight.dtype not in _FLOATS or outputs is None or not _alone(layer.weight, node):
             continue
-        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        rank = len(weight.dims)
-        if node.op_type == "Conv" or (node.op_type == "ConvTranspose" and attributes.get("group", 1) == 1):
-            layer = _Layer(node, node, 2, 0 if node.op_type == "Conv" else 1, (0, *range(2, rank)))
-        elif node.op_type == "Gemm" and attributes.get("alpha", 1) == attributes.get("beta", 1) == 1:
-            layer = _Layer(node, node, 2, 0 if attributes.get("transB") else 1, (0,))
-        elif node.op_type == "MatMul" and rank == 2 and node.output[0] not in outputs:
-            (adds, *more) = readers.get(node.output[0], [node])
-            slots = [index for index, name in enumerate(adds.input) if name in values]
-            if adds.op_type != "Add" or more or len(slots) != 1:
+        adds, slot = node, layer.form.bias
+        if node.op_type == "MatMul":
+            readers = list(node.outputs[0].uses())
+            if len(layer.axes) != 2 or len(readers) != 1 or node.outputs[0].is_graph_output():
                 continue
-            layer = _Layer(node, adds, slots[0], 1, None)
-        else:
+            adds, slot = readers[0][0], 1 - readers[0][1]
+            if adds.op_type != "Add" or adds.domain:
+                continue
+        elif not _is_plain(layer):
             continue
-        bias = layer.adds.input[layer.bias] if len(layer.adds.input) > layer.bias else ""
-        size = weight.dims[layer.outputs]
-        if not bias or (bias in values and list(values[bias].dims) == [size] and not uses[bias]):
-            yield layer
+        assert slot is not None
+        given = adds.inputs[slot] if len(adds.inputs) > slot else None
+        source = None if given is None else stored(given)
+        bias = None
+        if source is not None and source[0].const_value is not None:
+            bias = np.asarray(source[0].const_value.numpy()).reshape(-1)
+        size = (dimensions(layer.weight) or ())[outputs]
+        if (given is None and adds is node) or (bias is not None and bias.shape == (size,) == _shape(given)):
+            yield _Layer(nodes[str(adds.outputs[0].name)], slot, str(layer.weight.name), bias, outputs, layer.summed)
 
 
-def _bodies(graph: onnx.GraphProto) -> Iterator[list[str]]:
-    """Yield the inputs of nodes in bodies, which may read values of the graph."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield [name for inner in body.node for name in inner.input]
-                yield from _bodies(body)
+def _is_plain(layer: Layer) -> bool:
+    """Return whether a layer adds its bias to the products of its weight as they are, in one group."""
+    factors = [layer.node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+    return factors == [1.0, 1.0] and (layer.node.op_type == "Conv" or layer.form.groups == 1)
+
+
+def _shape(value: ir.Value | None) -> tuple[object, ...]:
+    return () if value is None else tuple(dimensions(value) or ())
+
+
+def _alone(weight: ir.Value, node: ir.Node) -> bool:
+    """Return whether nothing but a layer reads its weight."""
+    value = weight
+    while not value.is_graph_output() and len(readers := list(value.uses())) == 1:
+        if readers[0][0] is node:
+            return True
+        value = readers[0][0].outputs[0]
+    return False
 
 
 def _run(
@@ -211,7 +213,7 @@ def _run(
         if layer is None:
             graph.node.append(node)
             continue
-        graph.node.extend(_measuring(copy, node, layer, types[layer.node.input[1]], wanted))
+        graph.node.extend(_measuring(copy, node, layer, types[layer.weight], wanted))
     for name in of:
         for kind in ("mean", "spread"):
             graph.output.add().CopyFrom(helper.make_tensor_value_info(f"{name}/{kind}", TensorProto.FLOAT, None))

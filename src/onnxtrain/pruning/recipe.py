@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from onnxtrain.operators import SSGD
+from onnxtrain.operators import SSGD, Adam, Optimizer
 
 _GENTLE: Final = 15.0
 """Compression up to which one stage suffices."""
@@ -17,8 +17,8 @@ _STEP: Final = 3.0
 _EXAMPLES: Final = 60_000
 """Number of examples for which the numbers of epochs below were found (MNIST); fewer take more epochs."""
 
-_EPOCHS: Final = {"first": (6, 3), "between": (5, 3), "last": (8, 6)}
-"""Epochs with a cut after each, and epochs of fine-tuning, of the stages."""
+_EPOCHS: Final = {"dense": (12, 0), "first": (6, 3), "between": (5, 3), "last": (8, 6)}
+"""Epochs with a cut after each, and epochs of fine-tuning, of the stages; of a dense training before several stages."""
 
 _MANY: Final = 10_000
 """Number of examples from which a batch has 64 of them instead of 32."""
@@ -76,8 +76,7 @@ def choose_stages(
         >>> choose_stages(0.9, **chosen)
         [Stage(sparsity=0.9, epochs=8, rounds=8, fine_tune_epochs=6)]
     """
-    factor = 1.0 if examples is None else min(3.0, max(0.5, math.sqrt(_EXAMPLES / max(examples, 1))))
-    scaled = {name: tuple(max(1, round(factor * count)) for count in counts) for name, counts in _EPOCHS.items()}
+    scaled = _epochs(examples)
     if sparsity is None or not (epochs is None and rounds is None and fine_tune_epochs is None):
         training, tuning = scaled["last"]
         chosen = max(training, rounds or 1) if epochs is None else epochs
@@ -95,6 +94,22 @@ def choose_stages(
         training, tuning = scaled[kind]
         stages.append(Stage(target, training, training, tuning))
     return stages
+
+
+def _epochs(examples: int | None) -> dict[str, tuple[int, ...]]:
+    factor = 1.0 if examples is None else min(3.0, max(0.5, math.sqrt(_EXAMPLES / max(examples, 1))))
+    return {name: tuple(max(1, round(factor * count)) for count in counts) for name, counts in _EPOCHS.items()}
+
+
+def dense_epochs(examples: int | None) -> int:
+    """Return the epochs of the dense training of a model that has learned nothing, before it is cut in stages."""
+    return _epochs(examples)["dense"][0]
+
+
+def choose_fine_tuning(sparsity: float | None, rule: Optimizer) -> Optimizer:
+    """Return the update rule of the fine-tuning: Adam where so few weights remain that they are cut in stages."""
+    few = isinstance(sparsity, (int, float)) and 0 <= sparsity < 1 and 1 / (1 - sparsity) > _GENTLE
+    return Adam(3e-3) if few else rule.plain()
 
 
 def choose_batch_size(examples: int | None) -> int:

@@ -76,6 +76,7 @@ class PruneRecord:
         multiply_adds: Multiply-adds of matmuls and convolutions before and after; free axes count once.
         speedup: The time of the trained model over that of the smaller one, for one example.
         stops: Operators through which structures could not be followed, each with the reason.
+        shortfall: What the result lacks of what may be expected, in a sentence; "" where it lacks nothing.
     """
 
     method: str
@@ -102,6 +103,7 @@ class PruneRecord:
     multiply_adds: tuple[int, int] = (0, 0)
     speedup: float = 1.0
     stops: dict[str, str] = field(default_factory=dict)
+    shortfall: str = ""
 
     @property
     def size(self) -> int:

@@ -101,6 +101,8 @@ class PruneResult(PruneRecord):
         console = Console(file=io.StringIO(), width=_WIDTH, highlight=False, markup=False)
         console.print(self.table())
         console.print(self.summary())
+        if self.shortfall:
+            console.print(self.shortfall)
         file = console.file
         assert isinstance(file, io.StringIO)
         return file.getvalue()
@@ -157,10 +159,11 @@ class PruneResult(PruneRecord):
                 *(f"not followed through {operator}: {reason}" for operator, reason in self.stops.items()),
             ]
         if self.probes:
-            tried = ", ".join(
-                f"{probe.sparsity:.2%}: {show(probe.accuracy)}" for probe in sorted(self.probes, key=_sparsity)
-            )
-            lines.insert(2, f"searched (zeros: {self.metric} without fine-tuning): {tried}")
+            for fine_tuned, how in ((True, "with"), (False, "without")):
+                probes = sorted((probe for probe in self.probes if probe.fine_tuned == fine_tuned), key=_sparsity)
+                tried = ", ".join(f"{probe.sparsity:.2%}: {show(probe.accuracy)}" for probe in probes)
+                if tried:
+                    lines.insert(2, f"searched (zeros: {self.metric} {how} fine-tuning): {tried}")
         return "\n".join(lines) + "\n"
 
     def save_report(self, folder: str | os.PathLike[str]) -> list[Path]:

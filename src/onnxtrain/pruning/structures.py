@@ -11,19 +11,18 @@ import numpy as np
 import onnx
 
 from onnxtrain.axes import Structures, find_structures
-from onnxtrain.callbacks import Callback, TrainingState
-from onnxtrain.callbacks.progress import Display, Progress, StepsOf
+from onnxtrain.callbacks.progress import Display
 from onnxtrain.config import Options
-from onnxtrain.data import Dataset, split_validation
+from onnxtrain.data import Dataset
 from onnxtrain.edit.working import Working
 from onnxtrain.errors import OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.operators import Optimizer
 from onnxtrain.pruning.choose_structures import STRUCTURES, Structure, first_reaching, in_vectors, removal_order
-from onnxtrain.pruning.job import metric_of
 from onnxtrain.pruning.latency import speedup as measured_speedup
+from onnxtrain.pruning.phases import Phases
 from onnxtrain.pruning.recalibrate import recalibrated, spreads_of
-from onnxtrain.pruning.recipe import choose_batch_size, choose_schedule, choose_stages
+from onnxtrain.pruning.recipe import choose_batch_size, choose_stages
 from onnxtrain.pruning.record import LayerRow, Point
 from onnxtrain.pruning.report import PruneResult
 from onnxtrain.pruning.thresholds import Allocation
@@ -60,6 +59,7 @@ class StructurePlan:
     schedule: str | Schedule | None
     fine_tune_schedule: str | Schedule | None
     seed: int
+    slower: bool = True
 
     def __post_init__(self) -> None:
         if self.allocation not in ("global", "uniform"):
@@ -105,48 +105,72 @@ class StructurePlan:
             + (f": {reasons}." if reasons else "; choose another structure=.")
         )
 
-    def choose(self, trained: onnx.ModelProto, feeds: Mapping[str, np.ndarray] | None) -> tuple[list[int], Structures]:
-        """Return the structures to remove from a trained model, and all of its structures.
+    def check(self, model: onnx.ModelProto) -> None:
+        """Refuse a model from which the target cannot be removed, before it is trained.
+
+        Raises:
+            OptionError: There is nothing to remove, or the target cannot be reached.
+        """
+        structures = find_structures(Working(model).model)
+        order = self.order(structures)
+        if self.speedup is None:
+            self._reaching(order, structures)
+        else:
+            self._all_of(model, order, structures)
+
+    def choose(
+        self, trained: onnx.ModelProto, feeds: Mapping[str, np.ndarray]
+    ) -> tuple[list[int], Structures, float | None]:
+        """Return the structures to remove from a trained model, all of its structures, and the speed-up if measured.
 
         Args:
             trained: The model.
-            feeds: Inputs of examples, on which the layers' inputs are measured; without, norms of weights decide.
+            feeds: Inputs of examples, on which the layers' inputs are measured.
 
         Raises:
             OptionError: The target cannot be reached.
         """
         structures = find_structures(Working(trained).model)
-        measured = None
-        if feeds is not None:
-            measured = spreads_of(without(trained, ()), {name for name, *_ in structures.read()}, feeds)
+        measured = spreads_of(without(trained, ()), {name for name, *_ in structures.read()}, feeds)
         order = self.order(structures, measured)
-        if self.sparsity is not None:
-            most = structures.size() * (1 - self.sparsity)
-            return first_reaching(order, structures, structures.size, most), structures
-        if self.flops is not None:
-            most = structures.multiply_adds() * (1 - self.flops)
-            return first_reaching(order, structures, structures.multiply_adds, most), structures
-        return self._timed(trained, order, structures), structures
+        if self.speedup is None:
+            return self._reaching(order, structures), structures, None
+        removed, faster = self._timed(trained, order, structures)
+        return removed, structures, faster
 
-    def _timed(self, trained: onnx.ModelProto, order: list[int], structures: Structures) -> list[int]:
+    def _reaching(self, order: list[int], structures: Structures) -> list[int]:
+        target, cost = (
+            (self.sparsity, structures.size) if self.flops is None else (self.flops, structures.multiply_adds)
+        )
+        assert target is not None
+        return first_reaching(order, structures, cost, cost() * (1 - target))
+
+    def _all_of(
+        self, trained: onnx.ModelProto, order: list[int], structures: Structures
+    ) -> tuple[Callable[[int], list[int]], Callable[[int], float]]:
+        """Return functions of the beginning of an order to remove: its structures, and the speed-up without them.
+
+        Raises:
+            OptionError: Without all of them the model is not fast enough.
+        """
         assert self.speedup is not None
-        whole_vectors = True
+        best = 0.0
+        for chosen in (lambda count: in_vectors(structures, order[:count]), lambda count: order[:count]):
 
-        def removed(count: int) -> list[int]:
-            return in_vectors(structures, order[:count]) if whole_vectors else order[:count]
+            def factor(count: int, chosen: Callable[[int], list[int]] = chosen) -> float:
+                return measured_speedup(trained, without(trained, chosen(count)))
 
-        def factor(count: int) -> float:
-            return measured_speedup(trained, without(trained, removed(count)))
-
-        best = factor(len(order))
-        if best < self.speedup and len(removed(len(order))) < len(order):
-            whole_vectors = False
             best = factor(len(order))
-        if best < self.speedup:
-            raise OptionError(
-                f"speedup={self.speedup} cannot be reached: with all structures removed that may go (a tenth of each "
-                f"layer stays), the model runs {best:.2f} times as fast; lower it, or allow more kinds of structures."
-            )
+            if best >= self.speedup:
+                return chosen, factor
+        raise OptionError(
+            f"speedup={self.speedup} cannot be reached: with all structures removed that may go (a tenth of each "
+            f"layer stays), the model runs {best:.2f} times as fast; lower it, or allow more kinds of structures."
+        )
+
+    def _timed(self, trained: onnx.ModelProto, order: list[int], structures: Structures) -> tuple[list[int], float]:
+        assert self.speedup is not None
+        chosen, factor = self._all_of(trained, order, structures)
         low, high = 0, len(order)
         for _ in range(_TRIES):
             middle = (low + high) // 2
@@ -157,9 +181,9 @@ class StructurePlan:
             else:
                 low = middle
         # One lucky measurement must not decide on a busy machine.
-        while high < len(order) and factor(high) < self.speedup:
-            high = (high + len(order) + 1) // 2
-        return removed(high)
+        while (faster := min(factor(high), factor(high))) < self.speedup and high < len(order):
+            high = min(len(order), high + max(1, (len(order) - high) // 8))
+        return chosen(high), faster
 
 
 def without(model: onnx.ModelProto, removed: Sequence[int]) -> onnx.ModelProto:
@@ -167,6 +191,25 @@ def without(model: onnx.ModelProto, removed: Sequence[int]) -> onnx.ModelProto:
     working = Working(model)
     find_structures(working.model).remove(removed)
     return working.finish()
+
+
+@dataclass(frozen=True)
+class _Smaller:
+    """A model without some of its structures, ready for fine-tuning.
+
+    Attributes:
+        tuner: A trainer of it.
+        structures: All structures of the larger model.
+        removed: Those that are gone.
+        speedup: The time of the larger model over its own.
+        accuracy: Its accuracy.
+    """
+
+    tuner: Trainer
+    structures: Structures
+    removed: list[int]
+    speedup: float
+    accuracy: float
 
 
 def prune_structures(
@@ -188,95 +231,93 @@ def prune_structures(
     """
     if options.get("masks") is not None:
         raise OptionError("masks= holds single weights at zero, structure= removes whole structures; give one of them.")
-    trainer = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
-    metric = metric_of(trainer)
-    measured_on = "training data" if validation is None else "validation data"
-    if isinstance(validation, float):
-        parts = split_validation(trainer._open(data, target=target), validation, plan.seed)
-        data, validation = parts.train, parts.validation
-    measured: Source = data if validation is None else validation
-
-    def accuracy(of: Trainer) -> float:
-        metrics = ["accuracy"] if metric == "accuracy" else []
-        return float(of.evaluate(measured, target=target, metrics=metrics)[metric])
-
-    opened = None if hasattr(data, "__next__") else trainer._open(data, target=target)
-    examples = None if opened is None else opened.size
-    batch_size = plan.batch_size or choose_batch_size(examples)
+    given = Trainer(model, loss=loss, optimizer=plan.optimizer, **options)
+    plan.check(given.model())
+    phases = Phases(given, data, validation, plan, target=target, slower=plan.slower, say=say, display=display)
     stage = choose_stages(
         None,
         zeros=0.0,
-        examples=examples,
+        examples=phases.examples,
         epochs=plan.epochs,
         rounds=None,
         fine_tune_epochs=plan.fine_tune_epochs,
     )[0]
 
-    def fit(who: Trainer, phase: str, epochs: int, given: str | Schedule | None, *, falling: bool) -> None:
-        if epochs:
-            batches = None if opened is None else opened.batch_count(batch_size)
-            steps = None if batches is None else epochs * batches
-            schedule = given or choose_schedule(steps, falling=falling)
-            callbacks = [_Lines(say, phase), Progress(StepsOf(display))]
-            who.fit(data, target=target, epochs=epochs, batch_size=batch_size, schedule=schedule, callbacks=callbacks)
-
-    before = accuracy(trainer)
-    fit(trainer, "training", stage.epochs, plan.schedule, falling=False)
-    accuracy_trained = accuracy(trainer)
-    trained = trainer.model()
-    feeds = None if opened is None else _batch(trainer, opened, plan)
-    removed, structures = plan.choose(trained, feeds)
-    small = without(trained, removed)
-    faster = measured_speedup(trained, small)
-    kept = structures.kept(removed)
-    if feeds is not None:
+    def cut(trainer: Trainer) -> _Smaller:
+        trained = trainer.model()
+        feeds = _batch(trainer, phases.opened, plan)
+        removed, structures, faster = plan.choose(trained, feeds)
+        small, kept = without(trained, removed), structures.kept(removed)
+        faster = measured_speedup(trained, small) if faster is None else faster
         own = {tensor.name for tensor in small.graph.initializer}
         frozen = own - set(trainer.parameters) if options.get("lora") is None else ()
         whole = without(trained, ())
         small = recalibrated(whole, small, lambda name, axis: structures.kept_along(name, axis, kept), feeds, frozen)
-    tuner = Trainer(small, loss=loss, optimizer=plan.fine_tune_optimizer, **options)
-    cut_accuracy = accuracy(tuner)
-    size, left = structures.size(), structures.size(kept)
+        tuner = Trainer(small, loss=loss, optimizer=plan.fine_tune_optimizer, **options)
+        return _Smaller(tuner, structures, removed, faster, phases.measure(tuner))
+
+    before = accuracy_trained = phases.measure(given)
+    trainer = phases.train(given, "training", optimizer=plan.optimizer, epochs=stage.epochs, schedule=plan.schedule)
+    found = cut(trainer)
+    if trainer is not given:
+        accuracy_trained = phases.measure(trainer)
+        if phases.is_better((untrained := cut(given)).accuracy, found.accuracy):
+            say(f"cut without the training, the given model is better: {phases.metric} {untrained.accuracy:.4f}")
+            found, trainer, accuracy_trained = untrained, given, before
+    structures, removed = found.structures, found.removed
+    size, left = structures.size(), structures.size(kept := structures.kept(removed))
     say(
-        f"removed {len(removed)} structures: {size:,} weights became {left:,}, {metric} {accuracy_trained:.4f} before, "
-        f"{cut_accuracy:.4f} after"
+        f"removed {len(removed)} structures: {size:,} weights became {left:,}, "
+        f"{phases.metric} {accuracy_trained:.4f} before, {found.accuracy:.4f} after"
     )
-    fit(tuner, "fine-tuning", stage.fine_tune_epochs, plan.fine_tune_schedule, falling=True)
-    after = accuracy(tuner)
-    say(f"result: {metric} {after:.4f}, {faster:.2f} times as fast")
+    tuner = phases.train(
+        found.tuner,
+        "fine-tuning",
+        optimizer=plan.fine_tune_optimizer,
+        epochs=stage.fine_tune_epochs,
+        schedule=plan.fine_tune_schedule,
+    )
+    after = phases.measure(tuner)
+    say(f"result: {phases.metric} {after:.4f}, {found.speedup:.2f} times as fast")
     values = {name: np.array(array) for name, array in tuner._initializers().items()}
     masks = {name: mask for name, mask in structures.masks(removed).items() if name in values}
-    given = {
+    weights = {
         str(value.name): np.array(value.const_value.numpy())
         for value, _ in structures.parameters()
         if structures.is_weight(value) and value.const_value is not None and value.name in values
     }
-    at_once = (Point(1 - left / size, cut_accuracy),)
+    at_once = (Point(1 - left / size, found.accuracy),)
+    shortfall = ""
+    if plan.speedup is not None and found.speedup < plan.speedup:
+        shortfall = f"The model runs {found.speedup:.2f} times as fast, not {plan.speedup}; other programs may disturb."
+    elif stage.fine_tune_epochs > 0 and plan.method != "random":
+        shortfall = phases.shortfall(after, (before, accuracy_trained), plan)
     return PruneResult(
         method=plan.method,
         optimizer=repr(plan.optimizer),
         allocation=plan.allocation,
         block=(1, 1),
         n_m=None,
-        metric=metric,
-        measured_on=measured_on,
+        metric=phases.metric,
+        measured_on=phases.measured_on,
         accuracy_before=before,
         accuracy_trained=accuracy_trained,
         accuracy_after=after,
-        layers=tuple(_row(name, array, masks.get(name)) for name, array in given.items() if array.ndim > 1),
+        layers=tuple(_row(name, array, masks.get(name)) for name, array in weights.items() if array.ndim > 1),
         points=at_once,
         curve=at_once,
         probes=(),
         masks=masks,
-        given=given,
+        given=weights,
         values=values,
         file=tuner._file,
-        names=trainer._names,
+        names=given._names,
         structure=plan.structure,
         removed_structures=len(removed),
         multiply_adds=(structures.multiply_adds(), structures.multiply_adds(kept)),
-        speedup=faster,
+        speedup=found.speedup,
         stops=dict(structures.stops),
+        shortfall=shortfall,
     )
 
 
@@ -300,13 +341,3 @@ def _row(name: str, array: np.ndarray, mask: np.ndarray | None) -> LayerRow:
         threshold=float(np.min(np.abs(remaining.astype(np.float32)), initial=np.inf)),
         max_scale=None,
     )
-
-
-class _Lines(Callback):
-    """Print a line after every epoch."""
-
-    def __init__(self, say: Callable[[str], None], phase: str) -> None:
-        self.say, self.phase = say, phase
-
-    def on_epoch_end(self, state: TrainingState) -> None:
-        self.say(f"{self.phase}: epoch {state.epoch} of {state.epochs}, loss {state.loss:.4f}")

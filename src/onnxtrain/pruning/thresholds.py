@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,11 +15,25 @@ from onnxtrain.weights.layouts import Layout
 Allocation = Literal["uniform", "global", "flops"]
 Weights = Mapping[str, np.ndarray]
 
-_PROBES = 16
-"""Largest number of sparsities that a search tries."""
 
-_PRECISION = 1.02
-"""A search ends when the densities on both sides of the bound are within this factor."""
+class Steps(NamedTuple):
+    """Steps of a search.
+
+    Attributes:
+        probes: Largest number of sparsities to try.
+        precision: The search ends when the densities on both sides of the bound are within this factor.
+        most: Most that a step divides the density by.
+        fine_tuned: True if the model is fine-tuned at each sparsity.
+    """
+
+    probes: int
+    precision: float
+    most: float
+    fine_tuned: bool
+
+
+AT_ONCE = Steps(probes=16, precision=1.02, most=math.inf, fine_tuned=False)
+FINE_TUNED = Steps(probes=16, precision=1.1, most=2.0, fine_tuned=True)
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,7 @@ class Probe:
     threshold: float
     accuracy: float
     accepted: bool
+    fine_tuned: bool = False
 
 
 def check_sparsity(sparsity: float) -> None:
@@ -87,12 +103,14 @@ class Form:
             and "flops" ranks them together by magnitude over the fourth root of a weight's multiplications for an
             example, so that more are removed where each costs more.
         layouts: By tensor, its outputs and inputs, for blocks, n of m and "flops".
+        held: By tensor, false at weights that are zero already and stay so: a block costs its other weights only.
     """
 
     block: tuple[int, int] = (1, 1)
     n_m: tuple[int, int] | None = None
     allocation: Allocation = "global"
     layouts: Mapping[str, Layout] = field(default_factory=dict)
+    held: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def needs_layouts(self) -> bool:
@@ -130,6 +148,7 @@ def _cut(weights: Weights, scores: Weights, sparsity: float, form: Form) -> Cut:
         masks = _block_masks(scores, sparsity, form)
     else:
         masks = _single_masks(scores, sparsity, form)
+    masks = {name: mask & form.held[name] if name in form.held else mask for name, mask in masks.items()}
     thresholds = {
         name: float(np.min(np.abs(weights[name]), where=mask, initial=np.inf)) for name, mask in masks.items()
     }
@@ -153,8 +172,9 @@ def _block_masks(scores: Weights, sparsity: float, form: Form) -> dict[str, np.n
     blocks = {name: form.layouts[name].block(*form.block) for name in scores}
     means, sizes = {}, {}
     for name, score in scores.items():
-        sums, counts = (_block_sums(array, blocks[name]) for array in (np.square(score), np.ones(score.shape)))
-        means[name], sizes[name] = np.sqrt(sums / counts) / _cost(name, form), counts
+        free = np.asarray(form.held.get(name, np.ones(score.shape)), float)
+        sums, counts = (_block_sums(array, blocks[name]) for array in (np.square(score) * free, free))
+        means[name], sizes[name] = np.sqrt(sums / np.maximum(counts, 1)) / _cost(name, form), counts
     kept = {}
     groups = [[name] for name in scores] if form.allocation == "uniform" else [list(scores)]
     for names in groups:
@@ -162,7 +182,8 @@ def _block_masks(scores: Weights, sparsity: float, form: Form) -> dict[str, np.n
         size = np.concatenate([sizes[name].ravel() for name in names])
         order = np.argsort(-flat, kind="stable")
         # At most round((1 − sparsity) · size) weights: whole blocks only.
-        fits = np.cumsum(size[order]) <= round(size.sum() * (1 - sparsity))
+        whole = sum(scores[name].size for name in names)
+        fits = np.cumsum(size[order]) <= round(whole * (1 - sparsity))
         mask = np.zeros(flat.size, dtype=bool)
         mask[order[fits]] = True
         start = 0
@@ -228,6 +249,8 @@ def search(
     bound: float,
     size: int,
     least: float = 0.0,
+    steps: Steps = AT_ONCE,
+    accept: Callable[[Cut], None] = lambda cut: None,
 ) -> tuple[Cut, list[Probe]]:
     """Find a sparse cut whose accuracy is at least ``bound``, by bisection over the logarithm of the density.
 
@@ -239,6 +262,8 @@ def search(
         bound: The accuracy to keep.
         size: Number of weights.
         least: The sparsity of the current weights; its cut is accepted without a measurement.
+        steps: How far and how long to search.
+        accept: Called with each cut that keeps the bound.
 
     Returns:
         The cut, and the sparsities tried, in order.
@@ -246,14 +271,15 @@ def search(
     best = cut_at(least)
     dense, sparse = 1 - least, 1 / size  # densities: an accepted one, and the lowest possible one
     probes: list[Probe] = []
-    while dense / sparse > _PRECISION and len(probes) < _PROBES:
-        density = float(np.sqrt(dense * sparse))
+    while dense / sparse > steps.precision and len(probes) < steps.probes:
+        density = max(float(np.sqrt(dense * sparse)), dense / steps.most)
         cut = cut_at(1 - density)
         accuracy = accuracy_of(cut)
         accepted = accuracy >= bound
-        probes.append(Probe(cut.sparsity, min(cut.thresholds.values()), accuracy, accepted))
+        probes.append(Probe(cut.sparsity, min(cut.thresholds.values()), accuracy, accepted, steps.fine_tuned))
         if accepted:
             best, dense = cut, density
+            accept(cut)
         else:
             sparse = density
     return best, probes

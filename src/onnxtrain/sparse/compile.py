@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,8 @@ from onnxtrain.model_file.proto import default_opset
 from onnxtrain.model_file.upgrade import upgrade_opset
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.runtime.native import custom_ops_library
+from onnxtrain.runtime.turns import times_in_turns
+from onnxtrain.sparse.computed import as_stored, with_computed_weights
 from onnxtrain.sparse.empty_units import without_empty_units
 from onnxtrain.sparse.expand import with_dense_layers
 from onnxtrain.sparse.functions import CONV, LEAST_OPSET, LINEAR, function
@@ -52,12 +53,8 @@ _AS_FAST = 1.05
 """The most time with padded images, or with transposed rows, relative to the time without them: they save copies, and
 timings have noise."""
 
-_PAIRS, _SECONDS = 15, 0.15
-"""Turns of both models whose fastest decide, since other programs only add time; seconds of the dense ones in all."""
-
-_clock = time.perf_counter if os.name == "nt" else time.thread_time
-"""Sessions have one thread, the caller's: its processor time leaves out what other programs take. Windows counts it in
-steps of 16 ms."""
+_SECONDS = 0.15
+"""Seconds of the dense model, or layer, in a measurement."""
 
 _ZERO = "onnxtrain.sparse.no_residual"
 
@@ -157,9 +154,10 @@ def compile_sparse(
     names = read_names(file)
     given = upgrade_opset(with_dense_layers(file.dense().inlined()), LEAST_OPSET)
     feeds = _feeds(given, sizes or {})
-    shapes = _shapes(given)
-    proto = without_empty_units(given, shapes)
-    removed = _units(LayerSearch(given.graph, shapes).layers())
+    whole, computed = with_computed_weights(given)
+    shapes = _shapes(whole)
+    proto = without_empty_units(whole, shapes)
+    removed = _units(LayerSearch(whole.graph, shapes).layers())
     shapes = _shapes(proto)
     layers = list(LayerSearch(proto.graph, shapes).layers())
     removed -= _units(layers)
@@ -199,11 +197,15 @@ def compile_sparse(
             if after < most * before:
                 made, session = changed, other_session
     speedup = 1.0
-    if chosen or proto is not given:
+    if chosen or proto is not whole:
+        made = as_stored(made, computed)
+        session = _session(made, library)
         dense, sparse = _times(_session(given), session, feeds)
         speedup = dense / sparse
         if speedup < _WHOLE:
             made, speedup, chosen, removed = given, 1.0, [], 0
+    else:
+        made = given
     file.replace_by(path, serialised(made))
     write_names(Path(path), names)
     return SparseModel(
@@ -330,20 +332,10 @@ def _session(proto: onnx.ModelProto, library: str | None = None) -> onnxruntime.
 def _times(
     dense: onnxruntime.InferenceSession, sparse: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]
 ) -> tuple[float, float]:
-    """Return the seconds of a call of each, the fastest of some turns."""
+    """Return the seconds of a call of each."""
     for session in (dense, sparse):
         _run(session, feeds)
-    once = max(_seconds(dense, feeds, 1), 1e-6)
-    calls = max(1, int(_SECONDS / _PAIRS / once))
-    turns = [(_seconds(dense, feeds, calls), _seconds(sparse, feeds, calls)) for _ in range(_PAIRS)]
-    return min(turn[0] for turn in turns) / calls, min(turn[1] for turn in turns) / calls
-
-
-def _seconds(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray], calls: int) -> float:
-    start = _clock()
-    for _ in range(calls):
-        session.run(None, feeds)
-    return _clock() - start
+    return times_in_turns(dense, sparse, feeds, seconds=_SECONDS)
 
 
 def _layer_models(

@@ -7,6 +7,7 @@ gradient of <dy/dx, v> by x. Jacobians and gradients of each example repeat one 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,14 +18,13 @@ from onnxtrain.edit.working import Model, Working
 from onnxtrain.errors import GradientError
 from onnxtrain.ir import Builder, Value
 from onnxtrain.ir.clone import captured_values
-from onnxtrain.ir.declared_shapes import all_values
 from onnxtrain.ir.passes import remove_unused
 from onnxtrain.ir.replace import substitute
 from onnxtrain.ir.value import dimensions, is_float
 from onnxtrain.model_file.file import ModelFile
 from onnxtrain.model_file.validity import refuses_invalid
 from onnxtrain.spelling import checks_arguments
-from onnxtrain.training.gradient import find_value, gradient, names_of, refuse_taken
+from onnxtrain.training.gradient import find_value, free_names, gradient, names_of
 
 Names = Sequence[str] | str | None
 
@@ -60,8 +60,7 @@ def vjp(model: Model, y: Names = None, xs: Names = None) -> onnx.ModelProto:
     working = Working(model)
     y_names = _outputs(working, y)
     x_names = _inputs(working, xs)
-    products = [f"{name}_vjp" for name in x_names]
-    refuse_taken(working.graph, [*products, *(f"{name}_cotangent" for name in y_names)])
+    products = free_names(working.graph, [f"{name}_vjp" for name in x_names])
     proto, _ = _pulled_back(working, y_names, x_names, products)
     return proto
 
@@ -98,12 +97,11 @@ def jvp(model: Model, y: Names = None, xs: Names = None) -> onnx.ModelProto:
     working = Working(model)
     y_names, x_names = _outputs(working, y), _inputs(working, xs)
     kept = [str(value.name) for value in working.graph.outputs]
-    refuse_taken(working.graph, [*(f"{name}_jvp" for name in y_names), *(f"{name}_tangent" for name in x_names)])
+    found = free_names(working.graph, [f"{name}_jvp" for name in y_names])
     products = [working.free_name(f"{name}_vjp") for name in x_names]
     proto, cotangents = _pulled_back(working, y_names, x_names, products)
     working = Working(proto)
     total = _inner_products(working, dict(zip(products, _new_inputs(working, x_names, "_tangent"), strict=True)))
-    found = [f"{name}_jvp" for name in y_names]
     working = Working(_gradients(working, total, cotangents, found, drop=products))
     _keep_outputs(working, [*kept, *found])
     _zero_inputs(working, dict(zip(cotangents, y_names, strict=True)))
@@ -134,12 +132,12 @@ def hessian_vector_product(model: Model, y: str | None = None, xs: Names = None)
     """
     first = gradient(model, y, xs)
     kept = [value.name for value in first.graph.output]
-    x_names = _gradient_names(model, first)
+    gradients = _gradients_by_x(model, first)
+    x_names = list(gradients)
     working = Working(first)
-    products = [f"{name}_hvp" for name in x_names]
-    refuse_taken(working.graph, [*products, *(f"{name}_vector" for name in x_names)])
+    products = free_names(working.graph, [f"{name}_hvp" for name in x_names])
     vectors = _new_inputs(working, x_names, "_vector")
-    total = _inner_products(working, dict(zip((f"{name}_grad" for name in x_names), vectors, strict=True)))
+    total = _inner_products(working, dict(zip(gradients.values(), vectors, strict=True)))
     working = Working(_gradients(working, total, x_names, products))
     _keep_outputs(working, [*kept, *products])
     return working.finish()
@@ -173,8 +171,7 @@ def jacobian(model: Model, y: str | None = None, xs: Names = None, *, batch: boo
     (y_name,) = _outputs(working, y, one=True)
     x_names = _inputs(working, xs)
     kept = [str(value.name) for value in working.graph.outputs]
-    found = [f"{name}_jacobian" for name in x_names]
-    refuse_taken(working.graph, found)
+    found = free_names(working.graph, [f"{name}_jacobian" for name in x_names])
     product_names = [working.free_name(f"{name}_vjp") for name in x_names]
     proto, (cotangent,) = _pulled_back(working, [y_name], x_names, product_names)
     working = Working(proto)
@@ -237,13 +234,14 @@ def per_example_gradients(
         ModelError: The model cannot be read.
     """
     single = gradient(model, y, xs)
-    x_names = _gradient_names(model, single)
+    gradients = _gradients_by_x(model, single)
     working = Working(single)
     graph = working.graph
     batched = _batch_inputs(graph, inputs)
-    if any(name in batched for name in x_names):
+    if any(name in batched for name in gradients):
         raise GradientError("per_example_gradients: xs are parameters; gradients by inputs are those of gradient().")
-    refuse_taken(working.graph, [f"{name}_grads" for name in x_names])
+    new = free_names(working.graph, [f"{name}_grads" for name in gradients])
+    grads = dict(zip(gradients.values(), new, strict=True))
     aside = {str(value.name): working.free_name(f"{value.name}.example") for value in (*graph.inputs, *graph.outputs)}
     op = Builder(graph, working.opset)
     whole = {name: _stacked_input(working, value) for name, value in batched.items()}
@@ -253,12 +251,11 @@ def per_example_gradients(
     stacked = _scan(op, pairs, outputs, axis=True)
     graph.inputs[:] = [whole.get(str(value.name), value) for value in graph.inputs]
     graph.outputs.clear()
-    grads = [f"{name}_grad" for name in x_names]
     for value, name, rows in zip(outputs, names, stacked, strict=True):
         value.name = aside[name]
         if name not in grads and dimensions(value):  # the batch of one
             rows = op.Squeeze(rows, op.ints(1))
-        _add_output(graph, op, rows, f"{name}s" if name in grads else name)
+        _add_output(graph, op, rows, grads.get(name, name))
     for name, value in batched.items():
         value.name = aside[name]
         whole[name].name = name
@@ -297,10 +294,11 @@ def _inputs(working: Working, given: Names) -> list[str]:
     return names
 
 
-def _gradient_names(model: Model, with_gradients: onnx.ModelProto) -> list[str]:
-    """Return the xs of a model that ``gradient`` returned: it appends one output per x."""
+def _gradients_by_x(model: Model, with_gradients: onnx.ModelProto) -> dict[str, str]:
+    """Return the outputs that ``gradient`` appended to a model, by the x that each is the gradient of."""
     count = len(ModelFile.load(model).proto.graph.output)
-    return [value.name.removesuffix("_grad") for value in with_gradients.graph.output[count:]]
+    names = [value.name for value in with_gradients.graph.output[count:]]
+    return {re.sub(r"_grad\d*$", "", name): name for name in names}
 
 
 def _pulled_back(
@@ -315,13 +313,12 @@ def _pulled_back(
 def _gradients(
     working: Working, y: str, xs: Sequence[str], names: Sequence[str], drop: Sequence[str] = ()
 ) -> onnx.ModelProto:
-    """Add the gradients of y under other names than those of ``gradient``, which the model may have, as after it."""
-    taken = {*working.graph.initializers, *(value.name for value in all_values(working.graph))}
-    aside = {f"{x}_grad": working.free_name(f"{x}_grad.given") for x in xs if f"{x}_grad" in taken}
-    own = [aside.get(x, x) for x in xs]
-    proto = gradient(_renamed(_proto(working, drop), aside), aside.get(y, y), own)
-    made = dict(zip((f"{x}_grad" for x in own), names, strict=True))
-    return _renamed(proto, made | {given: name for name, given in aside.items()})
+    """Add the gradients of y under names of our own."""
+    given = _proto(working, drop)
+    count = len(given.graph.output)
+    proto = gradient(given, y, xs)
+    made = (value.name for value in proto.graph.output[count:])
+    return _renamed(proto, dict(zip(made, names, strict=True)))
 
 
 def _new_inputs(working: Working, like: Sequence[str], suffix: str) -> list[ir.Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 
@@ -37,10 +38,11 @@ def gradient(
 ) -> onnx.ModelProto:
     """Add outputs to a model: the gradient of one of its values.
 
-    For a scalar y and each x, the result has an output ``{x}_grad`` = dy/dx of the type and shape of x; a y that is not
-    scalar is summed. The result contains standard operators only and runs on any ONNX runtime. A model below opset 18
-    is upgraded to 18. A float16 or bfloat16 model computes in float32; its weights, inputs and outputs keep their
-    types, and so do the gradients with respect to them.
+    For a scalar y and each x, the result has an output ``{x}_grad`` = dy/dx of the type and shape of x, or
+    ``{x}_grad2`` where the model has that name, as in a second gradient; a y that is not scalar is summed. The result
+    contains standard operators only and runs on any ONNX runtime. A model below opset 18 is upgraded to 18. A float16
+    or bfloat16 model computes in float32; its weights, inputs and outputs keep their types, and so do the gradients
+    with respect to them.
 
     Args:
         model: A path or a loaded model.
@@ -83,11 +85,11 @@ def gradient(
             raise GradientError(f"No trainable parameter determines {target.name!r}; name the xs.")
     else:
         names = names_of(xs, "xs")
-    refuse_taken(graph, [f"{name}_grad" for name in names])
+    made = free_names(graph, [f"{name}_grad" for name in names])
     target = find_value(graph, target.name or "", "y")
     keep_types(working, halves, names)
     working.metadata_props.update(options.entries())
-    lower_graph(working, derivative=Derivative(target, [find_value(graph, name, "xs") for name in names]))
+    lower_graph(working, derivative=Derivative(target, [find_value(graph, name, "xs") for name in names], made))
     narrow_outputs(working, declared)
     return with_external_data(ir.to_proto(infer_shapes(working)), file.folder)
 
@@ -111,16 +113,14 @@ def names_of(given: Sequence[str] | str, argument: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def refuse_taken(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Refuse names of new values that the model has.
-
-    Raises:
-        GradientError: One of them is taken.
-    """
-    known = {*graph.initializers, *(value.name for value in all_values(graph))}
+def free_names(graph: ir.Graph, names: Sequence[str]) -> list[str]:
+    """Return names of new values, with a number behind those that the model has, such as ``x_grad2``."""
+    taken = {*graph.initializers, *(value.name for value in (*graph.inputs, *all_values(graph)))}
+    found = []
     for name in names:
-        if name in known:
-            raise GradientError(f"The model already has a value {name!r}; rename it.")
+        numbered = (f"{name}{count}" for count in itertools.count(2))
+        found.append(name if name not in taken else next(other for other in numbered if other not in taken))
+    return found
 
 
 def find_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:

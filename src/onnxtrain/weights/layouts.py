@@ -28,8 +28,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
 from onnxtrain.ir.domains import MICROSOFT_DOMAIN
+from onnxtrain.ir.layers import Axes, constant_values, follows, form_of, moved
 from onnxtrain.ir.value import dimensions
-from onnxtrain.weights.masks import constant_values
 from onnxtrain.weights.readers import Reader, is_linear, is_lookup
 
 _CONVOLUTIONS = frozenset({"Conv", "DeformConv", "FusedConv", "NhwcConv"})
@@ -39,10 +39,6 @@ _ELEMENTWISE = frozenset(
     {"Identity", "Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "Mul", "Div", "Add", "Sub", "Where"}
     | {"Clip", "Round", "FakeQuantize"}
 )
-_RESHAPING = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-
-Axes = tuple[int | None, ...]
-"""For each axis of a value, the axis of the initializer that it is; ``None`` for an added axis of size 1."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +145,7 @@ def _readers(value: ir.Value, axes: Axes, model: ir.Model) -> Iterator[tuple[Rea
                 continue
             else:
                 # After arithmetic with data the values are no weights.
-                passed = node.outputs[:1] if all(x is None or x in constant for x in node.inputs) else []
+                passed = node.outputs[:1] if follows(node, constant) else []
                 reached = [(output, moved) for output in passed if (moved := _moved(node, current, own))]
             waiting += [item for item in reached if item[0] not in seen]
             seen.update(item[0] for item in reached)
@@ -159,20 +155,10 @@ def _moved(node: ir.Node, value: ir.Value, axes: Axes) -> Axes | None:
     """Return the stored axes of a node's output; ``None`` where it mixes them."""
     if node.domain not in ("", MICROSOFT_DOMAIN):
         return None
-    if node.op_type == "Transpose":
-        perm = node.attributes.get("perm")
-        order = list(perm.as_ints()) if perm is not None else list(reversed(range(len(axes))))
-        return tuple(axes[axis] for axis in order)
     before, after = dimensions(value), dimensions(node.outputs[0])
     if node.op_type in _ELEMENTWISE and (before == after or after is None):
         return axes
-    if node.op_type not in _RESHAPING or before is None or after is None:
-        return None
-    left = [(size, axis) for size, axis in zip(before, axes, strict=True) if size != 1]
-    if [size for size, _ in left] != [size for size in after if size != 1]:
-        return None
-    kept = iter(left)
-    return tuple(None if size == 1 else next(kept)[1] for size in after)
+    return moved(node, value, axes)
 
 
 def _roles(node: ir.Node, index: int, rank: int) -> str | None:
@@ -180,10 +166,14 @@ def _roles(node: ir.Node, index: int, rank: int) -> str | None:
     operator = node.op_type
     if rank < 2:
         return None
-    if operator in _CONVOLUTIONS:
-        return "oi" + "k" * (rank - 2)
-    if operator in _TRANSPOSED_CONVOLUTIONS:
-        return "io" + "k" * (rank - 2)
+    alike = (
+        "Conv" if operator in _CONVOLUTIONS else "ConvTranspose" if operator in _TRANSPOSED_CONVOLUTIONS else operator
+    )
+    form = form_of(alike, {name: given.value for name, given in node.attributes.items()}) if index == 1 else None
+    if form is not None:
+        letters = ["n" if form.channels < 0 else "k"] * rank
+        letters[form.outputs], letters[form.inputs] = "o", "i"
+        return "".join(letters)
     if operator == "Einsum":
         return _einsum_roles(node, index)
     if is_lookup((node, index)):

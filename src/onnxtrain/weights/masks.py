@@ -9,9 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import OptionError
-from onnxtrain.ir.clone import subgraphs
 from onnxtrain.ir.domains import MACHINE_LEARNING_DOMAIN, MICROSOFT_DOMAIN
-from onnxtrain.ir.passes import RANDOM
+from onnxtrain.ir.layers import constant_values
 from onnxtrain.ir.value import dimensions
 from onnxtrain.patterns import matches, no_match, pattern_list
 from onnxtrain.weights.readers import REARRANGING, Functions, Reader, arrivals, is_linear, is_lookup
@@ -146,15 +145,6 @@ def _behind_arithmetic(value: ir.Value, functions: Functions, constant: set[ir.V
             waiting += computed
             if not computed:
                 found.append(reader)
-    return found
-
-
-def constant_values(model: ir.Model) -> set[ir.Value]:
-    """Return the values of the main graph that depend on initializers only, not on inputs of the model."""
-    found = {value for value in model.graph.initializers.values() if value not in model.graph.inputs}
-    for node in model.graph:
-        if not subgraphs(node) and node.op_type not in RANDOM and all(v is None or v in found for v in node.inputs):
-            found.update(node.outputs)
     return found
 
 

@@ -54,14 +54,21 @@ def _grouped(node: Node, x: Axis, groups: int, inputs: int, outputs: int) -> tup
     """Relate the channels of a grouped convolution: whole groups, or the same channels of all groups."""
     channels, made_size = node.shape(0)[1], node.output_shape()[1]
     stays = fixed(f"{node.describe()} has groups")
-    if x.labels is None or not isinstance(made_size, int) or not isinstance(channels, int):
+    if not isinstance(made_size, int) or not isinstance(channels, int):
         made = node.axis(1, 0) if outputs == 0 else fixed(stays.reason)
         return node.fix(made, x.reason), stays
     weight_made = node.axis(1, 0) if outputs == 0 else node.new(made_size).with_zero(True)
     if weight_made.labels is None:
         return node.fix(x, stays.reason), stays
-    own = x.labels.reshape(groups, -1)
     own_made = weight_made.labels.reshape(groups, -1)
+    if x.labels is None:  # all groups stay, each without the same channels
+        if own_made.shape[1] == 1:
+            return node.fix(weight_made, x.reason), stays
+        made_united = node.unite(own_made.T)
+        if outputs == 1:
+            node.join(weight_made.taken(made_united), node.axis(1, 1))
+        return weight_made, stays
+    own = x.labels.reshape(groups, -1)
     if node.choice(2 if max(own.shape[1], own_made.shape[1]) > 1 else 1) == 0:
         node.unite(np.concatenate([own, own_made], axis=1))
         if inputs == 0:  # the groups of a transposed convolution lie on the weight's axis of inputs
