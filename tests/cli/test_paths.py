@@ -115,11 +115,11 @@ def test_the_data_file_of_the_model(files, run, output):
 
 
 def test_the_data_file_of_an_output(files, run):
-    external(files, "h.csv")
+    external(files, "d")
     (files / "new").mkdir()
-    result = run(*fit("--output", "new/tuned.onnx", "--history", "new/h.csv"))
+    result = run(*fit("--output", "new/tuned.onnx", "--curve", "new/tuned.onnx.data"))
     assert result.code == 2
-    assert "the data file 'h.csv' of --output and --history are the same file, 'new/h.csv'" in result.err
+    assert "the data file 'tuned.onnx.data' of --output and --curve are the same file" in result.err
     assert list((files / "new").iterdir()) == []
 
 
