@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Unpack
 
 import onnx
@@ -14,7 +15,8 @@ from onnxtrain.config import Options
 from onnxtrain.errors import NumericalError, OptionError
 from onnxtrain.losses.loss_choice import LossLike
 from onnxtrain.model_file.file import check_writable
-from onnxtrain.model_file.rescue import save_or_rescue
+from onnxtrain.model_file.rescue import current_folder, reached_from, save_or_rescue
+from onnxtrain.model_file.writing import only_warns
 from onnxtrain.operators import SSGD, Optimizer
 from onnxtrain.operators.sparsity import Sparsity, block_of
 from onnxtrain.pruning.choose_structures import Structure
@@ -220,6 +222,7 @@ def prune(
         check_writable(save)
     if report is not None:
         check_report_folder(report)
+    start = current_folder()
     display = progress if isinstance(progress, Display) else Display()
     say = display.note if isinstance(progress, Display) else progress or (lambda line: None)
 
@@ -236,7 +239,7 @@ def prune(
     slower = () if optimizer is not None or hasattr(data, "__next__") else _SLOWER
     for factor in slower:
         try:
-            return _finished(run(plan), save, report, storage)
+            return _finished(run(plan), save, report, storage, start)
         except NumericalError:
             rate = rule.learning_rate / factor
             say(f"the training diverged; it starts again with a learning rate of {rate:.2g}")
@@ -245,7 +248,7 @@ def prune(
                 optimizer=replace(promoting, learning_rate=rate),
                 fine_tune_optimizer=fine_tune_optimizer or replace(rule.plain(), learning_rate=rate),
             )
-    return _finished(run(plan), save, report, storage)
+    return _finished(run(plan), save, report, storage, start)
 
 
 def _finished(
@@ -253,12 +256,16 @@ def _finished(
     save: str | os.PathLike[str] | None,
     report: str | os.PathLike[str] | None,
     storage: Storage,
+    start: Path,
 ) -> PruneResult:
-    """Write the model and the report."""
-    if save is not None:
-        save_or_rescue(lambda path: result.save(path, storage=storage), save)
-    if report is not None:
-        result.save_report(report)
+    """Write the model, and then the report."""
+    try:
+        if save is not None:
+            save_or_rescue(lambda path: result.save(path, storage=storage), save, start)
+    finally:
+        if report is not None:
+            with only_warns("The pruning has no report"):
+                result.save_report(reached_from(start, report))
     return result
 
 
