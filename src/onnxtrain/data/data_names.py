@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import os
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 from onnx import ModelProto
 
+from onnxtrain.call_text import read_literal
 from onnxtrain.data.conversion import TensorSpec
 from onnxtrain.data.image_form import Pixels, Resizing
 from onnxtrain.data.preprocessor import read_preprocessor, read_settings
@@ -228,18 +228,13 @@ def recorded_labels(model: ModelFile) -> tuple[str, ...]:
 
 _ENTRIES_OF_LABELS: Final = ("names", "labels", "classes", "class_names", "id2label")
 
-_LONGEST_ENTRY: Final = 2**20
-"""Characters of a longer entry are not read."""
-
 
 def _literal(text: str) -> object:
     """Return the value of a text in JSON or Python's notation; ``None`` where it has neither."""
-    if len(text) > _LONGEST_ENTRY:
-        return None
     with contextlib.suppress(ValueError):
         return parse_json(text)
-    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        found: object = ast.literal_eval(text)
+    with contextlib.suppress(ValueError):
+        found: object = read_literal(text)
         return found
     return None
 
