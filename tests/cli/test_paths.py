@@ -114,13 +114,15 @@ def test_the_data_file_of_the_model(files, run, output):
     assert (files / "weights.bin").read_bytes() == before
 
 
-def test_the_data_file_of_an_output(files, run):
+def test_the_data_file_of_an_output(files):
     external(files, "d")
-    (files / "new").mkdir()
-    result = run(*fit("--output", "new/tuned.onnx", "--curve", "new/tuned.onnx.data"))
-    assert result.code == 2
-    assert "the data file 'tuned.onnx.data' of --output and --curve are the same file" in result.err
-    assert list((files / "new").iterdir()) == []
+    given = {
+        paths.MODEL: paths.model(files / "model.onnx"),
+        "--output": paths.output(files / "new" / "tuned.onnx", is_model=True),
+        "--curve": paths.output(files / "new" / "tuned.onnx.data"),
+    }
+    with pytest.raises(OptionError, match="of --output and --curve are the same"):
+        paths.check_paths(given)
 
 
 def test_a_file_of_the_data_folder(files, run):

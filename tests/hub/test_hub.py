@@ -234,6 +234,37 @@ def test_what_cannot_be_published(hub: Hub, tmp_path: Path) -> None:
         push(model, "me/x")
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(401, "needs a login"), (403, "may not read or write it"), (404, "there is no such"), (429, "no more requests")],
+)
+def test_refusals_read_as_what_they_are(hub: Hub, status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("stand_in.Requests.do_GET", lambda self: self._send(status))
+    with pytest.raises(ModelError, match=rf"\(status {status}\): .*{said}"):
+        download(ADDRESS)
+
+
+ODD = [
+    KeyError("sha"),
+    UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"),
+    AssertionError(),
+    TypeError("'<' not supported"),
+]
+
+
+@pytest.mark.parametrize("error", [*ODD, OSError(28, "No space left on device")], ids=repr)
+def test_odd_answers_are_no_defects(hub: Hub, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client trusts the forms of answers."""
+
+    def odd(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", odd)
+    with pytest.raises(ModelError, match="cannot be had from the Hub: "):
+        download(ADDRESS)
+
+
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(OptionError, match=r"is on the Hugging Face Hub, which needs .*pip install 'onnxtrain\[hub\]'"):

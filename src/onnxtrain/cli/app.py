@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import itertools
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -117,6 +118,8 @@ def _fail(error: BaseException) -> int:
         code, sentence = MISUSE, usage(error)
     elif isinstance(error, OSError):
         code, sentence = MISUSE, _system_error(error)
+    elif isinstance(error, ImportError) and (found := _UNLOADABLE.search(str(error))):
+        code, sentence = MISUSE, _MEMORY if found[1] else f"A library cannot be loaded ({error}); install it again."
     elif isinstance(error, MemoryError):
         code, sentence = MISUSE, _MEMORY
     else:
@@ -130,6 +133,9 @@ def _fail(error: BaseException) -> int:
 def _say(sentence: str) -> None:
     console(stderr=True).print(Text("error:", style="bold red"), " ".join(sentence.split()), soft_wrap=True)
 
+
+_UNLOADABLE = re.compile(r"(allocate memory|map segment|out of memory)|\.so\b|\.dylib|DLL load", re.IGNORECASE)
+"""Messages of systems that load no library; the first are for lack of memory."""
 
 _MEMORY = (
     "There is not enough memory for this; take smaller batches (--batch-size), train fewer weights (--train), or raise "

@@ -147,9 +147,9 @@ class Results:
         ),
     ] = None
     in_place: flags.InPlace = False
-    curve: Annotated[Path | None, Parameter(metavar="FILE", help="The training curve as a PNG (needs matplotlib).")] = (
-        None
-    )
+    curve: Annotated[
+        Path | None, Parameter(metavar="FILE", help="The training curve, as .png (needs matplotlib) or .svg.")
+    ] = None
     history: Annotated[Path | None, Parameter(metavar="FILE", help="One row per epoch, as .json or .csv.")] = None
     run: Annotated[
         Path | None,
@@ -469,6 +469,7 @@ def _check_paths(
 ) -> None:
     """Check before the training what would fail after it."""
     from onnxtrain.adapters.files import check_adapter_path, is_adapter_path
+    from onnxtrain.callbacks.report import check_curve
     from onnxtrain.model_file.file import check_writable
 
     if not root:  # only rank 0 writes
@@ -487,6 +488,8 @@ def _check_paths(
         if not existing.is_dir():
             raise OptionError(f"--checkpoint is {loop.checkpoint!r}, but {str(existing)!r} is a file, no folder.")
         check_writable(existing / "checkpoint-0.safetensors")
+    if results.curve is not None:
+        check_curve(results.curve)
     if results.history is not None and results.history.suffix not in (".json", ".csv"):
         raise OptionError(f"--history is {str(results.history)!r}; it needs a file that ends in .json or .csv.")
     if loop.save_best is not None and not loop.checkpoint:

@@ -142,7 +142,7 @@ def _is_beside(folder: Path, location: str) -> bool:
     try:
         data = (folder / location).resolve()
         return data.is_file() and data.is_relative_to(folder.resolve())
-    except (OSError, ValueError):  # an invalid name
+    except (OSError, ValueError, RuntimeError):  # an invalid name, a cycle of links
         return False
 
 

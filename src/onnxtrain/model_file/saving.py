@@ -150,11 +150,11 @@ def save_model(
                     new.append(folder / name)
             for chunk in render(moved):
                 file.write(chunk)
-        with contextlib.suppress(OSError), uninterrupted():
+        with contextlib.suppress(OSError, ValueError), uninterrupted():
             _written.update(map(_stamp, new))
             if locked:
                 used = [*keep, *(folder / location for location in moved.values())]
-                _remove_outdated(target, replaced, {path.resolve() for path in used})
+                _remove_outdated(target, replaced, {os.path.realpath(path) for path in used})
     return moved
 
 
@@ -281,16 +281,16 @@ def _same_file(folder: Path, names: Iterable[str], content: BinaryIO) -> str | N
     return None
 
 
-def _remove_outdated(target: Path, locations: Iterable[str], keep: Container[Path]) -> None:
+def _remove_outdated(target: Path, locations: Iterable[str], keep: Container[str]) -> None:
     """Remove data files of a replaced model that onnxtrain wrote for it; other models may use any others."""
     for location in locations:
         path = target.parent / location
-        real = path.resolve()
+        real = os.path.realpath(path)
         status = os.lstat(path) if os.path.lexists(path) else None
         if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or real in keep:
             continue
         ours = _unnumbered(target, location) is not None or _stamp(path) in _written
-        if ours and real.is_relative_to(target.parent.resolve()):
+        if ours and Path(real).is_relative_to(os.path.realpath(target.parent)):
             path.unlink(missing_ok=True)
 
 
